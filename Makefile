@@ -1,0 +1,39 @@
+# `make demo` and `make test` set everything up first: a .venv with pinned versions.
+# PIP_FLAGS goes to pip. On Linux x86 without a GPU, point it at PyTorch's index of CPU wheels to save several GB.
+PYTHON ?= python3
+PIP_FLAGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help setup demo test lint format clean
+
+help:  ## what there is
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+setup: $(READY)  ## create .venv and install ocil with its pinned dependencies
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "ocil needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt --editable '.[dev]'
+	@touch $(READY)
+
+demo: $(READY)  ## fine-tuning, ER and AFS on the embedded dataset: a table and a picture (about 2 minutes on 2 cores)
+	$(BIN)/ocil compare fine-tune er afs --seeds 3 --out runs/demo
+
+test: lint  ## every check and every test
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+lint: $(READY)  ## ruff, mypy --strict, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)  ## let ruff format and mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:  ## remove what make made
+	rm -rf $(VENV) runs/demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

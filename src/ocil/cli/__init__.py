@@ -1,0 +1,45 @@
+"""The command line. Thin: it parses, calls and prints; a command imports what it needs when it runs."""
+
+import os
+import sys
+
+from cyclopts import App, CycloptsError
+
+import ocil
+from ocil.cli import data, runs
+from ocil.errors import OcilError
+
+app = App(
+    name="ocil",
+    version=ocil.__version__,
+    help="""Online class-incremental learning: methods, benchmark, command line.
+
+Try `ocil run afs`, which learns ten kinds of clothing two at a time, then `ocil methods`, `ocil datasets`.
+""",
+)
+app.command(runs.run)
+app.command(runs.compare)
+app.command(runs.methods)
+app.command(data.list_datasets, name="datasets")
+app.command(data.app)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Exit codes: 0 done, 1 some run failed, 2 a mistake to mend, 130 stopped by Ctrl-C."""
+    try:
+        code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        _fail(" ".join(str(error).split()) + " See --help.")
+    except OcilError as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output, `head` say, has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str) -> None:
+    print(f"ocil: error: {message}", file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,199 @@
+"""``ocil data``: list, import, download and check datasets. Thin: the work is done in ocil.data."""
+
+# Annotations are read by cyclopts at run time. The data modules are imported in the commands, so that help is quick.
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+
+if TYPE_CHECKING:
+    from ocil.data import Entry
+
+app = App(
+    name="data",
+    version_flags=(),
+    help="""Datasets: see what there is, bring more in, check what you have.
+
+Nothing is needed to begin: fashion-mini comes with ocil. For the benchmarks of the literature try
+`ocil data download cifar100`, for your own images `ocil data import my-birds PATH`.
+""",
+)
+
+DataDir = Annotated[
+    Path | None,
+    Parameter(help="Folder of the datasets. Default: $OCIL_DATA, else the user's cache folder."),
+]
+Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON object and nothing else.")]
+
+
+@app.command(name="list")
+def list_datasets(*, data_dir: DataDir = None, as_json: Json = False) -> None:
+    """Show every dataset, whether it is ready, and how to get it if not.
+
+    Example: `ocil data list`
+    """
+    from ocil.data import available
+    from ocil.data.catalog import data_dir as folder_of
+
+    entries = available(data_dir)
+    if as_json:
+        _print_json({"data_dir": str(folder_of(data_dir)), "datasets": [_entry_json(entry) for entry in entries]})
+        return
+    _print_table(entries, f"Datasets in {folder_of(data_dir)}")
+
+
+@app.command(name="import")
+def import_(
+    name: str, source: Path, *, data_dir: DataDir = None, size: int | None = None, as_json: Json = False
+) -> None:
+    """Bring a dataset in from files you have.
+
+    SOURCE is one of:
+
+    * an image folder, SOURCE/train/CLASS/IMAGE.png or .jpg, and SOURCE/test/CLASS/ if you have one (or val). Without it
+      a sixth of each class is held out to test with, always the same images.
+    * a prepared .npz with train_x, train_y, test_x, test_y and classes.
+    * for cifar10 and cifar100: the published `*-python.tar.gz` or its unpacked folder.
+    * for mini_imagenet: the folder with the three `mini-imagenet-cache-*.pkl`, or with train.csv, val.csv, test.csv and
+      images/.
+
+    Example: `ocil data import my-birds photos/birds --size 64`
+
+    Parameters
+    ----------
+    name:
+        The name to use it by: small letters, digits, - and _.
+    source:
+        The archive, folder or .npz file.
+    size:
+        Resize the images of a folder to squares of this side.
+    """
+    from ocil.data.importers import import_dataset
+
+    notes: list[str] = []
+    path = import_dataset(name, source, data_dir, size, note=notes.append)
+    _print_stored(path, notes, as_json)
+
+
+@app.command
+def download(name: str, *, data_dir: DataDir = None, url: str | None = None, as_json: Json = False) -> None:
+    """Fetch a published dataset, check its md5 sum and prepare it.
+
+    A download that was cut goes on where it stopped: run the same command again.
+
+    Example: `ocil data download cifar100`
+
+    Parameters
+    ----------
+    name:
+        cifar10 or cifar100.
+    url:
+        Another address of the same file, for example a mirror; its md5 sum is checked as well.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    from ocil.data import CATALOG
+    from ocil.data.catalog import find
+    from ocil.data.download import download as fetch_dataset
+    from ocil.errors import OcilError, suggest
+
+    info = find(name)
+    if info is None:
+        known = [entry.name for entry in CATALOG.values() if entry.url]
+        raise OcilError(f"there is no dataset '{name}' to download.{suggest(name, known)}")
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(info.name, total=None)
+        path = fetch_dataset(info, data_dir, lambda done, total: bar.update(task, completed=done, total=total), url=url)
+    _print_stored(path, [], as_json)
+
+
+@app.command
+def check(name: str, *, data_dir: DataDir = None, as_json: Json = False) -> None:
+    """Read a dataset in full and compare it with what its name stands for.
+
+    Example: `ocil data check cifar100`
+
+    Parameters
+    ----------
+    name:
+        The name of a dataset, or the path of an .npz file.
+    """
+    from dataclasses import asdict
+
+    from ocil.data.check import check as check_dataset
+    from ocil.data.dataset import shape_text
+    from ocil.errors import OcilError
+
+    report = check_dataset(name, data_dir)
+    if as_json:
+        _print_json(asdict(report) | {"ok": report.ok})
+    if not report.ok:
+        raise OcilError(f"{report.name} is not what it should be: {'; '.join(report.problems)}. Get it again.")
+    if not as_json:
+        images = "the published images" if report.known_md5 else "well formed"
+        print(
+            f"{report.name}: ok, {images}; {report.classes} classes, {shape_text(report.image_shape)}, "
+            f"{report.train} train, {report.test} test"
+        )
+
+
+def _print_stored(path: Path, notes: list[str], as_json: bool) -> None:
+    from ocil.data.dataset import peek_npz, shape_text
+
+    classes, image_shape, train, test = peek_npz(path)
+    if as_json:
+        sizes = {"classes": classes, "image_shape": image_shape, "train": train, "test": test}
+        _print_json({"name": path.stem, "path": str(path), **sizes, "notes": notes})
+        return
+    for note in notes:
+        print(f"note: {note}")
+    print(f"{path.stem}: {classes} classes, {shape_text(image_shape)}, {train} train, {test} test, in {path}")
+
+
+def _entry_json(entry: "Entry") -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(entry) | {"path": str(entry.path) if entry.path else None}
+
+
+def _print_table(entries: "list[Entry]", title: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from ocil.data.dataset import shape_text
+
+    table = Table(title=Text(title), title_justify="left", box=None, padding=(0, 1, 0, 0))
+    for heading in ("name", "classes", "image", "tasks", "train/test", "state"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("how to get it", overflow="fold")
+    for entry in entries:
+        cells = (
+            entry.name,
+            _or_dash(entry.classes),
+            shape_text(entry.image_shape) if entry.image_shape else "-",
+            _or_dash(entry.tasks),
+            f"{_or_dash(entry.train)}/{_or_dash(entry.test)}",
+            entry.state,
+            entry.how,
+        )
+        # Text, not str: a name from the disk is no markup.
+        table.add_row(*map(Text, cells))
+    Console().print(table)
+
+
+def _or_dash(number: int | None) -> str:
+    return "-" if number is None else str(number)
+
+
+def _print_json(content: dict[str, Any]) -> None:
+    print(json.dumps(content))

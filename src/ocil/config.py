@@ -1,0 +1,155 @@
+"""From names to a complete configuration: every setting of a run, each with a value."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from ocil.data import CATALOG, DEFAULT
+from ocil.errors import OcilError, suggest
+from ocil.methods import MethodInfo, method
+from ocil.methods.base import LearnerConfig
+from ocil.streams import StreamConfig
+
+DATASET_SETTINGS: dict[str, dict[str, Any]] = {  # tasks come from the catalog
+    "fashion-mini": {"memory": 200, "width": 8},
+    "cifar10": {"memory": 1000},
+    "cifar100": {"memory": 5000},
+    "mini_imagenet": {"memory": 5000},
+}
+DEFAULT_MEMORY = 5000
+DEFAULT_TASKS = 5
+OFFLINE = {"boundary": "iid", "epochs": 50, "batch_size": 128}
+REVIEW_EVERY = 500
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run. Two runs with equal configs have equal results on the same kind of device."""
+
+    method: str
+    dataset: str = DEFAULT
+    """A name, or the path of a prepared .npz file."""
+    seed: int = 0
+    stream: StreamConfig = field(default_factory=StreamConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+
+    def __post_init__(self) -> None:
+        info, learner = method(self.method), self.learner
+        if not info.memory:
+            return
+        for name, least in (("batch_size", self.stream.batch_size), ("memory_batch", learner.memory_batch)):
+            if learner.memory < least:
+                raise OcilError(
+                    f"memory = {learner.memory} is smaller than {name} = {least}: "
+                    f"give --memory {least} or more, or a smaller {name} (--set {name}=...)."
+                )
+
+    @property
+    def label(self) -> str:
+        """How tables name it: ``er-rv`` is ER with the review trick. AFS has it by definition."""
+        review = self.learner.review
+        if review == method(self.method).load().Config().review:
+            return self.method
+        return f"{self.method}-rv" if review else f"{self.method}-no-rv"
+
+    @property
+    def cell(self) -> str:
+        """Names everything but the seed: the folder that the runs of all seeds share."""
+        content = json.dumps(self.to_json() | {"seed": None}, sort_keys=True)
+        digest = hashlib.sha256(content.encode()).hexdigest()[:8]
+        memory = f"-m{self.learner.memory}" if self.learner.memory else ""
+        return f"{Path(self.dataset).stem}-{self.label}{memory}-{digest}"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "RunConfig":
+        info = method(content["method"])
+        return cls(
+            info.name, content["dataset"], content["seed"],
+            StreamConfig(**content["stream"]), info.load().Config(**content["learner"]),
+        )  # fmt: skip
+
+    def reference(self) -> "RunConfig":
+        """The fine-tuned run that intransigence compares with: same stream, network and learning rate, no defence."""
+        keep = {name: getattr(self.learner, name) for name in ("lr", "momentum", "weight_decay", "width")}
+        return replace(self, method="fine-tune", learner=method("fine-tune").load().Config(**keep))
+
+
+def resolve(
+    name: str,
+    dataset: str = DEFAULT,
+    *,
+    memory: int | None = None,
+    review: bool | None = None,
+    seed: int = 0,
+    settings: Mapping[str, Any] | None = None,
+    classes: int | None = None,
+) -> RunConfig:
+    """Fill in every setting: the user's, else the published one for this dataset and memory, else the method's default.
+
+    ``settings`` holds any field of the method's config or of ``StreamConfig`` by its name; strings are parsed.
+    ``classes`` is how many there are, if known: a dataset outside the catalog gets at most that many tasks.
+    """
+    info = method(name)
+    learner = info.load()
+    given = dict(settings or {})
+    if memory is not None:
+        given["memory"] = memory
+    if review is not None:
+        given["review"] = review
+    known = {f.name for f in fields(StreamConfig)} | {f.name for f in fields(learner.Config)}
+    for key in given:
+        if key not in known:
+            raise OcilError(f"unknown setting '{key}' for {info.name}.{suggest(key, known)}")
+    if not info.memory:
+        for key in ("memory", "review"):
+            if given.get(key):
+                raise OcilError(f"{info.name} keeps no memory: leave out --{key}.")
+    chosen = {"tasks": min(DEFAULT_TASKS, classes or DEFAULT_TASKS)}
+    chosen |= _defaults(info, dataset, given) | {k: v for k, v in given.items() if v is not None}
+    stream = _build(StreamConfig, chosen)
+    if stream.boundary == "none" and info.memory and not chosen.get("review_every"):
+        chosen["review_every"] = REVIEW_EVERY
+    return RunConfig(info.name, dataset, seed, stream, _build(learner.Config, chosen))
+
+
+def _defaults(info: MethodInfo, dataset: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    defaults: dict[str, Any] = {"tasks": CATALOG[dataset].tasks} if dataset in CATALOG else {}
+    defaults |= {"memory": DEFAULT_MEMORY} | DATASET_SETTINGS.get(dataset, {})
+    if info.offline:
+        defaults |= OFFLINE
+    if not info.memory:
+        return defaults | {"memory": 0}
+    memory = _parse("memory", given.get("memory", defaults["memory"]), int)
+    return defaults | info.load().settings_for(dataset, memory)
+
+
+def _build(kind: type[T], chosen: Mapping[str, Any]) -> T:
+    hints = get_type_hints(kind)
+    names = [f.name for f in fields(kind)]  # type: ignore[arg-type]
+    return kind(**{name: _parse(name, chosen[name], hints[name]) for name in names if name in chosen})
+
+
+def _parse(name: str, value: Any, kind: Any) -> Any:
+    """A setting as its field's type; text from a command line is read as that type."""
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise OcilError(f"{name} = {value!r} is not a choice.{suggest(str(value), map(str, get_args(kind)))}")
+        return value
+    try:
+        if kind is bool:
+            words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+            return value if isinstance(value, bool) else words[str(value).lower()]
+        if isinstance(value, bool) or (kind is int and float(value) != int(float(value))):
+            raise ValueError
+        return kind(value)
+    except (ValueError, TypeError, KeyError, OverflowError):
+        wants = {bool: "true or false", int: "a whole number", float: "a number"}.get(kind, str(kind))
+        raise OcilError(f"{name} = {value!r} is not {wants}.") from None

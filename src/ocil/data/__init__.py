@@ -1,0 +1,7 @@
+"""Where images come from: the embedded default, the catalog, and what the user imports."""
+
+from ocil.data.catalog import CATALOG, DEFAULT, DatasetInfo
+from ocil.data.dataset import Dataset
+from ocil.data.store import Entry, available, load
+
+__all__ = ["CATALOG", "DEFAULT", "Dataset", "DatasetInfo", "Entry", "available", "load"]

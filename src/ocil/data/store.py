@@ -1,0 +1,105 @@
+"""Datasets by name: the embedded one, those of the catalog and those the user imported."""
+
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Literal
+
+from ocil.data import catalog
+from ocil.data.catalog import CATALOG, DEFAULT, DatasetInfo
+from ocil.data.dataset import Dataset, load_npz, peek_npz
+from ocil.errors import OcilError, suggest
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a listing. Sizes are None for a file that cannot be read."""
+
+    name: str
+    title: str
+    classes: int | None
+    image_shape: tuple[int, ...] | None
+    tasks: int | None
+    train: int | None
+    test: int | None
+    state: Literal["ready", "missing", "broken"]
+    how: str
+    path: Path | None
+
+    @property
+    def ready(self) -> bool:
+        return self.state == "ready"
+
+
+def load(name: str | Path = DEFAULT, data_dir: Path | None = None) -> Dataset:
+    """A dataset by name, or from the path of an .npz file."""
+    if _is_path(name):
+        path = Path(name).expanduser()
+        return load_npz(path, path.stem)
+    info = catalog.find(str(name))
+    if info is not None and info.name == DEFAULT:
+        with resources.as_file(resources.files("ocil.data") / "embedded" / f"{DEFAULT}.npz") as path:
+            return load_npz(path, DEFAULT)
+    path = locate(str(name), data_dir)
+    return load_npz(path, path.stem)
+
+
+def locate(name: str, data_dir: Path | None = None) -> Path:
+    """The file of a catalog dataset or of one the user imported; OcilError says how to get it if it is not there."""
+    folder = catalog.data_dir(data_dir)
+    info = catalog.find(name)
+    if info is not None:
+        path = folder / f"{info.name}.npz"
+        if not path.is_file():
+            raise OcilError(f"{info.title} is not in {folder}. To get it: {info.how}")
+        return path
+    imported = _imported(folder)
+    if name in imported:
+        return imported[name]
+    for other, path in imported.items():
+        if catalog.same_name(other) == catalog.same_name(name):
+            return path
+    raise OcilError(f"there is no dataset '{name}' in {folder}.{suggest(name, {*CATALOG, *imported})}")
+
+
+def available(data_dir: Path | None = None) -> list[Entry]:
+    """The catalog in its order, then what the user imported, each ready, missing or broken."""
+    folder = catalog.data_dir(data_dir)
+    imported = [_user_entry(name, path) for name, path in _imported(folder).items()]
+    return [_catalog_entry(info, folder) for info in CATALOG.values()] + imported
+
+
+def _is_path(name: str | Path) -> bool:
+    text = str(name)
+    return isinstance(name, Path) or text.lower().endswith(".npz") or "/" in text or "\\" in text
+
+
+def _imported(folder: Path) -> dict[str, Path]:
+    paths = sorted(folder.glob("*.npz")) if folder.is_dir() else []
+    return {path.stem: path for path in paths if catalog.find(path.stem) is None and not path.name.startswith(".")}
+
+
+def _catalog_entry(info: DatasetInfo, folder: Path) -> Entry:
+    path = folder / f"{info.name}.npz"
+    embedded = info.name == DEFAULT
+    return Entry(
+        name=info.name,
+        title=info.title,
+        classes=info.classes,
+        image_shape=info.image_shape,
+        tasks=info.tasks,
+        train=info.train,
+        test=info.test,
+        state="ready" if embedded or path.is_file() else "missing",
+        how=info.how,
+        path=None if embedded or not path.is_file() else path,
+    )
+
+
+def _user_entry(name: str, path: Path) -> Entry:
+    try:
+        classes, image_shape, train, test = peek_npz(path)
+    except OcilError:
+        again = f"ocil data import {name} PATH"
+        return Entry(name, "imported", None, None, None, None, None, "broken", again, path)
+    return Entry(name, "imported", classes, image_shape, None, train, test, "ready", "imported", path)

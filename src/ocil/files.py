@@ -1,0 +1,36 @@
+"""Files that are either whole or not there."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from ocil.errors import WriteError
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
+    """Open a temporary file beside ``path``; it takes that name, synced to disk, only if the block succeeds."""
+    temporary = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except OSError as error:
+        reason = error.strerror or error
+        raise WriteError(f"cannot write {path}: {reason}. Free some space or choose another folder.") from error
+    finally:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    with atomic_write(path) as file:
+        file.write(content)

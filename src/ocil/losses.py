@@ -1,0 +1,122 @@
+"""What is minimised: pure functions of logits ``[N, C]`` and integer labels ``[N]``.
+
+Each returns the mean over the batch, or one value a sample with ``reduction="none"``. They compute in float32 (or in
+float64 when given it), whatever the network's precision, and hold no state: use them in any training loop.
+"""
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Reduction = Literal["mean", "none"]
+SampleValue = Literal["p_t", "smu", "gini", "entropy", "gen"]
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, scale: float = 1.0, reduction: Reduction = "mean") -> Tensor:
+    """``-scale · log p_t``. A scale of 0.25 is the control for the alpha of the focal losses."""
+    return _reduce(-scale * _log_target(_log_softmax(logits), labels), reduction)
+
+
+def focal(
+    logits: Tensor, labels: Tensor, alpha: float = 0.25, gamma: float = 2.0, reduction: Reduction = "mean"
+) -> Tensor:
+    """Focal loss (Lin et al., ICCV 2017): ``-alpha · (1 - p_t)^gamma · log p_t``. Gradients flow through the weight."""
+    log_p = _log_target(_log_softmax(logits), labels)
+    # 1 - p_t as -expm1(log p_t) keeps its digits where p_t is near 1.
+    return _reduce(-alpha * (-torch.expm1(log_p)).pow(gamma) * log_p, reduction)
+
+
+def revised_focal(
+    logits: Tensor,
+    labels: Tensor,
+    alpha: float = 0.25,
+    mu: float | Tensor = 0.3,
+    sigma: float = 0.5,
+    value: SampleValue = "p_t",
+    features: Tensor | None = None,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """Revised focal loss (AFS): ``-alpha · exp(-(u - mu)² / sigma) · log p_t`` with ``u = p_t``.
+
+    It weighs most the samples whose score is near ``mu``: neither easy nor hopeless. ``mu`` is one number or one
+    a class (``[C]``). ``value`` puts another measure in the place of ``p_t`` (see ``sample_value``).
+    Gradients flow through the weight, except for ``entropy`` and ``gen``.
+    """
+    log_probabilities = _log_softmax(logits)
+    log_p = _log_target(log_probabilities, labels)
+    if isinstance(mu, Tensor) and mu.dim() == 1:
+        mu = mu[labels]
+    u = log_p.exp() if value == "p_t" else sample_value(log_probabilities, value, features)
+    return _reduce(-alpha * torch.exp(-((u - mu) ** 2) / sigma) * log_p, reduction)
+
+
+def sample_value(logits: Tensor, value: SampleValue, features: Tensor | None = None) -> Tensor:
+    """How sure the model is of each sample, 0 to 1, without looking at the label (AFS, Table III).
+
+    ``smu``: margin of the two largest scores. ``gini``: sum of squared scores. ``entropy``: 1 - H / ln C.
+    ``gen``: 1 - norm of the last layer's gradient under the predicted label, relative to the batch's largest.
+    The last two carry no gradient, as in the paper.
+    """
+    log_p = _log_softmax(logits)
+    p = log_p.exp()
+    if value == "smu":
+        top = torch.topk(p, 2, dim=1).values
+        return torch.sub(top[:, 0], top[:, 1])
+    if value == "gini":
+        return torch.sum(p.square(), dim=1)
+    with torch.no_grad():
+        if value == "entropy":
+            return 1 + (p * log_p).sum(1) / math.log(logits.shape[1])
+        if value == "gen":
+            if features is None:
+                raise ValueError("value='gen' needs the features that the last layer reads")
+            residual = p - F.one_hot(p.argmax(1), p.shape[1]).to(p.dtype)
+            norm = residual.norm(dim=1) * features.to(p.dtype).norm(dim=1)
+            return 1 - norm / norm.max().clamp_min(torch.finfo(p.dtype).tiny)
+    raise ValueError(f"unknown sample value {value!r}: use p_t, smu, gini, entropy or gen")
+
+
+def virtual_distillation(
+    logits: Tensor,
+    labels: Tensor,
+    beta: float = 0.1,
+    temperature: float = 20.0,
+    epsilon: float = 0.01,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """Virtual knowledge distillation (AFS): ``beta · T² · Σ_c -q_c log p_c^T``.
+
+    The teacher is made up: logits ``1 - epsilon`` for the label and ``epsilon / (C - 1)`` elsewhere, softened by ``T``.
+    This is a cross-entropy, so it holds a constant of about ``beta · T² · ln C``: large logged values are normal.
+    """
+    log_p = _log_softmax(logits / temperature)
+    teacher = torch.softmax(_smoothed(log_p, labels, epsilon) / temperature, dim=1)
+    return _reduce(-beta * temperature**2 * (teacher * log_p).sum(1), reduction)
+
+
+def label_smoothing(
+    logits: Tensor, labels: Tensor, epsilon: float = 0.01, scale: float = 1.0, reduction: Reduction = "mean"
+) -> Tensor:
+    """Cross-entropy to the smoothed label: ``1 - epsilon`` for the label, ``epsilon / (C - 1)`` for the others."""
+    log_p = _log_softmax(logits)
+    return _reduce(-scale * (_smoothed(log_p, labels, epsilon) * log_p).sum(1), reduction)
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    return F.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=1)
+
+
+def _log_target(log_probabilities: Tensor, labels: Tensor) -> Tensor:
+    return log_probabilities.gather(1, labels[:, None]).squeeze(1)
+
+
+def _smoothed(like: Tensor, labels: Tensor, epsilon: float) -> Tensor:
+    rest = epsilon / max(1, like.shape[1] - 1)
+    return torch.full_like(like, rest).scatter(1, labels[:, None], 1 - epsilon)
+
+
+def _reduce(values: Tensor, reduction: Reduction) -> Tensor:
+    return values.mean() if reduction == "mean" else values

@@ -1,0 +1,80 @@
+"""What is kept of the stream: one tensor store on the device."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from ocil.networks import ImageShape
+
+
+class Memory(nn.Module):
+    """``size`` raw uint8 images with their labels, filled by reservoir sampling.
+
+    Everything that changes lies in buffers on the device, and no call in the steady state reads one back. The store has
+    one spare row: a sample that is not kept is written there, so shapes stay the same whatever is kept.
+    """
+
+    def __init__(self, size: int, image_shape: ImageShape, generator: torch.Generator) -> None:
+        super().__init__()
+        device = generator.device
+        self.size = size
+        self.generator = generator
+        self._at_least = 0  # a lower bound of the filled slots, known to the host
+        self.images: Tensor
+        self.labels: Tensor
+        self.seen: Tensor
+        self.register_buffer("images", torch.zeros((size + 1, *image_shape), dtype=torch.uint8, device=device))
+        self.register_buffer("labels", torch.zeros(size + 1, dtype=torch.int64, device=device))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64, device=device))
+
+    def __len__(self) -> int:
+        """Filled slots. Reads the counter back: not for use inside a step."""
+        return min(int(self.seen), self.size)
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """Reservoir sampling of a batch: afterwards each of the n samples seen is here with probability size / n.
+
+        Returns the slot each sample went to, ``size`` for those that were not kept.
+        """
+        position = self.seen + torch.arange(len(y), device=y.device)
+        draw = torch.randint(2**62, y.shape, generator=self.generator, device=y.device) % (position + 1)
+        slot = torch.where(position < self.size, position, draw)
+        slot = torch.where(_hit_again(slot), self.size, slot).clamp_(max=self.size)
+        self.put(slot, x, y)
+        self.seen += len(y)
+        return slot
+
+    def put(self, slot: Tensor, x: Tensor, y: Tensor) -> None:
+        """Write samples to slots; slots below ``size`` must differ."""
+        self.images.index_copy_(0, slot, x)
+        self.labels.index_copy_(0, slot, y)
+
+    def retrieve(self, count: int) -> tuple[Tensor, Tensor] | None:
+        """``count`` distinct samples, uniform; all of them in slot order while there are no more; None if empty."""
+        index = self.draw(count)
+        return None if index is None else (self.images[index], self.labels[index])
+
+    def draw(self, count: int) -> Tensor | None:
+        """The slots that ``retrieve`` reads."""
+        if self._at_least < min(count + 1, self.size):  # only in the first steps: ask how many there are
+            self._at_least = len(self)
+        if self._at_least <= count:
+            return torch.arange(self._at_least, device=self.labels.device) if self._at_least else None
+        key = torch.rand(self.size, generator=self.generator, device=self.labels.device)
+        key = key.masked_fill(torch.arange(self.size, device=key.device) >= self.seen, 2.0)
+        return key.topk(count, largest=False).indices
+
+    def epoch(self, batch: int, keep_last: bool) -> Iterator[Tensor]:
+        """The slots of one shuffled pass over all that is stored, a batch at a time."""
+        filled = len(self)
+        order = torch.randperm(filled, generator=self.generator, device=self.labels.device)
+        end = filled if keep_last else filled - filled % batch
+        for start in range(0, end, batch):
+            yield order[start : start + batch]
+
+
+def _hit_again(slot: Tensor) -> Tensor:
+    """Which samples of a batch fall on a slot that a later one takes too: the later one wins."""
+    same = slot[:, None] == slot[None, :]
+    return same.triu(diagonal=1).any(dim=1)

@@ -1,0 +1,155 @@
+"""Adaptive focus shifting (Liang et al., New Insights on Relieving Task-Recency Bias for Online Class Incremental
+Learning, TCSVT 2023)."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from ocil import losses
+from ocil.augment import Augment, CropRule
+from ocil.losses import SampleValue
+from ocil.methods.base import Learner, LearnerConfig, Problem
+from ocil.networks import bn_momentum, to_float
+
+PUBLISHED_BETA = {  # the authors' choice for each dataset and memory size, from their released commands
+    "cifar10": {200: 0.05, 500: 0.05, 1000: 0.1},
+    "cifar100": {1000: 0.15, 2000: 0.05, 5000: 0.1},
+    "mini_imagenet": {1000: 0.05, 2000: 0.1, 5000: 0.05},
+}
+
+DATASET_SETTINGS: dict[str, dict[str, Any]] = {
+    "cifar10": {"gray": 0.2},  # published
+    "fashion-mini": {"memory_batch": 20},  # ours: the embedded demo has to run on a slow laptop
+}
+
+
+@dataclass(frozen=True)
+class AFSConfig(LearnerConfig):
+    memory_batch: int = 100
+    review: bool = True
+    review_keep_last: bool = True
+
+    loss: Literal["rfl", "focal", "ce"] = "rfl"
+    """Classification loss: revised focal, focal, or cross-entropy. The ladder of the paper's ablation table."""
+    regulariser: Literal["vkd", "lsr", "none"] = "vkd"
+    """Added to the loss of stream and memory, not in a review: virtual distillation, label smoothing, or nothing."""
+    alpha: float = 0.25
+    """Factor of the focal losses."""
+    ce_scale: float = 1.0
+    """Factor of cross-entropy; 0.25 is the control that separates the gain of the loss from that of a smaller step."""
+    gamma: float = 2.0
+    """Exponent of the focal loss."""
+    mu: float = 0.3
+    """Score that the revised focal loss weighs most."""
+    sigma: float = 0.5
+    """How fast that weight falls off on both sides."""
+    sample_value: SampleValue = "p_t"
+    """What the revised focal loss weighs by: the true class's score, or a label-free measure (Table III)."""
+    beta: float = 0.1
+    """Strength of the regulariser. Published values per dataset and memory size are filled in."""
+    temperature: float = 20.0
+    epsilon: float = 0.01
+    """Share that the virtual teacher, and label smoothing, give to the other classes."""
+
+    forward: Literal["separate", "joint"] = "separate"
+    """``separate``: stream and memory pass one after the other and their mean losses add up (released code).
+    ``joint``: one pass and one mean over both (the paper's formula)."""
+    views: Literal["both", "augmented", "raw"] = "both"
+    """What is replayed of a memory image. ``both`` makes 200 images of a memory batch of 100 (released code)."""
+    double_bn_update: bool = True
+    """The released code passes each batch twice when VKD is on, so running statistics move twice. Same, in one pass."""
+
+    crop: float = 0.75
+    """Smallest area of the random crop, as a share of the image; 1 switches the crop off."""
+    crop_rule: CropRule = "reject"
+    """``reject``: redraw boxes that do not fit, up to ten times (released code). ``clamp``: cut them to the image."""
+    flip: float = 0.5
+    brightness: float = 0.4
+    contrast: float = 0.4
+    saturation: float = 0.4
+    hue: float = 0.1
+    jitter: float = 0.8
+    """Probability that an image's colours are changed."""
+    gray: float = 0.0
+    """Probability that an image turns gray (0.2 on CIFAR-10)."""
+
+    minimum: ClassVar[dict[str, float]] = LearnerConfig.minimum | {
+        "alpha": 0, "ce_scale": 0, "gamma": 0, "beta": 0, "sigma": 1e-6, "temperature": 1e-6, "epsilon": 0,
+    }  # fmt: skip
+
+
+class AFS(Learner):
+    """Step: revised focal loss plus virtual distillation on the stream batch; the same on a random memory batch, each
+    image raw and augmented; one SGD step; the raw stream batch enters the reservoir. Reviews use the revised focal loss
+    alone, on raw images. The paper's ablations and its "baseline" are other settings of ``loss`` and
+    ``regulariser``.
+    """
+
+    Config = AFSConfig
+    config: AFSConfig
+
+    def __init__(self, config: AFSConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
+        super().__init__(config, problem, seed, device)
+        c = config
+        self.augment = Augment(
+            crop_scale=(c.crop, 1.0) if c.crop < 1 else None, crop_rule=c.crop_rule, flip=c.flip, jitter=c.jitter,
+            brightness=c.brightness, contrast=c.contrast, saturation=c.saturation, hue=c.hue, gray=c.gray,
+        )  # fmt: skip
+        twice = c.double_bn_update and c.regulariser == "vkd"
+        self.bn_momentum = 1 - 0.9**2 if twice else 0.1
+
+    @classmethod
+    def settings_for(cls, dataset: str, memory: int) -> dict[str, Any]:
+        found: dict[str, Any] = dict(DATASET_SETTINGS.get(dataset, {}))
+        if betas := PUBLISHED_BETA.get(dataset):
+            found["beta"] = betas[min(betas, key=lambda size: abs(size - memory))]
+        return found
+
+    def learn(self, x: Tensor, y: Tensor) -> None:
+        replay = self.memory.retrieve(self.config.memory_batch)
+        batches = [(to_float(x), y)]
+        if replay is not None:
+            batches.append(self.views(*replay))
+        if self.config.forward == "joint":
+            batches = [(torch.cat([images for images, _ in batches]), torch.cat([labels for _, labels in batches]))]
+
+        self.optimizer.zero_grad()
+        total = torch.zeros((), device=self.device)
+        with bn_momentum(self.network, self.bn_momentum):
+            for images, labels in batches:
+                loss = self.loss(images, labels, regularise=True)
+                loss.backward()
+                total += loss.detach()
+        self.optimizer.step()
+        self.memory.add(x, y)
+        self.watch(total)
+
+    def views(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        raw = to_float(x)
+        if self.config.views == "raw":
+            return raw, y
+        augmented = self.augment(raw, self.rng["augment"])
+        if self.config.views == "augmented":
+            return augmented, y
+        return torch.cat([raw, augmented]), torch.cat([y, y])
+
+    def loss(self, images: Tensor, labels: Tensor, regularise: bool) -> Tensor:
+        c = self.config
+        features = self.network.features(images)
+        logits = self.network.head(features)
+        if c.loss == "ce":
+            loss = losses.cross_entropy(logits, labels, c.ce_scale)
+        elif c.loss == "focal":
+            loss = losses.focal(logits, labels, c.alpha, c.gamma)
+        else:
+            loss = losses.revised_focal(logits, labels, c.alpha, c.mu, c.sigma, c.sample_value, features)
+        if regularise and c.regulariser == "vkd":
+            loss = loss + losses.virtual_distillation(logits, labels, c.beta, c.temperature, c.epsilon)
+        elif regularise and c.regulariser == "lsr":
+            loss = loss + losses.label_smoothing(logits, labels, c.epsilon, scale=c.beta)
+        return loss
+
+    def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.loss(to_float(x), y, regularise=False)

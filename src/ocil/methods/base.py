@@ -1,0 +1,164 @@
+"""What every method has: a network, a memory, an optimiser, and four verbs."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+
+import torch
+from torch import Tensor, nn
+
+from ocil import losses, networks
+from ocil.errors import OcilError
+from ocil.memory import Memory
+from ocil.networks import ImageShape, to_float
+from ocil.rng import Rng, derive
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a learner is told about the data: image height, width and channels, and how many classes will come."""
+
+    image_shape: ImageShape
+    classes: int
+
+
+@dataclass(frozen=True)
+class LearnerConfig:
+    """Settings every method shares. Defaults are the paper's; a method's own config adds its fields below these."""
+
+    memory: int = 0
+    """Images kept for replay (0 for methods without a memory)."""
+    memory_batch: int = 10
+    """Images drawn from the memory for each stream batch."""
+    lr: float = 0.1
+    """Learning rate of plain SGD."""
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    width: int = 20
+    """Channels of the network's first stage; the next ones have 2, 4 and 8 times as many."""
+    review: bool = False
+    """The review trick: a pass over the memory at a small learning rate."""
+    review_every: int = 0
+    """Stream batches between two reviews; 0 means at task ends (500 where the stream announces none)."""
+    review_batch: int = 10
+    review_lr_scale: float = 0.1
+    """Gradients in a review are multiplied by this: 0.1 at lr 0.1 is the paper's review learning rate of 0.01."""
+    review_keep_last: bool = False
+    """Whether a review keeps the incomplete last batch (the base harness drops it, AFS keeps it)."""
+
+    minimum: ClassVar[dict[str, float]] = {
+        "memory": 0, "memory_batch": 1, "lr": 0, "momentum": 0, "weight_decay": 0, "width": 1,
+        "review_every": 0, "review_batch": 1, "review_lr_scale": 0,
+    }  # fmt: skip
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for field in fields(self):
+            value, hint = getattr(self, field.name), hints[field.name]
+            if get_origin(hint) is Literal and value not in get_args(hint):
+                raise OcilError(f"{field.name} = {value!r} is not one of {', '.join(map(str, get_args(hint)))}.")
+            low = self.minimum.get(field.name)
+            if low is not None and not value >= low:
+                raise OcilError(f"{field.name} = {value} must be at least {low}.")
+
+
+class Learner(nn.Module):
+    """Learns from one batch at a time. Subclasses write ``learn`` out in full.
+
+    Images are uint8 ``[B, H, W, C]``, labels int64 ``[B]``, both on the learner's device. In the steady state, once the
+    memory holds a replay batch, ``learn`` keeps static shapes and reads nothing back to the host, so that a step can be
+    captured as a CUDA graph.
+    """
+
+    Config: ClassVar[type[LearnerConfig]] = LearnerConfig
+    config: LearnerConfig
+
+    def __init__(
+        self, config: LearnerConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu"
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.problem = problem
+        self.device = torch.device(device)
+        self.rng = Rng(seed, self.device)
+        self.network = networks.build(
+            problem.image_shape, problem.classes, config.width, derive(seed, "init"), self.device
+        )
+        self.memory = Memory(config.memory, problem.image_shape, self.rng["memory"])
+        self.optimizer = torch.optim.SGD(
+            self.network.parameters(), config.lr, momentum=config.momentum, weight_decay=config.weight_decay
+        )
+        self.steps: Tensor
+        self.failed_at: Tensor
+        self.last_loss: Tensor
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64, device=self.device))
+        self.register_buffer("failed_at", torch.full((), -1, dtype=torch.int64, device=self.device))
+        self.register_buffer("last_loss", torch.zeros((), device=self.device))
+
+    @classmethod
+    def settings_for(cls, dataset: str, memory: int) -> dict[str, Any]:
+        """Defaults for a dataset and memory size, published ones first of all, where they differ from the config's."""
+        return {}
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that later steps depend on, as flat tensors: weights, memory, optimiser, generators."""
+        state = dict(self.state_dict())
+        for number, values in self.optimizer.state_dict()["state"].items():
+            state |= {f"optimizer.{number}.{name}": value for name, value in values.items() if value is not None}
+        return state | {f"rng.{name}": value for name, value in self.rng.state().items()}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Go on exactly where ``state`` was taken."""
+        own = {name: value for name, value in state.items() if not name.startswith(("optimizer.", "rng."))}
+        self.load_state_dict(own)
+        optimizer: dict[int, dict[str, Tensor]] = {}
+        for name, value in state.items():
+            if name.startswith("optimizer."):
+                _, number, key = name.split(".", 2)
+                optimizer.setdefault(int(number), {})[key] = value
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": optimizer, "param_groups": groups})
+        self.rng.load_state({name[4:]: value for name, value in state.items() if name.startswith("rng.")})
+
+    def learn(self, x: Tensor, y: Tensor) -> None:
+        """Learn from one stream batch."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def scores(self, x: Tensor) -> Tensor:
+        """Class scores ``[B, C]``; changes nothing."""
+        self.network.eval()
+        scores: Tensor = self.network(to_float(x))
+        self.network.train()
+        return scores
+
+    def review(self) -> None:
+        """The review trick: one shuffled pass over the memory at a tenth of the learning rate."""
+        for x, y in self.review_batches():
+            self.review_step(x, y)
+
+    def task_ended(self) -> None:
+        """For methods that are defined by task ends; the others ignore it."""
+
+    def review_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for index in self.memory.epoch(self.config.review_batch, self.config.review_keep_last):
+            yield self.memory.images[index], self.memory.labels[index]
+
+    def review_step(self, x: Tensor, y: Tensor) -> None:
+        self.optimizer.zero_grad()
+        loss = self.review_loss(x, y)
+        (self.config.review_lr_scale * loss).backward()
+        self.optimizer.step()
+        self.watch(loss)
+
+    def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """What a review minimises: the method's own classification loss."""
+        return losses.cross_entropy(self.network(to_float(x)), y)
+
+    @torch.no_grad()
+    def watch(self, loss: Tensor) -> None:
+        """Remember, on the device, the last loss and the first step whose loss was not finite."""
+        self.last_loss.copy_(loss)
+        failed = torch.where(torch.isfinite(loss), -1, self.steps)
+        self.failed_at.copy_(torch.where(self.failed_at < 0, failed, self.failed_at))
+        self.steps += 1

@@ -1,0 +1,44 @@
+"""Experience replay (Chaudhry et al., On Tiny Episodic Memories in Continual Learning, ICML Workshop 2019)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ocil import losses
+from ocil.methods.base import Learner, LearnerConfig
+from ocil.networks import to_float
+
+
+@dataclass(frozen=True)
+class ERConfig(LearnerConfig):
+    forward: Literal["separate", "joint"] = "separate"
+    """``separate``: stream and memory pass one after the other and their mean losses add up (published numbers).
+    ``joint``: one pass and one mean over both."""
+
+
+class ER(Learner):
+    """Step: cross-entropy of the stream batch plus cross-entropy of a random memory batch, each with its own batch
+    statistics; one SGD step; then the stream batch enters the reservoir. Nothing is augmented.
+    """
+
+    Config = ERConfig
+    config: ERConfig
+
+    def learn(self, x: Tensor, y: Tensor) -> None:
+        replay = self.memory.retrieve(self.config.memory_batch)
+        self.optimizer.zero_grad()
+        if replay is not None and self.config.forward == "joint":
+            loss = losses.cross_entropy(self.network(to_float(torch.cat([x, replay[0]]))), torch.cat([y, replay[1]]))
+            loss.backward()
+        else:
+            loss = losses.cross_entropy(self.network(to_float(x)), y)
+            loss.backward()
+            if replay is not None:
+                replay_loss = losses.cross_entropy(self.network(to_float(replay[0])), replay[1])
+                replay_loss.backward()
+                loss = loss.detach() + replay_loss.detach()
+        self.optimizer.step()
+        self.memory.add(x, y)
+        self.watch(loss)

@@ -1,0 +1,1 @@
+"""Tables and figures of results. Reads results and nothing else."""

@@ -1,0 +1,62 @@
+"""Pictures of results."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from ocil.files import atomic_write
+from ocil.results import Summary
+
+STYLE: Any = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e5e5e5",
+    "axes.axisbelow": True,
+    "svg.hashsalt": "ocil",  # the same figure gives the same bytes
+}
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # safe for colour-blind readers
+MARKERS = "osD^vP*"
+
+
+def accuracy_after_each_task(summaries: Sequence[Summary]) -> Figure:
+    """Mean accuracy over the classes shown so far, with its 95 % confidence interval, one line a method."""
+    with mpl.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
+        for number, summary in enumerate(summaries):
+            tasks = range(1, len(summary.accuracy_curve) + 1)
+            mean = [100 * point.mean for point in summary.accuracy_curve]
+            spread = [100 * (point.interval or 0.0) for point in summary.accuracy_curve]
+            colour = COLOURS[number % len(COLOURS)]
+            axes.plot(
+                tasks, mean, color=colour, marker=MARKERS[number % len(MARKERS)], markersize=5,
+                label=f"{summary.config.label}  {mean[-1]:.1f} %",
+            )  # fmt: skip
+            low = [max(0.0, m - s) for m, s in zip(mean, spread, strict=True)]
+            high = [min(100.0, m + s) for m, s in zip(mean, spread, strict=True)]
+            axes.fill_between(tasks, low, high, color=colour, alpha=0.15, linewidth=0)
+        longest = max(len(summary.accuracy_curve) for summary in summaries)
+        config = summaries[0].config
+        seeds = len(summaries[0].average_accuracy.values)
+        memory = max(summary.config.learner.memory for summary in summaries)
+        axes.set(
+            xlabel="tasks learned",
+            ylabel="accuracy on all classes so far, %",
+            xticks=range(1, longest + 1),
+            ylim=(0, 100),
+            title=f"{Path(config.dataset).stem}, memory {memory}, {seeds} seed{'s' if seeds > 1 else ''}",
+        )
+        axes.legend(frameon=False, title="at the end")
+        return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write by atomic rename; the suffix chooses PNG or SVG."""
+    with atomic_write(path) as file:
+        figure.savefig(file, format=path.suffix[1:], dpi=150, metadata={"Date": None} if path.suffix == ".svg" else {})
+    plt.close(figure)

@@ -1,0 +1,170 @@
+"""A folder of runs: one folder a run, holding its configuration, its checkpoint and, once finished, its result.
+
+    ROOT/CELL/seed-0/config.json, checkpoint.safetensors, result.json
+
+CELL names the dataset, the method, the memory and a digest of every other setting, so equal settings meet in one place.
+"""
+
+import fcntl
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from ocil import metrics
+from ocil.config import RunConfig
+from ocil.errors import OcilError, WriteError
+from ocil.files import write_bytes
+from ocil.metrics import Estimate, estimate
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one finished run found. Accuracies are shares, 0 to 1."""
+
+    config: RunConfig
+    matrix: list[list[float]]
+    """Accuracy by class group, one row after each group of the stream."""
+    evaluations: list[dict[str, Any]]
+    """After each group: mean weights and logits of old and new classes, counts of hard, ambiguous and easy samples."""
+    wall_seconds: float
+    peak_memory: dict[str, int]
+    """Bytes: ``host`` and, on a GPU, ``device``."""
+    digest: str
+    """SHA-256 of the final learner: weights, memory and generators."""
+    environment: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "config": self.config.to_json(),
+            "average_accuracy": metrics.average_accuracy(self.matrix),
+            "average_forgetting": metrics.average_forgetting(self.matrix),
+            "average_forgetting_common": metrics.average_forgetting_common(self.matrix),
+            "accuracy_curve": metrics.accuracy_curve(self.matrix),
+            "matrix": self.matrix,
+            "evaluations": self.evaluations,
+            "wall_seconds": self.wall_seconds,
+            "peak_memory": self.peak_memory,
+            "digest": self.digest,
+            "environment": self.environment,
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "Result":
+        return cls(
+            RunConfig.from_json(content["config"]),
+            *(content[name] for name in (
+                "matrix", "evaluations", "wall_seconds", "peak_memory", "digest", "environment",
+            )),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
+
+    @classmethod
+    def of(cls, root: Path, config: RunConfig) -> "RunFolder":
+        return cls(root / config.cell / f"seed-{config.seed}")
+
+    def result(self) -> Result | None:
+        """The result, if the run is finished."""
+        content = _read_json(self.path / "result.json")
+        return None if content is None else Result.from_json(content)
+
+    def save_result(self, result: Result) -> None:
+        write_json(self.path / "result.json", result.to_json())
+
+    def save_config(self, config: RunConfig) -> None:
+        write_json(self.path / "config.json", config.to_json())
+
+    def save_checkpoint(self, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
+        """Tensors and the JSON that goes with them, in one file, so that they cannot disagree."""
+        host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        content = safetensors.torch.save(host, {"progress": json.dumps(progress)})
+        write_bytes(self.path / "checkpoint.safetensors", content)
+
+    def load_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        path = self.path / "checkpoint.safetensors"
+        if not path.exists():
+            return None
+        try:
+            with safetensors.safe_open(path, "pt") as file:
+                progress = json.loads(file.metadata()["progress"])
+                return {name: file.get_tensor(name) for name in file.keys()}, progress  # noqa: SIM118
+        except (safetensors.SafetensorError, KeyError, ValueError, TypeError) as error:
+            raise OcilError(f"cannot read {path}: {error}. Delete it to start that run again.") from error
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """One process at a time works on a run. The lock goes with the process, however that ends."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = (self.path / ".lock").open("w")
+        except OSError as error:
+            reason = f"{error.strerror}. Choose another folder with --out."
+            raise WriteError(f"cannot write to {self.path}: {reason}") from error
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                advice = "wait for it, or use another --out."
+                raise OcilError(f"another process is working on {self.path}: {advice}") from None
+            yield
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Runs that differ only by their seed."""
+
+    config: RunConfig
+    average_accuracy: Estimate
+    average_forgetting: Estimate | None
+    average_forgetting_common: Estimate | None
+    average_intransigence: Estimate | None
+    wall_seconds: Estimate
+    accuracy_curve: list[Estimate]
+
+
+def summarise(results: Sequence[Result], references: Sequence[Result | None] | None = None) -> Summary:
+    """Means and intervals over seeds; ``references`` are the fine-tuned runs of the same seeds."""
+    matrices = [result.matrix for result in results]
+    pairs = zip(matrices, references or [None] * len(results), strict=True)
+    curves = zip(*map(metrics.accuracy_curve, matrices), strict=True)
+    return Summary(
+        results[0].config,
+        estimate([metrics.average_accuracy(m) for m in matrices]),
+        _estimate([metrics.average_forgetting(m) for m in matrices]),
+        _estimate([metrics.average_forgetting_common(m) for m in matrices]),
+        _estimate([None if r is None else metrics.average_intransigence(m, r.matrix) for m, r in pairs]),
+        estimate([result.wall_seconds for result in results]),
+        [estimate(values) for values in curves],
+    )
+
+
+def write_json(path: Path, content: Any) -> None:
+    write_bytes(path, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def _estimate(values: list[float | None]) -> Estimate | None:
+    """None where the quantity is not defined for every run."""
+    known = [value for value in values if value is not None]
+    return estimate(known) if known and len(known) == len(values) else None
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise OcilError(f"cannot read {path}: {error}. Delete it to start that run again.") from error

@@ -1,0 +1,33 @@
+"""One seed, many independent random streams, each with a name."""
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+
+def derive(seed: int, name: str) -> int:
+    """A 63-bit seed for one purpose. Adding a purpose does not shift the randomness of another."""
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+class Rng:
+    """The generators of one learner. They live on its device, so a step never asks the host for a number."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self.seed = seed
+        self.device = device
+        self.generators: dict[str, torch.Generator] = {}
+
+    def __getitem__(self, name: str) -> torch.Generator:
+        if name not in self.generators:
+            self.generators[name] = torch.Generator(self.device).manual_seed(derive(self.seed, name))
+        return self.generators[name]
+
+    def state(self) -> dict[str, Tensor]:
+        return {name: generator.get_state() for name, generator in self.generators.items()}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        for name, value in state.items():
+            self[name].set_state(value)

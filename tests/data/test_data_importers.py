@@ -1,0 +1,327 @@
+import pickle
+import struct
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_sources as tiny
+from PIL import Image
+
+from ocil.data import load
+from ocil.data.importers import import_dataset
+from ocil.errors import OcilError
+
+
+def refused(message: str) -> pytest.RaisesExc[OcilError]:
+    return pytest.RaisesExc(OcilError, match=message, check=lambda error: "\n" not in str(error))
+
+
+def nothing_stored(folder: Path) -> bool:
+    return not folder.exists() or not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("form", ["archive", "folder", "parent"])
+@pytest.mark.parametrize(("name", "expect"), [("cifar10", tiny.TINY_CIFAR10), ("cifar100", tiny.TINY_CIFAR100)])
+def test_cifar(name: str, expect: Any, form: str, tmp_path: Path) -> None:
+    if form == "archive":
+        source = tiny.write_cifar_archive(name, tmp_path / expect.filename)
+    else:
+        source = tiny.write_cifar_folder(name, tmp_path / "source", protocol=4)
+        source = source.parent if form == "parent" else source
+    path = import_dataset(name, source, tmp_path / "data", expect=expect)
+    assert path == tmp_path / "data" / f"{name}.npz"
+    dataset = load(name, tmp_path / "data")
+    assert dataset.classes[3] == "thing3"
+    rows = tiny.cifar_files(name)["data_batch_1" if name == "cifar10" else "train"]["data"]
+    # Row 2, pixel (y 5, x 7): the three planes follow each other in a row.
+    np.testing.assert_array_equal(dataset.train_x[2, 5, 7], rows[2, [5 * 32 + 7, 1024 + 5 * 32 + 7, 2048 + 5 * 32 + 7]])
+    np.testing.assert_array_equal(dataset.test_y[:10], np.arange(10))
+
+
+def test_cifar_with_byte_keys(tmp_path: Path) -> None:
+    files: dict[str, Any] = {
+        file: {
+            key.encode(): [v.encode() for v in value] if file.endswith("meta") else value
+            for key, value in content.items()
+        }
+        for file, content in tiny.cifar_files("cifar100").items()
+    }
+    source = tiny.write_cifar_archive("cifar100", tmp_path / "c.tar.gz", **files)
+    import_dataset("cifar100", source, tmp_path / "data", expect=tiny.TINY_CIFAR100)
+    assert load("cifar100", tmp_path / "data").classes[99] == "thing99"
+
+
+def test_a_catalog_name_takes_only_that_dataset(tmp_path: Path) -> None:
+    source = tiny.write_cifar_archive("cifar10", tmp_path / "c.tar.gz")
+    with refused("is not CIFAR-10: training images 100, expected 50000"):
+        import_dataset("cifar10", source, tmp_path / "data")
+    with refused("not the published ones"):
+        import_dataset("cifar10", source, tmp_path / "data", expect=replace(tiny.TINY_CIFAR10, train_md5="0" * 32))
+    tiny.tiny_dataset().save(tmp_path / "own.npz")
+    with refused("is not CIFAR-100: classes 3, expected 100.*a name of its own"):
+        import_dataset("cifar-100", tmp_path / "own.npz", tmp_path / "data")
+    with refused("comes with ocil"):
+        import_dataset("fashion_mini", tmp_path / "own.npz", tmp_path / "data")
+    assert nothing_stored(tmp_path / "data")
+
+
+def test_cifar_archives_that_are_not(tmp_path: Path) -> None:
+    whole = tiny.write_cifar_archive("cifar10", tmp_path / "whole.tar.gz")
+    short, text = tmp_path / "short.tar.gz", tmp_path / "text.tar.gz"
+    short.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    text.write_text("hello")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for source in (short, text):
+        with refused("cut short"):
+            import_dataset("cifar10", source, tmp_path / "data")
+    for source in (empty, whole):
+        with refused("has no file 'train', so it is not cifar100"):
+            import_dataset("cifar100", source, tmp_path / "data")
+    assert nothing_stored(tmp_path / "data")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"train": [1, 2]}, "does not hold what CIFAR files hold"),
+        ({"train": {"data": tiny.cifar_rows(2, 0)}}, "lacks 'data' or 'fine_labels'"),
+        ({"train": {"data": tiny.cifar_rows(2, 0)[:, 1:], "fine_labels": [0, 1]}}, r"uint8 rows of 3072 .*\[2, 3071\]"),
+        ({"train": {"data": tiny.cifar_rows(2, 0), "fine_labels": ["a", "b"]}}, "whole numbers as labels"),
+        (
+            {"train": {"data": tiny.cifar_rows(2, 0), "fine_labels": [0, 100]}},
+            r"label 100 in train_y is outside 0\.\.99",
+        ),
+        ({"train": {"data": tiny.cifar_rows(2, 0), "fine_labels": [0]}}, "2 images but 1 labels"),
+        ({"meta": {}}, "no list 'fine_label_names'"),
+    ],
+)
+def test_cifar_files_with_wrong_content(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
+    source = tiny.write_cifar_archive("cifar100", tmp_path / "c.tar.gz", **changed)
+    with refused(message):
+        import_dataset("cifar100", source, tmp_path / "data")
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_malicious_pickles_inside_datasets_run_nothing(which: int, tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    attack: Any = tiny.attacks(marker)[which]
+    cifar = tiny.write_cifar_archive("cifar100", tmp_path / "c.tar.gz", train={"data": attack})
+    unpacked = tiny.write_cifar_folder("cifar10", tmp_path / "unpacked", **{"batches.meta": attack})
+    mini = tiny.write_mini_pickles(tmp_path / "mini", val={"image_data": attack, "class_dict": {}})
+    for name, source, expect in (
+        ("cifar100", cifar, None),
+        ("cifar10", unpacked, None),
+        ("mini_imagenet", mini, tiny.TINY_MINI),
+    ):
+        with refused("it asks for '.*(system|eval)'"):
+            import_dataset(name, source, tmp_path / "data", expect=expect)
+    assert not marker.exists()
+    assert nothing_stored(tmp_path / "data")
+
+
+@pytest.mark.parametrize("write", [tiny.write_mini_pickles, tiny.write_mini_csv])
+def test_mini_imagenet(write: Any, tmp_path: Path) -> None:
+    source = write(tmp_path / "source")
+    import_dataset("mini-imagenet", source, tmp_path / "data", expect=tiny.TINY_MINI)
+    dataset = load("mini_imagenet", tmp_path / "data")
+    assert dataset.classes == ("n01", "n02", "n03", "n10", "n11", "n20")
+    # The split, written out again: one permutation a class from one generator, its first sixth for the test.
+    rng = np.random.RandomState(0)
+    for label, name in enumerate(dataset.classes):
+        order = rng.permutation(6) + 10 * int(name[1:])
+        assert dataset.test_x[dataset.test_y == label][:, 0, 0, 0].tolist() == order[:1].tolist()
+        assert dataset.train_x[dataset.train_y == label][:, 40, 40, 2].tolist() == order[1:].tolist()
+
+
+def test_mini_imagenet_counts_are_checked(tmp_path: Path) -> None:
+    source = tiny.write_mini_pickles(tmp_path / "source")
+    with refused("class n01 has 6 images, expected 600"):
+        import_dataset("mini_imagenet", source, tmp_path / "data")
+    with refused("has 6 classes, expected 7"):
+        import_dataset("mini_imagenet", source, expect=replace(tiny.TINY_MINI, classes=7, train=35, test=7))
+    with refused("more than the expected 5 classes"):
+        import_dataset("mini_imagenet", source, expect=replace(tiny.TINY_MINI, classes=5, train=25, test=5))
+    (source / "mini-imagenet-cache-val.pkl").write_bytes((source / "mini-imagenet-cache-train.pkl").read_bytes())
+    with refused("n01 is in two of the files"):
+        import_dataset("mini_imagenet", source, expect=tiny.TINY_MINI)
+    (source / "mini-imagenet-cache-val.pkl").unlink()
+    with refused("All three pickles are needed"):
+        import_dataset("mini_imagenet", source, expect=tiny.TINY_MINI)
+    with refused("neither mini-imagenet-cache-train.pkl nor train.csv"):
+        import_dataset("mini_imagenet", tmp_path)
+    with refused("is not a folder"):
+        import_dataset("mini_imagenet", source / "mini-imagenet-cache-train.pkl")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([], "must hold 'image_data' and 'class_dict'"),
+        ({"image_data": np.zeros((6, 32, 32, 3), np.uint8), "class_dict": {"n1": [0]}}, "must be uint8 84x84x3"),
+        ({"image_data": np.zeros((1, 84, 84, 3), np.uint8), "class_dict": {"n1": [1]}}, "image numbers from 0 to 0"),
+        ({"image_data": np.zeros((1, 84, 84, 3), np.uint8), "class_dict": {"n1": [[0], [1, 2]]}}, "image numbers"),
+    ],
+)
+def test_mini_imagenet_pickles_with_wrong_content(content: Any, message: str, tmp_path: Path) -> None:
+    (tmp_path / "mini-imagenet-cache-train.pkl").write_bytes(pickle.dumps(content))
+    with refused(message):
+        import_dataset("mini_imagenet", tmp_path, expect=tiny.TINY_MINI)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\nx.png,n01\n", "must begin with the line 'filename,label'"),
+        ("filename,label\n../secret.png,n01\n", "line 2: needs the name of a file in images/"),
+        ("filename,label\nx.png\n", "line 2: needs"),
+        ("filename,label\n" + "x.png,n01\n" * 6, "x.png is not a readable PNG or JPEG"),
+    ],
+)
+def test_mini_imagenet_csv_with_wrong_content(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text(text)
+    with refused(message):
+        import_dataset("mini_imagenet", tmp_path, expect=tiny.TINY_MINI)
+
+
+def test_image_folder_with_test(tmp_path: Path) -> None:
+    source = tmp_path / "birds"
+    tiny.write_images(source / "train" / "wren", 3)
+    tiny.write_images(source / "train" / "auk", 2, seed=1)
+    tiny.write_images(source / "val" / "auk", 1, seed=2)
+    (source / "train" / "auk" / "notes.txt").write_text("not an image")
+    (source / "train" / "auk" / "._00.png").write_text("left by a file manager")
+    notes: list[str] = []
+    import_dataset("my-birds", source, tmp_path / "data", note=notes.append)
+    dataset = load("my-birds", tmp_path / "data")
+    assert dataset.classes == ("auk", "wren")
+    assert dataset.image_shape == (6, 8, 3)
+    assert dataset.train_y.tolist() == [0, 0, 1, 1, 1]
+    assert dataset.test_y.tolist() == [0]
+    expected = np.asarray(Image.open(source / "train" / "wren" / "02.png"))
+    np.testing.assert_array_equal(dataset.train_x[4], expected)
+    assert not notes
+
+
+def test_image_folder_without_test_holds_a_sixth_out(tmp_path: Path) -> None:
+    source = tmp_path / "birds"
+    for seed, name in enumerate(("a", "b")):
+        tiny.write_images(source / "train" / name, 12, mode="L", seed=seed)
+    notes: list[str] = []
+    first = import_dataset("birds", source, tmp_path / "data", note=notes.append).read_bytes()
+    dataset = load("birds", tmp_path / "data")
+    assert dataset.image_shape == (6, 8, 1)
+    assert np.bincount(dataset.train_y).tolist() == [10, 10]
+    assert np.bincount(dataset.test_y).tolist() == [2, 2]
+    assert len(notes) == 1
+    assert "a sixth of each class is held out" in notes[0]
+    assert import_dataset("birds", source, tmp_path / "again").read_bytes() == first
+
+
+def test_image_folder_of_several_sizes(tmp_path: Path) -> None:
+    source = tmp_path / "birds"
+    tiny.write_images(source / "train" / "a", 2, size=(8, 6))
+    tiny.write_images(source / "train" / "b", 2, size=(9, 9), mode="L")
+    with refused("is 9x9 but .* is 8x6. Resize all with --size N"):
+        import_dataset("birds", source, tmp_path / "data")
+    assert nothing_stored(tmp_path / "data")
+    import_dataset("birds", source, tmp_path / "data", size=5)
+    assert load("birds", tmp_path / "data").image_shape == (5, 5, 3)
+    for size in (0, 100_000):
+        with refused(f"size {size} is not between"):
+            import_dataset("birds", source, tmp_path / "data", size=size)
+
+
+def test_image_folders_that_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "birds"
+    source.mkdir()
+    with refused("no folder 'train'"):
+        import_dataset("birds", source, tmp_path / "data")
+    (source / "train").mkdir()
+    with refused("no class folders"):
+        import_dataset("birds", source, tmp_path / "data")
+    (source / "train" / "empty").mkdir()
+    with refused("hold no .png, .jpg or .jpeg"):
+        import_dataset("birds", source, tmp_path / "data")
+    tiny.write_images(source / "train" / "one", 1)
+    with refused("'one' has one image; it needs two"):
+        import_dataset("birds", source, tmp_path / "data")
+    tiny.write_images(source / "test" / "one", 1)
+    with refused(r"class 0 \('empty'\) has no training image"):
+        import_dataset("birds", source, tmp_path / "data")
+    monkeypatch.setattr("ocil.data.folder.MAX_BYTES", 100)
+    with refused("GiB of memory"):
+        import_dataset("birds", source, tmp_path / "data")
+    tiny.write_images(source / "test" / "other", 1)
+    with refused("has a class 'other' that .* lacks"):
+        import_dataset("birds", source, tmp_path / "data")
+
+
+def png(width: int, height: int) -> bytes:
+    """The header of an image of this size, followed by next to nothing."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 10)) + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"not an image", "02.png is not a readable"),
+        (png(8, 6), "02.png is not a readable"),
+        (png(7_000, 7_000), "02.png has more than 40 million pixels"),
+        (png(12_000, 12_000), "02.png has more than 40 million pixels"),
+        (png(60_000, 60_000), "02.png has more than 40 million pixels"),
+    ],
+)
+def test_broken_images_and_bombs_are_named(content: bytes, message: str, tmp_path: Path) -> None:
+    folder = tiny.write_images(tmp_path / "birds" / "train" / "a", 4)
+    (folder / "02.png").write_bytes(content)
+    for size in (None, 4):
+        with refused(message):
+            import_dataset("birds", tmp_path / "birds", tmp_path / "data", size=size)
+    assert nothing_stored(tmp_path / "data")
+
+
+def test_sixteen_bit_images_are_refused(tmp_path: Path) -> None:
+    folder = tiny.write_images(tmp_path / "birds" / "train" / "a", 2)
+    Image.fromarray(np.zeros((6, 8), np.uint16)).save(folder / "01.png")
+    with refused("8 bits a channel"):
+        import_dataset("birds", tmp_path / "birds", tmp_path / "data")
+
+
+def test_prepared_npz(tmp_path: Path) -> None:
+    original = tiny.tiny_dataset()
+    original.save(tmp_path / "source.npz")
+    import_dataset("own", tmp_path / "source.npz", tmp_path / "data")
+    again = load("own", tmp_path / "data")
+    np.testing.assert_array_equal(again.train_x, original.train_x)
+    assert again.name == "own"
+    with refused("Leave --size out"):
+        import_dataset("own", tmp_path / "source.npz", tmp_path / "data", size=8)
+
+
+@pytest.mark.parametrize("name", ["", "Birds", "-x", "../x", "a b", "a/b", "x\n", "é"])
+def test_bad_names(name: str, tmp_path: Path) -> None:
+    with pytest.raises(OcilError, match="cannot be a dataset name"):
+        import_dataset(name, tmp_path, tmp_path / "data")
+
+
+def test_sources_that_are_not(tmp_path: Path) -> None:
+    with refused("absent does not exist"):
+        import_dataset("own", tmp_path / "absent", tmp_path / "data")
+    (tmp_path / "file.txt").write_text("x")
+    with refused("neither an image folder nor an .npz"):
+        import_dataset("own", tmp_path / "file.txt", tmp_path / "data")
+    (tmp_path / "broken.npz").write_text("x")
+    with refused("cannot read"):
+        import_dataset("own", tmp_path / "broken.npz", tmp_path / "data")
+    assert nothing_stored(tmp_path / "data")
