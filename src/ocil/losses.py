@@ -63,8 +63,8 @@ def sample_value(logits: Tensor, value: SampleValue, features: Tensor | None = N
     log_p = _log_softmax(logits)
     p = log_p.exp()
     if value == "smu":
-        top = torch.topk(p, 2, dim=1).values
-        return torch.sub(top[:, 0], top[:, 1])
+        first, second = torch.topk(p, 2, dim=1).values.unbind(1)
+        return torch.sub(first, second)
     if value == "gini":
         return torch.sum(p.square(), dim=1)
     with torch.no_grad():
@@ -73,8 +73,9 @@ def sample_value(logits: Tensor, value: SampleValue, features: Tensor | None = N
         if value == "gen":
             if features is None:
                 raise ValueError("value='gen' needs the features that the last layer reads")
-            residual = p - F.one_hot(p.argmax(1), p.shape[1]).to(p.dtype)
-            norm = residual.norm(dim=1) * features.to(p.dtype).norm(dim=1)
+            predicted = p.argmax(1, keepdim=True)
+            residual = p.scatter_add(1, predicted, -torch.ones_like(p[:, :1]))
+            norm = torch.linalg.vector_norm(residual, dim=1) * torch.linalg.vector_norm(features.to(p.dtype), dim=1)
             return 1 - norm / norm.max().clamp_min(torch.finfo(p.dtype).tiny)
     raise ValueError(f"unknown sample value {value!r}: use p_t, smu, gini, entropy or gen")
 
