@@ -2,12 +2,14 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from ocil.data import CATALOG, DEFAULT
+from ocil.data.catalog import find
 from ocil.errors import OcilError, suggest
 from ocil.methods import MethodInfo, method
 from ocil.methods.base import LearnerConfig
@@ -78,7 +80,10 @@ class RunConfig:
 
     def reference(self) -> "RunConfig":
         """The fine-tuned run that intransigence compares with: same stream, network and learning rate, no defence."""
-        keep = {name: getattr(self.learner, name) for name in ("lr", "momentum", "weight_decay", "width")}
+        if self.method == "fine-tune":
+            return self
+        names = ("lr", "momentum", "weight_decay", "width", "precision")
+        keep = {name: getattr(self.learner, name) for name in names}
         return replace(self, method="fine-tune", learner=method("fine-tune").load().Config(**keep))
 
 
@@ -99,6 +104,8 @@ def resolve(
     """
     info = method(name)
     learner = info.load()
+    if (entry := find(dataset)) is not None:
+        dataset = entry.name  # CIFAR-10 has the settings of cifar10
     given = dict(settings or {})
     if memory is not None:
         given["memory"] = memory
@@ -114,10 +121,10 @@ def resolve(
                 raise OcilError(f"{info.name} keeps no memory: leave out --{key}.")
     chosen = {"tasks": min(DEFAULT_TASKS, classes or DEFAULT_TASKS)}
     chosen |= _defaults(info, dataset, given) | {k: v for k, v in given.items() if v is not None}
-    stream = _build(StreamConfig, chosen)
-    if stream.boundary == "none" and info.memory and not chosen.get("review_every"):
-        chosen["review_every"] = REVIEW_EVERY
-    return RunConfig(info.name, dataset, seed, stream, _build(learner.Config, chosen))
+    stream, config = _build(StreamConfig, chosen), _build(learner.Config, chosen)
+    if stream.boundary == "none" and info.memory and not config.review_every:
+        config = replace(config, review_every=REVIEW_EVERY)
+    return RunConfig(info.name, dataset, seed, stream, config)
 
 
 def _defaults(info: MethodInfo, dataset: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,6 +155,8 @@ def _parse(name: str, value: Any, kind: Any) -> Any:
             words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
             return value if isinstance(value, bool) else words[str(value).lower()]
         if isinstance(value, bool) or (kind is int and float(value) != int(float(value))):
+            raise ValueError
+        if kind is float and not math.isfinite(float(value)):
             raise ValueError
         return kind(value)
     except (ValueError, TypeError, KeyError, OverflowError):

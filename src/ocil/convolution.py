@@ -22,10 +22,14 @@ class Conv2d(nn.Conv2d):
         super().__init__(in_channels, out_channels, kernel, stride, padding=kernel // 2, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        if SLOW_BACKWARD and x.device.type == "cpu" and torch.is_grad_enabled() and self.weight.requires_grad:
+        if SLOW_BACKWARD and x.device.type == "cpu" and self.weight.requires_grad and _plain_training():
             y: Tensor = _PatchConvolution.apply(x, self.weight, self.stride[0])  # type: ignore[no-untyped-call]
             return y
         return super().forward(x)
+
+
+def _plain_training() -> bool:
+    return torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
 
 
 class _PatchConvolution(torch.autograd.Function):

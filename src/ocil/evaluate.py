@@ -1,9 +1,12 @@
 """What a learner knows at one moment: accuracy by class group, and how it leans to new classes."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from ocil.errors import OcilError
@@ -37,51 +40,74 @@ class Evaluation:
 
 
 class Evaluator:
-    """Holds the test set on the device and looks at a learner after each class group."""
+    """Looks at a learner after each class group, on the test set that the stream's dataset brings along."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
-        self.x = torch.from_numpy(stream.data.test_x).to(stream.device)
-        self.y = torch.from_numpy(stream.data.test_y).to(stream.device)
-        group_of = torch.empty(stream.data.num_classes, dtype=torch.int64)
+        self.x, self.y = stream.resident.test_x, stream.resident.test_y
+        data, device = stream.data, stream.device
+        group_of = np.empty(data.num_classes, dtype=np.int64)
         for number, classes in enumerate(stream.groups):
             group_of[classes] = number
-        self.group = group_of.to(stream.device)[self.y]
-        counts = torch.bincount(self.group, minlength=len(stream.groups)).tolist()
-        if 0 in counts:
-            names = ", ".join(stream.data.classes[c] for c in stream.groups[counts.index(0)])
-            raise OcilError(f"{stream.data.name} has no test image of {names}: add some, or use fewer tasks.")
+        counts = np.bincount(group_of[data.test_y], minlength=len(stream.groups))
+        if not counts.all():
+            names = ", ".join(data.classes[c] for c in stream.groups[int(counts.argmin())])
+            raise OcilError(f"{data.name} has no test image of {names}: add some, or use fewer tasks.")
+        self.group = torch.from_numpy(group_of[data.test_y]).to(device)
+        self.group_size = torch.from_numpy(counts).to(device)
+
+        def numbers(values: ArrayLike) -> Tensor:
+            return torch.from_numpy(np.asarray(values, dtype=np.int64)).to(device)
+
+        # All of it uploaded now: an upload in the middle of a run would wait for the device.
+        self.looks = []
+        for checkpoint in range(stream.checkpoints):
+            old, new = stream.old_classes(checkpoint), stream.new_classes(checkpoint)
+            shown = np.flatnonzero(np.isin(data.test_y, old + new))
+            learned = np.flatnonzero(np.isin(data.train_y, new))
+            self.looks.append(_Look(numbers(old), numbers(new), numbers(shown), numbers(learned)))
 
     def __call__(self, learner: Learner, checkpoint: int) -> Evaluation:
-        new, old = self.stream.new_classes(checkpoint), self.stream.old_classes(checkpoint)
+        return self.start(learner, checkpoint)()
+
+    def start(self, learner: Learner, checkpoint: int) -> Callable[[], Evaluation]:
+        """Ask the device for an evaluation; calling what comes back waits for it. So many learners share a device."""
+        look, train = self.looks[checkpoint], self.stream.resident
         scores = scores_of(learner, self.x)
         hits = (scores.argmax(1) == self.y).double()
-        groups = len(self.stream.groups)
-        correct = torch.zeros(groups, dtype=torch.float64, device=hits.device).index_add_(0, self.group, hits)
-        total = torch.bincount(self.group, minlength=groups)
-        shown = scores[torch.isin(self.y, torch.tensor(old + new, device=self.y.device))]
-
-        x, y = self.stream.samples_of(new)
+        correct = torch.zeros_like(self.group_size, dtype=torch.float64).index_add_(0, self.group, hits)
+        logits = scores[look.shown]
+        x, y = train.train_x[look.learned], train.train_y[look.learned]
         p = scores_of(learner, x).softmax(1).gather(1, y[:, None])
         head = getattr(learner.network, "head", None)
         weights = None
         if isinstance(head, torch.nn.Linear):
             weights = torch.cat([head.weight, head.bias[:, None]], dim=1).detach().T
-        return Evaluation(
-            accuracy=(correct / total).tolist(),
-            mean_logit_old=_mean(shown, old),
-            mean_logit_new=_mean(shown, new),
-            mean_weight_old=None if weights is None else _mean(weights, old),
-            mean_weight_new=None if weights is None else _mean(weights, new),
-            hard=int((p < HARD).sum()),
-            ambiguous=int(((p >= HARD) & (p <= EASY)).sum()),
-            easy=int((p > EASY).sum()),
-        )
+        means = [_mean(values, columns) for values in (logits, weights) for columns in (look.old, look.new)]
+        hard, easy = (p < HARD).sum(), (p > EASY).sum()
+
+        def read() -> Evaluation:
+            few, many = int(hard), int(easy)
+            logit_old, logit_new, weight_old, weight_new = (None if m is None else float(m) for m in means)
+            accuracy = (correct / self.group_size).tolist()
+            ambiguous = len(p) - few - many
+            return Evaluation(accuracy, logit_old, logit_new, weight_old, weight_new, few, ambiguous, many)
+
+        return read
+
+
+class _Look(NamedTuple):
+    """Index tensors of one checkpoint: old and new classes, test samples shown so far, training samples learned."""
+
+    old: Tensor
+    new: Tensor
+    shown: Tensor
+    learned: Tensor
 
 
 def scores_of(learner: Learner, x: Tensor) -> Tensor:
     return torch.cat([learner.scores(part) for part in x.split(BATCH)]).float()
 
 
-def _mean(values: Tensor, columns: list[int]) -> float | None:
-    return float(values[:, columns].mean()) if columns and len(values) else None
+def _mean(values: Tensor | None, columns: Tensor) -> Tensor | None:
+    return values[:, columns].mean() if values is not None and len(columns) else None

@@ -24,7 +24,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
     except OSError as error:
-        reason = error.strerror or error
+        reason = "its folder is a file" if isinstance(error, FileExistsError) else error.strerror or error
         raise WriteError(f"cannot write {path}: {reason}. Free some space or choose another folder.") from error
     finally:
         if temporary:

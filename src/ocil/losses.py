@@ -25,8 +25,9 @@ def focal(
 ) -> Tensor:
     """Focal loss (Lin et al., ICCV 2017): ``-alpha · (1 - p_t)^gamma · log p_t``. Gradients flow through the weight."""
     log_p = _log_target(_log_softmax(logits), labels)
-    # 1 - p_t as -expm1(log p_t) keeps its digits where p_t is near 1.
-    return _reduce(-alpha * (-torch.expm1(log_p)).pow(gamma) * log_p, reduction)
+    # 1 - p_t as -expm1(log p_t) keeps its digits near 1; never quite 0, where a power below 1 has no gradient.
+    rest = (-torch.expm1(log_p)).clamp_min(torch.finfo(log_p.dtype).tiny)
+    return _reduce(-alpha * rest.pow(gamma) * log_p, reduction)
 
 
 def revised_focal(
@@ -76,7 +77,7 @@ def sample_value(logits: Tensor, value: SampleValue, features: Tensor | None = N
             predicted = p.argmax(1, keepdim=True)
             residual = p.scatter_add(1, predicted, -torch.ones_like(p[:, :1]))
             norm = torch.linalg.vector_norm(residual, dim=1) * torch.linalg.vector_norm(features.to(p.dtype), dim=1)
-            return 1 - norm / norm.max().clamp_min(torch.finfo(p.dtype).tiny)
+            return torch.rsub(norm / norm.max().clamp_min(torch.finfo(p.dtype).tiny), 1)
     raise ValueError(f"unknown sample value {value!r}: use p_t, smu, gini, entropy or gen")
 
 
@@ -93,7 +94,7 @@ def virtual_distillation(
     The teacher is made up: logits ``1 - epsilon`` for the label and ``epsilon / (C - 1)`` elsewhere, softened by ``T``.
     This is a cross-entropy, so it holds a constant of about ``beta · T² · ln C``: large logged values are normal.
     """
-    log_p = _log_softmax(logits / temperature)
+    log_p = F.log_softmax(_widen(logits) / temperature, dim=1)
     teacher = torch.softmax(_smoothed(log_p, labels, epsilon) / temperature, dim=1)
     return _reduce(-beta * temperature**2 * (teacher * log_p).sum(1), reduction)
 
@@ -107,7 +108,11 @@ def label_smoothing(
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
-    return F.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=1)
+    return F.log_softmax(_widen(logits), dim=1)
+
+
+def _widen(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _log_target(log_probabilities: Tensor, labels: Tensor) -> Tensor:

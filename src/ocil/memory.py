@@ -1,7 +1,5 @@
 """What is kept of the stream: one tensor store on the device."""
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor, nn
 
@@ -32,6 +30,10 @@ class Memory(nn.Module):
         """Filled slots. Reads the counter back: not for use inside a step."""
         return min(int(self.seen), self.size)
 
+    def recount(self) -> None:
+        """To be called when the buffers were written from outside."""
+        self._at_least = 0
+
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """Reservoir sampling of a batch: afterwards each of the n samples seen is here with probability size / n.
 
@@ -49,6 +51,8 @@ class Memory(nn.Module):
         """Write samples to slots; slots below ``size`` must differ."""
         self.images.index_copy_(0, slot, x)
         self.labels.index_copy_(0, slot, y)
+        self.images[self.size].zero_()  # which of several samples lands on the spare row is left open
+        self.labels[self.size].zero_()
 
     def retrieve(self, count: int) -> tuple[Tensor, Tensor] | None:
         """``count`` distinct samples, uniform; all of them in slot order while there are no more; None if empty."""
@@ -65,13 +69,14 @@ class Memory(nn.Module):
         key = key.masked_fill(torch.arange(self.size, device=key.device) >= self.seen, 2.0)
         return key.topk(count, largest=False).indices
 
-    def epoch(self, batch: int, keep_last: bool) -> Iterator[Tensor]:
-        """The slots of one shuffled pass over all that is stored, a batch at a time."""
-        filled = len(self)
-        order = torch.randperm(filled, generator=self.generator, device=self.labels.device)
-        end = filled if keep_last else filled - filled % batch
-        for start in range(0, end, batch):
-            yield order[start : start + batch]
+    def holds_more_than(self, count: int) -> bool:
+        """Whether ``draw(count)`` has reached its steady state (or never will: the memory is smaller)."""
+        self._at_least = max(self._at_least, len(self))
+        return self._at_least >= min(count + 1, self.size)
+
+    def epoch(self) -> Tensor:
+        """The filled slots in a random order: one pass over all that is stored."""
+        return torch.randperm(len(self), generator=self.generator, device=self.labels.device)
 
 
 def _hit_again(slot: Tensor) -> Tensor:

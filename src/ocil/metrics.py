@@ -35,7 +35,7 @@ def average_forgetting_common(matrix: ArrayLike) -> float | None:
 def average_intransigence(matrix: ArrayLike, reference: ArrayLike) -> float | None:
     """Mean over groups of what a fine-tuned reference scores on a group just learned, less what this learner scores."""
     a, r = _square(matrix), _square(reference)
-    if a is None or r is None:
+    if a is None or r is None or a.shape != r.shape:
         return None
     return float((np.diagonal(r) - np.diagonal(a)).mean())
 

@@ -8,13 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ocil.convolution import Conv2d
+from ocil.precision import Precision
 
 ImageShape = tuple[int, int, int]  # height, width, channels
 
 
 def to_float(images: Tensor) -> Tensor:
     """uint8 ``[N, H, W, C]`` as kept, to float ``[N, C, H, W]`` in [0, 1], channels-last: nothing moves."""
-    return images.permute(0, 3, 1, 2).float().div_(255)
+    return images.permute(0, 3, 1, 2).float() / 255
 
 
 class Block(nn.Module):
@@ -41,8 +42,9 @@ class ReducedResNet18(nn.Module):
     160 numbers for a 32x32 image, 640 for 84x84. ``head`` gives one logit for each class.
     """
 
-    def __init__(self, image_shape: ImageShape, classes: int, width: int = 20) -> None:
+    def __init__(self, image_shape: ImageShape, classes: int, width: int = 20, precision: Precision = "tf32") -> None:
         super().__init__()
+        self.precision = precision
         height, width_px, channels = image_shape
         self.conv1 = Conv2d(channels, width, 3)
         self.bn1 = nn.BatchNorm2d(width)
@@ -58,8 +60,9 @@ class ReducedResNet18(nn.Module):
         self.head = nn.Linear(self.feature_size, classes)
 
     def features(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        return F.avg_pool2d(self.blocks(y), self.window).flatten(1)
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            y = F.relu(self.bn1(self.conv1(x)), inplace=True)
+            return F.avg_pool2d(self.blocks(y), self.window).flatten(1).float()
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(self.features(x))
@@ -80,9 +83,11 @@ def bn_momentum(network: nn.Module, momentum: float) -> Iterator[None]:
             norm.momentum = value
 
 
-def build(image_shape: ImageShape, classes: int, width: int, seed: int, device: torch.device) -> ReducedResNet18:
+def build(
+    image_shape: ImageShape, classes: int, width: int, seed: int, device: torch.device, precision: Precision = "tf32"
+) -> ReducedResNet18:
     """PyTorch's default initialisation, drawn on the CPU from ``seed`` alone: the same start on every device."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        network = ReducedResNet18(image_shape, classes, width)
+        torch.default_generator.manual_seed(seed)
+        network = ReducedResNet18(image_shape, classes, width, precision)
     return network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]

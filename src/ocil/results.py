@@ -76,10 +76,19 @@ class RunFolder:
     def of(cls, root: Path, config: RunConfig) -> "RunFolder":
         return cls(root / config.cell / f"seed-{config.seed}")
 
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoint.safetensors"
+
     def result(self) -> Result | None:
         """The result, if the run is finished."""
-        content = _read_json(self.path / "result.json")
-        return None if content is None else Result.from_json(content)
+        path = self.path / "result.json"
+        try:
+            return Result.from_json(json.loads(path.read_text()))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError, KeyError, TypeError, OcilError) as error:
+            raise OcilError(unreadable(path, error)) from error
 
     def save_result(self, result: Result) -> None:
         write_json(self.path / "result.json", result.to_json())
@@ -91,10 +100,10 @@ class RunFolder:
         """Tensors and the JSON that goes with them, in one file, so that they cannot disagree."""
         host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         content = safetensors.torch.save(host, {"progress": json.dumps(progress)})
-        write_bytes(self.path / "checkpoint.safetensors", content)
+        write_bytes(self.checkpoint, content)
 
     def load_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        path = self.path / "checkpoint.safetensors"
+        path = self.checkpoint
         if not path.exists():
             return None
         try:
@@ -102,7 +111,7 @@ class RunFolder:
                 progress = json.loads(file.metadata()["progress"])
                 return {name: file.get_tensor(name) for name in file.keys()}, progress  # noqa: SIM118
         except (safetensors.SafetensorError, KeyError, ValueError, TypeError) as error:
-            raise OcilError(f"cannot read {path}: {error}. Delete it to start that run again.") from error
+            raise OcilError(unreadable(path, error)) from error
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -118,7 +127,9 @@ class RunFolder:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 advice = "wait for it, or use another --out."
-                raise OcilError(f"another process is working on {self.path}: {advice}") from None
+                raise WriteError(f"another process is working on {self.path}: {advice}") from None
+            for left_over in self.path.glob(".*.tmp"):  # of a process that was killed while it wrote
+                left_over.unlink(missing_ok=True)
             yield
 
 
@@ -151,6 +162,10 @@ def summarise(results: Sequence[Result], references: Sequence[Result | None] | N
     )
 
 
+def unreadable(path: Path, error: Exception) -> str:
+    return f"cannot read {path}: {type(error).__name__}: {error}. Delete it to start that run again."
+
+
 def write_json(path: Path, content: Any) -> None:
     write_bytes(path, (json.dumps(content, indent=1) + "\n").encode())
 
@@ -159,12 +174,3 @@ def _estimate(values: list[float | None]) -> Estimate | None:
     """None where the quantity is not defined for every run."""
     known = [value for value in values if value is not None]
     return estimate(known) if known and len(known) == len(values) else None
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise OcilError(f"cannot read {path}: {error}. Delete it to start that run again.") from error

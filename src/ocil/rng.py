@@ -29,5 +29,7 @@ class Rng:
         return {name: generator.get_state() for name, generator in self.generators.items()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
+        for name in self.generators.keys() - state.keys():  # not drawn from yet when the state was taken
+            self.generators[name].manual_seed(derive(self.seed, name))
         for name, value in state.items():
             self[name].set_state(value)

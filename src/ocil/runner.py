@@ -5,13 +5,14 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 import ocil
 from ocil import data
@@ -21,10 +22,11 @@ from ocil.errors import OcilError
 from ocil.evaluate import Evaluation, Evaluator
 from ocil.methods import method
 from ocil.methods.base import Learner, Problem
-from ocil.results import Result, RunFolder
-from ocil.streams import Stream
+from ocil.precision import numerics
+from ocil.results import Result, RunFolder, unreadable
+from ocil.streams import DeviceData, Stream
 
-LOOK_EVERY = 20  # stream batches between two looks at the loss: each look waits for the device
+LOOK_EVERY = 50  # stream batches between two looks at the loss: each look waits for the device
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ def pick_device(name: str = "auto") -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        torch.ones(1, device=device).item()
     except (RuntimeError, AssertionError):
         raise OcilError(f"device '{name}' is not there: use auto, cpu or cuda.") from None
     return device
@@ -75,9 +77,14 @@ def make_learner(
     return build(config, dataset, device)
 
 
+def check(config: RunConfig, dataset: Dataset) -> None:
+    """Raise now what a run would raise at its start: tasks that the dataset cannot fill or cannot test."""
+    Evaluator(Stream(dataset, config.stream, config.seed))
+
+
 def run(
     config: RunConfig,
-    root: Path,
+    root: Path | str,
     *,
     device: torch.device | str = "auto",
     data_dir: Path | None = None,
@@ -90,31 +97,67 @@ def run(
 
     ``should_stop`` is asked after every batch; on True the run saves a checkpoint and raises ``Interrupted``.
     """
-    folder = RunFolder.of(root, config)
+    folder = RunFolder.of(Path(root), config)
     if (finished := folder.result()) is not None:
         return finished
     device = pick_device(device) if isinstance(device, str) else device
     dataset = dataset or data.load(config.dataset, data_dir)
     with folder.lock():
-        folder.save_config(config)
-        work = _Work(config, folder, dataset, device)
         try:
-            work.go(checkpoint_seconds, on_progress, should_stop)
-        except torch.OutOfMemoryError:
+            with numerics(config.learner.precision):
+                work = Work(config, folder, dataset, DeviceData(dataset, device))
+                for _ in work.steps(checkpoint_seconds, on_progress, should_stop):
+                    pass
+                return work.finish()
+        except (RuntimeError, MemoryError) as error:
+            if not _out_of_memory(error):
+                raise
             raise OcilError(
                 f"{config.cell} does not fit on {device}: use a smaller memory or width, or another device."
             ) from None
-        return work.finish()
 
 
-class _Work:
+def _out_of_memory(error: Exception) -> bool:
+    """PyTorch has an exception of its own for a GPU that is full, but none for a host."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+
+
+class Stepper:
+    """Takes a learner's steps as they are written. An engine may take the same steps in a faster way."""
+
+    def __init__(self, learner: Learner, stream: Stream) -> None:
+        self.learner, self.stream = learner, stream
+
+    def learn(self, number: int) -> None:
+        self.learner.learn(*self.stream.fetch(number))
+
+    def review(self) -> Iterator[None]:
+        """The review trick, a batch at a time."""
+        for slots in self.learner.review_slots():
+            self.review_one(slots)
+            yield
+
+    def review_one(self, slots: Tensor) -> None:
+        self.learner.review_step(slots)
+
+
+class Work:
     """The state of a run in progress: learner, stream cursor, evaluations, time spent."""
 
-    def __init__(self, config: RunConfig, folder: RunFolder, dataset: Dataset, device: torch.device) -> None:
-        self.config, self.folder, self.device = config, folder, device
-        self.stream = Stream(dataset, config.stream, config.seed, device)
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        dataset: Dataset,
+        resident: DeviceData,
+        stepper: Callable[[Learner, Stream], Stepper] = Stepper,
+    ) -> None:
+        self.config, self.folder, self.device = config, folder, resident.device
+        self.stream = Stream(dataset, config.stream, config.seed, resident=resident)
         self.evaluator = Evaluator(self.stream)
-        self.learner = build(config, dataset, device)
+        self.learner = build(config, dataset, self.device)
+        folder.save_config(config)
+        self.stepper = stepper(self.learner, self.stream)
         self.cursor = 0
         self.evaluations: list[Evaluation] = []
         self.seconds = 0.0
@@ -125,54 +168,64 @@ class _Work:
         if found is None:
             return
         tensors, progress = found
-        if progress["device"] != self.device.type:
+        if (device := progress.get("device", self.device.type)) != self.device.type:
             raise OcilError(
-                f"{self.folder.path} was begun on {progress['device']}: go on with --device {progress['device']}, "
-                "or delete that folder."
+                f"{self.folder.path} was begun on {device}: go on with --device {device}, or delete that folder."
             )
-        self.learner.load_state(tensors)
-        self.cursor, self.seconds = progress["cursor"], progress["seconds"]
-        self.evaluations = [Evaluation(**row) for row in progress["evaluations"]]
+        try:
+            self.learner.load_state(tensors)
+            self.cursor, self.seconds = progress["cursor"], progress["seconds"]
+            self.evaluations = [Evaluation(**row) for row in progress["evaluations"]]
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise OcilError(unreadable(self.folder.checkpoint, error)) from error
 
-    def save(self, seconds: float) -> None:
+    def save(self) -> None:
         self.check_loss()
         progress = {
             "cursor": self.cursor,
-            "seconds": seconds,
+            "seconds": self.seconds,
             "device": self.device.type,
             "evaluations": [row.to_json() for row in self.evaluations],
         }
         self.folder.save_checkpoint(self.learner.state(), progress)
 
-    def go(
-        self, checkpoint_seconds: float, on_progress: Callable[[Progress], None], should_stop: Callable[[], bool]
-    ) -> None:
-        config, learner = self.config.learner, self.learner
-        earlier, started = self.seconds, time.monotonic()
-        saved = started
+    def steps(
+        self,
+        checkpoint_seconds: float = 30.0,
+        on_progress: Callable[[Progress], None] = lambda progress: None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Iterator[None]:
+        """The run itself. Yields when something was handed to the device: a batch, a review batch, an evaluation."""
+        config = self.config.learner
+        started = saved = time.monotonic()
+        earlier = self.seconds
         on_progress(self.progress())
-        for batch in self.stream.batches(self.cursor):
-            learner.learn(batch.x, batch.y)
-            if batch.ends_task:
-                learner.task_ended()
-            periodic = config.review_every and (batch.number + 1) % config.review_every == 0
-            if config.review and (periodic or (not config.review_every and batch.ends_task)):
-                learner.review()
-            if batch.checkpoint is not None:
-                self.evaluations.append(self.evaluator(learner, batch.checkpoint))
-            self.cursor = batch.number + 1
+        for number in range(self.cursor, len(self.stream)):
+            checkpoint = self.stream.checkpoint_after(number)
+            ends_task = checkpoint is not None and self.stream.announces_tasks
+            self.stepper.learn(number)
+            if ends_task:
+                self.learner.task_ended()
+            periodic = config.review_every and (number + 1) % config.review_every == 0
+            if config.review and (periodic or (ends_task and not config.review_every)):
+                yield from self.stepper.review()
+            if checkpoint is not None:
+                evaluation = self.evaluator.start(self.learner, checkpoint)
+                yield
+                self.evaluations.append(evaluation())
+            self.cursor = number + 1
 
-            now = time.monotonic()
-            stop = should_stop()
+            stop, now = should_stop(), time.monotonic()
             self.seconds = earlier + now - started
             if stop or now - saved >= checkpoint_seconds:
-                self.save(self.seconds)
+                self.save()
                 saved = time.monotonic()
             if stop:
                 raise Interrupted(str(self.folder.path))
-            if batch.number % LOOK_EVERY == 0 or batch.checkpoint is not None:
+            if number % LOOK_EVERY == 0 or checkpoint is not None:
                 self.check_loss()
                 on_progress(self.progress())
+            yield
 
     def progress(self) -> Progress:
         accuracy = None
@@ -190,7 +243,7 @@ class _Work:
             )
 
     def finish(self) -> Result:
-        self.save(self.seconds)
+        self.save()
         peak = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)}
         if self.device.type == "cuda":
             peak["device"] = torch.cuda.max_memory_allocated(self.device)

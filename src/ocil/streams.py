@@ -29,10 +29,10 @@ class StreamConfig:
     class_order: ClassOrder = "fixed"
     """``fixed``: ascending labels, as in the paper. ``seeded``: shuffled by the seed."""
     boundary: Boundary = "clear"
-    """``clear``: one task after the other. ``blurry``: a share of each task's samples comes from other tasks.
+    """``clear``: one task after the other. ``blurry``: a share of each task's samples changes places.
     ``none``: classes fade in and out and nobody announces a task. ``iid``: all classes mixed, for the upper bound."""
     blurry_share: float = 0.1
-    """With ``blurry``: the share of samples that change places with samples of other tasks."""
+    """With ``blurry``: this share of each task's samples goes into one pool and is dealt out to all tasks again."""
     fade: float = 0.5
     """With ``none``: how far a class spreads in time, in units of the time one class takes."""
     epochs: int = 1
@@ -49,7 +49,7 @@ class StreamConfig:
                 raise OcilError(f"{name} = {getattr(self, name)} must be at least 1.")
         if not 0 <= self.blurry_share <= 1:
             raise OcilError(f"blurry_share = {self.blurry_share} must lie between 0 and 1.")
-        if self.fade < 0:
+        if not self.fade >= 0:
             raise OcilError(f"fade = {self.fade} must not be negative.")
         if self.epochs > 1 and self.boundary != "iid":
             raise OcilError("epochs > 1 needs boundary = 'iid': an online stream is seen once.")
@@ -70,37 +70,52 @@ class Batch:
     ends_task: bool
 
 
+class DeviceData:
+    """A dataset's images on a device, as uint8: uploaded once, shared by every stream over it."""
+
+    def __init__(self, data: Dataset, device: torch.device | str) -> None:
+        self.device = torch.device(device)
+        self.train_x, self.train_y, self.test_x, self.test_y = (
+            torch.tensor(array, device=self.device) for array in (data.train_x, data.train_y, data.test_x, data.test_y)
+        )
+
+
 class Stream:
     """A dataset on a device, its images in arrival order. ``batches(start)`` goes on from any batch.
 
-    Images are uploaded once, as uint8. The whole order is drawn from the seed at the start: two streams of the same
-    dataset, configuration and seed are equal.
+    The whole order is drawn from the seed at the start: two streams of the same dataset, configuration and seed are
+    equal. ``resident`` shares images that are on the device already.
     """
 
     def __init__(
-        self, data: Dataset, config: StreamConfig | None = None, seed: int = 0, device: torch.device | str = "cpu"
+        self,
+        data: Dataset,
+        config: StreamConfig | None = None,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        resident: DeviceData | None = None,
     ) -> None:
         config = config or StreamConfig()
         if config.tasks > data.num_classes:
             raise OcilError(f"tasks = {config.tasks} is more than the {data.num_classes} classes of {data.name}.")
         self.data = data
         self.config = config
-        self.device = torch.device(device)
+        self.resident = resident or DeviceData(data, device)
+        self.device = self.resident.device
         classes = np.arange(data.num_classes)
         if config.class_order == "seeded":
             classes = np.random.default_rng(derive(seed, "class-order")).permutation(classes)
         self.groups: list[list[int]] = [group.tolist() for group in np.array_split(classes, config.tasks)]
         segments = _segments(data.train_y, self.groups, config, np.random.default_rng(derive(seed, "stream-order")))
-        self._bounds, self._checkpoints = _batch_bounds([len(segment) for segment in segments], config)
-        if not self._bounds:
+        self.bounds, self._checkpoints = _batch_bounds([len(segment) for segment in segments], config)
+        rows = 1 if config.boundary == "iid" else config.tasks
+        if len(self._checkpoints) < rows or min(self._checkpoints) < 0:
             raise OcilError(f"batch_size = {config.batch_size} is more than a task of {data.name} holds.")
-        self._order = torch.from_numpy(np.concatenate(segments)).to(self.device)
-        self._x = torch.from_numpy(data.train_x).to(self.device)
-        self._y = torch.from_numpy(data.train_y).to(self.device)
+        self.order = torch.from_numpy(np.concatenate(segments)).to(self.device)
 
     def __len__(self) -> int:
         """Number of batches."""
-        return len(self._bounds)
+        return len(self.bounds)
 
     def __iter__(self) -> Iterator[Batch]:
         return self.batches()
@@ -116,11 +131,18 @@ class Stream:
 
     def batches(self, start: int = 0) -> Iterator[Batch]:
         for number in range(start, len(self)):
-            first, last = self._bounds[number]
-            index = self._order[first:last]
-            checkpoint = self._checkpoints.get(number)
-            ends_task = checkpoint is not None and self.announces_tasks
-            yield Batch(self._x[index], self._y[index], number, checkpoint, ends_task)
+            checkpoint = self.checkpoint_after(number)
+            yield Batch(*self.fetch(number), number, checkpoint, checkpoint is not None and self.announces_tasks)
+
+    def fetch(self, number: int) -> tuple[Tensor, Tensor]:
+        """Images and labels of one batch."""
+        first, last = self.bounds[number]
+        index = self.order[first:last]
+        return self.resident.train_x[index], self.resident.train_y[index]
+
+    def checkpoint_after(self, number: int) -> int | None:
+        """The class group that is complete after a batch, if one is."""
+        return self._checkpoints.get(number)
 
     def new_classes(self, checkpoint: int) -> list[int]:
         """The classes that the stream has just shown."""
@@ -128,11 +150,6 @@ class Stream:
 
     def old_classes(self, checkpoint: int) -> list[int]:
         return [] if self.config.boundary == "iid" else list(chain(*self.groups[:checkpoint]))
-
-    def samples_of(self, classes: list[int]) -> tuple[Tensor, Tensor]:
-        """All training samples of some classes, for measuring what was learned of them."""
-        index = torch.from_numpy(np.flatnonzero(np.isin(self.data.train_y, classes))).to(self.device)
-        return self._x[index], self._y[index]
 
 
 Indices = NDArray[np.int64]

@@ -6,7 +6,7 @@ import sys
 from cyclopts import App, CycloptsError
 
 import ocil
-from ocil.cli import data, runs
+from ocil.cli import bench, data, runs
 from ocil.errors import OcilError
 
 app = App(
@@ -20,6 +20,7 @@ Try `ocil run afs`, which learns ten kinds of clothing two at a time, then `ocil
 app.command(runs.run)
 app.command(runs.compare)
 app.command(runs.methods)
+app.command(bench.bench)
 app.command(data.list_datasets, name="datasets")
 app.command(data.app)
 
@@ -29,7 +30,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        _fail(" ".join(str(error).split()) + " See --help.")
+        _fail(f"{error} See --help.")
     except OcilError as error:
         _fail(str(error))
     except KeyboardInterrupt:
@@ -41,5 +42,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _fail(message: str) -> None:
-    print(f"ocil: error: {message}", file=sys.stderr)
+    runs.say_error(message)
     sys.exit(2)

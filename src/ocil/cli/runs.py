@@ -1,6 +1,7 @@
 """``ocil run``, ``ocil compare`` and ``ocil methods``."""
 
 import json
+import os
 import signal
 import sys
 import tomllib
@@ -10,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
 
 from ocil.cli.data import DataDir, Json
 from ocil.errors import OcilError, WriteError
@@ -29,6 +30,17 @@ MEASURES = (
 )
 
 
+def _whole_number(_: Any, tokens: Sequence[Token]) -> int:
+    """Cyclopts alone would round 2.5 to 2."""
+    try:
+        return int(tokens[0].value)
+    except ValueError:
+        raise ValueError(f"'{tokens[0].value}' is not a whole number.") from None
+
+
+Whole = Annotated[int, Parameter(converter=_whole_number)]
+
+
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Options:
@@ -36,11 +48,11 @@ class Options:
 
     dataset: Annotated[str | None, Parameter(alias="-d")] = None
     """A name from `ocil datasets`, or a prepared .npz. Default: the embedded fashion-mini."""
-    memory: Annotated[int | None, Parameter(alias="-m")] = None
+    memory: Annotated[int | None, Parameter(converter=_whole_number, alias="-m")] = None
     """Images kept for replay. Default: 200 for fashion-mini, 1000 for CIFAR-10, else 5000."""
-    seeds: Annotated[int | None, Parameter(alias="-n")] = None
+    seeds: Annotated[int | None, Parameter(converter=_whole_number, alias="-n")] = None
     """How many seeds to run: 0, 1, 2, ... Default: 3."""
-    seed: Annotated[int | None, Parameter()] = None
+    seed: Annotated[int | None, Parameter(converter=_whole_number)] = None
     """The first seed. Default: 0."""
     review: bool | None = None
     """The review trick: after each task one pass over memory at a tenth of the learning rate. Default: the paper's."""
@@ -50,9 +62,9 @@ class Options:
     """A TOML file of the same names (method, dataset, memory, seeds, review, and any field). The command line wins."""
     device: str = "auto"
     """auto, cpu or cuda."""
-    workers: int = 0
+    workers: Whole = 0
     """Runs side by side. Default: as many as keep the cores busy on a CPU, one on a GPU."""
-    threads: int = 1
+    threads: Whole = 1
     """CPU threads a run uses. One is best for many seeds; results depend on it in the last digits."""
     reference: bool = True
     """Also run fine-tuning once a seed, to measure intransigence against. It is kept and used again."""
@@ -109,7 +121,7 @@ def compare(
     path = figure or options.out / "accuracy.png"
     if path.suffix not in (".png", ".svg"):
         raise OcilError(f"--figure {path}: the name must end in .png or .svg.")
-    plans = [_plan(*_with_review(name, options)) for name in methods]
+    plans = [_plan(*_with_review(name, options), shared=True) for name in methods]
     summaries, folders, failed = _execute(plans, options)
     from ocil.files import write_bytes
     from ocil.report import figures, tables
@@ -150,39 +162,61 @@ def _with_review(name: str, options: Options) -> tuple[str, Options]:
     return name, options
 
 
-def _plan(method: str | None, options: Options) -> list["RunConfig"]:
-    """The configurations of all seeds, complete and checked, before anything runs."""
+def _plan(method: str | None, options: Options, shared: bool = False) -> list["RunConfig"]:
+    """The configurations of all seeds, complete and checked, before anything runs.
+
+    ``shared``: the command line is for several methods. What it says of the memory does not concern one that has none,
+    nor does what a TOML file says of it.
+    """
     file = _read_toml(options.config) if options.config else {}
-    name = method or file.pop("method", None)
-    file.pop("method", None)
+    in_file = {key: file.pop(key, None) for key in ("method", "dataset", "seeds", "seed")}
+    for key in ("method", "dataset"):
+        if not isinstance(in_file[key], str | None):
+            raise OcilError(f"{key} = {in_file[key]!r} in {options.config} is not a name.")
+    given: dict[str, Any] = read_settings(options.set)
+    given |= {key: value for key in ("memory", "review") if (value := getattr(options, key)) is not None}
+    name = method or in_file["method"]
     if name is None:
         raise OcilError("name a method, for example: ocil run afs. `ocil methods` lists them.")
-    dataset, memory, review, seeds, first = (
-        file.pop(key, None) if (given := getattr(options, key)) is None else (file.pop(key, None), given)[1]
-        for key in ("dataset", "memory", "review", "seeds", "seed")
-    )
-    seeds, first = 3 if seeds is None else seeds, first or 0
-    if not isinstance(seeds, int) or seeds < 1:
-        raise OcilError(f"seeds = {seeds} must be a whole number of at least 1.")
-    if not isinstance(first, int) or first < 0:
-        raise OcilError(f"seed = {first} must be a whole number of at least 0.")
+    dataset = in_file["dataset"] if options.dataset is None else options.dataset
+    seeds = _whole("seeds", options.seeds, in_file["seeds"], default=3, least=1)
+    first = _whole("seed", options.seed, in_file["seed"], default=0, least=0)
     for key in ("workers", "threads"):
         if getattr(options, key) < (key == "threads"):
             raise OcilError(f"--{key} {getattr(options, key)} is too small.")
-    settings = file | _read_settings(options.set)
 
-    from ocil import data
+    from ocil import data, methods
     from ocil.config import resolve
+    from ocil.runner import check
 
-    loaded = data.load(dataset or data.DEFAULT, options.data_dir)  # before anything runs: is it there, is it whole?
-    dataset = str(Path(dataset).resolve()) if dataset and Path(dataset).is_file() else loaded.name
-    return [
-        resolve(name, dataset, memory=memory, review=review, seed=seed, settings=settings, classes=loaded.num_classes)
+    if not methods.method(name).memory:
+        file = _without_memory(file)
+        given = _without_memory(given) if shared else given
+    dataset = data.DEFAULT if dataset is None else dataset
+    loaded = data.load(dataset, options.data_dir)  # before anything runs: is it there, is it whole?
+    path = Path(dataset).expanduser()
+    dataset = str(path.resolve()) if path.suffix.lower() == ".npz" or len(path.parts) > 1 else loaded.name
+    plan = [
+        resolve(name, dataset, seed=seed, settings=file | given, classes=loaded.num_classes)
         for seed in range(first, first + seeds)
     ]
+    for config in plan:
+        check(config, loaded)
+    return plan
 
 
-def _read_settings(words: Sequence[str]) -> dict[str, str]:
+def _without_memory(settings: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if not key.startswith(("memory", "review"))}
+
+
+def _whole(name: str, given: int | None, in_file: Any, default: int, least: int) -> int:
+    value = next((value for value in (given, in_file) if value is not None), default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise OcilError(f"{name} = {value} must be a whole number of at least {least}.")
+    return value
+
+
+def read_settings(words: Sequence[str]) -> dict[str, str]:
     settings = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -206,7 +240,8 @@ def _execute(
 ) -> tuple[list["Summary"], list[list[Path]], list[str]]:
     """Run everything with live progress. Returns a summary a plan, its run folders, and what failed."""
     from ocil.cli.progress import Board
-    from ocil.engine.local import Job, run_all
+    from ocil.engine import execute
+    from ocil.engine.local import Job
     from ocil.results import Result, RunFolder, summarise
     from ocil.runner import Interrupted, pick_device
 
@@ -215,24 +250,32 @@ def _execute(
     references = {c: c.reference() for c in wanted if options.reference and c.stream.boundary != "iid"}
     order = list(dict.fromkeys([*references.values(), *wanted]))
     job = Job(options.out, str(device), options.data_dir, threads=options.threads)
+    unwritable = False
     with _first_ctrl_c() as stopped, Board(order, set(wanted)) as board:
-        outcomes = dict(zip(order, run_all(order, job, options.workers, board.hear, stopped), strict=True))
+
+        def hear(number: int, event: Any) -> None:
+            nonlocal unwritable
+            unwritable = unwritable or isinstance(event, WriteError)
+            board.hear(number, event)
+
+        runs = execute(order, job, options.workers, hear, lambda: unwritable or stopped())
+    outcomes = dict(zip(order, runs, strict=True))
     for outcome in outcomes.values():
         if isinstance(outcome, WriteError):
             raise outcome
     failed = [str(outcome) for outcome in outcomes.values() if isinstance(outcome, OcilError)]
     for message in failed:
-        _say(f"ocil: error: {message}")
+        say_error(message)
     if any(isinstance(outcome, Interrupted) for outcome in outcomes.values()):
         _say("Stopped. What was learned is saved; the same command goes on from there.")
         raise KeyboardInterrupt
     summaries, folders = [], []
     for plan in plans:
-        pairs = [(r, outcomes.get(references.get(c, c))) for c in plan if isinstance(r := outcomes[c], Result)]
-        if pairs:
-            known = [r if isinstance(r, Result) else None for _, r in pairs]
-            summaries.append(summarise([result for result, _ in pairs], known))
-            folders.append([RunFolder.of(options.out, result.config).path for result, _ in pairs])
+        results = [result for config in plan if isinstance(result := outcomes[config], Result)]
+        if results:
+            compared = [outcomes[references[r.config]] if r.config in references else None for r in results]
+            summaries.append(summarise(results, [r if isinstance(r, Result) else None for r in compared]))
+            folders.append([RunFolder.of(options.out, result.config).path for result in results])
     if not summaries:
         sys.exit(2)
     return summaries, folders, failed
@@ -247,7 +290,7 @@ def _first_ctrl_c() -> Iterator[Any]:
         nonlocal asked
         asked = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        _say("Saving; once more stops at once.")
+        os.write(2, b"Saving; once more stops at once.\n")  # not print: that may be in the middle of a line
 
     before = signal.signal(signal.SIGINT, ask)
     try:
@@ -277,14 +320,18 @@ def _summary_json(summary: "Summary", folders: list[Path]) -> dict[str, Any]:
 def _print_table(summaries: Sequence["Summary"]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from ocil.report.tables import COLUMNS, heading, row
 
-    table = Table(*COLUMNS, title=heading(summaries))
+    table = Table(*COLUMNS, title=Text(heading(summaries)))  # Text, not str: a name from the disk is no markup
     for summary in summaries:
         table.add_row(*row(summary))
-    console = Console()
-    console.print(table, width=None if console.is_terminal else 100)
+    Console(width=None if sys.stdout.isatty() else 100).print(table)
+
+
+def say_error(message: str) -> None:
+    _say(f"ocil: error: {' '.join(message.split())}")  # one line, whatever a library wrote
 
 
 def _say(message: str) -> None:

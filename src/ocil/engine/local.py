@@ -8,8 +8,10 @@ run beside it.
 import multiprocessing
 import os
 import signal
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -19,10 +21,11 @@ import torch
 
 from ocil.config import RunConfig
 from ocil.errors import OcilError
-from ocil.results import Result
+from ocil.results import Result, RunFolder
 from ocil.runner import Interrupted, Progress, run
 
-Watcher = Callable[[int, Progress | Result | Exception], None]
+Outcome = Result | Exception
+Watcher = Callable[[int, Progress | Outcome], None]
 
 
 @dataclass(frozen=True)
@@ -42,33 +45,49 @@ def run_all(
     workers: int = 0,
     watch: Watcher = lambda number, event: None,
     should_stop: Callable[[], bool] = lambda: False,
-) -> list[Result | Exception]:
+) -> list[Outcome]:
     """Run every configuration; one that fails leaves its exception in its place and the others go on.
 
     ``workers=0`` keeps all cores busy on a CPU and takes 1 on a GPU. ``watch`` hears of everything that happens, with
     the number of the configuration. When ``should_stop`` says so, running ones save and raise ``Interrupted``.
     """
+    outcomes: list[Outcome] = [Interrupted("not started")] * len(configs)
+    waiting = []
+    for number, config in enumerate(configs):
+        known = _look_up(config, job)
+        if known is None:
+            waiting.append(number)
+        else:
+            outcomes[number] = known
+            watch(number, known)
     on_cpu = job.device.startswith("cpu")
-    workers = min(len(configs), workers or (max(1, _cores() // job.threads) if on_cpu else 1))
-    outcomes: list[Result | Exception] = [Interrupted("not started")] * len(configs)
-    if workers <= 1:
-        threads = torch.get_num_threads()
-        try:
-            torch.set_num_threads(job.threads)
-            for number, config in enumerate(configs):
-                if not should_stop():
-                    outcomes[number] = _attempt(config, job, _to(watch, number), should_stop)
-                    watch(number, outcomes[number])
-        finally:
-            torch.set_num_threads(threads)
+    workers = min(len(waiting), workers or (max(1, _cores() // job.threads) if on_cpu else 1))
+    if workers > 1:
+        _Pool(configs, waiting, job, workers, watch, should_stop, outcomes).go()
         return outcomes
-    _Pool(configs, job, workers, watch, should_stop, outcomes).go()
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(job.threads)
+        for number in waiting:
+            if not should_stop():
+                outcomes[number] = _attempt(configs[number], job, watch_one(watch, number), should_stop)
+                watch(number, outcomes[number])
+    finally:
+        torch.set_num_threads(threads)
     return outcomes
+
+
+def _look_up(config: RunConfig, job: Job) -> Outcome | None:
+    """What a finished run found: no worker has to start for that."""
+    try:
+        return RunFolder.of(job.root, config).result()
+    except OcilError as error:
+        return error
 
 
 def _attempt(
     config: RunConfig, job: Job, on_progress: Callable[[Progress], None], should_stop: Callable[[], bool]
-) -> Result | Exception:
+) -> Outcome:
     try:
         return run(
             config, job.root, device=job.device, data_dir=job.data_dir, checkpoint_seconds=job.checkpoint_seconds,
@@ -76,6 +95,10 @@ def _attempt(
         )  # fmt: skip
     except (OcilError, Interrupted) as error:
         return error
+    except Exception as error:  # the other runs go on, whatever happened to this one
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(place.filename).name}, line {place.lineno}"
+        return OcilError(f"{config.label} seed {config.seed}: {type(error).__name__}: {error} ({where})")
 
 
 class _Pool:
@@ -84,15 +107,16 @@ class _Pool:
     def __init__(
         self,
         configs: Sequence[RunConfig],
+        waiting: Sequence[int],
         job: Job,
         workers: int,
         watch: Watcher,
         should_stop: Callable[[], bool],
-        outcomes: list[Result | Exception],
+        outcomes: list[Outcome],
     ) -> None:
         self.configs, self.job, self.watch, self.should_stop = configs, job, watch, should_stop
         self.outcomes = outcomes
-        self.waiting = deque(range(len(configs)))
+        self.waiting = deque(waiting)
         self.context = multiprocessing.get_context("spawn")
         self.stop = self.context.Event()
         self.busy: dict[Any, tuple[Any, int]] = {}  # connection -> (process, number of the run)
@@ -117,25 +141,30 @@ class _Pool:
             return
         ours, theirs = self.context.Pipe()
         process = self.context.Process(target=_work, args=(theirs, self.job, self.stop), daemon=True)
-        process.start()
+        # A terminal sends Ctrl-C to the workers too; blocked here, it is blocked in them from their first moment.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         self.hand_over(ours, process)
 
     def hand_over(self, connection: Any, process: Any) -> None:
         if not self.waiting:
             self.busy.pop(connection, None)
-            connection.send(None)
+            _send(connection, None)
             process.join()
             return
         number = self.waiting.popleft()
         self.busy[connection] = (process, number)
-        connection.send(self.configs[number])
+        _send(connection, self.configs[number])
 
     def hear(self, connection: Any) -> None:
         process, number = self.busy[connection]
         try:
             event = connection.recv()
-        except EOFError:
+        except (EOFError, OSError):
             process.join()
             event = OcilError(
                 f"{self.configs[number].cell} seed {self.configs[number].seed}: its process ended with code "
@@ -152,14 +181,22 @@ class _Pool:
             self.hand_over(connection, process)
 
 
+def _send(connection: Any, message: Any) -> None:
+    with suppress(OSError):  # a worker that has just died is heard of when it is listened to
+        connection.send(message)
+
+
 def _work(connection: "Connection[Any, Any]", job: Job, stop: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and tells us
     torch.set_num_threads(job.threads)
-    while (config := connection.recv()) is not None:
-        connection.send(_attempt(config, job, connection.send, stop.is_set))
+    with suppress(EOFError, OSError):  # the parent has died: there is nobody to work for
+        while (config := connection.recv()) is not None:
+            outcome = (
+                Interrupted("not started") if stop.is_set() else _attempt(config, job, connection.send, stop.is_set)
+            )
+            connection.send(outcome)
 
 
-def _to(watch: Watcher, number: int) -> Callable[[Progress], None]:
+def watch_one(watch: Watcher, number: int) -> Callable[[Progress], None]:
     return lambda progress: watch(number, progress)
 
 

@@ -1,6 +1,5 @@
 """What every method has: a network, a memory, an optimiser, and four verbs."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
@@ -11,6 +10,7 @@ from ocil import losses, networks
 from ocil.errors import OcilError
 from ocil.memory import Memory
 from ocil.networks import ImageShape, to_float
+from ocil.precision import Precision
 from ocil.rng import Rng, derive
 
 
@@ -36,6 +36,9 @@ class LearnerConfig:
     weight_decay: float = 0.0
     width: int = 20
     """Channels of the network's first stage; the next ones have 2, 4 and 8 times as many."""
+    precision: Precision = "tf32"
+    """On a GPU. ``fp32``: exact and repeatable bit for bit. ``tf32``: convolutions round their factors to TF32, as
+    PyTorch does by default. ``bf16``: the network's inside in bfloat16, its head and the losses in float32."""
     review: bool = False
     """The review trick: a pass over the memory at a small learning rate."""
     review_every: int = 0
@@ -82,7 +85,7 @@ class Learner(nn.Module):
         self.device = torch.device(device)
         self.rng = Rng(seed, self.device)
         self.network = networks.build(
-            problem.image_shape, problem.classes, config.width, derive(seed, "init"), self.device
+            problem.image_shape, problem.classes, config.width, derive(seed, "init"), self.device, config.precision
         )
         self.memory = Memory(config.memory, problem.image_shape, self.rng["memory"])
         self.optimizer = torch.optim.SGD(
@@ -101,7 +104,10 @@ class Learner(nn.Module):
         return {}
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that later steps depend on, as flat tensors: weights, memory, optimiser, generators."""
+        """Everything that later steps depend on, as flat tensors: weights, memory, optimiser, generators.
+
+        Live tensors, not copies: learning goes on changing them.
+        """
         state = dict(self.state_dict())
         for number, values in self.optimizer.state_dict()["state"].items():
             state |= {f"optimizer.{number}.{name}": value for name, value in values.items() if value is not None}
@@ -111,11 +117,12 @@ class Learner(nn.Module):
         """Go on exactly where ``state`` was taken."""
         own = {name: value for name, value in state.items() if not name.startswith(("optimizer.", "rng."))}
         self.load_state_dict(own)
+        self.memory.recount()
         optimizer: dict[int, dict[str, Tensor]] = {}
         for name, value in state.items():
             if name.startswith("optimizer."):
                 _, number, key = name.split(".", 2)
-                optimizer.setdefault(int(number), {})[key] = value
+                optimizer.setdefault(int(number), {})[key] = value.clone()
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": optimizer, "param_groups": groups})
         self.rng.load_state({name[4:]: value for name, value in state.items() if name.startswith("rng.")})
@@ -127,26 +134,35 @@ class Learner(nn.Module):
     @torch.no_grad()
     def scores(self, x: Tensor) -> Tensor:
         """Class scores ``[B, C]``; changes nothing."""
+        mode = self.network.training
         self.network.eval()
-        scores: Tensor = self.network(to_float(x))
-        self.network.train()
+        try:
+            scores: Tensor = self.network(to_float(x))
+        finally:
+            self.network.train(mode)
         return scores
+
+    def steady(self) -> bool:
+        """Whether ``learn`` keeps its shapes from now on, so that a step may be captured. Reads from the device."""
+        return self.memory.holds_more_than(self.config.memory_batch)
 
     def review(self) -> None:
         """The review trick: one shuffled pass over the memory at a tenth of the learning rate."""
-        for x, y in self.review_batches():
-            self.review_step(x, y)
+        for slots in self.review_slots():
+            self.review_step(slots)
 
     def task_ended(self) -> None:
         """For methods that are defined by task ends; the others ignore it."""
 
-    def review_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for index in self.memory.epoch(self.config.review_batch, self.config.review_keep_last):
-            yield self.memory.images[index], self.memory.labels[index]
+    def review_slots(self) -> list[Tensor]:
+        """The memory slots of a review's batches."""
+        order, size = self.memory.epoch(), self.config.review_batch
+        end = len(order) if self.config.review_keep_last else len(order) - len(order) % size
+        return list(order[:end].split(size)) if end else []
 
-    def review_step(self, x: Tensor, y: Tensor) -> None:
+    def review_step(self, slots: Tensor) -> None:
         self.optimizer.zero_grad()
-        loss = self.review_loss(x, y)
+        loss = self.review_loss(self.memory.images[slots], self.memory.labels[slots])
         (self.config.review_lr_scale * loss).backward()
         self.optimizer.step()
         self.watch(loss)

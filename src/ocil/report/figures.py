@@ -57,6 +57,9 @@ def accuracy_after_each_task(summaries: Sequence[Summary]) -> Figure:
 
 def save(figure: Figure, path: Path) -> None:
     """Write by atomic rename; the suffix chooses PNG or SVG."""
-    with atomic_write(path) as file:
-        figure.savefig(file, format=path.suffix[1:], dpi=150, metadata={"Date": None} if path.suffix == ".svg" else {})
-    plt.close(figure)
+    metadata = {"Date": None} if path.suffix == ".svg" else {}
+    try:
+        with mpl.rc_context(STYLE), atomic_write(path) as file:
+            figure.savefig(file, format=path.suffix[1:], dpi=150, metadata=metadata)
+    finally:
+        plt.close(figure)

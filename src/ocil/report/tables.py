@@ -14,12 +14,12 @@ def percent(value: Estimate | None) -> str:
     if value is None:
         return "-"
     if value.interval is None:
-        return f"{100 * value.mean:.1f} (one seed)"
-    return f"{100 * value.mean:.1f} ± {100 * value.interval:.1f}"
+        return f"{100 * value.mean:z.1f} (one seed)"
+    return f"{100 * value.mean:z.1f} ± {100 * value.interval:.1f}"
 
 
 def duration(seconds: float) -> str:
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

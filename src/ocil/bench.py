@@ -1,0 +1,210 @@
+"""How fast a method's step is on this machine, and how much faster it could be.
+
+The floor of a step is the time that its forward and backward passes must take: on a CPU the bare passes themselves,
+timed in the same run; on a GPU the larger of operations over matrix rate and bytes over copy bandwidth, both measured.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ocil.config import RunConfig
+from ocil.data import Dataset
+from ocil.methods import method
+from ocil.methods.base import Learner
+from ocil.networks import ReducedResNet18, to_float
+from ocil.precision import Precision, numerics
+from ocil.runner import Stepper, build
+from ocil.streams import DeviceData, Stream
+
+PASSES = 10  # times a fused step reads or writes each convolution's output: forward 3, backward 7
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Medians over repeats; ``spread`` is the distance between the quartiles, relative to the median."""
+
+    method: str
+    device: str
+    precision: str
+    seeds: int
+    ms_per_step: float
+    """One stream batch of one seed; with several seeds side by side, the time of all divided by their number."""
+    spread: float
+    ms_per_review_step: float | None
+    steps_per_second: float
+    images_per_second: float
+    """Images that pass the network forward and backward, of all seeds together."""
+    images_per_step: int
+    floor_ms: float
+    share_of_floor: float
+    peak_bytes: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def made_up(classes: int, image_shape: tuple[int, int, int], per_class: int) -> Dataset:
+    """Random images: the cost of a step does not depend on what they show."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(classes, dtype=np.int64)
+    train = np.repeat(labels, per_class)
+    images = rng.integers(0, 256, (len(train), *image_shape), dtype=np.uint8)
+    tests = rng.integers(0, 256, (classes, *image_shape), dtype=np.uint8)
+    return Dataset("made-up", images, train, tests, labels, tuple(f"class {label}" for label in labels))
+
+
+def measure(
+    configs: Sequence[RunConfig], data: Dataset, device: torch.device, repeats: int = 7, seconds: float = 4.0
+) -> Timing:
+    """Time the steady state of configurations that differ by their seed, side by side on a GPU, one alone on a CPU."""
+    config = configs[0]
+    gpu = device.type == "cuda"
+    if gpu:
+        torch.cuda.reset_peak_memory_stats(device)
+    with numerics(config.learner.precision):
+        resident = DeviceData(data, device)
+        lanes = [_Lane(c, data, resident) for c in (configs if gpu else configs[:1])]
+        images = _images_per_step(lanes[0])
+        step_ms, spread = _time([lane.step for lane in lanes], device, repeats, seconds)
+        review_ms = None
+        if config.learner.review:
+            review_ms, _ = _time([lane.review for lane in lanes], device, repeats, seconds / 4)
+        floor = _floor_gpu(config, data, images, device) if gpu else _floor_cpu(lanes[0], repeats)
+    count = len(lanes)
+    return Timing(
+        config.label,
+        torch.cuda.get_device_name(device) if gpu else "cpu",
+        config.learner.precision,
+        count,
+        step_ms / count,
+        spread,
+        None if review_ms is None else review_ms / count,
+        1000 * count / step_ms,
+        1000 * count * sum(images) / step_ms,
+        sum(images),
+        floor,
+        floor * count / step_ms,
+        torch.cuda.max_memory_allocated(device) if gpu else None,
+    )
+
+
+class _Lane:
+    """One seed in its steady state, on a CUDA stream of its own if there is a GPU."""
+
+    def __init__(self, config: RunConfig, data: Dataset, resident: DeviceData) -> None:
+        self.stream = Stream(data, config.stream, config.seed, resident=resident)
+        self.cuda = torch.cuda.Stream(resident.device) if resident.device.type == "cuda" else None
+        self.number = 0
+        with torch.cuda.stream(self.cuda):
+            self.learner: Learner = build(config, data, resident.device)
+            self.stepper = self._stepper(config)
+            while not self.learner.steady():
+                self.step()
+            for _ in range(2):
+                self.step()
+                self.review()
+
+    def _stepper(self, config: RunConfig) -> Stepper:
+        if self.cuda is None or not method(config.method).capturable:
+            return Stepper(self.learner, self.stream)
+        from ocil.engine.captured import CapturedStepper
+
+        return CapturedStepper(self.learner, self.stream)
+
+    def step(self) -> None:
+        with torch.cuda.stream(self.cuda):
+            self.stepper.learn(self.number)
+        self.number = (self.number + 1) % len(self.stream)
+
+    def review(self) -> None:
+        with torch.cuda.stream(self.cuda):
+            if self.learner.config.review:
+                slots = torch.arange(self.learner.config.review_batch, device=self.learner.device)
+                self.stepper.review_one(slots)
+
+
+def _time(
+    steps: Sequence[Callable[[], None]], device: torch.device, repeats: int, seconds: float
+) -> tuple[float, float]:
+    """Milliseconds of one round over all steps: median and relative quartile distance."""
+
+    def rounds(count: int) -> float:
+        started = time.perf_counter()
+        for _ in range(count):
+            for step in steps:
+                step()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return (time.perf_counter() - started) / count * 1e3
+
+    once = rounds(2)
+    count = max(1, int(seconds * 1e3 / repeats / once))
+    times = [rounds(count) for _ in range(repeats)]
+    low, middle, high = statistics.quantiles(times, n=4)
+    return middle, (high - low) / middle
+
+
+def _images_per_step(lane: _Lane) -> list[int]:
+    """Sizes of the batches that pass the network in one step."""
+    seen: list[int] = []
+    hook = lane.learner.network.conv1.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
+    lane.learner.learn(*lane.stream.fetch(lane.number))
+    hook.remove()
+    return seen
+
+
+def _floor_cpu(lane: _Lane, repeats: int) -> float:
+    """The bare passes: forward, sum, backward, on batches of the sizes that a step has."""
+    network = lane.learner.network
+    x, _ = lane.stream.fetch(0)
+    batches = [to_float(x).repeat(-(-size // len(x)), 1, 1, 1)[:size] for size in _images_per_step(lane)]
+    batches = [batch.contiguous(memory_format=torch.channels_last) for batch in batches]
+
+    def passes() -> None:
+        for batch in batches:
+            network(batch).sum().backward()
+
+    milliseconds, _ = _time([passes], torch.device("cpu"), repeats, 2.0)
+    network.zero_grad()
+    return milliseconds
+
+
+def _floor_gpu(config: RunConfig, data: Dataset, images: list[int], device: torch.device) -> float:
+    operations, elements = _cost(data, config.learner.width)
+    precision: Precision = config.learner.precision
+    size = 2 if precision == "bf16" else 4
+    kind = torch.bfloat16 if precision == "bf16" else torch.float32
+    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, precision == "tf32"
+    a = torch.randn(4096, 4096, device=device, dtype=kind)
+    block = torch.empty(1 << 28, dtype=torch.uint8, device=device)
+    other = torch.empty_like(block)
+    product_ms, _ = _time([lambda: torch.mm(a, a)], device, 3, 0.1)  # type: ignore[list-item]
+    copy_ms, _ = _time([lambda: other.copy_(block)], device, 3, 0.1)  # type: ignore[list-item]
+    torch.backends.cuda.matmul.allow_tf32 = before
+    by_operations = 3 * operations * sum(images) / (2 * 4096**3 / product_ms)
+    by_bytes = PASSES * elements * size * sum(images) / (2 * len(block) / copy_ms)
+    return max(by_operations, by_bytes)
+
+
+def _cost(data: Dataset, width: int) -> tuple[int, int]:
+    """Operations of a forward pass of one image, and the numbers its convolutions write."""
+    network = ReducedResNet18(data.image_shape, data.num_classes, width)
+    counted = [0, 0]
+
+    def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if isinstance(module, nn.Conv2d):
+            counted[0] += 2 * output.numel() * module.weight[0].numel()
+            counted[1] += output.numel()
+
+    for module in network.modules():
+        module.register_forward_hook(count)
+    with torch.no_grad():
+        network.eval()(torch.zeros(1, data.image_shape[2], *data.image_shape[:2]))
+    return counted[0], counted[1]

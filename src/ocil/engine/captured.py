@@ -1,0 +1,69 @@
+"""A learner's steps as CUDA graphs: recorded once, then replayed without Python and without waiting for the host.
+
+What a method must keep to be captured: in the steady state ``learn`` has static shapes, reads nothing back to the host
+and draws all randomness from ``learner.rng``. The conformance tests check that on a CPU.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ocil.methods.base import Learner
+from ocil.runner import Stepper
+from ocil.streams import Stream
+
+
+class CapturedStepper(Stepper):
+    """Steps of one learner on a CUDA stream of its own, so that many learners share a device.
+
+    The first steps, while the memory fills, and incomplete batches are taken as they are written.
+    """
+
+    def __init__(self, learner: Learner, stream: Stream) -> None:
+        super().__init__(learner, stream)
+        device = learner.device
+        self.size = stream.config.batch_size
+        self.starts = torch.tensor([first for first, _ in stream.bounds], device=device)
+        self.within = torch.arange(self.size, device=device)
+        self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
+        self.next = -1  # the batch that the cursor on the device points to
+        self.slots = torch.zeros(learner.config.review_batch, dtype=torch.int64, device=device)
+        self.step: torch.cuda.CUDAGraph | None = None
+        self.review_step: torch.cuda.CUDAGraph | None = None
+
+    def learn(self, number: int) -> None:
+        first, last = self.stream.bounds[number]
+        if last - first != self.size or (self.step is None and not self.learner.steady()):
+            super().learn(number)
+            return
+        if self.step is None:
+            self.step = self.record(self._learn_at_cursor)
+        if self.next != number:
+            self.cursor.fill_(number)
+        self.next = number + 1
+        self.step.replay()
+
+    def _learn_at_cursor(self) -> None:
+        index = self.stream.order[self.starts[self.cursor] + self.within]
+        self.learner.learn(self.stream.resident.train_x[index], self.stream.resident.train_y[index])
+        self.cursor += 1
+
+    def review_one(self, slots: Tensor) -> None:
+        if len(slots) != len(self.slots):
+            super().review_one(slots)
+            return
+        self.slots.copy_(slots)
+        if self.review_step is None:
+            super().review_one(self.slots)  # the first one warms up what a graph must not do
+            self.review_step = self.record(lambda: self.learner.review_step(self.slots))
+        else:
+            self.review_step.replay()
+
+    def record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        for generator in self.learner.rng.generators.values():
+            graph.register_generator_state(generator)
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream(self.learner.device)):
+            work()
+        return graph

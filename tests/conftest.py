@@ -1,0 +1,118 @@
+"""A dataset that learns in a moment, and a way to call the command line."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from ocil.data import Dataset
+
+SMALL = ("width=2", "memory_batch=5", "tasks=2")
+TRAIN, TEST, CLASSES = 20, 10, 4
+
+
+class Said(NamedTuple):
+    """What a call of the command line left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def errors(self) -> list[str]:
+        return [line for line in self.err.splitlines() if line.startswith("ocil: error: ")]
+
+
+Call = Callable[..., Said]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Results depend on the number of threads in their last digits, and small networks gain nothing from a second."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Dataset:
+    """Four classes of 8x8 gray images whose brightness tells them apart."""
+    rng = np.random.default_rng(0)
+
+    def images(labels: np.ndarray) -> np.ndarray:
+        return (rng.integers(0, 60, (len(labels), 8, 8, 1)) + 60 * labels[:, None, None, None]).astype(np.uint8)
+
+    train_y, test_y = (np.repeat(np.arange(CLASSES), n) for n in (TRAIN, TEST))
+    return Dataset("tiny", images(train_y), train_y, images(test_y), test_y, ("a", "b", "c", "d"))
+
+
+@pytest.fixture(scope="session")
+def tiny_npz(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "tiny.npz"
+    tiny.save(path)
+    return path
+
+
+@pytest.fixture
+def ocil_command(capsys: pytest.CaptureFixture[str]) -> Call:
+    """Call ``ocil`` in this process: exit code, standard output, standard error."""
+    from ocil.cli import main
+
+    def call(*words: object) -> Said:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            main([str(word) for word in words])
+        said = capsys.readouterr()
+        return Said(int(stopped.value.code or 0), said.out, said.err)
+
+    return call
+
+
+@pytest.fixture
+def run_tiny(ocil_command: Call, tiny_npz: Path, tmp_path: Path) -> Call:
+    """``ocil run METHOD`` on the tiny dataset, into ``tmp_path/runs``, one run after the other in this process."""
+
+    def call(method: str, *words: object, settings: tuple[str, ...] = ()) -> Said:
+        memory = () if method in ("fine-tune", "iid-offline") else ("--memory", 20)
+        memory = () if {"--memory", "-m"} & set(map(str, words)) else memory
+        workers = () if "--workers" in words else ("--workers", 1)
+        out = () if {"--out", "-o"} & set(map(str, words)) else ("--out", tmp_path / "runs")
+        dataset = () if {"--dataset", "-d"} & set(map(str, words)) else ("--dataset", tiny_npz)
+        return ocil_command("run", method, *dataset, *memory, *workers, *out, *words, "--set", *SMALL, *settings)
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def start_python() -> Callable[..., "subprocess.Popen[str]"]:
+    """Start another Python that finds ocil, in a session of its own, with one thread."""
+    source = Path(__file__).parents[1] / "src"
+    environment = os.environ | {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+
+    def start(*words: object, **options: object) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [sys.executable, *map(str, words)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, start_new_session=True, **({"env": environment} | options),
+        )  # fmt: skip
+
+    return start
+
+
+def left_over(root: Path) -> list[Path]:
+    """Temporary files that should not be there."""
+    return [path for path in root.rglob("*") if path.suffix == ".tmp"]
+
+
+def one_error(said: Said) -> str:
+    """The only message of a call that failed because of its input."""
+    assert said.code == 2, said
+    assert len(said.errors) == 1, said.err
+    assert "Traceback" not in said.err
+    assert not re.search(r"\s{2,}|\n", said.errors[0])
+    return said.errors[0].removeprefix("ocil: error: ")

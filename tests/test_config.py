@@ -1,0 +1,232 @@
+import json
+from dataclasses import fields, replace
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ocil.config import RunConfig, resolve
+from ocil.data import CATALOG, Dataset
+from ocil.errors import OcilError
+from ocil.methods import METHODS
+from ocil.methods.afs import AFSConfig
+from ocil.runner import make_learner
+from ocil.streams import StreamConfig
+
+with_memory = [name for name, info in METHODS.items() if info.memory]
+
+
+@pytest.mark.parametrize("dataset", [*CATALOG, "my-birds", "/data/my.npz"])
+@pytest.mark.parametrize("name", METHODS)
+def test_every_default_resolves(name: str, dataset: str) -> None:
+    config = resolve(name, dataset)
+    assert config.method == name
+    assert config.dataset == dataset
+    assert type(config.learner) is METHODS[name].load().Config
+    assert (config.learner.memory > 0) == METHODS[name].memory
+    if dataset in CATALOG:
+        assert config.stream.tasks == CATALOG[dataset].tasks
+
+
+@pytest.mark.parametrize(
+    ("dataset", "memory", "beta"),
+    [
+        ("cifar10", 200, 0.05), ("cifar10", 500, 0.05), ("cifar10", 1000, 0.1),
+        ("cifar100", 1000, 0.15), ("cifar100", 2000, 0.05), ("cifar100", 5000, 0.1),
+        ("mini_imagenet", 1000, 0.05), ("mini_imagenet", 2000, 0.1), ("mini_imagenet", 5000, 0.05),
+    ],
+)  # fmt: skip
+def test_published_beta(dataset: str, memory: int, beta: float) -> None:
+    for given_memory in (memory, str(memory)):
+        learner = resolve("afs", dataset, memory=given_memory).learner  # type: ignore[arg-type]
+        assert isinstance(learner, AFSConfig)
+        assert (learner.beta, learner.memory) == (beta, memory)
+
+
+def test_gray_only_on_cifar10() -> None:
+    gray = {dataset: resolve("afs", dataset).learner.gray for dataset in CATALOG}  # type: ignore[attr-defined]
+    assert gray == dict.fromkeys(CATALOG, 0.0) | {"cifar10": 0.2}
+
+
+@pytest.mark.parametrize("spelling", ["CIFAR-10", "cifar_10", "Cifar10"])
+def test_a_dataset_has_its_settings_however_it_is_spelled(spelling: str, tiny: Dataset) -> None:
+    assert resolve("afs", spelling) == resolve("afs", "cifar10")
+    learner = make_learner("afs", replace(tiny, name=spelling), memory=200, width=2)
+    assert learner.config.beta == 0.05
+
+
+def test_the_user_wins() -> None:
+    given_settings = {"beta": "0.7", "gray": 0.5, "tasks": "3", "review": "no", "lr": 0.01, "boundary": "blurry"}
+    config = resolve("afs", "cifar10", memory=300, settings=given_settings)
+    learner = config.learner
+    assert isinstance(learner, AFSConfig)
+    assert (learner.beta, learner.gray, learner.review, learner.lr, learner.memory) == (0.7, 0.5, False, 0.01, 300)
+    assert (config.stream.tasks, config.stream.boundary) == (3, "blurry")
+    offline = resolve("iid-offline", settings={"epochs": 2, "batch_size": 16})
+    assert (offline.stream.epochs, offline.stream.batch_size) == (2, 16)
+
+
+def test_iid_offline_is_the_upper_bound() -> None:
+    stream = resolve("iid-offline", "cifar10").stream
+    assert (stream.boundary, stream.epochs, stream.batch_size) == ("iid", 50, 128)
+
+
+@pytest.mark.parametrize("name", with_memory)
+@pytest.mark.parametrize("zero", [None, 0, "0"])
+def test_without_boundaries_reviews_are_periodic(name: str, zero: object) -> None:
+    found = resolve(name, settings={"boundary": "none"} | ({} if zero is None else {"review_every": zero}))
+    assert found.learner.review_every == 500
+    assert resolve(name, settings={"boundary": "none", "review_every": "70"}).learner.review_every == 70
+    assert resolve(name).learner.review_every == 0
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_names_of_stream_and_learner_do_not_collide(name: str) -> None:
+    stream, learner = ({f.name for f in fields(kind)} for kind in (StreamConfig, METHODS[name].load().Config))
+    assert not stream & learner
+    assert not {"method", "dataset", "seed", "seeds"} & (stream | learner)  # keys of a TOML file
+
+
+def other_value(name: str, value: Any, kind: Any) -> Any:
+    if get_origin(kind) is Literal:
+        return next(choice for choice in get_args(kind) if choice != value)
+    if kind is bool:
+        return not value
+    return value + 1 if kind is int else value + 0.125
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_cell_names_every_setting_but_the_seed(name: str) -> None:
+    config = resolve(name, "cifar10", settings={"boundary": "iid"})
+    assert len({resolve(name, "cifar10", seed=seed).cell for seed in range(5)}) == 1
+    variants = [config, replace(config, dataset="cifar100")]
+    for part in ("stream", "learner"):
+        settings_of = getattr(config, part)
+        hints = get_type_hints(type(settings_of))
+        for field in fields(settings_of):
+            if field.name == "boundary":
+                changed = replace(settings_of, boundary="blurry", epochs=1)
+                variants.append(replace(config, stream=replace(settings_of, epochs=1)))
+            else:
+                value = other_value(field.name, getattr(settings_of, field.name), hints[field.name])
+                changed = replace(settings_of, **{field.name: value})
+            variants.append(replace(config, **{part: changed}))
+    different = dict.fromkeys(variants)
+    assert len({variant.cell for variant in different}) == len(different)
+
+
+def test_cells_can_be_read_by_people() -> None:
+    assert resolve("er", "cifar10", memory=500).cell.startswith("cifar10-er-m500-")
+    assert resolve("er", "/data/my birds.npz", memory=500, review=True).cell.startswith("my birds-er-rv-m500-")
+    assert resolve("afs", review=False).cell.startswith("fashion-mini-afs-no-rv-m200-")
+    assert resolve("fine-tune").cell.startswith("fashion-mini-fine-tune-")
+
+
+def values_of(kind: Any) -> st.SearchStrategy[Any]:
+    if get_origin(kind) is Literal:
+        return st.sampled_from(get_args(kind))
+    if kind is bool:
+        return st.booleans()
+    return st.integers(1, 10**6) if kind is int else st.floats(1e-3, 1.0)
+
+
+@st.composite
+def run_configs(draw: st.DrawFn) -> RunConfig:
+    name = draw(st.sampled_from(list(METHODS)))
+    kinds = get_type_hints(METHODS[name].load().Config) | get_type_hints(StreamConfig)
+    del kinds["minimum"], kinds["epochs"]
+    if not METHODS[name].memory:
+        del kinds["memory"], kinds["review"]
+    given_settings = draw(st.fixed_dictionaries({}, optional={key: values_of(kind) for key, kind in kinds.items()}))
+    given_settings["epochs"] = draw(st.integers(1, 9)) if given_settings.get("boundary") == "iid" else 1
+    if METHODS[name].memory:
+        given_settings["memory"] = 10**6
+    dataset = draw(st.sampled_from(list(CATALOG)) | st.text(min_size=1))
+    return resolve(name, dataset, seed=draw(st.integers(0, 2**40)), settings=given_settings)
+
+
+@given(run_configs())
+@settings(max_examples=100, deadline=None)
+def test_json_round_trip(config: RunConfig) -> None:
+    again = RunConfig.from_json(json.loads(json.dumps(config.to_json())))
+    assert again == config
+    assert again.cell == config.cell
+    assert again.reference().reference() == again.reference()
+
+
+@given(run_configs())
+@settings(max_examples=50, deadline=None)
+def test_text_and_values_mean_the_same(config: RunConfig) -> None:
+    words = {key: str(value) for part in (config.stream, config.learner) for key, value in vars(part).items()}
+    if not METHODS[config.method].memory:
+        del words["memory"], words["review"]
+    assert resolve(config.method, config.dataset, seed=config.seed, settings=words) == config
+
+
+def test_the_reference_shares_stream_network_and_learning_rate() -> None:
+    config = resolve(
+        "afs", "cifar10", seed=3, settings={"lr": 0.05, "width": 4, "boundary": "blurry", "precision": "bf16"}
+    )
+    reference = config.reference()
+    assert reference.method == "fine-tune"
+    assert (reference.seed, reference.stream, reference.dataset) == (3, config.stream, "cifar10")
+    for name in ("lr", "width", "momentum", "weight_decay", "precision"):
+        assert getattr(reference.learner, name) == getattr(config.learner, name), name
+    assert reference.learner.memory == 0
+    assert resolve("er", "cifar10", seed=3).reference() == resolve("afs", "cifar10", seed=3).reference()
+
+
+def test_fine_tune_is_its_own_reference() -> None:
+    config = resolve("fine-tune", "cifar10", settings={"lr": 0.2, "width": 3, "precision": "bf16", "memory_batch": 7})
+    assert config.reference() == config
+
+
+@pytest.mark.parametrize(
+    ("given_settings", "message"),
+    [
+        ({"lr": "abc"}, "lr = 'abc' is not a number."),
+        ({"lr": "nan"}, "lr = 'nan' is not a number."),
+        ({"lr": float("inf")}, "lr = inf is not a number."),
+        ({"fade": "nan"}, "fade = 'nan' is not a number."),
+        ({"lr": -0.1}, "lr = -0.1 must be at least 0."),
+        ({"lr": True}, "lr = True is not a number."),
+        ({"lr": None, "width": []}, "width = [] is not a whole number."),
+        ({"tasks": "2.5"}, "tasks = '2.5' is not a whole number."),
+        ({"tasks": 2.5}, "tasks = 2.5 is not a whole number."),
+        ({"tasks": 0}, "tasks = 0 must be at least 1."),
+        ({"review": "maybe"}, "review = 'maybe' is not true or false."),
+        ({"review": 2}, "review = 2 is not true or false."),
+        ({"boundary": "blury"}, "Did you mean 'blurry'?"),
+        ({"forward": 3}, "forward = 3 is not a choice."),
+        ({"widht": 3}, "unknown setting 'widht' for er. Did you mean 'width'?"),
+        ({"epochs": 2}, "epochs > 1 needs boundary = 'iid'"),
+        ({"memory": 5}, "memory = 5 is smaller than batch_size = 10: give --memory 10 or more"),
+        ({"memory": 15, "memory_batch": 30}, "memory = 15 is smaller than memory_batch = 30"),
+        ({"memory": -1}, "memory = -1 must be at least 0."),
+        ({"blurry_share": 1.5}, "blurry_share = 1.5 must lie between 0 and 1."),
+    ],
+)
+def test_bad_settings(given_settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(OcilError) as error:
+        resolve("er", settings=given_settings)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["memory", "review"])
+def test_fine_tune_has_no_memory(key: str) -> None:
+    with pytest.raises(OcilError, match=f"fine-tune keeps no memory: leave out --{key}"):
+        resolve("fine-tune", settings={key: 1})
+
+
+@pytest.mark.parametrize(
+    ("typo", "meant"), [("afss", "afs"), ("erx", "er"), ("fine_tuen", "fine-tune"), ("iid-ofline", "iid-offline")]
+)
+def test_method_typos(typo: str, meant: str) -> None:
+    with pytest.raises(OcilError, match=f"unknown method '{typo}'. Did you mean '{meant}'"):
+        resolve(typo)
+
+
+def test_a_dataset_with_few_classes_gets_fewer_tasks() -> None:
+    assert resolve("er", "my-birds", classes=3).stream.tasks == 3
+    assert resolve("er", "my-birds", classes=300).stream.tasks == 5

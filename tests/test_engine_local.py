@@ -1,0 +1,141 @@
+import multiprocessing
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ocil.config import RunConfig, resolve
+from ocil.engine import local
+from ocil.engine.local import Job, Outcome, run_all
+from ocil.errors import OcilError
+from ocil.methods.fine_tune import FineTune
+from ocil.results import Result, RunFolder
+from ocil.runner import Interrupted, Progress
+from tests.conftest import left_over
+
+
+@pytest.fixture(scope="module")
+def configs(tiny_npz: Path) -> list[RunConfig]:
+    memory = {"memory": 20, "memory_batch": 5}
+    names: list[tuple[str, dict[str, Any]]] = [("fine-tune", {}), ("er", memory), ("fine-tune", {"boundary": "blurry"})]
+    return [
+        resolve(name, str(tiny_npz), seed=seed, settings={"width": 2, "tasks": 2} | settings)
+        for seed, (name, settings) in enumerate(names)
+    ]
+
+
+def job(root: Path) -> Job:
+    return Job(root, "cpu", None)
+
+
+def told(outcomes: list[Outcome]) -> list[tuple[Any, ...]]:
+    results = [outcome for outcome in outcomes if isinstance(outcome, Result)]
+    assert len(results) == len(outcomes), outcomes
+    return [(result.config, result.digest, result.matrix, result.evaluations) for result in results]
+
+
+@pytest.fixture(scope="module")
+def in_a_row(configs: list[RunConfig], tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]:
+    return told(run_all(configs, job(tmp_path_factory.mktemp("in a row")), 1))
+
+
+def test_alone_is_as_in_a_row(configs: list[RunConfig], in_a_row: list[tuple[Any, ...]], tmp_path: Path) -> None:
+    assert told(run_all(configs[1:2], job(tmp_path), 1)) == in_a_row[1:2]
+
+
+def test_finished_runs_start_no_worker(
+    configs: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_all(configs[:2], job(tmp_path), 1)
+    monkeypatch.setattr(local, "_Pool", None)
+    monkeypatch.setattr(local, "run", None)
+    outcomes = run_all(configs[:2], job(tmp_path), 2)
+    assert all(isinstance(outcome, Result) for outcome in outcomes)
+
+
+def test_side_by_side_with_a_worker_that_dies(
+    configs: list[RunConfig], in_a_row: list[tuple[Any, ...]], tmp_path: Path
+) -> None:
+    """Its run fails, the others go on and are as in a row, and so is the failed one when it is run again."""
+    heard: dict[int, list[Any]] = {number: [] for number in range(len(configs))}
+
+    def kill_the_second(number: int, event: Any) -> None:
+        if number == 1 and not heard[1]:
+            _, second = sorted(multiprocessing.active_children(), key=lambda child: child.pid or 0)
+            os.kill(second.pid or 0, signal.SIGKILL)
+        heard[number].append(event)
+
+    outcomes = run_all(configs, job(tmp_path), 2, kill_the_second)
+    assert isinstance(outcomes[1], OcilError)
+    assert f"{configs[1].cell} seed 1: its process ended with code -9. The same command goes on" in str(outcomes[1])
+    assert told([outcomes[0], outcomes[2]]) == [in_a_row[0], in_a_row[2]]
+    for number, events in heard.items():
+        assert isinstance(events[0], Progress)
+        assert events[-1] is outcomes[number]
+    assert told(run_all(configs, job(tmp_path), 1)) == in_a_row
+    assert not left_over(tmp_path)
+
+
+def test_a_second_ctrl_c_ends_the_workers(configs: list[RunConfig], tmp_path: Path) -> None:
+    def stop_at_once() -> bool:
+        if len(multiprocessing.active_children()) == 2:
+            raise KeyboardInterrupt
+        return False
+
+    with pytest.raises(KeyboardInterrupt):
+        run_all(configs, job(tmp_path), 2, should_stop=stop_at_once)
+    end = time.monotonic() + 10
+    while multiprocessing.active_children() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not multiprocessing.active_children()
+
+
+def test_a_failing_run_leaves_the_others_alone(
+    configs: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learn = FineTune.learn
+
+    def failing(self: FineTune, x: torch.Tensor, y: torch.Tensor) -> None:
+        if self.rng.seed == 0:
+            raise ValueError("a mistake\nin a method")
+        learn(self, x, y)
+
+    monkeypatch.setattr(FineTune, "learn", failing)
+    outcomes = run_all([configs[0], configs[2]], job(tmp_path), 1)
+    assert isinstance(outcomes[0], OcilError)
+    assert "fine-tune seed 0: ValueError: a mistake" in str(outcomes[0])
+    assert "test_engine_local.py, line" in str(outcomes[0])
+    assert isinstance(outcomes[1], Result)
+
+
+def test_a_corrupt_result_fails_its_run_only(configs: list[RunConfig], tmp_path: Path) -> None:
+    folder = RunFolder.of(tmp_path, configs[0])
+    folder.path.mkdir(parents=True)
+    (folder.path / "result.json").write_text("{")
+    outcomes = run_all([configs[0], configs[2]], job(tmp_path), 1)
+    assert isinstance(outcomes[0], OcilError)
+    assert isinstance(outcomes[1], Result)
+
+
+def test_asked_to_stop_before_the_start(configs: list[RunConfig], tmp_path: Path) -> None:
+    outcomes = run_all(configs, job(tmp_path), 1, should_stop=lambda: True)
+    assert all(isinstance(outcome, Interrupted) for outcome in outcomes)
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_threads_are_put_back(configs: list[RunConfig], tmp_path: Path) -> None:
+    seen: list[int] = []
+    before = torch.get_num_threads()
+    work = replace(job(tmp_path), threads=before + 1)
+    run_all(configs[:1], work, 1, lambda number, event: seen.append(torch.get_num_threads()))
+    assert seen[0] == before + 1
+    assert torch.get_num_threads() == before
+
+
+def test_nothing_to_do(tmp_path: Path) -> None:
+    assert run_all([], job(tmp_path)) == []

@@ -1,0 +1,770 @@
+"""What every method promises, swept over the registry; and ER and AFS steps against steps written out by hand."""
+
+import copy
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import ocil
+import ocil.convolution
+from ocil.data import Dataset
+from ocil.errors import OcilError
+from ocil.methods import METHODS, method
+from ocil.methods.afs import AFS
+from ocil.methods.base import Learner
+from ocil.networks import to_float
+from ocil.rng import Rng, derive
+from ocil.runner import digest
+from tests.reference.datasets import noise, patterned
+
+NOISE = noise()
+BATCH, MEMORY, REPLAY = 5, 12, 8
+every_entry = pytest.mark.parametrize("name", METHODS)
+# Two entries may share a class, as fine-tune and iid-offline do: its behaviour is tested once.
+DISTINCT = list({info.target: name for name, info in reversed(METHODS.items())}.values())[::-1]
+every_method = pytest.mark.parametrize("name", DISTINCT)
+with_memory = pytest.mark.parametrize("name", [name for name in DISTINCT if METHODS[name].memory])
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(ocil.convolution, "SLOW_BACKWARD", False)  # pays for large images, not for these
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make(name: str, seed: int = 0, data: Dataset = NOISE, **settings: Any) -> Learner:
+    if METHODS[name].memory:
+        settings = {"memory": MEMORY, "memory_batch": REPLAY} | settings
+    else:
+        settings = {key: value for key, value in settings.items() if key not in ("memory", "memory_batch")}
+    return ocil.make_learner(name, data, seed=seed, **{"width": 2, "batch_size": BATCH} | settings)
+
+
+def batch(number: int, data: Dataset = NOISE) -> tuple[Tensor, Tensor]:
+    """Stream batches without end: the dataset over and over."""
+    index = torch.arange(number * BATCH, (number + 1) * BATCH) % len(data.train_y)
+    return torch.from_numpy(data.train_x)[index], torch.from_numpy(data.train_y)[index]
+
+
+def learn(learner: Learner, numbers: range) -> None:
+    for number in numbers:
+        learner.learn(*batch(number))
+
+
+@functools.cache
+def _warm(name: str, steps: int, settings: tuple[tuple[str, Any], ...]) -> Learner:
+    learner = make(name, **dict(settings))
+    learn(learner, range(steps))
+    return learner
+
+
+def warm(name: str, steps: int, **settings: Any) -> Learner:
+    """A learner after some steps: a copy, so that these steps are taken once for all tests."""
+    return copy.deepcopy(_warm(name, steps, tuple(settings.items())))
+
+
+def frozen(learner: Learner) -> dict[str, Tensor]:
+    """Its state, cut loose: the tensors of ``state()`` go on changing with the learner."""
+    return {name: value.clone() for name, value in learner.state().items()}
+
+
+def changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
+    assert before.keys() <= after.keys()
+    return {name for name in after if name not in before or not torch.equal(before[name], after[name])}
+
+
+def weights_of(learner: Learner) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in learner.network.parameters()]
+
+
+def record(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """From now on, everything that ``owner.name`` returns."""
+    results: list[Any] = []
+    original = getattr(owner, name)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        results.append(copy.deepcopy(result))
+        return result
+
+    monkeypatch.setattr(owner, name, wrapped)
+    return results
+
+
+# The registry
+
+
+@every_entry
+def test_registry_entry_is_complete(name: str) -> None:
+    info = METHODS[name]
+    assert info.name == name == name.lower()
+    assert info.summary
+    assert info.paper
+    assert issubclass(info.load(), Learner)
+    assert info.load().learn is not Learner.learn
+    assert (info.load().__doc__ or "").strip()
+
+
+def test_names_are_forgiving_and_unknown_ones_are_refused() -> None:
+    assert method("Fine_Tune") is METHODS["fine-tune"]
+    with pytest.raises(OcilError, match=r"afss.*afs"):
+        method("afss")
+
+
+@every_method
+@pytest.mark.parametrize("settings", [{"lr": -1.0}, {"width": 0}, {"momentum": float("nan")}, {"review_batch": 0}])
+def test_impossible_settings_are_refused(name: str, settings: dict[str, Any]) -> None:
+    with pytest.raises(OcilError, match=next(iter(settings))):
+        make(name, **settings)
+
+
+def test_impossible_choices_are_refused() -> None:
+    for settings in ({"forward": "both"}, {"loss": "mse"}, {"views": "none"}, {"regulariser": "l2"}, {"sigma": 0.0}):
+        with pytest.raises(OcilError, match=next(iter(settings))):
+            make("afs", **settings)
+
+
+# Learning
+
+
+@every_method
+def test_learning_moves_every_weight_and_counts_steps(name: str) -> None:
+    learner = make(name)
+    before = weights_of(learner)
+    learn(learner, range(3))
+    assert int(learner.steps) == 3
+    assert int(learner.failed_at) == -1
+    assert learner.last_loss.isfinite()
+    for old, (weight, parameter) in zip(before, learner.network.named_parameters(), strict=True):
+        assert not torch.equal(old, parameter), weight
+
+
+@every_method
+def test_scores_are_pure(name: str) -> None:
+    learner = warm(name, 3)
+    before = frozen(learner)
+    x = batch(7)[0]
+    scores = learner.scores(x)
+    assert scores.shape == (BATCH, NOISE.num_classes)
+    assert not scores.requires_grad
+    assert torch.equal(learner.scores(x), scores)
+    torch.testing.assert_close(learner.scores(x[:1]), scores[:1])  # an image's scores do not depend on its neighbours
+    assert changed(before, learner.state()) == set()
+    assert all(module.training for module in learner.network.modules())
+
+
+@every_method
+def test_looking_does_not_change_what_is_learned(name: str) -> None:
+    watched, alone = make(name), make(name)
+    for number in range(4):
+        watched.scores(batch(number + 9)[0])
+        watched.learn(*batch(number))
+        alone.learn(*batch(number))
+    assert digest(watched) == digest(alone)
+
+
+@every_method
+def test_scores_of_impossible_images_leave_the_learner_as_it_was(name: str) -> None:
+    learner = make(name)
+    with pytest.raises(RuntimeError):
+        learner.scores(torch.zeros(2, 8, 8, 1, dtype=torch.uint8))  # one channel instead of three
+    assert all(module.training for module in learner.network.modules())
+
+
+@every_method
+def test_inputs_stay_as_they_are(name: str) -> None:
+    learner = make(name)
+    x, y = batch(0)
+    before = x.clone(), y.clone()
+    for _ in range(4):
+        learner.learn(x, y)
+        learner.scores(x)
+    assert torch.equal(x, before[0])
+    assert torch.equal(y, before[1])
+
+
+@every_method
+def test_global_generators_are_neither_read_nor_moved(name: str) -> None:
+    digests = set()
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        learner = make(name)
+        learn(learner, range(3))
+        learner.review()
+        assert torch.equal(torch.get_rng_state(), before)
+        digests.add(digest(learner))
+    assert len(digests) == 1
+
+
+@every_method
+def test_the_seed_decides_everything(name: str) -> None:
+    def run(seed: int) -> str:
+        learner = make(name, seed)
+        learn(learner, range(4))
+        learner.task_ended()
+        learner.review()
+        return digest(learner)
+
+    first, again, other = run(0), run(0), run(1)
+    assert first == again
+    assert first != other
+
+
+@every_method
+def test_patterns_are_learned(name: str) -> None:
+    """Four easy classes, mixed: far better than chance on test images, and the loss falls."""
+    data = patterned()
+    learner = make(name, data=data, width=4, memory=40, lr=0.05)
+    x, y = torch.from_numpy(data.test_x), torch.from_numpy(data.test_y)
+    before = F.cross_entropy(learner.scores(x), y)
+    for number in range(20 if METHODS[name].memory else 40):  # replay shows it twice as much a step
+        learner.learn(*batch(number, data))
+    scores = learner.scores(x)
+    assert F.cross_entropy(scores, y) < before
+    assert (scores.argmax(1) == y).double().mean() > 0.6
+
+
+@with_memory
+def test_replay_remembers_what_fine_tuning_forgets(name: str) -> None:
+    """Two tasks of two easy classes: at the end, accuracy on the first task."""
+    data = patterned(per_class=40)
+    stream = ocil.Stream(data, ocil.StreamConfig(tasks=2, batch_size=BATCH), seed=0)
+    x, y = torch.from_numpy(data.test_x), torch.from_numpy(data.test_y)
+    old = y < 2
+    accuracy = {}
+    for each in (name, "fine-tune"):
+        learner = make(each, data=data, width=4, memory=40)
+        for part in stream:
+            learner.learn(part.x, part.y)
+            if part.ends_task:
+                learner.task_ended()
+        accuracy[each] = float((learner.scores(x[old]).argmax(1) == y[old]).double().mean())
+    assert accuracy["fine-tune"] < 0.2
+    assert accuracy[name] > accuracy["fine-tune"] + 0.3
+
+
+# No news from the device
+
+
+FORBIDDEN = {
+    "_local_scalar_dense", "item", "nonzero", "nonzero_numpy", "argwhere", "masked_select", "_unique", "_unique2",
+    "unique_dim", "unique_consecutive", "is_nonzero", "equal", "bincount", "repeat_interleave", "histc", "tolist",
+}  # fmt: skip
+
+
+class HostWatch(TorchDispatchMode):
+    """Fails on whatever makes the host wait for the device, and keeps the list of operations and shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trace: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        assert name not in FORBIDDEN, f"{name} reads back to the host"
+        if name.startswith("index"):
+            indices = [t for a in args if isinstance(a, list | tuple) for t in a if isinstance(t, Tensor)]
+            assert all(t.dtype not in (torch.bool, torch.uint8) for t in indices), "a mask as index has a dynamic shape"
+        result = func(*args, **(kwargs or {}))
+        tensors = [t for t in (*args, result) if isinstance(t, Tensor)]
+        self.trace.append((name, [tuple(t.shape) for t in tensors]))
+        return result
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        lambda x: float(x[0]), lambda x: x.nonzero(), lambda x: x[x > 0], lambda x: x.unique(), lambda x: bool(x.any()),
+        lambda x: torch.masked_select(x, x > 0), lambda x: torch.where(x > 0), lambda x: int(x.argmax()),
+        lambda x: len(x.long().bincount()), lambda x: torch.equal(x, x + 1),
+    ],
+)  # fmt: skip
+def test_the_watch_sees_reads(reads: Callable[[Tensor], Any]) -> None:
+    with pytest.raises(AssertionError), HostWatch():
+        reads(torch.rand(4))
+
+
+capturable = pytest.mark.parametrize("name", [name for name in DISTINCT if METHODS[name].capturable])
+
+
+@capturable
+@pytest.mark.parametrize(
+    ("settings", "patches"), [({}, True), ({"momentum": 0.9, "weight_decay": 1e-3}, False)], ids=["plain", "momentum"]
+)
+def test_steady_steps_read_nothing_and_keep_their_shapes(
+    name: str, settings: dict[str, Any], patches: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the memory holds more than a replay batch: while it fills up, when it is full, and in a review."""
+    monkeypatch.setattr(ocil.convolution, "SLOW_BACKWARD", patches)
+    learner = make(name, memory=20, **settings)
+    step = 0
+    while not learner.steady():
+        learner.learn(*batch(step))
+        step += 1
+        assert step < 6
+    learner.learn(*batch(step))
+    traces = []
+    for number in range(step + 1, step + 4):
+        x, y = batch(number)
+        with HostWatch() as watch:
+            learner.learn(x, y)
+        traces.append(watch.trace)
+    assert len(traces[0]) > 100
+    assert all(trace == traces[0] for trace in traces)
+    if METHODS[name].memory:
+        assert len(learner.memory) == 20
+        slots = torch.arange(learner.config.review_batch)
+        other = slots.flip(0)
+        learner.review_step(slots)
+        with HostWatch() as first:
+            learner.review_step(slots)
+        with HostWatch() as second:
+            learner.review_step(other)
+        assert first.trace == second.trace
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"forward": "joint"}, {"views": "raw"}, {"views": "augmented", "crop_rule": "clamp"}, {"gray": 0.2},
+        {"loss": "ce", "regulariser": "none"}, {"loss": "focal", "regulariser": "lsr"},
+        *({"sample_value": value} for value in ("smu", "gini", "entropy", "gen")),
+    ],
+)  # fmt: skip
+def test_afs_reads_nothing_with_any_setting(settings: dict[str, Any]) -> None:
+    learner = warm("afs", 3, **settings)
+    x, y = batch(3)
+    with HostWatch() as watch:
+        learner.learn(x, y)
+    assert len(watch.trace) > 100
+
+
+# State
+
+
+@every_method
+@pytest.mark.parametrize(
+    ("steps", "settings"),
+    [(0, {}), (1, {"momentum": 0.9, "weight_decay": 1e-2}), (4, {}), (4, {"momentum": 0.9, "weight_decay": 1e-2})],
+)
+def test_a_state_goes_on_exactly(name: str, steps: int, settings: dict[str, Any]) -> None:
+    """Before the start, with fewer images than a replay batch, and in the steady state."""
+    learner = warm(name, steps, **settings)
+    state = {key: value.contiguous() for key, value in frozen(learner).items()}
+    other = make(name, **settings)
+    other.load_state(state)
+    assert digest(other) == digest(learner)
+    for each in (learner, other):
+        learn(each, range(steps, steps + 2))
+        each.task_ended()
+        each.review()
+        each.learn(*batch(steps + 2))
+    assert digest(other) == digest(learner)
+
+
+@every_method
+def test_states_are_plain_tensors(name: str) -> None:
+    learner = warm(name, 2, momentum=0.9)
+    state = learner.state()
+    assert all(isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items())
+    assert {f"optimizer.{i}.momentum_buffer" for i in range(len(weights_of(learner)))} <= set(state)
+
+
+@every_method
+def test_a_used_learner_goes_back_to_its_own_state(name: str) -> None:
+    """Also to one taken before a generator was first used."""
+    learner = make(name, momentum=0.9)
+    learner.learn(*batch(0))
+    state = frozen(learner)
+    learn(learner, range(1, 5))
+    first = digest(learner)
+    learner.load_state({key: value.clone() for key, value in state.items()})
+    learn(learner, range(1, 5))
+    assert digest(learner) == first
+
+
+@every_method
+def test_one_state_for_two_learners(name: str) -> None:
+    """They must not share anything, and the state must stay as it was."""
+    learner = warm(name, 3, momentum=0.9)
+    state = frozen(learner)
+    kept = {key: value.clone() for key, value in state.items()}
+    first, second = make(name, momentum=0.9), make(name, momentum=0.9)
+    first.load_state(state)
+    second.load_state(state)
+    first.learn(*batch(3))
+    assert changed(kept, state) == set()
+    second.learn(*batch(3))
+    assert digest(first) == digest(second)
+
+
+# Memory
+
+
+@with_memory
+def test_memory_holds_raw_images_of_the_stream(name: str) -> None:
+    learner = warm(name, 6)
+    assert int(learner.memory.seen) == 6 * BATCH
+    known = {(x.tobytes(), int(y)) for x, y in zip(NOISE.train_x, NOISE.train_y, strict=True)}
+    assert len(known) == len(NOISE.train_y)
+    assert learner.memory.images.dtype == torch.uint8
+    held = zip(learner.memory.images[:MEMORY].numpy(), learner.memory.labels[:MEMORY].tolist(), strict=True)
+    held_set = {(x.tobytes(), y) for x, y in held}
+    assert held_set <= known
+    assert len(held_set) == MEMORY
+
+
+@with_memory
+def test_memory_is_updated_after_the_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = make(name)
+    seen_at_step: list[int] = []
+    step = learner.optimizer.step
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        seen_at_step.append(int(learner.memory.seen))
+        return step(*args, **kwargs)
+
+    monkeypatch.setattr(learner.optimizer, "step", watched)
+    learn(learner, range(4))
+    assert seen_at_step == [0, BATCH, 2 * BATCH, 3 * BATCH]
+    assert int(learner.memory.seen) == 4 * BATCH
+
+
+@pytest.mark.parametrize("name", [name for name, info in METHODS.items() if not info.memory])
+def test_methods_without_memory_keep_nothing(name: str) -> None:
+    learner = warm(name, 2)
+    assert len(learner.memory) == 0
+    before = weights_of(learner)
+    learner.review()
+    assert all(map(torch.equal, before, weights_of(learner)))
+    with pytest.raises(OcilError, match="memory"):
+        ocil.make_learner(name, NOISE, memory=10)
+
+
+# Reviews
+
+
+@with_memory
+@pytest.mark.parametrize("keep_last", [True, False])
+def test_a_review_is_one_pass_over_the_memory(name: str, keep_last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = warm(name, 4, review_batch=5, review_keep_last=keep_last)
+    parts: list[list[int]] = []
+    step = learner.review_step
+    monkeypatch.setattr(learner, "review_step", lambda slots: (parts.append(slots.tolist()), step(slots)))
+    before = frozen(learner)
+    learner.review()
+    assert [len(part) for part in parts] == ([5, 5, 2] if keep_last else [5, 5])
+    visited = list(itertools.chain(*parts))
+    assert len(set(visited)) == len(visited)
+    assert set(visited) <= set(range(MEMORY))
+    assert visited != sorted(visited)
+    moved = changed(before, learner.state())
+    assert not any(key.startswith("memory.") for key in moved)
+    assert {f"network.{key}" for key, _ in learner.network.named_parameters()} <= moved
+    assert int(learner.steps) == 4 + len(parts)
+
+
+@with_memory
+def test_a_review_of_nothing(name: str) -> None:
+    learner = make(name)
+    before = weights_of(learner)
+    learner.review()
+    assert all(map(torch.equal, before, weights_of(learner)))
+
+
+@with_memory
+@pytest.mark.parametrize("scale", [0.1, 0.5])
+def test_a_review_step_is_sgd_at_a_scaled_rate(name: str, scale: float) -> None:
+    learner, twin = (make(name, lr=0.2, review_lr_scale=scale) for _ in range(2))
+    learn(learner, range(3))
+    twin.load_state(frozen(learner))
+    slots = torch.tensor([3, 0, 7, 5])
+    loss = twin.review_loss(twin.memory.images[slots], twin.memory.labels[slots])
+    slopes = torch.autograd.grad(loss, list(twin.network.parameters()))
+    learner.review_step(slots)
+    for old, slope, new in zip(twin.network.parameters(), slopes, learner.network.parameters(), strict=True):
+        torch.testing.assert_close(new, old - 0.2 * scale * slope)
+    assert torch.equal(learner.last_loss, loss)
+
+
+def test_review_defaults_are_the_papers() -> None:
+    afs, er = make("afs").config, make("er").config
+    assert (afs.lr, afs.review_lr_scale, afs.review_batch, afs.momentum, afs.weight_decay) == (0.1, 0.1, 10, 0, 0)
+    assert (er.lr, er.review_lr_scale, er.review_batch, er.momentum, er.weight_decay) == (0.1, 0.1, 10, 0, 0)
+    assert (afs.review, afs.review_keep_last, er.review, er.review_keep_last) == (True, True, False, False)
+
+
+# Failures
+
+
+@every_method
+def test_the_first_loss_that_is_not_finite_is_remembered(name: str) -> None:
+    learner = warm(name, 2)
+    good = weights_of(learner)
+    with torch.no_grad():
+        for parameter in learner.network.parameters():
+            parameter.fill_(float("nan"))
+    learner.learn(*batch(2))
+    assert int(learner.failed_at) == 2
+    with torch.no_grad():
+        for parameter, value in zip(learner.network.parameters(), good, strict=True):
+            parameter.copy_(value)
+    for norm in learner.network.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            norm.reset_running_stats()
+    learn(learner, range(3, 5))
+    assert learner.last_loss.isfinite()
+    assert int(learner.failed_at) == 2
+    assert int(learner.steps) == 5
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_watch(bad: float) -> None:
+    learner = make("fine-tune")
+    for loss in (1.0, 2.0, bad, 3.0, bad):
+        learner.watch(torch.tensor(loss))
+    assert (int(learner.failed_at), int(learner.steps)) == (2, 5)
+
+
+# Steps written out by hand: separate passes, backward into a list of gradients, weights less rate times gradient
+
+
+class SlowStep:
+    """A copy of a learner's network whose step is taken by hand."""
+
+    def __init__(self, learner: Learner) -> None:
+        self.network = copy.deepcopy(learner.network)
+        self.learner = learner
+        self.rate = learner.config.lr
+        self.gradients = [torch.zeros_like(p) for p in self.network.parameters()]
+        self.total = 0.0
+
+    def logits(self, images: Tensor) -> Tensor:
+        result: Tensor = self.network(images)
+        return result
+
+    def minimise(self, loss: Tensor) -> None:
+        found = torch.autograd.grad(loss, list(self.network.parameters()))
+        self.gradients = [a + b for a, b in zip(self.gradients, found, strict=True)]
+        self.total += float(loss.detach())
+
+    def agrees(self) -> None:
+        with torch.no_grad():
+            for parameter, slope in zip(self.network.parameters(), self.gradients, strict=True):
+                parameter -= self.rate * slope
+        expected, got = self.network.state_dict(), self.learner.network.state_dict()
+        for name, value in expected.items():
+            if "num_batches" not in name:
+                torch.testing.assert_close(
+                    got[name], value, rtol=1e-4, atol=2e-6, msg=lambda text, at=name: f"{at}: {text}"
+                )
+        assert float(self.learner.last_loss) == pytest.approx(self.total, rel=1e-5)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 4])
+@pytest.mark.parametrize("forward", ["separate", "joint"])
+def test_er_by_hand(forward: str, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """First step (nothing to replay), second (less than a replay batch), and a steady one."""
+    learner = warm("er", steps, forward=forward, lr=0.07)
+    slow = SlowStep(learner)
+    draws = record(learner.memory, "retrieve", monkeypatch)
+    x, y = batch(steps)
+    learner.learn(x, y)
+    (draw,) = draws
+    if steps == 0:
+        assert draw is None
+        slow.minimise(F.cross_entropy(slow.logits(to_float(x)), y))
+    else:
+        assert len(draw[1]) == min(REPLAY, BATCH * steps)
+        if forward == "joint":
+            slow.minimise(F.cross_entropy(slow.logits(to_float(torch.cat([x, draw[0]]))), torch.cat([y, draw[1]])))
+        else:
+            slow.minimise(F.cross_entropy(slow.logits(to_float(x)), y))
+            slow.minimise(F.cross_entropy(slow.logits(to_float(draw[0])), draw[1]))
+    slow.agrees()
+
+
+@pytest.mark.parametrize("name", ["fine-tune", "iid-offline"])
+def test_fine_tune_by_hand(name: str) -> None:
+    learner = warm(name, 2, lr=0.03)
+    slow = SlowStep(learner)
+    x, y = batch(2)
+    learner.learn(x, y)
+    slow.minimise(F.cross_entropy(slow.logits(to_float(x)), y))
+    slow.agrees()
+
+
+def afs_classification(kind: str, logits: Tensor, y: Tensor, u: Tensor | None = None) -> Tensor:
+    """The formulas of the paper with alpha 0.25, gamma 2, mu 0.3, sigma 0.5; p as exp(-CE)."""
+    ce = F.cross_entropy(logits, y, reduction="none")
+    p = torch.exp(-ce)
+    if kind == "ce":
+        return ce.mean()
+    if kind == "focal":
+        return (0.25 * (1 - p) ** 2 * ce).mean()
+    return (0.25 * torch.exp(-(((p if u is None else u) - 0.3) ** 2) / 0.5) * ce).mean()
+
+
+def afs_regulariser(kind: str, logits: Tensor, y: Tensor) -> Tensor:
+    """beta 0.1, T 20, epsilon 0.01, with targets filled in one by one."""
+    classes = logits.shape[1]
+    target = torch.full_like(logits, 0.01 / (classes - 1))
+    for row, label in enumerate(y.tolist()):
+        target[row, label] = 0.99
+    if kind == "vkd":
+        return 0.1 * 400 * F.cross_entropy(logits / 20, F.softmax(target / 20, dim=1))
+    return 0.1 * F.cross_entropy(logits, target)
+
+
+def afs_step_by_hand(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, u: Callable[[Tensor, Tensor], Tensor] | None = None
+) -> None:
+    """As released: the regulariser passes the same images a second time, so running statistics move twice."""
+    learner = warm("afs", 2, beta=0.1, **settings)
+    assert isinstance(learner, AFS)
+    slow, config = SlowStep(learner), learner.config
+    draws = record(learner.memory, "retrieve", monkeypatch)
+    views = record(learner, "augment", monkeypatch)
+    x, y = batch(2)
+    learner.learn(x, y)
+    ((memory_x, memory_y),) = draws
+    raw = to_float(memory_x)
+    assert len(raw) == REPLAY
+    replay = {"raw": [raw], "augmented": views, "both": [raw, *views]}[config.views]
+    assert len(views) == (0 if config.views == "raw" else 1)
+    batches = [(to_float(x), y), (torch.cat(replay), torch.cat([memory_y] * len(replay)))]
+    if config.forward == "joint":
+        batches = [(torch.cat([a for a, _ in batches]), torch.cat([b for _, b in batches]))]
+    twice = config.double_bn_update
+    for images, labels in batches:
+        features = slow.network.features(images)
+        logits = slow.network.head(features)
+        value = None if u is None else u(features, logits)
+        loss = afs_classification(config.loss, logits, labels, value)
+        if config.regulariser != "none":
+            again = slow.logits(images) if config.regulariser == "vkd" and twice else logits
+            loss = loss + afs_regulariser(config.regulariser, again, labels)
+        slow.minimise(loss)
+    slow.agrees()
+
+
+@pytest.mark.parametrize(
+    ("loss", "regulariser", "forward"),
+    [
+        *itertools.product(("rfl", "focal", "ce"), ("vkd", "lsr", "none"), ("separate",)),
+        ("rfl", "vkd", "joint"), ("focal", "lsr", "joint"), ("ce", "none", "joint"),
+    ],
+)  # fmt: skip
+def test_afs_by_hand(loss: str, regulariser: str, forward: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    afs_step_by_hand({"loss": loss, "regulariser": regulariser, "forward": forward}, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"views": "raw"}, {"views": "augmented"}, {"double_bn_update": False}, {"lr": 0.02}]
+)
+def test_afs_settings_by_hand(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    afs_step_by_hand(settings, monkeypatch)
+
+
+@pytest.mark.parametrize("value", ["smu", "gini", "entropy", "gen"])
+def test_afs_sample_values_by_hand(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def u(features: Tensor, logits: Tensor) -> Tensor:
+        p = F.softmax(logits, dim=1)
+        ranked = p.sort(dim=1, descending=True).values
+        if value == "smu":
+            return ranked[:, 0] - ranked[:, 1]
+        if value == "gini":
+            return (p**2).sum(1)
+        p = p.detach()
+        if value == "entropy":
+            return 1 + (p * p.log()).sum(1) / torch.tensor(float(p.shape[1])).log()
+        gradient = (p - F.one_hot(p.argmax(1), p.shape[1]))[:, :, None] * features.detach()[:, None, :]
+        norm = gradient.flatten(1).norm(dim=1)
+        return 1 - norm / norm.max()
+
+    afs_step_by_hand({"sample_value": value}, monkeypatch, u)
+
+
+@pytest.mark.parametrize("loss", ["rfl", "focal", "ce"])
+def test_afs_reviews_raw_images_without_regulariser_at_plain_momentum(
+    loss: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = warm("afs", 3, loss=loss)
+    slow = SlowStep(learner)
+    views = record(learner, "augment", monkeypatch)
+    slots = torch.arange(6)
+    x, y = learner.memory.images[slots], learner.memory.labels[slots]
+    learner.review_step(slots)
+    assert views == []
+    slow.minimise(afs_classification(loss, slow.logits(to_float(x)), y))
+    slow.rate *= 0.1
+    slow.agrees()
+
+
+def test_er_reviews_with_cross_entropy() -> None:
+    learner = warm("er", 3)
+    slow = SlowStep(learner)
+    slots = torch.tensor([4, 1, 9])
+    learner.review_step(slots)
+    x, y = learner.memory.images[slots], learner.memory.labels[slots]
+    slow.minimise(F.cross_entropy(slow.logits(to_float(x)), y))
+    slow.rate *= 0.1
+    slow.agrees()
+
+
+def test_afs_momentum_of_running_statistics() -> None:
+    def momentum(**settings: Any) -> float:
+        learner = make("afs", **settings)
+        assert isinstance(learner, AFS)
+        return learner.bn_momentum
+
+    assert momentum() == pytest.approx(0.19)
+    assert momentum(double_bn_update=False) == 0.1
+    assert momentum(regulariser="lsr") == 0.1
+    assert momentum(regulariser="none") == 0.1
+
+
+@pytest.mark.parametrize(
+    ("dataset", "memory", "beta", "gray"),
+    [
+        ("cifar10", 200, 0.05, 0.2), ("cifar10", 500, 0.05, 0.2), ("cifar10", 1000, 0.1, 0.2),
+        ("cifar100", 1000, 0.15, 0.0), ("cifar100", 2000, 0.05, 0.0), ("cifar100", 5000, 0.1, 0.0),
+        ("mini_imagenet", 1000, 0.05, 0.0), ("mini_imagenet", 2000, 0.1, 0.0), ("mini_imagenet", 5000, 0.05, 0.0),
+    ],
+)  # fmt: skip
+def test_afs_published_settings(dataset: str, memory: int, beta: float, gray: float) -> None:
+    learner = ocil.resolve("afs", dataset, memory=memory).learner
+    assert (learner.beta, learner.gray, learner.memory_batch) == (beta, gray, 100)  # type: ignore[attr-defined]
+
+
+# Generators
+
+
+def test_named_generators_are_independent() -> None:
+    seeds = {derive(seed, name) for seed in range(20) for name in ("memory", "augment", "init")}
+    assert len(seeds) == 60
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    one, other = Rng(0, torch.device("cpu")), Rng(0, torch.device("cpu"))
+    torch.rand(5, generator=other["augment"])  # use of one name, or its order, does not move another
+    assert torch.equal(torch.rand(5, generator=one["memory"]), torch.rand(5, generator=other["memory"]))
+
+
+def test_replay_draws_do_not_depend_on_augmentation(monkeypatch: pytest.MonkeyPatch) -> None:
+    histories = []
+    for views in ("raw", "both"):
+        learner = make("afs", views=views)
+        draws = record(learner.memory, "draw", monkeypatch)
+        learn(learner, range(5))
+        histories.append([None if slots is None else slots.tolist() for slots in draws])
+    assert histories[0] == histories[1]

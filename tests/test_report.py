@@ -1,0 +1,110 @@
+import re
+import struct
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import matplotlib.pyplot as plt
+import pytest
+
+from ocil.config import resolve
+from ocil.errors import WriteError
+from ocil.metrics import Estimate, estimate
+from ocil.report import figures, tables
+from ocil.results import Result, Summary, summarise
+from tests.conftest import left_over
+
+MATRIX = [[0.9, 0.1], [0.5, 0.75]]
+
+
+def summary(name: str = "er", seeds: int = 3, dataset: str = "cifar10") -> Summary:
+    results = [
+        Result(resolve(name, dataset, seed=seed), [[a + seed / 100 for a in row] for row in MATRIX], [], 75, {}, "", {})
+        for seed in range(seeds)
+    ]
+    return summarise(results, results)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (estimate([0.4234]), "42.3 (one seed)"),
+        (Estimate(0.423, 0.004, (0.4, 0.4)), "42.3 ± 0.4"),
+        (Estimate(-0.05, 0.0, (0.0, 0.0)), "-5.0 ± 0.0"),
+        (Estimate(1.0, 0.123, (1.0, 1.0)), "100.0 ± 12.3"),
+        (Estimate(0.0, None, (0.0,)), "0.0 (one seed)"),
+        (Estimate(-1e-9, 0.0, (0.0,)), "0.0 ± 0.0"),
+    ],
+)
+def test_percent(value: Estimate | None, text: str) -> None:
+    assert tables.percent(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.04, "0.0 s"), (59.94, "59.9 s"), (59.96, "1 min 00 s"), (60, "1 min 00 s"), (3599.4, "59 min 59 s"),
+        (3599.6, "1 h 00 min"), (5400, "1 h 30 min"), (90000, "25 h 00 min"),
+    ],
+)  # fmt: skip
+def test_duration(seconds: float, text: str) -> None:
+    assert tables.duration(seconds) == text
+
+
+def test_heading() -> None:
+    assert tables.heading([summary(seeds=10)]) == "cifar10, 10 seeds (mean ± 95 % interval)"
+    assert tables.heading([summary(seeds=1)]) == "cifar10, one seed, so no interval"
+    assert tables.heading([summary(dataset="/data/my birds.npz")]).startswith("my birds, 3 seeds")
+
+
+def test_markdown() -> None:
+    text = tables.markdown([summary("fine-tune"), summary("er"), summary("afs", seeds=1)])
+    title, blank, head, rule, *rows = text.splitlines()
+    assert (title, blank) == (tables.heading([summary()]), "")
+    assert rule == "|---|---|---|---|---|---|"
+    assert len({line.count("|") for line in (head, rule, *rows)}) == 1
+    assert rows[0].startswith("| fine-tune | - | 63.5 ± 2.5 | 40.0 ± 0.0 | 0.0 ± 0.0 | 1 min 15 s |")
+    assert rows[1].startswith("| er | 1000 | ")
+    assert "62.5 (one seed)" in rows[2]
+    assert text.endswith("|\n")
+
+
+@pytest.fixture(autouse=True)
+def _no_figure_stays_open() -> None:
+    assert not plt.get_fignums()
+
+
+def test_png(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "a.png"
+    figures.save(figures.accuracy_after_each_task([summary("er"), summary("afs", seeds=1)]), path)
+    content = path.read_bytes()
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    assert content[-8:-4] == b"IEND"
+    width, height = struct.unpack(">II", content[16:24])
+    assert width > height > 300
+    assert not left_over(tmp_path)
+
+
+def test_svg_is_the_same_each_time(tmp_path: Path) -> None:
+    paths = [tmp_path / "a.svg", tmp_path / "b.svg"]
+    for path in paths:
+        figures.save(figures.accuracy_after_each_task([summary("er"), summary("afs")]), path)
+    first, second = (path.read_bytes() for path in paths)
+    assert first == second
+    assert ElementTree.fromstring(first).tag == "{http://www.w3.org/2000/svg}svg"
+    assert not re.search(rb"<dc:date>", first)
+
+
+def test_many_methods_and_one_task(tmp_path: Path) -> None:
+    one = summary("er")
+    one = replace(one, accuracy_curve=one.accuracy_curve[:1])
+    figures.save(figures.accuracy_after_each_task([one] * 9), tmp_path / "a.svg")
+
+
+def test_a_figure_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    figure = figures.accuracy_after_each_task([summary()])
+    with pytest.raises(WriteError, match="cannot write"):
+        figures.save(figure, tmp_path / "file" / "a.png")
+    assert not plt.get_fignums()

@@ -1,0 +1,172 @@
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ocil.config import RunConfig, resolve
+from ocil.data import Dataset
+from ocil.errors import OcilError
+from ocil.methods.fine_tune import FineTune
+from ocil.results import Result, RunFolder
+from ocil.runner import Interrupted, Progress, make_learner, pick_device, run
+from tests.conftest import left_over
+
+BATCHES = 8  # of the tiny stream
+
+
+def tiny_config(name: str, **settings: Any) -> RunConfig:
+    memory = {} if name == "fine-tune" else {"memory": 20, "memory_batch": 5}
+    return resolve(name, "tiny", settings={"width": 2, "tasks": 2} | memory | settings)
+
+
+def told(result: Result) -> tuple[Any, ...]:
+    """All of a result that must not depend on how it came about."""
+    return result.config, result.digest, result.matrix, result.evaluations
+
+
+def stop_at(*batches: int) -> Any:
+    """Says yes after these batches, counted from the start of a call."""
+    counter: Iterator[int] = iter(range(1, 10**6))
+    return lambda: next(counter) in batches
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"name": "afs"},
+        {"name": "er", "review": True, "momentum": 0.9},
+        {"name": "er", "boundary": "none", "review": True, "review_every": 4},
+        {"name": "fine-tune", "class_order": "seeded", "boundary": "blurry"},
+        {"name": "fine-tune", "boundary": "iid", "epochs": 2, "drop_last": False, "batch_size": 50},
+    ],
+    ids=lambda settings: "-".join(map(str, settings.values())),
+)
+def test_a_run_stopped_twice_ends_bit_identical(tiny: Dataset, tmp_path: Path, settings: dict[str, Any]) -> None:
+    config = tiny_config(**settings)
+    undisturbed = run(config, tmp_path / "a", dataset=tiny, device="cpu")
+    for batch in (1, 3):
+        with pytest.raises(Interrupted):
+            run(config, tmp_path / "b", dataset=tiny, device="cpu", should_stop=stop_at(batch))
+    resumed = run(config, tmp_path / "b", dataset=tiny, device="cpu")
+    assert told(resumed) == told(undisturbed)
+    assert not left_over(tmp_path)
+
+
+def test_a_finished_run_is_left_alone(tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_config("fine-tune")
+    first = run(config, tmp_path, dataset=tiny, device="cpu")
+    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in tmp_path.rglob("*") if path.is_file()}
+
+    def learn(*_: Any) -> None:
+        raise AssertionError("nothing is to be learned")
+
+    monkeypatch.setattr(FineTune, "learn", learn)
+    assert run(config, str(tmp_path), dataset=tiny, device="cpu") == first  # type: ignore[arg-type]
+    after = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in tmp_path.rglob("*") if path.is_file()}
+    assert before == after
+    assert {path.name for path in before} == {".lock", "config.json", "result.json", "checkpoint.safetensors"}
+
+
+def test_stopped_after_the_last_batch(tiny: Dataset, tmp_path: Path) -> None:
+    config = tiny_config("fine-tune")
+    with pytest.raises(Interrupted):
+        run(config, tmp_path / "a", dataset=tiny, device="cpu", should_stop=stop_at(BATCHES))
+    assert told(run(config, tmp_path / "a", dataset=tiny, device="cpu")) == told(
+        run(config, tmp_path / "b", dataset=tiny, device="cpu")
+    )
+
+
+def test_the_time_spent_adds_up(tiny: Dataset, tmp_path: Path) -> None:
+    config = tiny_config("fine-tune")
+    with pytest.raises(Interrupted):
+        run(config, tmp_path, dataset=tiny, device="cpu", should_stop=stop_at(6))
+    found = RunFolder.of(tmp_path, config).load_checkpoint()
+    assert found is not None
+    assert run(config, tmp_path, dataset=tiny, device="cpu").wall_seconds > found[1]["seconds"] > 0
+
+
+def test_progress_goes_to_the_end(tiny: Dataset, tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    result = run(tiny_config("er"), tmp_path, dataset=tiny, device="cpu", on_progress=seen.append)
+    assert [seen[0].done, seen[-1].done] == [0, BATCHES]
+    assert {progress.total for progress in seen} == {BATCHES}
+    assert seen[0].accuracy is None
+    assert seen[-1].accuracy == pytest.approx(sum(result.matrix[-1]) / 2)
+    assert seen[-1].loss is not None
+
+
+@pytest.fixture
+def loss_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fine-tuning whose loss is not a number from its third step on, with seed 1."""
+    learn = FineTune.learn
+
+    def failing(self: FineTune, x: Tensor, y: Tensor) -> None:
+        learn(self, x, y)
+        if self.rng.seed == 1 and int(self.steps) == 3:
+            self.steps -= 1
+            self.watch(torch.tensor(float("nan")))
+
+    monkeypatch.setattr(FineTune, "learn", failing)
+
+
+@pytest.mark.usefixtures("loss_that_fails")
+@pytest.mark.parametrize("checkpoint_seconds", [0.0, 1e9])
+def test_a_loss_that_is_not_finite(tiny: Dataset, tmp_path: Path, checkpoint_seconds: float) -> None:
+    config = resolve("fine-tune", "tiny", seed=1, settings={"width": 2, "tasks": 2})
+    with pytest.raises(OcilError, match=r"not finite at training step 2 .*: --set lr=0\.01") as e:
+        run(config, tmp_path, dataset=tiny, device="cpu", checkpoint_seconds=checkpoint_seconds)
+    assert "fine-tune seed 1" in str(e.value)
+    folder = RunFolder.of(tmp_path, config)
+    assert folder.result() is None
+    found = folder.load_checkpoint()
+    assert (found is not None) == (checkpoint_seconds == 0)
+    if found:
+        assert int(found[0]["failed_at"]) == -1  # what is saved is sound
+
+
+def test_too_high_a_learning_rate_really_fails(tiny: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(OcilError, match=r"not finite at training step \d+ \(stream batch \d+ of 8\).*--set lr=100000"):
+        run(tiny_config("er", lr=1e6), tmp_path, dataset=tiny, device="cpu")
+
+
+def test_out_of_host_memory_is_said(tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def learn(*_: Any) -> None:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory: 8 bytes")
+
+    monkeypatch.setattr(FineTune, "learn", learn)
+    with pytest.raises(OcilError, match="does not fit on cpu: use a smaller memory or width"):
+        run(tiny_config("fine-tune"), tmp_path, dataset=tiny, device="cpu")
+
+
+def test_other_exceptions_are_not_hidden(tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def learn(*_: Any) -> None:
+        raise RuntimeError("a mistake in a method")
+
+    monkeypatch.setattr(FineTune, "learn", learn)
+    with pytest.raises(RuntimeError, match="a mistake in a method"):
+        run(tiny_config("fine-tune"), tmp_path, dataset=tiny, device="cpu")
+
+
+@pytest.mark.parametrize("name", ["tpu", "", "meta", "cuda:99", "gpu", "cpu:cpu"])
+def test_a_device_that_is_not_there(name: str) -> None:
+    with pytest.raises(OcilError, match="is not there: use auto, cpu or cuda"):
+        pick_device(name)
+
+
+def test_devices() -> None:
+    assert pick_device("cpu").type == "cpu"
+    assert pick_device().type in ("cpu", "cuda")
+
+
+def test_make_learner(tiny: Dataset) -> None:
+    learner = make_learner("afs", tiny, memory=20, width=2, memory_batch=5)
+    x, y = torch.from_numpy(tiny.train_x[:10]), torch.from_numpy(tiny.train_y[:10])
+    before = learner.scores(x)
+    learner.learn(x, y)
+    assert learner.scores(x).shape == (10, 4)
+    assert not torch.equal(before, learner.scores(x))
+    with pytest.raises(OcilError, match="Did you mean 'width'"):
+        make_learner("afs", tiny, widht=2)
