@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ocil.config import resolve
-from ocil.data import Dataset
+from ocil.data import Dataset, load
 from ocil.results import RunFolder
 from tests.conftest import SMALL, Call, left_over, one_error
 
@@ -298,6 +298,7 @@ def test_two_processes_on_one_run(
 ) -> None:
     settings = dict(setting.split("=") for setting in SMALL)
     config = resolve("er", str(tiny_npz), memory=20, settings=settings)
+    config = replace(config, fingerprint=load(tiny_npz).fingerprint())
     folders = [RunFolder.of(tmp_path / "runs", c).path for c in (config, config.reference())[: 1 + both]]
     script = f"""
 import fcntl, pathlib, sys

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -336,3 +337,25 @@ def test_ctrl_c_while_workers_start(start_python: Start, tiny_npz: Path, tmp_pat
     assert "Traceback" not in said.err
     assert not said.errors
     assert not left_over(tmp_path)
+
+
+def test_other_images_under_the_same_name_are_another_run(ocil_command: Call, tiny: Any, tmp_path: Path) -> None:
+    """A dataset outside the catalog may change; its old result must not come back."""
+    words = (
+        "run",
+        "fine-tune",
+        "-d",
+        tmp_path / "mine.npz",
+        "-n",
+        1,
+        "-o",
+        tmp_path / "runs",
+        "--json",
+        "--set",
+        *SMALL,
+    )
+    words = tuple(word for word in words if word != "memory_batch=5")
+    tiny.save(tmp_path / "mine.npz")
+    first = json.loads(ocil_command(*words).out)["runs"]
+    replace(tiny, train_x=tiny.train_x[::-1].copy(), train_y=tiny.train_y[::-1].copy()).save(tmp_path / "mine.npz")
+    assert json.loads(ocil_command(*words).out)["runs"] != first

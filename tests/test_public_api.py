@@ -113,7 +113,7 @@ def test_python_blocks_of_the_readme_run(start_python: Start, tmp_path: Path) ->
     for number, block in enumerate(BLOCKS):
         script = tmp_path / f"block_{number}.py"
         script.write_text(block)
-        spoken(start_python(script, cwd=tmp_path), seconds=60)
+        spoken(start_python(script, cwd=tmp_path), seconds=120)
 
 
 def test_no_python_block_of_the_readme_is_missed() -> None:

@@ -1,10 +1,14 @@
 """From names to a complete configuration: every setting of a run, each with a value."""
 
+import ast
 import hashlib
+import inspect
 import json
 import math
+import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -39,6 +43,8 @@ class RunConfig:
     seed: int = 0
     stream: StreamConfig = field(default_factory=StreamConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
+    fingerprint: str = ""
+    """Digest of a dataset outside the catalog: other images under the same name make another run."""
 
     def __post_init__(self) -> None:
         info, learner = method(self.method), self.learner
@@ -68,14 +74,17 @@ class RunConfig:
         return f"{Path(self.dataset).stem}-{self.label}{memory}-{digest}"
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        content = asdict(self)
+        if not self.fingerprint:
+            del content["fingerprint"]
+        return content
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "RunConfig":
         info = method(content["method"])
         return cls(
             info.name, content["dataset"], content["seed"],
-            StreamConfig(**content["stream"]), info.load().Config(**content["learner"]),
+            StreamConfig(**content["stream"]), info.load().Config(**content["learner"]), content.get("fingerprint", ""),
         )  # fmt: skip
 
     def reference(self) -> "RunConfig":
@@ -162,3 +171,15 @@ def _parse(name: str, value: Any, kind: Any) -> Any:
     except (ValueError, TypeError, KeyError, OverflowError):
         wants = {bool: "true or false", int: "a whole number", float: "a number"}.get(kind, str(kind))
         raise OcilError(f"{name} = {value!r} is not {wants}.") from None
+
+
+def meanings(config: type) -> dict[str, str]:
+    """The text below each field of a config class, and of those it inherits from."""
+    found: dict[str, str] = {}
+    for kind in reversed(config.__mro__[:-1]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+        assert isinstance(body, ast.ClassDef)  # noqa: S101
+        for field_, text in pairwise(body.body):
+            if isinstance(field_, ast.AnnAssign) and isinstance(field_.target, ast.Name) and isinstance(text, ast.Expr):
+                found[field_.target.id] = " ".join(str(ast.literal_eval(text.value)).split())
+    return found

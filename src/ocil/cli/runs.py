@@ -7,7 +7,7 @@ import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -137,22 +137,54 @@ def compare(
     return 1 if failed else 0
 
 
-def methods(*, as_json: Json = False) -> None:
-    """List the methods: what each does, its paper, whether it needs task ends, whether its step can be captured."""
+def methods(name: str | None = None, /, *, as_json: Json = False) -> None:
+    """List the methods, or every setting of one with its default and meaning.
+
+    Examples: `ocil methods`, `ocil methods afs`
+
+    Parameters
+    ----------
+    name
+        A method whose settings to show.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
     from ocil.methods import METHODS
 
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    if name is not None:
+        rows = _settings_of(name)
+        if as_json:
+            print(json.dumps({"settings": rows}))
+            return
+        table = Table("setting", "default", "meaning")
+        for row in rows:
+            table.add_row(row["name"], str(row["default"]), row["meaning"])
+        console.print(table)
+        return
     if as_json:
         names = ("name", "summary", "paper", "memory", "needs_task_ends", "offline", "capturable")
         print(json.dumps({"methods": [{n: getattr(info, n) for n in names} for info in METHODS.values()]}))
         return
-    from rich.console import Console
-    from rich.table import Table
-
     table = Table("name", "what it does", "paper", "needs task ends", "capturable")
     for info in METHODS.values():
         yes_no = ["yes" if flag else "no" for flag in (info.needs_task_ends, info.capturable)]
         table.add_row(info.name, info.summary, info.paper, *yes_no)
-    Console().print(table)
+    console.print(table)
+
+
+def _settings_of(name: str) -> list[dict[str, Any]]:
+    """Name, default and meaning of every field, a method's own first, then the stream's."""
+    from ocil.config import meanings
+    from ocil.methods import method
+    from ocil.streams import StreamConfig
+
+    found = []
+    for config in (method(name).load().Config, StreamConfig):
+        texts = meanings(config)
+        found += [{"name": f.name, "default": f.default, "meaning": texts.get(f.name, "")} for f in fields(config)]
+    return found
 
 
 def _with_review(name: str, options: Options) -> tuple[str, Options]:
@@ -196,10 +228,10 @@ def _plan(method: str | None, options: Options, shared: bool = False) -> list["R
     loaded = data.load(dataset, options.data_dir)  # before anything runs: is it there, is it whole?
     path = Path(dataset).expanduser()
     dataset = str(path.resolve()) if path.suffix.lower() == ".npz" or len(path.parts) > 1 else loaded.name
-    plan = [
-        resolve(name, dataset, seed=seed, settings=file | given, classes=loaded.num_classes)
-        for seed in range(first, first + seeds)
-    ]
+    config = resolve(name, dataset, settings=file | given, classes=loaded.num_classes)
+    if config.dataset not in data.CATALOG:
+        config = replace(config, fingerprint=loaded.fingerprint())
+    plan = [replace(config, seed=seed) for seed in range(first, first + seeds)]
     for config in plan:
         check(config, loaded)
     return plan

@@ -8,8 +8,7 @@ import torch
 from ocil import data
 from ocil.config import RunConfig
 from ocil.engine.captured import CapturedStepper
-from ocil.engine.local import Job, Outcome, Watcher, watch_one
-from ocil.errors import OcilError
+from ocil.engine.local import Job, Outcome, Watcher, explained, look_up, watch_one
 from ocil.methods import method
 from ocil.precision import numerics
 from ocil.results import RunFolder
@@ -18,7 +17,8 @@ from ocil.streams import DeviceData
 
 SIDE_BY_SIDE = 10  # more gain little: ten keep an H200 busy
 
-_Lane = tuple[Work, Iterator[None], torch.cuda.Stream]
+_Lane = tuple[Work, Iterator[None], torch.cuda.Stream | None]
+DONE = object()
 
 
 def run_all(
@@ -60,39 +60,50 @@ def run_together(
         outcomes[number] = outcome
         watch(number, outcome)
 
+    waiting = []
+    for number, config in enumerate(configs):
+        if (known := look_up(config, job)) is None:
+            waiting.append(number)
+        else:
+            settle(number, known)
+    if not waiting:
+        return outcomes
     device = torch.device(job.device)
     dataset = data.load(configs[0].dataset, job.data_dir)
     resident = DeviceData(dataset, device)
     live: dict[int, _Lane] = {}
     with ExitStack() as locks, numerics(configs[0].learner.precision):
-        for number, config in enumerate(configs):
-            folder = RunFolder.of(job.root, config)
+        for number in waiting:
+            config, folder, lane = configs[number], RunFolder.of(job.root, configs[number]), _cuda_stream(device)
             try:
-                if (finished := folder.result()) is not None:
-                    settle(number, finished)
-                    continue
                 locks.enter_context(folder.lock())
-                lane = torch.cuda.Stream(device)
-                lane.wait_stream(torch.cuda.current_stream(device))
                 with torch.cuda.stream(lane):
-                    capturable = method(config.method).capturable
-                    work = Work(config, folder, dataset, resident, CapturedStepper if capturable else Stepper)
+                    captured = lane is not None and method(config.method).capturable
+                    work = Work(config, folder, dataset, resident, CapturedStepper if captured else Stepper)
                     steps = work.steps(job.checkpoint_seconds, watch_one(watch, number), should_stop)
                 live[number] = (work, steps, lane)
-            except OcilError as error:
-                settle(number, error)
+            except Exception as error:
+                settle(number, explained(error, config))
         while live:
             for number, (work, steps, lane) in list(live.items()):
                 with torch.cuda.stream(lane):
                     try:
-                        next(steps)
-                    except StopIteration:
-                        settle(number, work.finish())
-                        del live[number]
-                    except (OcilError, Interrupted) as error:
-                        settle(number, error)
+                        if next(steps, DONE) is DONE:
+                            settle(number, work.finish())
+                            del live[number]
+                    except Exception as error:
+                        settle(number, explained(error, configs[number]))
                         del live[number]
     return outcomes
+
+
+def _cuda_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """A stream that begins after what is under way; None on a CPU, where the same loop runs for the tests."""
+    if device.type != "cuda":
+        return None
+    lane = torch.cuda.Stream(device)
+    lane.wait_stream(torch.cuda.current_stream(device))
+    return lane
 
 
 def _renumbered(watch: Watcher, numbers: Sequence[int]) -> Watcher:

@@ -54,7 +54,7 @@ def run_all(
     outcomes: list[Outcome] = [Interrupted("not started")] * len(configs)
     waiting = []
     for number, config in enumerate(configs):
-        known = _look_up(config, job)
+        known = look_up(config, job)
         if known is None:
             waiting.append(number)
         else:
@@ -77,7 +77,7 @@ def run_all(
     return outcomes
 
 
-def _look_up(config: RunConfig, job: Job) -> Outcome | None:
+def look_up(config: RunConfig, job: Job) -> Outcome | None:
     """What a finished run found: no worker has to start for that."""
     try:
         return RunFolder.of(job.root, config).result()
@@ -93,12 +93,17 @@ def _attempt(
             config, job.root, device=job.device, data_dir=job.data_dir, checkpoint_seconds=job.checkpoint_seconds,
             on_progress=on_progress, should_stop=should_stop,
         )  # fmt: skip
-    except (OcilError, Interrupted) as error:
-        return error
     except Exception as error:  # the other runs go on, whatever happened to this one
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{Path(place.filename).name}, line {place.lineno}"
-        return OcilError(f"{config.label} seed {config.seed}: {type(error).__name__}: {error} ({where})")
+        return explained(error, config)
+
+
+def explained(error: Exception, config: RunConfig) -> Exception:
+    """The error as it is, if it was meant for a person, else a line that says where it came from."""
+    if isinstance(error, OcilError | Interrupted):
+        return error
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{Path(place.filename).name}, line {place.lineno}"
+    return OcilError(f"{config.label} seed {config.seed}: {type(error).__name__}: {error} ({where})")
 
 
 class _Pool:

@@ -21,7 +21,7 @@ PUBLISHED_BETA = {  # the authors' choice for each dataset and memory size, from
 
 DATASET_SETTINGS: dict[str, dict[str, Any]] = {
     "cifar10": {"gray": 0.2},  # published
-    "fashion-mini": {"memory_batch": 20},  # ours: the embedded demo has to run on a slow laptop
+    "fashion-mini": {"memory_batch": 10},  # ours: the demo has to run on a slow laptop
 }
 
 

@@ -1,0 +1,53 @@
+"""The benchmark counts and reports what it says; how fast anything is, is not asserted."""
+
+import json
+
+import pytest
+import torch
+
+from ocil.bench import _cost, made_up, measure
+from ocil.config import resolve
+from tests.conftest import Call, one_error
+
+
+def test_a_step_of_afs_passes_stream_and_both_views() -> None:
+    settings = {"width": 2, "memory": 30, "memory_batch": 6, "tasks": 2}
+    config = resolve("afs", "made-up", settings=settings)
+    timing = measure([config], made_up(4, (8, 8, 3), 30), torch.device("cpu"), repeats=3, seconds=0.2)
+    assert timing.images_per_step == 10 + 2 * 6
+    assert timing.seeds == 1
+    assert timing.ms_per_review_step is not None
+    assert timing.steps_per_second == pytest.approx(1000 / timing.ms_per_step)
+    assert timing.images_per_second == pytest.approx(timing.images_per_step * timing.steps_per_second)
+    assert timing.share_of_floor == pytest.approx(timing.floor_ms / timing.ms_per_step)
+
+
+def test_cost_of_the_paper_network() -> None:
+    operations, written = _cost(made_up(2, (32, 32, 3), 1), 20)
+    assert written == 1024 * 20 * 5 + 256 * 40 * 5 + 64 * 80 * 5 + 16 * 160 * 5
+    stem, stages = 2 * 9 * 3 * 20 * 1024, 0
+    for channels, pixels, into in ((20, 1024, 20), (40, 256, 20), (80, 64, 40), (160, 16, 80)):
+        stages += 2 * pixels * channels * 9 * (into + 3 * channels)
+        stages += 2 * pixels * channels * into if into != channels else 0
+    assert operations == stem + stages
+
+
+def test_bench_command(ocil_command: Call) -> None:
+    said = ocil_command("bench", "er", "--device", "cpu", "--seconds", 0.2, "--json", "--set", "width=2")
+    (row,) = json.loads(said.out)["timings"]
+    assert said.code == 0
+    assert (row["method"], row["device"], row["images_per_step"]) == ("er", "cpu", 20)
+    table = ocil_command("bench", "fine-tune", "--device", "cpu", "--seconds", 0.2, "--set", "width=2")
+    assert "fine-tune" in table.out
+    assert "Did you mean 'er'" in one_error(ocil_command("bench", "err", "--device", "cpu"))
+
+
+def test_methods_shows_every_setting_of_one(ocil_command: Call) -> None:
+    rows = {row["name"]: row for row in json.loads(ocil_command("methods", "afs", "--json").out)["settings"]}
+    assert rows["beta"]["default"] == 0.1
+    assert rows["memory_batch"]["default"] == 100
+    assert "memory" in rows["memory_batch"]["meaning"]
+    assert "replay" in rows["memory"]["meaning"]
+    assert rows["boundary"]["meaning"].startswith("``clear``")
+    assert "beta" in ocil_command("methods", "afs").out
+    assert "Did you mean 'afs'" in one_error(ocil_command("methods", "afss"))

@@ -1,0 +1,123 @@
+"""The GPU engine's logic on a CPU: the same loop without streams, the same stepper with a stand-in for a graph."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from ocil.config import RunConfig, resolve
+from ocil.data import Dataset
+from ocil.engine import execute, gpu
+from ocil.engine.captured import CapturedStepper
+from ocil.engine.local import Job
+from ocil.results import Result, RunFolder
+from ocil.runner import Stepper, Work, run
+from ocil.streams import DeviceData
+from tests.reference.datasets import patterned
+
+SETTINGS = {"tasks": 2, "width": 2, "batch_size": 5}
+REPLAY = {"memory": 20, "memory_batch": 6, "review_batch": 5}
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    data = patterned(per_class=24)
+    data.save(tmp_path / "tiny.npz")
+    return data
+
+
+def configs(tmp_path: Path, name: str, seeds: int, **settings: object) -> list[RunConfig]:
+    chosen = SETTINGS | (REPLAY if name != "fine-tune" else {}) | settings
+    return [resolve(name, str(tmp_path / "tiny.npz"), seed=seed, settings=chosen) for seed in range(seeds)]
+
+
+class Replayed:
+    """What a graph does, without a GPU: replaying runs the recorded work again."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.replay = work
+
+
+class FakeCapture(CapturedStepper):
+    def record(self, work: Callable[[], None]) -> Replayed:  # type: ignore[override]
+        return Replayed(work)
+
+
+@pytest.mark.usefixtures("dataset")
+@pytest.mark.parametrize("name", ["afs", "er", "fine-tune"])
+def test_a_run_among_others_equals_the_run_alone(tmp_path: Path, name: str) -> None:
+    plan = configs(tmp_path, name, 3, **({} if name == "fine-tune" else {"review": True}))
+    together = gpu.run_together(plan, Job(tmp_path / "together", "cpu", tmp_path))
+    for config, outcome in zip(plan, together, strict=True):
+        assert isinstance(outcome, Result)
+        alone = run(config, tmp_path / "alone", device="cpu")
+        assert (outcome.digest, outcome.matrix) == (alone.digest, alone.matrix)
+
+
+@pytest.mark.parametrize("name", ["afs", "er"])
+@pytest.mark.parametrize("keep_last", [True, False])
+def test_captured_steps_are_the_written_steps(tmp_path: Path, dataset: Dataset, name: str, keep_last: bool) -> None:
+    """Also with batches that are not full and a review that ends on an incomplete batch."""
+    settings = {"review": True, "review_keep_last": keep_last, "drop_last": not keep_last, "memory": 22}
+    (config,) = configs(tmp_path, name, 1, **settings)
+    digests = []
+    for stepper in (Stepper, FakeCapture):
+        work = Work(config, RunFolder(tmp_path / stepper.__name__), dataset, DeviceData(dataset, "cpu"), stepper)
+        for _ in work.steps():
+            pass
+        digests.append(work.finish().digest)
+    assert digests[0] == digests[1]
+
+
+def test_capture_begins_where_a_resumed_run_goes_on(tmp_path: Path, dataset: Dataset) -> None:
+    (config,) = configs(tmp_path, "er", 1)
+    resident = DeviceData(dataset, "cpu")
+    whole = Work(config, RunFolder(tmp_path / "whole"), dataset, resident, FakeCapture)
+    list(whole.steps())
+    first = Work(config, RunFolder(tmp_path / "parts"), dataset, resident, FakeCapture)
+    steps = first.steps()
+    while first.cursor < 9:
+        next(steps)
+    first.save()
+    second = Work(config, RunFolder(tmp_path / "parts"), dataset, resident, FakeCapture)
+    assert second.cursor == 9
+    list(second.steps())
+    assert whole.finish().digest == second.finish().digest
+
+
+@pytest.mark.usefixtures("dataset")
+def test_one_failure_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = configs(tmp_path, "er", 3)
+    check = Work.check_loss
+
+    def fail_one(self: Work) -> None:
+        if self.config.seed == 1:
+            raise ZeroDivisionError("made to fail")
+        check(self)
+
+    monkeypatch.setattr(Work, "check_loss", fail_one)
+    heard: list[int] = []
+    outcomes = gpu.run_all(plan, Job(tmp_path / "out", "cpu", tmp_path), 2, lambda number, event: heard.append(number))
+    assert [isinstance(outcome, Result) for outcome in outcomes] == [True, False, True]
+    assert "made to fail" in str(outcomes[1])
+    assert set(heard) == {0, 1, 2}
+
+
+@pytest.mark.usefixtures("dataset")
+def test_runs_are_grouped_by_precision_and_kept_in_order(tmp_path: Path) -> None:
+    plan = [*configs(tmp_path, "er", 1, precision="fp32"), *configs(tmp_path, "fine-tune", 2)]
+    outcomes = gpu.run_all(plan, Job(tmp_path / "out", "cpu", tmp_path))
+    assert [outcome.config for outcome in outcomes if isinstance(outcome, Result)] == plan
+    assert execute(plan, Job(tmp_path / "out", "cpu", tmp_path)) == outcomes
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["afs", "er", "fine-tune"])
+def test_graphs_on_a_gpu_give_the_bits_of_plain_steps(tmp_path: Path, dataset: Dataset, name: str) -> None:
+    plan = configs(tmp_path, name, 3, precision="fp32", **({} if name == "fine-tune" else {"review": True}))
+    together = gpu.run_together(plan, Job(tmp_path / "together", "cuda", tmp_path))
+    for config, outcome in zip(plan, together, strict=True):
+        alone = run(config, tmp_path / "alone", device="cuda", dataset=dataset)
+        assert isinstance(outcome, Result)
+        assert (outcome.digest, outcome.matrix) == (alone.digest, alone.matrix)
