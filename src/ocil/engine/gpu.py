@@ -7,7 +7,9 @@ import torch
 
 from ocil import data
 from ocil.config import RunConfig
+from ocil.data import Dataset
 from ocil.engine.captured import CapturedStepper
+from ocil.engine.fit import free_bytes, how_many_fit
 from ocil.engine.local import Job, Outcome, Watcher, explained, look_up, watch_one
 from ocil.methods import method
 from ocil.precision import numerics
@@ -34,12 +36,17 @@ def run_all(
     for number, config in enumerate(configs):
         groups.setdefault((config.dataset, config.learner.precision), []).append(number)
     for numbers in groups.values():
-        for chunk in _batched(numbers, side_by_side or SIDE_BY_SIDE):
+        dataset = data.load(configs[numbers[0]].dataset, job.data_dir)
+        size = side_by_side or SIDE_BY_SIDE
+        if job.device.startswith("cuda"):
+            free = free_bytes(torch.device(job.device))
+            size = min(size, *(how_many_fit(configs[number], dataset, free) for number in numbers))
+        for chunk in _batched(numbers, size):
             if should_stop():
                 outcomes |= dict.fromkeys(chunk, Interrupted("not started"))
                 continue
             hear = _renumbered(watch, chunk)
-            found = run_together([configs[number] for number in chunk], job, hear, should_stop)
+            found = run_together([configs[number] for number in chunk], job, hear, should_stop, dataset)
             outcomes |= dict(zip(chunk, found, strict=True))
     return [outcomes[number] for number in range(len(configs))]
 
@@ -49,6 +56,7 @@ def run_together(
     job: Job,
     watch: Watcher = lambda number, event: None,
     should_stop: Callable[[], bool] = lambda: False,
+    dataset: Dataset | None = None,
 ) -> list[Outcome]:
     """Run every configuration at the same time on ``job.device``; they must share dataset and precision.
 
@@ -69,7 +77,7 @@ def run_together(
     if not waiting:
         return outcomes
     device = torch.device(job.device)
-    dataset = data.load(configs[0].dataset, job.data_dir)
+    dataset = dataset or data.load(configs[0].dataset, job.data_dir)
     resident = DeviceData(dataset, device)
     live: dict[int, _Lane] = {}
     with ExitStack() as locks, numerics(configs[0].learner.precision):

@@ -1,0 +1,52 @@
+"""Forward and backward of the network on this CPU: PyTorch's own convolution beside ours, in one run.
+
+python benchmarks/cpu_convolution.py
+"""
+
+import statistics
+import time
+
+import torch
+
+from ocil import convolution
+from ocil.networks import ReducedResNet18
+
+CASES = (  # images, side, channels, width
+    (10, 32, 3, 20),
+    (100, 32, 3, 20),
+    (10, 14, 1, 8),
+    (40, 14, 1, 8),
+    (200, 14, 1, 8),
+)
+
+
+def milliseconds(network: ReducedResNet18, x: torch.Tensor, repeats: int = 7) -> float:
+    times = []
+    for _ in range(repeats + 1):
+        started = time.perf_counter()
+        network(x).sum().backward()
+        times.append((time.perf_counter() - started) * 1e3)
+    return statistics.median(times[1:])
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    print(
+        "| images | side | width | PyTorch, ms | channels-last, ms | ours, ms | gain |\n|---|---|---|---|---|---|---|"
+    )
+    for count, side, channels, width in CASES:
+        row = []
+        for layout, own in (
+            (torch.contiguous_format, False),
+            (torch.channels_last, False),
+            (torch.channels_last, True),
+        ):
+            convolution.SLOW_BACKWARD = own
+            network = ReducedResNet18((side, side, channels), 10, width).to(memory_format=layout)
+            x = torch.rand(count, channels, side, side).contiguous(memory_format=layout)
+            row.append(milliseconds(network, x))
+        print(f"| {count} | {side} | {width} | " + " | ".join(f"{t:.1f}" for t in row) + f" | {row[0] / row[2]:.2f} |")
+
+
+if __name__ == "__main__":
+    main()

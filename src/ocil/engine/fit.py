@@ -1,0 +1,44 @@
+"""How much device memory a run takes, before it starts."""
+
+import torch
+
+from ocil.config import RunConfig
+from ocil.data import Dataset
+from ocil.errors import OcilError
+
+RESERVE = 1 << 30  # CUDA's own, the libraries' workspaces, fragments
+COPIES = 4  # of each activation: as it is, its gradient, and what the layers before and after keep of it
+
+
+def dataset_bytes(dataset: Dataset) -> int:
+    return sum(array.nbytes for array in (dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y))
+
+
+def run_bytes(config: RunConfig, dataset: Dataset) -> int:
+    """Memory store, weights with gradients, and the activations of the largest batch a step has: an upper estimate."""
+    learner, stream = config.learner, config.stream
+    height, width, channels = dataset.image_shape
+    image = height * width * channels
+    batch = max(stream.batch_size + 2 * learner.memory_batch, learner.review_batch)
+    pixels, written, weights = height * width, 0, learner.width * 8 * 4 * dataset.num_classes
+    for factor in (1, 2, 4, 8):
+        written += 5 * factor * learner.width * max(1, pixels // factor**2)
+        weights += 4 * 9 * (factor * learner.width) ** 2
+    order = 8 * len(dataset.train_y) * stream.epochs
+    return (learner.memory + 1) * (image + 8) + 12 * weights + COPIES * 4 * batch * (written + image) + order
+
+
+def how_many_fit(config: RunConfig, dataset: Dataset, free: int) -> int:
+    """Runs of this kind that fit side by side; an OcilError that says so if not even one does."""
+    left, each = free - RESERVE - dataset_bytes(dataset), run_bytes(config, dataset)
+    if left < each:
+        needed = (RESERVE + dataset_bytes(dataset) + each) / 1e9
+        raise OcilError(
+            f"{config.cell} needs about {needed:.1f} GB on the GPU and {free / 1e9:.1f} GB are free: "
+            "use a smaller memory, memory_batch or width, or --device cpu."
+        )
+    return left // each
+
+
+def free_bytes(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[0]
