@@ -23,7 +23,7 @@ demo: $(READY)  ## fine-tuning, ER and AFS on the embedded dataset: a table and 
 	$(BIN)/ocil compare fine-tune er afs --seeds 3 --out runs/demo
 
 test: lint  ## every check and every test
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(READY)  ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .

@@ -10,8 +10,8 @@ import os
 import signal
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -149,7 +149,8 @@ class _Pool:
         # A terminal sends Ctrl-C to the workers too; blocked here, it is blocked in them from their first moment.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            process.start()
+            with _threads_of_children(self.job.threads):
+                process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
@@ -203,6 +204,22 @@ def _work(connection: "Connection[Any, Any]", job: Job, stop: Any) -> None:
 
 def watch_one(watch: Watcher, number: int) -> Callable[[Progress], None]:
     return lambda progress: watch(number, progress)
+
+
+@contextmanager
+def _threads_of_children(count: int) -> Iterator[None]:
+    """Processes begun in this block use so many threads, even where ``torch.set_num_threads`` has no say.
+
+    On ARM the convolutions otherwise take every core in each worker, and two workers together are no faster than one.
+    """
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = str(count)
+    try:
+        yield
+    finally:
+        os.environ.pop("OMP_NUM_THREADS")
+        if before is not None:
+            os.environ["OMP_NUM_THREADS"] = before
 
 
 def _cores() -> int:

@@ -1,0 +1,39 @@
+"""Draw the curves of docs/performance.md from what benchmarks/gpu_scaling.py wrote.
+
+python tools/performance_figures.py results/performance/h200-scaling.json
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+
+from ocil.report.figures import COLOURS, MARKERS, STYLE, save
+
+ROOT = Path(__file__).resolve().parent.parent
+LABELS = {"seeds": "seeds side by side", "memory": "images in the memory", "classes": "classes"}
+
+
+def main() -> None:
+    content = json.loads(Path(sys.argv[1]).read_text())
+    with mpl.rc_context(STYLE):
+        figure, axes = plt.subplots(1, 3, figsize=(10, 3.2), layout="constrained", sharey=True)
+        for axis, (kind, label) in zip(axes, LABELS.items(), strict=True):
+            rows = [row for row in content["rows"] if row["kind"] == kind]
+            for number, method in enumerate(dict.fromkeys(row["method"] for row in rows)):
+                mine = [row for row in rows if row["method"] == method]
+                axis.plot(
+                    [row["at"] for row in mine], [row["ms_per_step"] for row in mine], label=method,
+                    color=COLOURS[number], marker=MARKERS[number], markersize=5,
+                )  # fmt: skip
+            axis.set(xscale="log", xlabel=label, ylim=(0, None))
+        axes[0].set_ylabel("ms a seed-step")
+        axes[0].legend(frameon=False)
+        figure.suptitle(f"{content['device']}, CIFAR-100 shapes, bf16, ten seeds unless said otherwise")
+    save(figure, ROOT / "docs/images/gpu-scaling.png")
+
+
+if __name__ == "__main__":
+    main()
