@@ -1,5 +1,6 @@
 """A dataset that learns in a moment, and a way to call the command line."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -12,6 +13,14 @@ import numpy as np
 import pytest
 
 from ocil.data import Dataset
+
+
+def pytest_configure() -> None:
+    """Where everything is installed on purpose, a test that is skipped for want of a package is a failure."""
+    for name in filter(None, os.environ.get("OCIL_NO_SKIP", "").split(",")):
+        if importlib.util.find_spec(name) is None:
+            raise pytest.UsageError(f"OCIL_NO_SKIP names {name}, which is not installed")
+
 
 SMALL = ("width=2", "memory_batch=5", "tasks=2")
 TRAIN, TEST, CLASSES = 20, 10, 4

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ocil import fused
 from ocil.errors import OcilError
 
 CropRule = Literal["reject", "clamp"]
@@ -77,7 +78,10 @@ class Augment:
         good = images.ndim == 4 and images.shape[1] in (1, 3) and min(images.shape[2:]) > 1
         if not good or images.dtype != torch.float32:
             raise OcilError(f"augment wants float32 images [B, 1 or 3, H, W], got {images.dtype} {list(images.shape)}.")
-        return self.apply(images, self.draw(images, generator))
+        draw = self.draw(images, generator)
+        if fused.present(images) and images.is_contiguous(memory_format=torch.channels_last):
+            return fused.views(images, draw)
+        return self.apply(images, draw)
 
     def draw(self, images: Tensor, generator: torch.Generator) -> Draw:
         """All random parameters for a batch of this shape, on its device."""

@@ -11,12 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ocil import fused
+
 Reduction = Literal["mean", "none"]
 SampleValue = Literal["p_t", "smu", "gini", "entropy", "gen"]
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, scale: float = 1.0, reduction: Reduction = "mean") -> Tensor:
     """``-scale · log p_t``. A scale of 0.25 is the control for the alpha of the focal losses."""
+    if _fused(logits):
+        return _reduce(fused.loss("cross_entropy", logits, labels, scale), reduction)
     return _reduce(-scale * _log_target(_log_softmax(logits), labels), reduction)
 
 
@@ -24,6 +28,8 @@ def focal(
     logits: Tensor, labels: Tensor, alpha: float = 0.25, gamma: float = 2.0, reduction: Reduction = "mean"
 ) -> Tensor:
     """Focal loss (Lin et al., ICCV 2017): ``-alpha · (1 - p_t)^gamma · log p_t``. Gradients flow through the weight."""
+    if _fused(logits):
+        return _reduce(fused.loss("focal", logits, labels, alpha, gamma=gamma), reduction)
     log_p = _log_target(_log_softmax(logits), labels)
     # 1 - p_t as -expm1(log p_t) keeps its digits near 1; never quite 0, where a power below 1 has no gradient.
     rest = (-torch.expm1(log_p)).clamp_min(torch.finfo(log_p.dtype).tiny)
@@ -46,6 +52,8 @@ def revised_focal(
     a class (``[C]``). ``value`` puts another measure in the place of ``p_t`` (see ``sample_value``).
     Gradients flow through the weight, except for ``entropy`` and ``gen``.
     """
+    if value == "p_t" and not isinstance(mu, Tensor) and _fused(logits):
+        return _reduce(fused.loss("revised_focal", logits, labels, alpha, mu=mu, sigma=sigma), reduction)
     log_probabilities = _log_softmax(logits)
     log_p = _log_target(log_probabilities, labels)
     if isinstance(mu, Tensor) and mu.dim() == 1:
@@ -94,6 +102,9 @@ def virtual_distillation(
     The teacher is made up: logits ``1 - epsilon`` for the label and ``epsilon / (C - 1)`` elsewhere, softened by ``T``.
     This is a cross-entropy, so it holds a constant of about ``beta · T² · ln C``: large logged values are normal.
     """
+    if _fused(logits):
+        values = fused.loss("distillation", logits, labels, beta, temperature=temperature, epsilon=epsilon)
+        return _reduce(values, reduction)
     log_p = F.log_softmax(_widen(logits) / temperature, dim=1)
     teacher = torch.softmax(_smoothed(log_p, labels, epsilon) / temperature, dim=1)
     return _reduce(-beta * temperature**2 * (teacher * log_p).sum(1), reduction)
@@ -105,6 +116,11 @@ def label_smoothing(
     """Cross-entropy to the smoothed label: ``1 - epsilon`` for the label, ``epsilon / (C - 1)`` for the others."""
     log_p = _log_softmax(logits)
     return _reduce(-scale * (_smoothed(log_p, labels, epsilon) * log_p).sum(1), reduction)
+
+
+def _fused(logits: Tensor) -> bool:
+    """Whether one kernel can do it all, value and gradient: on a GPU, in single precision."""
+    return logits.dtype == torch.float32 and fused.present(logits)
 
 
 def _log_softmax(logits: Tensor) -> Tensor:

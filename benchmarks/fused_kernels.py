@@ -1,0 +1,410 @@
+"""The fused network on a GPU: is it right, which tiles are fastest, how long does a pass take and where does it go.
+
+    python benchmarks/fused_kernels.py [--plain] [--tune] [--steps] [--out FOLDER]
+
+A pass is forward and backward of CIFAR-sized images, captured as a CUDA graph, replayed alone and ten on ten streams.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from ocil import fused
+from ocil.fused import launch, tiles
+from ocil.fused import network as fused_network
+from ocil.fused.plan import Unit
+from ocil.fused.tiles import Tile
+from ocil.networks import ReducedResNet18, build
+from ocil.precision import numerics
+
+STARTED = time.perf_counter()
+WORKERS = 14
+
+
+def say(*what: object) -> None:
+    print(f"[{time.perf_counter() - STARTED:5.1f}]", *what, flush=True)
+
+
+def network(seed: int = 0, precision: str = "bf16", device: str = "cuda") -> ReducedResNet18:
+    return build((32, 32, 3), 100, 20, seed, torch.device(device), precision)
+
+
+def images(batch: int, seed: int = 0, device: str = "cuda") -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    found = torch.rand((batch, 3, 32, 32), generator=generator).to(device)
+    return found.to(memory_format=torch.channels_last)
+
+
+# ---------------------------------------------------------------- tiles
+
+
+def candidates(kind: str, ci: int, co: int, size: int, stride: int) -> list[Tile]:
+    """What is used now and its neighbours: one thing changed at a time."""
+    now = tiles.tile(kind, ci, co, size, stride)
+    found = [now]
+    for name, factors in {"rows": (0.5, 2), "cols": (0.5, 2), "depth": (0.5, 2), "warps": (0.5, 2)}.items():
+        found += [replace(now, **{name: int(getattr(now, name) * factor)}) for factor in factors]
+    found += [replace(now, stages=stages) for stages in (2, 3, 4)]
+    if kind == "wgrad":
+        found += [replace(now, programs=programs) for programs in (80, 160, 320, 640)]
+    return [t for t in dict.fromkeys(found) if min(t.rows, t.cols, t.depth) >= 16 and t.rows * t.cols <= 4096 * t.warps]
+
+
+class Layer:
+    """One kernel of the pass, ready to be launched with any tile."""
+
+    def __init__(self, kind: str, unit: Unit, batch: int, device: str, holder: launch.Pass) -> None:
+        # The plan in ``holder`` keeps the network's parameters alive.
+        self.kind, self.unit, self.holder, self.batch = kind, unit, holder, batch
+        inputs = (batch * unit.rows_in, unit.ci_stored)
+        outputs = (batch * unit.rows_out, unit.co_stored)
+
+        def some(shape: tuple[int, int]) -> torch.Tensor:
+            if device == "cpu":  # only to be compiled for
+                return torch.empty(shape, dtype=torch.bfloat16)
+            return torch.randn(shape, device=device).to(torch.bfloat16)
+
+        self.x = images(batch, device=device) if unit.ci == 3 else some(inputs)
+        self.back = some(inputs)
+        self.y, self.g = some(outputs), some(outputs)
+
+    @property
+    def key(self) -> tiles.Key:
+        u = self.unit
+        return (self.kind, u.ci, u.co, u.size, u.stride)
+
+    def __call__(self, t: Tile) -> None:
+        p, u = self.holder, self.unit
+        if self.kind == "conv":
+            launch.conv(p, u, self.x, t=t)
+        elif self.kind == "wgrad":
+            launch.wgrad(p, fitted(u, t, self.batch), self.x, self.g, self.y, store=u.ci != 3, t=t)
+        else:
+            before = next(b.conv1 for b in p.plan.blocks if b.conv2.co == u.ci)
+            launch.dgrad(p, u, self.g, launch.Target(before, self.back), t=t)
+
+
+def fitted(unit: Unit, t: Tile, batch: int) -> Unit:
+    parts, span = tiles.splits(t, batch * unit.rows_out, unit.taps * unit.ci_stored, unit.co)
+    return replace(unit, splits=parts, span=span, partial_at=0)
+
+
+def layers(batch: int, device: str) -> list[Layer]:
+    """One of each shape."""
+    net = network(device=device)
+    plan = fused_network.plan_for(net, images(batch, device=device))
+    holder = launch.Pass(plan, torch.device(device))
+    holder.counters.zero_()
+    holder.stats.normal_()
+    holder.packed.normal_(std=0.05)
+    holder.grads = torch.empty(plan.grads_size, device=device)
+    holder.partial = torch.empty(1 << 27, device=device)  # any number of splits
+    found: dict[tiles.Key, Layer] = {}
+    for unit in plan.units:
+        for kind in ("conv", "dgrad", "wgrad"):
+            if kind == "dgrad" and (unit.size == 1 or unit.ci == 3):
+                continue
+            key = (kind, unit.ci, unit.co, unit.size, unit.stride)
+            if key not in found:
+                found[key] = Layer(kind, unit, batch, device, holder)
+    return list(found.values())
+
+
+def one_pass(net: ReducedResNet18, x: torch.Tensor) -> None:
+    fused.features(net, x, into_grad=True).sum().backward()
+
+
+def compile_part(number: int, workers: int, tune: bool) -> None:
+    """Compile every ``workers``-th kernel, so that the main process finds it in Triton's cache."""
+    seen: dict[str, None] = {}
+
+    def call(kernel, grid, *arguments, **options) -> None:
+        name = kernel.fn.__name__ + str(sorted(options.items())) + str([a for a in arguments if isinstance(a, int)])
+        if name not in seen:
+            seen[name] = None
+            if len(seen) % workers == number:
+                with contextlib.suppress(Exception):  # the main process meets it again, and says so
+                    kernel.warmup(*arguments, grid=grid, **options)
+
+    launch._call = call
+    for batch in (200, 10):
+        net = network(device="cpu")
+        x = images(batch, device="cpu")
+        for _ in range(2):  # the second one adds to the gradients of the first
+            pooled = fused.features(net, x, into_grad=True)
+            pooled.sum().backward()
+    if tune:
+        for layer in layers(200, "cpu"):
+            for t in candidates(*layer.key):
+                layer(t)
+
+
+def graph_of(work, repeats: int, streams: int) -> torch.cuda.CUDAGraph:
+    """Without ``torch.cuda.graph``, which collects garbage first: there are hundreds of these."""
+    graph = torch.cuda.CUDAGraph()
+    main, *side = (torch.cuda.Stream() for _ in range(streams + 1))
+    with torch.cuda.stream(main):
+        graph.capture_begin()
+        for stream in side:
+            stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                for _ in range(repeats):
+                    work()
+        for stream in side:
+            main.wait_stream(stream)
+        graph.capture_end()
+    return graph
+
+
+def microseconds(graph: torch.cuda.CUDAGraph, works: int, replays: int = 5) -> float:
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    times = []
+    for _ in range(replays):
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3 / works)
+    return statistics.median(times)
+
+
+def tune(limit: float, rows: list[dict]) -> None:
+    """Time every candidate, alone and four beside each other; use the best of the latter from here on."""
+    for layer in layers(200, "cuda"):
+        tried = []
+        for t in candidates(*layer.key):
+            if time.perf_counter() - STARTED > limit:
+                say("tuning stopped: out of time")
+                return
+            try:
+                layer(t)
+                together = microseconds(graph_of(lambda layer=layer, t=t: layer(t), 3, 4), 12)
+                alone = microseconds(graph_of(lambda layer=layer, t=t: layer(t), 5, 1), 5)
+            except Exception as error:  # too much shared memory, say
+                rows.append({"key": layer.key, "tile": repr(t), "error": repr(error)[:200]})
+                continue
+            cost = together
+            if layer.kind == "wgrad":  # what adding up the splits costs
+                cost += fitted(layer.unit, t, 200).splits * layer.unit.conv.weight.numel() * 8 / 3e6
+            rows.append({"key": layer.key, "tile": repr(t), "together": together, "alone": alone, "cost": cost})
+            tried.append((cost, alone, t))
+        tried.sort(key=lambda entry: entry[0])
+        if tried:
+            tiles.MEASURED[layer.key] = tried[0][2]
+            say(layer.key, *(f"| {cost:.1f} ({alone:.1f}) {short(t)}" for cost, alone, t in tried[:3]))
+        torch.cuda.empty_cache()
+
+
+def short(t: Tile) -> str:
+    return f"{t.rows}x{t.cols}x{t.depth} w{t.warps} s{t.stages} p{t.programs}"
+
+
+# ---------------------------------------------------------------- whole passes
+
+
+def plain_pass(net: ReducedResNet18, x: torch.Tensor) -> None:
+    net.features(x).sum().backward()
+
+
+def capture(work, net: ReducedResNet18, x: torch.Tensor, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            net.zero_grad()
+            work(net, x)
+        net.zero_grad()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            work(net, x)
+    return graph
+
+
+def pass_times(name: str, work, precision: str, batch: int, detail: bool = False) -> dict:
+    row = {"variant": name, "batch": batch}
+    with numerics(precision):
+        graphs = []
+        for seed in range(10):
+            stream = torch.cuda.Stream()
+            net, x = network(seed, precision), images(batch, seed)
+            torch.cuda.synchronize()
+            graphs.append((capture(work, net, x, stream), stream, net, x))
+        torch.cuda.synchronize()
+        for count in (1, 10):
+            times = []
+            for _ in range(5):
+                started = time.perf_counter()
+                for _ in range(20):
+                    for graph, stream, *_ in graphs[:count]:
+                        with torch.cuda.stream(stream):
+                            graph.replay()
+                torch.cuda.synchronize()
+                times.append((time.perf_counter() - started) / 20 / count * 1e3)
+            row[f"ms_{count}"] = round(statistics.median(times), 4)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            graphs[0][0].replay()
+            torch.cuda.synchronize()
+        events = sorted(profile.events(), key=lambda e: e.time_range.start)
+        events = [(e.name, e.time_range.elapsed_us()) for e in events if "CUDA" in str(e.device_type)]
+        row["nodes"] = len(events)
+        row["kernel_us"] = round(sum(us for _, us in events), 1)
+        if detail:
+            by_name: dict[str, list[float]] = {}
+            for kernel, us in events:
+                by_name.setdefault(kernel[:40], []).append(round(us, 1))
+            for kernel, values in sorted(by_name.items(), key=lambda item: -sum(item[1])):
+                say(f"  {kernel:40s} {sum(values):8.1f} us in {len(values)}:", *values)
+            row["events"] = events
+    say({k: v for k, v in row.items() if k != "events"})
+    return row
+
+
+def check() -> dict:
+    """Gradients of fused and autocast against float32, and the same bits twice and beside other streams."""
+
+    def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+        return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+    result = {}
+    for batch in (10, 200):
+        x, direction = images(batch), torch.randn(batch, 160, device="cuda")
+        found = {}
+        for name in ("fp32", "autocast", "fused", "again"):
+            net = network(precision="fp32" if name == "fp32" else "bf16")
+            with numerics("fp32"):
+                out = fused.features(net, x) if name in ("fused", "again") else net.features(x)
+                (out * direction).sum().backward()
+            grads = {n: p.grad for n, p in net.named_parameters() if p.grad is not None}
+            found[name] = {"features": out.detach()} | grads
+            found[name] |= {n: b.clone() for n, b in net.named_buffers()}
+        exact = found["fp32"]
+        for name in ("autocast", "fused"):
+            errors = {n: error(v, exact[n]) for n, v in found[name].items()}
+            ordered = sorted(errors.values())
+            worst = max(errors, key=lambda n: errors[n])
+            result[f"{name}_{batch}"] = errors
+            middle = ordered[len(ordered) // 2]
+            say(name, batch, f"features {errors['features']:.4f} median {middle:.4f} worst {ordered[-1]:.4f} {worst}")
+        same = all(torch.equal(found["fused"][n], found["again"][n]) for n in exact)
+        say("fused twice, same bits:", same)
+    nets = [network(seed) for seed in range(10)]
+    x = images(200)
+    for net in nets[:1]:
+        one_pass(net, x)
+    alone = nets[0].conv1.weight.grad.clone()
+    nets[0].zero_grad()
+    torch.cuda.synchronize()
+    for net in nets:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            one_pass(net, x)
+    torch.cuda.synchronize()
+    say("among nine others, same bits:", torch.equal(alone, nets[0].conv1.weight.grad))
+    return result
+
+
+def steps() -> list[dict]:
+    """Whole AFS steps with the fused network, ten seeds side by side."""
+    from gpu_steps import lanes, made_up, milliseconds
+
+    from ocil.streams import DeviceData
+
+    plain = ReducedResNet18.features
+
+    def features(self: ReducedResNet18, x: torch.Tensor) -> torch.Tensor:
+        return fused.features(self, x, into_grad=True) if fused.usable(self, x) else plain(self, x)
+
+    ReducedResNet18.features = features
+    data = made_up()
+    resident = DeviceData(data, "cuda")
+    rows = []
+    try:
+        for seeds in (1, 10):
+            with numerics("bf16"):
+                found = lanes("afs", "bf16", seeds, data, resident)
+                row = {"seeds": seeds}
+                for kind in ("step", "review"):
+                    row[f"{kind}_ms_per_seed"] = round(milliseconds(found, kind, 20) / seeds, 4)
+                rows.append(row)
+                say("AFS steps", row)
+    finally:
+        ReducedResNet18.features = plain
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--steps", action="store_true")
+    parser.add_argument("--plain", action="store_true", help="time cuDNN too")
+    parser.add_argument("--limit", type=float, default=150, help="seconds after which tuning stops")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--cold", action="store_true", help="only say how long compiling everything takes")
+    parser.add_argument("--compile", type=int, help="(a worker of the above)")
+    options = parser.parse_args()
+    if options.compile is not None:
+        compile_part(options.compile, WORKERS, options.tune)
+        return
+    if options.cold:
+        net, x = network(), images(200)
+        started = time.perf_counter()
+        one_pass(net, x)
+        torch.cuda.synchronize()
+        say(f"a first pass with nothing compiled: {time.perf_counter() - started:.1f} s")
+        return
+    fused_network._compile = lambda plan, images: None  # the workers do that here
+    command = [sys.executable, __file__, *(["--tune"] if options.tune else []), "--compile"]
+    workers = [subprocess.Popen([*command, str(number)]) for number in range(WORKERS)]
+    result: dict[str, object] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "passes": []}
+
+    def save() -> None:
+        if options.out:
+            (options.out / "fused_kernels.json").write_text(json.dumps(result, indent=1))
+
+    passes: list[dict] = result["passes"]  # type: ignore[assignment]
+    if options.plain:
+        for precision in ("tf32", "bf16"):
+            for batch in (200, 10):
+                passes.append(pass_times(f"cudnn {precision}", plain_pass, precision, batch))
+                save()
+    codes = [worker.wait() for worker in workers]
+    say("compiled", "" if not any(codes) else codes)
+    result["errors"] = check()
+    save()
+    for batch in (200, 10):
+        passes.append(pass_times("fused", one_pass, "bf16", batch, detail=batch == 200))
+        save()
+    if options.tune:
+        rows: list[dict] = []
+        result["tiles"] = rows
+        tune(options.limit, rows)
+        save()
+        say({key: repr(t) for key, t in tiles.MEASURED.items()})
+        for batch in (200, 10):
+            passes.append(pass_times("fused, tuned", one_pass, "bf16", batch, detail=True))
+            save()
+    if options.steps:
+        try:
+            result["steps"] = steps()
+        except Exception as error:  # the rest of the tree is not this file's business
+            say("steps failed:", repr(error)[:500])
+        save()
+    with tempfile.TemporaryDirectory() as cache:
+        environment = os.environ | {"TRITON_CACHE_DIR": cache}
+        try:
+            subprocess.run([sys.executable, __file__, "--cold"], env=environment, timeout=60)
+        except subprocess.TimeoutExpired:
+            say("compiling took more than a minute")
+
+
+if __name__ == "__main__":
+    main()

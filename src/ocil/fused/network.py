@@ -1,0 +1,156 @@
+"""The whole backbone as one autograd function over the kernels."""
+
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from ocil.fused import launch
+from ocil.fused.launch import Pass, Target
+from ocil.fused.plan import Blocks, Plan, Unit, addresses, build
+
+_plans: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], Plan]] = WeakKeyDictionary()
+_compiled: set[tuple[object, ...]] = set()
+
+
+def plan_for(network: nn.Module, images: Tensor) -> Plan:
+    """Made at the first pass of a shape, which therefore cannot be the one that a CUDA graph records."""
+    plans = _plans.setdefault(network, {})
+    key = (*images.shape, images.device)
+    plan = plans.get(key)
+    if plan is None or plan.addresses != addresses(network):
+        plan = plans[key] = build(network, images)
+        kind = (*images.shape[1:], plan.stem.co, images.device)
+        if kind not in _compiled and images.device.type == "cuda":
+            _compiled.add(kind)
+            _compile(plan, images)
+    return plan
+
+
+@dataclass
+class BlockState:
+    """What the backward pass needs of a block: input, raw outputs of its convolutions, inner and outer activation."""
+
+    units: Blocks
+    x: Tensor
+    y1: Tensor
+    a1: Tensor
+    y2: Tensor
+    short: Tensor | None
+    out: Tensor
+
+    def target(self) -> Target:
+        return Target(self.units.conv2, self.y2, self.out, self.units.short, self.short)
+
+
+def run(network: nn.Module, images: Tensor, into_grad: bool) -> Tensor:
+    plan = plan_for(network, images)
+    features: Tensor = _Backbone.apply(plan, into_grad, images, *_parameters(plan))
+    return features
+
+
+class _Backbone(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, plan: Plan, into_grad: bool, images: Tensor, *parameters: Tensor) -> Tensor:
+        p = Pass(plan, images.device)
+        x = images.contiguous(memory_format=torch.channels_last)
+        y0, states = _forward(p, x)
+        ctx.kept = (p, into_grad, x, y0, states)
+        return launch.pool(p, plan.blocks[-1].conv2, states[-1].out)
+
+    @staticmethod
+    def backward(ctx: Any, features_grad: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.kept is None:
+            raise RuntimeError("The fused network keeps its activations for one backward pass only.")
+        p, into_grad, images, y0, states = ctx.kept
+        ctx.kept = None
+        plan: Plan = p.plan
+        flat = _existing(plan) if into_grad else None
+        p.accumulate = flat is not None
+        p.grads = torch.empty(plan.grads_size, device=p.device) if flat is None else flat
+        p.partial = torch.empty(plan.partial_size, device=p.device)
+        _backward(p, images, y0, states, features_grad.float().contiguous())
+        if flat is not None:
+            return (None,) * (3 + 3 * len(plan.units))
+        grads = [grad for unit in plan.units for grad in _views(unit, p.grads)]
+        if into_grad and all(parameter.grad is None for parameter in _parameters(plan)):
+            for parameter, grad in zip(_parameters(plan), grads, strict=True):
+                parameter.grad = grad
+            return (None,) * (3 + len(grads))
+        return (None, None, None, *grads)
+
+
+def _forward(p: Pass, images: Tensor) -> tuple[Tensor, list[BlockState]]:
+    launch.pack(p)
+    y0 = launch.conv(p, p.plan.stem, images)
+    a = launch.activate(p, p.plan.stem, y0)
+    states = []
+    for units in p.plan.blocks:
+        short = None if units.short is None else launch.conv(p, units.short, a)
+        y1 = launch.conv(p, units.conv1, a)
+        a1 = launch.activate(p, units.conv1, y1)
+        y2 = launch.conv(p, units.conv2, a1)
+        out = launch.activate(p, units.conv2, y2, a if short is None else short, units.short)
+        states.append(BlockState(units, a, y1, a1, y2, short, out))
+        a = out
+    return y0, states
+
+
+def _compile(plan: Plan, images: Tensor) -> None:
+    """All kernels of a pass at once: one after the other they would take half a minute the first time."""
+
+    def work() -> None:
+        p = Pass(plan, images.device)
+        y0, states = _forward(p, images)
+        features = launch.pool(p, plan.blocks[-1].conv2, states[-1].out)
+        p.grads = torch.empty(plan.grads_size, device=p.device)
+        p.partial = torch.empty(plan.partial_size, device=p.device)
+        _backward(p, images, y0, states, features)
+
+    launch.compile_all(work)
+
+
+def _backward(p: Pass, images: Tensor, y0: Tensor, states: list[BlockState], features_grad: Tensor) -> None:
+    g = launch.unpool(p, states[-1].target(), features_grad)
+    for number, state in reversed(list(enumerate(states))):
+        conv1, conv2, short = state.units
+        dy2 = launch.wgrad(p, conv2, state.a1, g, state.y2)
+        g1 = launch.dgrad(p, conv2, dy2, Target(conv1, state.y1))
+        dy1 = launch.wgrad(p, conv1, state.x, g1, state.y1)
+        target = states[number - 1].target() if number else Target(p.plan.stem, y0)
+        if short is None or state.short is None:
+            g = launch.dgrad(p, conv1, dy1, target, residual=g)
+        else:
+            short_dy = launch.wgrad(p, short, state.x, g, state.short)
+            g = launch.dgrad(p, conv1, dy1, target, short=short, short_dy=short_dy)
+    launch.wgrad(p, p.plan.stem, images, g, y0, store=False)
+    launch.reduce(p)
+
+
+def _parameters(plan: Plan) -> list[Tensor]:
+    return [p for unit in plan.units for p in (unit.conv.weight, unit.norm.weight, unit.norm.bias)]
+
+
+def _views(unit: Unit, flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of weight, gamma and beta as the parts of ``flat`` where the kernels leave them."""
+    shape = (unit.co, unit.size, unit.size, unit.ci)
+    weight = flat[unit.weight_at : unit.weight_at + unit.taps * unit.ci * unit.co].view(shape).permute(0, 3, 1, 2)
+    gamma = flat[unit.norm_at : unit.norm_at + unit.co]
+    return weight, gamma, flat[unit.norm_at + unit.co : unit.norm_at + 2 * unit.co]
+
+
+def _existing(plan: Plan) -> Tensor | None:
+    """The one buffer of all gradients, if an earlier pass made them and they are still in place."""
+    first = plan.units[0].conv.weight.grad
+    if first is None or first.untyped_storage().nbytes() != 4 * plan.grads_size:
+        return None
+    flat = first.as_strided((plan.grads_size,), (1,), 0)
+    for unit in plan.units:
+        expected = _views(unit, flat)
+        for parameter, view in zip((unit.conv.weight, unit.norm.weight, unit.norm.bias), expected, strict=True):
+            grad = parameter.grad
+            if grad is None or grad.data_ptr() != view.data_ptr() or grad.stride() != view.stride():
+                return None
+    return flat

@@ -1,0 +1,163 @@
+"""Where everything of a pass lies: layers, their sizes, and offsets into the buffers they share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ocil.fused.tiles import BLOCK, padding, power, splits, stored, tile
+
+REDUCE_BLOCK = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """A convolution and the batch normalisation after it."""
+
+    conv: nn.Conv2d
+    norm: nn.BatchNorm2d
+    size: int
+    stride: int
+    ci: int
+    co: int
+    ci_stored: int
+    co_stored: int
+    h: int
+    w: int
+    ho: int
+    wo: int
+    pad_in: int
+    """1 if the input is stored with a row and a column of zeros, else 0."""
+    pad_out: int
+    packed_at: int
+    """Of the weight in the packed weights, as ``[co_stored, tap, ci_stored]``."""
+    weight_at: int
+    """Of the weight in the gradients, as ``[co, tap, ci]``."""
+    norm_at: int
+    """Of gamma's gradient in the gradients; beta's follows."""
+    stats_at: int
+    counter_at: int
+    partial_at: int
+    splits: int
+    span: int
+
+    @property
+    def taps(self) -> int:
+        return self.size * self.size
+
+    @property
+    def rows_in(self) -> int:
+        """Of the stored input, for one image."""
+        return (self.h + self.pad_in) * (self.w + self.pad_in)
+
+    @property
+    def rows_out(self) -> int:
+        return (self.ho + self.pad_out) * (self.wo + self.pad_out)
+
+
+class Blocks(NamedTuple):
+    conv1: Unit
+    conv2: Unit
+    short: Unit | None
+
+
+@dataclass(eq=False)
+class Plan:
+    """For one network and one shape of batch."""
+
+    batch: int
+    units: list[Unit]
+    stem: Unit
+    blocks: list[Blocks]
+    window: tuple[int, int]
+    cells: int
+    """Windows of an image."""
+    pack_table: Tensor
+    reduce_table: Tensor
+    grads_size: int
+    packed_size: int
+    stats_size: int
+    counters_size: int
+    partial_size: int
+    addresses: tuple[int, ...] = field(default=())
+
+
+def round_up(number: int, to: int = 64) -> int:
+    return -(-number // to) * to
+
+
+def counters(channels: int) -> int:
+    """One for each column of programs, the narrowest of 16 channels; a multiple of 16 bytes, as Triton likes it."""
+    return round_up(-(-channels // 16), 4)
+
+
+class _Builder:
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+        self.units: list[Unit] = []
+        self.grads = self.packed = self.stats = self.counters = self.partial = 0
+
+    def unit(self, conv: nn.Conv2d, norm: nn.BatchNorm2d, h: int, w: int) -> Unit:
+        co, ci, size, _ = conv.weight.shape
+        stride = conv.stride[0]
+        ho, wo = -(-h // stride), -(-w // stride)
+        t = tile("wgrad", ci, co, size, stride)
+        pad_in = 0 if not self.units else padding(h, w)  # images come as they are
+        pad_out = padding(ho, wo)
+        rows = self.batch * (ho + pad_out) * (wo + pad_out)
+        ci_stored = stored(ci) if self.units else ci
+        co_stored = stored(co)
+        parts, span = splits(t, rows, size * size * ci_stored, co)
+        unit = Unit(
+            conv, norm, size, stride, ci, co, ci_stored, co_stored, h, w, ho, wo, pad_in, pad_out,
+            packed_at=self.packed, weight_at=self.grads,
+            norm_at=self.grads + round_up(conv.weight.numel()), stats_at=self.stats, counter_at=self.counters,
+            partial_at=self.partial, splits=parts, span=span,
+        )  # fmt: skip
+        self.grads = unit.norm_at + round_up(2 * co)
+        self.packed += round_up(size * size * ci_stored * co_stored)
+        self.stats += round_up(7 * co_stored)  # mean, 1/std, scale, shift; then the backward pass's three
+        self.counters += 2 * counters(co)
+        self.partial += round_up(parts * conv.weight.numel())
+        self.units.append(unit)
+        return unit
+
+
+def addresses(network: nn.Module) -> tuple[int, ...]:
+    """What a plan's tables point to; a plan is stale once these change."""
+    return tuple(module.weight.data_ptr() for module in network.modules() if isinstance(module, nn.Conv2d))
+
+
+def build(network: Any, images: Tensor) -> Plan:
+    batch, _, h, w = images.shape
+    builder = _Builder(batch)
+    stem = builder.unit(network.conv1, network.bn1, h, w)
+    blocks = []
+    for block in network.blocks:
+        short = builder.unit(block.shortcut[0], block.shortcut[1], h, w) if len(block.shortcut) else None
+        conv1 = builder.unit(block.conv1, block.bn1, h, w)
+        h, w = conv1.ho, conv1.wo
+        blocks.append(Blocks(conv1, builder.unit(block.conv2, block.bn2, h, w), short))
+    window = (int(network.window[0]), int(network.window[1]))
+    pack: list[Sequence[int]] = []
+    reduce: list[Sequence[int]] = []
+    for unit in builder.units:
+        weight = unit.conv.weight
+        count, length = weight.numel(), unit.taps * unit.ci_stored
+        shape = (unit.co, unit.ci, unit.ci_stored, length)
+        strides = (weight.stride(0), weight.stride(3), weight.stride(1))
+        pack += [
+            (weight.data_ptr(), unit.packed_at, first, *shape, *strides, length * unit.co_stored)
+            for first in range(0, length * unit.co_stored, BLOCK)
+        ]
+        reduce += [
+            (unit.partial_at, unit.weight_at, first, count, unit.splits) for first in range(0, count, REDUCE_BLOCK)
+        ]
+    return Plan(
+        batch, builder.units, stem, blocks, window, (h // window[0]) * (w // window[1]),
+        torch.tensor(pack, device=images.device), torch.tensor(reduce, device=images.device),
+        builder.grads, builder.packed, builder.stats, power(builder.counters, 16, 1 << 20), builder.partial,
+        addresses(network),
+    )  # fmt: skip

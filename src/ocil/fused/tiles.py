@@ -1,0 +1,112 @@
+"""Which part of a matrix product one program takes, by layer: fixed choices, measured on an H200."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows and columns of the result, depth of a step of the inner loop, warps, and loads in flight.
+
+    ``programs``: into how many a weight gradient is cut at most: more fill the GPU better but leave more to add up.
+    """
+
+    rows: int
+    cols: int
+    depth: int
+    warps: int = 4
+    stages: int = 3
+    programs: int = 160
+
+
+Key = tuple[str, int, int, int, int]  # kind, input channels, output channels, kernel size, stride
+
+MEASURED: dict[Key, Tile] = {  # for a batch of 200 at width 20, four launches side by side
+    ("conv", 3, 20, 3, 1): Tile(256, 32, 32, 4, 2),
+    ("conv", 20, 20, 3, 1): Tile(256, 32, 32, 4, 2),
+    ("conv", 20, 40, 1, 2): Tile(256, 64, 32, 4, 2),
+    ("conv", 20, 40, 3, 2): Tile(256, 64, 64, 4, 2),
+    ("conv", 40, 40, 3, 1): Tile(256, 64, 64, 4, 2),
+    ("conv", 40, 80, 1, 2): Tile(256, 64, 64, 4, 2),
+    ("conv", 40, 80, 3, 2): Tile(128, 128, 64, 4, 3),
+    ("conv", 80, 80, 3, 1): Tile(128, 128, 64, 4, 3),
+    ("conv", 80, 160, 1, 2): Tile(128, 32, 32, 4, 4),
+    ("conv", 80, 160, 3, 2): Tile(64, 64, 64, 4, 3),
+    ("conv", 160, 160, 3, 1): Tile(64, 64, 64, 4, 3),
+    ("dgrad", 20, 20, 3, 1): Tile(256, 32, 32, 4, 2),
+    ("dgrad", 20, 40, 3, 2): Tile(256, 32, 32, 4, 2),
+    ("dgrad", 40, 40, 3, 1): Tile(256, 64, 32, 4, 3),
+    ("dgrad", 40, 80, 3, 2): Tile(256, 64, 32, 4, 3),
+    ("dgrad", 80, 80, 3, 1): Tile(128, 128, 64, 4, 3),
+    ("dgrad", 80, 160, 3, 2): Tile(128, 128, 32, 4, 3),
+    ("dgrad", 160, 160, 3, 1): Tile(128, 64, 64, 4, 3),
+    ("wgrad", 3, 20, 3, 1): Tile(32, 32, 32, 2, 3, 320),
+    ("wgrad", 20, 20, 3, 1): Tile(256, 32, 32, 4, 3, 160),
+    ("wgrad", 20, 40, 1, 2): Tile(32, 64, 64, 4, 2, 320),
+    ("wgrad", 20, 40, 3, 2): Tile(256, 64, 32, 4, 3, 160),
+    ("wgrad", 40, 40, 3, 1): Tile(128, 64, 32, 4, 3, 160),
+    ("wgrad", 40, 80, 1, 2): Tile(64, 64, 64, 4, 3, 640),
+    ("wgrad", 40, 80, 3, 2): Tile(128, 64, 32, 4, 3, 160),
+    ("wgrad", 80, 80, 3, 1): Tile(128, 64, 64, 4, 2, 160),  # the fastest needs all shared memory of an SM
+    ("wgrad", 80, 160, 1, 2): Tile(128, 32, 32, 4, 4, 160),
+    ("wgrad", 80, 160, 3, 2): Tile(128, 64, 64, 4, 2, 160),
+    ("wgrad", 160, 160, 3, 1): Tile(128, 64, 64, 4, 2, 160),
+}
+
+WGRAD_STEPS = 4
+"""Steps of the inner loop that a program of a weight gradient takes at least."""
+
+PAD_FROM = 65
+"""Pixels of a map from which on it is stored with zeros beside it: in smaller ones they are too many to pay off."""
+
+
+def padding(height: int, width: int) -> int:
+    return int(height * width >= PAD_FROM)
+
+
+STORED = 4
+"""What channels in memory are a multiple of: four bfloat16 are 8 bytes. Loads of 16 would need half as many
+instructions, but they go past the multiprocessor's cache, and each input is read nine times: 20 channels took 108 us
+stored as 24, 78 as they are."""
+
+
+def stored(channels: int) -> int:
+    """Channels of a map in memory."""
+    return -(-channels // STORED) * STORED
+
+
+def power(number: int, low: int, high: int) -> int:
+    """The next power of two, within bounds."""
+    return max(low, min(high, 1 << (number - 1).bit_length()))
+
+
+def tile(kind: str, ci: int, co: int, size: int, stride: int) -> Tile:
+    """For ``kind`` ``conv``, ``dgrad`` or ``wgrad``."""
+    found = MEASURED.get((kind, ci, co, size, stride))
+    if found is not None:
+        return found
+    taps = size * size
+    if kind == "conv":
+        return Tile(128 if co <= 40 else 64, power(co, 16, 64), power(taps * ci, 16, 64))
+    if kind == "dgrad":
+        return Tile(128 if ci <= 40 else 64, power(ci, 16, 64), power(taps * co, 16, 64))
+    return Tile(power(taps * ci, 16, 128), power(co, 16, 64), 64)
+
+
+def splits(t: Tile, pixels: int, length: int, co: int) -> tuple[int, int]:
+    """Into how many parts to cut ``pixels`` for the gradient of a ``[co, length]`` weight, and the pixels of a part."""
+    most = max(1, t.programs // (-(-length // t.rows) * -(-co // t.cols)))
+    span = max(-(-pixels // most), WGRAD_STEPS * t.depth)
+    span = -(-span // t.depth) * t.depth
+    return -(-pixels // span), span
+
+
+def chunk(t: Tile) -> int:
+    """Rows that the last program adds up at a time."""
+    return max(16, 1024 * t.warps // t.cols)
+
+
+BLOCK = 1024  # weights that a program packs
+ELEMENTS = 4096  # elements that a program of an elementwise kernel takes
+DTYPE = torch.bfloat16

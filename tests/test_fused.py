@@ -1,0 +1,113 @@
+"""The Triton kernels against PyTorch: on a GPU if there is one, else on the CPU in Triton's interpreter."""
+
+import copy
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported and when kernels are defined
+pytest.importorskip("triton", reason="Triton comes with PyTorch's CUDA builds only")
+
+from ocil import fused  # noqa: E402
+from ocil.fused import tiles  # noqa: E402
+from ocil.networks import ReducedResNet18, build  # noqa: E402
+
+
+@pytest.fixture
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Store float32 instead of bfloat16: then nothing but the order of sums differs from PyTorch."""
+    if DEVICE == "cuda":
+        pytest.skip("the matrix units take bfloat16")
+    monkeypatch.setattr(tiles, "DTYPE", torch.float32)
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    return float((found.detach().double() - expected.detach().double()).norm() / expected.detach().double().norm())
+
+
+def errors(found: ReducedResNet18, expected: ReducedResNet18) -> dict[str, float]:
+    """Of gradients and running statistics."""
+    theirs = dict(expected.named_parameters())
+    result = {}
+    for name, parameter in found.named_parameters():
+        other = theirs[name].grad
+        if not name.startswith("head"):
+            assert parameter.grad is not None
+            assert other is not None
+            result[name] = error(parameter.grad, other)
+    buffers = dict(expected.named_buffers())
+    return result | {name: error(buffer, buffers[name]) for name, buffer in found.named_buffers()}
+
+
+def made(batch: int, height: int, width: int, channels: int, base: int) -> tuple[ReducedResNet18, Tensor, Tensor]:
+    network = build((height, width, channels), 3, base, seed=1, device=torch.device(DEVICE), precision="bf16")
+    generator = torch.Generator().manual_seed(batch)
+    for name, value in network.named_parameters():
+        if "bn" in name or "shortcut.1" in name:  # the defaults, one and zero, would hide mistakes
+            value.data.add_(torch.rand(value.shape, generator=generator).to(DEVICE) * 0.5)
+    for number, norm in enumerate(m for m in network.modules() if isinstance(m, torch.nn.BatchNorm2d)):
+        norm.momentum = 0.1 + 0.01 * number
+    images = torch.rand((batch, channels, height, width), generator=generator).to(DEVICE)
+    direction = torch.randn((batch, network.feature_size), generator=generator).to(DEVICE)
+    return network, images.to(memory_format=torch.channels_last), direction
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize(
+    ("shape", "pad_from"),
+    [((3, 9, 10, 3, 4), 20), ((4, 12, 7, 1, 3), 1)],  # some maps with zeros beside them; all, and channels filled up
+)
+def test_same_as_pytorch(shape: tuple[int, int, int, int, int], pad_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiles, "PAD_FROM", pad_from)
+    network, images, direction = made(*shape)
+    network.precision = "fp32"
+    plain = copy.deepcopy(network)
+    found, expected = fused.features(network, images, into_grad=True), plain.features(images)
+    assert found.dtype == torch.float32
+    assert found.shape == expected.shape
+    assert error(found, expected) < 1e-4
+    (found * direction).sum().backward()
+    (expected * direction).sum().backward()
+    found_errors = errors(network, plain)
+    assert max(found_errors.values()) < 1e-4, max(found_errors.items(), key=lambda item: item[1])
+    if pad_from > 1:  # a second pass adds to the gradients in place
+        grads = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
+        once = {name: grad.clone() for name, grad in grads.items()}
+        assert len({grad.untyped_storage().data_ptr() for grad in grads.values()}) == 1
+        (fused.features(network, images, into_grad=True) * direction).sum().backward()
+        for name, parameter in network.named_parameters():
+            if name in grads:
+                assert parameter.grad is grads[name]
+                torch.testing.assert_close(grads[name], 2 * once[name])
+
+
+def test_as_near_to_float32_as_autocast() -> None:
+    """On a GPU all of it; the interpreter cuts bfloat16 off instead of rounding, which the gradients would show."""
+    network, images, direction = made(4, 9, 10, 3, 4) if DEVICE == "cpu" else made(16, 32, 32, 3, 20)
+    assert fused.usable(network, images) == (DEVICE == "cuda")
+    cast, plain = copy.deepcopy(network), copy.deepcopy(network)
+    plain.precision = "fp32"
+    exact = plain.features(images)
+    half, found = cast.features(images), fused.features(network, images)
+    assert error(found, exact) < 2 * error(half, exact) + (0.02 if DEVICE == "cpu" else 0)
+    if DEVICE == "cuda":
+        for features in (exact, half, found):
+            (features * direction).sum().backward()
+        ours, theirs = sorted(errors(network, plain).values()), sorted(errors(cast, plain).values())
+        assert ours[len(ours) // 2] < 2 * theirs[len(theirs) // 2]
+
+
+def test_falls_back() -> None:
+    network, images, _ = made(2, 8, 8, 3, 4)
+    assert fused.fits(network, images)
+    assert not fused.fits(network, images[:1])  # one value a channel in the last stage
+    assert not fused.fits(network, images.double())
+    network.eval()
+    assert not fused.fits(network, images)
+    network.train()
+    network.precision = "tf32"
+    assert not fused.fits(network, images)
