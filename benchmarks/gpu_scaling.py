@@ -25,6 +25,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--methods", nargs="+", default=["afs", "er"])
     parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--kinds", nargs="+", default=["precision", "seeds", "memory", "classes"])
     parser.add_argument("--seconds", type=float, default=1.0)
     options = parser.parse_args()
     device = torch.device("cuda")
@@ -45,13 +46,13 @@ def main() -> None:
 
     usual = made_up(100, (32, 32, 3), 120)
     for method in options.methods:
-        for precision in ("fp32", "tf32", "bf16"):
+        for precision in ("fp32", "tf32", "bf16") if "precision" in options.kinds else ():
             row("precision", precision, method, usual, precision=precision)
-        for seeds in SEEDS:
+        for seeds in SEEDS if "seeds" in options.kinds else ():
             row("seeds", seeds, method, usual, seeds)
-        for memory in MEMORY:
+        for memory in MEMORY if "memory" in options.kinds else ():
             row("memory", memory, method, usual, memory=memory)
-        for classes in CLASSES:
+        for classes in CLASSES if "classes" in options.kinds else ():
             row("classes", classes, method, made_up(classes, (32, 32, 3), 12_000 // classes))
 
 

@@ -154,9 +154,18 @@ def _time(
 def _images_per_step(lane: _Lane) -> list[int]:
     """Sizes of the batches that pass the network in one step."""
     seen: list[int] = []
-    hook = lane.learner.network.conv1.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
-    lane.learner.learn(*lane.stream.fetch(lane.number))
-    hook.remove()
+    network = lane.learner.network
+    original = network.features
+
+    def counting(x: Tensor) -> Tensor:
+        seen.append(len(x))
+        return original(x)
+
+    network.features = counting  # type: ignore[method-assign]
+    try:
+        lane.learner.learn(*lane.stream.fetch(lane.number))
+    finally:
+        del network.features
     return seen
 
 

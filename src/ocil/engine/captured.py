@@ -29,12 +29,15 @@ class CapturedStepper(Stepper):
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self.next = -1  # the batch that the cursor on the device points to
         self.slots = torch.zeros(learner.config.review_batch, dtype=torch.int64, device=device)
+        self.warm = False
         self.step: torch.cuda.CUDAGraph | None = None
         self.review_step: torch.cuda.CUDAGraph | None = None
 
     def learn(self, number: int) -> None:
         first, last = self.stream.bounds[number]
-        if last - first != self.size or (self.step is None and not self.learner.steady()):
+        if last - first != self.size or (self.step is None and not self.warm):
+            # One step in the steady state as it is written: it prepares what may not be prepared in a graph.
+            self.warm = last - first == self.size and self.learner.steady()
             super().learn(number)
             return
         if self.step is None:
@@ -64,6 +67,10 @@ class CapturedStepper(Stepper):
         graph = torch.cuda.CUDAGraph()
         for generator in self.learner.rng.generators.values():
             graph.register_generator_state(generator)
-        with torch.cuda.graph(graph, stream=torch.cuda.current_stream(self.learner.device)):
+        torch.cuda.synchronize(self.learner.device)
+        graph.capture_begin()  # not torch.cuda.graph: that collects garbage each time, which adds up over many seeds
+        try:
             work()
+        finally:
+            graph.capture_end()
         return graph

@@ -18,6 +18,7 @@ from ocil.runner import Interrupted, Stepper, Work
 from ocil.streams import DeviceData
 
 SIDE_BY_SIDE = 10  # more gain little: ten keep an H200 busy
+CHECKPOINT_SECONDS = 120.0  # at least: while one run writes, the others soon have nothing to do
 
 _Lane = tuple[Work, Iterator[None], torch.cuda.Stream | None]
 DONE = object()
@@ -88,7 +89,9 @@ def run_together(
                 with torch.cuda.stream(lane):
                     captured = lane is not None and method(config.method).capturable
                     work = Work(config, folder, dataset, resident, CapturedStepper if captured else Stepper)
-                    steps = work.steps(job.checkpoint_seconds, watch_one(watch, number), should_stop)
+                    steps = work.steps(
+                        max(job.checkpoint_seconds, CHECKPOINT_SECONDS), watch_one(watch, number), should_stop
+                    )
                 live[number] = (work, steps, lane)
             except Exception as error:
                 settle(number, explained(error, config))
