@@ -19,8 +19,11 @@ LABELS = {"seeds": "seeds side by side", "memory": "images in the memory", "clas
 def main() -> None:
     content = json.loads(Path(sys.argv[1]).read_text())
     with mpl.rc_context(STYLE):
-        figure, axes = plt.subplots(1, 3, figsize=(10, 3.2), layout="constrained", sharey=True)
-        for axis, (kind, label) in zip(axes, LABELS.items(), strict=True):
+        measured = {row["kind"] for row in content["rows"]}
+        shown = {kind: label for kind, label in LABELS.items() if kind in measured}
+        size = (0.5 + 3.6 * len(shown), 3.2)
+        figure, axes = plt.subplots(1, len(shown), figsize=size, layout="constrained", sharey=True)
+        for axis, (kind, label) in zip(axes, shown.items(), strict=True):
             rows = [row for row in content["rows"] if row["kind"] == kind]
             for number, method in enumerate(dict.fromkeys(row["method"] for row in rows)):
                 mine = [row for row in rows if row["method"] == method]
@@ -31,7 +34,7 @@ def main() -> None:
             axis.set(xscale="log", xlabel=label, ylim=(0, None))
         axes[0].set_ylabel("ms a seed-step")
         axes[0].legend(frameon=False)
-        figure.suptitle(f"{content['device']}, CIFAR-100 shapes, bf16, ten seeds unless said otherwise")
+        figure.suptitle(f"{content['device']}, CIFAR-100 shapes, bf16, ten seeds where not said otherwise")
     save(figure, ROOT / "docs/images/gpu-scaling.png")
 
 

@@ -1,31 +1,44 @@
-"""Draw the README's picture and table from the runs kept under results/.
+"""Draw the README's picture and print its table from the runs kept under results/.
 
 python tools/readme_figure.py
 """
 
 from pathlib import Path
 
+from ocil.methods.afs import AFSConfig
 from ocil.report import figures, tables
-from ocil.results import RunFolder, summarise
+from ocil.results import Result, RunFolder, Summary, summarise
 
 ROOT = Path(__file__).resolve().parent.parent
-CELLS = ("fine-tune", "er-m5000", "er-rv-m5000", "afs-m5000")
+ORDER = ("fine-tune", "er", "er-rv", "afs, cross-entropy alone", "afs")
+
+
+def name_of(result: Result) -> str:
+    learner = result.config.learner
+    plain = isinstance(learner, AFSConfig) and (learner.loss, learner.regulariser) == ("ce", "none")
+    return "afs, cross-entropy alone" if plain else result.config.label
 
 
 def main() -> None:
-    found = {}
-    for folder in sorted((ROOT / "results").glob("cifar100-*")):
-        name = folder.name.removeprefix("cifar100-").rpartition("-")[0]
-        runs = [RunFolder(path).result() for path in sorted(folder.glob("seed-*"))]
-        found[name] = {run.config.seed: run for run in runs if run is not None}
-    reference = found["fine-tune"]
-    summaries = [
-        summarise(list(found[name].values()), [reference.get(seed) for seed in found[name]])
-        for name in CELLS
-        if name in found
-    ]
-    figures.save(figures.accuracy_after_each_task(summaries), ROOT / "docs/images/cifar100-accuracy.png")
-    print(tables.markdown(summaries))
+    cells: dict[tuple[str, str], dict[int, Result]] = {}
+    for path in sorted((ROOT / "results").glob("cifar100-*/seed-*")):
+        result = RunFolder(path).result()
+        if result is not None:
+            key = (name_of(result), result.config.learner.precision)
+            cells.setdefault(key, {})[result.config.seed] = result
+    references = cells["fine-tune", "tf32"]
+    summaries: dict[tuple[str, str], Summary] = {}
+    for name in ORDER:
+        for precision in ("tf32", "bf16"):
+            if runs := cells.get((name, precision)):
+                summary = summarise(list(runs.values()), [references.get(seed) for seed in runs])
+                summaries[name, precision] = summary
+                seconds = next(iter(runs.values())).environment["seconds_for_all"]
+                measures = (summary.average_accuracy, summary.average_forgetting, summary.average_intransigence)
+                print(f"| {name} | {precision} | " + " | ".join(map(tables.percent, measures)) + f" | {seconds} s |")
+    shown = {name: summaries.get((name, "bf16")) or summaries[name, "tf32"] for name in ORDER}
+    figure = figures.accuracy_after_each_task(list(shown.values()), list(shown))
+    figures.save(figure, ROOT / "docs/images/cifar100-accuracy.png")
 
 
 if __name__ == "__main__":

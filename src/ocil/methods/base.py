@@ -12,6 +12,7 @@ from ocil.memory import Memory
 from ocil.networks import ImageShape, to_float
 from ocil.precision import Precision
 from ocil.rng import Rng, derive
+from ocil.sgd import SGD
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,7 @@ class Learner(nn.Module):
             problem.image_shape, problem.classes, config.width, derive(seed, "init"), self.device, config.precision
         )
         self.memory = Memory(config.memory, problem.image_shape, self.rng["memory"])
-        self.optimizer = torch.optim.SGD(
-            self.network.parameters(), config.lr, momentum=config.momentum, weight_decay=config.weight_decay
-        )
+        self.optimizer = SGD(self.network.parameters(), config.lr, config.momentum, config.weight_decay)
         self.steps: Tensor
         self.failed_at: Tensor
         self.last_loss: Tensor
@@ -109,8 +108,7 @@ class Learner(nn.Module):
         Live tensors, not copies: learning goes on changing them.
         """
         state = dict(self.state_dict())
-        for number, values in self.optimizer.state_dict()["state"].items():
-            state |= {f"optimizer.{number}.{name}": value for name, value in values.items() if value is not None}
+        state |= {f"optimizer.{name}": value for name, value in self.optimizer.state().items()}
         return state | {f"rng.{name}": value for name, value in self.rng.state().items()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
@@ -118,14 +116,8 @@ class Learner(nn.Module):
         own = {name: value for name, value in state.items() if not name.startswith(("optimizer.", "rng."))}
         self.load_state_dict(own)
         self.memory.recount()
-        optimizer: dict[int, dict[str, Tensor]] = {}
-        for name, value in state.items():
-            if name.startswith("optimizer."):
-                _, number, key = name.split(".", 2)
-                optimizer.setdefault(int(number), {})[key] = value.clone()
-        groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": optimizer, "param_groups": groups})
-        self.rng.load_state({name[4:]: value for name, value in state.items() if name.startswith("rng.")})
+        self.optimizer.load_state(_below("optimizer.", state))
+        self.rng.load_state(_below("rng.", state))
 
     def learn(self, x: Tensor, y: Tensor) -> None:
         """Learn from one stream batch."""
@@ -178,3 +170,7 @@ class Learner(nn.Module):
         failed = torch.where(torch.isfinite(loss), -1, self.steps)
         self.failed_at.copy_(torch.where(self.failed_at < 0, failed, self.failed_at))
         self.steps += 1
+
+
+def _below(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

@@ -24,8 +24,9 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 MARKERS = "osD^vP*"
 
 
-def accuracy_after_each_task(summaries: Sequence[Summary]) -> Figure:
+def accuracy_after_each_task(summaries: Sequence[Summary], labels: Sequence[str] | None = None) -> Figure:
     """Mean accuracy over the classes shown so far, with its 95 % confidence interval, one line a method."""
+    names = labels or [summary.config.label for summary in summaries]
     with mpl.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
         for number, summary in enumerate(summaries):
@@ -35,7 +36,7 @@ def accuracy_after_each_task(summaries: Sequence[Summary]) -> Figure:
             colour = COLOURS[number % len(COLOURS)]
             axes.plot(
                 tasks, mean, color=colour, marker=MARKERS[number % len(MARKERS)], markersize=5,
-                label=f"{summary.config.label}  {mean[-1]:.1f} %",
+                label=f"{names[number]}  {mean[-1]:.1f} %",
             )  # fmt: skip
             low = [max(0.0, m - s) for m, s in zip(mean, spread, strict=True)]
             high = [min(100.0, m + s) for m, s in zip(mean, spread, strict=True)]

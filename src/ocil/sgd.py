@@ -1,0 +1,50 @@
+"""Plain SGD. PyTorch's own loads its compiler on the first step, which costs seconds in every process."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+
+class SGD:
+    """What ``torch.optim.SGD`` computes, for one learning rate, momentum and weight decay."""
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], lr: float, momentum: float = 0.0, weight_decay: float = 0.0
+    ) -> None:
+        self.parameters = list(parameters)
+        self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
+        self.velocity: dict[int, Tensor] = {}
+
+    def zero_grad(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One step for every parameter that has a gradient, a kernel for all of them together."""
+        numbers = [number for number, parameter in enumerate(self.parameters) if parameter.grad is not None]
+        weights: list[Tensor] = [self.parameters[number] for number in numbers]
+        steps = [grad for parameter in self.parameters if (grad := parameter.grad) is not None]
+        if not steps:
+            return
+        if self.weight_decay:
+            steps = list(torch._foreach_add(steps, weights, alpha=self.weight_decay))
+        if self.momentum:
+            old = [number in self.velocity for number in numbers]
+            for number, step, known in zip(numbers, steps, old, strict=True):
+                if not known:  # the first step of a parameter is its gradient
+                    self.velocity[number] = step.clone()
+                else:
+                    self.velocity[number].mul_(self.momentum).add_(step)
+            steps = [self.velocity[number] for number in numbers]
+        torch._foreach_add_(weights, steps, alpha=-self.lr)
+
+    def state(self) -> dict[str, Tensor]:
+        return {f"{number}.momentum_buffer": value for number, value in self.velocity.items()}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        self.velocity = {
+            int(name.split(".")[0]): value.clone().to(self.parameters[int(name.split(".")[0])].device)
+            for name, value in state.items()
+        }
