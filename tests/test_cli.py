@@ -149,7 +149,7 @@ def test_a_file_with_the_name_of_a_dataset_is_not_meant(
 
 def test_compare(ocil_command: Call, tiny_npz: Path, tmp_path: Path) -> None:
     out = tmp_path / "runs"
-    words = ("compare", "fine-tune", "er", "er+rv", "afs-rv", "-d", tiny_npz, "-m", 20, "-n", 1, "--workers", 1)
+    words = ("compare", "fine-tune", "er", "er-rv", "afs-no-rv", "-d", tiny_npz, "-m", 20, "-n", 1, "--workers", 1)
     said = ocil_command(*words, "-o", out, "--set", *SMALL, "--json")
     assert said.code == 0, said.err
     content = json.loads(said.out)
@@ -359,3 +359,34 @@ def test_other_images_under_the_same_name_are_another_run(ocil_command: Call, ti
     first = json.loads(ocil_command(*words).out)["runs"]
     replace(tiny, train_x=tiny.train_x[::-1].copy(), train_y=tiny.train_y[::-1].copy()).save(tmp_path / "mine.npz")
     assert json.loads(ocil_command(*words).out)["runs"] != first
+
+
+def test_nothing_succeeded_is_said_in_json_too(run_tiny: Call) -> None:
+    said = run_tiny("er", "--seeds", 1, "--no-reference", "--json", settings=("lr=1e6",))
+    assert said.code == 2
+    content = json.loads(said.out)
+    assert content["runs"] == []
+    assert "not finite" in content["failed"][0]
+
+
+def test_settings_of_an_offline_method_stand_beside_those_of_a_stream(ocil_command: Call, tiny_npz: Path) -> None:
+    words = (
+        "compare",
+        "fine-tune",
+        "iid-offline",
+        "-d",
+        tiny_npz,
+        "-n",
+        1,
+        "--workers",
+        1,
+        "-o",
+        tiny_npz.parent / "iid",
+    )
+    said = ocil_command(*words, "--json", "--set", "width=2", "tasks=2", "boundary=blurry", "epochs=2", "batch_size=10")
+    assert said.code == 0, said.err
+    assert [cell["method"] for cell in json.loads(said.out)["cells"]] == ["fine-tune", "iid-offline"]
+
+
+def test_the_name_of_a_table_row_is_a_method(run_tiny: Call) -> None:
+    assert json.loads(run_tiny("er-rv", "--seeds", 1, "--no-reference", "--json").out)["method"] == "er-rv"

@@ -11,7 +11,7 @@ from ocil.data import Dataset
 from ocil.errors import OcilError
 from ocil.methods.fine_tune import FineTune
 from ocil.results import Result, RunFolder
-from ocil.runner import Interrupted, Progress, make_learner, pick_device, run
+from ocil.runner import Interrupted, Progress, check, make_learner, pick_device, run
 from tests.conftest import left_over
 
 BATCHES = 8  # of the tiny stream
@@ -128,7 +128,7 @@ def test_a_loss_that_is_not_finite(tiny: Dataset, tmp_path: Path, checkpoint_sec
 
 
 def test_too_high_a_learning_rate_really_fails(tiny: Dataset, tmp_path: Path) -> None:
-    with pytest.raises(OcilError, match=r"not finite at training step \d+ \(stream batch \d+ of 8\).*--set lr=100000"):
+    with pytest.raises(OcilError, match=r"not finite at training step \d+ \(stream batch \d+ of 8\).*--set lr=0.1$"):
         run(tiny_config("er", lr=1e6), tmp_path, dataset=tiny, device="cpu")
 
 
@@ -170,3 +170,34 @@ def test_make_learner(tiny: Dataset) -> None:
     assert not torch.equal(before, learner.scores(x))
     with pytest.raises(OcilError, match="Did you mean 'width'"):
         make_learner("afs", tiny, widht=2)
+
+
+def test_reviews_that_would_never_come_are_refused(tiny: Dataset) -> None:
+    config = resolve("er", "tiny", memory=20, review=True, settings={"boundary": "none", "tasks": 2, "memory_batch": 5})
+    with pytest.raises(OcilError, match=r"review_every = 500 is more than the 8 batches of the stream"):
+        check(config, tiny)
+
+
+def test_a_batch_of_one_tiny_image_is_refused_and_a_review_leaves_it_out(tiny: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(OcilError, match="a batch of one image of tiny has no batch statistics"):
+        check(tiny_config("fine-tune", batch_size=3, drop_last=False), tiny)
+    config = tiny_config("afs", memory=11)
+    assert run(config, tmp_path, dataset=tiny, device="cpu").matrix
+
+
+def test_a_run_begun_with_other_threads_is_not_mixed(tiny: Dataset, tmp_path: Path) -> None:
+    config = tiny_config("er")
+    with pytest.raises(Interrupted):
+        run(config, tmp_path, dataset=tiny, device="cpu", should_stop=lambda: True)
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(OcilError, match="was begun with 1 threads: go on with --threads 1"):
+            run(config, tmp_path, dataset=tiny, device="cpu")
+    finally:
+        torch.set_num_threads(1)
+    assert run(config, tmp_path, dataset=tiny, device="cpu").matrix
+
+
+def test_make_learner_refuses_what_is_not_the_methods(tiny: Dataset) -> None:
+    with pytest.raises(OcilError, match="unknown setting 'tasks' for er"):
+        make_learner("er", tiny, tasks=2)

@@ -17,7 +17,7 @@ from ocil.data.catalog import find
 from ocil.errors import OcilError, suggest
 from ocil.methods import MethodInfo, method
 from ocil.methods.base import LearnerConfig
-from ocil.streams import StreamConfig
+from ocil.streams import StreamConfig, usual_tasks
 
 DATASET_SETTINGS: dict[str, dict[str, Any]] = {  # tasks come from the catalog
     "fashion-mini": {"memory": 200, "width": 8},
@@ -26,7 +26,6 @@ DATASET_SETTINGS: dict[str, dict[str, Any]] = {  # tasks come from the catalog
     "mini_imagenet": {"memory": 5000},
 }
 DEFAULT_MEMORY = 5000
-DEFAULT_TASKS = 5
 OFFLINE = {"boundary": "iid", "epochs": 50, "batch_size": 128}
 REVIEW_EVERY = 500
 
@@ -48,6 +47,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         info, learner = method(self.method), self.learner
+        if info.needs_task_ends and self.stream.boundary == "none":
+            raise OcilError(f"{info.name} needs task ends, which a stream with boundary = 'none' does not announce.")
         if not info.memory:
             return
         for name, least in (("batch_size", self.stream.batch_size), ("memory_batch", learner.memory_batch)):
@@ -128,17 +129,18 @@ def resolve(
         for key in ("memory", "review"):
             if given.get(key):
                 raise OcilError(f"{info.name} keeps no memory: leave out --{key}.")
-    chosen = {"tasks": min(DEFAULT_TASKS, classes or DEFAULT_TASKS)}
+    chosen = {"tasks": usual_tasks(dataset, classes)}
     chosen |= _defaults(info, dataset, given) | {k: v for k, v in given.items() if v is not None}
     stream, config = _build(StreamConfig, chosen), _build(learner.Config, chosen)
     if stream.boundary == "none" and info.memory and not config.review_every:
-        config = replace(config, review_every=REVIEW_EVERY)
+        entry = CATALOG.get(dataset)
+        batches = entry.train // stream.batch_size // stream.tasks if entry else REVIEW_EVERY
+        config = replace(config, review_every=max(1, min(REVIEW_EVERY, batches)))
     return RunConfig(info.name, dataset, seed, stream, config)
 
 
 def _defaults(info: MethodInfo, dataset: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    defaults: dict[str, Any] = {"tasks": CATALOG[dataset].tasks} if dataset in CATALOG else {}
-    defaults |= {"memory": DEFAULT_MEMORY} | DATASET_SETTINGS.get(dataset, {})
+    defaults: dict[str, Any] = {"memory": DEFAULT_MEMORY} | DATASET_SETTINGS.get(dataset, {})
     if info.offline:
         defaults |= OFFLINE
     if not info.memory:

@@ -14,6 +14,11 @@ from ocil.precision import Precision
 ImageShape = tuple[int, int, int]  # height, width, channels
 
 
+def smallest_batch(image_shape: ImageShape) -> int:
+    """One image has batch statistics only if the last map has more than one pixel."""
+    return 1 if max(image_shape[:2]) > 8 else 2
+
+
 def to_float(images: Tensor) -> Tensor:
     """uint8 ``[N, H, W, C]`` as kept, to float ``[N, C, H, W]`` in [0, 1], channels-last: nothing moves."""
     return images.permute(0, 3, 1, 2).float() / 255

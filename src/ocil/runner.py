@@ -6,7 +6,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,11 @@ import ocil
 from ocil import data
 from ocil.config import RunConfig, resolve
 from ocil.data import Dataset
-from ocil.errors import OcilError
+from ocil.errors import OcilError, suggest
 from ocil.evaluate import Evaluation, Evaluator
 from ocil.methods import method
 from ocil.methods.base import Learner, Problem
+from ocil.networks import smallest_batch
 from ocil.precision import numerics
 from ocil.results import Result, RunFolder, unreadable
 from ocil.streams import DeviceData, Stream
@@ -71,15 +72,34 @@ def make_learner(
 ) -> Learner:
     """A learner by its method's name, for images and classes like those of ``dataset``.
 
-    ``settings`` are fields of the method's config; those not given have the published or default value.
+    ``settings`` are fields of the method's config; those not given have the published or default value. ``batch_size``
+    says how many samples will arrive together, if not 10: a memory must hold a batch.
     """
+    known = {field.name for field in fields(method(name).load().Config)} | {"batch_size"}
+    for key in settings.keys() - known:
+        raise OcilError(f"unknown setting '{key}' for {name}.{suggest(key, known)}")
     config = resolve(name, dataset.name, memory=memory, seed=seed, settings=settings, classes=dataset.num_classes)
     return build(config, dataset, device)
 
 
 def check(config: RunConfig, dataset: Dataset) -> None:
-    """Raise now what a run would raise at its start: tasks that the dataset cannot fill or cannot test."""
-    Evaluator(Stream(dataset, config.stream, config.seed))
+    """Raise now what a run would raise later: tasks that cannot be filled or tested, reviews that never come."""
+    stream = Stream(dataset, config.stream, config.seed)
+    Evaluator(stream)
+    learner = config.learner
+    if learner.review and learner.review_every > len(stream):
+        raise OcilError(
+            f"review_every = {learner.review_every} is more than the {len(stream)} batches of the stream: "
+            "no review would come. Give a smaller one with --set review_every=N, or --no-review."
+        )
+    smallest = min(last - first for first, last in stream.bounds)
+    if method(config.method).memory:
+        smallest = min(smallest, learner.memory_batch)
+    if smallest < smallest_batch(dataset.image_shape):
+        raise OcilError(
+            f"a batch of one image of {dataset.name} has no batch statistics: its images are too small. "
+            "Use another batch_size or memory_batch, or drop_last = true."
+        )
 
 
 def run(
@@ -172,6 +192,12 @@ class Work:
             raise OcilError(
                 f"{self.folder.path} was begun on {device}: go on with --device {device}, or delete that folder."
             )
+        threads = progress.get("threads", torch.get_num_threads())
+        if self.device.type == "cpu" and threads != torch.get_num_threads():
+            raise OcilError(
+                f"{self.folder.path} was begun with {threads} threads: go on with --threads {threads}, "
+                "or delete that folder."
+            )
         try:
             self.learner.load_state(tensors)
             self.cursor, self.seconds = progress["cursor"], progress["seconds"]
@@ -185,6 +211,7 @@ class Work:
             "cursor": self.cursor,
             "seconds": self.seconds,
             "device": self.device.type,
+            "threads": torch.get_num_threads(),
             "evaluations": [row.to_json() for row in self.evaluations],
         }
         self.folder.save_checkpoint(self.learner.state(), progress)
@@ -230,16 +257,18 @@ class Work:
     def progress(self) -> Progress:
         accuracy = None
         if self.evaluations:
-            accuracy = float(np.mean(self.evaluations[-1].accuracy[: len(self.evaluations)]))
+            row = self.evaluations[-1].accuracy
+            shown = len(row) if self.stream.config.boundary == "iid" else len(self.evaluations)
+            accuracy = float(np.mean(row[:shown]))
         return Progress(self.cursor, len(self.stream), float(self.learner.last_loss), accuracy)
 
     def check_loss(self) -> None:
         failed = int(self.learner.failed_at)
         if failed >= 0:
-            lr = self.config.learner.lr
+            lower = min(0.1, self.config.learner.lr / 10)
             raise OcilError(
                 f"{self.config.label} seed {self.config.seed}: the loss is not finite at training step {failed} "
-                f"(stream batch {self.cursor} of {len(self.stream)}). Lower the learning rate: --set lr={lr / 10:g}"
+                f"(stream batch {self.cursor} of {len(self.stream)}). Lower the learning rate: --set lr={lower:g}"
             )
 
     def finish(self) -> Result:

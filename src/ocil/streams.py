@@ -10,12 +10,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ocil.data import Dataset
+from ocil.data import CATALOG, Dataset
 from ocil.errors import OcilError
 from ocil.rng import derive
 
 Boundary = Literal["clear", "blurry", "none", "iid"]
 ClassOrder = Literal["fixed", "seeded"]
+
+
+DEFAULT_TASKS = 5
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,11 @@ class Batch:
     ends_task: bool
 
 
+def usual_tasks(name: str, classes: int | None = None) -> int:
+    """As many as the literature has for a dataset of the catalog, else five, if there are so many classes."""
+    return CATALOG[name].tasks if name in CATALOG else min(DEFAULT_TASKS, classes or DEFAULT_TASKS)
+
+
 class DeviceData:
     """A dataset's images on a device, as uint8: uploaded once, shared by every stream over it."""
 
@@ -95,7 +103,7 @@ class Stream:
         device: torch.device | str = "cpu",
         resident: DeviceData | None = None,
     ) -> None:
-        config = config or StreamConfig()
+        config = config or StreamConfig(tasks=usual_tasks(data.name, data.num_classes))
         if config.tasks > data.num_classes:
             raise OcilError(f"tasks = {config.tasks} is more than the {data.num_classes} classes of {data.name}.")
         self.data = data

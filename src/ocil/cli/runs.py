@@ -59,11 +59,11 @@ class Options:
     set: Annotated[tuple[str, ...], Parameter(name="--set", alias="-s", consume_multiple=True, negative=())] = ()
     """Any other setting as FIELD=VALUE, for example `--set beta=0.2 tasks=10 boundary=blurry`."""
     config: Annotated[Path | None, Parameter(alias="-c")] = None
-    """A TOML file of the same names (method, dataset, memory, seeds, review, and any field). The command line wins."""
+    """A TOML file (method, dataset, memory, seeds, review, and any field). The command line wins."""
     device: str = "auto"
     """auto, cpu or cuda."""
     workers: Whole = 0
-    """Runs side by side. Default: as many as keep the cores busy on a CPU, one on a GPU."""
+    """Runs side by side. Default: as many as keep the cores busy on a CPU, ten on a GPU."""
     threads: Whole = 1
     """CPU threads a run uses. One is best for many seeds; results depend on it in the last digits."""
     reference: bool = True
@@ -86,8 +86,10 @@ def run(method: str | None = None, /, *, options: Options | None = None, as_json
         A name from `ocil methods`.
     """
     options = options or Options()
-    plan = _plan(method, options)
+    plan = _plan(*_with_review(method, options))
     summaries, folders, failed = _execute([plan], options)
+    if not summaries:
+        return _nothing(failed, as_json)
     if as_json:
         print(json.dumps(_summary_json(summaries[0], folders[0]) | {"failed": failed}))
     else:
@@ -104,9 +106,9 @@ def compare(
 ) -> int:
     """Run several methods under one protocol; one table and a picture of accuracy after each task.
 
-    A method with `+rv` or `-rv` behind its name is run with or without the review trick.
+    A method with `-rv` or `-no-rv` behind its name, as tables write it, is run with or without the review trick.
 
-    Example: `ocil compare fine-tune er er+rv afs --seeds 3`
+    Example: `ocil compare fine-tune er er-rv afs --seeds 3`
 
     Parameters
     ----------
@@ -122,7 +124,10 @@ def compare(
     if path.suffix not in (".png", ".svg"):
         raise OcilError(f"--figure {path}: the name must end in .png or .svg.")
     plans = [_plan(*_with_review(name, options), shared=True) for name in methods]
+    _must_be_a_folder(path.parent)
     summaries, folders, failed = _execute(plans, options)
+    if not summaries:
+        return _nothing(failed, as_json)
     from ocil.files import write_bytes
     from ocil.report import figures, tables
 
@@ -187,8 +192,24 @@ def _settings_of(name: str) -> list[dict[str, Any]]:
     return found
 
 
-def _with_review(name: str, options: Options) -> tuple[str, Options]:
-    for ending, review in (("+rv", True), ("-rv", False)):
+def _must_be_a_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OcilError(f"cannot write to {path}: {error.strerror}. Choose another place.") from None
+
+
+def _nothing(failed: list[str], as_json: bool) -> int:
+    """No run succeeded: what went wrong has been said."""
+    if as_json:
+        print(json.dumps({"runs": [], "failed": failed}))
+    return 2
+
+
+def _with_review(name: str | None, options: Options) -> tuple[str | None, Options]:
+    if name is None:
+        return None, options
+    for ending, review in (("-no-rv", False), ("-rv", True)):
         if name.endswith(ending):
             return name.removesuffix(ending), replace(options, review=review)
     return name, options
@@ -221,9 +242,13 @@ def _plan(method: str | None, options: Options, shared: bool = False) -> list["R
     from ocil.config import resolve
     from ocil.runner import check
 
-    if not methods.method(name).memory:
+    info = methods.method(name)
+    if not info.memory:
         file = _without_memory(file)
         given = _without_memory(given) if shared else given
+    if shared:  # how the stream is cut does not concern an offline method, nor how often it is seen the others
+        foreign = ("boundary", "blurry_share", "fade") if info.offline else ("epochs",)
+        given = {key: value for key, value in given.items() if key not in foreign}
     dataset = data.DEFAULT if dataset is None else dataset
     loaded = data.load(dataset, options.data_dir)  # before anything runs: is it there, is it whole?
     path = Path(dataset).expanduser()
@@ -308,8 +333,6 @@ def _execute(
             compared = [outcomes[references[r.config]] if r.config in references else None for r in results]
             summaries.append(summarise(results, [r if isinstance(r, Result) else None for r in compared]))
             folders.append([RunFolder.of(options.out, result.config).path for result in results])
-    if not summaries:
-        sys.exit(2)
     return summaries, folders, failed
 
 

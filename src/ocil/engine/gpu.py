@@ -11,6 +11,7 @@ from ocil.data import Dataset
 from ocil.engine.captured import CapturedStepper
 from ocil.engine.fit import free_bytes, how_many_fit
 from ocil.engine.local import Job, Outcome, Watcher, explained, look_up, watch_one
+from ocil.errors import OcilError
 from ocil.methods import method
 from ocil.precision import numerics
 from ocil.results import RunFolder
@@ -35,13 +36,22 @@ def run_all(
     outcomes: dict[int, Outcome] = {}
     groups: dict[tuple[str, str], list[int]] = {}
     for number, config in enumerate(configs):
-        groups.setdefault((config.dataset, config.learner.precision), []).append(number)
+        if (known := look_up(config, job)) is None:
+            groups.setdefault((config.dataset, config.learner.precision), []).append(number)
+        else:
+            outcomes[number] = known
+            watch(number, known)
     for numbers in groups.values():
         dataset = data.load(configs[numbers[0]].dataset, job.data_dir)
         size = side_by_side or SIDE_BY_SIDE
-        if job.device.startswith("cuda"):
-            free = free_bytes(torch.device(job.device))
-            size = min(size, *(how_many_fit(configs[number], dataset, free) for number in numbers))
+        free = free_bytes(torch.device(job.device))
+        for number in numbers.copy():
+            try:
+                size = min(size, how_many_fit(configs[number], dataset, free))
+            except OcilError as error:
+                outcomes[number] = error
+                watch(number, error)
+                numbers.remove(number)
         for chunk in _batched(numbers, size):
             if should_stop():
                 outcomes |= dict.fromkeys(chunk, Interrupted("not started"))

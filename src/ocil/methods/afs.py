@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ocil import losses
 from ocil.augment import Augment, CropRule
+from ocil.errors import OcilError
 from ocil.losses import SampleValue
 from ocil.methods.base import Learner, LearnerConfig, Problem
 from ocil.networks import bn_momentum, to_float
@@ -79,6 +80,19 @@ class AFSConfig(LearnerConfig):
         "alpha": 0, "ce_scale": 0, "gamma": 0, "beta": 0, "sigma": 1e-6, "temperature": 1e-6, "epsilon": 0,
     }  # fmt: skip
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.epsilon >= 1:
+            raise OcilError(f"epsilon = {self.epsilon} must be below 1: it is the share of the other classes.")
+        self.augment()
+
+    def augment(self) -> Augment:
+        return Augment(
+            crop_scale=(self.crop, 1.0) if self.crop < 1 else None, crop_rule=self.crop_rule, flip=self.flip,
+            jitter=self.jitter, brightness=self.brightness, contrast=self.contrast, saturation=self.saturation,
+            hue=self.hue, gray=self.gray,
+        )  # fmt: skip
+
 
 class AFS(Learner):
     """Step: revised focal loss plus virtual distillation on the stream batch; the same on a random memory batch, each
@@ -93,10 +107,7 @@ class AFS(Learner):
     def __init__(self, config: AFSConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
         super().__init__(config, problem, seed, device)
         c = config
-        self.augment = Augment(
-            crop_scale=(c.crop, 1.0) if c.crop < 1 else None, crop_rule=c.crop_rule, flip=c.flip, jitter=c.jitter,
-            brightness=c.brightness, contrast=c.contrast, saturation=c.saturation, hue=c.hue, gray=c.gray,
-        )  # fmt: skip
+        self.augment = c.augment()
         twice = c.double_bn_update and c.regulariser == "vkd"
         self.bn_momentum = 1 - 0.9**2 if twice else 0.1
 

@@ -150,7 +150,10 @@ class Learner(nn.Module):
         """The memory slots of a review's batches."""
         order, size = self.memory.epoch(), self.config.review_batch
         end = len(order) if self.config.review_keep_last else len(order) - len(order) % size
-        return list(order[:end].split(size)) if end else []
+        slots = list(order[:end].split(size)) if end else []
+        if slots and len(slots[-1]) < networks.smallest_batch(self.problem.image_shape):
+            slots.pop()  # one tiny image alone cannot be normalised
+        return slots
 
     def review_step(self, slots: Tensor) -> None:
         self.optimizer.zero_grad()
