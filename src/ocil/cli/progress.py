@@ -1,19 +1,10 @@
 """Live progress of many runs: bars on a terminal, a line a finished run elsewhere."""
 
-import time
 from collections.abc import Sequence
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from ocil.config import RunConfig
 from ocil.metrics import accuracy_curve
@@ -25,20 +16,18 @@ class Board:
     """Hears of every run (``hear``) and shows it on standard error."""
 
     def __init__(self, configs: Sequence[RunConfig], wanted: set[RunConfig]) -> None:
-        self.names = [f"{c.label} seed {c.seed}" + ("" if c in wanted else " (reference)") for c in configs]
+        self.names = [f"{c.label if c in wanted else 'reference'} seed {c.seed}" for c in configs]
         self.console = Console(stderr=True)
         self.live = self.console.is_terminal
         self.bars = Progress(
-            TextColumn("{task.description:<26}"),
-            BarColumn(),
-            MofNCompleteColumn(),
+            TextColumn("{task.description:<20}"),
+            BarColumn(bar_width=12),
+            TextColumn("{task.percentage:>3.0f} %"),
             TextColumn("{task.fields[state]:<24}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
             console=self.console,
         )
         self.tasks: dict[int, TaskID] = {}
-        self.started = time.monotonic()
         self.finished = 0
         self.all: TaskID | None = None
 
@@ -67,7 +56,7 @@ class Board:
             outcome = "stopped" if type(event).__name__ == "Interrupted" else "failed"
         if number in self.tasks:
             self.bars.remove_task(self.tasks.pop(number))
-        self.console.print(f"[{self.finished}/{len(self.names)}] {self.names[number]:<26} {outcome}", markup=False)
+        self.console.print(f"[{self.finished}/{len(self.names)}] {self.names[number]:<20} {outcome}", markup=False)
         if self.all is not None:
             self.bars.update(self.all, completed=self.finished)
 
