@@ -1,6 +1,6 @@
 """The fused network on a GPU: is it right, which tiles are fastest, how long does a pass take and where does it go.
 
-    python benchmarks/fused_kernels.py [--plain] [--tune] [--steps] [--out FOLDER]
+    python benchmarks/fused_kernels.py [--plain] [--tune] [--out FOLDER]
 
 A pass is forward and backward of CIFAR-sized images, captured as a CUDA graph, replayed alone and ten on ten streams.
 """
@@ -213,7 +213,7 @@ def short(t: Tile) -> str:
 
 
 def plain_pass(net: ReducedResNet18, x: torch.Tensor) -> None:
-    net.features(x).sum().backward()
+    net.plain_features(x).sum().backward()
 
 
 def capture(work, net: ReducedResNet18, x: torch.Tensor, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
@@ -281,7 +281,7 @@ def check() -> dict:
         for name in ("fp32", "autocast", "fused", "again"):
             net = network(precision="fp32" if name == "fp32" else "bf16")
             with numerics("fp32"):
-                out = fused.features(net, x) if name in ("fused", "again") else net.features(x)
+                out = fused.features(net, x) if name in ("fused", "again") else net.plain_features(x)
                 (out * direction).sum().backward()
             grads = {n: p.grad for n, p in net.named_parameters() if p.grad is not None}
             found[name] = {"features": out.detach()} | grads
@@ -312,39 +312,9 @@ def check() -> dict:
     return result
 
 
-def steps() -> list[dict]:
-    """Whole AFS steps with the fused network, ten seeds side by side."""
-    from gpu_steps import lanes, made_up, milliseconds
-
-    from ocil.streams import DeviceData
-
-    plain = ReducedResNet18.features
-
-    def features(self: ReducedResNet18, x: torch.Tensor) -> torch.Tensor:
-        return fused.features(self, x, into_grad=True) if fused.usable(self, x) else plain(self, x)
-
-    ReducedResNet18.features = features
-    data = made_up()
-    resident = DeviceData(data, "cuda")
-    rows = []
-    try:
-        for seeds in (1, 10):
-            with numerics("bf16"):
-                found = lanes("afs", "bf16", seeds, data, resident)
-                row = {"seeds": seeds}
-                for kind in ("step", "review"):
-                    row[f"{kind}_ms_per_seed"] = round(milliseconds(found, kind, 20) / seeds, 4)
-                rows.append(row)
-                say("AFS steps", row)
-    finally:
-        ReducedResNet18.features = plain
-    return rows
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--tune", action="store_true")
-    parser.add_argument("--steps", action="store_true")
     parser.add_argument("--plain", action="store_true", help="time cuDNN too")
     parser.add_argument("--limit", type=float, default=150, help="seconds after which tuning stops")
     parser.add_argument("--out", type=Path)
@@ -392,12 +362,6 @@ def main() -> None:
         for batch in (200, 10):
             passes.append(pass_times("fused, tuned", one_pass, "bf16", batch, detail=True))
             save()
-    if options.steps:
-        try:
-            result["steps"] = steps()
-        except Exception as error:  # the rest of the tree is not this file's business
-            say("steps failed:", repr(error)[:500])
-        save()
     with tempfile.TemporaryDirectory() as cache:
         environment = os.environ | {"TRITON_CACHE_DIR": cache}
         try:

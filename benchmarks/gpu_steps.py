@@ -11,27 +11,15 @@ import statistics
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 
+from ocil.bench import made_up
 from ocil.config import resolve
 from ocil.data import Dataset
 from ocil.engine.captured import CapturedStepper
 from ocil.precision import numerics
 from ocil.runner import build
 from ocil.streams import DeviceData, Stream
-
-
-def made_up(classes: int = 100, per_class: int = 500, side: int = 32) -> Dataset:
-    rng = np.random.default_rng(0)
-
-    def images(count: int) -> np.ndarray:
-        return rng.integers(0, 256, (count, side, side, 3), dtype=np.uint8)
-
-    labels = np.arange(classes, dtype=np.int64)
-    names = tuple(f"class {label}" for label in labels)
-    train, test = np.repeat(labels, per_class), np.repeat(labels, 10)
-    return Dataset("cifar100", images(len(train)), train, images(len(test)), test, names)
 
 
 def lanes(method: str, precision: str, seeds: int, data: Dataset, resident: DeviceData, **settings: object) -> list:
@@ -75,7 +63,7 @@ def main() -> None:
     parser.add_argument("--precisions", nargs="+", default=["fp32", "tf32", "bf16"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 10])
     options = parser.parse_args()
-    data = made_up()
+    data = made_up(100, (32, 32, 3), 500)
     resident = DeviceData(data, "cuda")
     rows = []
     for method in options.methods:

@@ -66,7 +66,7 @@ def test_same_as_pytorch(shape: tuple[int, int, int, int, int], pad_from: int, m
     network, images, direction = made(*shape)
     network.precision = "fp32"
     plain = copy.deepcopy(network)
-    found, expected = fused.features(network, images, into_grad=True), plain.features(images)
+    found, expected = fused.features(network, images, into_grad=True), plain.plain_features(images)
     assert found.dtype == torch.float32
     assert found.shape == expected.shape
     assert error(found, expected) < 1e-4
@@ -91,8 +91,8 @@ def test_as_near_to_float32_as_autocast() -> None:
     assert fused.usable(network, images) == (DEVICE == "cuda")
     cast, plain = copy.deepcopy(network), copy.deepcopy(network)
     plain.precision = "fp32"
-    exact = plain.features(images)
-    half, found = cast.features(images), fused.features(network, images)
+    exact = plain.plain_features(images)
+    half, found = cast.plain_features(images), fused.features(network, images)
     assert error(found, exact) < 2 * error(half, exact) + (0.02 if DEVICE == "cpu" else 0)
     if DEVICE == "cuda":
         for features in (exact, half, found):

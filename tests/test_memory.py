@@ -2,7 +2,6 @@
 
 import copy
 import random
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -18,14 +17,6 @@ quick = settings(max_examples=50, deadline=None, derandomize=True, database=None
 PIXEL = (1, 1, 1)
 sizes = st.integers(1, 12)
 batch_lists = st.lists(st.integers(0, 9), max_size=8)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make(size: int, seed: int = 0) -> Memory:

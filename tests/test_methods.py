@@ -3,7 +3,7 @@
 import copy
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -34,12 +34,8 @@ with_memory = pytest.mark.parametrize("name", [name for name in DISTINCT if METH
 
 
 @pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(ocil.convolution, "SLOW_BACKWARD", False)  # pays for large images, not for these
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def plain_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ocil.convolution, "SLOW_BACKWARD", False)  # ours pays for large images, not for these
 
 
 def make(name: str, seed: int = 0, data: Dataset = NOISE, **settings: Any) -> Learner:

@@ -1,7 +1,5 @@
 """The network against one written as a plain function, and its sizes against arithmetic."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -12,14 +10,6 @@ from tests.reference import networks as slow
 
 CPU = torch.device("cpu")
 Shape = tuple[int, int, int]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def small(shape: Shape = (16, 16, 3), classes: int = 5, width: int = 2, seed: int = 0) -> ReducedResNet18:

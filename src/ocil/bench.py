@@ -76,7 +76,7 @@ def measure(
         review_ms = None
         if config.learner.review:
             review_ms, _ = _time([lane.review for lane in lanes], device, repeats, seconds / 4)
-        floor = _floor_gpu(config, data, images, device) if gpu else _floor_cpu(lanes[0], repeats)
+        floor = _floor_gpu(config, data, images, device) if gpu else _floor_cpu(lanes[0], images, repeats)
     count = len(lanes)
     return Timing(
         config.label,
@@ -169,11 +169,11 @@ def _images_per_step(lane: _Lane) -> list[int]:
     return seen
 
 
-def _floor_cpu(lane: _Lane, repeats: int) -> float:
+def _floor_cpu(lane: _Lane, images: list[int], repeats: int) -> float:
     """The bare passes: forward, sum, backward, on batches of the sizes that a step has."""
     network = lane.learner.network
     x, _ = lane.stream.fetch(0)
-    batches = [to_float(x).repeat(-(-size // len(x)), 1, 1, 1)[:size] for size in _images_per_step(lane)]
+    batches = [to_float(x).repeat(-(-size // len(x)), 1, 1, 1)[:size] for size in images]
     batches = [batch.contiguous(memory_format=torch.channels_last) for batch in batches]
 
     def passes() -> None:

@@ -6,13 +6,13 @@ import inspect
 import json
 import math
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from ocil.data import CATALOG, DEFAULT
+from ocil.data import DEFAULT
 from ocil.data.catalog import find
 from ocil.errors import OcilError, suggest
 from ocil.methods import MethodInfo, method
@@ -121,10 +121,7 @@ def resolve(
         given["memory"] = memory
     if review is not None:
         given["review"] = review
-    known = {f.name for f in fields(StreamConfig)} | {f.name for f in fields(learner.Config)}
-    for key in given:
-        if key not in known:
-            raise OcilError(f"unknown setting '{key}' for {info.name}.{suggest(key, known)}")
+    refuse_unknown(info.name, given, {f.name for f in (*fields(StreamConfig), *fields(learner.Config))})
     if not info.memory:
         for key in ("memory", "review"):
             if given.get(key):
@@ -133,10 +130,15 @@ def resolve(
     chosen |= _defaults(info, dataset, given) | {k: v for k, v in given.items() if v is not None}
     stream, config = _build(StreamConfig, chosen), _build(learner.Config, chosen)
     if stream.boundary == "none" and info.memory and not config.review_every:
-        entry = CATALOG.get(dataset)
         batches = entry.train // stream.batch_size // stream.tasks if entry else REVIEW_EVERY
         config = replace(config, review_every=max(1, min(REVIEW_EVERY, batches)))
     return RunConfig(info.name, dataset, seed, stream, config)
+
+
+def refuse_unknown(name: str, given: Iterable[str], known: set[str]) -> None:
+    for key in given:
+        if key not in known:
+            raise OcilError(f"unknown setting '{key}' for {name}.{suggest(key, known)}")
 
 
 def _defaults(info: MethodInfo, dataset: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from ocil.methods.base import Learner
 from ocil.streams import Stream
 
 HARD, EASY = 0.3, 0.6  # the paper's bounds on the true class's score: below is hard, above is easy
-BATCH = {False: 500, True: 2500}  # on a CPU what fits its cache, on a GPU few launches
+BATCH = {"cpu": 500, "cuda": 2500}  # on a CPU what fits its cache, on a GPU few launches
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class _Look(NamedTuple):
 
 
 def scores_of(learner: Learner, x: Tensor) -> Tensor:
-    return torch.cat([learner.scores(part) for part in x.split(BATCH[x.device.type == "cuda"])]).float()
+    return torch.cat([learner.scores(part) for part in x.split(BATCH.get(x.device.type, 500))]).float()
 
 
 def _mean(values: Tensor | None, columns: Tensor) -> Tensor | None:

@@ -68,6 +68,10 @@ class ReducedResNet18(nn.Module):
     def features(self, x: Tensor) -> Tensor:
         if fused.usable(self, x):
             return fused.features(self, x, into_grad=True)
+        return self.plain_features(x)
+
+    def plain_features(self, x: Tensor) -> Tensor:
+        """The same by PyTorch's own kernels, whatever else there is."""
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             y = F.relu(self.bn1(self.conv1(x)), inplace=True)
             return F.avg_pool2d(self.blocks(y), self.window).flatten(1).float()

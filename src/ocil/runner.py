@@ -16,9 +16,9 @@ from torch import Tensor
 
 import ocil
 from ocil import data
-from ocil.config import RunConfig, resolve
+from ocil.config import RunConfig, refuse_unknown, resolve
 from ocil.data import Dataset
-from ocil.errors import OcilError, suggest
+from ocil.errors import OcilError
 from ocil.evaluate import Evaluation, Evaluator
 from ocil.methods import method
 from ocil.methods.base import Learner, Problem
@@ -75,9 +75,7 @@ def make_learner(
     ``settings`` are fields of the method's config; those not given have the published or default value. ``batch_size``
     says how many samples will arrive together, if not 10: a memory must hold a batch.
     """
-    known = {field.name for field in fields(method(name).load().Config)} | {"batch_size"}
-    for key in settings.keys() - known:
-        raise OcilError(f"unknown setting '{key}' for {name}.{suggest(key, known)}")
+    refuse_unknown(name, settings, {field.name for field in fields(method(name).load().Config)} | {"batch_size"})
     config = resolve(name, dataset.name, memory=memory, seed=seed, settings=settings, classes=dataset.num_classes)
     return build(config, dataset, device)
 

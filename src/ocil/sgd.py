@@ -31,12 +31,11 @@ class SGD:
         if self.weight_decay:
             steps = list(torch._foreach_add(steps, weights, alpha=self.weight_decay))
         if self.momentum:
-            old = [number in self.velocity for number in numbers]
-            for number, step, known in zip(numbers, steps, old, strict=True):
-                if not known:  # the first step of a parameter is its gradient
-                    self.velocity[number] = step.clone()
-                else:
+            for number, step in zip(numbers, steps, strict=True):
+                if number in self.velocity:
                     self.velocity[number].mul_(self.momentum).add_(step)
+                else:  # the first step of a parameter is its gradient
+                    self.velocity[number] = step.clone()
             steps = [self.velocity[number] for number in numbers]
         torch._foreach_add_(weights, steps, alpha=-self.lr)
 
@@ -44,7 +43,7 @@ class SGD:
         return {f"{number}.momentum_buffer": value for number, value in self.velocity.items()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        self.velocity = {
-            int(name.split(".")[0]): value.clone().to(self.parameters[int(name.split(".")[0])].device)
-            for name, value in state.items()
-        }
+        self.velocity = {}
+        for name, value in state.items():
+            number = int(name.split(".")[0])
+            self.velocity[number] = value.clone().to(self.parameters[number].device)

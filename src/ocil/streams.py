@@ -79,12 +79,13 @@ def usual_tasks(name: str, classes: int | None = None) -> int:
 
 
 class DeviceData:
-    """A dataset's images on a device, as uint8: uploaded once, shared by every stream over it."""
+    """A dataset's images on a device, as uint8: uploaded once, shared by every stream over it. No copy on a CPU."""
 
     def __init__(self, data: Dataset, device: torch.device | str) -> None:
         self.device = torch.device(device)
         self.train_x, self.train_y, self.test_x, self.test_y = (
-            torch.tensor(array, device=self.device) for array in (data.train_x, data.train_y, data.test_x, data.test_y)
+            torch.from_numpy(np.require(array, requirements=["C", "W"])).to(self.device)
+            for array in (data.train_x, data.train_y, data.test_x, data.test_y)
         )
 
 

@@ -33,14 +33,11 @@ def run_all(
     should_stop: Callable[[], bool] = lambda: False,
 ) -> list[Outcome]:
     """Run any configurations, those that share dataset and precision up to ``side_by_side`` at a time."""
-    outcomes: dict[int, Outcome] = {}
+    outcomes = look_up(configs, job, watch)
     groups: dict[tuple[str, str], list[int]] = {}
     for number, config in enumerate(configs):
-        if (known := look_up(config, job)) is None:
+        if number not in outcomes:
             groups.setdefault((config.dataset, config.learner.precision), []).append(number)
-        else:
-            outcomes[number] = known
-            watch(number, known)
     for numbers in groups.values():
         dataset = data.load(configs[numbers[0]].dataset, job.data_dir)
         size = side_by_side or SIDE_BY_SIDE
@@ -69,7 +66,7 @@ def run_together(
     should_stop: Callable[[], bool] = lambda: False,
     dataset: Dataset | None = None,
 ) -> list[Outcome]:
-    """Run every configuration at the same time on ``job.device``; they must share dataset and precision.
+    """Run unfinished configurations at the same time on ``job.device``; they must share dataset and precision.
 
     A run alone and the same run among others take the same steps in the same order.
     """
@@ -79,21 +76,13 @@ def run_together(
         outcomes[number] = outcome
         watch(number, outcome)
 
-    waiting = []
-    for number, config in enumerate(configs):
-        if (known := look_up(config, job)) is None:
-            waiting.append(number)
-        else:
-            settle(number, known)
-    if not waiting:
-        return outcomes
     device = torch.device(job.device)
     dataset = dataset or data.load(configs[0].dataset, job.data_dir)
     resident = DeviceData(dataset, device)
     live: dict[int, _Lane] = {}
     with ExitStack() as locks, numerics(configs[0].learner.precision):
-        for number in waiting:
-            config, folder, lane = configs[number], RunFolder.of(job.root, configs[number]), _cuda_stream(device)
+        for number, config in enumerate(configs):
+            folder, lane = RunFolder.of(job.root, config), _cuda_stream(device)
             try:
                 locks.enter_context(folder.lock())
                 with torch.cuda.stream(lane):

@@ -52,14 +52,10 @@ def run_all(
     the number of the configuration. When ``should_stop`` says so, running ones save and raise ``Interrupted``.
     """
     outcomes: list[Outcome] = [Interrupted("not started")] * len(configs)
-    waiting = []
-    for number, config in enumerate(configs):
-        known = look_up(config, job)
-        if known is None:
-            waiting.append(number)
-        else:
-            outcomes[number] = known
-            watch(number, known)
+    finished = look_up(configs, job, watch)
+    waiting = [number for number in range(len(configs)) if number not in finished]
+    for number, known in finished.items():
+        outcomes[number] = known
     on_cpu = job.device.startswith("cpu")
     workers = min(len(waiting), workers or (max(1, _cores() // job.threads) if on_cpu else 1))
     if workers > 1:
@@ -77,12 +73,18 @@ def run_all(
     return outcomes
 
 
-def look_up(config: RunConfig, job: Job) -> Outcome | None:
-    """What a finished run found: no worker has to start for that."""
-    try:
-        return RunFolder.of(job.root, config).result()
-    except OcilError as error:
-        return error
+def look_up(configs: Sequence[RunConfig], job: Job, watch: Watcher) -> dict[int, Outcome]:
+    """What finished runs found, by their number: nothing has to start for them."""
+    known: dict[int, Outcome] = {}
+    for number, config in enumerate(configs):
+        try:
+            outcome: Outcome | None = RunFolder.of(job.root, config).result()
+        except OcilError as error:
+            outcome = error
+        if outcome is not None:
+            known[number] = outcome
+            watch(number, outcome)
+    return known
 
 
 def _attempt(
