@@ -107,7 +107,43 @@ def test_falls_back() -> None:
     assert not fused.fits(network, images[:1])  # one value a channel in the last stage
     assert not fused.fits(network, images.double())
     network.eval()
-    assert not fused.fits(network, images)
+    assert not fused.fits(network, images)  # no gradient by running statistics
+    with torch.no_grad():
+        assert fused.fits(network, images[:1])
+        assert not fused.fits(network, images[:0])
     network.train()
+    with torch.no_grad():
+        assert fused.fits(network, images)
     network.precision = "tf32"
     assert not fused.fits(network, images)
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize(("shape", "pad_from"), [((3, 9, 10, 3, 4), 20), ((1, 12, 7, 1, 3), 1)])
+def test_running_statistics_give_what_pytorch_gives(
+    shape: tuple[int, int, int, int, int], pad_from: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiles, "PAD_FROM", pad_from)
+    network, images, _ = made(*shape)
+    network.precision = "fp32"
+    for norm in network.modules():
+        if isinstance(norm, torch.nn.BatchNorm2d):
+            assert norm.running_mean is not None
+            assert norm.running_var is not None
+            norm.running_mean.uniform_(-0.1, 0.1)
+            norm.running_var.uniform_(0.05, 0.5)
+    network.eval()
+    before = copy.deepcopy(network.state_dict())
+    with torch.no_grad():
+        found, expected = fused.features(network, images), network.plain_features(images)
+    assert error(found, expected) < 1e-5
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+
+
+def test_a_pass_without_gradient_is_the_same_pass() -> None:
+    network, images, _ = made(3, 9, 10, 3, 4)
+    other = copy.deepcopy(network)
+    with torch.no_grad():
+        found = fused.features(network, images)
+    assert torch.equal(found, fused.features(other, images).detach())
+    assert all(map(torch.equal, network.buffers(), other.buffers()))

@@ -73,12 +73,13 @@ class Evaluator:
     def start(self, learner: Learner, checkpoint: int) -> Callable[[], Evaluation]:
         """Ask the device for an evaluation; calling what comes back waits for it. So many learners share a device."""
         look, train = self.looks[checkpoint], self.stream.resident
-        scores = scores_of(learner, self.x)
+        scorer = learner.scorer()
+        scores = scores_of(scorer, self.x)
         hits = (scores.argmax(1) == self.y).double()
         correct = torch.zeros_like(self.group_size, dtype=torch.float64).index_add_(0, self.group, hits)
         logits = scores[look.shown]
         x, y = train.train_x[look.learned], train.train_y[look.learned]
-        p = scores_of(learner, x).softmax(1).gather(1, y[:, None])
+        p = scores_of(scorer, x).softmax(1).gather(1, y[:, None])
         head = getattr(learner.network, "head", None)
         weights = None
         if isinstance(head, torch.nn.Linear):
@@ -105,8 +106,8 @@ class _Look(NamedTuple):
     learned: Tensor
 
 
-def scores_of(learner: Learner, x: Tensor) -> Tensor:
-    return torch.cat([learner.scores(part) for part in x.split(BATCH.get(x.device.type, 500))]).float()
+def scores_of(scorer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return torch.cat([scorer(part) for part in x.split(BATCH.get(x.device.type, 500))]).float()
 
 
 def _mean(values: Tensor | None, columns: Tensor) -> Tensor | None:

@@ -1,7 +1,8 @@
 """The network of the paper: a reduced ResNet-18, and its head."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -99,7 +100,39 @@ def build(
     image_shape: ImageShape, classes: int, width: int, seed: int, device: torch.device, precision: Precision = "tf32"
 ) -> ReducedResNet18:
     """PyTorch's default initialisation, drawn on the CPU from ``seed`` alone: the same start on every device."""
+    network = seeded(lambda: ReducedResNet18(image_shape, classes, width, precision), seed)
+    return network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def seeded(make: Callable[[], M], seed: int) -> M:
+    """A module whose initial weights come from ``seed`` alone."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        network = ReducedResNet18(image_shape, classes, width, precision)
-    return network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+        return make()
+
+
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Batch normalisation by running statistics inside the block."""
+    mode = network.training
+    network.eval()
+    try:
+        yield
+    finally:
+        network.train(mode)
+
+
+def stepped(module: nn.Module, lr: float) -> dict[str, Tensor]:
+    """All of a module as one plain SGD step along its present gradients would leave it, the module itself untouched.
+
+    For ``torch.func.functional_call``. The buffers are copies: a pass does not move the module's running statistics.
+    """
+    with torch.no_grad():
+        moved = {
+            name: value.clone() if value.grad is None else value - lr * value.grad
+            for name, value in module.named_parameters()
+        }
+        return moved | {name: value.clone() for name, value in module.named_buffers()}

@@ -158,6 +158,10 @@ class Stepper:
     def review_one(self, slots: Tensor) -> None:
         self.learner.review_step(slots)
 
+    def rehearse_one(self, slots: Tensor) -> None:
+        """A batch of what a task's end calls for."""
+        self.learner.rehearsal_step(slots)
+
 
 class Work:
     """The state of a run in progress: learner, stream cursor, evaluations, time spent."""
@@ -176,6 +180,7 @@ class Work:
         self.learner = build(config, dataset, self.device)
         folder.save_config(config)
         self.stepper = stepper(self.learner, self.stream)
+        self.rehearses = type(self.learner).rehearsal is not Learner.rehearsal
         self.cursor = 0
         self.evaluations: list[Evaluation] = []
         self.seconds = 0.0
@@ -228,9 +233,17 @@ class Work:
         for number in range(self.cursor, len(self.stream)):
             checkpoint = self.stream.checkpoint_after(number)
             ends_task = checkpoint is not None and self.stream.announces_tasks
+            if ends_task and self.rehearses:
+                self.save()  # the next point at which it could be saved may be far away
+                saved = time.monotonic()
             self.stepper.learn(number)
             if ends_task:
                 self.learner.task_ended()
+                for slots in self.learner.rehearsal():
+                    self.stepper.rehearse_one(slots)
+                    if should_stop():
+                        raise Interrupted(str(self.folder.path))
+                    yield
             periodic = config.review_every and (number + 1) % config.review_every == 0
             if config.review and (periodic or (ends_task and not config.review_every)):
                 yield from self.stepper.review()

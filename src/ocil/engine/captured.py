@@ -28,13 +28,14 @@ class CapturedStepper(Stepper):
         self.within = torch.arange(self.size, device=device)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self.next = -1  # the batch that the cursor on the device points to
-        self.slots = torch.zeros(learner.config.review_batch, dtype=torch.int64, device=device)
+        self.form = learner.form()
         self.warm = False
         self.step: torch.cuda.CUDAGraph | None = None
-        self.review_step: torch.cuda.CUDAGraph | None = None
+        self.graphs: dict[tuple[str, int], tuple[Tensor, torch.cuda.CUDAGraph] | None] = {}
 
     def learn(self, number: int) -> None:
         first, last = self.stream.bounds[number]
+        self._follow_form()
         if last - first != self.size or (self.step is None and not self.warm):
             # One step in the steady state as it is written: it prepares what may not be prepared in a graph.
             self.warm = last - first == self.size and self.learner.steady()
@@ -53,15 +54,30 @@ class CapturedStepper(Stepper):
         self.cursor += 1
 
     def review_one(self, slots: Tensor) -> None:
-        if len(slots) != len(self.slots):
-            super().review_one(slots)
+        self._on_slots("review", self.learner.review_step, slots)
+
+    def rehearse_one(self, slots: Tensor) -> None:
+        self._on_slots("rehearsal", self.learner.rehearsal_step, slots)
+
+    def _on_slots(self, kind: str, step: Callable[[Tensor], None], slots: Tensor) -> None:
+        """A step on memory slots. The first of a kind and size is taken as it is written, the second is recorded."""
+        self._follow_form()
+        key = (kind, len(slots))
+        if key not in self.graphs:
+            self.graphs[key] = None
+            step(slots)
             return
-        self.slots.copy_(slots)
-        if self.review_step is None:
-            super().review_one(self.slots)  # the first one warms up what a graph must not do
-            self.review_step = self.record(lambda: self.learner.review_step(self.slots))
-        else:
-            self.review_step.replay()
+        if (recorded := self.graphs[key]) is None:
+            fixed = slots.clone()
+            recorded = self.graphs[key] = (fixed, self.record(lambda: step(fixed)))
+        fixed, graph = recorded
+        fixed.copy_(slots)
+        graph.replay()
+
+    def _follow_form(self) -> None:
+        if self.learner.form() != self.form:  # what was recorded is no longer what is written
+            self.form, self.warm, self.step = self.learner.form(), False, None
+            self.graphs.clear()
 
     def record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()

@@ -25,7 +25,7 @@ def _triton() -> bool:
 
 
 def usable(network: nn.Module, images: Tensor) -> bool:
-    """Whether ``features`` can take the place of the network's own: bf16, training, on a GPU that has its units."""
+    """Whether ``features`` can take the place of the network's own: bf16, on a GPU that has its units."""
     return present(images) and fits(network, images)
 
 
@@ -38,20 +38,21 @@ def present(tensor: Tensor) -> bool:
 
 def fits(network: nn.Module, images: Tensor) -> bool:
     """Whether the kernels compute what the network would, wherever they may run."""
-    if getattr(network, "precision", None) != "bf16" or not network.training or not torch.is_grad_enabled():
+    if getattr(network, "precision", None) != "bf16" or (torch.is_grad_enabled() and not network.training):
         return False
     norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
     height, width = (-(-side // 8) for side in images.shape[2:])
     return (
         images.dtype == torch.float32
         and not images.requires_grad
-        and len(images) * height * width > 1  # one value has no variance: PyTorch says so best
+        # One value has no variance: PyTorch says so best.
+        and (len(images) * height * width > 1 or (not network.training and len(images) > 0))
         and all(norm.momentum is not None and norm.track_running_stats and norm.affine for norm in norms)
     )
 
 
 def features(network: nn.Module, images: Tensor, into_grad: bool = False) -> Tensor:
-    """Features ``[B, feature_size]`` in float32 of float32 images ``[B, C, H, W]``; running statistics move.
+    """Features ``[B, feature_size]`` in float32 of float32 images ``[B, C, H, W]``; running statistics move in training.
 
     With ``into_grad`` the backward pass adds to the parameters' ``.grad`` itself, in one kernel, where autograd would
     take one kernel for each parameter. Then hooks on parameters do not run and ``torch.autograd.grad`` sees nothing.

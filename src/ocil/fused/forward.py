@@ -76,25 +76,16 @@ def split_rows(rows, B, H: tl.constexpr, W: tl.constexpr, PAD: tl.constexpr):
     return image, ih, iw, (image < B) & (ih < H) & (iw < W)
 
 
-@triton.jit(do_not_specialize=["B"])
-def conv_kernel(
-    x, w, y, partial, counter, stats, gamma, beta, running_mean, running_var, batches, B, momentum, eps,
+@triton.jit
+def convolve(
+    x, w, rows, cols, B,
     H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, PI: tl.constexpr, PO: tl.constexpr,
-    CI: tl.constexpr, CO: tl.constexpr, COR: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, CHUNK: tl.constexpr,
+    CI: tl.constexpr, CO: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """``y = conv(x, w)`` in bfloat16, and the statistics of the batch normalisation that follows it.
-
-    ``x`` is ``[B, H + PI, W + PI, CI]``, bfloat16 or float32, ``w`` ``[CO, SIZE * SIZE * CI]``, ``y``
-    ``[B, HO + PO, WO + PO, CO]``. Every program leaves the sums of its rows in ``partial``; the last one of a column of
-    programs adds them up, writes mean, 1/std, scale and shift to ``stats`` and moves the running statistics.
-    """
-    pm = tl.program_id(0)
-    pn = tl.program_id(1)
+    """The outputs at ``rows`` and ``cols`` in float32, and which rows are pixels of the map."""
     K: tl.constexpr = SIZE * SIZE * CI
     WI: tl.constexpr = W + PI
-    rows = pm * BM + tl.arange(0, BM)
-    cols = pn * BN + tl.arange(0, BN)
     image, top, left, valid = split_rows(rows, B, HO, WO, PO)
     top = top * STRIDE - SIZE // 2
     left = left * STRIDE - SIZE // 2
@@ -115,6 +106,53 @@ def conv_kernel(
         patch = tl.load(x + where, mask=inside, other=0.0)
         weight = tl.load(w + cols[None, :] * K + k[:, None], mask=(k < K)[:, None] & (cols < CO)[None, :], other=0.0)
         acc = tl.dot(patch.to(w.dtype.element_ty).to(FACTOR), weight.to(FACTOR), acc)
+    return acc, valid
+
+
+@triton.jit(do_not_specialize=["B"])
+def infer_kernel(
+    x, w, out, other, gamma, beta, running_mean, running_var, B, eps,
+    H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, PI: tl.constexpr, PO: tl.constexpr,
+    CI: tl.constexpr, CO: tl.constexpr, COR: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr,
+    ADD: tl.constexpr, RELU: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """``out = relu(bn(conv(x, w)) + other)`` by running statistics, in one go; the padding of ``out`` is set to zero."""
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    cols = tl.program_id(1) * BN + tl.arange(0, BN)
+    value, valid = convolve(x, w, rows, cols, B, H, W, HO, WO, PI, PO, CI, CO, SIZE, STRIDE, BM, BN, BK)
+    real = cols < COR
+    rstd = 1.0 / tl.sqrt(tl.load(running_var + cols, mask=real, other=0.0) + eps)
+    scale = tl.load(gamma + cols, mask=real, other=0.0) * rstd
+    shift = tl.load(beta + cols, mask=real, other=0.0) - tl.load(running_mean + cols, mask=real, other=0.0) * scale
+    value = value * scale[None, :] + shift[None, :]
+    where = rows[:, None] * CO + cols[None, :]
+    if ADD:
+        value += tl.load(other + where, mask=valid[:, None] & (cols < CO)[None, :], other=0.0).to(tl.float32)
+    if RELU:
+        value = tl.maximum(value, 0.0)
+    value = tl.where(valid[:, None], value, 0.0)
+    inside = rows < B * ((HO + PO) * (WO + PO))
+    tl.store(out + where, value.to(out.dtype.element_ty), mask=inside[:, None] & (cols < CO)[None, :])
+
+
+@triton.jit(do_not_specialize=["B"])
+def conv_kernel(
+    x, w, y, partial, counter, stats, gamma, beta, running_mean, running_var, batches, B, momentum, eps,
+    H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, PI: tl.constexpr, PO: tl.constexpr,
+    CI: tl.constexpr, CO: tl.constexpr, COR: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """``y = conv(x, w)`` in bfloat16, and the statistics of the batch normalisation that follows it.
+
+    ``x`` is ``[B, H + PI, W + PI, CI]``, bfloat16 or float32, ``w`` ``[CO, SIZE * SIZE * CI]``, ``y``
+    ``[B, HO + PO, WO + PO, CO]``. Every program leaves the sums of its rows in ``partial``; the last one of a column of
+    programs adds them up, writes mean, 1/std, scale and shift to ``stats`` and moves the running statistics.
+    """
+    pm = tl.program_id(0)
+    pn = tl.program_id(1)
+    rows = pm * BM + tl.arange(0, BM)
+    cols = pn * BN + tl.arange(0, BN)
+    acc, valid = convolve(x, w, rows, cols, B, H, W, HO, WO, PI, PO, CI, CO, SIZE, STRIDE, BM, BN, BK)
     rounded = acc.to(y.dtype.element_ty)
     tl.store(y + rows[:, None] * CO + cols[None, :], rounded, mask=valid[:, None] & (cols < CO)[None, :])
     value = tl.where(valid[:, None], rounded.to(tl.float32), 0.0)  # the statistics of what is stored

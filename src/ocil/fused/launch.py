@@ -107,6 +107,21 @@ def conv(p: Pass, unit: Unit, x: Tensor, t: Tile | None = None) -> Tensor:
     return y
 
 
+def infer(p: Pass, unit: Unit, x: Tensor, other: Tensor | None = None, relu: bool = True) -> Tensor:
+    """Convolution, normalisation by running statistics, addition and ReLU at once."""
+    t = tile("conv", unit.ci, unit.co, unit.size, unit.stride)
+    rows = p.plan.batch * unit.rows_out
+    out = p.empty(rows, unit.co_stored)
+    norm = unit.norm
+    _call(
+        forward.infer_kernel, (triton.cdiv(rows, t.rows), triton.cdiv(unit.co_stored, t.cols)),
+        x, p.weight(unit), out, out if other is None else other,
+        norm.weight, norm.bias, norm.running_mean, norm.running_var, p.plan.batch, norm.eps,
+        COR=unit.co, SIZE=unit.size, ADD=other is not None, RELU=relu, **_sizes(unit), **_options(t),
+    )  # fmt: skip
+    return out
+
+
 def activate(p: Pass, unit: Unit, y: Tensor, other: Tensor | None = None, other_unit: Unit | None = None) -> Tensor:
     out = torch.empty_like(y)
     stats = p.stats_of(unit)

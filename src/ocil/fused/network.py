@@ -47,8 +47,21 @@ class BlockState:
 
 def run(network: nn.Module, images: Tensor, into_grad: bool) -> Tensor:
     plan = plan_for(network, images)
+    if not network.training:
+        return infer(plan, images)
     features: Tensor = _Backbone.apply(plan, into_grad, images, *_parameters(plan))
     return features
+
+
+def infer(plan: Plan, images: Tensor) -> Tensor:
+    """Features by running statistics, without a gradient."""
+    p = Pass(plan, images.device)
+    launch.pack(p)
+    a = launch.infer(p, plan.stem, images.contiguous(memory_format=torch.channels_last))
+    for conv1, conv2, short in plan.blocks:
+        residual = a if short is None else launch.infer(p, short, a, relu=False)
+        a = launch.infer(p, conv2, launch.infer(p, conv1, a), residual)
+    return launch.pool(p, plan.blocks[-1].conv2, a)
 
 
 class _Backbone(torch.autograd.Function):
@@ -108,6 +121,7 @@ def _compile(plan: Plan, images: Tensor) -> None:
         p.grads = torch.empty(plan.grads_size, device=p.device)
         p.partial = torch.empty(plan.partial_size, device=p.device)
         _backward(p, images, y0, states, features)
+        infer(plan, images)
 
     launch.compile_all(work)
 

@@ -1,15 +1,18 @@
 """Where everything of a pass lies: layers, their sizes, and offsets into the buffers they share."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ocil.fused.tiles import BLOCK, padding, power, splits, stored, tile
 
 REDUCE_BLOCK = 256
+
+Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,23 +144,28 @@ def build(network: Any, images: Tensor) -> Plan:
         h, w = conv1.ho, conv1.wo
         blocks.append(Blocks(conv1, builder.unit(block.conv2, block.bn2, h, w), short))
     window = (int(network.window[0]), int(network.window[1]))
-    pack: list[Sequence[int]] = []
-    reduce: list[Sequence[int]] = []
+    pack: list[Rows] = []
+    reduce: list[Rows] = []
     for unit in builder.units:
         weight = unit.conv.weight
         count, length = weight.numel(), unit.taps * unit.ci_stored
         shape = (unit.co, unit.ci, unit.ci_stored, length)
         strides = (weight.stride(0), weight.stride(3), weight.stride(1))
-        pack += [
-            (weight.data_ptr(), unit.packed_at, first, *shape, *strides, length * unit.co_stored)
-            for first in range(0, length * unit.co_stored, BLOCK)
-        ]
-        reduce += [
-            (unit.partial_at, unit.weight_at, first, count, unit.splits) for first in range(0, count, REDUCE_BLOCK)
-        ]
+        stored_count = length * unit.co_stored
+        pack.append(_rows(stored_count, BLOCK, (weight.data_ptr(), unit.packed_at), (*shape, *strides, stored_count)))
+        reduce.append(_rows(count, REDUCE_BLOCK, (unit.partial_at, unit.weight_at), (count, unit.splits)))
     return Plan(
         batch, builder.units, stem, blocks, window, (h // window[0]) * (w // window[1]),
-        torch.tensor(pack, device=images.device), torch.tensor(reduce, device=images.device),
+        torch.from_numpy(np.concatenate(pack)).to(images.device),
+        torch.from_numpy(np.concatenate(reduce)).to(images.device),
         builder.grads, builder.packed, builder.stats, power(builder.counters, 16, 1 << 20), builder.partial,
         addresses(network),
     )  # fmt: skip
+
+
+def _rows(count: int, block: int, before: tuple[int, ...], after: tuple[int, ...]) -> Rows:
+    """A row for each block of ``count`` elements: ``before``, the block's first element, ``after``."""
+    first = np.arange(0, count, block)
+    rows = np.empty((len(first), len(before) + 1 + len(after)), dtype=np.int64)
+    rows[:, : len(before)], rows[:, len(before)], rows[:, len(before) + 1 :] = before, first, after
+    return rows

@@ -1,5 +1,6 @@
 """What every method has: a network, a memory, an optimiser, and four verbs."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
@@ -89,10 +90,13 @@ class Learner(nn.Module):
             problem.image_shape, problem.classes, config.width, derive(seed, "init"), self.device, config.precision
         )
         self.memory = Memory(config.memory, problem.image_shape, self.rng["memory"])
-        self.optimizer = SGD(self.network.parameters(), config.lr, config.momentum, config.weight_decay)
+        self.optimizer = self.make_optimizer()
         self.steps: Tensor
         self.failed_at: Tensor
         self.last_loss: Tensor
+        self.tasks_ended: Tensor
+        self.tasks = 0  # the same as tasks_ended, known to the host
+        self.register_buffer("tasks_ended", torch.zeros((), dtype=torch.int64, device=self.device))
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64, device=self.device))
         self.register_buffer("failed_at", torch.full((), -1, dtype=torch.int64, device=self.device))
         self.register_buffer("last_loss", torch.zeros((), device=self.device))
@@ -101,6 +105,12 @@ class Learner(nn.Module):
     def settings_for(cls, dataset: str, memory: int) -> dict[str, Any]:
         """Defaults for a dataset and memory size, published ones first of all, where they differ from the config's."""
         return {}
+
+    def make_optimizer(self) -> SGD:
+        """SGD over all that is to be learned. A method that adds or replaces a head calls it again."""
+        config = self.config
+        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        return SGD(trained, config.lr, config.momentum, config.weight_decay)
 
     def state(self) -> dict[str, Tensor]:
         """Everything that later steps depend on, as flat tensors: weights, memory, optimiser, generators.
@@ -116,6 +126,7 @@ class Learner(nn.Module):
         own = {name: value for name, value in state.items() if not name.startswith(("optimizer.", "rng."))}
         self.load_state_dict(own)
         self.memory.recount()
+        self.tasks = int(self.tasks_ended)
         self.optimizer.load_state(_below("optimizer.", state))
         self.rng.load_state(_below("rng.", state))
 
@@ -123,20 +134,28 @@ class Learner(nn.Module):
         """Learn from one stream batch."""
         raise NotImplementedError
 
-    @torch.no_grad()
     def scores(self, x: Tensor) -> Tensor:
         """Class scores ``[B, C]``; changes nothing."""
-        mode = self.network.training
-        self.network.eval()
-        try:
-            scores: Tensor = self.network(to_float(x))
-        finally:
-            self.network.train(mode)
-        return scores
+        return self.scorer()(x)
+
+    def scorer(self) -> Callable[[Tensor], Tensor]:
+        """``scores`` as of now, for many batches. Methods that classify by class means compute them here, once."""
+
+        @torch.no_grad()
+        def logits(x: Tensor) -> Tensor:
+            with networks.evaluating(self.network):
+                scores: Tensor = self.network(to_float(x))
+            return scores
+
+        return logits
 
     def steady(self) -> bool:
         """Whether ``learn`` keeps its shapes from now on, so that a step may be captured. Reads from the device."""
         return self.memory.holds_more_than(self.config.memory_batch)
+
+    def form(self) -> int:
+        """Changes when ``learn`` begins to do something else, as after a task. Does not read the device."""
+        return 0
 
     def review(self) -> None:
         """The review trick: one shuffled pass over the memory at a tenth of the learning rate."""
@@ -144,7 +163,17 @@ class Learner(nn.Module):
             self.review_step(slots)
 
     def task_ended(self) -> None:
-        """For methods that are defined by task ends; the others ignore it."""
+        """A task is over. Methods that are defined by task ends extend this; the others ignore it."""
+        self.tasks += 1
+        self.tasks_ended += 1
+
+    def rehearsal(self) -> Iterator[Tensor]:
+        """Memory slots of the batches that a task's end calls for, one after the other; for most methods none."""
+        return iter(())
+
+    def rehearsal_step(self, slots: Tensor) -> None:
+        """Learn from one batch of a rehearsal."""
+        raise NotImplementedError
 
     def review_slots(self) -> list[Tensor]:
         """The memory slots of a review's batches."""
