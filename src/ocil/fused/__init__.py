@@ -52,7 +52,7 @@ def fits(network: nn.Module, images: Tensor) -> bool:
 
 
 def features(network: nn.Module, images: Tensor, into_grad: bool = False) -> Tensor:
-    """Features ``[B, feature_size]`` in float32 of float32 images ``[B, C, H, W]``; running statistics move in training.
+    """Features ``[B, feature_size]`` in float32 of float32 images ``[B, C, H, W]``; training moves statistics.
 
     With ``into_grad`` the backward pass adds to the parameters' ``.grad`` itself, in one kernel, where autograd would
     take one kernel for each parameter. Then hooks on parameters do not run and ``torch.autograd.grad`` sees nothing.

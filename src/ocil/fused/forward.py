@@ -116,7 +116,7 @@ def infer_kernel(
     CI: tl.constexpr, CO: tl.constexpr, COR: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr,
     ADD: tl.constexpr, RELU: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """``out = relu(bn(conv(x, w)) + other)`` by running statistics, in one go; the padding of ``out`` is set to zero."""
+    """``out = relu(bn(conv(x, w)) + other)`` by running statistics; the padding of ``out`` is set to zero."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     value, valid = convolve(x, w, rows, cols, B, H, W, HO, WO, PI, PO, CI, CO, SIZE, STRIDE, BM, BN, BK)
