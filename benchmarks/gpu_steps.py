@@ -45,6 +45,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=[name for name, info in METHODS.items() if not info.offline])
     parser.add_argument("--precisions", nargs="+", default=["bf16"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 10])
+    parser.add_argument("--plain", action="store_true", help="steps as they are written, not captured")
     parser.add_argument("--seconds", type=float, default=1.0)
     options = parser.parse_args()
     data = made_up(100, (32, 32, 3), 120)
@@ -55,7 +56,7 @@ def main() -> None:
                 review = {"review": True} if METHODS[method].memory else {}
                 settings = {"precision": precision, **review}
                 configs = [resolve(method, "cifar100", seed=seed, settings=settings) for seed in range(seeds)]
-                timing = measure(configs, data, DEVICE, repeats=5, seconds=options.seconds)
+                timing = measure(configs, data, DEVICE, repeats=5, seconds=options.seconds, captured=not options.plain)
                 rows.append(timing.to_json())
                 print(f"{method} {precision} {seeds}: {timing.ms_per_step:.3f}, review {timing.ms_per_review_step}")
                 torch.cuda.empty_cache()

@@ -1,7 +1,9 @@
 """The GPU engine's logic on a CPU: the same loop without streams, the same stepper with a stand-in for a graph."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +13,9 @@ from ocil.data import Dataset
 from ocil.engine import execute, gpu
 from ocil.engine.captured import CapturedStepper
 from ocil.engine.local import Job
+from ocil.errors import OcilError
 from ocil.results import Result, RunFolder
-from ocil.runner import Stepper, Work, run
+from ocil.runner import Interrupted, Stepper, Work, run
 from ocil.streams import DeviceData
 from tests.reference.datasets import patterned
 
@@ -110,6 +113,54 @@ def test_runs_are_grouped_by_precision_and_kept_in_order(tmp_path: Path) -> None
     outcomes = gpu.run_all(plan, Job(tmp_path / "out", "cpu", tmp_path))
     assert [outcome.config for outcome in outcomes if isinstance(outcome, Result)] == plan
     assert execute(plan, Job(tmp_path / "out", "cpu", tmp_path)) == outcomes
+
+
+@pytest.mark.usefixtures("dataset")
+def test_the_next_run_begins_when_one_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never more than asked for, and all of them; a run that is short does not wait for a long one beside it."""
+    plan = [*configs(tmp_path, "er", 2), *configs(tmp_path, "fine-tune", 3)]
+    live: set[str] = set()
+    most = 0
+    begin, finish = Work.__init__, Work.finish
+
+    def begun(self: Work, *args: Any, **kwargs: Any) -> None:
+        nonlocal most
+        begin(self, *args, **kwargs)
+        live.add(f"{self.config.cell} {self.config.seed}")
+        most = max(most, len(live))
+
+    def finished(self: Work) -> Result:
+        live.discard(f"{self.config.cell} {self.config.seed}")
+        return finish(self)
+
+    monkeypatch.setattr(Work, "__init__", begun)
+    monkeypatch.setattr(Work, "finish", finished)
+    outcomes = gpu.run_all(plan, Job(tmp_path / "out", "cpu", tmp_path), 2)
+    assert [outcome.config for outcome in outcomes if isinstance(outcome, Result)] == plan
+    assert most == 2
+
+
+@pytest.mark.usefixtures("dataset")
+def test_stopping_leaves_what_has_not_begun(tmp_path: Path) -> None:
+    plan = configs(tmp_path, "er", 3)
+    asked = itertools.count()
+    outcomes = gpu.run_all(plan, Job(tmp_path / "out", "cpu", tmp_path), 1, should_stop=lambda: next(asked) > 12)
+    assert all(isinstance(outcome, Interrupted) for outcome in outcomes)
+    assert RunFolder.of(tmp_path / "out", plan[0]).load_checkpoint() is not None
+    assert not RunFolder.of(tmp_path / "out", plan[2]).path.exists()
+    again = gpu.run_all(plan, Job(tmp_path / "out", "cpu", tmp_path), 2)
+    assert all(isinstance(outcome, Result) for outcome in again)
+
+
+@pytest.mark.usefixtures("dataset")
+def test_a_full_device_is_said_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Work) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+
+    monkeypatch.setattr(Work, "check_loss", full)
+    (outcome,) = gpu.run_all(configs(tmp_path, "er", 1), Job(tmp_path / "out", "cpu", tmp_path))
+    assert isinstance(outcome, OcilError)
+    assert "does not fit on the device" in str(outcome)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -38,6 +38,8 @@ class Timing:
     """One stream batch of one seed; with several seeds side by side, the time of all divided by their number."""
     spread: float
     ms_per_review_step: float | None
+    ms_per_rehearsal_step: float | None
+    """Of a method that learns from its memory when a task ends."""
     steps_per_second: float
     images_per_second: float
     """Images that pass the network forward and backward, of all seeds together."""
@@ -61,21 +63,32 @@ def made_up(classes: int, image_shape: tuple[int, int, int], per_class: int) -> 
 
 
 def measure(
-    configs: Sequence[RunConfig], data: Dataset, device: torch.device, repeats: int = 7, seconds: float = 4.0
+    configs: Sequence[RunConfig],
+    data: Dataset,
+    device: torch.device,
+    repeats: int = 7,
+    seconds: float = 4.0,
+    captured: bool = True,
 ) -> Timing:
-    """Time the steady state of configurations that differ by their seed, side by side on a GPU, one alone on a CPU."""
+    """Time the steady state of configurations that differ by their seed, side by side on a GPU, one alone on a CPU.
+
+    Without ``captured`` a GPU takes the steps as they are written, one operation after the other.
+    """
     config = configs[0]
     gpu = device.type == "cuda"
     if gpu:
         torch.cuda.reset_peak_memory_stats(device)
     with numerics(config.learner.precision):
         resident = DeviceData(data, device)
-        lanes = [_Lane(c, data, resident) for c in (configs if gpu else configs[:1])]
+        lanes = [_Lane(c, data, resident, captured) for c in (configs if gpu else configs[:1])]
         images = _images_per_step(lanes[0])
         step_ms, spread = _time([lane.step for lane in lanes], device, repeats, seconds)
         review_ms = None
         if config.learner.review:
             review_ms, _ = _time([lane.review for lane in lanes], device, repeats, seconds / 4)
+        rehearsal_ms = None
+        if lanes[0].learner.rehearses:
+            rehearsal_ms, _ = _time([lane.rehearse for lane in lanes], device, repeats, seconds / 4)
         floor = _floor_gpu(config, data, images, device) if gpu else _floor_cpu(lanes[0], images, repeats)
     count = len(lanes)
     return Timing(
@@ -86,6 +99,7 @@ def measure(
         step_ms / count,
         spread,
         None if review_ms is None else review_ms / count,
+        None if rehearsal_ms is None else rehearsal_ms / count,
         1000 * count / step_ms,
         1000 * count * sum(images) / step_ms,
         sum(images),
@@ -98,25 +112,36 @@ def measure(
 class _Lane:
     """One seed in its steady state, on a CUDA stream of its own if there is a GPU."""
 
-    def __init__(self, config: RunConfig, data: Dataset, resident: DeviceData) -> None:
+    def __init__(self, config: RunConfig, data: Dataset, resident: DeviceData, captured: bool) -> None:
         self.stream = Stream(data, config.stream, config.seed, resident=resident)
         self.cuda = torch.cuda.Stream(resident.device) if resident.device.type == "cuda" else None
         self.number = 0
         with torch.cuda.stream(self.cuda):
             self.learner: Learner = build(config, data, resident.device)
-            self.stepper = self._stepper(config)
-            while not self.learner.steady():
-                self.step()
+            self.stepper = self._stepper(captured and method(config.method).capturable)
+            self._settle()
+            self.learner.task_ended()  # methods that are defined by task ends have their usual step after the first
+            self._settle()
             for _ in range(2):
                 self.step()
                 self.review()
+                self.rehearse()
 
-    def _stepper(self, config: RunConfig) -> Stepper:
-        if self.cuda is None or not method(config.method).capturable:
+    def _stepper(self, captured: bool) -> Stepper:
+        if self.cuda is None or not captured:
             return Stepper(self.learner, self.stream)
         from ocil.engine.captured import CapturedStepper
 
         return CapturedStepper(self.learner, self.stream)
+
+    def _settle(self) -> None:
+        while not self.learner.steady():
+            self.step()
+
+    def rehearse(self) -> None:
+        with torch.cuda.stream(self.cuda):
+            if (slots := next(self.learner.rehearsal(), None)) is not None:
+                self.stepper.rehearse_one(slots)
 
     def step(self) -> None:
         with torch.cuda.stream(self.cuda):
@@ -171,6 +196,8 @@ def _images_per_step(lane: _Lane) -> list[int]:
 
 def _floor_cpu(lane: _Lane, images: list[int], repeats: int) -> float:
     """The bare passes: forward, sum, backward, on batches of the sizes that a step has."""
+    if not images:
+        return 0.0
     network = lane.learner.network
     x, _ = lane.stream.fetch(0)
     batches = [to_float(x).repeat(-(-size // len(x)), 1, 1, 1)[:size] for size in images]

@@ -125,6 +125,25 @@ def evaluating(network: nn.Module) -> Iterator[None]:
         network.train(mode)
 
 
+@contextmanager
+def virtual_step(module: nn.Module, lr: float) -> Iterator[None]:
+    """Inside the block a module is as one plain SGD step along its present gradients would leave it.
+
+    Afterwards its weights and running statistics are what they were, bit for bit.
+    """
+    with torch.no_grad():
+        weights: list[Tensor] = [parameter for parameter in module.parameters() if parameter.grad is not None]
+        slopes = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+        touched = [*weights, *module.buffers()]
+        before = [value.clone() for value in touched]
+        torch._foreach_add_(weights, slopes, alpha=-lr)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            torch._foreach_copy_(touched, before)
+
+
 def stepped(module: nn.Module, lr: float) -> dict[str, Tensor]:
     """All of a module as one plain SGD step along its present gradients would leave it, the module itself untouched.
 

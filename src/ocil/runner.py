@@ -128,14 +128,16 @@ def run(
                     pass
                 return work.finish()
         except (RuntimeError, MemoryError) as error:
-            if not _out_of_memory(error):
+            if not out_of_memory(error):
                 raise
-            raise OcilError(
-                f"{config.cell} does not fit on {device}: use a smaller memory or width, or another device."
-            ) from None
+            raise does_not_fit(config) from None
 
 
-def _out_of_memory(error: Exception) -> bool:
+def does_not_fit(config: RunConfig) -> OcilError:
+    return OcilError(f"{config.cell} does not fit on the device: use a smaller memory or width, or another device.")
+
+
+def out_of_memory(error: Exception) -> bool:
     """PyTorch has an exception of its own for a GPU that is full, but none for a host."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
@@ -180,7 +182,6 @@ class Work:
         self.learner = build(config, dataset, self.device)
         folder.save_config(config)
         self.stepper = stepper(self.learner, self.stream)
-        self.rehearses = type(self.learner).rehearsal is not Learner.rehearsal
         self.cursor = 0
         self.evaluations: list[Evaluation] = []
         self.seconds = 0.0
@@ -233,7 +234,7 @@ class Work:
         for number in range(self.cursor, len(self.stream)):
             checkpoint = self.stream.checkpoint_after(number)
             ends_task = checkpoint is not None and self.stream.announces_tasks
-            if ends_task and self.rehearses:
+            if ends_task and self.learner.rehearses:
                 self.save()  # the next point at which it could be saved may be far away
                 saved = time.monotonic()
             self.stepper.learn(number)

@@ -5,9 +5,10 @@ import os
 import signal
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,7 @@ from ocil.errors import OcilError, WriteError
 
 if TYPE_CHECKING:
     from ocil.config import RunConfig
+    from ocil.data import Dataset
     from ocil.metrics import Estimate
     from ocil.results import Summary
 
@@ -123,7 +125,10 @@ def compare(
     path = figure or options.out / "accuracy.png"
     if path.suffix not in (".png", ".svg"):
         raise OcilError(f"--figure {path}: the name must end in .png or .svg.")
-    plans = [_plan(*_with_review(name, options), shared=True) for name in methods]
+    from ocil import data
+
+    load = lru_cache(maxsize=1)(data.load)  # once, not for each method
+    plans = [_plan(*_with_review(name, options), shared=True, load=load) for name in methods]
     _must_be_a_folder(path.parent)
     summaries, folders, failed = _execute(plans, options)
     if not summaries:
@@ -215,11 +220,13 @@ def _with_review(name: str | None, options: Options) -> tuple[str | None, Option
     return name, options
 
 
-def _plan(method: str | None, options: Options, shared: bool = False) -> list["RunConfig"]:
+def _plan(
+    method: str | None, options: Options, shared: bool = False, load: "Callable[..., Dataset] | None" = None
+) -> list["RunConfig"]:
     """The configurations of all seeds, complete and checked, before anything runs.
 
     ``shared``: the command line is for several methods. What it says of the memory does not concern one that has none,
-    nor does what a TOML file says of it.
+    nor does what a TOML file says of it. ``load`` gets the dataset.
     """
     file = _read_toml(options.config) if options.config else {}
     in_file = {key: file.pop(key, None) for key in ("method", "dataset", "seeds", "seed")}
@@ -250,7 +257,8 @@ def _plan(method: str | None, options: Options, shared: bool = False) -> list["R
         foreign = ("boundary", "blurry_share", "fade") if info.offline else ("epochs",)
         given = {key: value for key, value in given.items() if key not in foreign}
     dataset = data.DEFAULT if dataset is None else dataset
-    loaded = data.load(dataset, options.data_dir)  # before anything runs: is it there, is it whole?
+    load = load or data.load
+    loaded = load(dataset, options.data_dir)  # before anything runs: is it there, is it whole?
     path = Path(dataset).expanduser()
     dataset = str(path.resolve()) if path.suffix.lower() == ".npz" or len(path.parts) > 1 else loaded.name
     config = resolve(name, dataset, settings=file | given, classes=loaded.num_classes)

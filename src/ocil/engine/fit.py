@@ -5,6 +5,7 @@ import torch
 from ocil.config import RunConfig
 from ocil.data import Dataset
 from ocil.errors import OcilError
+from ocil.methods import method
 
 RESERVE = 1 << 30  # CUDA's own, the libraries' workspaces, fragments
 COPIES = 4  # of each activation: as it is, its gradient, and what the layers before and after keep of it
@@ -19,7 +20,7 @@ def run_bytes(config: RunConfig, dataset: Dataset) -> int:
     learner, stream = config.learner, config.stream
     height, width, channels = dataset.image_shape
     image = height * width * channels
-    batch = max(stream.batch_size + 2 * learner.memory_batch, learner.review_batch)
+    batch = method(config.method).load().images_at_once(learner, stream.batch_size)
     pixels, written, weights = height * width, 0, learner.width * 8 * 4 * dataset.num_classes
     for factor in (1, 2, 4, 8):
         written += 5 * factor * learner.width * max(1, pixels // factor**2)

@@ -1,7 +1,9 @@
 """Many runs on one GPU at once: each on a CUDA stream of its own, their steps interleaved."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from typing import NamedTuple
 
 import torch
 
@@ -21,8 +23,16 @@ from ocil.streams import DeviceData
 SIDE_BY_SIDE = 10  # more gain little: ten keep an H200 busy
 CHECKPOINT_SECONDS = 120.0  # at least: while one run writes, the others soon have nothing to do
 
-_Lane = tuple[Work, Iterator[None], torch.cuda.Stream | None]
 DONE = object()
+
+
+class _Lane(NamedTuple):
+    """A run under way: its steps, the CUDA stream they go to, and the lock on its folder."""
+
+    work: Work
+    steps: Iterator[None]
+    stream: torch.cuda.Stream | None
+    locks: ExitStack
 
 
 def run_all(
@@ -49,26 +59,24 @@ def run_all(
                 outcomes[number] = error
                 watch(number, error)
                 numbers.remove(number)
-        for chunk in _batched(numbers, size):
-            if should_stop():
-                outcomes |= dict.fromkeys(chunk, Interrupted("not started"))
-                continue
-            hear = _renumbered(watch, chunk)
-            found = run_together([configs[number] for number in chunk], job, hear, should_stop, dataset)
-            outcomes |= dict(zip(chunk, found, strict=True))
+        hear = _renumbered(watch, numbers)
+        found = run_together([configs[number] for number in numbers], job, size, hear, should_stop, dataset)
+        outcomes |= dict(zip(numbers, found, strict=True))
     return [outcomes[number] for number in range(len(configs))]
 
 
 def run_together(
     configs: Sequence[RunConfig],
     job: Job,
+    side_by_side: int = SIDE_BY_SIDE,
     watch: Watcher = lambda number, event: None,
     should_stop: Callable[[], bool] = lambda: False,
     dataset: Dataset | None = None,
 ) -> list[Outcome]:
-    """Run unfinished configurations at the same time on ``job.device``; they must share dataset and precision.
+    """Run unfinished configurations on ``job.device``, ``side_by_side`` at a time; when one ends, the next one begins.
 
-    A run alone and the same run among others take the same steps in the same order.
+    They must share dataset and precision. A run alone and the same run among others take the same steps in the same
+    order.
     """
     outcomes: list[Outcome] = [Interrupted("not started")] * len(configs)
 
@@ -79,31 +87,47 @@ def run_together(
     device = torch.device(job.device)
     dataset = dataset or data.load(configs[0].dataset, job.data_dir)
     resident = DeviceData(dataset, device)
+    waiting = deque(range(len(configs)))
     live: dict[int, _Lane] = {}
-    with ExitStack() as locks, numerics(configs[0].learner.precision):
-        for number, config in enumerate(configs):
-            folder, lane = RunFolder.of(job.root, config), _cuda_stream(device)
-            try:
-                locks.enter_context(folder.lock())
-                with torch.cuda.stream(lane):
-                    captured = lane is not None and method(config.method).capturable
-                    work = Work(config, folder, dataset, resident, CapturedStepper if captured else Stepper)
-                    steps = work.steps(
-                        max(job.checkpoint_seconds, CHECKPOINT_SECONDS), watch_one(watch, number), should_stop
-                    )
-                live[number] = (work, steps, lane)
-            except Exception as error:
-                settle(number, explained(error, config))
-        while live:
-            for number, (work, steps, lane) in list(live.items()):
-                with torch.cuda.stream(lane):
+
+    def begin(number: int) -> _Lane:
+        config, lane, locks = configs[number], _cuda_stream(device), ExitStack()
+        folder = RunFolder.of(job.root, config)
+        locks.enter_context(folder.lock())
+        try:
+            with torch.cuda.stream(lane):
+                captured = lane is not None and method(config.method).capturable
+                work = Work(config, folder, dataset, resident, CapturedStepper if captured else Stepper)
+                seconds = max(job.checkpoint_seconds, CHECKPOINT_SECONDS)
+                return _Lane(work, work.steps(seconds, watch_one(watch, number), should_stop), lane, locks)
+        except BaseException:
+            locks.close()
+            raise
+
+    def end(number: int) -> None:
+        live.pop(number).locks.close()
+
+    with numerics(configs[0].learner.precision):
+        try:
+            while live or (waiting and not should_stop()):
+                while waiting and len(live) < side_by_side and not should_stop():
+                    number = waiting.popleft()
                     try:
-                        if next(steps, DONE) is DONE:
-                            settle(number, work.finish())
-                            del live[number]
+                        live[number] = begin(number)
                     except Exception as error:
                         settle(number, explained(error, configs[number]))
-                        del live[number]
+                for number, (work, steps, lane, _) in list(live.items()):
+                    with torch.cuda.stream(lane):
+                        try:
+                            if next(steps, DONE) is DONE:
+                                settle(number, work.finish())
+                                end(number)
+                        except Exception as error:
+                            settle(number, explained(error, configs[number]))
+                            end(number)
+        finally:
+            for number in list(live):
+                end(number)
     return outcomes
 
 
@@ -118,8 +142,3 @@ def _cuda_stream(device: torch.device) -> torch.cuda.Stream | None:
 
 def _renumbered(watch: Watcher, numbers: Sequence[int]) -> Watcher:
     return lambda position, event: watch(numbers[position], event)
-
-
-def _batched(numbers: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    for start in range(0, len(numbers), size):
-        yield numbers[start : start + size]

@@ -22,7 +22,7 @@ import torch
 from ocil.config import RunConfig
 from ocil.errors import OcilError
 from ocil.results import Result, RunFolder
-from ocil.runner import Interrupted, Progress, run
+from ocil.runner import Interrupted, Progress, does_not_fit, out_of_memory, run
 
 Outcome = Result | Exception
 Watcher = Callable[[int, Progress | Outcome], None]
@@ -103,6 +103,8 @@ def explained(error: Exception, config: RunConfig) -> Exception:
     """The error as it is, if it was meant for a person, else a line that says where it came from."""
     if isinstance(error, OcilError | Interrupted):
         return error
+    if out_of_memory(error):
+        return does_not_fit(config)
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{Path(place.filename).name}, line {place.lineno}"
     return OcilError(f"{config.label} seed {config.seed}: {type(error).__name__}: {error} ({where})")

@@ -24,6 +24,11 @@ def _triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
+@cache
+def _has_units(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
 def usable(network: nn.Module, images: Tensor) -> bool:
     """Whether ``features`` can take the place of the network's own: bf16, on a GPU that has its units."""
     return present(images) and fits(network, images)
@@ -33,7 +38,7 @@ def present(tensor: Tensor) -> bool:
     """Whether kernels can run on a tensor, in plain PyTorch: ``torch.func`` cannot look into them."""
     if tensor.device.type != "cuda" or not _triton() or torch._C._are_functorch_transforms_active():
         return False
-    return torch.cuda.get_device_capability(tensor.device) >= (8, 0)
+    return _has_units(tensor.device)
 
 
 def fits(network: nn.Module, images: Tensor) -> bool:

@@ -70,8 +70,14 @@ def compile_all(work: Callable[[], object]) -> None:
         calls = list(_pending.values())
     finally:
         _pending = None
+
+    def compile_one(call: tuple[Any, ...]) -> None:
+        kernel, grid, arguments, options = call
+        kernel.warmup(*arguments, grid=grid, **options)
+
+    compile_one(calls.pop())  # Triton reads all of itself once: alone, or every thread would
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        for _ in pool.map(lambda call: call[0].warmup(*call[2], grid=call[1], **call[3]), calls):
+        for _ in pool.map(compile_one, calls):
             pass
 
 

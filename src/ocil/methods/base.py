@@ -106,6 +106,11 @@ class Learner(nn.Module):
         """Defaults for a dataset and memory size, published ones first of all, where they differ from the config's."""
         return {}
 
+    @classmethod
+    def images_at_once(cls, config: LearnerConfig, batch_size: int) -> int:
+        """Images of the largest pass that a step makes, from above: device memory is estimated from it."""
+        return max(batch_size + 2 * config.memory_batch, config.review_batch)
+
     def make_optimizer(self) -> SGD:
         """SGD over all that is to be learned. A method that adds or replaces a head calls it again."""
         config = self.config
@@ -170,6 +175,10 @@ class Learner(nn.Module):
     def rehearsal(self) -> Iterator[Tensor]:
         """Memory slots of the batches that a task's end calls for, one after the other; for most methods none."""
         return iter(())
+
+    @property
+    def rehearses(self) -> bool:
+        return type(self).rehearsal is not Learner.rehearsal
 
     def rehearsal_step(self, slots: Tensor) -> None:
         """Learn from one batch of a rehearsal."""
