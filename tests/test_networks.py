@@ -270,3 +270,33 @@ def test_bf16_inside_float32_outside(monkeypatch: pytest.MonkeyPatch, patches: b
         assert parameter.grad is not None, name
         assert parameter.grad.dtype == torch.float32
         assert parameter.grad.isfinite().all()
+
+
+# Virtual steps
+
+
+def test_a_virtual_step_is_sgd_and_leaves_no_trace() -> None:
+    network = small()
+    x = images((16, 16, 3))
+    network(x).square().mean().backward()
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    twin = small()
+    twin.load_state_dict(before)
+    with torch.no_grad():
+        for there, here in zip(twin.parameters(), network.parameters(), strict=True):
+            assert here.grad is not None
+            there -= 0.3 * here.grad
+        expected = twin(x)
+        with networks.virtual_step(network, 0.3):
+            found = network(x)
+    torch.testing.assert_close(found, expected)
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+
+
+def test_a_virtual_step_that_fails_leaves_no_trace() -> None:
+    network = small()
+    network(images((16, 16, 3))).sum().backward()
+    before = [value.clone() for value in network.state_dict().values()]
+    with pytest.raises(ZeroDivisionError), networks.virtual_step(network, 1.0):
+        raise ZeroDivisionError
+    assert all(map(torch.equal, before, network.state_dict().values()))

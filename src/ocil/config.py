@@ -135,6 +135,28 @@ def resolve(
     return RunConfig(info.name, dataset, seed, stream, config)
 
 
+def command(config: RunConfig) -> str:
+    """What to type for a configuration, seeds left out: names what differs from ``resolve``'s choice."""
+    words = ["ocil", "run", config.method, "--dataset", config.dataset]
+    memory = config.learner.memory if method(config.method).memory else None
+    usual = resolve(config.method, config.dataset, memory=memory, seed=config.seed)
+    if memory is not None:
+        words += ["--memory", str(memory)]
+    if config.learner.review != usual.learner.review:
+        words.append("--review" if config.learner.review else "--no-review")
+    changed = [
+        f"{f.name}={_written(getattr(mine, f.name))}"
+        for mine, theirs in ((config.stream, usual.stream), (config.learner, usual.learner))
+        for f in fields(mine)
+        if f.name != "review" and getattr(mine, f.name) != getattr(theirs, f.name)
+    ]
+    return " ".join([*words, *(["--set", *changed] if changed else [])])
+
+
+def _written(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def refuse_unknown(name: str, given: Iterable[str], known: set[str]) -> None:
     for key in given:
         if key not in known:

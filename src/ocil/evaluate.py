@@ -1,5 +1,6 @@
 """What a learner knows at one moment: accuracy by class group, and how it leans to new classes."""
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -89,7 +90,7 @@ class Evaluator:
 
         def read() -> Evaluation:
             few, many = int(hard), int(easy)
-            logit_old, logit_new, weight_old, weight_new = (None if m is None else float(m) for m in means)
+            logit_old, logit_new, weight_old, weight_new = (_number(m) for m in means)
             accuracy = (correct / self.group_size).tolist()
             ambiguous = len(p) - few - many
             return Evaluation(accuracy, logit_old, logit_new, weight_old, weight_new, few, ambiguous, many)
@@ -108,6 +109,12 @@ class _Look(NamedTuple):
 
 def scores_of(scorer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return torch.cat([scorer(part) for part in x.split(BATCH.get(x.device.type, 500))]).float()
+
+
+def _number(value: Tensor | None) -> float | None:
+    """None also for what is not finite: a class that cannot be predicted yet has a score of -inf."""
+    number = math.nan if value is None else float(value)
+    return number if math.isfinite(number) else None
 
 
 def _mean(values: Tensor | None, columns: Tensor) -> Tensor | None:

@@ -64,7 +64,7 @@ class ReducedResNet18(nn.Module):
         last_map = (-(-height // 8), -(-width_px // 8))
         self.window = (min(4, last_map[0]), min(4, last_map[1]))
         self.feature_size = in_channels * (last_map[0] // self.window[0]) * (last_map[1] // self.window[1])
-        self.head = nn.Linear(self.feature_size, classes)
+        self.head: nn.Module = nn.Linear(self.feature_size, classes)
 
     def features(self, x: Tensor) -> Tensor:
         if fused.usable(self, x):
@@ -142,16 +142,3 @@ def virtual_step(module: nn.Module, lr: float) -> Iterator[None]:
     finally:
         with torch.no_grad():
             torch._foreach_copy_(touched, before)
-
-
-def stepped(module: nn.Module, lr: float) -> dict[str, Tensor]:
-    """All of a module as one plain SGD step along its present gradients would leave it, the module itself untouched.
-
-    For ``torch.func.functional_call``. The buffers are copies: a pass does not move the module's running statistics.
-    """
-    with torch.no_grad():
-        moved = {
-            name: value.clone() if value.grad is None else value - lr * value.grad
-            for name, value in module.named_parameters()
-        }
-        return moved | {name: value.clone() for name, value in module.named_buffers()}

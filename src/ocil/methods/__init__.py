@@ -42,6 +42,42 @@ METHODS: dict[str, MethodInfo] = {
         ),
         MethodInfo("er", "er:ER", "replay of random memory samples", "Chaudhry et al., ICML Workshop 2019"),
         MethodInfo(
+            "agem", "agem:AGEM", "steps that do not raise the loss of a memory batch", "Chaudhry et al., ICLR 2019",
+            needs_task_ends=True,
+        ),
+        MethodInfo(
+            "gss", "gss:GSS", "replay from a memory of differing gradients", "Aljundi et al., NeurIPS 2019",
+        ),
+        MethodInfo(
+            "gdumb", "gdumb:GDumb", "a balanced memory, and a new network trained on it at each task's end",
+            "Prabhu et al., ECCV 2020", needs_task_ends=True,
+        ),
+        MethodInfo(
+            "mir", "mir:MIR", "replay of the samples that the step would harm most", "Aljundi et al., NeurIPS 2019",
+        ),
+        MethodInfo(
+            "er-ace", "er_ace:ERACE", "replay; new samples do not push old classes down", "Caccia et al., ICLR 2022",
+        ),
+        MethodInfo(
+            "dvc", "dvc:DVC", "two views that agree, replay of the largest gradient change", "Gu et al., CVPR 2022",
+        ),
+        MethodInfo(
+            "ocm", "ocm:OCM", "contrast of rotated views, distillation from the last task's model",
+            "Guo et al., ICML 2022", needs_task_ends=True,
+        ),
+        MethodInfo(
+            "scr", "scr:SCR", "supervised contrastive replay, nearest class mean, review",
+            "Mai et al., CVPR Workshop 2021",
+        ),
+        MethodInfo(
+            "aser", "aser:ASER", "replay and storage by the Shapley value of a nearest-neighbour classifier",
+            "Shim et al., AAAI 2021",
+        ),
+        MethodInfo(
+            "aaer", "aaer:AAER", "our own reconstruction: replay pulled to class anchors, drift-compensated centres",
+            "after Lin et al., TCSVT 2022", needs_task_ends=True,
+        ),
+        MethodInfo(
             "fine-tune", "fine_tune:FineTune", "no defence against forgetting: the lower bound", "-", memory=False,
         ),
         MethodInfo(

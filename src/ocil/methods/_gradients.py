@@ -1,0 +1,75 @@
+"""Inner products of the gradients of many samples and groups, all from one pass forward and one back.
+
+``torch.func`` can do it in a line, as vmap of grad. This takes a third of the time for small images, never more, holds
+one layer's gradients at a time, and does not load PyTorch's compiler, which costs seconds in every process.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from ocil import losses
+
+
+def gradient_products(network: nn.Module, images: Tensor, labels: Tensor, singles: int, group_size: int) -> Tensor:
+    """Inner products ``[R, R]`` of R gradients of the cross-entropy by all parameters, in float32: of each of the first
+    ``singles`` images alone, then of the mean loss of each group of ``group_size`` of the images that follow.
+
+    The network is made of convolutions, batch normalisations and linear layers. It must be in evaluation mode: only
+    then does each image have a gradient of its own.
+    """
+    layers = [layer for layer in network.modules() if next(layer.parameters(recurse=False), None) is not None]
+    calls: list[tuple[nn.Module, Tensor, GradientEdge]] = []
+
+    def remember(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        # The edge, not the tensor, which a ReLU in place may change after this.
+        calls.append((layer, inputs[0].detach(), get_gradient_edge(output)))
+
+    hooks = [layer.register_forward_hook(remember) for layer in layers]
+    try:
+        values = losses.cross_entropy(network(images), labels, reduction="none")
+    finally:
+        for hook in hooks:
+            hook.remove()
+    loss = values[:singles].sum() + values[singles:].sum() / group_size
+    slopes = torch.autograd.grad(loss, [edge for _, _, edge in calls])
+    rows = singles + (len(labels) - singles) // group_size
+    products = torch.zeros(rows, rows, device=images.device)
+    for (layer, inputs, _), slope in zip(calls, slopes, strict=True):
+        gradients = _gradients(layer, inputs, slope, singles, group_size).float()
+        products = products + gradients @ gradients.mT
+    return products
+
+
+@torch.no_grad()
+def _gradients(layer: nn.Module, inputs: Tensor, slope: Tensor, singles: int, group_size: int) -> Tensor:
+    """A layer's part of the gradients, one a row, from what it read and the slope of the loss by what it gave."""
+
+    def sums(values: Tensor) -> Tensor:
+        return torch.cat([values[:singles], values[singles:].unflatten(0, (-1, group_size)).sum(1)])
+
+    def products(left: Tensor, right: Tensor) -> Tensor:
+        """Sums over images and places of the outer products of ``[N, places, A]`` and ``[N, places, B]``."""
+        together = [values[singles:].unflatten(0, (-1, group_size)).flatten(1, 2) for values in (left, right)]
+        return torch.cat([left[:singles].mT @ right[:singles], together[0].mT @ together[1]]).flatten(1)
+
+    if isinstance(layer, nn.Conv2d):
+        places = slope.permute(0, 2, 3, 1).flatten(1, 2).to(inputs.dtype)
+        return products(places, _patches(inputs, layer.kernel_size[0], layer.stride[0]))
+    if isinstance(layer, nn.BatchNorm2d) and layer.running_mean is not None and layer.running_var is not None:
+        centred = inputs - layer.running_mean[:, None, None]
+        by_weight = (slope * centred).sum((2, 3)) * torch.rsqrt(layer.running_var + layer.eps)
+        return sums(torch.cat([by_weight, slope.sum((2, 3), dtype=by_weight.dtype)], 1))
+    if isinstance(layer, nn.Linear):
+        return torch.cat([products(slope[:, None], inputs[:, None]), sums(slope)], 1)
+    raise TypeError(f"no rule for the gradients of a {type(layer).__name__}")
+
+
+def _patches(x: Tensor, kernel: int, stride: int) -> Tensor:
+    """``[N, places, kernel² · C]``: what each output pixel of a convolution that keeps the map's size sees."""
+    padded = F.pad(x.permute(0, 2, 3, 1), (0, 0) + (kernel // 2,) * 4)
+    windows = padded.unfold(1, kernel, stride).unfold(2, kernel, stride)  # [N, H', W', C, k, k]
+    return windows.permute(0, 1, 2, 4, 5, 3).reshape(len(x), -1, kernel * kernel * x.shape[1])

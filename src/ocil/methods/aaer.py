@@ -1,0 +1,174 @@
+"""Anchor assisted experience replay: our own reconstruction, after Lin et al. (Anchor Assisted Experience Replay for
+Online Class-Incremental Learning, TCSVT 2022). There is no public code; what the abstract leaves open is ours."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ocil import losses, networks
+from ocil.augment import Augment
+from ocil.methods.base import Learner, LearnerConfig, Problem
+from ocil.networks import to_float
+
+CHUNK = 500  # memory images in one pass at a task's end
+
+
+@dataclass(frozen=True)
+class AAERConfig(LearnerConfig):
+    memory_batch: int = 100
+
+    compensation: Literal["forward", "backward", "none"] = "backward"
+    """How old class centres and new features are brought together. ``forward``: each centre moves as its anchor has
+    moved. ``backward``: each test feature moves back by what its nearest anchor has moved. ``none``: neither."""
+    drift_weight: float = 1.0
+    """Strength of the pull of replayed images towards the anchor of their class."""
+    augment: bool = True
+    """Each memory image is replayed raw and augmented, as in AFS; false: only raw."""
+
+    minimum: ClassVar[dict[str, float]] = LearnerConfig.minimum | {"drift_weight": 0}
+
+
+class AAER(Learner):
+    """Our own reconstruction. Step: cross-entropy of the stream batch; cross-entropy of a random memory batch plus the
+    squared distance of its features to those of their class's anchor; one SGD step; reservoir. A task's end chooses as
+    anchor of each class its stored image of smallest loss. The nearest class centre classifies, and anchors tell how
+    far the features have drifted since the centre was taken.
+    """
+
+    Config = AAERConfig
+    config: AAERConfig
+
+    def __init__(self, config: AAERConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
+        super().__init__(config, problem, seed, device)
+        self.augment = Augment()
+        size = (problem.classes, self.network.feature_size)
+        self.anchors: Tensor
+        self.known: Tensor
+        self.centres: Tensor
+        self.taken: Tensor
+        self.moved: Tensor
+        # Images of their own: the reservoir may overwrite an anchor's slot.
+        images = torch.zeros((problem.classes, *problem.image_shape), dtype=torch.uint8, device=self.device)
+        self.register_buffer("anchors", images)
+        self.register_buffer("known", torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
+        self.register_buffer("centres", torch.zeros(size, device=self.device))
+        self.register_buffer("taken", torch.zeros(size, device=self.device))  # anchors' features when they were chosen
+        self.register_buffer("moved", torch.zeros(size, device=self.device))  # what earlier anchors of a class moved
+
+    @classmethod
+    def settings_for(cls, dataset: str, memory: int) -> dict[str, Any]:
+        return {"memory_batch": 10} if dataset == "fashion-mini" else {}  # ours: the demo runs on a slow laptop
+
+    def learn(self, x: Tensor, y: Tensor) -> None:
+        replay = self.memory.retrieve(self.config.memory_batch)
+        self.optimizer.zero_grad()
+        loss = losses.cross_entropy(self.network(to_float(x)), y)
+        loss.backward()
+        total = loss.detach()
+        if replay is not None:
+            replay_loss = self.anchored_loss(*self.views(*replay))
+            replay_loss.backward()
+            total = total + replay_loss.detach()
+        self.optimizer.step()
+        self.memory.add(x, y)
+        self.watch(total)
+
+    def views(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        raw = to_float(x)
+        if not self.config.augment:
+            return raw, y
+        return torch.cat([raw, self.augment(raw, self.rng["augment"])]), torch.cat([y, y])
+
+    def anchored_loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        features = self.network.features(images)
+        loss = losses.cross_entropy(self.network.head(features), labels)
+        if self.tasks and self.config.drift_weight:
+            loss = loss + self.config.drift_weight * drift(features, self.features(self.anchors), labels, self.known)
+        return loss
+
+    def form(self) -> int:
+        return min(self.tasks, 1)  # anchors exist from the first task's end on
+
+    def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.anchored_loss(to_float(x), y)
+
+    @torch.no_grad()
+    def task_ended(self) -> None:
+        super().task_ended()
+        labels = self.memory.labels[: len(self.memory)]
+        if not len(labels):
+            return
+        means, loss = self.look_at_memory()
+        slot, stored = least_by_class(loss, labels, self.problem.classes)
+        self.moved += torch.where(self.known[:, None], self.features(self.anchors) - self.taken, 0)
+        self.centres.copy_(torch.where((stored & ~self.known)[:, None], means, self.centres))
+        self.anchors.copy_(torch.where(stored[:, None, None, None], self.memory.images[slot], self.anchors))
+        self.known |= stored
+        self.taken.copy_(self.features(self.anchors))
+
+    def look_at_memory(self) -> tuple[Tensor, Tensor]:
+        """Mean normalised feature ``[C, D]`` of each stored class (0 for the others), and each image's loss."""
+        count = len(self.memory)
+        labels, lost = self.memory.labels[:count], []
+        total, members = torch.zeros_like(self.centres), self.centres.new_zeros(len(self.centres), 1)
+        for x, y in zip(self.memory.images[:count].split(CHUNK), labels.split(CHUNK), strict=True):
+            with networks.evaluating(self.network):
+                features = self.network.features(to_float(x))
+                lost.append(losses.cross_entropy(self.network.head(features), y, reduction="none"))
+            belongs = (y == torch.arange(len(total), device=y.device)[:, None]).float()
+            total += belongs @ F.normalize(features)
+            members += belongs.sum(1, keepdim=True)
+        return total / members.clamp(min=1), torch.cat(lost)
+
+    @torch.no_grad()
+    def features(self, images: Tensor) -> Tensor:
+        """Normalised, by running statistics: those of an anchor must not depend on the other images."""
+        with networks.evaluating(self.network):
+            return F.normalize(self.network.features(to_float(images)))
+
+    @torch.no_grad()
+    def scorer(self) -> Callable[[Tensor], Tensor]:
+        labels = self.memory.labels[: len(self.memory)]
+        stored = torch.zeros_like(self.known).index_fill_(0, labels, True)
+        seen = self.known | stored
+        centres, anchors = self.centres, self.features(self.anchors)
+        offset = self.moved + anchors - self.taken
+        if bool((stored & ~self.known).any()):  # classes of a task that is not over: no drift yet, means as of now
+            means, old = self.look_at_memory()[0], self.known[:, None]
+            centres, anchors = torch.where(old, centres, means), torch.where(old, anchors, means)
+            offset = torch.where(old, offset, 0)
+        if self.config.compensation == "forward":
+            centres = centres + offset
+
+        @torch.no_grad()
+        def scores(x: Tensor) -> Tensor:
+            features = self.features(x)
+            if self.config.compensation == "backward":
+                features = features - offset[nearness(features, anchors, seen).argmax(1)]
+            return nearness(features, centres, seen)
+
+        return scores
+
+
+def drift(features: Tensor, anchors: Tensor, labels: Tensor, known: Tensor) -> Tensor:
+    """Mean over the batch of ``||f(x) - f(a_y)||²``, features normalised; 0 for a label without anchor."""
+    apart = (F.normalize(features) - anchors[labels].detach()).square().sum(1)
+    return torch.where(known[labels], apart, 0).mean()
+
+
+def least_by_class(loss: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """For each class the index of its smallest loss (the first of equals), and whether it has any."""
+    order = loss.argsort(stable=True)
+    shelf, within = labels[order].sort(stable=True)
+    edges = torch.searchsorted(shelf, torch.arange(classes + 1, device=labels.device))
+    return order[within[edges[:-1].clamp(max=len(labels) - 1)]], edges.diff() > 0
+
+
+def nearness(features: Tensor, centres: Tensor, seen: Tensor) -> Tensor:
+    """Negative Euclidean distance ``[B, C]``; -inf for a class not seen, but 0 for all while there is none."""
+    near = -torch.cdist(features, centres, compute_mode="donot_use_mm_for_euclid_dist")
+    return torch.where(seen, near, torch.where(seen.any(), -torch.inf, 0.0))

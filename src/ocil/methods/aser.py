@@ -1,0 +1,206 @@
+"""Adversarial Shapley value experience replay (Shim et al., Online Class-Incremental Continual Learning with
+Adversarial Shapley Value, AAAI 2021)."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ocil import losses, networks
+from ocil.methods.base import Learner, LearnerConfig, Problem
+from ocil.networks import bn_momentum, to_float
+
+ScoreType = Literal["asvm", "asv", "neg_sv"]
+
+PER_CLASS = {  # and the number of classes
+    "cifar10": (9, 10), "cifar100": (2, 100), "mini_imagenet": (3, 100),  # published
+    "fashion-mini": (9, 10),  # ours: as many classes as CIFAR-10
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ASERConfig(LearnerConfig):
+    aser_type: ScoreType = "asvm"
+    """Score of a replay candidate. ``asvm``: mean value for the memory less mean value for the stream batch.
+    ``asv``: largest less smallest. ``neg_sv``: only against the stream batch, nothing for the memory."""
+    k: int = 3
+    """Neighbours that vote in the classifier behind the Shapley values."""
+    per_class: int = 2
+    """Images drawn of each stored class, for candidates and for evaluation. Published values are filled in. Keep it
+    below half of the memory's images a class."""
+    bn_updates: int = 3
+    """The released code passes stream and memory once more each and drops their gradients, so running statistics move
+    three times a step. Same momentum, in the one pass that counts; 1 is the usual momentum."""
+
+    minimum: ClassVar[dict[str, float]] = LearnerConfig.minimum | {"k": 1, "per_class": 1, "bn_updates": 1}
+
+
+class ASER(Learner):
+    """Step: replay the memory images that help most with the memory's classes and least with the stream batch's, by
+    their KNN Shapley values (random ones until the memory is full); cross-entropy of memory and stream in one pass;
+    one SGD step; then a stream image takes a memory image's place where its Shapley value is larger.
+    """
+
+    Config = ASERConfig
+    config: ASERConfig
+
+    def __init__(self, config: ASERConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
+        super().__init__(config, problem, seed, device)
+        self.bn_momentum = 1 - 0.9**config.bn_updates
+
+    @classmethod
+    def settings_for(cls, dataset: str, memory: int) -> dict[str, Any]:
+        if dataset not in PER_CLASS:
+            return {}
+        published, classes = PER_CLASS[dataset]
+        # Of a small memory (smaller than any published) half may be drawn: what is evaluated on cannot be overwritten.
+        return {"per_class": min(published, max(1, memory // (2 * classes)))}
+
+    def learn(self, x: Tensor, y: Tensor) -> None:
+        images, labels = x, y
+        slots = self.memory.draw(self.config.memory_batch)
+        if slots is not None:
+            slots = self.choose(slots, x, y)
+            images = torch.cat([self.memory.images[slots], x])
+            labels = torch.cat([self.memory.labels[slots], y])
+        self.optimizer.zero_grad()
+        with bn_momentum(self.network, self.bn_momentum):
+            loss = losses.cross_entropy(self.network(to_float(images)), labels)
+            loss.backward()
+        self.optimizer.step()
+        self.store(x, y)
+        self.watch(loss)
+
+    @torch.no_grad()
+    def choose(self, drawn: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """As many slots as were drawn at random: the candidates with the best scores, once the memory is full.
+
+        Random ones make up for candidates that are too few.
+        """
+        memory, count, k = self.memory, self.config.per_class, self.config.k
+        slots, real, _ = self.balanced(2 * count)  # the two halves are two disjoint draws
+        candidate, evaluated = slots[:, :count].flatten(), slots[:, count:].flatten()
+        usable, asked = real[:, :count].flatten(), real[:, count:].flatten()
+        features = self.features(torch.cat([memory.images[candidate], memory.images[evaluated], x]))
+        of_candidate, of_evaluated, of_stream = features.split([len(candidate), len(evaluated), len(x)])
+
+        labels = memory.labels[candidate]
+        adversarial = knn_shapley(distances(of_stream, of_candidate), y[:, None] == labels, k, usable)
+        cooperative = knn_shapley(
+            distances(of_evaluated, of_candidate), memory.labels[evaluated][:, None] == labels, k, usable
+        )
+        score = replay_score(cooperative, adversarial, asked, self.config.aser_type)
+
+        usable = usable & (memory.seen > memory.size)
+        again = ((drawn[:, None] == candidate) & usable).any(1)
+        score = torch.where(usable, score, -torch.inf)
+        makeweight = torch.where(again, -torch.inf, torch.finfo(score.dtype).min)
+        best = ranking(torch.cat([score, makeweight]), self.rng["memory"])[: len(drawn)]
+        return torch.cat([candidate, drawn])[best]
+
+    @torch.no_grad()
+    def store(self, x: Tensor, y: Tensor) -> None:
+        """Free slots are filled in order. What finds none must be worth more than memory images drawn at random.
+
+        A batch may do both: its first images fill the memory, the others then compete with what it holds.
+        """
+        memory, classes = self.memory, self.problem.classes
+        position = memory.seen + torch.arange(len(y), device=y.device)
+        memory.put(position.clamp(max=memory.size), x, y)
+        memory.seen += len(y)
+        late = position >= memory.size
+
+        slots, real, sizes = self.balanced(self.config.per_class)
+        evaluated, asked = slots.flatten(), real.flatten()
+        threshold = torch.rand((), generator=self.rng["memory"], device=y.device) / classes
+        minority = late & (sizes[y] / memory.size < threshold)
+
+        key = torch.rand(memory.size + 1, generator=self.rng["memory"], device=y.device)
+        key.index_fill_(0, torch.where(asked, evaluated, memory.size), 2.0)  # not those that are evaluated on
+        key = torch.where(self.filled(), key[: memory.size], 2.0)
+        first = key.topk(min(self.config.per_class * classes, memory.size), largest=False)
+        candidate, usable = first.indices, first.values < 2
+
+        features = self.features(torch.cat([memory.images[evaluated], memory.images[candidate], x]))
+        of_evaluated, of_candidate, of_stream = features.split([len(evaluated), len(candidate), len(x)])
+        value = knn_shapley(
+            distances(torch.cat([of_evaluated, of_stream]), torch.cat([of_candidate, of_stream])),
+            torch.cat([memory.labels[evaluated], y])[:, None] == torch.cat([memory.labels[candidate], y]),
+            self.config.k,
+            torch.cat([usable, late]),
+        )
+        score = torch.where(torch.cat([asked, minority])[:, None], value, 0).sum(0)
+        score = torch.where(torch.cat([usable, late]), score, -torch.inf)
+        kept = ranking(score, self.rng["memory"]).argsort() < usable.sum()
+        memory.put(places(candidate, usable & ~kept[: -len(y)], kept[-len(y) :], memory.size), x, y)
+
+    def balanced(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        labels = self.memory.labels[: self.memory.size]
+        return class_balanced(labels, self.filled(), self.problem.classes, count, self.rng["memory"])
+
+    def filled(self) -> Tensor:
+        return torch.arange(self.memory.size, device=self.device) < self.memory.seen
+
+    def features(self, images: Tensor) -> Tensor:
+        with networks.evaluating(self.network):
+            return self.network.features(to_float(images))
+
+
+def distances(points: Tensor, others: Tensor) -> Tensor:
+    """Euclidean, ``[P, O]``. Not by products of features, which would lose the digits of close neighbours."""
+    return torch.cdist(points, others, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def knn_shapley(distance: Tensor, same: Tensor, k: int, valid: Tensor) -> Tensor:
+    """Shapley value ``[E, N]`` of each candidate for the KNN classification of each evaluation point.
+
+    A set of candidates is worth 1/k for each of its k nearest with the point's label (``same``). Candidates that are
+    not ``valid`` are not there, and get 0. Of two at the same distance the first is the nearer one.
+    """
+    order = distance.masked_fill(~valid, torch.inf).argsort(dim=1, stable=True)
+    right = (same & valid).gather(1, order).to(distance.dtype)
+    rank = torch.arange(1, right.shape[1] + 1, device=right.device)
+    step = (right - F.pad(right[:, 1:], (0, 1))) * rank.clamp(max=k) / (k * rank)
+    value = step.flip(1).cumsum(1).flip(1)
+    return value.gather(1, order.argsort(dim=1))
+
+
+def replay_score(cooperative: Tensor, adversarial: Tensor, asked: Tensor, kind: ScoreType) -> Tensor:
+    """Score of each candidate from its values for memory points (those ``asked``) and for stream points."""
+    if kind == "neg_sv":
+        return -adversarial.sum(0)
+    if kind == "asv":
+        helpful = cooperative.masked_fill(~asked[:, None], -torch.inf).amax(0)
+        return torch.where(asked.any(), helpful, 0) - adversarial.amin(0)
+    total = cooperative.masked_fill(~asked[:, None], 0).sum(0)
+    return total / asked.sum().clamp(min=1) - adversarial.mean(0)
+
+
+def class_balanced(
+    labels: Tensor, filled: Tensor, classes: int, count: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Up to ``count`` random slots of each class, in random order.
+
+    Slots ``[classes, count]``, which of them are real, and how many filled slots each class has.
+    """
+    chance = torch.rand(labels.shape, generator=generator, device=labels.device).double()
+    shelf, order = torch.where(filled, labels + chance, classes).sort(stable=True)  # by class, then at random
+    edges = torch.searchsorted(shelf, torch.arange(classes + 1, device=labels.device).double())
+    first, sizes = edges[:-1, None], edges.diff()
+    within = torch.arange(count, device=labels.device)
+    return order[(first + within).clamp(max=len(labels) - 1)], within < sizes[:, None], sizes
+
+
+def ranking(score: Tensor, generator: torch.Generator) -> Tensor:
+    """Indices from the largest score to the smallest, equal ones in random order: many Shapley values are equal."""
+    shuffled = torch.rand(score.shape, generator=generator, device=score.device).argsort()
+    return shuffled[score[shuffled].argsort(descending=True, stable=True)]
+
+
+def places(slots: Tensor, leaving: Tensor, entering: Tensor, nowhere: int) -> Tensor:
+    """For each sample that enters the slot of one that leaves (there are as many), for the others ``nowhere``."""
+    vacant = slots[(~leaving).int().argsort(stable=True)]
+    turn = (entering.cumsum(0) - 1).clamp(0, len(slots) - 1)
+    return torch.where(entering, vacant[turn], nowhere)

@@ -1,0 +1,153 @@
+"""Dual view consistency (Gu, Yang, Wei, Deng, Not Just Selection, but Exploration: Online Class-Incremental Continual
+Learning via Dual View Consistency, CVPR 2022)."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ocil import losses, networks
+from ocil.augment import Augment
+from ocil.errors import OcilError
+from ocil.methods.base import Learner, LearnerConfig, Problem
+from ocil.networks import to_float
+from ocil.rng import derive
+
+FLOOR = torch.finfo(torch.float64).eps  # of a probability before its logarithm, as released
+
+DATASET_SETTINGS: dict[str, dict[str, Any]] = {
+    "cifar10": {"dl_weight": 2.0},  # published: 2 on CIFAR-10, 4 on CIFAR-100 and Mini-ImageNet
+}
+
+
+@dataclass(frozen=True)
+class DVCConfig(LearnerConfig):
+    dl_weight: float = 4.0
+    """Weight of the distance between the joint distribution and those of the two views (2 on CIFAR-10)."""
+    candidates: int = 50
+    """Random memory images that are scored for each memory batch; at least ``memory_batch``."""
+    qnet_units: int = 128
+    """Hidden units of the network that joins the two views."""
+
+    per_batch: bool = True
+    """One draw of the augmentation for a whole batch, as released; false draws for each image."""
+    crop: float = 0.2
+    """Smallest area of the random crop, as a share of the image; 1 switches the crop off."""
+    flip: float = 0.5
+    brightness: float = 0.4
+    contrast: float = 0.4
+    saturation: float = 0.4
+    hue: float = 0.1
+    jitter: float = 1.0
+    """Probability that colours are changed: always, as released."""
+    gray: float = 0.2
+    """Probability of turning gray."""
+
+    minimum: ClassVar[dict[str, float]] = LearnerConfig.minimum | {"dl_weight": 0, "qnet_units": 1}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.candidates < self.memory_batch:
+            raise OcilError(f"candidates = {self.candidates} must be at least memory_batch = {self.memory_batch}.")
+        self.augment()
+
+    def augment(self) -> Augment:
+        return Augment(
+            crop_scale=(self.crop, 1.0) if self.crop < 1 else None, flip=self.flip, jitter=self.jitter,
+            brightness=self.brightness, contrast=self.contrast, saturation=self.saturation, hue=self.hue,
+            gray=self.gray, per_batch=self.per_batch,
+        )  # fmt: skip
+
+
+class DVC(Learner):
+    """Step: the dual-view loss of the stream batch and its augmented view in one pass; then the same of the memory
+    images whose gradient would grow most by that step (MGI), each part with its own batch statistics; one SGD step; the
+    raw stream batch enters the reservoir.
+    """
+
+    Config = DVCConfig
+    config: DVCConfig
+
+    def __init__(self, config: DVCConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
+        super().__init__(config, problem, seed, device)
+        self.augment = config.augment()
+        classes, units = problem.classes, config.qnet_units
+
+        def qnet() -> nn.Sequential:
+            return nn.Sequential(nn.Linear(2 * classes, units), nn.ReLU(), nn.Linear(units, classes))
+
+        self.qnet = networks.seeded(qnet, derive(seed, "qnet")).to(self.device)
+        self.optimizer = self.make_optimizer()
+
+    @classmethod
+    def settings_for(cls, dataset: str, memory: int) -> dict[str, Any]:
+        return DATASET_SETTINGS.get(dataset, {})
+
+    def steady(self) -> bool:
+        return self.memory.holds_more_than(self.config.candidates)
+
+    def learn(self, x: Tensor, y: Tensor) -> None:
+        raw = to_float(x)
+        self.optimizer.zero_grad()
+        loss = self.loss(raw, self.augment(raw, self.rng["augment"]), y)
+        loss.backward()
+        replay = self.retrieve()
+        if replay is not None:
+            replay_loss = self.loss(*replay)
+            replay_loss.backward()
+            loss = loss.detach() + replay_loss.detach()
+        self.optimizer.step()
+        self.memory.add(x, y)
+        self.watch(loss)
+
+    def loss(self, first: Tensor, second: Tensor, labels: Tensor) -> Tensor:
+        z, z2 = self.network(torch.cat([first, second])).chunk(2)
+        return dvc_loss(z, z2, self.qnet(torch.cat([z, z2], dim=1)), labels, self.config.dl_weight)
+
+    @torch.no_grad()
+    def retrieve(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Maximal gradient interference: the candidates whose gradient a step along the present ones makes grow most.
+
+        Returns their two views and labels. Only the network takes the virtual step: the score never asks the Q-net.
+        """
+        slots = self.memory.draw(self.config.candidates)
+        if slots is None:
+            return None
+        first, labels = to_float(self.memory.images[slots]), self.memory.labels[slots]
+        second = self.augment(first, self.rng["augment"])
+        now = self.gradient_sizes(first, second, labels)
+        with networks.virtual_step(self.network, self.config.lr):
+            growth = self.gradient_sizes(first, second, labels) - now
+        best = growth.topk(min(self.config.memory_batch, len(slots))).indices
+        return first[best], second[best], labels[best]
+
+    def gradient_sizes(self, first: Tensor, second: Tensor, labels: Tensor) -> Tensor:
+        """Of the first views, which pass together with the second ones."""
+        features = self.network.features(torch.cat([first, second]))[: len(first)]
+        return gradient_size(features, self.network.head(features), labels)
+
+    def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
+        raw = to_float(x)
+        return self.loss(raw, self.augment(raw, self.rng["augment"]), y)
+
+
+def dvc_loss(z: Tensor, z2: Tensor, z3: Tensor, labels: Tensor, weight: float) -> Tensor:
+    """Of the logits ``[N, C]`` of the first view, the second view and both together.
+
+    Cross-entropy of the 2N views; a third of the summed negative entropies of the three mean distributions; ``weight``
+    times the mean distance |p'' - p| and |p'' - p'| over views and classes.
+    """
+    p, p2, p3 = (logits.softmax(1) for logits in (z, z2, z3))
+    means = torch.stack([q.mean(0) for q in (p, p2, p3)]).clamp_min(FLOOR)
+    agreement = (means * means.log()).sum() / 3
+    distance = F.l1_loss(torch.cat([p3, p3]), torch.cat([p, p2]))
+    return losses.cross_entropy(torch.cat([z, z2]), torch.cat([labels, labels])) + agreement + weight * distance
+
+
+def gradient_size(features: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+    """Of the last layer, one number a sample: |softmax - one-hot|₁ · |feature|₁."""
+    p = logits.softmax(1)
+    residual = p.scatter_add(1, labels[:, None], -torch.ones_like(p[:, :1]))
+    return residual.abs().sum(1) * features.abs().sum(1)

@@ -1,0 +1,140 @@
+"""Experience replay with asymmetric cross-entropy (Caccia et al., New Insights on Reducing Abrupt Representation Change
+in Online Continual Learning, ICLR 2022)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ocil import losses, networks
+from ocil.methods.base import Learner, LearnerConfig, Problem
+from ocil.networks import to_float
+from ocil.rng import derive
+
+Future = Literal["largest", "unseen"]
+
+
+@dataclass(frozen=True)
+class ERACEConfig(LearnerConfig):
+    future: Future = "largest"
+    """Classes that stay in the stream's softmax beside those of the batch. ``largest``: all labels from the largest one
+    seen so far upwards (released code; for classes in ascending order). ``unseen``: those not seen yet (any order)."""
+    head: Literal["cosine", "linear"] = "cosine"
+    """``cosine``: ``scale`` times the cosine of feature and class weight (released code). ``linear``: as elsewhere."""
+    scale: float = 10.0
+    """Factor of the cosines."""
+    inputs: Literal["signed", "unit"] = "signed"
+    """Pixels from -1 to 1 (released code) or from 0 to 1 (the other methods)."""
+    augment: Literal["none", "memory", "both"] = "none"
+    """Which batches of a step are randomly shifted and flipped: none, the memory's, the stream's too."""
+    review_augment: bool = True
+    """Whether the images of a review are (the paper's ER-ACE-RV row is "review + augmentation")."""
+    pad: int = 4
+    """Black border, in pixels, inside which an augmented image is shifted."""
+
+    minimum: ClassVar[dict[str, float]] = LearnerConfig.minimum | {"scale": 1e-6, "pad": 0}
+
+
+class ERACE(Learner):
+    """Step: cross-entropy of the stream batch over its own and future classes only, so that it does not push old ones
+    down; plus cross-entropy of a random memory batch over all classes, in a pass of its own; one SGD step; the stream
+    batch enters the reservoir.
+    """
+
+    Config = ERACEConfig
+    config: ERACEConfig
+
+    def __init__(
+        self, config: ERACEConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu"
+    ) -> None:
+        super().__init__(config, problem, seed, device)
+        self.seen_classes: Tensor
+        self.register_buffer("seen_classes", torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
+        if config.head == "cosine":
+            size = self.network.feature_size
+            head = networks.seeded(lambda: CosineHead(size, problem.classes, config.scale), derive(seed, "head"))
+            self.network.head = head.to(self.device)
+            self.optimizer = self.make_optimizer()
+
+    def learn(self, x: Tensor, y: Tensor) -> None:
+        augment = self.config.augment
+        replay = self.memory.retrieve(self.config.memory_batch)
+        self.seen_classes.index_fill_(0, y, True)
+        kept = kept_classes(y, self.seen_classes, self.config.future)
+        self.optimizer.zero_grad()
+        logits = self.network(self.prepare(x, augment == "both"))
+        loss = losses.cross_entropy(logits.masked_fill(~kept, -1e9), y)
+        loss.backward()
+        if replay is not None:
+            replay_logits = self.network(self.prepare(replay[0], augment != "none"))
+            replay_loss = losses.cross_entropy(replay_logits, replay[1])
+            replay_loss.backward()
+            loss = loss.detach() + replay_loss.detach()
+        self.optimizer.step()
+        self.memory.add(x, y)
+        self.watch(loss)
+
+    def prepare(self, x: Tensor, augmented: bool) -> Tensor:
+        """Stored images as the network wants them."""
+        if augmented:
+            x = shift_and_flip(x, self.config.pad, self.rng["augment"])
+        images = to_float(x)
+        return 2 * images - 1 if self.config.inputs == "signed" else images
+
+    def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return losses.cross_entropy(self.network(self.prepare(x, self.config.review_augment)), y)
+
+    def scorer(self) -> Callable[[Tensor], Tensor]:
+        @torch.no_grad()
+        def logits(x: Tensor) -> Tensor:
+            with networks.evaluating(self.network):
+                scores: Tensor = self.network(self.prepare(x, augmented=False))
+            return scores
+
+        return logits
+
+
+class CosineHead(nn.Module):
+    """``scale`` times the cosine of the feature and each class's weight, without bias."""
+
+    def __init__(self, features: int, classes: int, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+        self.weight = nn.Linear(features, classes, bias=False).weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(_unit(x), _unit(self.weight)) * self.scale
+
+
+def _unit(rows: Tensor) -> Tensor:
+    return torch.div(rows, torch.linalg.vector_norm(rows, dim=1, keepdim=True) + 1e-5)
+
+
+def kept_classes(y: Tensor, seen: Tensor, future: Future) -> Tensor:
+    """Which classes ``[C]`` the softmax of a stream batch runs over. ``seen`` includes the classes of the batch."""
+    present = torch.zeros_like(seen).index_fill_(0, y, True)
+    if future == "unseen":
+        return present | ~seen
+    index = torch.arange(len(seen), device=seen.device)
+    return present | (index >= torch.where(seen, index, 0).max())
+
+
+def shift_and_flip(x: Tensor, pad: int, generator: torch.Generator) -> Tensor:
+    """Each image ``[B, H, W, C]`` cut at a random place out of itself in a black border; half of them mirrored."""
+    top, left = torch.randint(2 * pad + 1, (2, len(x)), generator=generator, device=x.device)
+    flipped = torch.rand(len(x), generator=generator, device=x.device) < 0.5
+    return cut(x, pad, top, left, flipped)
+
+
+def cut(x: Tensor, pad: int, top: Tensor, left: Tensor, flipped: Tensor) -> Tensor:
+    """Windows of the padded images, one a row of ``top``, ``left`` and ``flipped`` (mirrored left to right)."""
+    count, height, width, _ = x.shape
+    image = torch.arange(count, device=x.device)[:, None, None]
+    row = top[:, None] + torch.arange(height, device=x.device)
+    column = torch.arange(width, device=x.device)
+    column = left[:, None] + torch.where(flipped[:, None], width - 1 - column, column)
+    padded = F.pad(x, (0, 0, pad, pad, pad, pad))
+    return padded[image, row[:, :, None], column[:, None, :]]

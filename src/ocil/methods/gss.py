@@ -1,0 +1,135 @@
+"""GSS-greedy (Aljundi et al., Gradient Based Sample Selection for Online Continual Learning, NeurIPS 2019)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ocil import losses
+from ocil.memory import Memory
+from ocil.methods._gradients import gradient_products
+from ocil.methods.base import Learner, LearnerConfig, Problem
+from ocil.networks import evaluating, to_float
+
+
+@dataclass(frozen=True)
+class GSSConfig(LearnerConfig):
+    groups: int = 10
+    """Groups of memory images that a sample's gradient is compared with; fewer while the memory holds fewer."""
+    group_size: int = 10
+    """Images whose mean loss gives the one gradient of a group."""
+    first_score: float = 0.1
+    """Score of the first images of all, which there is nothing to compare with."""
+
+    minimum: ClassVar[dict[str, float]] = LearnerConfig.minimum | {"groups": 1, "group_size": 1, "first_score": -1}
+
+
+class GSS(Learner):
+    """Step: as ER, cross-entropy of the stream batch plus that of a random memory batch. Then each stream sample is
+    scored by the largest cosine of its gradient with those of random memory groups. It is stored while there is room;
+    after that it may replace a sample of high score, if the batch as a whole points away from every group.
+    """
+
+    Config = GSSConfig
+    config: GSSConfig
+    memory: "ScoredMemory"
+
+    def __init__(self, config: GSSConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
+        super().__init__(config, problem, seed, device)
+        self.memory = ScoredMemory(config.memory, problem.image_shape, self.rng["memory"])
+
+    def steady(self) -> bool:
+        return super().steady() and self.memory.holds_more_than(self.config.groups * self.config.group_size - 1)
+
+    def learn(self, x: Tensor, y: Tensor) -> None:
+        replay = self.memory.retrieve(self.config.memory_batch)
+        self.optimizer.zero_grad()
+        loss = losses.cross_entropy(self.network(to_float(x)), y)
+        loss.backward()
+        if replay is not None:
+            replay_loss = losses.cross_entropy(self.network(to_float(replay[0])), replay[1])
+            replay_loss.backward()
+            loss = loss.detach() + replay_loss.detach()
+        self.optimizer.step()
+        self.memory.offer(x, y, *self.similarity(x, y))
+        self.watch(loss)
+
+    def similarity(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """How much each sample, and the batch as a whole, pulls where the memory pulls: cosines, -1 to 1."""
+        slots = self.memory.groups(self.config.groups, self.config.group_size)
+        if slots is None:
+            return torch.full(y.shape, self.config.first_score, device=self.device), torch.ones((), device=self.device)
+        images = torch.cat([x, self.memory.images[slots].flatten(0, 1)])
+        labels = torch.cat([y, self.memory.labels[slots].flatten()])
+        with evaluating(self.network):
+            products = gradient_products(self.network, to_float(images), labels, len(y), slots.shape[1])
+        return similarities(products, len(y))
+
+
+def similarities(products: Tensor, singles: int) -> tuple[Tensor, Tensor]:
+    """From the inner products of the gradients of ``singles`` samples and then of groups: the largest cosine with a
+    group of each sample, and of the batch. A gradient that is not finite counts as nothing new: 1.
+    """
+    # In evaluation mode samples do not touch each other, so the gradient of the batch is the mean of theirs.
+    of_samples, squares = products[:singles, singles:], products.diagonal()
+    with_groups = torch.cat([of_samples, of_samples.mean(0, keepdim=True)])
+    lengths = torch.cat([squares[:singles], products[:singles, :singles].mean().view(1)]).clamp_min(0).sqrt()
+    cosine = with_groups / (lengths[:, None] * squares[singles:].sqrt()).clamp_min(1e-8)
+    nearest = cosine.nan_to_num(1.0).amax(1).clamp(-1, 1)
+    return nearest[:-1], nearest[-1]
+
+
+class ScoredMemory(Memory):
+    """A memory whose samples carry the score they came with. A high one says: there was more of this kind already."""
+
+    def __init__(self, size: int, image_shape: tuple[int, int, int], generator: torch.Generator) -> None:
+        super().__init__(size, image_shape, generator)
+        self.score: Tensor
+        self.register_buffer("score", torch.zeros(size + 1, device=generator.device))
+
+    def groups(self, count: int, group_size: int) -> Tensor | None:
+        """Slots ``[count, group_size]`` of disjoint random groups: as many as there are full ones, or one of all."""
+        if self._at_least < min(count * group_size, self.size):  # only in the first steps: ask how many there are
+            self._at_least = len(self)
+        if self._at_least == 0:
+            return None
+        group_size = min(group_size, self._at_least)
+        count = min(count, self._at_least // group_size)
+        key = torch.rand(self.size, generator=self.generator, device=self.score.device)
+        key = key.masked_fill(torch.arange(self.size, device=key.device) >= self.seen, 2.0)
+        return key.topk(count * group_size, largest=False).indices.view(count, group_size)
+
+    def offer(self, x: Tensor, y: Tensor, score: Tensor, batch_score: Tensor) -> Tensor:
+        """Store what fits. A full memory takes a sample in the place of a drawn one if the batch's score is negative,
+        and then with a chance that grows with the other's score and falls with its own.
+
+        Returns the slot each sample went to, ``size`` for those that were not kept.
+        """
+        rival = self.draw_similar(len(y))
+        ours, theirs = score + 1, self.score[rival] + 1
+        chance = torch.rand(y.shape, generator=self.generator, device=y.device)
+        replaces = (batch_score < 0) & (chance * (ours + theirs) < theirs)
+        position = self.seen + torch.arange(len(y), device=y.device)
+        # A batch that fills the memory: those that no longer fit are dropped, not weighed against the rest.
+        slot = torch.where(self.seen < self.size, position, torch.where(replaces, rival, self.size))
+        slot = slot.clamp_(max=self.size)
+        self.put(slot, x, y)
+        self.score.index_copy_(0, slot, score)
+        self.score[self.size].zero_()
+        self.seen += len(y)
+        return slot
+
+    def draw_similar(self, count: int) -> Tensor:
+        """Distinct slots, drawn one after the other with a chance in proportion to the score above the lowest one.
+
+        ``size``, the spare row, stands for those beyond the memory's size.
+        """
+        score = self.score[: self.size]
+        low, high = score.aminmax()
+        # Never 0: then the lowest come last, in random order, and a memory of equal scores is drawn from evenly.
+        weight = ((score - low) / (high - low + 0.01)).clamp_min(1e-12)
+        # Of clocks that ring at these rates, the first ones to ring.
+        clock = torch.empty_like(weight).exponential_(generator=self.generator) / weight
+        drawn = clock.topk(min(count, self.size), largest=False).indices
+        return nn.functional.pad(drawn, (0, count - len(drawn)), value=self.size)

@@ -1,0 +1,69 @@
+"""Maximally interfered retrieval (Aljundi et al., Online Continual Learning with Maximally Interfered Retrieval,
+NeurIPS 2019)."""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from ocil import losses
+from ocil.errors import OcilError
+from ocil.methods.base import Learner, LearnerConfig
+from ocil.networks import evaluating, to_float, virtual_step
+
+
+@dataclass(frozen=True)
+class MIRConfig(LearnerConfig):
+    candidates: int = 50
+    """Random memory images of which the ``memory_batch`` most interfered ones are replayed."""
+    candidate_statistics: Literal["batch", "running"] = "batch"
+    """How the candidates are normalised when they are scored. ``batch``: by their own statistics, and the network's
+    running ones move (published numbers). ``running``: as in evaluation, nothing moves."""
+
+    minimum: ClassVar[dict[str, float]] = LearnerConfig.minimum | {"candidates": 1}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.candidates < self.memory_batch:
+            raise OcilError(f"candidates = {self.candidates} must be at least memory_batch = {self.memory_batch}.")
+
+
+class MIR(Learner):
+    """Step: cross-entropy of the stream batch; of random memory candidates, those whose loss would rise most if the
+    stream's gradient alone were followed; their cross-entropy is added; one SGD step; the stream batch enters the
+    reservoir.
+    """
+
+    Config = MIRConfig
+    config: MIRConfig
+
+    def learn(self, x: Tensor, y: Tensor) -> None:
+        candidates = self.memory.retrieve(self.config.candidates)
+        self.optimizer.zero_grad()
+        loss = losses.cross_entropy(self.network(to_float(x)), y)
+        loss.backward()
+        if candidates is not None:
+            images, labels = candidates
+            harm = self.interference(to_float(images), labels)
+            worst = harm.topk(min(self.config.memory_batch, len(labels))).indices
+            replay_loss = losses.cross_entropy(self.network(to_float(images[worst])), labels[worst])
+            replay_loss.backward()
+            loss = loss.detach() + replay_loss.detach()
+        self.optimizer.step()
+        self.memory.add(x, y)
+        self.watch(loss)
+
+    def steady(self) -> bool:
+        return self.memory.holds_more_than(self.config.candidates)
+
+    @torch.no_grad()
+    def interference(self, images: Tensor, labels: Tensor) -> Tensor:
+        """By how much each image's loss would rise if one SGD step were taken along the present gradients."""
+        with evaluating(self.network) if self.config.candidate_statistics == "running" else nullcontext():
+            now = self.network(images)
+            with virtual_step(self.network, self.config.lr):
+                then = self.network(images)
+        after, before = (losses.cross_entropy(logits, labels, reduction="none") for logits in (then, now))
+        return after - before

@@ -1,0 +1,241 @@
+"""Online continual learning through mutual information maximisation (Guo, Liu, Zhao, Online Continual Learning through
+Mutual Information Maximization, ICML 2022)."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ocil import losses, networks
+from ocil.augment import Augment
+from ocil.errors import OcilError
+from ocil.methods.base import Learner, LearnerConfig, Problem
+from ocil.networks import ReducedResNet18, to_float
+from ocil.rng import derive
+
+VARIANTS = 16
+EPSILON = 1e-8
+MEAN, STD = (125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255)  # CIFAR-10's, as released
+
+DATASET_SETTINGS: dict[str, dict[str, Any]] = {
+    "cifar10": {"similarity_weight": 0.5},  # released: 0.5 on CIFAR-10, 1 elsewhere
+    "fashion-mini": {"memory_batch": 10},  # ours: the demo has to run on a slow laptop
+}
+
+
+@dataclass(frozen=True)
+class OCMConfig(LearnerConfig):
+    memory_batch: int = 64
+    """Images drawn from the memory from the second task on, at most ``per_class`` for each class seen."""
+    per_class: int = 7
+    """Memory images of a batch for each class seen, while that is less than ``memory_batch``."""
+    temperature: float = 0.07
+    """Divides the similarities."""
+    similarity_weight: float = 1.0
+    """Factor of both parts of the similarity from the second task on (0.5 on CIFAR-10); it is 1 in the first task."""
+    projection: int = 128
+    """Size of the vectors that are contrasted, and of the slice of the feature; at most the feature's own size."""
+    normalise: bool = True
+    """Standardise images by CIFAR-10's mean and deviation, on every dataset, as released."""
+
+    crop: float = 0.3
+    """Smallest area of the random crop, as a share of the image; 1 switches the crop off."""
+    flip: float = 0.5
+    gray: float = 0.25
+    """Probability that an image turns gray."""
+
+    minimum: ClassVar[dict[str, float]] = LearnerConfig.minimum | {
+        "per_class": 1, "temperature": 1e-6, "similarity_weight": 0, "projection": 1,
+    }  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.augment()
+
+    def augment(self) -> Augment:
+        crop_scale = (self.crop, 1.0) if self.crop < 1 else None
+        return Augment(crop_scale=crop_scale, flip=self.flip, jitter=0.0, gray=self.gray)
+
+
+class OCM(Learner):
+    """Step: contrast of 16 turned variants of each stream image, raw and augmented. In the first task also
+    cross-entropy of the stream; later, instead, the same contrast and cross-entropy of a memory batch, which also stays
+    close to the model of the last task's end. One SGD step; the raw stream batch enters the reservoir.
+    """
+
+    Config = OCMConfig
+    config: OCMConfig
+
+    def __init__(self, config: OCMConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
+        height, width, channels = problem.image_shape
+        if height != width:
+            raise OcilError(f"ocm turns images by 90 degrees and so needs square ones, not {height}x{width}.")
+        super().__init__(config, problem, seed, device)
+        self.augment = config.augment()
+        self.channels = 8 * config.width
+        self.slice = min(config.projection, self.channels)
+        projection = networks.seeded(lambda: nn.Linear(self.channels, self.slice), derive(seed, "projection"))
+        self.projection = projection.to(self.device)
+        self.previous_network = copy.deepcopy(self.network).requires_grad_(False)
+        self.previous_projection = copy.deepcopy(self.projection).requires_grad_(False)
+        self.optimizer = self.make_optimizer()
+        self.seen_classes: Tensor
+        self.old_classes: Tensor
+        self.mean: Tensor
+        self.std: Tensor
+        self.known = 0  # how many old classes there are, for the host
+        for name in ("seen_classes", "old_classes"):
+            self.register_buffer(name, torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
+        for name, values in (("mean", MEAN), ("std", STD)):
+            value = torch.tensor(values, device=self.device)
+            value = value if channels == 3 else value.mean(0, keepdim=True)
+            self.register_buffer(name, value.view(-1, 1, 1), persistent=False)
+
+    @classmethod
+    def images_at_once(cls, config: LearnerConfig, batch_size: int) -> int:
+        return 2 * VARIANTS * (batch_size + config.memory_batch)
+
+    @classmethod
+    def settings_for(cls, dataset: str, memory: int) -> dict[str, Any]:
+        return DATASET_SETTINGS.get(dataset, {})
+
+    def learn(self, x: Tensor, y: Tensor) -> None:
+        replay = self.memory.retrieve(self.replay_batch()) if self.tasks else None
+        tau, weight = self.config.temperature, self.config.similarity_weight
+        self.seen_classes.index_fill_(0, y, True)
+        self.optimizer.zero_grad()
+        if replay is None:
+            h, u = self.embed(self.network, self.projection, self.pairs(x))
+            loss = sup_n(self.similarity(u, h, 1.0), self.pseudo_labels(y, 2), tau)
+            loss = loss + losses.cross_entropy(self.network(self.views(x)), y)
+        else:
+            memory_x, memory_y = replay
+            stream, memory = self.pairs(x), self.pairs(memory_x)
+            h, u = self.embed(self.network, self.projection, torch.cat([stream, memory]))
+            (h, memory_h), (u, memory_u) = (part.split([len(stream), len(memory)]) for part in (h, u))
+            raw = len(memory) // 2
+            with torch.no_grad():
+                _, previous_u = self.embed(self.previous_network, self.previous_projection, memory[:raw])
+            loss = sup_n(self.similarity(u, h, weight), self.pseudo_labels(y, 2), tau)
+            loss = loss + sup_u(self.similarity(memory_u, memory_h, weight), self.pseudo_labels(memory_y, 2), tau)
+            loss = loss + sup_u(memory_u[:raw] @ previous_u.T, self.pseudo_labels(memory_y, 1), tau)  # Sup-P
+            logits = self.network(self.views(memory_x))
+            with torch.no_grad():
+                previous_logits = self.previous_network(self.views(memory_x))
+            loss = loss + losses.cross_entropy(logits, memory_y)
+            loss = loss + squared_difference(logits, previous_logits, self.old_classes)
+        loss.backward()
+        self.optimizer.step()
+        self.memory.add(x, y)
+        self.watch(loss)
+
+    def replay_batch(self) -> int:
+        """``per_class`` for each class seen by the end of this task, if it brings as many as those before did."""
+        expected = min(self.problem.classes, round(self.known * (self.tasks + 1) / self.tasks))
+        return max(1, min(self.config.memory_batch, self.config.per_class * expected))
+
+    def pairs(self, x: Tensor) -> Tensor:
+        """The variants of all images, then an augmented view of each."""
+        raw = to_float(turned(x))
+        return self.standard(torch.cat([raw, self.augment(raw, self.rng["augment"])]))
+
+    def views(self, x: Tensor) -> Tensor:
+        return self.standard(self.augment(to_float(x), self.rng["augment"]))
+
+    def standard(self, images: Tensor) -> Tensor:
+        if not self.config.normalise:
+            return images
+        return (images - self.mean.expand(images.shape[1:])) / self.std
+
+    def embed(self, network: ReducedResNet18, projection: nn.Linear, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Features, averaged over the image, and their projections; unit vectors."""
+        h = network.features(images).unflatten(1, (self.channels, -1)).mean(2)
+        return F.normalize(h, eps=EPSILON), F.normalize(projection(h), eps=EPSILON)
+
+    def similarity(self, u: Tensor, h: Tensor, weight: float) -> Tensor:
+        """Of projections among each other and with a random slice of the features."""
+        places = max(1, self.channels - self.slice)
+        offset = torch.randint(places, (1,), generator=self.rng["slice"], device=u.device)
+        v = h.index_select(1, offset + torch.arange(self.slice, device=u.device))
+        return weight * (u @ u.T + u @ v.T)
+
+    def pseudo_labels(self, y: Tensor, views: int) -> Tensor:
+        """Each variant of a class is a class of its own."""
+        variant = torch.arange(VARIANTS, device=y.device)[:, None]
+        return (y + self.problem.classes * variant).flatten().repeat(views)
+
+    def steady(self) -> bool:
+        return self.tasks == 0 or self.memory.holds_more_than(self.replay_batch())
+
+    def form(self) -> int:
+        return self.tasks
+
+    @torch.no_grad()
+    def task_ended(self) -> None:
+        super().task_ended()
+        self.old_classes.copy_(self.seen_classes)
+        self.known = int(self.old_classes.sum())
+        for kept, now in ((self.previous_network, self.network), (self.previous_projection, self.projection)):
+            for parameter, value in zip(kept.parameters(), now.parameters(), strict=True):
+                parameter.copy_(value)  # in place: recorded steps go on reading it
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        super().load_state(state)
+        self.known = int(self.old_classes.sum())
+
+    def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return losses.cross_entropy(self.network(self.views(x)), y)
+
+    def scorer(self) -> Callable[[Tensor], Tensor]:
+        @torch.no_grad()
+        def logits(x: Tensor) -> Tensor:
+            with networks.evaluating(self.network):
+                scores: Tensor = self.network(self.standard(to_float(x)))
+            return scores
+
+        return logits
+
+
+def turned(images: Tensor) -> Tensor:
+    """16 variants of square images ``[B, S, S, C]``, one variant of all after the other: ``[16 B, S, S, C]``.
+
+    The left and the right half each as they are or upside down (turned by 180°), and the whole turned by 0, 90, 180
+    and 270°.
+    """
+    left, right = images.tensor_split([images.shape[2] // 2], dim=2)
+    halves = [torch.cat([a, b], dim=2) for a in (left, left.flip(1, 2)) for b in (right, right.flip(1, 2))]
+    inner = torch.cat(halves)
+    return torch.cat([inner.rot90(quarter, (1, 2)) for quarter in range(4)])
+
+
+def sup_n(similarity: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """Of a stacked pair of views, rows and columns the same ``2n`` images: each image with its other view, plus twice
+    each with all of its label. An image is no choice for itself, yet counts among its label with a constant 18.4."""
+    itself = torch.eye(len(similarity), dtype=torch.bool, device=similarity.device)
+    surprise = surprises((similarity / temperature).masked_fill(itself, -torch.inf))
+    other_view = surprise.roll(len(similarity) // 2, dims=1).diagonal()
+    return other_view.mean() + 2 * mean_of_label(surprise, labels)
+
+
+def sup_u(similarity: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """Rows and columns have the same labels: each row with all columns of its label, itself among them."""
+    return mean_of_label(surprises(similarity / temperature), labels)
+
+
+def surprises(logits: Tensor) -> Tensor:
+    return -torch.log(logits.softmax(1) + EPSILON)
+
+
+def mean_of_label(values: Tensor, labels: Tensor) -> Tensor:
+    """The mean over rows of their means over the columns of the same label."""
+    same = labels[:, None] == labels
+    return (values.masked_fill(~same, 0).sum(1) / same.sum(1)).mean()
+
+
+def squared_difference(logits: Tensor, previous: Tensor, columns: Tensor) -> Tensor:
+    """The mean over rows and the columns marked true."""
+    return ((logits - previous).square() * columns).sum() / (len(logits) * columns.sum().clamp_min(1))

@@ -1,0 +1,149 @@
+"""Supervised contrastive replay (Mai, Li, Kim, Sanner, Supervised Contrastive Replay: Revisiting the Nearest Class Mean
+Classifier in Online Class-Incremental Continual Learning, CVPR Workshop 2021)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ocil import networks
+from ocil.augment import Augment
+from ocil.methods.base import Learner, LearnerConfig, Problem
+from ocil.networks import to_float
+from ocil.rng import derive
+
+CHUNK = {"cuda": 2500}  # memory images passed together for the class means; 500 on other devices
+
+DATASET_SETTINGS: dict[str, dict[str, Any]] = {
+    "fashion-mini": {"memory_batch": 20, "review_batch": 20},  # ours: the demo has to run on a slow laptop
+}
+
+
+@dataclass(frozen=True)
+class SCRConfig(LearnerConfig):
+    memory_batch: int = 100
+    review: bool = True
+    """Part of the method as published."""
+    review_batch: int = 100
+
+    temperature: float = 0.1
+    """Divides the similarities. 0.1 in the authors' configurations; their code's own default is 0.07."""
+    projection: int = 128
+    """Size of the vectors that are contrasted."""
+
+    crop: float = 0.2
+    """Smallest area of the random crop, as a share of the image; 1 switches the crop off."""
+    flip: float = 0.5
+    brightness: float = 0.4
+    contrast: float = 0.4
+    saturation: float = 0.4
+    hue: float = 0.1
+    jitter: float = 0.8
+    """Probability that an image's colours are changed."""
+    gray: float = 0.2
+    """Probability that an image turns gray."""
+
+    minimum: ClassVar[dict[str, float]] = LearnerConfig.minimum | {"temperature": 1e-6, "projection": 1}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.augment()
+
+    def augment(self) -> Augment:
+        return Augment(
+            crop_scale=(self.crop, 1.0) if self.crop < 1 else None, flip=self.flip, jitter=self.jitter,
+            brightness=self.brightness, contrast=self.contrast, saturation=self.saturation, hue=self.hue,
+            gray=self.gray,
+        )  # fmt: skip
+
+
+class SCR(Learner):
+    """Step: a random memory batch and the stream batch, raw and augmented, pass in two separate passes; supervised
+    contrastive loss over all projections; one SGD step; the raw stream batch enters the reservoir. The first batch is
+    only stored. Classification by the nearest class mean of the memory's features.
+    """
+
+    Config = SCRConfig
+    config: SCRConfig
+
+    def __init__(self, config: SCRConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
+        super().__init__(config, problem, seed, device)
+        self.augment = config.augment()
+        size = self.network.feature_size
+
+        def head() -> nn.Sequential:
+            return nn.Sequential(nn.Linear(size, size), nn.ReLU(), nn.Linear(size, config.projection))
+
+        self.network.head = networks.seeded(head, derive(seed, "projection")).to(self.device)
+        self.optimizer = self.make_optimizer()
+
+    @classmethod
+    def settings_for(cls, dataset: str, memory: int) -> dict[str, Any]:
+        return DATASET_SETTINGS.get(dataset, {})
+
+    def learn(self, x: Tensor, y: Tensor) -> None:
+        replay = self.memory.retrieve(self.config.memory_batch)
+        loss = torch.zeros((), device=self.device)
+        if replay is not None:
+            images, labels = torch.cat([replay[0], x]), torch.cat([replay[1], y])
+            self.optimizer.zero_grad()
+            loss = self.contrast(images, labels)
+            loss.backward()
+            self.optimizer.step()
+        self.memory.add(x, y)
+        self.watch(loss)
+
+    def contrast(self, x: Tensor, y: Tensor) -> Tensor:
+        raw = to_float(x)
+        views = [raw, self.augment(raw, self.rng["augment"])]
+        projections = torch.stack([F.normalize(self.network(view)) for view in views], dim=1)
+        return supervised_contrastive(projections, y, self.config.temperature)
+
+    def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.contrast(x, y)
+
+    def scorer(self) -> Callable[[Tensor], Tensor]:
+        """Scores are negative distances to the class means; minus infinity for a class of which nothing is stored."""
+        stored = len(self.memory)
+        means, present = self.class_means(stored)
+
+        @torch.no_grad()
+        def scores(x: Tensor) -> Tensor:
+            distance = torch.cdist(self.encode(x), means, compute_mode="donot_use_mm_for_euclid_dist")
+            return (-distance).masked_fill(~present, -torch.inf) if stored else torch.zeros_like(distance)
+
+        return scores
+
+    @torch.no_grad()
+    def class_means(self, stored: int) -> tuple[Tensor, Tensor]:
+        """Of the first ``stored`` images of the memory: unit vectors ``[C, d]``, and whether a class has an image."""
+        labels, classes = self.memory.labels[:stored], self.problem.classes
+        means = torch.zeros(classes, self.network.feature_size, device=self.device)
+        chunk = CHUNK.get(self.device.type, 500)
+        for x, y in zip(self.memory.images[:stored].split(chunk), labels.split(chunk), strict=True):
+            if len(y):
+                means.index_add_(0, y, self.encode(x))
+        present = torch.zeros(classes, dtype=torch.bool, device=self.device).index_fill_(0, labels, True)
+        return F.normalize(means), present  # sums and means of a class have the same direction
+
+    def encode(self, x: Tensor) -> Tensor:
+        with networks.evaluating(self.network):
+            return F.normalize(self.network.features(to_float(x)))
+
+
+def supervised_contrastive(projections: Tensor, labels: Tensor, temperature: float = 0.1) -> Tensor:
+    """Supervised contrastive loss (Khosla et al., NeurIPS 2020) of unit vectors ``[N, views, D]``, two views or more.
+
+    Each of the ``N · views`` vectors is an anchor: the mean over all others of its label of -log p, where p is the
+    softmax, over all others, of inner product / temperature. The mean over anchors.
+    """
+    views = projections.shape[1]
+    z, y = projections.flatten(0, 1), labels[:, None].expand(-1, views).flatten()
+    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    # Without itself before the softmax: its own similarity is the largest and would leave the others no digits.
+    log_p = F.log_softmax((z @ z.T / temperature).masked_fill(itself, -torch.inf), dim=1)
+    positive = (y[:, None] == y) & ~itself
+    return -(log_p.masked_fill(~positive, 0).sum(1) / positive.sum(1)).mean()
