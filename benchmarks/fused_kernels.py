@@ -22,7 +22,7 @@ import torch
 from ocil import fused
 from ocil.fused import launch, tiles
 from ocil.fused import network as fused_network
-from ocil.fused.plan import Unit
+from ocil.fused.plan import Unit, weight_splits
 from ocil.fused.tiles import Tile
 from ocil.networks import ReducedResNet18, build
 from ocil.precision import numerics
@@ -55,8 +55,11 @@ def candidates(kind: str, ci: int, co: int, size: int, stride: int) -> list[Tile
     for name, factors in {"rows": (0.5, 2), "cols": (0.5, 2), "depth": (0.5, 2), "warps": (0.5, 2)}.items():
         found += [replace(now, **{name: int(getattr(now, name) * factor)}) for factor in factors]
     found += [replace(now, stages=stages) for stages in (2, 3, 4)]
-    if kind == "wgrad":
+    if kind.startswith("wgrad"):
         found += [replace(now, programs=programs) for programs in (80, 160, 320, 640)]
+    if kind.endswith(tiles.GROUPED):  # a program takes all of a group's columns
+        found = [t for t in found if t.cols == now.cols]
+        found += [replace(now, rows=2 * now.rows, warps=2 * now.warps), replace(now, depth=2 * now.depth, stages=3)]
     return [t for t in dict.fromkeys(found) if min(t.rows, t.cols, t.depth) >= 16 and t.rows * t.cols <= 4096 * t.warps]
 
 
@@ -81,7 +84,7 @@ class Layer:
     @property
     def key(self) -> tiles.Key:
         u = self.unit
-        return (self.kind, u.ci, u.co, u.size, u.stride)
+        return (self.kind + (tiles.GROUPED if u.group > 1 else ""), u.ci, u.co, u.size, u.stride)
 
     def __call__(self, t: Tile) -> None:
         p, u = self.holder, self.unit
@@ -95,7 +98,7 @@ class Layer:
 
 
 def fitted(unit: Unit, t: Tile, batch: int) -> Unit:
-    parts, span = tiles.splits(t, batch * unit.rows_out, unit.taps * unit.ci_stored, unit.co)
+    parts, span = weight_splits(t, batch * unit.rows_out, unit.size, unit.ci_stored, unit.co_stored, unit.group)
     return replace(unit, splits=parts, span=span, partial_at=0)
 
 
@@ -195,7 +198,7 @@ def tune(limit: float, rows: list[dict]) -> None:
                 continue
             cost = together
             if layer.kind == "wgrad":  # what adding up the splits costs
-                cost += fitted(layer.unit, t, 200).splits * layer.unit.conv.weight.numel() * 8 / 3e6
+                cost += fitted(layer.unit, t, 200).splits * layer.unit.partial_length * 8 / 3e6
             rows.append({"key": layer.key, "tile": repr(t), "together": together, "alone": alone, "cost": cost})
             tried.append((cost, alone, t))
         tried.sort(key=lambda entry: entry[0])

@@ -14,6 +14,7 @@ pytest.importorskip("triton", reason="Triton comes with PyTorch's CUDA builds on
 
 from ocil import fused  # noqa: E402
 from ocil.fused import tiles  # noqa: E402
+from ocil.fused.network import plan_for  # noqa: E402
 from ocil.networks import ReducedResNet18, build  # noqa: E402
 
 
@@ -59,7 +60,8 @@ def made(batch: int, height: int, width: int, channels: int, base: int) -> tuple
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize(
     ("shape", "pad_from"),
-    [((3, 9, 10, 3, 4), 20), ((4, 12, 7, 1, 3), 1)],  # some maps with zeros beside them; all, and channels filled up
+    # Some maps with zeros beside them; all, and channels filled up; pixels in groups of three.
+    [((3, 9, 10, 3, 4), 20), ((4, 12, 7, 1, 3), 1), ((3, 9, 11, 3, 6), 60)],
 )
 def test_same_as_pytorch(shape: tuple[int, int, int, int, int], pad_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "PAD_FROM", pad_from)
@@ -74,7 +76,9 @@ def test_same_as_pytorch(shape: tuple[int, int, int, int, int], pad_from: int, m
     (expected * direction).sum().backward()
     found_errors = errors(network, plain)
     assert max(found_errors.values()) < 1e-4, max(found_errors.items(), key=lambda item: item[1])
-    if pad_from > 1:  # a second pass adds to the gradients in place
+    if pad_from == 60:
+        assert [unit.group for unit in plan_for(network, images).units[:5]] == [1, 3, 3, 3, 3]
+    if pad_from == 20:  # a second pass adds to the gradients in place
         grads = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
         once = {name: grad.clone() for name, grad in grads.items()}
         assert len({grad.untyped_storage().data_ptr() for grad in grads.values()}) == 1
@@ -119,7 +123,7 @@ def test_falls_back() -> None:
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize(("shape", "pad_from"), [((3, 9, 10, 3, 4), 20), ((1, 12, 7, 1, 3), 1)])
+@pytest.mark.parametrize(("shape", "pad_from"), [((3, 9, 10, 3, 4), 20), ((1, 12, 7, 1, 3), 1), ((2, 9, 11, 3, 6), 60)])
 def test_running_statistics_give_what_pytorch_gives(
     shape: tuple[int, int, int, int, int], pad_from: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

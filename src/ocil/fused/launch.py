@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ocil.fused import backward, forward, tiles
 from ocil.fused.plan import REDUCE_BLOCK, Plan, Unit, counters
-from ocil.fused.tiles import BLOCK, ELEMENTS, Tile, chunk, power, tile
+from ocil.fused.tiles import BLOCK, ELEMENTS, GROUPED, Tile, chunk, power, tile
 
 
 class Pass:
@@ -28,6 +28,9 @@ class Pass:
 
     def weight(self, unit: Unit) -> Tensor:
         return self.packed[unit.packed_at :]
+
+    def turned_weight(self, unit: Unit) -> Tensor:
+        return self.packed[unit.turned_at :]
 
     def stats_of(self, unit: Unit) -> Tensor:
         return self.stats[unit.stats_at :]
@@ -93,37 +96,54 @@ def _sizes(unit: Unit) -> dict[str, int]:
     }  # fmt: skip
 
 
+def _tile(kind: str, unit: Unit) -> Tile:
+    return tile(kind if unit.group == 1 else kind + GROUPED, unit.ci, unit.co, unit.size, unit.stride)
+
+
+def _groups(unit: Unit, rows: int, channels: int, t: Tile) -> tuple[tuple[int, int], dict[str, int]]:
+    """Grid over stored pixels and channels, and how pixels form groups."""
+    if unit.group > 1 and t.cols < unit.group * channels:
+        raise ValueError("A program takes all channels of a group.")
+    grid = triton.cdiv(rows // unit.group, t.rows), triton.cdiv(unit.group * channels, t.cols)
+    return grid, {"GROUP": unit.group, "LENGTH": unit.length}
+
+
+def _sums(unit: Unit, channels: int, t: Tile) -> dict[str, int]:
+    """How the last program adds up the others' sums."""
+    return {"BC": t.cols if unit.group == 1 else power(channels, 16, t.cols), "CHUNK": chunk(t)}
+
+
 def _options(t: Tile) -> dict[str, int]:
     return {"BM": t.rows, "BN": t.cols, "BK": t.depth, "num_warps": t.warps, "num_stages": t.stages}
 
 
 def conv(p: Pass, unit: Unit, x: Tensor, t: Tile | None = None) -> Tensor:
-    t = t or tile("conv", unit.ci, unit.co, unit.size, unit.stride)
+    t = t or _tile("conv", unit)
     rows = p.plan.batch * unit.rows_out
-    grid = (triton.cdiv(rows, t.rows), triton.cdiv(unit.co_stored, t.cols))
+    grid, groups = _groups(unit, rows, unit.co_stored, t)
     y = p.empty(rows, unit.co_stored)
     norm = unit.norm
     _call(
-        forward.conv_kernel, grid, x, p.weight(unit), y, p.partials(grid[0], 2, unit.co_stored),
+        forward.conv_kernel, grid, x, p.weight(unit), y, p.partials(grid[0], 2, unit.group * unit.co_stored),
         p.forward_counter(unit), p.stats_of(unit), norm.weight, norm.bias, norm.running_mean, norm.running_var,
         norm.num_batches_tracked,
         p.plan.batch, float(norm.momentum or 0.0), norm.eps,
-        COR=unit.co, SIZE=unit.size, CHUNK=chunk(t), **_sizes(unit), **_options(t),
+        COR=unit.co, SIZE=unit.size, **groups, **_sums(unit, unit.co_stored, t), **_sizes(unit), **_options(t),
     )  # fmt: skip
     return y
 
 
 def infer(p: Pass, unit: Unit, x: Tensor, other: Tensor | None = None, relu: bool = True) -> Tensor:
     """Convolution, normalisation by running statistics, addition and ReLU at once."""
-    t = tile("conv", unit.ci, unit.co, unit.size, unit.stride)
+    t = _tile("conv", unit)
     rows = p.plan.batch * unit.rows_out
+    grid, groups = _groups(unit, rows, unit.co_stored, t)
     out = p.empty(rows, unit.co_stored)
     norm = unit.norm
     _call(
-        forward.infer_kernel, (triton.cdiv(rows, t.rows), triton.cdiv(unit.co_stored, t.cols)),
-        x, p.weight(unit), out, out if other is None else other,
+        forward.infer_kernel, grid, x, p.weight(unit), out, out if other is None else other,
         norm.weight, norm.bias, norm.running_mean, norm.running_var, p.plan.batch, norm.eps,
-        COR=unit.co, SIZE=unit.size, ADD=other is not None, RELU=relu, **_sizes(unit), **_options(t),
+        COR=unit.co, SIZE=unit.size, ADD=other is not None, RELU=relu, **groups, **_sizes(unit), **_options(t),
     )  # fmt: skip
     return out
 
@@ -168,11 +188,11 @@ class Target:
         other = self.y if self.other is None else self.other
         return active, self.y, p.stats_of(self.unit), other, p.stats_of(self.other_unit or self.unit)
 
-    def outputs(self, p: Pass, programs: int) -> tuple[Tensor, ...]:
+    def outputs(self, p: Pass, programs: int, group: int = 1) -> tuple[Tensor, ...]:
         unit, other = self.unit, self.other_unit or self.unit
         planes = 2 if self.other is None else 3
         return (
-            torch.empty_like(self.y), p.partials(programs, planes, unit.co_stored), p.backward_counter(unit),
+            torch.empty_like(self.y), p.partials(programs, planes, group * unit.co_stored), p.backward_counter(unit),
             p.coefficients(unit), p.coefficients(other), p.norm_grads(unit), p.norm_grads(other),
         )  # fmt: skip
 
@@ -194,30 +214,33 @@ def dgrad(
     p: Pass, unit: Unit, dy: Tensor, target: Target, residual: Tensor | None = None,
     short: Unit | None = None, short_dy: Tensor | None = None, t: Tile | None = None,
 ) -> Tensor:  # fmt: skip
-    t = t or tile("dgrad", unit.ci, unit.co, unit.size, unit.stride)
+    t = t or _tile("dgrad", unit)
     classes = unit.stride * unit.stride
     rows = p.plan.batch * (unit.rows_in if classes == 1 else unit.ho * unit.wo)  # of one class
-    count = triton.cdiv(rows, t.rows)
-    grid = (count * classes, triton.cdiv(unit.ci_stored, t.cols))
-    outputs = target.outputs(p, grid[0])
+    (count, columns), groups = _groups(unit, rows, unit.ci_stored, t)
+    grid = (count * classes, columns)
+    outputs = target.outputs(p, grid[0], unit.group)
     _call(
-        backward.dgrad_kernel, grid, dy, p.weight(unit), dy if short_dy is None else short_dy,
+        backward.dgrad_kernel, grid, dy, p.turned_weight(unit), dy if short_dy is None else short_dy,
         p.weight(short or unit), dy if residual is None else residual, *target.inputs(p), *outputs,
         p.plan.batch, int(p.accumulate), count,
         CIR=unit.ci, SHORT=short is not None, RESIDUAL=residual is not None, FROM_Y=target.active is None,
-        OTHER=target.other is not None, CHUNK=chunk(t), **_sizes(unit), **_options(t),
+        OTHER=target.other is not None, **groups, **_sums(unit, unit.ci_stored, t), **_sizes(unit), **_options(t),
     )  # fmt: skip
     return outputs[0]
 
 
 def wgrad(p: Pass, unit: Unit, x: Tensor, g: Tensor, y: Tensor, store: bool = True, t: Tile | None = None) -> Tensor:
     """Leaves the partial sums; returns the gradient of the convolution's output."""
-    t = t or tile("wgrad", unit.ci, unit.co, unit.size, unit.stride)
-    grid = (triton.cdiv(unit.taps * unit.ci_stored, t.rows), triton.cdiv(unit.co_stored, t.cols), unit.splits)
+    t = t or _tile("wgrad", unit)
+    pixels = unit.group
+    length = unit.size * (pixels + unit.size - 1) * unit.ci_stored
+    grid = (triton.cdiv(length, t.rows), triton.cdiv(pixels * unit.co_stored, t.cols), unit.splits)
     dy = torch.empty_like(g) if store else g
     _call(
         backward.wgrad_kernel, grid, x, g, y, p.coefficients(unit), dy, p.partial[unit.partial_at :],
-        p.plan.batch, unit.span, CIR=unit.ci, COR=unit.co, SIZE=unit.size, STORE=store, **_sizes(unit), **_options(t),
+        p.plan.batch, unit.span, CIR=unit.ci, COR=unit.co, SIZE=unit.size, STORE=store, GROUP=pixels,
+        **_sizes(unit), **_options(t),
     )  # fmt: skip
     return dy
 

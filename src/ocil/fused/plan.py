@@ -1,6 +1,6 @@
 """Where everything of a pass lies: layers, their sizes, and offsets into the buffers they share."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ocil.fused.tiles import BLOCK, padding, power, splits, stored, tile
+from ocil.fused.tiles import BLOCK, GROUPED, Tile, group, group_length, padding, power, splits, stored, tile
 
 REDUCE_BLOCK = 256
 
@@ -34,8 +34,12 @@ class Unit:
     pad_in: int
     """1 if the input is stored with a row and a column of zeros, else 0."""
     pad_out: int
+    group: int
+    """Stored pixels that are one row of the products."""
     packed_at: int
-    """Of the weight in the packed weights, as ``[co_stored, tap, ci_stored]``."""
+    """Of the weight in the packed weights, as ``[co_stored, tap, ci_stored]``, or as a group of pixels needs it."""
+    turned_at: int
+    """Of the weight as ``dgrad`` needs it: the same, or for a group of pixels turned round."""
     weight_at: int
     """Of the weight in the gradients, as ``[co, tap, ci]``."""
     norm_at: int
@@ -49,6 +53,18 @@ class Unit:
     @property
     def taps(self) -> int:
         return self.size * self.size
+
+    @property
+    def length(self) -> int:
+        """Elements of a row of the packed weight."""
+        return self.taps * self.ci_stored if self.group == 1 else group_length(self.ci_stored, self.group)
+
+    @property
+    def partial_length(self) -> int:
+        """Elements of one part of the weight's gradient."""
+        if self.group == 1:
+            return self.taps * self.ci * self.co
+        return self.size * (self.group + self.size - 1) * self.ci_stored * self.group * self.co_stored
 
     @property
     def rows_in(self) -> int:
@@ -106,26 +122,35 @@ class _Builder:
         co, ci, size, _ = conv.weight.shape
         stride = conv.stride[0]
         ho, wo = -(-h // stride), -(-w // stride)
-        t = tile("wgrad", ci, co, size, stride)
         pad_in = 0 if not self.units else padding(h, w)  # images come as they are
         pad_out = padding(ho, wo)
         rows = self.batch * (ho + pad_out) * (wo + pad_out)
         ci_stored = stored(ci) if self.units else ci
         co_stored = stored(co)
-        parts, span = splits(t, rows, size * size * ci_stored, co)
+        pixels = group(size, stride, ci_stored, co_stored, pad_in == pad_out == 1, w + pad_in)
+        t = tile("wgrad" if pixels == 1 else "wgrad" + GROUPED, ci, co, size, stride)
+        parts, span = weight_splits(t, rows, size, ci_stored, co_stored, pixels)
         unit = Unit(
             conv, norm, size, stride, ci, co, ci_stored, co_stored, h, w, ho, wo, pad_in, pad_out,
-            packed_at=self.packed, weight_at=self.grads,
+            pixels, packed_at=self.packed, turned_at=self.packed, weight_at=self.grads,
             norm_at=self.grads + round_up(conv.weight.numel()), stats_at=self.stats, counter_at=self.counters,
             partial_at=self.partial, splits=parts, span=span,
         )  # fmt: skip
         self.grads = unit.norm_at + round_up(2 * co)
-        self.packed += round_up(size * size * ci_stored * co_stored)
+        self.packed += round_up(unit.length * pixels * co_stored)
+        if pixels > 1:
+            unit = replace(unit, turned_at=self.packed)
+            self.packed += round_up(unit.length * pixels * co_stored)
         self.stats += round_up(7 * co_stored)  # mean, 1/std, scale, shift; then the backward pass's three
         self.counters += 2 * counters(co)
-        self.partial += round_up(parts * conv.weight.numel())
+        self.partial += round_up(parts * unit.partial_length)
         self.units.append(unit)
         return unit
+
+
+def weight_splits(t: Tile, pixels: int, size: int, ci_stored: int, co_stored: int, group: int) -> tuple[int, int]:
+    """Into how many parts to cut stored pixels for a weight's gradient, and the rows, groups of pixels, of a part."""
+    return splits(t, pixels // group, size * (group + size - 1) * ci_stored, group * co_stored)
 
 
 def addresses(network: nn.Module) -> tuple[int, ...]:
@@ -148,12 +173,20 @@ def build(network: Any, images: Tensor) -> Plan:
     reduce: list[Rows] = []
     for unit in builder.units:
         weight = unit.conv.weight
-        count, length = weight.numel(), unit.taps * unit.ci_stored
-        shape = (unit.co, unit.ci, unit.ci_stored, length)
-        strides = (weight.stride(0), weight.stride(3), weight.stride(1))
-        stored_count = length * unit.co_stored
-        pack.append(_rows(stored_count, BLOCK, (weight.data_ptr(), unit.packed_at), (*shape, *strides, stored_count)))
-        reduce.append(_rows(count, REDUCE_BLOCK, (unit.partial_at, unit.weight_at), (count, unit.splits)))
+        count, total = weight.numel(), unit.length * unit.group * unit.co_stored
+        co, tap, ci = weight.stride(0), weight.stride(3), weight.stride(1)
+        sizes = (unit.co, unit.ci, unit.ci_stored, unit.length)
+        more = (total, unit.group, unit.co_stored)
+        pack.append(_rows(total, BLOCK, (weight.data_ptr(), unit.packed_at), (*sizes, co, tap, ci, *more)))
+        if unit.group > 1:  # inputs and outputs change places, and the last tap comes first
+            last = weight.data_ptr() + (unit.taps - 1) * tap * weight.element_size()
+            sizes = (unit.ci, unit.co, unit.co_stored, unit.length)
+            more = (total, unit.group, unit.ci_stored)
+            pack.append(_rows(total, BLOCK, (last, unit.turned_at), (*sizes, ci, -tap, co, *more)))
+        pixels, length = unit.group, unit.partial_length // (unit.group * unit.co_stored)
+        step = unit.co_stored * length + unit.ci_stored
+        parts = (count, unit.splits * pixels, pixels, unit.partial_length, step, length, unit.ci, unit.ci_stored)
+        reduce.append(_rows(count, REDUCE_BLOCK, (unit.partial_at, unit.weight_at), parts))
     return Plan(
         batch, builder.units, stem, blocks, window, (h // window[0]) * (w // window[1]),
         torch.from_numpy(np.concatenate(pack)).to(images.device),

@@ -22,6 +22,9 @@ class Tile:
 
 Key = tuple[str, int, int, int, int]  # kind, input channels, output channels, kernel size, stride
 
+GROUPED = " grouped"
+"""What follows the kind where a row of the product is a group of pixels."""
+
 MEASURED: dict[Key, Tile] = {  # for a batch of 200 at width 20, four launches side by side
     ("conv", 3, 20, 3, 1): Tile(256, 32, 32, 4, 2),
     ("conv", 20, 20, 3, 1): Tile(256, 32, 32, 4, 2),
@@ -34,6 +37,7 @@ MEASURED: dict[Key, Tile] = {  # for a batch of 200 at width 20, four launches s
     ("conv", 80, 160, 1, 2): Tile(128, 32, 32, 4, 4),
     ("conv", 80, 160, 3, 2): Tile(64, 64, 64, 4, 3),
     ("conv", 160, 160, 3, 1): Tile(64, 64, 64, 4, 3),
+    ("conv grouped", 20, 20, 3, 1): Tile(128, 64, 64, 4, 2),
     ("dgrad", 20, 20, 3, 1): Tile(256, 32, 32, 4, 2),
     ("dgrad", 20, 40, 3, 2): Tile(256, 32, 32, 4, 2),
     ("dgrad", 40, 40, 3, 1): Tile(256, 64, 32, 4, 3),
@@ -41,8 +45,10 @@ MEASURED: dict[Key, Tile] = {  # for a batch of 200 at width 20, four launches s
     ("dgrad", 80, 80, 3, 1): Tile(128, 128, 64, 4, 3),
     ("dgrad", 80, 160, 3, 2): Tile(128, 128, 32, 4, 3),
     ("dgrad", 160, 160, 3, 1): Tile(128, 64, 64, 4, 3),
+    ("dgrad grouped", 20, 20, 3, 1): Tile(128, 64, 64, 4, 2),
     ("wgrad", 3, 20, 3, 1): Tile(32, 32, 32, 2, 3, 320),
     ("wgrad", 20, 20, 3, 1): Tile(256, 32, 32, 4, 3, 160),
+    ("wgrad grouped", 20, 20, 3, 1): Tile(128, 64, 32, 4, 3, 240),
     ("wgrad", 20, 40, 1, 2): Tile(32, 64, 64, 4, 2, 320),
     ("wgrad", 20, 40, 3, 2): Tile(256, 64, 32, 4, 3, 160),
     ("wgrad", 40, 40, 3, 1): Tile(128, 64, 32, 4, 3, 160),
@@ -76,17 +82,44 @@ def stored(channels: int) -> int:
     return -(-channels // STORED) * STORED
 
 
+GROUP = 3
+"""Stored pixels that a row of the product stands for where channels are few: three of 20 channels are 60 of 64 columns,
+and of the weights that belong to them 60 % are not zero."""
+
+GROUP_UP_TO = 20
+"""Stored channels up to which that pays off; 0 switches it off."""
+
+GROUP_LENGTH = 64
+"""What the length of a row of a group's weight is a multiple of: with 8 a thread loads 16 bytes of it at once, which go
+past the multiprocessor's cache, with 4 but not 8 only 8 bytes, through it."""
+
+
+def group(size: int, stride: int, ci_stored: int, co_stored: int, padded: bool, width: int) -> int:
+    """Pixels of a group for a layer between maps of this stored width, 1 for the ordinary kernels."""
+    few = ci_stored == co_stored <= GROUP_UP_TO
+    return GROUP if size == 3 and stride == 1 and few and padded and width % GROUP == 0 else 1
+
+
+def group_length(channels: int, pixels: int) -> int:
+    """Elements of a row of a group's weight: three rows of patches that overlap, filled up with zeros."""
+    return -(-3 * (pixels + 2) * channels // GROUP_LENGTH) * GROUP_LENGTH
+
+
 def power(number: int, low: int, high: int) -> int:
     """The next power of two, within bounds."""
     return max(low, min(high, 1 << (number - 1).bit_length()))
 
 
 def tile(kind: str, ci: int, co: int, size: int, stride: int) -> Tile:
-    """For ``kind`` ``conv``, ``dgrad`` or ``wgrad``."""
+    """For ``kind`` ``conv``, ``dgrad`` or ``wgrad``, or one of these and ``GROUPED``."""
     found = MEASURED.get((kind, ci, co, size, stride))
     if found is not None:
         return found
     taps = size * size
+    if kind == "wgrad" + GROUPED:
+        return Tile(power(3 * (GROUP + 2) * stored(ci), 16, 128), power(GROUP * stored(co), 16, 64), 32, 4, 3, 240)
+    if kind.endswith(GROUPED):
+        return Tile(128, power(GROUP * stored(co), 16, 64), 64, 4, 2)
     if kind == "conv":
         return Tile(128 if co <= 40 else 64, power(co, 16, 64), power(taps * ci, 16, 64))
     if kind == "dgrad":
