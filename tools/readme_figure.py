@@ -26,14 +26,14 @@ def main() -> None:
         if result is not None:
             key = (name_of(result), result.config.learner.precision)
             cells.setdefault(key, {})[result.config.seed] = result
-    references = cells["fine-tune", "tf32"]
     summaries: dict[tuple[str, str], Summary] = {}
     for name in ORDER:
         for precision in ("tf32", "bf16"):
             if runs := cells.get((name, precision)):
+                references = cells["fine-tune", precision]
                 summary = summarise(list(runs.values()), [references.get(seed) for seed in runs])
                 summaries[name, precision] = summary
-                seconds = next(iter(runs.values())).environment["seconds_for_all"]
+                seconds = next(iter(runs.values())).environment.get("seconds_for_all", "-")
                 measures = (summary.average_accuracy, summary.average_forgetting, summary.average_intransigence)
                 print(f"| {name} | {precision} | " + " | ".join(map(tables.percent, measures)) + f" | {seconds} s |")
     shown = {name: summaries.get((name, "bf16")) or summaries[name, "tf32"] for name in ORDER}

@@ -64,10 +64,10 @@ def table(head: tuple[str, ...], rows: list[list[str]]) -> str:
 def place(path: Path, name: str, text: str) -> None:
     """Put a table between its two marks."""
     page = path.read_text()
-    pattern = rf"(<!-- {name} -->\n).*?(\n<!-- end -->)"
+    pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
     if not re.search(pattern, page, re.DOTALL):
         raise SystemExit(f"{path.name} has no place for {name}")
-    path.write_text(re.sub(pattern, lambda found: found[1] + text + found[2], page, count=1, flags=re.DOTALL))
+    path.write_text(re.sub(pattern, lambda found: f"{found[1]}{text}\n{found[2]}", page, count=1, flags=re.DOTALL))
 
 
 def main() -> None:

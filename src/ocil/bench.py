@@ -4,11 +4,12 @@ The floor of a step is the time that its forward and backward passes must take: 
 timed in the same run; on a GPU the larger of operations over matrix rate and bytes over copy bandwidth, both measured.
 """
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +24,8 @@ from ocil.precision import Precision, numerics
 from ocil.runner import Stepper, build
 from ocil.streams import DeviceData, Stream
 
-PASSES = 10  # times a fused step reads or writes each convolution's output: forward 3, backward 7
+FIRST_TASK = 20  # steps before a task's end, so that classes have been seen and images stored
+FORWARD, PASSES = 3, 10  # times a fused step reads or writes each convolution's output: forward, and with backward
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Timing:
     """Of a method that learns from its memory when a task ends."""
     steps_per_second: float
     images_per_second: float
-    """Images that pass the network forward and backward, of all seeds together."""
+    """Images that pass the network, of all seeds together."""
     images_per_step: int
     floor_ms: float
     share_of_floor: float
@@ -77,11 +79,12 @@ def measure(
     config = configs[0]
     gpu = device.type == "cuda"
     if gpu:
+        gc.collect()  # learners measured before this one
         torch.cuda.reset_peak_memory_stats(device)
     with numerics(config.learner.precision):
         resident = DeviceData(data, device)
         lanes = [_Lane(c, data, resident, captured) for c in (configs if gpu else configs[:1])]
-        images = _images_per_step(lanes[0])
+        passes = _passes(lanes[0])
         step_ms, spread = _time([lane.step for lane in lanes], device, repeats, seconds)
         review_ms = None
         if config.learner.review:
@@ -89,7 +92,8 @@ def measure(
         rehearsal_ms = None
         if lanes[0].learner.rehearses:
             rehearsal_ms, _ = _time([lane.rehearse for lane in lanes], device, repeats, seconds / 4)
-        floor = _floor_gpu(config, data, images, device) if gpu else _floor_cpu(lanes[0], images, repeats)
+        floor = _floor_gpu(config, data, passes, device) if gpu else _floor_cpu(lanes[0], passes, repeats)
+    images = sum(batch.images for batch in passes)
     count = len(lanes)
     return Timing(
         config.label,
@@ -101,8 +105,8 @@ def measure(
         None if review_ms is None else review_ms / count,
         None if rehearsal_ms is None else rehearsal_ms / count,
         1000 * count / step_ms,
-        1000 * count * sum(images) / step_ms,
-        sum(images),
+        1000 * count * images / step_ms,
+        images,
         floor,
         floor * count / step_ms,
         torch.cuda.max_memory_allocated(device) if gpu else None,
@@ -119,9 +123,12 @@ class _Lane:
         with torch.cuda.stream(self.cuda):
             self.learner: Learner = build(config, data, resident.device)
             self.stepper = self._stepper(captured and method(config.method).capturable)
+            for _ in range(FIRST_TASK):
+                self.step()
             self._settle()
             self.learner.task_ended()  # methods that are defined by task ends have their usual step after the first
             self._settle()
+            self.rehearsed = next(self.learner.rehearsal(), None)
             for _ in range(2):
                 self.step()
                 self.review()
@@ -140,8 +147,8 @@ class _Lane:
 
     def rehearse(self) -> None:
         with torch.cuda.stream(self.cuda):
-            if (slots := next(self.learner.rehearsal(), None)) is not None:
-                self.stepper.rehearse_one(slots)
+            if self.rehearsed is not None:
+                self.stepper.rehearse_one(self.rehearsed)
 
     def step(self) -> None:
         with torch.cuda.stream(self.cuda):
@@ -176,14 +183,21 @@ def _time(
     return middle, (high - low) / middle
 
 
-def _images_per_step(lane: _Lane) -> list[int]:
-    """Sizes of the batches that pass the network in one step."""
-    seen: list[int] = []
+class _Batch(NamedTuple):
+    """A pass through the network: how many images, and whether a gradient comes back."""
+
+    images: int
+    trains: bool
+
+
+def _passes(lane: _Lane) -> list[_Batch]:
+    """What passes the network in one step."""
+    seen: list[_Batch] = []
     network = lane.learner.network
     original = network.features
 
     def counting(x: Tensor) -> Tensor:
-        seen.append(len(x))
+        seen.append(_Batch(len(x), torch.is_grad_enabled()))
         return original(x)
 
     network.features = counting  # type: ignore[method-assign]
@@ -194,25 +208,30 @@ def _images_per_step(lane: _Lane) -> list[int]:
     return seen
 
 
-def _floor_cpu(lane: _Lane, images: list[int], repeats: int) -> float:
+def _floor_cpu(lane: _Lane, seen: list[_Batch], repeats: int) -> float:
     """The bare passes: forward, sum, backward, on batches of the sizes that a step has."""
-    if not images:
+    if not seen:
         return 0.0
     network = lane.learner.network
     x, _ = lane.stream.fetch(0)
-    batches = [to_float(x).repeat(-(-size // len(x)), 1, 1, 1)[:size] for size in images]
-    batches = [batch.contiguous(memory_format=torch.channels_last) for batch in batches]
+    batches = [
+        (to_float(x).repeat(-(-size // len(x)), 1, 1, 1)[:size].contiguous(memory_format=torch.channels_last), trains)
+        for size, trains in seen
+    ]
 
     def passes() -> None:
-        for batch in batches:
-            network(batch).sum().backward()
+        for batch, trains in batches:
+            with torch.set_grad_enabled(trains):
+                total = network(batch).sum()
+            if trains:
+                total.backward()
 
     milliseconds, _ = _time([passes], torch.device("cpu"), repeats, 2.0)
     network.zero_grad()
     return milliseconds
 
 
-def _floor_gpu(config: RunConfig, data: Dataset, images: list[int], device: torch.device) -> float:
+def _floor_gpu(config: RunConfig, data: Dataset, seen: list[_Batch], device: torch.device) -> float:
     operations, elements = _cost(data, config.learner.width)
     precision: Precision = config.learner.precision
     size = 2 if precision == "bf16" else 4
@@ -224,8 +243,10 @@ def _floor_gpu(config: RunConfig, data: Dataset, images: list[int], device: torc
     product_ms, _ = _time([lambda: torch.mm(a, a)], device, 3, 0.1)  # type: ignore[list-item]
     copy_ms, _ = _time([lambda: other.copy_(block)], device, 3, 0.1)  # type: ignore[list-item]
     torch.backends.cuda.matmul.allow_tf32 = before
-    by_operations = 3 * operations * sum(images) / (2 * 4096**3 / product_ms)
-    by_bytes = PASSES * elements * size * sum(images) / (2 * len(block) / copy_ms)
+    computed = sum(batch.images * (3 if batch.trains else 1) for batch in seen)
+    moved = sum(batch.images * (PASSES if batch.trains else FORWARD) for batch in seen)
+    by_operations = operations * computed / (2 * 4096**3 / product_ms)
+    by_bytes = moved * elements * size / (2 * len(block) / copy_ms)
     return max(by_operations, by_bytes)
 
 
