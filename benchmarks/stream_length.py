@@ -57,7 +57,8 @@ def main() -> None:
             rows.append(row)
             print(row, flush=True)
     if options.json:
-        options.json.write_text(json.dumps({"torch": torch.__version__, "device": options.device, "rows": rows}, indent=1))
+        content = {"torch": torch.__version__, "device": options.device, "rows": rows}
+        options.json.write_text(json.dumps(content, indent=1))
 
 
 if __name__ == "__main__":

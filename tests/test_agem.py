@@ -17,6 +17,8 @@ from ocil.networks import to_float
 from tests.reference.datasets import patterned
 from tests.test_methods import BATCH, HostWatch, SlowStep, batch, make, record, warm
 
+pytestmark = pytest.mark.usefixtures("quick_convolution")
+
 quick = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 whole = st.integers(-9, 9)
 pairs = st.integers(1, 6).flatmap(lambda n: st.tuples(*[st.lists(whole, min_size=n, max_size=n)] * 2))

@@ -22,6 +22,8 @@ from ocil.runner import digest
 from tests.reference.datasets import noise, patterned
 from tests.test_methods import BATCH, MEMORY, REPLAY, HostWatch, SlowStep, batch, record
 
+pytestmark = pytest.mark.usefixtures("quick_convolution")
+
 NOISE = noise()
 
 

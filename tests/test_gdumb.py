@@ -17,6 +17,8 @@ from ocil.methods.gdumb import BalancedMemory, GDumb
 from ocil.networks import to_float
 from tests.reference.datasets import noise, patterned
 
+pytestmark = pytest.mark.usefixtures("quick_convolution")
+
 CLASSES = 6
 BATCH = 5
 NOISE = noise(classes=CLASSES)

@@ -23,6 +23,8 @@ from ocil.networks import ReducedResNet18, to_float
 from tests.reference.datasets import noise, patterned
 from tests.reference.networks import logits as reference_logits
 
+pytestmark = pytest.mark.usefixtures("quick_convolution")
+
 NOISE = noise()
 BATCH = 5
 

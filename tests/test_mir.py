@@ -15,6 +15,8 @@ from ocil.networks import to_float
 from tests.reference.datasets import patterned
 from tests.test_methods import BATCH, SlowStep, batch, make, record, warm
 
+pytestmark = pytest.mark.usefixtures("quick_convolution")
+
 both_statistics = pytest.mark.parametrize("statistics", ["batch", "running"])
 
 

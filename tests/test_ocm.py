@@ -21,6 +21,8 @@ from ocil.runner import digest
 from tests.reference.datasets import noise, patterned
 from tests.test_methods import BATCH, NOISE, HostWatch, batch, frozen, learn, make, record, warm
 
+pytestmark = pytest.mark.usefixtures("quick_convolution")
+
 REPLAYED = 4
 
 

@@ -19,6 +19,8 @@ from ocil.networks import to_float
 from tests.reference.datasets import patterned
 from tests.test_methods import BATCH, MEMORY, NOISE, REPLAY, SlowStep, batch, frozen, learn, make, record, warm
 
+pytestmark = pytest.mark.usefixtures("quick_convolution")
+
 
 def learner_after(steps: int, **changes: float) -> SCR:
     learner = warm("scr", steps, **changes)
