@@ -236,7 +236,7 @@ def test_impossible_settings(setting: dict[str, Any]) -> None:
 
 
 def test_patterns_are_learned_and_views_agree() -> None:
-    """Over seeds: accuracy rises, and with the distance in the loss the Q-net comes closer to the views than without."""
+    """Over seeds: accuracy rises, and the distance in the loss brings the Q-net closer to the views."""
     data = patterned(per_class=40)
     x, y = torch.from_numpy(data.test_x), torch.from_numpy(data.test_y)
     gap, hits = {0.0: 0.0, 4.0: 0.0}, []
