@@ -137,7 +137,7 @@ def test_out_of_host_memory_is_said(tiny: Dataset, tmp_path: Path, monkeypatch: 
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory: 8 bytes")
 
     monkeypatch.setattr(FineTune, "learn", learn)
-    with pytest.raises(OcilError, match="does not fit on cpu: use a smaller memory or width"):
+    with pytest.raises(OcilError, match="does not fit on the device: use a smaller memory or width"):
         run(tiny_config("fine-tune"), tmp_path, dataset=tiny, device="cpu")
 
 
