@@ -72,7 +72,13 @@ def test_iid_offline_is_the_upper_bound() -> None:
     assert (stream.boundary, stream.epochs, stream.batch_size) == ("iid", 50, 128)
 
 
-@pytest.mark.parametrize("name", with_memory)
+@pytest.mark.parametrize("name", [name for name in with_memory if METHODS[name].needs_task_ends])
+def test_methods_that_need_task_ends_say_so(name: str) -> None:
+    with pytest.raises(OcilError, match="needs task ends"):
+        resolve(name, settings={"boundary": "none"})
+
+
+@pytest.mark.parametrize("name", [name for name in with_memory if not METHODS[name].needs_task_ends])
 @pytest.mark.parametrize("zero", [None, 0, "0"])
 def test_without_boundaries_reviews_are_periodic(name: str, zero: object) -> None:
     found = resolve(name, settings={"boundary": "none"} | ({} if zero is None else {"review_every": zero}))
@@ -94,7 +100,7 @@ def other_value(name: str, value: Any, kind: Any) -> Any:
         return next(choice for choice in get_args(kind) if choice != value)
     if kind is bool:
         return not value
-    return value + 1 if kind is int else value + 0.125
+    return value + 1 if kind is int else value + (0.125 if value < 0.875 else -0.125)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -143,6 +149,10 @@ def run_configs(draw: st.DrawFn) -> RunConfig:
     given_settings["epochs"] = draw(st.integers(1, 9)) if given_settings.get("boundary") == "iid" else 1
     if METHODS[name].memory:
         given_settings["memory"] = 10**6
+    if "candidates" in kinds:
+        given_settings["candidates"] = 10**6  # at least a memory batch
+    if METHODS[name].needs_task_ends and given_settings.get("boundary") == "none":
+        given_settings["boundary"] = "clear"
     dataset = draw(st.sampled_from(list(CATALOG)) | st.text(min_size=1))
     return resolve(name, dataset, seed=draw(st.integers(0, 2**40)), settings=given_settings)
 
@@ -240,6 +250,7 @@ def test_a_dataset_with_few_classes_gets_fewer_tasks() -> None:
         ("er", "cifar10", {"memory": 500, "review": True}),
         ("afs", "cifar100", {"review": False, "settings": {"beta": 0.3, "tasks": 5, "double_bn_update": False}}),
         ("fine-tune", "cifar100", {"settings": {"precision": "bf16"}}),
+        ("afs", "cifar100", {"memory": 20, "settings": {"memory_batch": 10}}),  # smaller than the usual batch
     ],
 )
 def test_a_command_makes_its_configuration_again(name: str, dataset: str, options: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ import hashlib
 import inspect
 import json
 import math
+import shlex
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -137,16 +138,19 @@ def resolve(
 
 def command(config: RunConfig) -> str:
     """What to type for a configuration, seeds left out: names what differs from ``resolve``'s choice."""
-    words = ["ocil", "run", config.method, "--dataset", config.dataset]
+    words = ["ocil", "run", config.method, "--dataset", shlex.quote(config.dataset)]
     memory = config.learner.memory if method(config.method).memory else None
-    usual = resolve(config.method, config.dataset, memory=memory, seed=config.seed)
+    given = {} if memory is None else {"memory": memory}
+    info, chosen = method(config.method), {"tasks": usual_tasks(config.dataset)}
+    chosen |= _defaults(info, config.dataset, given) | given
+    usual_stream, usual = _build(StreamConfig, chosen), _build(info.load().Config, chosen)
     if memory is not None:
         words += ["--memory", str(memory)]
-    if config.learner.review != usual.learner.review:
+    if config.learner.review != usual.review:
         words.append("--review" if config.learner.review else "--no-review")
     changed = [
         f"{f.name}={_written(getattr(mine, f.name))}"
-        for mine, theirs in ((config.stream, usual.stream), (config.learner, usual.learner))
+        for mine, theirs in ((config.stream, usual_stream), (config.learner, usual))
         for f in fields(mine)
         if f.name != "review" and getattr(mine, f.name) != getattr(theirs, f.name)
     ]
