@@ -13,7 +13,7 @@ README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```python[^\n]*\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
 COMMANDS = (
     [], ["run"], ["compare"], ["methods"], ["datasets"], ["data"],
-    ["data", "list"], ["data", "import"], ["data", "download"], ["data", "check"],
+    ["data", "list"], ["data", "import"], ["data", "download"], ["data", "check"], ["learn"], ["predict"], ["export"],
 )  # fmt: skip
 
 Start = Callable[..., "subprocess.Popen[str]"]

@@ -5,38 +5,31 @@ python tools/readme_figure.py
 
 from pathlib import Path
 
-from ocil.methods.afs import AFSConfig
 from ocil.report import figures, tables
-from ocil.results import Result, RunFolder, Summary, summarise
+from ocil.report.collect import Cell, collect, memory_of
 
 ROOT = Path(__file__).resolve().parent.parent
 ORDER = ("fine-tune", "er", "er-rv", "afs, cross-entropy alone", "afs")
 
 
-def name_of(result: Result) -> str:
-    learner = result.config.learner
-    plain = isinstance(learner, AFSConfig) and (learner.loss, learner.regulariser) == ("ce", "none")
-    return "afs, cross-entropy alone" if plain else result.config.label
+def name_of(cell: Cell) -> str:
+    if cell.plain:
+        return cell.config.label
+    settings = {name: value for name, value in cell.changed.items() if name != "precision"}
+    return "afs, cross-entropy alone" if settings == {"loss": "ce", "regulariser": "none"} else ""
 
 
 def main() -> None:
-    cells: dict[tuple[str, str], dict[int, Result]] = {}
-    for path in sorted((ROOT / "results").glob("cifar100-*/seed-*")):
-        result = RunFolder(path).result()
-        if result is not None:
-            key = (name_of(result), result.config.learner.precision)
-            cells.setdefault(key, {})[result.config.seed] = result
-    summaries: dict[tuple[str, str], Summary] = {}
+    found = collect(sorted((ROOT / "results").glob("cifar100-*"))).cells
+    cells = {(name_of(c), c.config.learner.precision): c for c in found if memory_of(c.config) in (0, 5000)}
     for name in ORDER:
         for precision in ("tf32", "bf16"):
-            if runs := cells.get((name, precision)):
-                references = cells["fine-tune", precision]
-                summary = summarise(list(runs.values()), [references.get(seed) for seed in runs])
-                summaries[name, precision] = summary
-                seconds = next(iter(runs.values())).environment.get("seconds_for_all", "-")
+            if cell := cells.get((name, precision)):
+                seconds = cell.runs[0].result.environment.get("seconds_for_all", "-")
+                summary = cell.summary
                 measures = (summary.average_accuracy, summary.average_forgetting, summary.average_intransigence)
                 print(f"| {name} | {precision} | " + " | ".join(map(tables.percent, measures)) + f" | {seconds} s |")
-    shown = {name: summaries.get((name, "bf16")) or summaries[name, "tf32"] for name in ORDER}
+    shown = {name: (cells.get((name, "bf16")) or cells[name, "tf32"]).summary for name in ORDER}
     figure = figures.accuracy_after_each_task(list(shown.values()), list(shown))
     figures.save(figure, ROOT / "docs/images/cifar100-accuracy.png")
 

@@ -9,49 +9,37 @@ from pathlib import Path
 from ocil.config import command
 from ocil.methods import METHODS
 from ocil.report import tables
-from ocil.report.published import published
-from ocil.results import Result, RunFolder, Summary, summarise
+from ocil.report.collect import Cell, collect
+from ocil.report.comparison import counterpart, difference, overlap
+from ocil.report.formats import beside, gap
 
 ROOT = Path(__file__).resolve().parent.parent
 DATASETS = {"cifar100": "CIFAR-100", "cifar10": "CIFAR-10", "mini_imagenet": "Mini-ImageNet"}
 HEAD = ("method", "memory", "seeds", "accuracy %", "published %", "difference", "forgetting %", "intransigence %")
 
 
-def load() -> list[Summary]:
-    """A summary for each cell, intransigence against the fine-tuned runs of the same precision."""
-    cells: dict[str, dict[int, Result]] = {}
-    for path in sorted((ROOT / "results").glob("*/seed-*")):
-        if (result := RunFolder(path).result()) is not None:
-            cells.setdefault(result.config.cell, {})[result.config.seed] = result
-    found = []
-    for runs in cells.values():
-        references = [cells.get(run.config.reference().cell, {}).get(seed) for seed, run in runs.items()]
-        found.append(summarise(list(runs.values()), references))
+def load() -> list[Cell]:
     order = list(METHODS)
-    return sorted(found, key=lambda s: (order.index(s.config.method), s.config.label, s.config.learner.precision))
+
+    def place(cell: Cell) -> tuple[int, str, str]:
+        return order.index(cell.config.method), cell.config.label, cell.config.learner.precision
+
+    return sorted(collect([ROOT / "results"]).cells, key=place)
 
 
-def words_of(summary: Summary) -> str:
+def words_of(cell: Cell) -> str:
     """The command without what every row has."""
-    config = summary.config
-    words = command(config).removeprefix("ocil run ").replace(f" --dataset {config.dataset}", "")
+    words = command(cell.config).removeprefix("ocil run ").replace(f" --dataset {cell.config.dataset}", "")
     return re.sub(r" --memory \d+", "", words)
 
 
-def row(summary: Summary) -> list[str]:
-    config, accuracy = summary.config, summary.average_accuracy
-    paper = None
-    if not set(re.findall(r"(\w+)=", words_of(summary))) - {"precision"}:
-        paper = published(config.label, config.dataset, config.learner.memory)
-    beside, difference = "-", "-"
-    if paper is not None:
-        beside = f"{paper.mean} ± {paper.interval}"
-        gap = 100 * accuracy.mean - paper.mean
-        apart = abs(gap) > 100 * (accuracy.interval or 0) + paper.interval
-        difference = f"{gap:+.1f}" + (" (apart)" if apart else "")
+def row(cell: Cell) -> list[str]:
+    summary, paper = cell.summary, counterpart(cell)
+    accuracy = summary.average_accuracy
+    apart = " (apart)" if overlap(accuracy, paper) is False else ""
     return [
-        f"`{words_of(summary)}`", str(config.learner.memory or "-"), str(len(accuracy.values)),
-        tables.percent(accuracy), beside, difference,
+        f"`{words_of(cell)}`", str(cell.config.learner.memory or "-"), str(len(cell.runs)),
+        tables.percent(accuracy), beside(paper), gap(difference(accuracy, paper)) + apart,
         tables.percent(summary.average_forgetting), tables.percent(summary.average_intransigence),
     ]  # fmt: skip
 
@@ -71,24 +59,22 @@ def place(path: Path, name: str, text: str) -> None:
 
 
 def main() -> None:
-    summaries = load()
+    cells = load()
     for dataset in DATASETS:
-        if rows := [row(summary) for summary in summaries if summary.config.dataset == dataset]:
+        if rows := [row(cell) for cell in cells if cell.config.dataset == dataset]:
             place(ROOT / "docs/results.md", dataset, table(HEAD, rows))
     rows = [
-        [f"`{s.config.cell}`", f"`{command(s.config)}`", str(len(s.average_accuracy.values)),
-         tables.percent(s.average_accuracy), seconds(s)]
-        for s in sorted(summaries, key=lambda s: s.config.dataset)
+        [f"`{cell.name}`", f"`{command(cell.config)}`", str(len(cell.runs)),
+         tables.percent(cell.summary.average_accuracy), seconds(cell)]
+        for cell in sorted(cells, key=lambda cell: cell.config.dataset)
     ]  # fmt: skip
     place(ROOT / "results/README.md", "cells", table(("folder", "command", "seeds", "accuracy %", "time"), rows))
 
 
-def seconds(summary: Summary) -> str:
+def seconds(cell: Cell) -> str:
     """Of all seeds together where they had the GPU for themselves, else of a run among others."""
-    path = next((ROOT / "results" / summary.config.cell).glob("seed-*"))
-    result = RunFolder(path).result()
-    together = result.environment.get("seconds_for_all") if result else None
-    return f"{together} s for all" if together else f"{summary.wall_seconds.mean:.0f} s a run"
+    together = cell.runs[0].result.environment.get("seconds_for_all")
+    return f"{together} s for all" if together else f"{cell.summary.wall_seconds.mean:.0f} s a run"
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ learner = ocil.make_learner("afs", data)        a method by name; learn(x, y), s
 evaluate = ocil.Evaluator(stream)               rows of the accuracy matrix
 ocil.metrics, ocil.losses                       pure functions
 ocil.resolve, ocil.run                          whole runs, with checkpoint and resume
+ocil.OnlineClassifier                           a scikit-learn estimator for streams of your own (extra sklearn)
 """
 
 from importlib import import_module
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ocil.evaluate import Evaluator
     from ocil.methods import METHODS
     from ocil.methods.base import Learner
+    from ocil.online.classifier import OnlineClassifier as OnlineClassifier
     from ocil.results import Result
     from ocil.runner import make_learner, run
     from ocil.streams import Batch, Stream, StreamConfig
@@ -45,6 +47,8 @@ _HOMES = {  # imported on first use, so that the command line answers --help wit
     "run": "runner:run",
 }
 
+_EXTRAS = {"OnlineClassifier": "online.classifier:OnlineClassifier"}  # not in __all__: it needs the extra sklearn
+
 __all__ = [
     "METHODS",
     "Batch",
@@ -66,9 +70,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    homes = _HOMES | _EXTRAS
+    if name not in homes:
         raise AttributeError(f"module 'ocil' has no attribute '{name}'")
-    module, _, attribute = _HOMES[name].partition(":")
+    module, _, attribute = homes[name].partition(":")
     home = import_module(f"ocil.{module}")
     value = getattr(home, attribute) if attribute else home
     globals()[name] = value

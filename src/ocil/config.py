@@ -79,6 +79,8 @@ class RunConfig:
         content = asdict(self)
         if not self.fingerprint:
             del content["fingerprint"]
+        if not self.learner.growing:  # as in results from before there was the choice: the cell keeps its name
+            del content["learner"]["growing"]
         return content
 
     @classmethod

@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import ArrayLike
 from torch import Tensor
 
 from ocil.errors import OcilError
 from ocil.methods.base import Learner
+from ocil.networks import NOT_MET
 from ocil.streams import Stream
 
 HARD, EASY = 0.3, 0.6  # the paper's bounds on the true class's score: below is hard, above is easy
@@ -74,7 +76,7 @@ class Evaluator:
     def start(self, learner: Learner, checkpoint: int) -> Callable[[], Evaluation]:
         """Ask the device for an evaluation; calling what comes back waits for it. So many learners share a device."""
         look, train = self.looks[checkpoint], self.stream.resident
-        scorer = learner.scorer()
+        scorer = learner.scorer() if learner.met is None else _of_all(learner.scorer(), self.stream.data.num_classes)
         scores = scores_of(scorer, self.x)
         hits = (scores.argmax(1) == self.y).double()
         correct = torch.zeros_like(self.group_size, dtype=torch.float64).index_add_(0, self.group, hits)
@@ -85,6 +87,7 @@ class Evaluator:
         weights = None
         if isinstance(head, torch.nn.Linear):
             weights = torch.cat([head.weight, head.bias[:, None]], dim=1).detach().T
+            weights = F.pad(weights, (0, max(0, self.stream.data.num_classes - weights.shape[1])))
         means = [_mean(values, columns) for values in (logits, weights) for columns in (look.old, look.new)]
         hard, easy = (p < HARD).sum(), (p > EASY).sum()
 
@@ -109,6 +112,17 @@ class _Look(NamedTuple):
 
 def scores_of(scorer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return torch.cat([scorer(part) for part in x.split(BATCH.get(x.device.type, 500))]).float()
+
+
+def _of_all(scorer: Callable[[Tensor], Tensor], classes: int) -> Callable[[Tensor], Tensor]:
+    """Scores of all classes of the dataset, -inf for those that a growing learner has not met."""
+
+    def scores(x: Tensor) -> Tensor:
+        known = scorer(x)
+        known = known.masked_fill(known == NOT_MET, -torch.inf)
+        return F.pad(known, (0, max(0, classes - known.shape[1])), value=-torch.inf)
+
+    return scores
 
 
 def _number(value: Tensor | None) -> float | None:

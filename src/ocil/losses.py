@@ -2,6 +2,9 @@
 
 Each returns the mean over the batch, or one value a sample with ``reduction="none"``. They compute in float32 (or in
 float64 when given it), whatever the network's precision, and hold no state: use them in any training loop.
+
+Those that count classes take ``met`` ``[C]``, true for the classes that there are. The others then have no part in a
+loss, as if their logits were not there.
 """
 
 import math
@@ -12,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ocil import fused
+from ocil.networks import NOT_MET
 
 Reduction = Literal["mean", "none"]
 SampleValue = Literal["p_t", "smu", "gini", "entropy", "gen"]
@@ -45,6 +49,7 @@ def revised_focal(
     value: SampleValue = "p_t",
     features: Tensor | None = None,
     reduction: Reduction = "mean",
+    met: Tensor | None = None,
 ) -> Tensor:
     """Revised focal loss (AFS): ``-alpha · exp(-(u - mu)² / sigma) · log p_t`` with ``u = p_t``.
 
@@ -52,24 +57,27 @@ def revised_focal(
     a class (``[C]``). ``value`` puts another measure in the place of ``p_t`` (see ``sample_value``).
     Gradients flow through the weight, except for ``entropy`` and ``gen``.
     """
+    logits = _among(met, logits)
     if value == "p_t" and not isinstance(mu, Tensor) and _fused(logits):
         return _reduce(fused.loss("revised_focal", logits, labels, alpha, mu=mu, sigma=sigma), reduction)
     log_probabilities = _log_softmax(logits)
     log_p = _log_target(log_probabilities, labels)
     if isinstance(mu, Tensor) and mu.dim() == 1:
         mu = mu[labels]
-    u = log_p.exp() if value == "p_t" else sample_value(log_probabilities, value, features)
+    u = log_p.exp() if value == "p_t" else sample_value(log_probabilities, value, features, met)
     return _reduce(-alpha * torch.exp(-((u - mu) ** 2) / sigma) * log_p, reduction)
 
 
-def sample_value(logits: Tensor, value: SampleValue, features: Tensor | None = None) -> Tensor:
+def sample_value(
+    logits: Tensor, value: SampleValue, features: Tensor | None = None, met: Tensor | None = None
+) -> Tensor:
     """How sure the model is of each sample, 0 to 1, without looking at the label (AFS, Table III).
 
     ``smu``: margin of the two largest scores. ``gini``: sum of squared scores. ``entropy``: 1 - H / ln C.
     ``gen``: 1 - norm of the last layer's gradient under the predicted label, relative to the batch's largest.
     The last two carry no gradient, as in the paper.
     """
-    log_p = _log_softmax(logits)
+    log_p = _log_softmax(_among(met, logits))
     p = log_p.exp()
     if value == "smu":
         first, second = torch.topk(p, 2, dim=1).values.unbind(1)
@@ -78,7 +86,9 @@ def sample_value(logits: Tensor, value: SampleValue, features: Tensor | None = N
         return torch.sum(p.square(), dim=1)
     with torch.no_grad():
         if value == "entropy":
-            return 1 + (p * log_p).sum(1) / math.log(logits.shape[1])
+            # One class alone has no entropy.
+            most = math.log(logits.shape[1]) if met is None else met.sum().clamp_min(2).double().log()
+            return 1 + (p * log_p).sum(1) / most
         if value == "gen":
             if features is None:
                 raise ValueError("value='gen' needs the features that the last layer reads")
@@ -96,31 +106,42 @@ def virtual_distillation(
     temperature: float = 20.0,
     epsilon: float = 0.01,
     reduction: Reduction = "mean",
+    met: Tensor | None = None,
 ) -> Tensor:
     """Virtual knowledge distillation (AFS): ``beta · T² · Σ_c -q_c log p_c^T``.
 
     The teacher is made up: logits ``1 - epsilon`` for the label and ``epsilon / (C - 1)`` elsewhere, softened by ``T``.
     This is a cross-entropy, so it holds a constant of about ``beta · T² · ln C``: large logged values are normal.
     """
-    if _fused(logits):
+    if met is None and _fused(logits):
         values = fused.loss("distillation", logits, labels, beta, temperature=temperature, epsilon=epsilon)
         return _reduce(values, reduction)
-    log_p = F.log_softmax(_widen(logits) / temperature, dim=1)
-    teacher = torch.softmax(_smoothed(log_p, labels, epsilon) / temperature, dim=1)
+    log_p = F.log_softmax(_among(met, _widen(logits) / temperature), dim=1)
+    teacher = torch.softmax(_among(met, _smoothed(log_p, labels, epsilon, met) / temperature), dim=1)
     return _reduce(-beta * temperature**2 * (teacher * log_p).sum(1), reduction)
 
 
 def label_smoothing(
-    logits: Tensor, labels: Tensor, epsilon: float = 0.01, scale: float = 1.0, reduction: Reduction = "mean"
+    logits: Tensor,
+    labels: Tensor,
+    epsilon: float = 0.01,
+    scale: float = 1.0,
+    reduction: Reduction = "mean",
+    met: Tensor | None = None,
 ) -> Tensor:
     """Cross-entropy to the smoothed label: ``1 - epsilon`` for the label, ``epsilon / (C - 1)`` for the others."""
-    log_p = _log_softmax(logits)
-    return _reduce(-scale * (_smoothed(log_p, labels, epsilon) * log_p).sum(1), reduction)
+    log_p = _log_softmax(_among(met, logits))
+    return _reduce(-scale * (_smoothed(log_p, labels, epsilon, met) * log_p).sum(1), reduction)
 
 
 def _fused(logits: Tensor) -> bool:
     """Whether one kernel can do it all, value and gradient: on a GPU, in single precision."""
     return logits.dtype == torch.float32 and fused.present(logits)
+
+
+def _among(met: Tensor | None, logits: Tensor) -> Tensor:
+    """Logits whose softmax is 0 for classes not met."""
+    return logits if met is None else logits.masked_fill(~met, NOT_MET)
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
@@ -135,9 +156,13 @@ def _log_target(log_probabilities: Tensor, labels: Tensor) -> Tensor:
     return log_probabilities.gather(1, labels[:, None]).squeeze(1)
 
 
-def _smoothed(like: Tensor, labels: Tensor, epsilon: float) -> Tensor:
-    rest = epsilon / max(1, like.shape[1] - 1)
-    return torch.full_like(like, rest).scatter(1, labels[:, None], 1 - epsilon)
+def _smoothed(like: Tensor, labels: Tensor, epsilon: float, met: Tensor | None = None) -> Tensor:
+    if met is None:
+        rest = torch.full_like(like, epsilon / max(1, like.shape[1] - 1))
+    else:
+        share = epsilon / (met.sum() - 1).clamp_min(1).double()  # rounded once, as above
+        rest = torch.where(met, share, 0).to(like.dtype).expand_as(like)
+    return rest.scatter(1, labels[:, None], 1 - epsilon)
 
 
 def _reduce(values: Tensor, reduction: Reduction) -> Tensor:

@@ -1,8 +1,8 @@
 """The network of the paper: a reduced ResNet-18, and its head."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +11,11 @@ from torch import Tensor, nn
 from ocil import fused
 from ocil.convolution import Conv2d
 from ocil.precision import Precision
+from ocil.rng import derive
 
 ImageShape = tuple[int, int, int]  # height, width, channels
+
+NOT_MET = -1e4  # the score of a class not met: exp of it is 0 in any precision, yet 0 times it is 0
 
 
 def smallest_batch(image_shape: ImageShape) -> int:
@@ -96,11 +99,91 @@ def bn_momentum(network: nn.Module, momentum: float) -> Iterator[None]:
             norm.momentum = value
 
 
+class Growing(nn.Module):
+    """Tensors with one row a class, named in ``per_class``, for classes that are not known in advance.
+
+    A row is 0 until its class is met. Then it is drawn from the seed and the class's number alone, so it does not
+    depend on when that was, on what came before, or on how the room for it grew.
+    """
+
+    per_class: ClassVar[tuple[str, ...]] = ("met", "weight")
+    met: Tensor
+
+    def start(self, classes: int, seed: int, bound: float) -> None:
+        """Rows are drawn evenly from ``-bound`` to ``bound``."""
+        self.seed, self.bound = seed, bound
+        self.register_buffer("met", torch.zeros(classes, dtype=torch.bool))
+
+    @torch.no_grad()
+    def meet(self, classes: Iterable[int]) -> None:
+        for number in classes:
+            generator = torch.Generator().manual_seed(derive(self.seed, str(number)))
+            for name in self.per_class:
+                row: Tensor = getattr(self, name)[number]
+                if name == "met":
+                    row.fill_(True)
+                else:
+                    row.copy_(torch.empty(row.shape).uniform_(-self.bound, self.bound, generator=generator))
+
+
+class GrowingHead(Growing, nn.Linear):
+    """A linear layer, a row a class, with PyTorch's default initialisation of a row. A class not met scores -10,000,
+    without a gradient: it has no part in a softmax.
+    """
+
+    per_class = ("met", "weight", "bias")
+
+    def __init__(self, features: int, classes: int, seed: int) -> None:
+        super().__init__(features, classes)
+        self.start(classes, seed, features**-0.5)
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).masked_fill(~self.met, NOT_MET)
+
+
+def meet(module: nn.Module, classes: Iterable[int]) -> None:
+    """Draw the rows of these classes in every part that has some."""
+    classes = list(classes)
+    for part in module.modules():
+        if isinstance(part, Growing):
+            part.meet(classes)
+
+
+def grow(module: nn.Module, classes: int) -> None:
+    """Room for ``classes`` classes in all that ``module`` or a part of it names in ``per_class``; new rows are 0."""
+    for part in module.modules():
+        for name in getattr(part, "per_class", ()):
+            setattr(part, name, with_rows(getattr(part, name), classes))
+        if isinstance(part, GrowingHead):
+            part.out_features = classes
+
+
+def with_rows(tensor: Tensor, count: int) -> Tensor:
+    """The first ``count`` rows; zeros where there are fewer. The tensor itself if it has as many."""
+    if len(tensor) == count:
+        return tensor
+    rows = tensor.new_zeros((count, *tensor.shape[1:]))
+    rows[: len(tensor)] = tensor.detach()[:count]
+    return nn.Parameter(rows, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else rows
+
+
 def build(
-    image_shape: ImageShape, classes: int, width: int, seed: int, device: torch.device, precision: Precision = "tf32"
+    image_shape: ImageShape,
+    classes: int,
+    width: int,
+    seed: int,
+    device: torch.device,
+    precision: Precision = "tf32",
+    growing: bool = False,
 ) -> ReducedResNet18:
     """PyTorch's default initialisation, drawn on the CPU from ``seed`` alone: the same start on every device."""
     network = seeded(lambda: ReducedResNet18(image_shape, classes, width, precision), seed)
+    if growing:
+        network.head = GrowingHead(network.feature_size, classes, derive(seed, "head"))
     return network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 

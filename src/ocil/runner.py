@@ -21,7 +21,7 @@ from ocil.data import Dataset
 from ocil.errors import OcilError
 from ocil.evaluate import Evaluation, Evaluator
 from ocil.methods import method
-from ocil.methods.base import Learner, Problem
+from ocil.methods.base import Learner, Problem, capacity_for
 from ocil.networks import smallest_batch
 from ocil.precision import numerics
 from ocil.results import Result, RunFolder, unreadable
@@ -39,6 +39,8 @@ class Progress:
     loss: float | None = None
     accuracy: float | None = None
     """Mean accuracy over the groups shown so far, once there is one."""
+    evaluations: tuple[Evaluation, ...] = ()
+    """What was found after each group so far."""
 
 
 class Interrupted(Exception):  # noqa: N818
@@ -57,7 +59,8 @@ def pick_device(name: str = "auto") -> torch.device:
 
 
 def build(config: RunConfig, dataset: Dataset, device: torch.device | str = "cpu") -> Learner:
-    problem = Problem(dataset.image_shape, dataset.num_classes)
+    classes = capacity_for(0) if config.learner.growing else dataset.num_classes + dataset.unseen
+    problem = Problem(dataset.image_shape, classes)
     return method(config.method).load()(config.learner, problem, config.seed, device)
 
 
@@ -147,8 +150,14 @@ class Stepper:
 
     def __init__(self, learner: Learner, stream: Stream) -> None:
         self.learner, self.stream = learner, stream
+        self.arrivals = arrivals(stream) if learner.config.growing else {}
+
+    def meet(self, number: int) -> None:
+        """Tell the learner of the classes that a batch is the first to show."""
+        self.learner.meet(self.arrivals.get(number, ()))
 
     def learn(self, number: int) -> None:
+        self.meet(number)
         self.learner.learn(*self.stream.fetch(number))
 
     def review(self) -> Iterator[None]:
@@ -163,6 +172,18 @@ class Stepper:
     def rehearse_one(self, slots: Tensor) -> None:
         """A batch of what a task's end calls for."""
         self.learner.rehearsal_step(slots)
+
+
+def arrivals(stream: Stream) -> dict[int, set[int]]:
+    """The classes that appear for the first time, by the number of the batch. Read on the host, once."""
+    labels = stream.data.train_y[stream.order.cpu().numpy()]
+    seen: set[int] = set()
+    found: dict[int, set[int]] = {}
+    for number, (first, last) in enumerate(stream.bounds):
+        if new := set(labels[first:last].tolist()) - seen:
+            found[number] = new
+            seen |= new
+    return found
 
 
 class Work:
@@ -272,7 +293,8 @@ class Work:
             row = self.evaluations[-1].accuracy
             shown = len(row) if self.stream.config.boundary == "iid" else len(self.evaluations)
             accuracy = float(np.mean(row[:shown]))
-        return Progress(self.cursor, len(self.stream), float(self.learner.last_loss), accuracy)
+        found = tuple(self.evaluations)
+        return Progress(self.cursor, len(self.stream), float(self.learner.last_loss), accuracy, found)
 
     def check_loss(self) -> None:
         failed = int(self.learner.failed_at)

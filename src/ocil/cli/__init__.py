@@ -6,7 +6,7 @@ import sys
 from cyclopts import App, CycloptsError
 
 import ocil
-from ocil.cli import bench, data, runs
+from ocil.cli import bench, common, data, learn, report, runs, sweep, tune
 from ocil.errors import OcilError
 
 app = App(
@@ -19,10 +19,17 @@ Try `ocil run afs`, which learns ten kinds of clothing two at a time, then `ocil
 )
 app.command(runs.run)
 app.command(runs.compare)
+app.command(sweep.sweep)
+app.command(tune.tune)
+app.command(report.report)
+app.command(report.show)
 app.command(runs.methods)
 app.command(bench.bench)
 app.command(data.list_datasets, name="datasets")
 app.command(data.app)
+app.command(learn.learn)
+app.command(learn.predict)
+app.command(learn.export)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -42,5 +49,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _fail(message: str) -> None:
-    runs.say_error(message)
+    common.say_error(message)
     sys.exit(2)

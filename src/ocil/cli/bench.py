@@ -42,7 +42,7 @@ def bench(
     import torch
 
     from ocil.bench import made_up, measure
-    from ocil.cli.runs import read_settings
+    from ocil.cli.common import read_settings
     from ocil.config import resolve
     from ocil.methods import METHODS
     from ocil.runner import pick_device

@@ -1,46 +1,38 @@
 """``ocil run``, ``ocil compare`` and ``ocil methods``."""
 
 import json
-import os
-import signal
 import sys
-import tomllib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter, Token
+from cyclopts import Parameter
 
+from ocil.cli.common import (
+    Engine,
+    Whole,
+    carry_out,
+    dataset_of_a_run,
+    must_be_a_folder,
+    read_settings,
+    read_toml,
+    references_of,
+    refuse_address,
+    refuse_small,
+    say,
+    summary_json,
+    summary_of,
+    whole_number,
+)
 from ocil.cli.data import DataDir, Json
-from ocil.errors import OcilError, WriteError
+from ocil.errors import OcilError
 
 if TYPE_CHECKING:
     from ocil.config import RunConfig
     from ocil.data import Dataset
-    from ocil.metrics import Estimate
     from ocil.results import Summary
-
-MEASURES = (
-    "average_accuracy",
-    "average_forgetting",
-    "average_forgetting_common",
-    "average_intransigence",
-    "wall_seconds",
-)
-
-
-def _whole_number(_: Any, tokens: Sequence[Token]) -> int:
-    """Cyclopts alone would round 2.5 to 2."""
-    try:
-        return int(tokens[0].value)
-    except ValueError:
-        raise ValueError(f"'{tokens[0].value}' is not a whole number.") from None
-
-
-Whole = Annotated[int, Parameter(converter=_whole_number)]
 
 
 @Parameter(name="*")
@@ -50,11 +42,11 @@ class Options:
 
     dataset: Annotated[str | None, Parameter(alias="-d")] = None
     """A name from `ocil datasets`, or a prepared .npz. Default: the embedded fashion-mini."""
-    memory: Annotated[int | None, Parameter(converter=_whole_number, alias="-m")] = None
+    memory: Annotated[int | None, Parameter(converter=whole_number, alias="-m")] = None
     """Images kept for replay. Default: 200 for fashion-mini, 1000 for CIFAR-10, else 5000."""
-    seeds: Annotated[int | None, Parameter(converter=_whole_number, alias="-n")] = None
+    seeds: Annotated[int | None, Parameter(converter=whole_number, alias="-n")] = None
     """How many seeds to run: 0, 1, 2, ... Default: 3."""
-    seed: Annotated[int | None, Parameter(converter=_whole_number)] = None
+    seed: Annotated[int | None, Parameter(converter=whole_number)] = None
     """The first seed. Default: 0."""
     review: bool | None = None
     """The review trick: after each task one pass over memory at a tenth of the learning rate. Default: the paper's."""
@@ -68,6 +60,14 @@ class Options:
     """Runs side by side. Default: as many as keep the cores busy on a CPU, ten on a GPU."""
     threads: Whole = 1
     """CPU threads a run uses. One is best for many seeds; results depend on it in the last digits."""
+    engine: Engine = "local"
+    """local: this machine. ray: the nodes of a Ray cluster, which must share the folder of the runs."""
+    address: str | None = None
+    """HOST:PORT of the Ray cluster. Default: the one this machine belongs to."""
+    gpu_share: float = 1.0
+    """With `--engine ray`: how much of a GPU a worker takes. Below 1, several workers share it."""
+    tensorboard: Path | None = None
+    """Folder for TensorBoard: loss and accuracy as runs go on, and what is measured after each task."""
     reference: bool = True
     """Also run fine-tuning once a seed, to measure intransigence against. It is kept and used again."""
     out: Annotated[Path, Parameter(alias="-o")] = Path("runs")
@@ -93,10 +93,10 @@ def run(method: str | None = None, /, *, options: Options | None = None, as_json
     if not summaries:
         return _nothing(failed, as_json)
     if as_json:
-        print(json.dumps(_summary_json(summaries[0], folders[0]) | {"failed": failed}))
+        print(json.dumps(summary_json(summaries[0], folders[0]) | {"failed": failed}))
     else:
         _print_table(summaries)
-        _say(f"Runs: {folders[0][0].parent}")
+        say(f"Runs: {folders[0][0].parent}")
     return 1 if failed else 0
 
 
@@ -129,7 +129,7 @@ def compare(
 
     load = lru_cache(maxsize=1)(data.load)  # once, not for each method
     plans = [_plan(*_with_review(name, options), shared=True, load=load) for name in methods]
-    _must_be_a_folder(path.parent)
+    must_be_a_folder(path.parent)
     summaries, folders, failed = _execute(plans, options)
     if not summaries:
         return _nothing(failed, as_json)
@@ -139,11 +139,11 @@ def compare(
     figures.save(figures.accuracy_after_each_task(summaries), path)
     write_bytes(options.out / "table.md", tables.markdown(summaries).encode())
     if as_json:
-        cells = [_summary_json(s, f) for s, f in zip(summaries, folders, strict=True)]
+        cells = [summary_json(s, f) for s, f in zip(summaries, folders, strict=True)]
         print(json.dumps({"cells": cells, "figure": str(path), "failed": failed}))
     else:
         _print_table(summaries)
-        _say(f"Picture: {path}\nTable:   {options.out / 'table.md'}\nRuns:    {options.out}")
+        say(f"Picture: {path}\nTable:   {options.out / 'table.md'}\nRuns:    {options.out}")
     return 1 if failed else 0
 
 
@@ -197,13 +197,6 @@ def _settings_of(name: str) -> list[dict[str, Any]]:
     return found
 
 
-def _must_be_a_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OcilError(f"cannot write to {path}: {error.strerror}. Choose another place.") from None
-
-
 def _nothing(failed: list[str], as_json: bool) -> int:
     """No run succeeded: what went wrong has been said."""
     if as_json:
@@ -228,7 +221,7 @@ def _plan(
     ``shared``: the command line is for several methods. What it says of the memory does not concern one that has none,
     nor does what a TOML file says of it. ``load`` gets the dataset.
     """
-    file = _read_toml(options.config) if options.config else {}
+    file = read_toml(options.config) if options.config else {}
     in_file = {key: file.pop(key, None) for key in ("method", "dataset", "seeds", "seed")}
     for key in ("method", "dataset"):
         if not isinstance(in_file[key], str | None):
@@ -241,9 +234,7 @@ def _plan(
     dataset = in_file["dataset"] if options.dataset is None else options.dataset
     seeds = _whole("seeds", options.seeds, in_file["seeds"], default=3, least=1)
     first = _whole("seed", options.seed, in_file["seed"], default=0, least=0)
-    for key in ("workers", "threads"):
-        if getattr(options, key) < (key == "threads"):
-            raise OcilError(f"--{key} {getattr(options, key)} is too small.")
+    refuse_small(options.workers, options.threads)
 
     from ocil import data, methods
     from ocil.config import resolve
@@ -259,9 +250,7 @@ def _plan(
     dataset = data.DEFAULT if dataset is None else dataset
     load = load or data.load
     loaded = load(dataset, options.data_dir)  # before anything runs: is it there, is it whole?
-    path = Path(dataset).expanduser()
-    dataset = str(path.resolve()) if path.suffix.lower() == ".npz" or len(path.parts) > 1 else loaded.name
-    config = resolve(name, dataset, settings=file | given, classes=loaded.num_classes)
+    config = resolve(name, dataset_of_a_run(dataset, loaded), settings=file | given, classes=loaded.num_classes)
     if config.dataset not in data.CATALOG:
         config = replace(config, fingerprint=loaded.fingerprint())
     plan = [replace(config, seed=seed) for seed in range(first, first + seeds)]
@@ -281,103 +270,30 @@ def _whole(name: str, given: int | None, in_file: Any, default: int, least: int)
     return value
 
 
-def read_settings(words: Sequence[str]) -> dict[str, str]:
-    settings = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or not name:
-            raise OcilError(f"--set {word}: write FIELD=VALUE, for example --set beta=0.2.")
-        settings[name.strip()] = value.strip()
-    return settings
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text())
-    except OSError as error:
-        raise OcilError(f"cannot read {path}: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise OcilError(f"{path} is not a TOML file: {error}.") from None
-
-
 def _execute(
     plans: Sequence[list["RunConfig"]], options: Options
 ) -> tuple[list["Summary"], list[list[Path]], list[str]]:
     """Run everything with live progress. Returns a summary a plan, its run folders, and what failed."""
     from ocil.cli.progress import Board
-    from ocil.engine import execute
+    from ocil.cli.tensorboard import logged
+    from ocil.engine import device_for
     from ocil.engine.local import Job
-    from ocil.results import Result, RunFolder, summarise
-    from ocil.runner import Interrupted, pick_device
+    from ocil.results import RunFolder
 
-    device = pick_device(options.device)
+    refuse_address(options.engine, options.address)
+    device = device_for(options.device, options.engine)
     wanted = {config: None for plan in plans for config in plan}
-    references = {c: c.reference() for c in wanted if options.reference and c.stream.boundary != "iid"}
+    references = references_of(list(wanted), options.reference)
     order = list(dict.fromkeys([*references.values(), *wanted]))
-    job = Job(options.out, str(device), options.data_dir, threads=options.threads)
-    unwritable = False
-    with _first_ctrl_c() as stopped, Board(order, set(wanted)) as board:
-
-        def hear(number: int, event: Any) -> None:
-            nonlocal unwritable
-            unwritable = unwritable or isinstance(event, WriteError)
-            board.hear(number, event)
-
-        runs = execute(order, job, options.workers, hear, lambda: unwritable or stopped())
-    outcomes = dict(zip(order, runs, strict=True))
-    for outcome in outcomes.values():
-        if isinstance(outcome, WriteError):
-            raise outcome
-    failed = [str(outcome) for outcome in outcomes.values() if isinstance(outcome, OcilError)]
-    for message in failed:
-        say_error(message)
-    if any(isinstance(outcome, Interrupted) for outcome in outcomes.values()):
-        _say("Stopped. What was learned is saved; the same command goes on from there.")
-        raise KeyboardInterrupt
+    job = Job(options.out, device, options.data_dir, threads=options.threads, gpu_share=options.gpu_share)
+    board = logged(Board(order, set(wanted)), options.tensorboard, order)
+    outcomes, failed = carry_out(order, job, options.workers, board, options.engine, options.address)
     summaries, folders = [], []
     for plan in plans:
-        results = [result for config in plan if isinstance(result := outcomes[config], Result)]
-        if results:
-            compared = [outcomes[references[r.config]] if r.config in references else None for r in results]
-            summaries.append(summarise(results, [r if isinstance(r, Result) else None for r in compared]))
-            folders.append([RunFolder.of(options.out, result.config).path for result in results])
+        if (found := summary_of(plan, outcomes, references)) is not None:
+            summaries.append(found[0])
+            folders.append([RunFolder.of(options.out, result.config).path for result in found[1]])
     return summaries, folders, failed
-
-
-@contextmanager
-def _first_ctrl_c() -> Iterator[Any]:
-    """The first Ctrl-C asks the runs to save and stop; a second one stops at once."""
-    asked = False
-
-    def ask(*_: Any) -> None:
-        nonlocal asked
-        asked = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        os.write(2, b"Saving; once more stops at once.\n")  # not print: that may be in the middle of a line
-
-    before = signal.signal(signal.SIGINT, ask)
-    try:
-        yield lambda: asked
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _summary_json(summary: "Summary", folders: list[Path]) -> dict[str, Any]:
-    def numbers(value: "Estimate | None") -> dict[str, Any] | None:
-        return None if value is None else {"mean": value.mean, "interval": value.interval, "values": list(value.values)}
-
-    config = summary.config
-    note = {} if len(folders) > 1 else {"note": "one seed: no interval"}
-    return {
-        "method": config.label,
-        "dataset": config.dataset,
-        "memory": config.learner.memory,
-        "seeds": len(folders),
-        **{name: numbers(getattr(summary, name)) for name in MEASURES},
-        "accuracy_curve": [numbers(point) for point in summary.accuracy_curve],
-        "runs": [str(folder) for folder in folders],
-        **note,
-    }  # fmt: skip
 
 
 def _print_table(summaries: Sequence["Summary"]) -> None:
@@ -391,11 +307,3 @@ def _print_table(summaries: Sequence["Summary"]) -> None:
     for summary in summaries:
         table.add_row(*row(summary))
     Console(width=None if sys.stdout.isatty() else 100).print(table)
-
-
-def say_error(message: str) -> None:
-    _say(f"ocil: error: {' '.join(message.split())}")  # one line, whatever a library wrote
-
-
-def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)

@@ -28,6 +28,9 @@ class Dataset:
     test_x: NDArray[np.uint8]
     test_y: NDArray[np.int64]
     classes: tuple[str, ...]
+    unseen: int = 0
+    """Further classes that a network must have outputs for although none of their images is here: where the first tasks
+    stand for a whole stream, the loss still runs over all classes."""
 
     def __post_init__(self) -> None:
         self.validate()
@@ -45,6 +48,8 @@ class Dataset:
     def fingerprint(self) -> str:
         """Short digest of all images, labels and class names."""
         sha = hashlib.sha256("\n".join(self.classes).encode())
+        if self.unseen:
+            sha.update(f"and {self.unseen} more".encode())
         for array in (self.train_x, self.train_y, self.test_x, self.test_y):
             sha.update(np.ascontiguousarray(array).data)
         return sha.hexdigest()[:12]
@@ -67,6 +72,8 @@ class Dataset:
         """Write one .npz file; it is there whole or not at all."""
         arrays: dict[str, Any] = {key: getattr(self, key) for key in KEYS}
         arrays["classes"] = np.array(self.classes, dtype=np.str_)
+        if self.unseen:
+            arrays["unseen"] = np.int64(self.unseen)
         with atomic_write(path) as file:
             (np.savez_compressed if compressed else np.savez)(file, **arrays)
 
@@ -103,12 +110,13 @@ def load_npz(path: Path, name: str) -> Dataset:
     try:
         with _open(path) as archive:
             arrays = {key: archive[key] for key in KEYS}
+            unseen = int(archive["unseen"]) if "unseen" in archive else 0
     except UNREADABLE as error:
         raise OcilError(f"cannot read {path}: {_reason(error)}. Import or download the dataset again.") from error
     classes = arrays.pop("classes")
     if classes.dtype.kind != "U" or classes.ndim != 1:
         raise OcilError(f"{path}: classes must be a list of names, but it is {classes.dtype} {list(classes.shape)}.")
-    return Dataset(name=name, classes=tuple(classes.tolist()), **arrays)
+    return Dataset(name=name, classes=tuple(classes.tolist()), unseen=unseen, **arrays)
 
 
 def peek_npz(path: Path) -> tuple[int, tuple[int, ...], int, int]:

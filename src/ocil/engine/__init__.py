@@ -1,11 +1,13 @@
-"""Many runs: ``local`` uses the cores of this machine, ``gpu`` shares one GPU among them."""
+"""Many runs: ``local`` uses the cores of this machine, ``gpu`` shares one GPU among them, ``ray`` uses a cluster."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from ocil.config import RunConfig
     from ocil.engine.local import Job, Outcome, Watcher
+
+Engine = Literal["local", "ray"]
 
 
 def execute(
@@ -14,9 +16,25 @@ def execute(
     workers: int = 0,
     watch: "Watcher" = lambda number, event: None,
     should_stop: Callable[[], bool] = lambda: False,
+    engine: Engine = "local",
+    address: str | None = None,
 ) -> "list[Outcome]":
-    """Run every configuration where it is fastest. ``workers`` run side by side; 0 chooses."""
+    """Run every configuration where it is fastest. ``workers`` run side by side; 0 chooses.
+
+    ``engine="ray"`` runs them on the Ray cluster at ``address``, by default the one this machine belongs to.
+    """
+    if engine == "ray":
+        from ocil.engine import ray
+
+        return ray.run_all(configs, job, workers, watch, should_stop, address)
     from ocil.engine import gpu, local
 
-    engine = gpu.run_all if job.device.startswith("cuda") else local.run_all
-    return engine(configs, job, workers, watch, should_stop)
+    run_all = gpu.run_all if job.device.startswith("cuda") else local.run_all
+    return run_all(configs, job, workers, watch, should_stop)
+
+
+def device_for(name: str, engine: Engine) -> str:
+    """What a job calls its device: looked up on this machine, but left to a cluster, whose head may have no GPU."""
+    from ocil.runner import pick_device
+
+    return name if engine == "ray" else str(pick_device(name))

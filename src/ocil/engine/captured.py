@@ -28,13 +28,14 @@ class CapturedStepper(Stepper):
         self.within = torch.arange(self.size, device=device)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self.next = -1  # the batch that the cursor on the device points to
-        self.form = learner.form()
+        self.form = self._form()
         self.warm = False
         self.step: torch.cuda.CUDAGraph | None = None
         self.graphs: dict[tuple[str, int], tuple[Tensor, torch.cuda.CUDAGraph] | None] = {}
 
     def learn(self, number: int) -> None:
         first, last = self.stream.bounds[number]
+        self.meet(number)
         self._follow_form()
         if last - first != self.size or (self.step is None and not self.warm):
             # One step in the steady state as it is written: it prepares what may not be prepared in a graph.
@@ -74,9 +75,13 @@ class CapturedStepper(Stepper):
         fixed.copy_(slots)
         graph.replay()
 
+    def _form(self) -> tuple[int, int]:
+        """What was recorded depends on these: what a step does, and where the rows of the classes lie."""
+        return self.learner.form(), self.learner.problem.classes
+
     def _follow_form(self) -> None:
-        if self.learner.form() != self.form:  # what was recorded is no longer what is written
-            self.form, self.warm, self.step = self.learner.form(), False, None
+        if (form := self._form()) != self.form:
+            self.form, self.warm, self.step = form, False, None
             self.graphs.clear()
 
     def record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:

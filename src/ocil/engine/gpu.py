@@ -59,6 +59,8 @@ def run_all(
                 outcomes[number] = error
                 watch(number, error)
                 numbers.remove(number)
+        if not numbers:
+            continue
         hear = _renumbered(watch, numbers)
         found = run_together([configs[number] for number in numbers], job, size, hear, should_stop, dataset)
         outcomes |= dict(zip(numbers, found, strict=True))

@@ -37,6 +37,8 @@ class Job:
     data_dir: Path | None
     checkpoint_seconds: float = 30.0
     threads: int = 1
+    gpu_share: float = 1.0
+    """Of a GPU, for each worker on a cluster: below 1, several workers share it."""
 
 
 def run_all(

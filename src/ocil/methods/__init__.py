@@ -15,8 +15,8 @@ class MethodInfo:
     """What there is to know of a method without importing it."""
 
     name: str
-    target: str
-    """``module:Class`` inside this package."""
+    target: "str | type[Learner]"
+    """``module:Class`` inside this package, or a class from anywhere."""
     summary: str
     paper: str
     memory: bool = True
@@ -28,6 +28,8 @@ class MethodInfo:
     """A step in the steady state can be captured as a CUDA graph."""
 
     def load(self) -> "type[Learner]":
+        if not isinstance(self.target, str):
+            return self.target
         module, name = self.target.split(":")
         learner: type[Learner] = getattr(import_module(f"ocil.methods.{module}"), name)
         return learner
@@ -86,6 +88,15 @@ METHODS: dict[str, MethodInfo] = {
         ),
     )
 }  # fmt: skip
+
+
+def register(info: MethodInfo) -> None:
+    """Make a method of your own known by its name, in this process: everything that takes a name takes it."""
+    if info.name != info.name.strip().lower().replace("_", "-"):
+        raise OcilError(f"a method's name has small letters, digits and '-': '{info.name}' has others.")
+    if METHODS.get(info.name, info) != info:
+        raise OcilError(f"there is a method '{info.name}' already: choose another name.")
+    METHODS[info.name] = info
 
 
 def method(name: str) -> MethodInfo:

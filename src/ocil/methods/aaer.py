@@ -41,6 +41,7 @@ class AAER(Learner):
 
     Config = AAERConfig
     config: AAERConfig
+    per_class = (*Learner.per_class, "anchors", "known", "centres", "taken", "moved")
 
     def __init__(self, config: AAERConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
         super().__init__(config, problem, seed, device)
@@ -149,7 +150,7 @@ class AAER(Learner):
             features = self.features(x)
             if self.config.compensation == "backward":
                 features = features - offset[nearness(features, anchors, seen).argmax(1)]
-            return nearness(features, centres, seen)
+            return self.masked(nearness(features, centres, seen))
 
         return scores
 

@@ -155,11 +155,11 @@ class AFS(Learner):
         elif c.loss == "focal":
             loss = losses.focal(logits, labels, c.alpha, c.gamma)
         else:
-            loss = losses.revised_focal(logits, labels, c.alpha, c.mu, c.sigma, c.sample_value, features)
+            loss = losses.revised_focal(logits, labels, c.alpha, c.mu, c.sigma, c.sample_value, features, met=self.met)
         if regularise and c.regulariser == "vkd":
-            loss = loss + losses.virtual_distillation(logits, labels, c.beta, c.temperature, c.epsilon)
+            loss = loss + losses.virtual_distillation(logits, labels, c.beta, c.temperature, c.epsilon, met=self.met)
         elif regularise and c.regulariser == "lsr":
-            loss = loss + losses.label_smoothing(logits, labels, c.epsilon, scale=c.beta)
+            loss = loss + losses.label_smoothing(logits, labels, c.epsilon, scale=c.beta, met=self.met)
         return loss
 
     def review_loss(self, x: Tensor, y: Tensor) -> Tensor:

@@ -114,7 +114,7 @@ class ASER(Learner):
 
         slots, real, sizes = self.balanced(self.config.per_class)
         evaluated, asked = slots.flatten(), real.flatten()
-        threshold = torch.rand((), generator=self.rng["memory"], device=y.device) / classes
+        threshold = torch.rand((), generator=self.rng["memory"], device=y.device) / self.class_count
         minority = late & (sizes[y] / memory.size < threshold)
 
         key = torch.rand(memory.size + 1, generator=self.rng["memory"], device=y.device)
@@ -122,6 +122,8 @@ class ASER(Learner):
         key = torch.where(self.filled(), key[: memory.size], 2.0)
         first = key.topk(min(self.config.per_class * classes, memory.size), largest=False)
         candidate, usable = first.indices, first.values < 2
+        if self.met is not None:  # room for more classes brings no more candidates
+            usable &= torch.arange(len(usable), device=y.device) < self.config.per_class * self.class_count
 
         features = self.features(torch.cat([memory.images[evaluated], memory.images[candidate], x]))
         of_evaluated, of_candidate, of_stream = features.split([len(evaluated), len(candidate), len(x)])

@@ -1,7 +1,8 @@
 """What every method has: a network, a memory, an optimiser, and four verbs."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from operator import index
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import torch
@@ -15,6 +16,8 @@ from ocil.precision import Precision
 from ocil.rng import Rng, derive
 from ocil.sgd import SGD
 
+FIRST_CAPACITY = 16  # of a learner whose classes are not known; it doubles, so that growth is rare
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -22,6 +25,15 @@ class Problem:
 
     image_shape: ImageShape
     classes: int
+    """Of a growing learner: how many it has room for."""
+
+
+def capacity_for(classes: int) -> int:
+    """The smallest capacity step that holds so many."""
+    capacity = FIRST_CAPACITY
+    while capacity < classes:
+        capacity *= 2
+    return capacity
 
 
 @dataclass(frozen=True)
@@ -50,6 +62,9 @@ class LearnerConfig:
     """Gradients in a review are multiplied by this: 0.1 at lr 0.1 is the paper's review learning rate of 0.01."""
     review_keep_last: bool = False
     """Whether a review keeps the incomplete last batch (the base harness drops it, AFS keeps it)."""
+    growing: bool = False
+    """Classes are not known in advance: the head and all else that is kept by class grows, and every softmax runs over
+    the classes met so far."""
 
     minimum: ClassVar[dict[str, float]] = {
         "memory": 0, "memory_batch": 1, "lr": 0, "momentum": 0, "weight_decay": 0, "width": 1,
@@ -73,9 +88,13 @@ class Learner(nn.Module):
     Images are uint8 ``[B, H, W, C]``, labels int64 ``[B]``, both on the learner's device. In the steady state, once the
     memory holds a replay batch, ``learn`` keeps static shapes and reads nothing back to the host, so that a step can be
     captured as a CUDA graph.
+
+    A growing learner is told of classes by ``meet`` before ``learn`` sees them.
     """
 
     Config: ClassVar[type[LearnerConfig]] = LearnerConfig
+    per_class: ClassVar[tuple[str, ...]] = ("met",)
+    """Buffers with one row a class. They grow; new rows are 0."""
     config: LearnerConfig
 
     def __init__(
@@ -87,14 +106,19 @@ class Learner(nn.Module):
         self.device = torch.device(device)
         self.rng = Rng(seed, self.device)
         self.network = networks.build(
-            problem.image_shape, problem.classes, config.width, derive(seed, "init"), self.device, config.precision
-        )
+            problem.image_shape, problem.classes, config.width, derive(seed, "init"), self.device, config.precision,
+            config.growing,
+        )  # fmt: skip
         self.memory = Memory(config.memory, problem.image_shape, self.rng["memory"])
         self.optimizer = self.make_optimizer()
         self.steps: Tensor
         self.failed_at: Tensor
         self.last_loss: Tensor
         self.tasks_ended: Tensor
+        self.met: Tensor | None
+        self._met: set[int] = set()  # the same as met, known to the host
+        room = torch.zeros(problem.classes, dtype=torch.bool, device=self.device)
+        self.register_buffer("met", room if config.growing else None)
         self.tasks = 0  # the same as tasks_ended, known to the host
         self.register_buffer("tasks_ended", torch.zeros((), dtype=torch.int64, device=self.device))
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64, device=self.device))
@@ -117,6 +141,44 @@ class Learner(nn.Module):
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
         return SGD(trained, config.lr, config.momentum, config.weight_decay)
 
+    @property
+    def classes_met(self) -> list[int]:
+        """In ascending order; all there are, if the learner was told how many."""
+        return sorted(self._met) if self.met is not None else list(range(self.problem.classes))
+
+    @property
+    def class_count(self) -> int | Tensor:
+        """How many classes count: those met so far, on the device, or all there are."""
+        return self.problem.classes if self.met is None else self.met.sum()
+
+    def meet(self, classes: Iterable[int]) -> None:
+        """These classes are about to appear. Does nothing unless the learner grows.
+
+        Not for the inside of a step: rows are drawn on the host, and if the learner has no room for a class, all that
+        it keeps by class is allocated anew.
+        """
+        if self.met is None or not (new := sorted({index(number) for number in classes} - self._met)):
+            return
+        if new[0] < 0:
+            raise OcilError(f"class {new[0]} cannot be met: classes count from 0.")
+        if new[-1] >= self.problem.classes:
+            self.grow(capacity_for(new[-1] + 1))
+        networks.meet(self, new)
+        self.met[new] = True
+        self._met |= set(new)
+
+    def grow(self, capacity: int) -> None:
+        """Room for so many classes. (Fewer than now only if a state is loaded that has fewer.)"""
+        self.problem = replace(self.problem, classes=capacity)
+        networks.grow(self, capacity)
+        velocity, self.optimizer = self.optimizer.velocity, self.make_optimizer()
+        for number, value in velocity.items():
+            self.optimizer.velocity[number] = networks.with_rows(value, len(self.optimizer.parameters[number]))
+
+    def masked(self, scores: Tensor) -> Tensor:
+        """Scores of which a class not met never has the largest. The network's own head gives such scores."""
+        return scores if self.met is None else scores.masked_fill(~self.met, networks.NOT_MET)
+
     def state(self) -> dict[str, Tensor]:
         """Everything that later steps depend on, as flat tensors: weights, memory, optimiser, generators.
 
@@ -127,7 +189,11 @@ class Learner(nn.Module):
         return state | {f"rng.{name}": value for name, value in self.rng.state().items()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Go on exactly where ``state`` was taken."""
+        """Go on exactly where ``state`` was taken. Of a growing learner the state says how much room there is."""
+        if self.met is not None:
+            if len(state["met"]) != self.problem.classes:
+                self.grow(len(state["met"]))
+            self._met = set(state["met"].nonzero().flatten().tolist())
         own = {name: value for name, value in state.items() if not name.startswith(("optimizer.", "rng."))}
         self.load_state_dict(own)
         self.memory.recount()

@@ -12,7 +12,7 @@ from ocil import losses, networks
 from ocil.augment import Augment
 from ocil.errors import OcilError
 from ocil.methods.base import Learner, LearnerConfig, Problem
-from ocil.networks import to_float
+from ocil.networks import Growing, GrowingHead, to_float
 from ocil.rng import derive
 
 FLOOR = torch.finfo(torch.float64).eps  # of a probability before its logarithm, as released
@@ -76,6 +76,11 @@ class DVC(Learner):
         classes, units = problem.classes, config.qnet_units
 
         def qnet() -> nn.Sequential:
+            if config.growing:
+                seeds = derive(seed, "qnet in"), derive(seed, "qnet out")
+                return nn.Sequential(
+                    GrowingPair(classes, units, seeds[0]), nn.ReLU(), GrowingHead(units, classes, seeds[1])
+                )
             return nn.Sequential(nn.Linear(2 * classes, units), nn.ReLU(), nn.Linear(units, classes))
 
         self.qnet = networks.seeded(qnet, derive(seed, "qnet")).to(self.device)
@@ -104,7 +109,7 @@ class DVC(Learner):
 
     def loss(self, first: Tensor, second: Tensor, labels: Tensor) -> Tensor:
         z, z2 = self.network(torch.cat([first, second])).chunk(2)
-        return dvc_loss(z, z2, self.qnet(torch.cat([z, z2], dim=1)), labels, self.config.dl_weight)
+        return dvc_loss(z, z2, self.qnet(torch.cat([z, z2], dim=1)), labels, self.config.dl_weight, self.met)
 
     @torch.no_grad()
     def retrieve(self) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -133,16 +138,37 @@ class DVC(Learner):
         return self.loss(raw, self.augment(raw, self.rng["augment"]), y)
 
 
-def dvc_loss(z: Tensor, z2: Tensor, z3: Tensor, labels: Tensor, weight: float) -> Tensor:
+class GrowingPair(Growing):
+    """The Q-net's first layer for classes that are not known in advance: what both views say of a class is a row.
+
+    Where PyTorch draws from a range that depends on the number of classes, this one depends on the number of units.
+    """
+
+    def __init__(self, classes: int, units: int, seed: int) -> None:
+        super().__init__()
+        bound = units**-0.5
+        self.weight = nn.Parameter(torch.zeros(classes, 2, units))
+        self.bias = nn.Parameter(torch.empty(units).uniform_(-bound, bound))
+        self.start(classes, seed, bound)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.masked_fill(~self.met.repeat(2), 0)
+        return F.linear(x, self.weight.permute(2, 1, 0).flatten(1), self.bias)
+
+
+def dvc_loss(z: Tensor, z2: Tensor, z3: Tensor, labels: Tensor, weight: float, met: Tensor | None = None) -> Tensor:
     """Of the logits ``[N, C]`` of the first view, the second view and both together.
 
     Cross-entropy of the 2N views; a third of the summed negative entropies of the three mean distributions; ``weight``
-    times the mean distance |p'' - p| and |p'' - p'| over views and classes.
+    times the mean distance |p'' - p| and |p'' - p'| over views and classes. Where not all
+    classes are ``met`` the logits of the others are masked, and the mean is over those that are.
     """
     p, p2, p3 = (logits.softmax(1) for logits in (z, z2, z3))
     means = torch.stack([q.mean(0) for q in (p, p2, p3)]).clamp_min(FLOOR)
     agreement = (means * means.log()).sum() / 3
     distance = F.l1_loss(torch.cat([p3, p3]), torch.cat([p, p2]))
+    if met is not None:
+        distance = distance * (len(met) / met.sum())
     return losses.cross_entropy(torch.cat([z, z2]), torch.cat([labels, labels])) + agreement + weight * distance
 
 

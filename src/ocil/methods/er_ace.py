@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ocil import losses, networks
 from ocil.methods.base import Learner, LearnerConfig, Problem
-from ocil.networks import to_float
+from ocil.networks import Growing, to_float
 from ocil.rng import derive
 
 Future = Literal["largest", "unseen"]
@@ -46,6 +46,7 @@ class ERACE(Learner):
 
     Config = ERACEConfig
     config: ERACEConfig
+    per_class = (*Learner.per_class, "seen_classes")
 
     def __init__(
         self, config: ERACEConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu"
@@ -54,8 +55,11 @@ class ERACE(Learner):
         self.seen_classes: Tensor
         self.register_buffer("seen_classes", torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
         if config.head == "cosine":
-            size = self.network.feature_size
-            head = networks.seeded(lambda: CosineHead(size, problem.classes, config.scale), derive(seed, "head"))
+            sizes, head_seed = (self.network.feature_size, problem.classes, config.scale), derive(seed, "head")
+            if config.growing:
+                head: CosineHead = GrowingCosineHead(*sizes, head_seed)
+            else:
+                head = networks.seeded(lambda: CosineHead(*sizes), head_seed)
             self.network.head = head.to(self.device)
             self.optimizer = self.make_optimizer()
 
@@ -107,6 +111,19 @@ class CosineHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(_unit(x), _unit(self.weight)) * self.scale
+
+
+class GrowingCosineHead(Growing, CosineHead):
+    """The same for classes that are not known in advance (see ``networks.Growing``)."""
+
+    def __init__(self, features: int, classes: int, scale: float, seed: int) -> None:
+        nn.Module.__init__(self)
+        self.scale = scale
+        self.weight = nn.Parameter(torch.zeros(classes, features))
+        self.start(classes, seed, features**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).masked_fill(~self.met, networks.NOT_MET)
 
 
 def _unit(rows: Tensor) -> Tensor:

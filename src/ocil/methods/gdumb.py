@@ -55,7 +55,8 @@ class GDumb(Learner):
         super().task_ended()
         c, p = self.config, self.problem
         seed = derive(self.rng.seed, f"init after task {self.tasks}")
-        fresh = networks.build(p.image_shape, p.classes, c.width, seed, self.device, c.precision)
+        fresh = networks.build(p.image_shape, p.classes, c.width, seed, self.device, c.precision, c.growing)
+        networks.meet(fresh, self.classes_met)
         self.network.load_state_dict(fresh.state_dict())  # in place: recorded steps know these tensors
         for velocity in self.optimizer.velocity.values():
             velocity.zero_()
@@ -86,6 +87,8 @@ class BalancedMemory(Memory):
 
     ``seen`` counts filled slots here, not samples: what was refused leaves no trace.
     """
+
+    per_class: ClassVar[tuple[str, ...]] = ("counts", "since")
 
     def __init__(self, size: int, image_shape: ImageShape, classes: int, generator: torch.Generator) -> None:
         super().__init__(size, image_shape, generator)

@@ -69,6 +69,7 @@ class OCM(Learner):
 
     Config = OCMConfig
     config: OCMConfig
+    per_class = (*Learner.per_class, "seen_classes", "old_classes")
 
     def __init__(self, config: OCMConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
         height, width, channels = problem.image_shape
@@ -135,7 +136,9 @@ class OCM(Learner):
 
     def replay_batch(self) -> int:
         """``per_class`` for each class seen by the end of this task, if it brings as many as those before did."""
-        expected = min(self.problem.classes, round(self.known * (self.tasks + 1) / self.tasks))
+        expected = round(self.known * (self.tasks + 1) / self.tasks)
+        if not self.config.growing:
+            expected = min(self.problem.classes, expected)
         return max(1, min(self.config.memory_batch, self.config.per_class * expected))
 
     def pairs(self, x: Tensor) -> Tensor:

@@ -113,7 +113,8 @@ class SCR(Learner):
         @torch.no_grad()
         def scores(x: Tensor) -> Tensor:
             distance = torch.cdist(self.encode(x), means, compute_mode="donot_use_mm_for_euclid_dist")
-            return (-distance).masked_fill(~present, -torch.inf) if stored else torch.zeros_like(distance)
+            near = (-distance).masked_fill(~present, -torch.inf) if stored else torch.zeros_like(distance)
+            return self.masked(near)
 
         return scores
 

@@ -19,9 +19,11 @@ STYLE: Any = {
     "grid.color": "#e5e5e5",
     "axes.axisbelow": True,
     "svg.hashsalt": "ocil",  # the same figure gives the same bytes
+    "text.parse_math": False,  # a name from a file is no formula
 }
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # safe for colour-blind readers
 MARKERS = "osD^vP*"
+LINES = ("-", "--", ":")
 
 
 def accuracy_after_each_task(summaries: Sequence[Summary], labels: Sequence[str] | None = None) -> Figure:
@@ -35,8 +37,8 @@ def accuracy_after_each_task(summaries: Sequence[Summary], labels: Sequence[str]
             spread = [100 * (point.interval or 0.0) for point in summary.accuracy_curve]
             colour = COLOURS[number % len(COLOURS)]
             axes.plot(
-                tasks, mean, color=colour, marker=MARKERS[number % len(MARKERS)], markersize=5,
-                label=f"{names[number]}  {mean[-1]:.1f} %",
+                tasks, mean, LINES[number // len(COLOURS) % len(LINES)], color=colour,
+                marker=MARKERS[number % len(MARKERS)], markersize=5, label=f"{names[number]}  {mean[-1]:.1f} %",
             )  # fmt: skip
             low = [max(0.0, m - s) for m, s in zip(mean, spread, strict=True)]
             high = [min(100.0, m + s) for m, s in zip(mean, spread, strict=True)]
@@ -52,7 +54,10 @@ def accuracy_after_each_task(summaries: Sequence[Summary], labels: Sequence[str]
             ylim=(0, 100),
             title=f"{Path(config.dataset).stem}, memory {memory}, {seeds} seed{'s' if seeds > 1 else ''}",
         )
-        axes.legend(frameon=False, title="at the end")
+        if len(summaries) <= len(COLOURS):
+            axes.legend(frameon=False, title="at the end")
+        else:
+            axes.legend(frameon=False, title="at the end", loc="center left", bbox_to_anchor=(1.0, 0.5))
         return figure
 
 

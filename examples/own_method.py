@@ -1,0 +1,49 @@
+"""A method of your own in one file: replay that learns a memory batch several times for each stream batch.
+
+Run it: python examples/own_method.py
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+import ocil
+from ocil import losses
+from ocil.methods import MethodInfo, register
+from ocil.methods.base import Learner, LearnerConfig
+from ocil.networks import to_float
+
+
+@dataclass(frozen=True)
+class RepeatConfig(LearnerConfig):
+    repeats: int = 2
+    """Memory batches learned for each stream batch."""
+
+
+class Repeat(Learner):
+    """Step: cross-entropy of the stream batch, then of ``repeats`` memory batches, one SGD step each; reservoir."""
+
+    Config = RepeatConfig
+    config: RepeatConfig
+
+    def learn(self, x: Tensor, y: Tensor) -> None:
+        loss = self.descend(x, y)
+        for _ in range(self.config.repeats):
+            if (replay := self.memory.retrieve(self.config.memory_batch)) is not None:
+                loss = self.descend(*replay)
+        self.memory.add(x, y)
+        self.watch(loss)
+
+    def descend(self, x: Tensor, y: Tensor) -> Tensor:
+        self.optimizer.zero_grad()
+        loss = losses.cross_entropy(self.network(to_float(x)), y)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+register(MethodInfo("repeat", Repeat, "replay of several batches a step", "-"))
+
+if __name__ == "__main__":
+    config = ocil.resolve("repeat", settings={"repeats": 3, "width": 4})
+    print(f"accuracy {ocil.metrics.average_accuracy(ocil.run(config, 'runs').matrix):.2f}")

@@ -1,0 +1,185 @@
+"""What the commands that run something share: settings from words, Ctrl-C, messages, the run of many configurations."""
+
+import os
+import signal
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter, Token
+
+from ocil.engine import Engine as Engine
+from ocil.errors import OcilError, WriteError
+
+if TYPE_CHECKING:
+    from ocil.config import RunConfig
+    from ocil.data import Dataset
+    from ocil.engine.local import Job, Outcome
+    from ocil.metrics import Estimate
+    from ocil.results import Result, Summary
+
+MEASURES = (
+    "average_accuracy",
+    "average_forgetting",
+    "average_forgetting_common",
+    "average_intransigence",
+    "wall_seconds",
+)
+
+
+def whole_number(_: Any, tokens: Sequence[Token]) -> int:
+    """Cyclopts alone would round 2.5 to 2."""
+    try:
+        return int(tokens[0].value)
+    except ValueError:
+        raise ValueError(f"'{tokens[0].value}' is not a whole number.") from None
+
+
+Whole = Annotated[int, Parameter(converter=whole_number)]
+
+
+def carry_out(
+    order: "Sequence[RunConfig]",
+    job: "Job",
+    workers: int,
+    board: AbstractContextManager[Any],
+    engine: Engine = "local",
+    address: str | None = None,
+    describe: "Callable[[RunConfig, Exception], str]" = lambda config, error: str(error),
+) -> "tuple[dict[RunConfig, Outcome], list[str]]":
+    """Run everything with live progress. Returns what came of each configuration, and a line for each that failed.
+
+    A folder that cannot be written to stops all. After Ctrl-C what is running is saved first.
+    """
+    from ocil.engine import execute
+    from ocil.runner import Interrupted
+
+    unwritable = False
+    with first_ctrl_c() as stopped, board as shown:
+
+        def hear(number: int, event: Any) -> None:
+            nonlocal unwritable
+            unwritable = unwritable or isinstance(event, WriteError)
+            shown.hear(number, event)
+
+        runs = execute(order, job, workers, hear, lambda: unwritable or stopped(), engine, address)
+    outcomes = dict(zip(order, runs, strict=True))
+    for outcome in outcomes.values():
+        if isinstance(outcome, WriteError):
+            raise outcome
+    failed = [describe(config, error) for config, error in outcomes.items() if isinstance(error, OcilError)]
+    for message in failed:
+        say_error(message)
+    if any(isinstance(outcome, Interrupted) for outcome in outcomes.values()):
+        say("Stopped. What was learned is saved; the same command goes on from there.")
+        raise KeyboardInterrupt
+    return outcomes, failed
+
+
+@contextmanager
+def first_ctrl_c() -> Iterator[Any]:
+    """The first Ctrl-C asks the runs to save and stop; a second one stops at once."""
+    asked = False
+
+    def ask(*_: Any) -> None:
+        nonlocal asked
+        asked = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.write(2, b"Saving; once more stops at once.\n")  # not print: that may be in the middle of a line
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def summary_of(
+    configs: "Sequence[RunConfig]", outcomes: "dict[RunConfig, Outcome]", references: "dict[RunConfig, RunConfig]"
+) -> "tuple[Summary, list[Result]] | None":
+    """Means over the runs of a cell that are finished, beside their references; None if there is none."""
+    from ocil.results import Result, summarise
+
+    results = [result for config in configs if isinstance(result := outcomes[config], Result)]
+    if not results:
+        return None
+    compared = [outcomes[references[r.config]] if r.config in references else None for r in results]
+    return summarise(results, [r if isinstance(r, Result) else None for r in compared]), results
+
+
+def references_of(configs: "Sequence[RunConfig]", wanted: bool) -> "dict[RunConfig, RunConfig]":
+    """The fine-tuned runs that intransigence compares with. A stream that mixes all classes has none."""
+    return {config: config.reference() for config in configs if wanted and config.stream.boundary != "iid"}
+
+
+def summary_json(summary: "Summary", folders: list[Path]) -> dict[str, Any]:
+    config = summary.config
+    note = {} if len(folders) > 1 else {"note": "one seed: no interval"}
+    return {
+        "method": config.label,
+        "dataset": config.dataset,
+        "memory": config.learner.memory,
+        "seeds": len(folders),
+        **{name: numbers(getattr(summary, name)) for name in MEASURES},
+        "accuracy_curve": [numbers(point) for point in summary.accuracy_curve],
+        "runs": [str(folder) for folder in folders],
+        **note,
+    }  # fmt: skip
+
+
+def numbers(value: "Estimate | None") -> dict[str, Any] | None:
+    return None if value is None else {"mean": value.mean, "interval": value.interval, "values": list(value.values)}
+
+
+def read_settings(words: Sequence[str]) -> dict[str, str]:
+    settings = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise OcilError(f"--set {word}: write FIELD=VALUE, for example --set beta=0.2.")
+        settings[name.strip()] = value.strip()
+    return settings
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise OcilError(f"cannot read {path}: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise OcilError(f"{path} is not a TOML file: {error}.") from None
+
+
+def dataset_of_a_run(name: str, loaded: "Dataset") -> str:
+    """How a configuration names a dataset: a file by its whole path, one of a folder of datasets by its name."""
+    path = Path(name).expanduser()
+    return str(path.resolve()) if path.suffix.lower() == ".npz" or len(path.parts) > 1 else loaded.name
+
+
+def refuse_address(engine: Engine, address: str | None) -> None:
+    if address is not None and engine != "ray":
+        raise OcilError("--address is for a Ray cluster: add --engine ray.")
+
+
+def refuse_small(workers: int, threads: int) -> None:
+    for name, value, least in (("workers", workers, 0), ("threads", threads, 1)):
+        if value < least:
+            raise OcilError(f"--{name} {value} is too small.")
+
+
+def must_be_a_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OcilError(f"cannot write to {path}: {error.strerror}. Choose another place.") from None
+
+
+def say_error(message: str) -> None:
+    say(f"ocil: error: {' '.join(message.split())}")  # one line, whatever a library wrote
+
+
+def say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)

@@ -1,0 +1,370 @@
+"""``ocil sweep``: the runs of a table or figure."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from ocil.cli.common import (
+    Engine,
+    Whole,
+    carry_out,
+    dataset_of_a_run,
+    read_settings,
+    references_of,
+    refuse_address,
+    refuse_small,
+    say,
+    summary_json,
+    summary_of,
+    whole_number,
+)
+from ocil.cli.data import DataDir, Json
+from ocil.errors import OcilError
+
+if TYPE_CHECKING:
+    from ocil.cli.estimate import Estimator, Size
+    from ocil.config import RunConfig
+    from ocil.data import Dataset
+    from ocil.engine.local import Job
+    from ocil.experiments import Cell, Experiment, Source
+
+
+def sweep(
+    file: Path,
+    /,
+    *,
+    only: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())] = (),
+    seeds: Annotated[int | None, Parameter(converter=whole_number, alias="-n")] = None,
+    set: Annotated[tuple[str, ...], Parameter(name="--set", alias="-s", consume_multiple=True, negative=())] = (),  # noqa: A002
+    engine: Engine = "local",
+    address: str | None = None,
+    gpu_share: float = 1.0,
+    workers: Whole = 0,
+    device: str = "auto",
+    threads: Whole = 1,
+    reference: bool = True,
+    skip_missing: Annotated[bool, Parameter(negative=())] = False,
+    dry_run: Annotated[bool, Parameter(negative=())] = False,
+    out: Annotated[Path, Parameter(alias="-o")] = Path("runs"),
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> int:
+    """Run a whole table or figure from its TOML file. Finished runs are skipped, unfinished ones go on.
+
+    One run that fails does not stop the others; the exit code is 1 then. Stop it with Ctrl-C, or kill it: the same
+    command goes on where it stopped. See docs/experiments.md for the files and their format.
+
+    Example: `ocil sweep experiments/table1.toml --only 'dataset=cifar100 method=afs,er' --set precision=bf16`
+
+    Parameters
+    ----------
+    file
+        The experiment, for example experiments/table1.toml.
+    only
+        Keep the cells with these values, for example `--only 'dataset=cifar100 method=afs,er review=true'`.
+    seeds
+        How many seeds a cell has. Default: the file's.
+    set
+        A setting for every cell whose method has it, as FIELD=VALUE, for example `--set precision=bf16`.
+    engine
+        local: this machine. ray: a Ray cluster.
+    address
+        Of the Ray cluster. Default: the one that this machine belongs to.
+    gpu_share
+        With ray: how much of a GPU a worker takes. Below 1, several workers share it.
+    workers
+        Runs side by side. Default: as many as keep the cores busy on a CPU, ten on a GPU.
+    device
+        auto, cpu or cuda.
+    threads
+        CPU threads a run uses.
+    reference
+        Also run fine-tuning for each stream and seed, to measure intransigence against.
+    skip_missing
+        Go on without the cells whose dataset is not there.
+    dry_run
+        Say what would run and about how long, and run nothing.
+    out
+        Folder of the runs.
+    """
+    refuse_small(workers, threads)
+    refuse_address(engine, address)
+    from ocil.engine import device_for
+    from ocil.engine.local import Job
+    from ocil.experiments import read
+
+    datasets = Datasets(data_dir)
+    experiment = read(file, seeds=seeds, settings=read_settings(set), only=" ".join(only), source=datasets.source)
+    missing = datasets.missing_of(experiment.cells)
+    if missing and skip_missing:
+        kept = tuple(cell for cell in experiment.cells if cell.config.dataset not in missing)
+        if not kept:
+            raise OcilError(f"nothing is left: {_missing_text(missing)}")
+        say(f"Left out, {len(experiment.cells) - len(kept)} cells: {_missing_text(missing)}")
+        experiment = replace(experiment, cells=kept)
+    elif missing and not dry_run:
+        there = sorted({Path(cell.config.dataset).stem for cell in experiment.cells} - {Path(n).stem for n in missing})
+        others = f" To go on without: --skip-missing, or --only dataset={','.join(there)}." if there else ""
+        raise OcilError(_missing_text(missing) + others)
+    check_cells(experiment.cells, datasets)
+    job = Job(out, device_for(device, engine), data_dir, threads=threads, gpu_share=gpu_share)
+    plan = Plan.of(experiment.cells, out, reference)
+    from ocil.cli.estimate import Estimator
+
+    estimator = Estimator.of(job, workers, datasets.sizes)
+    if dry_run:
+        _tell(experiment, plan, estimator, datasets, {} if skip_missing else missing, out, as_json)
+        return 0
+    return _carry_out(experiment, plan, estimator, datasets, job, workers, engine, address, as_json)
+
+
+class Datasets:
+    """The datasets of a sweep, looked up once: what is missing is known before anything runs."""
+
+    def __init__(self, data_dir: Path | None) -> None:
+        self.data_dir = data_dir
+        self.missing: dict[str, str] = {}
+        self.sizes: dict[str, Size] = {}
+        self.found: dict[str, Source] = {}
+
+    def source(self, name: str) -> "Source":
+        if name not in self.found:
+            self.found[name] = self._look(name)
+        return self.found[name]
+
+    def _look(self, name: str) -> "Source":
+        from ocil import data
+        from ocil.cli.estimate import Size
+        from ocil.data.catalog import find
+        from ocil.data.store import locate
+        from ocil.experiments import Source
+
+        entry = find(name)
+        try:
+            if entry is not None:
+                self.sizes[entry.name] = Size.of(entry)
+                if entry.name != data.DEFAULT:
+                    locate(entry.name, self.data_dir)
+                return Source(entry.name)
+            loaded = data.load(name, self.data_dir)
+        except OcilError as error:
+            known = entry.name if entry else name
+            self.missing[known] = str(error)
+            return Source(known)
+        known = dataset_of_a_run(name, loaded)
+        self.sizes[known] = Size.of(loaded)
+        return Source(known, loaded.num_classes, loaded.fingerprint())
+
+    def missing_of(self, cells: "Sequence[Cell]") -> dict[str, str]:
+        used = {cell.config.dataset for cell in cells}
+        return {name: text for name, text in self.missing.items() if name in used}
+
+    def load(self, name: str) -> "Dataset":
+        from ocil import data
+
+        return data.load(name, self.data_dir)
+
+
+def _missing_text(missing: dict[str, str]) -> str:
+    return " ".join(text if text.endswith(".") else f"{text}." for text in missing.values())
+
+
+def check_cells(cells: "Sequence[Cell]", datasets: Datasets) -> None:
+    """Raise now what a run would raise later, one dataset in memory at a time, each kind of stream once."""
+    from ocil.runner import check
+
+    for name in dict.fromkeys(cell.config.dataset for cell in cells):
+        if name in datasets.missing:
+            continue
+        loaded = datasets.load(name)
+        seen = set()
+        for cell in cells:
+            config, learner = cell.config, cell.config.learner
+            kind = (config.stream, learner.review, learner.review_every, learner.memory_batch, bool(learner.memory))
+            if config.dataset == name and kind not in seen:
+                seen.add(kind)
+                try:
+                    check(config, loaded)
+                except OcilError as error:
+                    raise OcilError(f"{cell.label}: {error}") from None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All runs of some cells: what is finished, what was begun."""
+
+    order: "list[RunConfig]"
+    """References first, then the cells' runs, each once."""
+    references: "dict[RunConfig, RunConfig]"
+    finished: "frozenset[RunConfig]"
+    begun: "frozenset[RunConfig]"
+
+    @classmethod
+    def of(cls, cells: "Sequence[Cell]", out: Path, reference: bool) -> "Plan":
+        from ocil.results import RunFolder
+
+        wanted = [config for cell in cells for config in cell.configs]
+        references = references_of(wanted, reference)
+        order = list(dict.fromkeys([*references.values(), *wanted]))
+        finished, begun = set(), set()
+        for config in order:
+            folder = RunFolder.of(out, config)
+            try:
+                if folder.result() is not None:
+                    finished.add(config)
+                elif folder.checkpoint.exists():
+                    begun.add(config)
+            except OcilError:  # said when it would be used
+                continue
+        return cls(order, references, frozenset(finished), frozenset(begun))
+
+    @property
+    def to_run(self) -> "list[RunConfig]":
+        return [config for config in self.order if config not in self.finished]
+
+
+def _carry_out(
+    experiment: "Experiment",
+    plan: Plan,
+    estimator: "Estimator",
+    datasets: Datasets,
+    job: "Job",
+    workers: int,
+    engine: Engine,
+    address: str | None,
+    as_json: bool,
+) -> int:
+    from ocil.cli.progress import CellBoard
+    from ocil.results import RunFolder
+
+    label_of = {config: cell.label for cell in experiment.cells for config in cell.configs}
+
+    def describe(config: "RunConfig", error: Exception) -> str:
+        memory = f", memory {config.learner.memory}" if config.learner.memory else ""
+        name = label_of.get(config, "reference")
+        return f"{name}, {Path(config.dataset).stem}{memory}, seed {config.seed}: {error}"
+
+    seconds = [estimator.seconds(config, datasets.sizes[config.dataset]) for config in plan.order]
+    to_come = [s for config, s in zip(plan.order, seconds, strict=True) if config not in plan.finished]
+    board = CellBoard(experiment.cells, plan.order, seconds, estimator.together(to_come), plan.finished)
+    outcomes, failed = carry_out(plan.order, job, workers, board, engine, address, describe)
+    found = [(cell, summary_of(cell.configs, outcomes, plan.references)) for cell in experiment.cells]
+    if as_json:
+        cells = []
+        for cell, known in found:
+            entry: dict[str, Any] = {"label": cell.label, "wanted": len(cell.configs)}
+            if known is not None:
+                entry |= summary_json(known[0], [RunFolder.of(job.root, r.config).path for r in known[1]])
+            else:
+                entry |= _names(cell) | {"seeds": 0, "runs": []}
+            cells.append(entry)
+        head = {"experiment": experiment.name, "title": experiment.title}
+        print(json.dumps(head | {"cells": cells, "failed": failed}))
+    else:
+        _print_results(experiment, found)
+        say(f"Runs: {job.root}")
+    return 1 if failed else 0
+
+
+def _names(cell: "Cell") -> dict[str, Any]:
+    config = cell.config
+    return {"method": config.label, "dataset": config.dataset, "memory": config.learner.memory}
+
+
+def _print_results(experiment: "Experiment", found: "Sequence[tuple[Cell, Any]]") -> None:
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from ocil.report.tables import duration, percent
+
+    columns = ("row", "dataset", "memory", "seeds", "accuracy %", "forgetting %", "intransigence %", "time / run")
+    table = Table(*columns, title=Text(experiment.title), box=SIMPLE)
+    for cell, known in found:
+        place = (Text(cell.label), Text(Path(cell.config.dataset).stem), str(cell.config.learner.memory or "-"))
+        if known is None:
+            table.add_row(*place, f"0/{len(cell.configs)}", *["-"] * 4)
+            continue
+        summary, results = known
+        measures = (summary.average_accuracy, summary.average_forgetting, summary.average_intransigence)
+        seeds = str(len(results)) if len(results) == len(cell.configs) else f"{len(results)}/{len(cell.configs)}"
+        table.add_row(*place, seeds, *map(percent, measures), duration(summary.wall_seconds.mean))
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def _tell(
+    experiment: "Experiment",
+    plan: Plan,
+    estimator: "Estimator",
+    datasets: Datasets,
+    missing: dict[str, str],
+    out: Path,
+    as_json: bool,
+) -> None:
+    """What ``--dry-run`` says."""
+
+    def seconds(configs: "Sequence[RunConfig]") -> float:
+        return estimator.together(
+            [estimator.seconds(c, size) for c in configs if (size := datasets.sizes.get(c.dataset)) is not None]
+        )
+
+    def count(configs: "Sequence[RunConfig]") -> dict[str, Any]:
+        to_run = [config for config in configs if config not in plan.finished]
+        begun = sum(config in plan.begun for config in to_run)
+        return {"runs": len(configs), "finished": len(configs) - len(to_run), "begun": begun, "to_run": len(to_run)}
+
+    wanted = {config for cell in experiment.cells for config in cell.configs}
+    references = [config for config in plan.order if config not in wanted]
+    to_run = plan.to_run
+    total = count(plan.order) | {"references": len(references), "seconds": round(seconds(to_run), 1)}
+    source = estimator.source(to_run)
+    if as_json:
+        from ocil.config import command
+
+        cells = []
+        for cell in experiment.cells:
+            left = [config for config in cell.configs if config not in plan.finished]
+            entry = {"label": cell.label, **_names(cell), **count(cell.configs), "seconds": round(seconds(left), 1)}
+            cells.append(entry | {"command": command(cell.config)})
+        head = {"experiment": experiment.name, "title": experiment.title, "about": experiment.about}
+        print(json.dumps(head | {"cells": cells} | total | {"estimate": source, "missing": [*missing.values()]}))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from ocil.cli.estimate import roughly
+
+    groups: dict[tuple[str, str], list[Cell]] = {}
+    for dataset in dict.fromkeys(cell.config.dataset for cell in experiment.cells):
+        for cell in experiment.cells:
+            if cell.config.dataset == dataset:
+                groups.setdefault((dataset, cell.label), []).append(cell)
+    table = Table("dataset", "row", "memory", "runs", "finished", "to run", "about", title=Text(experiment.title))
+    for (dataset, label), cells_of in groups.items():
+        configs = [config for cell in cells_of for config in cell.configs]
+        left = [config for config in configs if config not in plan.finished]
+        memories = ", ".join(str(cell.config.learner.memory or "-") for cell in cells_of)
+        numbers = (str(count(configs)[key]) for key in ("runs", "finished", "to_run"))
+        table.add_row(Text(Path(dataset).stem), Text(label), memories, *numbers, roughly(seconds(left)))
+    if references:
+        left = [config for config in references if config not in plan.finished]
+        numbers = (str(count(references)[key]) for key in ("runs", "finished", "to_run"))
+        table.add_row("", "references (fine-tune)", "", *numbers, roughly(seconds(left)))
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    print(
+        f"{len(experiment.cells)} cells, {total['runs']} runs ({total['references']} of them references): "
+        f"{total['finished']} finished, {total['begun']} begun, {total['to_run']} to run."
+    )
+    if to_run:
+        beside = f"{min(estimator.side_by_side, len(to_run))} side by side"
+        print(f"About {roughly(total['seconds'])} on {estimator.device}, {beside}, {source}.")
+    if missing:
+        print(f"The sweep would not start: {_missing_text(missing)}")
+    print(f"Nothing was run. Runs would be in {out}.")

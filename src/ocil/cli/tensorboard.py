@@ -1,0 +1,112 @@
+"""Runs in TensorBoard: a line a run, written by the process that watches, from what it hears anyway."""
+
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from ocil.cli.common import must_be_a_folder
+from ocil.config import RunConfig
+from ocil.errors import OcilError
+from ocil.results import Result, RunFolder
+from ocil.runner import Progress
+
+TAGS = {  # a field of an evaluation and where it is shown
+    "mean_logit_old": "logits/old classes",
+    "mean_logit_new": "logits/new classes",
+    "mean_weight_old": "weights/old classes",
+    "mean_weight_new": "weights/new classes",
+    "hard": "samples/hard",
+    "ambiguous": "samples/ambiguous",
+    "easy": "samples/easy",
+}
+
+Event = Progress | Result | Exception
+
+
+class Listener(Protocol):
+    def hear(self, number: int, event: Any) -> None: ...
+
+
+def logged(
+    board: AbstractContextManager[Listener], folder: Path | None, configs: Sequence[RunConfig]
+) -> AbstractContextManager[Listener]:
+    """The board as it is, or one that also writes what it hears to ``folder``."""
+    if folder is None:
+        return board
+    try:
+        writer: Any = importlib.import_module("torch.utils.tensorboard").SummaryWriter
+    except ImportError:
+        raise OcilError("--tensorboard needs the package tensorboard: pip install 'ocil[tensorboard]'") from None
+    must_be_a_folder(folder)
+    return _both(board, Scalars(folder, configs, writer))
+
+
+@contextmanager
+def _both(board: AbstractContextManager[Listener], scalars: "Scalars") -> Iterator[Listener]:
+    with board as shown:
+        scalars.shown = shown
+        try:
+            yield scalars
+        finally:
+            scalars.close()
+
+
+class Scalars:
+    """Hears of every run and writes it under ``folder``, one folder a run, named as the run's own.
+
+    While it learns: the loss and the accuracy so far, by stream batches. After each group: accuracy by group, mean
+    weights and logits of old and new classes and the sample types, by the number of groups shown.
+    """
+
+    def __init__(self, folder: Path, configs: Sequence[RunConfig], writer: Any) -> None:
+        self.folder, self.configs, self.writer = folder, configs, writer
+        self.shown: Listener | None = None
+        self.writers: dict[int, Any] = {}
+        self.written: dict[int, int] = {}  # evaluations of a run
+
+    def hear(self, number: int, event: Event) -> None:
+        if self.shown is not None:
+            self.shown.hear(number, event)
+        if isinstance(event, Progress):
+            writer = self.open(number, event.done, len(event.evaluations))
+            for name, value in (("loss", event.loss), ("accuracy", event.accuracy)):
+                if value is not None and event.done:
+                    writer.add_scalar(f"progress/{name}", value, event.done)
+            self.evaluations(number, [evaluation.to_json() for evaluation in event.evaluations])
+        elif isinstance(event, Result):
+            if number not in self.writers and not self.has_events(number):  # finished before, and not yet shown
+                self.open(number, 0, 0)
+            if number in self.writers:
+                self.evaluations(number, event.evaluations)
+        if not isinstance(event, Progress) and number in self.writers:
+            self.writers.pop(number).close()
+
+    def path(self, number: int) -> Path:
+        return RunFolder.of(self.folder, self.configs[number]).path
+
+    def has_events(self, number: int) -> bool:
+        return any(self.path(number).glob("events.*"))
+
+    def open(self, number: int, done: int, evaluations: int) -> Any:
+        """The run's writer. What an earlier process wrote beyond the checkpoint it goes on from is taken back."""
+        if number not in self.writers:
+            self.written[number] = evaluations if self.has_events(number) else 0
+            self.writers[number] = self.writer(self.path(number), purge_step=done)
+        return self.writers[number]
+
+    def evaluations(self, number: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        writer = self.writers[number]
+        for shown, row in enumerate(rows[self.written[number] :], self.written[number] + 1):
+            for group, accuracy in enumerate(row["accuracy"], 1):
+                writer.add_scalar(f"accuracy by group/{group:02}", accuracy, shown)
+            for name, tag in TAGS.items():
+                if row[name] is not None:
+                    writer.add_scalar(tag, row[name], shown)
+        self.written[number] = len(rows)
+
+    def close(self) -> None:
+        for writer in self.writers.values():
+            writer.close()
+        self.writers.clear()

@@ -1,0 +1,252 @@
+"""``ocil tune``: choose settings on the first tasks, never on test images."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from ocil.cli.common import (
+    Engine,
+    Whole,
+    carry_out,
+    dataset_of_a_run,
+    numbers,
+    read_settings,
+    refuse_address,
+    refuse_small,
+    say,
+    say_error,
+    whole_number,
+)
+from ocil.cli.data import DataDir, Json
+from ocil.errors import OcilError
+
+if TYPE_CHECKING:
+    from ocil.cli.progress import CellBoard
+    from ocil.config import RunConfig
+    from ocil.data import Dataset
+    from ocil.engine.local import Job
+    from ocil.experiments import Cell
+    from ocil.metrics import Estimate
+
+SCHEMA = 1
+
+
+def tune(
+    method: str,
+    /,
+    *,
+    dataset: Annotated[str | None, Parameter(alias="-d")] = None,
+    memory: Annotated[int | None, Parameter(converter=whole_number, alias="-m")] = None,
+    review: bool | None = None,
+    grid: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())] = (),
+    tasks: Whole = 2,
+    seeds: Annotated[int, Parameter(converter=whole_number, alias="-n")] = 3,
+    validation: float = 0.1,
+    set: Annotated[tuple[str, ...], Parameter(name="--set", alias="-s", consume_multiple=True, negative=())] = (),  # noqa: A002
+    engine: Engine = "local",
+    address: str | None = None,
+    gpu_share: float = 1.0,
+    workers: Whole = 0,
+    device: str = "auto",
+    threads: Whole = 1,
+    out: Annotated[Path | None, Parameter(alias="-o")] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> int:
+    """Search a grid of settings on the first tasks and say which point is best.
+
+    Every point runs on the first tasks' training images, some of them held out; the best mean accuracy on those at the
+    end wins. Test images and later tasks are not looked at. Two tasks and three seeds are what the online continual
+    learning survey (Mai et al., 2021) uses. A search that was stopped goes on with the same command.
+
+    Example: `ocil tune er --dataset cifar100 --memory 5000 --grid lr=0.03,0.1,0.3 weight_decay=0,1e-4`
+
+    Parameters
+    ----------
+    method
+        A name from `ocil methods`.
+    dataset
+        A name from `ocil datasets`, or a prepared .npz. Default: the embedded fashion-mini.
+    memory
+        Images kept for replay. Default: as in `ocil run`.
+    review
+        The review trick. Default: the paper's.
+    grid
+        FIELD=VALUE,VALUE,... of any setting; several fields make a cross product. Default for afs: the paper's grid of
+        beta.
+    tasks
+        Tasks to search on, from the first.
+    seeds
+        Runs of each point.
+    validation
+        Share of each class's training images that is held out to score on.
+    set
+        Other settings as FIELD=VALUE, the same for all points.
+    engine
+        local: this machine. ray: a Ray cluster.
+    address
+        Of the Ray cluster. Default: the one that this machine belongs to.
+    gpu_share
+        With ray: how much of a GPU a worker takes. Below 1, several workers share it.
+    workers
+        Runs side by side. Default: as many as keep the cores busy on a CPU, ten on a GPU.
+    device
+        auto, cpu or cuda.
+    threads
+        CPU threads a run uses.
+    out
+        Folder of the search: its runs, its data and tuning.json. Default: tuning/METHOD-DATASET-mMEMORY.
+    """
+    refuse_small(workers, threads)
+    if seeds < 1:
+        raise OcilError(f"--seeds {seeds} must be at least 1.")
+    refuse_address(engine, address)
+    given = read_settings(set)
+
+    from ocil import data, methods, tuning
+    from ocil.config import command, resolve
+    from ocil.engine import device_for
+    from ocil.engine.local import Job
+    from ocil.experiments import Cell
+    from ocil.metrics import average_accuracy, estimate
+    from ocil.results import Result, RunFolder, write_json
+    from ocil.runner import check
+
+    info = methods.method(method)
+    searched = read_grid(grid, given) or tuning.GRIDS.get(info.name)
+    if not searched:
+        raise OcilError(f"say what to search, for example: ocil tune {info.name} --grid lr=0.03,0.1,0.3")
+    name = data.DEFAULT if dataset is None else dataset
+    loaded = data.load(name, data_dir)
+    known = dataset_of_a_run(name, loaded)
+
+    reals: dict[RunConfig, dict[str, str]] = {}  # points that come to the same are one
+    for point in tuning.points(searched):
+        config = resolve(info.name, known, memory=memory, review=review, settings=given | point,
+                         classes=loaded.num_classes)  # fmt: skip
+        reals.setdefault(config, point)
+    first = next(iter(reals))
+    ground = tuning.ground(loaded, first, tasks, validation)
+    out = out or Path("tuning") / f"{first.label}-{Path(known).stem}{_memory(first)}"
+    job = Job(out, device_for(device, engine), data_dir, threads=threads, gpu_share=gpu_share)
+    path = tuning.keep(ground.data, out / "data")
+    fingerprint = ground.data.fingerprint()
+    cells = []
+    for real, point in reals.items():
+        config = tuning.on_ground(real, path, fingerprint, tasks)
+        check(config, ground.data)
+        cells.append(Cell(_text(point), tuple(replace(config, seed=seed) for seed in range(seeds))))
+
+    order = [config for cell in cells for config in cell.configs]
+    label_of = {config: cell.label for cell in cells for config in cell.configs}
+    outcomes, failed = carry_out(
+        order, job, workers, _board(cells, order, job, workers, ground.data), engine, address,
+        lambda config, error: f"{label_of[config]}, seed {config.seed}: {error}",
+    )  # fmt: skip
+    scores: list[Estimate | None] = []
+    for cell in cells:
+        results = [result for config in cell.configs if isinstance(result := outcomes[config], Result)]
+        complete = len(results) == len(cell.configs)
+        scores.append(estimate([average_accuracy(r.matrix) for r in results]) if complete else None)
+    winner = tuning.best(scores)
+    if winner is None:
+        say_error("no point of the grid has finished all its runs, so nothing was chosen.")
+        if as_json:
+            print(json.dumps({"chosen": None, "failed": failed}))
+        return 2
+    chosen, point = list(reals.items())[winner]
+    words = f"{command(chosen)} --seeds 10"
+    content = {
+        "schema": SCHEMA,
+        "method": chosen.label,
+        "dataset": known,
+        "memory": chosen.learner.memory,
+        "settings": given,
+        "grid": searched,
+        "tasks": [list(group) for group in ground.tasks],
+        "train_images": len(ground.data.train_y),
+        "validation_images": len(ground.data.test_y),
+        "validation_share": validation,
+        "data": {"path": str(path), "fingerprint": fingerprint},
+        "seeds": seeds,
+        "scores": [
+            {
+                "values": point_of,
+                "accuracy": numbers(score),
+                "runs": [str(RunFolder.of(out, config).path) for config in cell.configs],
+            }
+            for point_of, score, cell in zip(reals.values(), scores, cells, strict=True)
+        ],
+        "chosen": point,
+        "failed": failed,
+        "command": words,
+    }
+    write_json(out / "tuning.json", content)
+    if as_json:
+        print(json.dumps(content | {"record": str(out / "tuning.json")}))
+    else:
+        _print_scores(list(reals.values()), scores, winner, content)
+        say(f"Record: {out / 'tuning.json'}")
+    return 1 if failed else 0
+
+
+def read_grid(words: tuple[str, ...], given: dict[str, str]) -> dict[str, list[str]]:
+    grid: dict[str, list[str]] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        values = [value.strip() for value in text.split(",")]
+        if not equals or not name or not all(values):
+            raise OcilError(f"--grid {word}: write FIELD=VALUE,VALUE, for example --grid beta=0.05,0.1.")
+        if name in grid or name in given:
+            raise OcilError(f"--grid {word}: {name} is given twice.")
+        if name in ("tasks", "class_order"):
+            raise OcilError(f"--grid {word}: {name} makes another problem; it cannot be searched.")
+        grid[name] = list(dict.fromkeys(values))
+    return grid
+
+
+def _text(point: dict[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in point.items())
+
+
+def _memory(config: "RunConfig") -> str:
+    return f"-m{config.learner.memory}" if config.learner.memory else ""
+
+
+def _board(cells: "list[Cell]", order: "list[RunConfig]", job: "Job", workers: int, data: "Dataset") -> "CellBoard":
+    from ocil.cli.estimate import Estimator, Size
+    from ocil.cli.progress import CellBoard
+    from ocil.cli.sweep import Plan
+
+    size = Size.of(data)
+    finished = Plan.of(cells, job.root, reference=False).finished
+    estimator = Estimator.of(job, workers, {order[0].dataset: size})
+    seconds = [estimator.seconds(config, size) for config in order]
+    to_come = [s for config, s in zip(order, seconds, strict=True) if config not in finished]
+    return CellBoard(cells, order, seconds, estimator.together(to_come), finished)
+
+
+def _print_scores(
+    points: list[dict[str, str]], scores: "list[Estimate | None]", winner: int, content: dict[str, Any]
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from ocil.report.tables import percent
+
+    title = f"{content['method']} on the first {len(content['tasks'])} tasks of {Path(content['dataset']).stem}"
+    table = Table(*points[0], "accuracy on held-out images %", "", title=Text(title))
+    for number, (point, score) in enumerate(zip(points, scores, strict=True)):
+        state = "failed" if score is None else percent(score)
+        table.add_row(*map(Text, point.values()), state, "chosen" if number == winner else "")
+    Console(width=None if sys.stdout.isatty() else 100).print(table)
+    print(
+        f"Learned from {content['train_images']} and scored on {content['validation_images']} training images of those "
+        f"tasks; {content['seeds']} seeds a point."
+    )
+    print(f"To run it: {content['command']}")

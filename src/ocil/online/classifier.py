@@ -1,0 +1,242 @@
+"""``ocil.OnlineClassifier``: a model as a scikit-learn estimator."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ocil.errors import OcilError
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.utils import check_array, check_consistent_length, check_random_state, column_or_1d
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import assert_all_finite, check_is_fitted, validate_data
+except ImportError:
+    raise OcilError("OnlineClassifier needs scikit-learn: pip install 'ocil[sklearn]'") from None
+
+from ocil.online.images import ImageFormat, InputError, is_pictures
+from ocil.online.model import CHUNK, Label, Model, Recipe, decoded, encoded
+from ocil.runner import pick_device
+
+
+class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Learns to classify images one batch after the other, while new classes appear.
+
+    ``partial_fit`` learns the samples it is given in their order, ``batch_size`` at a time, all of them before it
+    returns: what is left over makes a smaller last batch. ``fit`` forgets everything first, goes over the data once,
+    and ends with a review if the method has reviews.
+
+    Images are arrays [N,H,W] or [N,H,W,C] with one or three channels, rows of pixels [N,D], or lists of files or of
+    Pillow images. Files and Pillow images are brought to the shape of the first one; arrays must have it. uint8 numbers
+    are taken as they are. Others are mapped to 0..255 from ``pixel_range``, which the first images fix for good if it
+    is not given: 0 to 1 if all their values lie in it, else from their smallest to their largest value.
+    Values outside are clipped.
+
+    Parameters
+    ----------
+    method : a name from ``ocil.METHODS``
+    memory : images kept for replay (methods without a memory ignore it)
+    batch_size : samples learned together
+    width : channels of the network's first stage
+    review_every : batches between two reviews; 0: none; None: 500 if the method has reviews or needs task ends.
+        To a method that needs task ends each of these is one.
+    image_shape : (height, width) or (height, width, channels). For rows of pixels: how to fold them (else a square if
+        D is one, else one row). For files: what to resize to (else the first one's size).
+    pixel_range : the numbers that are black and white
+    random_state : None, a number or a RandomState
+    device : auto, cpu or cuda
+    settings : any other field of the method's config, by name
+
+    Attributes
+    ----------
+    classes_ : the labels met so far, and those announced, sorted (in order of appearance if they cannot be sorted)
+    model_ : the ``ocil.online.model.Model`` behind it
+    n_features_in_ : numbers an image has
+    """
+
+    def __init__(
+        self,
+        method: str = "afs",
+        *,
+        memory: int = 1000,
+        batch_size: int = 10,
+        width: int = 20,
+        review_every: int | None = None,
+        image_shape: tuple[int, ...] | None = None,
+        pixel_range: tuple[float, float] | None = None,
+        random_state: Any = None,
+        device: str = "auto",
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.method = method
+        self.memory = memory
+        self.batch_size = batch_size
+        self.width = width
+        self.review_every = review_every
+        self.image_shape = image_shape
+        self.pixel_range = pixel_range
+        self.random_state = random_state
+        self.device = device
+        self.settings = settings
+
+    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
+        """Forget everything, then learn these samples in their order, once."""
+        images, labels = self._samples(X, y, first=True)
+        self._begin(images)
+        self._learn(images, labels, [])
+        if self.model_.review_every:
+            self.review()
+        return self
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:  # noqa: N803
+        """Learn these samples too. ``classes`` may announce labels that are to come, at any call; it need not."""
+        first = not hasattr(self, "model_")
+        images, labels = self._samples(X, y, first)
+        announced = [] if classes is None else _labels(classes)
+        if first:
+            self._begin(images)
+        self._learn(images, labels, [*([] if first else _labels(self.classes_)), *announced])
+        return self
+
+    def review(self) -> Self:
+        """One pass over the memory now, at a small learning rate."""
+        check_is_fitted(self)
+        self.model_.review()
+        self.model_.check_loss()
+        return self
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
+        """[N, classes], columns as in ``classes_``. An announced class that was not met yet has probability 0."""
+        check_is_fitted(self)
+        images = self._images(X, first=False)
+        model = self.model_
+        chunks = range(0, len(images), CHUNK)
+        met = [model.probabilities(model.images.read(images[first : first + CHUNK])) for first in chunks]
+        found = np.zeros((len(images), len(self.classes_)))
+        columns = {label: column for column, label in enumerate(_labels(self.classes_))}
+        found[:, [columns[label] for label in model.labels]] = np.concatenate(met)
+        return found
+
+    def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
+        """The likeliest label of each image."""
+        probabilities = self.predict_proba(X)
+        likeliest: NDArray[Any] = self.classes_[probabilities.argmax(1)]
+        return likeliest
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:  # noqa: N803
+        """The share of images whose likeliest label is theirs."""
+        check_is_fitted(self)
+        right = [a == b for a, b in zip(_labels(self.predict(X)), _labels(y), strict=True)]
+        return float(np.average(right, weights=sample_weight))
+
+    def save(self, folder: Path | str) -> None:
+        """Write the model to a folder: one file, replaced whole or not at all."""
+        check_is_fitted(self)
+        waiting = [encoded(label) for label in _labels(self.classes_) if label not in self.model_.numbers]
+        given = {"image_shape": self.image_shape, "pixel_range": self.pixel_range, "announced": waiting}
+        self.model_.note["classifier"] = given
+        self.model_.save(folder)
+
+    @classmethod
+    def load(cls, folder: Path | str, device: str = "auto") -> Self:
+        """A saved model, also one made by ``ocil learn``. Learning goes on exactly where it stopped."""
+        model = Model.load(folder, device)
+        recipe, note = model.recipe, model.note.get("classifier", {"image_shape": model.images.shape})
+        classifier = cls(
+            recipe.method, memory=recipe.memory, batch_size=recipe.batch_size, width=recipe.width,
+            review_every=recipe.review_every, image_shape=_tuple(note.get("image_shape")),
+            pixel_range=_tuple(note.get("pixel_range")), random_state=recipe.seed, device=device,
+            settings=dict(recipe.settings) or None,
+        )  # fmt: skip
+        classifier.model_ = model
+        classifier.n_features_in_ = int(np.prod(model.images.shape))
+        classifier._finish([decoded(label) for label in note.get("announced", [])])
+        return classifier
+
+    def _begin(self, images: Any) -> None:
+        seed = self.random_state
+        if not isinstance(seed, int | np.integer) or isinstance(seed, bool):
+            seed = check_random_state(seed).randint(2**31)
+        recipe = Recipe(
+            self.method, int(self.memory), int(self.batch_size), int(self.width), self.review_every, int(seed),
+            dict(self.settings or {}),
+        )  # fmt: skip
+        if recipe.batch_size < 1:
+            raise InputError(f"batch_size = {recipe.batch_size} must be at least 1.")
+        form = ImageFormat.of(images, self.image_shape, self.pixel_range)
+        self.model_ = Model(recipe, form, pick_device(self.device))
+        self.n_features_in_ = int(np.prod(form.shape))
+
+    def _learn(self, images: Any, labels: Sequence[Label], announced: list[Label]) -> None:
+        model, size = self.model_, int(self.batch_size)
+        try:
+            for first in range(0, len(labels), size):
+                batch = slice(first, first + size)
+                model.learn(model.images.read(images[batch]), labels[batch])
+            model.check_loss()
+        finally:  # also where a file cannot be read: what came before it was learned
+            self._finish(announced)
+
+    def _finish(self, announced: list[Label]) -> None:
+        if not self.model_.labels:
+            del self.model_  # not fitted
+            return
+        self.classes_ = _array(_in_order([*self.model_.labels, *announced]))
+
+    def _samples(self, X: Any, y: Any, first: bool) -> tuple[Any, list[Label]]:  # noqa: N803
+        images = self._images(X, first)
+        labels = _labels(y, check=True)
+        check_consistent_length(images, labels)
+        return images, labels
+
+    def _images(self, X: Any, first: bool) -> Any:  # noqa: N803
+        """Files and Pillow images as they are, else an array of finite numbers."""
+        if is_pictures(X):
+            return X
+        if (X.ndim if hasattr(X, "ndim") else np.asarray(X).ndim) > 2:
+            return check_array(X, dtype=None, allow_nd=True, estimator=self)
+        return validate_data(self, X, reset=first)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "model_")
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True
+        return tags
+
+
+def _labels(y: Any, check: bool = False) -> list[Label]:
+    """Labels as plain Python values. Tuples stay what they are; numpy would make a table of them."""
+    if isinstance(y, list | tuple | np.ndarray) and any(isinstance(label, tuple) for label in y):
+        return list(y)
+    if check:
+        y = column_or_1d(y, warn=True)
+        assert_all_finite(y, input_name="y")
+        if y.dtype.kind == "f":  # refuses measurements; of others it would warn where many classes are new
+            check_classification_targets(y)
+    labels: list[Label] = np.asarray(y).tolist()
+    return labels
+
+
+def _tuple(numbers: Sequence[Any] | None) -> tuple[Any, ...] | None:
+    return None if numbers is None else tuple(numbers)
+
+
+def _in_order(labels: list[Label]) -> list[Label]:
+    unique = list(dict.fromkeys(labels))
+    try:
+        return sorted(unique)
+    except TypeError:
+        return unique
+
+
+def _array(labels: list[Label]) -> NDArray[Any]:
+    if len({type(label) for label in labels}) == 1 and not isinstance(labels[0], tuple):
+        return np.array(labels)
+    array = np.empty(len(labels), object)
+    array[:] = labels
+    return array

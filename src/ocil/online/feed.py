@@ -1,0 +1,175 @@
+"""Labelled images on disk, learned in the order given. A process that is killed goes on where its model was saved."""
+
+import csv
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ocil.errors import OcilError
+from ocil.online.images import SUFFIXES, InputError
+from ocil.online.model import FILE, Model
+
+
+class Sample(NamedTuple):
+    name: str
+    """As the list writes it: relative to the folder or to the CSV's folder."""
+    path: Path
+    label: str
+
+
+def read_list(source: Path, shuffle: int | None = None) -> list[Sample]:
+    """The rows of a CSV with columns ``path`` and ``label`` in their order, or the images of a folder CLASS/IMAGE,
+    sorted by class and name. ``shuffle`` is the seed of a random order."""
+    if source.is_dir():
+        samples = _read_folder(source)
+    elif source.suffix.lower() == ".csv" and source.is_file():
+        samples = _read_csv(source)
+    else:
+        raise OcilError(f"{source} is neither a folder CLASS/IMAGE nor a .csv file with columns path and label.")
+    if shuffle is not None:
+        order = np.random.RandomState(shuffle).permutation(len(samples))  # the same in every version of numpy
+        samples = [samples[number] for number in order]
+    return samples
+
+
+def _read_folder(source: Path) -> list[Sample]:
+    classes = sorted(path for path in source.iterdir() if path.is_dir() and not path.name.startswith("."))
+    files = [
+        Sample(f"{folder.name}/{path.name}", path, folder.name)
+        for folder in classes
+        for path in sorted(folder.iterdir())
+        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+    ]
+    if not files:
+        raise OcilError(f"{source} holds no images. Lay them out as {source.name}/CLASS/IMAGE.png.")
+    return files
+
+
+def _read_csv(source: Path) -> list[Sample]:
+    try:
+        with source.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            if missing := {"path", "label"} - set(reader.fieldnames or ()):
+                raise OcilError(f"{source} has no column '{max(missing)}': its first line must name path and label.")
+            rows = [(reader.line_num, row["path"], row["label"]) for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise OcilError(f"{source} cannot be read: {error}.") from None
+    for line, path, label in rows:
+        if not path or not label:
+            raise OcilError(f"{source}, line {line}: a path or a label is missing.")
+    if not rows:
+        raise OcilError(f"{source} has no rows below its first line.")
+    return [Sample(path, source.parent / path, label) for _, path, label in rows]
+
+
+class Digest:
+    """SHA-256 of names and labels in their order; not of what is in the files."""
+
+    def __init__(self) -> None:
+        self.sha = hashlib.sha256()
+
+    def add(self, samples: Sequence[Sample]) -> str:
+        """The digest of all that was added."""
+        for sample in samples:
+            self.sha.update(f"{sample.name}\0{sample.label}\0".encode())
+        return self.sha.hexdigest()
+
+
+class Feed:
+    """A model, and how far in a list it is. Batches end at the same places however often the process was stopped.
+
+    A model that has learned the first part of the list goes on behind it. One that has learned another list is refused,
+    unless ``append`` asks for this list to be learned from its beginning too.
+    """
+
+    def __init__(self, model: Model, samples: list[Sample], append: bool = False) -> None:
+        self.model, self.samples = model, samples
+        at: dict[str, Any] = model.note.get("feed", {})
+        self.position: int = at.get("position", 0)
+        self.scored: int = at.get("scored", 0)
+        """Samples that were predicted before they were learned, in all lists."""
+        self.correct: int = at.get("correct", 0)
+        """How many of them rightly."""
+        self.skipped: int = at.get("skipped", 0)
+        """Images that could not be read."""
+        self.reviewed: bool = at.get("reviewed", False) and len(samples) == self.position
+        """Whether the review at the end of the list is done."""
+        self.problems: list[str] = []
+        """What was wrong with those that this process skipped."""
+        self.digest = Digest()
+        known = self.digest.add(samples[: self.position])
+        if self.position and (len(samples) < self.position or known != at["digest"]):
+            if not append:
+                raise OcilError(
+                    f"this list is not the one that the model has learned {self.position} samples of: names, labels or "
+                    "their order differ. Give the same list, or --append to learn this one from its beginning too."
+                )
+            self.position, self.digest, self.reviewed = 0, Digest(), False
+
+    @property
+    def accuracy(self) -> float | None:
+        """The share of samples that were predicted rightly before they were learned."""
+        return self.correct / self.scored if self.scored else None
+
+    def step(self) -> None:
+        """Predict and then learn the next batch. Images that cannot be read are left out."""
+        end = min(self.position + self.model.recipe.batch_size, len(self.samples))
+        images: list[NDArray[np.uint8]] = []
+        labels: list[str] = []
+        for sample in self.samples[self.position : end]:
+            try:
+                images.append(self.model.images.read([sample.path])[0])
+                labels.append(sample.label)
+            except InputError as error:
+                self.skipped += 1
+                self.problems.append(str(error))
+        if labels:
+            x = np.stack(images)
+            if self.model.labels:
+                best = self.model.probabilities(x).argmax(1)
+                self.correct += sum(self.model.labels[b] == label for b, label in zip(best, labels, strict=True))
+            self.scored += len(labels)
+            self.model.learn(x, labels)
+        self.digest.add(self.samples[self.position : end])
+        self.position = end
+
+    def run(
+        self,
+        folder: Path,
+        save_seconds: float = 30.0,
+        on_step: "Callable[[Feed], None]" = lambda feed: None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Learn to the end of the list, saving from time to time, and end with a review if the method has reviews.
+
+        False: it was asked to stop, and has saved.
+        """
+        saved, stop = time.monotonic(), False
+        while self.position < len(self.samples) and not stop:
+            self.step()
+            on_step(self)
+            stop = should_stop()
+            if time.monotonic() - saved >= save_seconds:
+                self.save(folder)
+                saved = time.monotonic()
+        if not self.model.samples:
+            raise OcilError(f"not one of {self.position} images could be read, the first because {self.problems[0]}")
+        if not stop and not self.reviewed and self.model.review_every:
+            self.model.review()
+            self.reviewed = True
+        self.save(folder)
+        return not stop
+
+    def save(self, folder: Path) -> None:
+        counts = {"position": self.position, "scored": self.scored, "correct": self.correct, "skipped": self.skipped}
+        self.model.note["feed"] = counts | {"reviewed": self.reviewed, "digest": self.digest.add([])}
+        self.model.save(folder)
+
+
+def has_model(folder: Path) -> bool:
+    return (folder / FILE).is_file()

@@ -1,0 +1,183 @@
+"""Whatever a caller has (arrays, rows of numbers, files, Pillow images) as the uint8 images that learners take."""
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from ocil.data.images import MAX_PIXELS
+from ocil.errors import OcilError
+from ocil.networks import ImageShape, smallest_batch
+
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+GRAY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N")
+
+Picture = str | Path | Image.Image
+
+
+class InputError(OcilError, ValueError):
+    """Images or labels that cannot be used. Also a ``ValueError``, as scikit-learn's callers expect."""
+
+
+@dataclass(frozen=True)
+class ImageFormat:
+    """The images of one model: their shape, and which numbers are black and white."""
+
+    shape: ImageShape
+    """Height, width, channels."""
+    low: float = 0.0
+    high: float = 255.0
+
+    @property
+    def factor(self) -> int:
+        """Each pixel is repeated this often, both ways: a tiny image alone would have no batch statistics."""
+        factor = 1
+        while smallest_batch((self.shape[0] * factor, self.shape[1] * factor, 1)) > 1:
+            factor += 1
+        return factor
+
+    @property
+    def network_shape(self) -> ImageShape:
+        height, width, channels = self.shape
+        return height * self.factor, width * self.factor, channels
+
+    @classmethod
+    def of(
+        cls,
+        given: "Sequence[Picture] | NDArray[Any]",
+        image_shape: Sequence[int] | None = None,
+        pixel_range: tuple[float, float] | None = None,
+    ) -> "ImageFormat":
+        """The format of the first images that a model sees; it keeps it.
+
+        Numbers that are not uint8 are mapped from ``pixel_range`` to 0..255: if it is not given, from 0..1 where all of
+        these lie in it, else from their smallest to their largest.
+        """
+        wanted = _checked_shape(image_shape)
+        if pixel_range is not None and not float(pixel_range[0]) < float(pixel_range[1]):
+            raise InputError(f"pixel_range = {pixel_range} must be two numbers, the smaller one first.")
+        if is_pictures(given):
+            if wanted is None or len(wanted) == 2:
+                with opened(given[0]) as picture:
+                    sides = wanted or (picture.height, picture.width)
+                    wanted = (*sides, 1 if picture.mode in GRAY_MODES else 3)
+            return cls(_three(wanted))
+        array = np.asarray(given)
+        shape = _three(wanted) if wanted else _shape_of(array)
+        if pixel_range is None:
+            pixel_range = _range_of(array)
+        return cls(shape, float(pixel_range[0]), float(pixel_range[1]))
+
+    def read(self, given: "Sequence[Picture] | NDArray[Any]") -> NDArray[np.uint8]:
+        """uint8 [N, H, W, C] for the network: pictures are resized, arrays must fit."""
+        if is_pictures(given):
+            images = np.empty((len(given), *self.shape), np.uint8)
+            for number, picture in enumerate(given):
+                images[number] = self.read_picture(picture)
+        else:
+            images = self._from_array(np.asarray(given))
+        return images.repeat(self.factor, axis=1).repeat(self.factor, axis=2)
+
+    def read_picture(self, picture: Picture) -> NDArray[np.uint8]:
+        """One image as [H, W, C], turned upright, in gray or colour as the model has them, resized bilinearly."""
+        height, width, channels = self.shape
+        with opened(picture) as image:
+            upright = ImageOps.exif_transpose(_eight_bit(image))
+            pixels = upright.convert("L" if channels == 1 else "RGB")
+            if pixels.size != (width, height):
+                pixels = pixels.resize((width, height), Image.Resampling.BILINEAR)
+            return np.asarray(pixels, np.uint8).reshape(self.shape)
+
+    def _from_array(self, array: NDArray[Any]) -> NDArray[np.uint8]:
+        height, width, channels = self.shape
+        fits = array.ndim == 2 and array.shape[1] == height * width * channels
+        fits |= array.ndim == 3 and channels == 1 and array.shape[1:] == (height, width)
+        fits |= array.ndim == 4 and array.shape[1:] == self.shape
+        if not fits:
+            size = "x".join(map(str, array.shape[1:]))
+            raise InputError(f"images of {size} were given, but the model has {height}x{width}x{channels}.")
+        if array.dtype != np.uint8:
+            scaled = (array.astype(np.float64) - self.low) * (255 / ((self.high - self.low) or 1.0))
+            array = np.rint(scaled.clip(0, 255)).astype(np.uint8)
+        return array.reshape(-1, *self.shape)
+
+
+def is_pictures(given: Any) -> "TypeGuard[Sequence[Picture]]":
+    """Whether these are files or Pillow images, not numbers."""
+    if isinstance(given, np.ndarray) and given.ndim != 1:
+        return False
+    if not isinstance(given, list | tuple | np.ndarray) or not len(given):
+        return False
+    return all(isinstance(one, str | Path | Image.Image) for one in given)
+
+
+@contextmanager
+def opened(picture: Picture) -> Iterator[Image.Image]:
+    """A picture whose pixels can be read. One that is broken or far too large is refused by its name."""
+    if isinstance(picture, Image.Image):
+        yield picture
+        return
+    too_large = InputError(f"{picture} has more than {MAX_PIXELS // 1_000_000} million pixels. Shrink it.")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow warns of moderately large images and of odd palettes
+            with Image.open(picture, formats=FORMATS) as image:
+                if image.width * image.height > MAX_PIXELS:
+                    raise too_large
+                image.load()
+                yield image
+    except Image.DecompressionBombError as error:
+        raise too_large from error
+    except OcilError:
+        raise
+    except FileNotFoundError as error:
+        raise InputError(f"there is no file {picture}.") from error
+    except Exception as error:  # a broken image can fail in any way
+        raise InputError(f"{picture} is not a readable image. Replace it or take it out.") from error
+
+
+def _eight_bit(image: Image.Image) -> Image.Image:
+    """Sixteen bits a pixel to eight; Pillow alone would cut them off at 255."""
+    if not image.mode.startswith("I"):
+        return image
+    return Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) // 257).astype(np.uint8))
+
+
+def _checked_shape(image_shape: Sequence[int] | None) -> tuple[int, ...] | None:
+    if image_shape is None:
+        return None
+    shape = tuple(int(side) for side in image_shape)
+    if len(shape) not in (2, 3) or min(shape) < 1 or (len(shape) == 3 and shape[2] not in (1, 3)):
+        raise InputError(f"image_shape = {image_shape} must be (height, width) or (height, width, 1 or 3).")
+    return shape
+
+
+def _three(shape: tuple[int, ...]) -> ImageShape:
+    return shape[0], shape[1], shape[2] if len(shape) == 3 else 1
+
+
+def _shape_of(array: NDArray[Any]) -> ImageShape:
+    if array.ndim == 3:
+        return array.shape[1], array.shape[2], 1
+    if array.ndim == 4 and array.shape[3] in (1, 3):
+        return array.shape[1], array.shape[2], array.shape[3]
+    if array.ndim == 2:
+        side = math.isqrt(array.shape[1])
+        return (side, side, 1) if side * side == array.shape[1] else (1, array.shape[1], 1)
+    size = "x".join(map(str, array.shape))
+    raise InputError(f"images must be [N,H,W], [N,H,W,1], [N,H,W,3] or rows [N,D], but this array is {size}.")
+
+
+def _range_of(array: NDArray[Any]) -> tuple[float, float]:
+    if array.dtype == np.uint8 or not array.size:
+        return 0.0, 255.0
+    low, high = float(array.min()), float(array.max())
+    return (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)

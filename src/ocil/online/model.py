@@ -1,0 +1,252 @@
+"""A learner together with what its user sees: labels of any kind, an image format, one file on disk."""
+
+import fcntl
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ocil.config import REVIEW_EVERY, resolve
+from ocil.errors import OcilError, WriteError
+from ocil.files import write_bytes
+from ocil.methods import method
+from ocil.methods.base import LearnerConfig, Problem, capacity_for
+from ocil.online.images import ImageFormat, InputError
+from ocil.precision import numerics
+from ocil.runner import pick_device
+
+FORMAT = 1
+FILE = "model.safetensors"
+CHUNK = 256  # images scored together
+
+Label = Any  # hashable; to be saved: str, int, float, bool, None, or a tuple of these
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a model is made of. Equal recipes that learn equal samples become equal models, bit for bit on a CPU."""
+
+    method: str = "afs"
+    memory: int = 1000
+    batch_size: int = 10
+    width: int = 20
+    review_every: int | None = None
+    """Batches between two reviews; 0: none. None: 500 for methods that review or need task ends, none for others."""
+    seed: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def config(self) -> LearnerConfig:
+        """Every setting of the learner, complete and checked."""
+        info = method(self.method)
+        if info.offline:
+            raise OcilError(f"{info.name} sees the data mixed and many times: it cannot learn from a stream.")
+        given = {"width": self.width, "growing": True} | dict(self.settings)
+        if taken := given.keys() & {"memory", "batch_size", "review_every", "seed"}:
+            raise OcilError(f"give {min(taken)} by its own name, not among the settings.")
+        if info.memory:
+            # A memory that is smaller than the method's usual draw from it is drawn from in full.
+            usual = info.load().Config().memory_batch
+            given = {"memory": self.memory, "memory_batch": max(1, min(usual, self.memory))} | given
+        return resolve(info.name, "stream", settings=given | {"batch_size": self.batch_size}).learner
+
+
+class Model:
+    """Learns from batches of images and labels, predicts probabilities, lives in a folder.
+
+    Classes are numbered as they appear; ``labels[number]`` is what the user calls them.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        images: ImageFormat,
+        device: torch.device | str = "cpu",
+        config: LearnerConfig | None = None,
+    ) -> None:
+        self.recipe, self.images = replace(recipe, method=method(recipe.method).name), images
+        self.config = config or recipe.config()
+        if self.recipe.review_every is not None and self.recipe.review_every < 0:
+            raise OcilError(f"review_every = {self.recipe.review_every} must not be negative.")
+        problem = Problem(images.network_shape, capacity_for(0))
+        self.learner = method(recipe.method).load()(self.config, problem, recipe.seed, device)
+        self.labels: list[Label] = []
+        self.numbers: dict[Label, int] = {}
+        self.batches = 0
+        self.samples = 0
+        self.note: dict[str, Any] = {}
+        """What others keep with the model, as JSON: each under a name of its own."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.learner.device
+
+    @property
+    def review_every(self) -> int:
+        """Batches between two reviews, 0 for none."""
+        if self.recipe.review_every is not None:
+            return self.recipe.review_every
+        return REVIEW_EVERY if self.config.review or method(self.recipe.method).needs_task_ends else 0
+
+    def learn(self, x: NDArray[np.uint8], labels: Sequence[Label]) -> None:
+        """Learn from one batch, in the model's format; new labels become new classes."""
+        for label in labels:
+            if label not in self.numbers:
+                self.numbers[label] = len(self.labels)
+                self.labels.append(label)
+        numbers = [self.numbers[label] for label in labels]
+        with numerics(self.config.precision):
+            self.learner.meet(numbers)
+            self.learner.learn(self._on_device(x), torch.tensor(numbers, device=self.device))
+        self.batches += 1
+        self.samples += len(labels)
+        if self.review_every and self.batches % self.review_every == 0:
+            self.review()
+
+    def review(self) -> None:
+        """One pass over the memory at a small learning rate. A method that is defined by task ends hears of one."""
+        with numerics(self.config.precision):
+            if method(self.recipe.method).needs_task_ends:
+                self.learner.task_ended()
+                for slots in self.learner.rehearsal():
+                    self.learner.rehearsal_step(slots)
+                if not self.config.review:
+                    return
+            self.learner.review()
+
+    def check_loss(self) -> None:
+        """Raise if a loss was not finite. Reads from the device: not after every batch."""
+        if int(self.learner.failed_at) >= 0:
+            lower = min(0.1, self.config.lr / 10)
+            raise OcilError(f"the loss is not finite any more: begin again with a lower learning rate, lr = {lower:g}.")
+
+    def probabilities(self, x: NDArray[np.uint8]) -> NDArray[np.float64]:
+        """[N, classes]: the softmax of the scores (of negative distances, for methods that classify by them)."""
+        found = np.zeros((len(x), len(self.labels)))
+        if not self.labels or not len(x):
+            return found
+        with numerics(self.config.precision):
+            scorer = self.learner.scorer()
+            for first in range(0, len(x), CHUNK):
+                part = slice(first, first + CHUNK)
+                scores = scorer(self._on_device(x[part]))[:, : len(self.labels)]
+                found[part] = scores.double().softmax(1).cpu().numpy()
+        return found
+
+    def _on_device(self, x: NDArray[np.uint8]) -> Tensor:
+        return torch.from_numpy(np.array(x)).to(self.device)  # a copy: what is given may be read-only
+
+    def save(self, folder: Path | str) -> None:
+        """Write the folder's one file anew, whole or not at all."""
+        self.check_loss()
+        write_bytes(Path(folder) / FILE, safetensors.torch.save(self._tensors(), {"ocil": self._header()}))
+
+    @classmethod
+    def load(cls, folder: Path | str, device: torch.device | str = "auto") -> "Model":
+        """The model of a folder. On another kind of device its random numbers begin anew."""
+        path = Path(folder) / FILE
+        if not path.is_file():
+            raise OcilError(f"there is no model in {folder}: it has no file {FILE}.")
+        try:
+            with safetensors.safe_open(path, "pt") as file:
+                header = (file.metadata() or {}).get("ocil")
+                tensors = {} if header is None else {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (safetensors.SafetensorError, OSError) as error:
+            raise OcilError(f"{path} cannot be read: {error}. Restore it from a copy, or learn anew.") from error
+        if header is None:
+            raise OcilError(f"{path} was not written by ocil.")
+        return cls._from_parts(str(path), header, tensors, device)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {name: tensor.detach().cpu().contiguous() for name, tensor in self.learner.state().items()}
+
+    def _header(self) -> str:
+        return json.dumps(
+            {
+                "format": FORMAT,
+                "recipe": asdict(self.recipe),
+                "config": asdict(self.config),
+                "images": asdict(self.images),
+                "labels": [encoded(label) for label in self.labels],
+                "batches": self.batches,
+                "samples": self.samples,
+                "device": self.device.type,
+                "note": self.note,
+            }
+        )
+
+    @classmethod
+    def _from_parts(cls, path: str, header: str, tensors: dict[str, Tensor], device: torch.device | str) -> "Model":
+        try:
+            content = json.loads(header)
+            if content["format"] > FORMAT:
+                newer = f"has format {content['format']}, this version of ocil reads up to {FORMAT}"
+                raise OcilError(f"{path} {newer}: update ocil.")
+            shape = content["images"].pop("shape")
+            config = method(content["recipe"]["method"]).load().Config(**content["config"])
+            place = pick_device(device) if isinstance(device, str) else device
+            model = cls(Recipe(**content["recipe"]), ImageFormat(tuple(shape), **content["images"]), place, config)
+            if content["device"] != place.type:  # a generator's state means something else there
+                tensors = {name: value for name, value in tensors.items() if not name.startswith("rng.")}
+            model.learner.load_state(tensors)
+            model.labels = [decoded(label) for label in content["labels"]]
+            model.numbers = {label: number for number, label in enumerate(model.labels)}
+            model.batches, model.samples, model.note = content["batches"], content["samples"], content["note"]
+            return model
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise OcilError(f"{path} is not a whole model of this version of ocil: {reason}.") from error
+
+    def copy(self, device: torch.device | str) -> "Model":
+        """The same model again, on a device."""
+        return self._from_parts("a copy of a model", self._header(), self._tensors(), device)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For copies and for other processes; ``save`` is what to keep."""
+        return _unpickled, (self._header(), safetensors.torch.save(self._tensors()), str(self.device))
+
+
+def _unpickled(header: str, tensors: bytes, device: str) -> Model:
+    there = device if device == "cpu" or torch.cuda.is_available() else "cpu"
+    return Model._from_parts("a copy of a model", header, safetensors.torch.load(tensors), there)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One process at a time learns in a folder. The lock goes with the process, however that ends."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / ".lock").open("w")
+    except OSError as error:
+        raise WriteError(f"cannot write to {folder}: {error.strerror}. Choose another folder.") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise WriteError(f"another process is learning in {folder}: wait for it, or choose another one.") from None
+        for left_over in folder.glob(".*.tmp"):  # of a process that was killed while it wrote
+            left_over.unlink(missing_ok=True)
+        yield
+
+
+def encoded(label: Label) -> Any:
+    """A label as JSON."""
+    if isinstance(label, tuple):
+        return [encoded(part) for part in label]
+    if label is None or type(label) in (str, int, float, bool):
+        return label
+    wanted = "text, numbers, true or false, or tuples of them"
+    raise InputError(f"a label of type {type(label).__name__} cannot be saved: use {wanted}.")
+
+
+def decoded(label: Any) -> Label:
+    """A label from JSON, which knows no tuples."""
+    return tuple(decoded(part) for part in label) if isinstance(label, list) else label

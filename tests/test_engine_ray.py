@@ -1,0 +1,400 @@
+"""Runs on a Ray cluster: two real nodes on this machine, workers, a node and a driver that are killed.
+
+What needs no cluster is tested without one.
+"""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ocil.config import RunConfig, resolve
+from ocil.engine import device_for, execute, local, ray
+from ocil.engine.local import Job
+from ocil.engine.nodes import examiner, place_marker, unfit
+from ocil.engine.ray import Crew, Hand, Node, Sweep, Worker
+from ocil.errors import OcilError, WriteError
+from ocil.results import Result, RunFolder
+from ocil.runner import Interrupted, Progress
+from tests.conftest import Call, left_over, one_error
+from tests.reference.datasets import patterned
+from tests.test_engine_local import told
+
+BATCHES = 40  # of a run: enough to be stopped in the middle
+SMALL = {"num_cpus": 1, "object_store_memory": 80 << 20}  # a node
+
+
+@pytest.fixture(scope="module")
+def npz(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    data = patterned(per_class=10 * BATCHES // 4)
+    assert data.num_classes == 4
+    path = tmp_path_factory.mktemp("data") / "long.npz"
+    data.save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def configs(npz: Path) -> list[RunConfig]:
+    memory = {"memory": 20, "memory_batch": 5}
+    names: list[tuple[str, dict[str, Any]]] = [("er", memory), ("fine-tune", {}), ("fine-tune", {}), ("fine-tune", {})]
+    return [
+        resolve(name, str(npz), seed=seed, settings={"width": 2, "tasks": 4} | settings)
+        for seed, (name, settings) in enumerate(names)
+    ]
+
+
+def job(root: Path, **changes: Any) -> Job:
+    return replace(Job(root, "cpu", None, checkpoint_seconds=0.05), **changes)
+
+
+@pytest.fixture(scope="module")
+def expected(configs: list[RunConfig], tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]:
+    return told(local.run_all(configs, job(tmp_path_factory.mktemp("local")), 1))
+
+
+# With a cluster
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Two nodes on this machine, of one CPU each. The second says that it has a GPU."""
+    pytest.importorskip("ray", reason="needs the package ray")
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_prestart_worker_first_driver", "0")  # workers that nobody asked for take their time to start
+        found = Cluster(initialize_head=True, head_node_args=SMALL | {"include_dashboard": False})
+        try:
+            found.add_node(**SMALL, num_gpus=1)
+            yield found
+        finally:
+            found.shutdown()
+
+
+class Ear:
+    """Hears of everything that happens to the runs."""
+
+    def __init__(self) -> None:
+        self.events: dict[int, list[Any]] = {}
+
+    def __call__(self, number: int, event: Any) -> None:
+        self.events.setdefault(number, []).append(event)
+
+    def running(self) -> list[int]:
+        """Those in the middle: they have learned a task, and have some way to go."""
+        last = {number: events[-1] for number, events in self.events.items()}
+        return [n for n, event in last.items() if isinstance(event, Progress) and 1 <= 4 * event.done / BATCHES < 3]
+
+
+def holder(root: Path, config: RunConfig) -> int | None:
+    """The worker process that is at a run: it has the folder's lock open."""
+    lock = str((RunFolder.of(root, config).path / ".lock").resolve())
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "cmdline").read_bytes().startswith(b"ray::") and any(
+                str(link.readlink()) == lock for link in (process / "fd").iterdir()
+            ):
+                return int(process.name)
+        except OSError:  # it has ended
+            continue
+    return None
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_stopped_and_gone_on_with_as_on_one_machine(
+    cluster: Any, configs: list[RunConfig], expected: list[tuple[Any, ...]], tmp_path: Path
+) -> None:
+    local.run_all(configs[1:2], job(tmp_path), 1)
+    ear = Ear()
+    first = execute(configs, job(tmp_path), 0, ear, lambda: bool(ear.running()), "ray", cluster.address)
+    assert [type(outcome) for outcome in first] == [Interrupted, Result, Interrupted, Interrupted]
+    assert len(ear.events[1]) == 1  # finished before: nothing was started for it
+
+    ear = Ear()
+    assert told(execute(configs, job(tmp_path), 0, ear, engine="ray", address=cluster.address)) == expected
+    assert all(isinstance(events[-1], Result) for events in ear.events.values())
+    assert any(ear.events[number][0].done > 0 for number in (0, 2))
+    assert not left_over(tmp_path)
+    assert not list(tmp_path.glob(".node-*"))
+
+
+def test_a_worker_and_a_node_that_die(
+    cluster: Any, configs: list[RunConfig], expected: list[tuple[Any, ...]], tmp_path: Path
+) -> None:
+    """In the middle of a run each. Another worker goes on with it, from its checkpoint."""
+    third = cluster.add_node(**SMALL)
+    raylet = third.all_processes["raylet"][0].process.pid
+    ear = Ear()
+    killed: dict[str, tuple[int, int]] = {}  # what -> (run, how much was heard of it before)
+
+    def listen(number: int, event: Any) -> None:
+        ear(number, event)
+        for running in ear.running():
+            pid = holder(tmp_path, configs[running])
+            what = "node" if pid and parent(pid) == raylet else "worker"
+            if pid and what not in killed and running not in [run for run, _ in killed.values()]:
+                killed[what] = running, len(ear.events[running])
+                if what == "node":
+                    cluster.remove_node(third, allow_graceful=False)
+                else:
+                    os.kill(pid, signal.SIGKILL)
+
+    assert told(execute(configs, job(tmp_path), 0, listen, engine="ray", address=cluster.address)) == expected
+    assert killed.keys() == {"node", "worker"}
+    for number, before in killed.values():
+        assert all(event.done > 0 for event in ear.events[number][before:-1])
+    assert not left_over(tmp_path)
+
+
+def test_a_driver_that_is_killed(
+    cluster: Any,
+    configs: list[RunConfig],
+    npz: Path,
+    expected: list[tuple[Any, ...]],
+    start_python: Callable[..., "subprocess.Popen[str]"],
+    tmp_path: Path,
+) -> None:
+    """Its workers end with it, and the same command does the rest."""
+    words = ["-m", "ocil", "run", "fine-tune", "--dataset", npz, "--seeds", 3, "--out", tmp_path, "--device", "cpu"]
+    words += ["--engine", "ray", "--address", cluster.address, "--json", "--set", "width=2", "tasks=4"]
+    plan = [replace(configs[1], seed=seed, fingerprint=patterned(BATCHES * 10 // 4).fingerprint()) for seed in range(3)]
+    folders = [RunFolder.of(tmp_path, config) for config in plan]
+    process, end = start_python(*words), time.monotonic() + 120
+    try:
+        working: list[int] = []
+        while not working or not any(folder.result() for folder in folders):
+            assert time.monotonic() < end
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.1)
+            working = [pid for config in plan if (pid := holder(tmp_path, config))]
+    finally:
+        process.kill()
+        process.communicate()
+    finished = {folder: (folder.path / "result.json").stat().st_mtime for folder in folders if folder.result()}
+    assert len(finished) < 3
+    while any(Path(f"/proc/{pid}/fd").exists() for pid in working):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+    again = start_python(*words)
+    out, err = again.communicate(timeout=120)
+    assert again.returncode == 0, err
+    assert len(json.loads(out)["runs"]) == 3
+    for folder, written in finished.items():
+        assert (folder.path / "result.json").stat().st_mtime == written
+    digests = [result.digest for folder in folders if (result := folder.result())]
+    assert digests[1:3] == [expected[1][1], expected[2][1]]
+
+
+def test_runs_packed_on_a_share_of_a_gpu(
+    cluster: Any, configs: list[RunConfig], expected: list[tuple[Any, ...]], tmp_path: Path
+) -> None:
+    """The second node's GPU is only said to be one, so the runs are packed on a CPU, as tests of the GPU engine do."""
+    with ray.connected(cluster.address) as package:
+        crew = Crew(0.5, 0.5, 2, packed=True)
+        sweep = Sweep(package, configs, [1, 2], job(tmp_path.resolve()), crew)
+        found = sweep.go()
+        assert told([found[1], found[2]]) == expected[1:3]
+        assert [node.room for node in sweep.nodes.values()] == [2]
+
+
+def test_a_gpu_that_is_none(
+    cluster: Any,
+    configs: list[RunConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    monkeypatch.setattr(ray, "GRACE", 0.0)
+    with caplog.at_level(logging.WARNING):
+        outcomes = execute(configs[:2], job(tmp_path, device="auto"), engine="ray", address=cluster.address)
+    for outcome in outcomes:
+        assert "no node of the Ray cluster is left to work (node" in str(outcome)
+        assert "device 'cuda' is not there" in str(outcome)
+    assert "It is left out." in caplog.text
+
+
+# Without a cluster
+
+
+def test_what_a_node_has_room_for() -> None:
+    assert Crew(2, 0, 1).room({"CPU": 7.0}) == 3
+    assert Crew(1, 0, 1).room({"GPU": 7.0}) == 0
+    assert Crew(0.1, 0.1, 10).room({"CPU": 64.0, "GPU": 1.0}) == 10
+    assert Crew(1, 1, 10).room({"CPU": 2.0, "GPU": 8.0}) == 2
+
+
+def test_the_device_is_the_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ray._device("auto", {"CPU": 4.0, "GPU": 1.0}) == "cuda"
+    assert ray._device("auto", {"CPU": 4.0}) == "cpu"
+    assert ray._device("cpu", {"CPU": 4.0, "GPU": 1.0}) == "cpu"
+    with pytest.raises(OcilError, match="no node of the Ray cluster has a GPU"):
+        ray._device("cuda", {"CPU": 4.0})
+    with pytest.raises(OcilError, match="use auto, cpu or cuda"):
+        ray._device("cuda:1", {"GPU": 4.0})
+    assert device_for("cuda", "ray") == "cuda"
+    assert device_for("cpu", "local") == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--address", "localhost:1"), "no Ray cluster at localhost:1: [Errno 111] Connection refused. Start one with"),
+        (("--address", "here"), "--address here is not HOST:PORT"),
+        (("--address", "ray://here:1"), "is not HOST:PORT"),
+        (("--gpu-share", "1.5"), "--gpu-share 1.5 must be above 0 and at most 1"),
+    ],
+)
+def test_mistakes_are_said_in_a_line(run_tiny: Call, words: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs the package ray")
+    assert message in one_error(run_tiny("er", "--engine", "ray", *words))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_the_package(run_tiny: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert one_error(run_tiny("er", "--engine", "ray")) == (
+        "--engine ray needs the package ray: pip install 'ocil[ray]'"
+    )
+    assert one_error(run_tiny("er", "--address", "here:1")) == "--address is for a Ray cluster: add --engine ray."
+
+
+def test_nothing_to_do_needs_no_cluster(configs: list[RunConfig], tmp_path: Path) -> None:
+    assert ray.run_all([], job(tmp_path), address="localhost:1") == []
+    (outcome,) = ray.run_all(configs[:1], job(tmp_path), should_stop=lambda: True, address="localhost:1")
+    assert isinstance(outcome, Interrupted)
+
+
+def test_a_node_that_is_not_fit(npz: Path, tmp_path: Path) -> None:
+    examine = examiner()
+    mine = examine(None, [str(npz)], None)
+    marker = place_marker(tmp_path)
+    fit = examine(str(marker), [str(npz)], None)
+    assert not marker.exists()
+
+    def why(theirs: dict[str, Any], torch_version: str | None = None) -> str | None:
+        return unfit(theirs, mine, tmp_path, torch_version)
+
+    assert why(fit) is None
+    assert why(fit, str(fit["torch"])) is None
+    assert "install the same on all" in str(why(fit, "1.0"))
+    assert "all nodes must share it" in str(why(examine(str(marker), [], None)))
+    assert "lacks a dataset: there is no dataset 'birds'" in str(why(examine(None, ["birds"], str(tmp_path))))
+    assert "install it there" in str(why({"import": "No module named 'ocil'"}))
+    assert "has another ocil (0.0.1)" in str(why(fit | {"ocil": "0.0.1"}))
+    assert "has other images under the name" in str(why(fit | {"images": {str(npz): "another"}}))
+
+
+def drain(worker: Worker, until: Callable[[list[Any]], bool], stop: bool = False) -> list[Any]:
+    events: list[Any] = []
+    end = time.monotonic() + 30
+    while not until(events):
+        assert time.monotonic() < end
+        events += worker.news(stop)
+    return events
+
+
+def ended(events: list[Any]) -> bool:
+    return any(not isinstance(event, Progress) for _, event in events)
+
+
+def test_a_worker_that_hears_nothing_saves_and_stops(
+    configs: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(job(tmp_path), Crew(1, 0, 1))
+    worker.take({7: configs[0]})
+    drain(worker, lambda events: any(event.done for _, event in events))
+    monkeypatch.setattr(ray, "SILENCE", 0.0)
+    number, outcome = drain(worker, ended)[-1]
+    assert number == 7
+    assert isinstance(outcome, Interrupted)
+    assert RunFolder.of(tmp_path, configs[0]).checkpoint.exists()
+
+
+def test_a_worker_waits_for_a_folder_that_is_held(
+    configs: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(job(tmp_path), Crew(1, 0, 1))
+    with RunFolder.of(tmp_path, configs[1]).lock():
+        worker.take({0: configs[1]})
+        assert worker.news(stop=False) == []
+    assert isinstance(drain(worker, ended)[-1][1], Result)
+    with RunFolder.of(tmp_path, configs[2]).lock():
+        monkeypatch.setattr(ray, "PATIENCE", 0.0)
+        worker.take({0: configs[2]})
+        assert isinstance(drain(worker, ended)[-1][1], WriteError)
+
+
+def test_what_keeps_a_worker_from_any_run_fails_all_of_them(configs: list[RunConfig], tmp_path: Path) -> None:
+    worker = Worker(job(tmp_path), Crew(1, 0, 2, packed=True))
+    gone = [replace(config, dataset=str(tmp_path / "gone.npz")) for config in configs[:2]]
+    worker.take(dict(enumerate(gone)))
+    events = drain(worker, lambda events: len(events) == 2)
+    assert all("gone.npz" in str(outcome) for _, outcome in events)
+
+
+@pytest.fixture
+def sweep(configs: list[RunConfig], tmp_path: Path) -> Sweep:
+    """A driver whose cluster is not there."""
+    package = SimpleNamespace(
+        remote=lambda thing: thing, kill=lambda actor: None, exceptions=SimpleNamespace(RayError=OSError)
+    )
+    others = [replace(configs[0], learner=replace(configs[0].learner, precision="fp32"), seed=seed) for seed in (0, 1)]
+    made = Sweep(package, [*configs, *others], range(6), job(tmp_path), Crew(1, 1, 3, packed=True))
+    made.nodes = {"a": Node("a", "a", 1)}
+    return made
+
+
+def test_runs_of_a_kind_go_together(sweep: Sweep) -> None:
+    assert [sweep.next_unit(), sweep.next_unit(), sweep.next_unit()] == [[0, 1, 2], [3], [4, 5]]
+
+
+def test_every_worker_gets_some(sweep: Sweep) -> None:
+    sweep.nodes["b"] = Node("b", "b", 2)
+    assert sweep.next_unit() == [0, 1]
+    assert sweep.next_unit() == [2, 3]
+
+
+def test_a_run_that_takes_its_workers_down_fails_alone(sweep: Sweep) -> None:
+    units = []
+    while sweep.waiting:
+        unit = sweep.next_unit()
+        units.append(unit)
+        hand = Hand(None, sweep.nodes["a"], list(unit))
+        sweep.hands.append(hand)
+        if 1 in unit:
+            sweep.lost(hand)
+        else:
+            for number in unit:
+                sweep.note(hand, number, OcilError("done"))
+    assert [unit for unit in units if 1 in unit] == [[0, 1, 2], [3, 0, 1], [1], [1]]
+    assert "its worker died 4 times, the last time on node a" in str(sweep.outcomes[1])
+    assert all(str(sweep.outcomes[number]) == "done" for number in (0, 2, 3, 4, 5))
+
+
+def test_a_worker_that_stopped_by_itself_costs_no_retry(sweep: Sweep) -> None:
+    hand = Hand(None, sweep.nodes["a"], sweep.next_unit())
+    sweep.note(hand, 0, Interrupted("silence"))
+    assert sweep.waiting[-1] == 0
+    assert not sweep.deaths
+    sweep.stopping = True
+    sweep.note(hand, 1, Interrupted("asked to"))
+    assert isinstance(sweep.outcomes[1], Interrupted)

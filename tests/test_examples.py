@@ -1,0 +1,81 @@
+"""The programs in examples/ run, on tiny data."""
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import ocil
+from ocil.methods import METHODS, MethodInfo, method, register
+from ocil.methods.er import ER
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+SMALL = {"memory": 30, "width": 1, "device": "cpu"}
+
+
+def example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def methods() -> Iterator[None]:
+    before = dict(METHODS)
+    yield
+    METHODS.clear()
+    METHODS.update(before)
+
+
+def test_each_is_short_and_tested() -> None:
+    found = {path.stem: path.read_text() for path in EXAMPLES.glob("*.py")}
+    assert found.keys() == {"folder", "array_stream", "own_method"}
+    for name, text in found.items():
+        assert len(text.splitlines()) < 50
+        assert f"python examples/{name}.py" in text
+
+
+def test_folder(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'ocil[sklearn]'")
+    for name in ("a", "b"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(3):
+            pixels = np.full((12, 12, 3), 200 * (name == "b") + number, np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{number}.png")
+    accuracy = example("folder").main(tmp_path / "photos", tmp_path / "model", **SMALL)
+    assert 0 <= accuracy <= 1
+    assert ocil.OnlineClassifier.load(tmp_path / "model").classes_.tolist() == ["a", "b"]
+
+
+def test_array_stream() -> None:
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'ocil[sklearn]'")
+    assert 0 <= example("array_stream").main(batches=8, **SMALL) <= 1
+
+
+def test_own_method(methods: None, tiny_npz: Path, tmp_path: Path) -> None:
+    module = example("own_method")
+    settings = {"memory": 20, "memory_batch": 5, "width": 2, "tasks": 2, "repeats": 3}
+    config = ocil.resolve("repeat", str(tiny_npz), settings=settings)
+    result = ocil.run(config, tmp_path, device="cpu")
+    assert len(result.matrix) == 2
+    assert METHODS["repeat"].load() is module.Repeat
+
+
+def test_a_name_is_registered_once(methods: None) -> None:
+    info = MethodInfo("mine", ER, "mine", "-")
+    register(info)
+    register(info)
+    assert method("Mine").load() is ER
+    with pytest.raises(ocil.OcilError, match="there is a method 'mine' already"):
+        register(MethodInfo("mine", ER, "another", "-"))
+    with pytest.raises(ocil.OcilError, match="there is a method 'er' already"):
+        register(MethodInfo("er", ER, "mine", "-"))
+    with pytest.raises(ocil.OcilError, match="a method's name"):
+        register(MethodInfo("My_Method", ER, "mine", "-"))

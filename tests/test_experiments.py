@@ -1,0 +1,262 @@
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from ocil.errors import OcilError
+from ocil.experiments import Experiment, Source, read, select
+from ocil.report.published import MEMORY, published
+
+SHIPPED = sorted((Path(__file__).parents[1] / "experiments").glob("*.toml"))
+COUNTS = {  # cells, seeds
+    "table1": (19 * 9 + 2 * 3, 10),
+    "table2": (10 * 3, 10),
+    "table3": (5 * 9, 10),
+    "alpha": (6, 10),
+    "sigma": (6, 10),
+    "bias": (3, 10),
+    "balance": (12 * 3, 10),
+    "steps": (12 * 3, 10),
+    "time": (12, 10),
+    "memory-batch": (6, 10),
+    "samples": (2, 1),
+    "equal-compute": (16 * 3, 10),
+    "ce-scale": (8 * 3, 10),
+    "no-task-ends": (15 * 2, 10),
+    "class-orders": (11 * 3, 10),
+}
+
+
+def shipped(name: str, **options: object) -> Experiment:
+    return read(Path(__file__).parents[1] / "experiments" / f"{name}.toml", **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def write(tmp_path: Path):  # type: ignore[no-untyped-def]
+    def write(text: str) -> Path:
+        path = tmp_path / "mine.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_what_is_shipped_expands(path: Path) -> None:
+    cells, seeds = COUNTS[path.stem]
+    experiment = read(path)
+    assert len(experiment.cells) == cells
+    assert {len(cell.configs) for cell in experiment.cells} == {seeds}
+    assert len(set(experiment.configs)) == cells * seeds
+    assert all((experiment.title, experiment.about, experiment.paper))
+    names = Counter((cell.label, cell.config.dataset, cell.config.learner.memory) for cell in experiment.cells)
+    assert set(names.values()) == {1}, "a row has one cell a column"
+    assert {config.learner.precision for config in experiment.configs} == {"tf32"}  # not the file's business
+    bf16 = read(path, settings={"precision": "bf16"})
+    assert {config.learner.precision for config in bf16.configs} == {"bf16"}
+    assert len(bf16.cells) == cells
+
+
+def test_every_count_has_a_file() -> None:
+    assert sorted(COUNTS) == sorted(path.stem for path in SHIPPED)
+
+
+def test_table_1_is_the_paper_s() -> None:
+    """Each cell has a published number and each published number a cell: nine columns, 19 rows, two bounds."""
+    cells = shipped("table1").cells
+    found = {(cell.label, cell.config.dataset, cell.config.learner.memory) for cell in cells}
+    assert all(published(*key) is not None for key in found)
+    columns = {key[1:] for key in found if key[2]}
+    assert columns == {(dataset, size) for dataset, sizes in MEMORY.items() for size in sizes}
+    rows = Counter(key[0] for key in found)
+    assert sorted(rows.values()) == [3, 3] + [9] * 19
+    with_review = {cell.label for cell in cells if cell.config.learner.review}
+    assert with_review == {label for label in rows if label.endswith("-rv")} | {"afs", "scr"}
+    assert {cell.config.learner.memory for cell in cells if cell.config.method in ("fine-tune", "iid-offline")} == {0}
+    beta = {cell.config.learner.memory: cell.value("beta") for cell in select(cells, "method=afs dataset=cifar100")}
+    assert beta == {1000: 0.15, 2000: 0.05, 5000: 0.1}
+
+
+def test_table_2_is_the_ladder_of_the_protocol() -> None:
+    rows = {cell.label: (cell.value("loss"), cell.value("regulariser")) for cell in shipped("table2").cells}
+    assert rows == {
+        "ER-RV": (None, None),
+        "Baseline": ("ce", "none"),
+        "Baseline + FL": ("focal", "none"),
+        "Baseline + RFL": ("rfl", "none"),
+        "Baseline + LSR": ("ce", "lsr"),
+        "Baseline + VKD": ("ce", "vkd"),
+        "Baseline + FL + LSR": ("focal", "lsr"),
+        "Baseline + FL + VKD": ("focal", "vkd"),
+        "Baseline + RFL + LSR": ("rfl", "lsr"),
+        "Baseline + RFL + VKD": ("rfl", "vkd"),
+    }
+
+
+def test_equal_compute_is_equal() -> None:
+    replayed: dict[str, set[int]] = {}
+    for cell in shipped("equal-compute").cells:
+        views = 2 if cell.config.method in ("afs", "scr") else 1
+        replayed.setdefault(cell.config.method, set()).add(views * cell.config.learner.memory_batch)
+    assert set(map(frozenset, replayed.values())) == {frozenset({10, 20, 100, 200})}
+    assert len(replayed) == 4
+
+
+def test_no_task_ends_reviews_at_distances() -> None:
+    cells = shipped("no-task-ends").cells
+    assert {cell.value("boundary") for cell in cells} == {"none"}
+    assert {cell.value("review_every") for cell in cells if cell.config.learner.review} == {500, 1000}
+
+
+# Filters
+
+
+@pytest.mark.parametrize(
+    ("only", "count"),
+    [
+        ("dataset=cifar100 method=afs,er", 9),
+        ("dataset=CIFAR-100 method=er-rv", 3),
+        ("method=er review=true memory=5000", 2),
+        ("memory=5000 method=afs,scr", 4),
+        ("label=er-ace-rv dataset=cifar10 memory=200", 1),
+        ("beta=0.15", 1),
+        ("method=ER_ACE", 18),
+        ("", 177),
+    ],
+)
+def test_only(only: str, count: int) -> None:
+    assert len(shipped("table1", only=only).cells) == count
+
+
+@pytest.mark.parametrize(
+    ("only", "says"),
+    [
+        ("dataset", "write FIELD=VALUE"),
+        ("dataset=", "write FIELD=VALUE"),
+        ("datset=cifar10", "Did you mean 'dataset'?"),
+        ("dataset=cifar1000", "no cell has dataset=cifar1000. Did you mean 'cifar100'?"),
+        ("method=afs,err", "no cell has method=err. Did you mean 'er'?"),
+        ("memory=many", "no cell has memory=many."),
+        ("dataset=cifar10 memory=5000", "leaves no cell"),
+    ],
+)
+def test_filters_that_match_nothing(only: str, says: str) -> None:
+    with pytest.raises(OcilError) as error:
+        shipped("table1", only=only)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+# The format
+
+
+def test_axes_and_tables_by_dataset(write) -> None:  # type: ignore[no-untyped-def]
+    experiment = read(write("""
+        seeds = 2
+        [settings]
+        dataset = ["cifar10", "cifar100"]
+        memory = { cifar10 = [200, 500], CIFAR-100 = 1000 }
+        [[cells]]
+        method = "er"
+        lr = [0.05, 0.1]
+    """))  # fmt: skip
+    assert experiment.title == "mine"
+    found = [(c.label, c.config.dataset, c.config.learner.memory, c.value("lr")) for c in experiment.cells]
+    assert sorted(found) == sorted(
+        (f"er, lr={lr}", dataset, memory, lr)
+        for dataset, memory in (("cifar10", 200), ("cifar10", 500), ("cifar100", 1000))
+        for lr in (0.05, 0.1)
+    )
+    assert [config.seed for config in experiment.cells[0].configs] == [0, 1]
+
+
+def test_duplicates_collapse_and_the_first_label_stays(write) -> None:  # type: ignore[no-untyped-def]
+    cells = read(write("""
+        [[cells]]
+        label = "first"
+        method = "afs"
+        [[cells]]
+        method = "afs"
+        beta = [0.1, 0.2]
+    """)).cells  # fmt: skip
+    assert [cell.label for cell in cells] == ["first", "afs, beta=0.2"]
+    assert len(cells[0].configs) == 3
+
+
+def test_settings_for_all_cells_go_where_they_belong(write) -> None:  # type: ignore[no-untyped-def]
+    path = write("""
+        [settings]
+        memory = 500
+        boundary = "blurry"
+        [[cells]]
+        method = ["fine-tune", "iid-offline", "er", "afs"]
+    """)
+    cells = {cell.label: cell for cell in read(path, settings={"beta": "0.3", "epochs": "7"}).cells}
+    assert {name: cell.value("boundary") for name, cell in cells.items()} == {
+        "fine-tune": "blurry", "iid-offline": "iid", "er": "blurry", "afs": "blurry",
+    }  # fmt: skip
+    assert cells["afs"].value("beta") == 0.3
+    assert cells["er"].value("beta") is None
+    assert (cells["iid-offline"].value("epochs"), cells["er"].value("epochs")) == (7, 1)
+    assert (cells["fine-tune"].value("memory"), cells["er"].value("memory")) == (0, 500)
+
+
+def test_the_command_line_wins_over_an_axis(write) -> None:  # type: ignore[no-untyped-def]
+    path = write('[[cells]]\nmethod = "afs"\nbeta = [0.1, 0.2]\nmemory = {cifar10 = 200}\n')
+    cells = read(path, seeds=1, settings={"beta": "0.4", "dataset": "cifar100", "memory": "300"}).cells
+    assert [(c.value("beta"), c.value("memory"), c.value("dataset")) for c in cells] == [(0.4, 300, "cifar100")]
+
+
+def test_a_dataset_of_one_s_own(write) -> None:  # type: ignore[no-untyped-def]
+    path = write('[[cells]]\nmethod = "er"\ndataset = "mine.npz"\n')
+    (cell,) = read(path, source=lambda name: Source("/data/mine.npz", 3, "abc")).cells
+    assert (cell.config.dataset, cell.config.fingerprint, cell.config.stream.tasks) == ("/data/mine.npz", "abc", 3)
+    assert select([cell], "dataset=mine") == [cell]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("seeds = 0\n[[cells]]\nmethod='er'", "seeds = 0 must be a whole number"),
+        ("seeds = true\n[[cells]]\nmethod='er'", "seeds = True must be a whole number"),
+        ("tilte = 'x'\n[[cells]]\nmethod='er'", "unknown key 'tilte'"),
+        ("lr = 1\n[[cells]]\nmethod='er'", "go below [settings] or [[cells]]"),
+        ("title = 3\n[[cells]]\nmethod='er'", "title = 3 must be text"),
+        ("title = 'x'", "has no cells"),
+        ("cells = 3", "has no cells"),
+        ("settings = 3\n[[cells]]\nmethod='er'", "settings must be a table"),
+        ("[[cells]]\nlr=1", "cell 1: name a method"),
+        ("[[cells]]\nmethod='er'\n[[cells]]\nmethod='err'", "cell 2: unknown method 'err'. Did you mean 'er'?"),
+        ("[[cells]]\nmethod='er'\nmemmory=3", "cell 1: unknown setting 'memmory' for er. Did you mean 'memory'?"),
+        (
+            "[settings]\nmemmory=3\n[[cells]]\nmethod='er'",
+            "settings: unknown setting 'memmory'. Did you mean 'memory'?",
+        ),
+        ("[[cells]]\nmethod='er'\nlr='fast'", "cell 1: lr = 'fast' is not a number"),
+        ("[[cells]]\nmethod='er'\nlr=[]", "an empty list"),
+        ("[[cells]]\nmethod='er'\nlr=[[1]]", "lr = [1] is not a value"),
+        ("[[cells]]\nmethod='er'\nmemory={cifar10=3}", "memory says nothing for fashion-mini"),
+        ("[[cells]]\nmethod='er'\nlabel='{alpha}'", "unknown setting 'alpha'"),
+        ("[[cells]]\nmethod='er'\nlabel=3", "label = 3 must be text"),
+        ("[[cells]]\nmethod=3", "method = 3 is not a name"),
+        ("[[cells]]\nmethod='er'\ndataset=3", "dataset = 3 is not a name"),
+        ("[[cells]]\nmethod='ocm'\nboundary='none'", "cell 1: ocm needs task ends"),
+        ("[[cells\n", "is not a TOML file"),
+    ],
+)
+def test_mistakes_in_a_file(write, text: str, says: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(OcilError) as error:
+        read(write(text))
+    assert says in str(error.value)
+    assert "mine.toml" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_mistakes_on_the_command_line(write, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    path = write('[[cells]]\nmethod = "er"\n')
+    with pytest.raises(OcilError, match="--set: unknown setting 'betta'"):
+        read(path, settings={"betta": "1"})
+    with pytest.raises(OcilError, match="choose methods with --only"):
+        read(path, settings={"method": "afs"})
+    with pytest.raises(OcilError, match=r"Did you mean '.*mine.toml'"):
+        read(tmp_path / "mien.toml")

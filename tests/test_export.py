@@ -1,0 +1,108 @@
+"""What is exported gives the model's own probabilities, without ocil."""
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ocil.errors import OcilError
+from ocil.methods import METHODS
+from ocil.online.export import export
+from ocil.online.images import ImageFormat
+from ocil.online.model import Model, Recipe
+from ocil.runner import digest
+
+ONLINE = [name for name, info in METHODS.items() if not info.offline]
+FORMS = {"gray, enlarged": ImageFormat((8, 8, 1)), "colours": ImageFormat((12, 12, 3))}
+
+
+def taught(method: str, form: ImageFormat, **changes: Any) -> Model:
+    settings = {"rehearsal_epochs": 1} if method == "gdumb" else {}
+    model = Model(Recipe(method, memory=30, width=1, review_every=2, settings=settings | changes), form)
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        x = rng.integers(0, 256, (10, *form.shape), dtype=np.uint8)
+        model.learn(form.read(x), [f"class {label}" for label in rng.integers(0, 20, 10)])
+    return model
+
+
+def images(form: ImageFormat, count: int) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 256, (count, *form.shape), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("method", ONLINE)
+def test_onnx(method: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnx", reason="onnx is not installed: pip install 'ocil[onnx]'")
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'ocil[onnx]'")
+    form = FORMS["colours" if method in ("er-ace", "scr") else "gray, enlarged"]
+    model = taught(method, form)
+    before = digest(model.learner)
+    export(model, tmp_path / "model.onnx")
+    assert digest(model.learner) == before
+    assert model.learner.network.training
+    session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    assert json.loads(session.get_modelmeta().custom_metadata_map["labels"]) == model.labels
+    assert [(one.name, one.type) for one in session.get_inputs()] == [("images", "tensor(uint8)")]
+    for count in (1, 2, 7):
+        x = images(form, count)
+        (found,) = session.run(["probabilities"], {"images": x})
+        assert found.shape == (count, len(model.labels))
+        np.testing.assert_allclose(found, model.probabilities(form.read(x)), atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["afs", "scr", "aaer"])
+def test_program_of_torch_export(method: str, tmp_path: Path) -> None:
+    form = FORMS["gray, enlarged"]
+    model = taught(method, form)
+    export(model, tmp_path / "model.pt2")
+    extra = {"labels.json": ""}
+    program = torch.export.load(tmp_path / "model.pt2", extra_files=extra)
+    assert json.loads(extra["labels.json"]) == model.labels
+    for count in (1, 5):
+        x = images(form, count)
+        found = program.module()(torch.from_numpy(x)).numpy()
+        np.testing.assert_allclose(found, model.probabilities(form.read(x)), atol=1e-5)
+
+
+def test_no_stored_image_leaves_with_an_export(tmp_path: Path) -> None:
+    pytest.importorskip("onnx", reason="onnx is not installed: pip install 'ocil[onnx]'")
+    model = taught("aaer", FORMS["colours"])  # which keeps some images outside its memory too
+    stored = model.learner.memory.images[0].numpy().tobytes()
+    model.save(tmp_path)
+    assert stored in (tmp_path / "model.safetensors").read_bytes()
+    for name in ("model.onnx", "model.pt2"):
+        export(model, tmp_path / name)
+        assert stored not in (tmp_path / name).read_bytes()
+    with zipfile.ZipFile(tmp_path / "model.pt2") as archive:
+        assert all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
+
+
+def test_half_precision_is_exported_in_full(tmp_path: Path) -> None:
+    pytest.importorskip("onnx", reason="onnx is not installed: pip install 'ocil[onnx]'")
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'ocil[onnx]'")
+    form = FORMS["colours"]
+    model = taught("er", form, precision="bf16")
+    export(model, tmp_path / "model.onnx")
+    session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    x = images(form, 3)
+    np.testing.assert_allclose(session.run(None, {"images": x})[0], model.probabilities(form.read(x)), atol=0.05)
+
+
+def test_what_cannot_be_exported(tmp_path: Path) -> None:
+    with pytest.raises(OcilError, match="has learned nothing yet"):
+        export(Model(Recipe("er", width=1), FORMS["colours"]), tmp_path / "model.onnx")
+    with pytest.raises(OcilError, match=r"must end in \.onnx or \.pt2"):
+        export(taught("er", FORMS["colours"]), tmp_path / "model.h5")
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(OcilError, match="pip install 'ocil\\[onnx\\]'"):
+        export(taught("er", FORMS["colours"]), tmp_path / "model.onnx")

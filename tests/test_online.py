@@ -1,0 +1,363 @@
+"""A model of one's own images, without scikit-learn: formats, labels, growth, the file on disk."""
+
+import copy
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from PIL import Image
+
+from ocil.errors import OcilError, WriteError
+from ocil.methods import METHODS
+from ocil.online.images import ImageFormat, InputError, is_pictures
+from ocil.online.model import FILE, Model, Recipe, locked
+from ocil.runner import digest
+from tests.conftest import left_over
+
+ONLINE = [name for name, info in METHODS.items() if not info.offline]
+SMALL: dict[str, Any] = {"memory": 20, "width": 1, "review_every": 2}
+GRAY = ImageFormat((10, 10, 1))
+
+
+def model(method: str = "er", form: ImageFormat = GRAY, **changes: Any) -> Model:
+    return Model(Recipe(method, **{**SMALL, **changes}), form)
+
+
+def batch(seed: int, count: int = 5, classes: int = 3) -> tuple[np.ndarray, list[str]]:
+    rng = np.random.default_rng(seed)
+    x = rng.integers(0, 256, (count, 10, 10, 1), dtype=np.uint8)
+    return x, [f"class {label}" for label in rng.integers(0, classes, count)]
+
+
+# Images
+
+
+def test_arrays_of_every_shape() -> None:
+    x = np.random.default_rng(0).integers(0, 256, (4, 12, 9, 3), dtype=np.uint8)
+    coloured = ImageFormat.of(x)
+    assert coloured.shape == coloured.network_shape == (12, 9, 3)
+    assert (coloured.read(x) == x).all()
+    gray = ImageFormat.of(x[..., 0])
+    assert gray.shape == (12, 9, 1)
+    assert (gray.read(x[..., 0]) == x[..., :1]).all()
+    flat = ImageFormat.of(x.reshape(4, -1), (12, 9, 3))
+    assert (flat.read(x.reshape(4, -1)) == x).all()
+    assert ImageFormat.of(np.zeros((2, 144))).shape == (12, 12, 1)
+    assert ImageFormat.of(np.zeros((2, 30))).shape == (1, 30, 1)
+    assert ImageFormat.of(np.zeros((2, 108)), (12, 9)).shape == (12, 9, 1)
+
+
+def test_tiny_images_are_enlarged_by_whole_pixels() -> None:
+    form = ImageFormat((1, 3, 1))
+    assert form.network_shape == (3, 9, 1)
+    row = form.read(np.array([[10, 20, 30]], np.uint8))
+    assert (row[0, :, :, 0] == np.repeat([10, 20, 30], 3)).all()
+    assert ImageFormat((8, 8, 3)).network_shape == (16, 16, 3)
+    assert ImageFormat((9, 1, 3)).network_shape == (9, 1, 3)
+
+
+def test_which_numbers_are_black_and_white() -> None:
+    unit = np.array([[0.0, 0.5, 1.0, 0.2]])
+    assert ImageFormat.of(unit).read(unit)[0, ::5, ::5, 0].tolist() == [[0, 128], [255, 51]]
+    wide = np.array([[-2.0, 0.0, 2.0, 6.0]])
+    form = ImageFormat.of(wide)
+    assert (form.low, form.high) == (-2, 6)
+    assert form.read(wide)[0, ::5, ::5, 0].tolist() == [[0, 64], [128, 255]]
+    assert form.read(np.array([[-99.0, 99.0, 6.0, 6.0]]))[0, ::5, ::5, 0].tolist() == [[0, 255], [255, 255]]
+    assert ImageFormat.of(wide, pixel_range=(0, 10)).read(wide)[0, ::5, ::5, 0].tolist() == [[0, 0], [51, 153]]
+    integers = np.array([[0, 16, 8, 4]])
+    assert ImageFormat.of(integers).read(integers)[0, 0, ::5, 0].tolist() == [0, 255]
+    constant = np.full((2, 4), 7.0)
+    assert not ImageFormat.of(constant).read(constant).any()
+    bytes_ = np.array([[0, 1, 1, 0]], np.uint8)
+    assert ImageFormat.of(bytes_).read(bytes_)[0, 0, ::5, 0].tolist() == [0, 1]  # never stretched
+    assert form.read(bytes_)[0, 0, ::5, 0].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "image_shape", "words"),
+    [
+        (np.zeros((2, 3, 12, 12)), None, "images must be"),
+        (np.zeros(5), None, "images must be"),
+        (np.zeros((2, 9)), (0, 9), "image_shape"),
+        (np.zeros((2, 9)), (3, 3, 2), "image_shape"),
+        (np.zeros((2, 9)), (9,), "image_shape"),
+    ],
+)
+def test_images_that_are_none(wrong: np.ndarray, image_shape: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        ImageFormat.of(wrong, image_shape)
+
+
+def test_arrays_must_fit() -> None:
+    for wrong in (np.zeros((1, 9, 10, 1)), np.zeros((1, 10, 10, 3)), np.zeros((1, 99)), np.zeros((10, 10))):
+        with pytest.raises(ValueError, match="the model has 10x10x1"):
+            GRAY.read(wrong)
+    with pytest.raises(InputError, match="pixel_range"):
+        ImageFormat.of(np.zeros((1, 4)), pixel_range=(1, 1))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I;16"])
+def test_pictures_of_any_mode(mode: str, tmp_path: Path) -> None:
+    pixels = np.full((10, 14), 200, np.uint8)
+    picture = Image.fromarray(pixels)
+    picture = Image.fromarray(pixels.astype(np.uint16) * 257) if mode == "I;16" else picture.convert(mode, dither=0)
+    expected = 255 if mode == "1" else 200
+    path = tmp_path / ("image.tif" if mode in ("CMYK", "YCbCr") else "image.png")
+    picture.save(path)
+    for form in (ImageFormat((10, 14, 1)), ImageFormat((10, 14, 3)), ImageFormat((20, 28, 3))):
+        for given in (picture, path, str(path)):
+            assert is_pictures([given])
+            image = form.read([given])
+            assert image.shape == (1, *form.shape)
+            assert abs(image.astype(int) - expected).max() <= 2
+    assert ImageFormat.of([path]).shape == (10, 14, 1 if mode in ("1", "L", "LA", "I;16") else 3)
+    assert ImageFormat.of([path], (7, 9)).shape[:2] == (7, 9)
+
+
+def test_a_photo_is_turned_upright(tmp_path: Path) -> None:
+    pixels = np.zeros((12, 20), np.uint8)
+    pixels[:, :10] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    Image.fromarray(pixels).save(tmp_path / "photo.png", exif=exif)
+    image = ImageFormat((12, 20, 1)).read([tmp_path / "photo.png"])[0, :, :, 0]
+    assert not image[:, :10].any()
+    assert (image[:, 10:] == 255).all()
+
+
+def test_files_that_are_no_images(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"\x89PNG\r\n\x1a\n")
+    with pytest.raises(InputError, match=r"broken\.png is not a readable image"):
+        GRAY.read([broken])
+    with pytest.raises(InputError, match=r"there is no file .*absent\.png"):
+        GRAY.read([tmp_path / "absent.png"])
+
+
+def test_numbers_and_empty_lists_are_no_pictures() -> None:
+    assert not is_pictures([])
+    assert not is_pictures([[1, 2], [3, 4]])
+    assert not is_pictures(np.zeros((2, 4)))
+    assert not is_pictures("one.png")
+    assert is_pictures(np.array(["a.png", "b.png"]))
+
+
+# Learning
+
+
+@pytest.mark.parametrize("method", ONLINE)
+def test_every_method_grows_saves_and_goes_on_bit_for_bit(method: str, tmp_path: Path) -> None:
+    quick = {"rehearsal_epochs": 1} if method == "gdumb" else {}
+    one = model(method, review_every=3, settings=quick)
+    for number in range(4):
+        one.learn(*batch(number, classes=3 + 4 * number))
+    one.save(tmp_path)
+    other = Model.load(tmp_path, "cpu")
+    assert digest(other.learner) == digest(one.learner)
+    for number in range(4, 8):
+        x, labels = batch(number, classes=40)
+        assert (one.probabilities(x) == other.probabilities(x)).all()
+        one.learn(x, labels)
+        other.learn(x, labels)
+    assert len(one.labels) > 16  # grown since it was saved
+    assert one.labels == other.labels
+    assert (one.batches, one.samples) == (other.batches, other.samples) == (8, 40)
+    assert digest(other.learner) == digest(one.learner)
+    x, _ = batch(99)
+    probabilities = other.probabilities(x)
+    assert probabilities.shape == (5, len(one.labels))
+    assert np.allclose(probabilities.sum(1), 1)
+    assert probabilities.min() >= 0
+    assert not left_over(tmp_path)
+
+
+def test_scores_change_nothing() -> None:
+    one = model("scr")
+    one.learn(*batch(0))
+    before = digest(one.learner)
+    one.probabilities(batch(1)[0])
+    assert digest(one.learner) == before
+
+
+def test_before_anything_is_learned() -> None:
+    assert model().probabilities(batch(0)[0]).shape == (5, 0)
+
+
+def test_something_is_learned() -> None:
+    rng = np.random.default_rng(0)
+    one = model("afs", memory=50, width=2, review_every=10, settings={"memory_batch": 10})
+    x = rng.integers(0, 60, (200, 10, 10, 1)).astype(np.uint8)
+    y = rng.integers(0, 4, 200)
+    x += (60 * y).astype(np.uint8)[:, None, None, None]
+    for first in range(0, 200, 10):
+        one.learn(x[first : first + 10], [("kind", int(label)) for label in y[first : first + 10]])
+    best = one.probabilities(x).argmax(1)
+    assert np.mean([one.labels[b] == ("kind", label) for b, label in zip(best, y, strict=True)]) > 0.7
+
+
+@pytest.mark.parametrize(
+    ("method", "review_every", "expected"),
+    [("er", None, 0), ("afs", None, 500), ("scr", None, 500), ("gdumb", None, 500), ("er", 7, 7), ("afs", 0, 0)],
+)
+def test_when_reviews_come(method: str, review_every: int | None, expected: int) -> None:
+    assert model(method, review_every=review_every).review_every == expected
+
+
+def test_reviews_come_every_so_many_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = model("er", review_every=3)
+    reviewed: list[int] = []
+    monkeypatch.setattr(one.learner, "review", lambda: reviewed.append(one.batches))
+    for number in range(7):
+        one.learn(*batch(number))
+    assert reviewed == [3, 6]
+
+
+def test_a_review_is_a_task_end_to_methods_that_need_one() -> None:
+    one = model("gdumb", review_every=0, settings={"rehearsal_epochs": 1})
+    one.learn(*batch(0))
+    before = digest(one.learner)
+    one.review()
+    assert one.learner.tasks == 1
+    assert digest(one.learner) != before
+    plain = model("er", review_every=0)
+    plain.learn(*batch(0))
+    plain.review()
+    assert plain.learner.tasks == 0
+
+
+def test_a_small_memory_is_replayed_in_full() -> None:
+    assert Recipe("afs", memory=1000).config().memory_batch == 100
+    assert Recipe("afs", memory=30).config().memory_batch == 30
+    assert Recipe("afs", memory=30, settings={"memory_batch": 5}).config().memory_batch == 5
+    assert Recipe("fine-tune").config().memory == 0
+    assert Recipe("er").config().growing
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        (Recipe("iid-offline"), "cannot learn from a stream"),
+        (Recipe("earth"), "unknown method"),
+        (Recipe("er", settings={"lrr": 1}), "unknown setting 'lrr'"),
+        (Recipe("er", settings={"memory": 5}), "give memory by its own name"),
+        (Recipe("er", memory=5), "batch_size"),
+        (Recipe("er", width=0), "width"),
+        (Recipe("er", review_every=-1), "review_every"),
+    ],
+)
+def test_recipes_that_cannot_be(recipe: Recipe, words: str) -> None:
+    with pytest.raises(OcilError, match=words):
+        Model(recipe, GRAY)
+
+
+def test_a_loss_that_is_not_finite_is_not_saved(tmp_path: Path) -> None:
+    one = model("er", settings={"lr": 1e30})
+    one.save(tmp_path)
+    before = (tmp_path / FILE).read_bytes()
+    for number in range(4):
+        one.learn(*batch(number))
+    with pytest.raises(OcilError, match="lower learning rate"):
+        one.save(tmp_path)
+    assert (tmp_path / FILE).read_bytes() == before
+
+
+# On disk
+
+
+def test_labels_of_any_kind(tmp_path: Path) -> None:
+    labels = ["ä", 3, 2.5, False, None, ("tuple", 1, (2, "inner"))]
+    one = model()
+    one.learn(batch(0, count=6)[0], labels)
+    one.save(tmp_path)
+    assert Model.load(tmp_path).labels == labels
+    one.learn(batch(1, count=1)[0], [frozenset({1})])
+    with pytest.raises(ValueError, match="frozenset cannot be saved"):
+        one.save(tmp_path)
+    assert Model.load(tmp_path).labels == labels
+
+
+def test_copies_are_independent() -> None:
+    one = model("afs")
+    one.learn(*batch(0))
+    before = digest(one.learner)
+    for other in (copy.deepcopy(one), pickle.loads(pickle.dumps(one)), one.copy("cpu")):
+        assert digest(other.learner) == before
+        other.learn(*batch(1))
+        assert digest(one.learner) == before
+
+
+def test_a_write_that_fails_leaves_the_old_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = model()
+    one.save(tmp_path)
+    before = (tmp_path / FILE).read_bytes()
+    one.learn(*batch(0))
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(WriteError, match="No space left"):
+        one.save(tmp_path)
+    assert (tmp_path / FILE).read_bytes() == before
+    assert not left_over(tmp_path)
+
+
+def rewritten(path: Path, **changes: Any) -> None:
+    with safetensors.safe_open(path, "pt") as file:
+        header = json.loads(file.metadata()["ocil"]) | changes
+    tensors = safetensors.torch.load_file(path)
+    safetensors.torch.save_file(tensors, path, {"ocil": json.dumps(header)})
+
+
+def test_files_that_are_no_models(tmp_path: Path) -> None:
+    with pytest.raises(OcilError, match="there is no model in"):
+        Model.load(tmp_path)
+    path = tmp_path / FILE
+    path.write_bytes(b"nonsense" * 10)
+    with pytest.raises(OcilError, match="cannot be read"):
+        Model.load(tmp_path)
+    safetensors.torch.save_file({"weight": torch.zeros(2)}, path)
+    with pytest.raises(OcilError, match="was not written by ocil"):
+        Model.load(tmp_path)
+    model().save(tmp_path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(OcilError, match="cannot be read"):
+        Model.load(tmp_path)
+    for changes, words in (
+        ({"format": 2}, "has format 2, this version of ocil reads up to 1: update ocil"),
+        ({"config": {"no_such_setting": 1}}, "is not a whole model"),
+        ({"recipe": {"method": "earth"}}, "unknown method"),
+        ({"images": {}}, "is not a whole model"),
+    ):
+        model().save(tmp_path)
+        rewritten(path, **changes)
+        with pytest.raises(OcilError, match=words):
+            Model.load(tmp_path)
+
+
+def test_random_numbers_begin_anew_on_another_kind_of_device(tmp_path: Path) -> None:
+    one = model()
+    one.learn(*batch(0))
+    one.save(tmp_path)
+    rewritten(tmp_path / FILE, device="cuda")
+    other = Model.load(tmp_path, "cpu")
+    x, labels = batch(1)
+    assert (other.probabilities(x) == one.probabilities(x)).all()
+    other.learn(x, labels)
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    (tmp_path / ".model.safetensors.x.tmp").touch()
+    with locked(tmp_path), pytest.raises(WriteError, match="another process is learning"), locked(tmp_path):
+        pass
+    assert not left_over(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(WriteError, match="cannot write"), locked(tmp_path / "file"):
+        pass

@@ -1,0 +1,246 @@
+"""``OnlineClassifier`` is a scikit-learn estimator like any other."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import ocil
+from ocil.data import Dataset
+from ocil.runner import digest
+
+pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'ocil[sklearn]'")
+
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MinMaxScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from ocil.online.classifier import OnlineClassifier
+
+EXPECTED_FAILURES: dict[str, str] = {}
+"""Checks of scikit-learn that cannot apply to images, each with its reason."""
+
+
+def classifier(method: str = "er", **changes: Any) -> OnlineClassifier:
+    usual: dict[str, Any] = {"memory": 100, "width": 2, "random_state": 0, "device": "cpu"}
+    return OnlineClassifier(method, **usual | changes)
+
+
+# A review at the end of ``fit`` is what makes 300 samples of two numbers each enough.
+@parametrize_with_checks(
+    [classifier(settings={"review": True})], expected_failed_checks=lambda estimator: EXPECTED_FAILURES
+)
+def test_the_estimator_checks_of_scikit_learn(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+def test_the_documentation_lists_every_expected_failure() -> None:
+    page = (Path(__file__).parents[1] / "docs/online.md").read_text()
+    assert "estimator checks" in page
+    for name, reason in EXPECTED_FAILURES.items():
+        assert f"`{name}`" in page
+        assert reason in page
+    assert ("none is expected to fail" in page) == (not EXPECTED_FAILURES)
+
+
+def test_a_public_name() -> None:
+    assert ocil.OnlineClassifier is OnlineClassifier
+    assert "OnlineClassifier" not in ocil.__all__
+
+
+def test_without_scikit_learn(start_python: Any) -> None:
+    script = """
+import sys
+sys.modules["sklearn"] = None
+import ocil
+from ocil import *
+try:
+    ocil.OnlineClassifier
+except ocil.OcilError as error:
+    print(error)
+"""
+    out, err = start_python("-c", script).communicate(timeout=60)
+    assert out == "OnlineClassifier needs scikit-learn: pip install 'ocil[sklearn]'\n", err
+
+
+def test_in_a_pipeline_and_cross_validated(tiny: Dataset) -> None:
+    x, y = tiny.train_x.reshape(len(tiny.train_x), -1).astype(float), np.array(tiny.classes)[tiny.train_y]
+    estimator = make_pipeline(MinMaxScaler(), classifier(settings={"review": True}))
+    scores = cross_val_score(estimator, x, y, cv=2)
+    assert scores.shape == (2,)
+    estimator.fit(x, y)
+    assert estimator.predict_proba(x).shape == (len(x), 4)
+    assert set(estimator.predict(x)) <= set("abcd")
+    images = cross_val_score(classifier(), list(tiny.train_x), tiny.train_y, cv=2)  # a list of arrays
+    assert images.shape == (2,)
+
+
+def test_learning_by_parts_is_learning_in_batches(tiny: Dataset) -> None:
+    order = np.random.default_rng(0).permutation(len(tiny.train_x))
+    x, y = tiny.train_x[order], tiny.train_y[order]
+    whole = classifier().partial_fit(x[:40], y[:40])
+    parts = classifier()
+    for first in range(0, 40, 10):
+        parts.partial_fit(x[first : first + 10], y[first : first + 10])
+    assert digest(whole.model_.learner) == digest(parts.model_.learner)
+    assert (whole.model_.batches, whole.model_.samples) == (4, 40)
+    left_over = classifier().partial_fit(x[:23], y[:23])
+    assert (left_over.model_.batches, left_over.model_.samples) == (3, 23)
+    left_over.partial_fit(x[23:24], y[23:24])  # one image alone
+    assert left_over.model_.samples == 24
+
+
+def test_fit_begins_anew_and_ends_with_a_review(tiny: Dataset) -> None:
+    x, y = tiny.train_x[:20], np.arange(20) % 3
+    one, other = classifier("afs"), classifier("afs")
+    one.fit(x, y)
+    other.partial_fit(x[:5], y[:5]).fit(x, y)
+    assert digest(one.model_.learner) == digest(other.model_.learner)
+    parts = classifier("afs").partial_fit(x, y)
+    assert digest(parts.model_.learner) != digest(one.model_.learner)
+    assert digest(parts.review().model_.learner) == digest(one.model_.learner)
+    never = classifier("afs", review_every=0).fit(x, y)
+    assert digest(never.review().model_.learner) == digest(one.model_.learner)
+
+
+def test_classes_appear(tiny: Dataset) -> None:
+    x = tiny.train_x
+    one = classifier().partial_fit(x[:4], ["zebra", "ape", "ape", "zebra"])
+    assert one.classes_.tolist() == ["ape", "zebra"]
+    one.partial_fit(x[4:6], ["bear", "ape"])
+    assert one.classes_.tolist() == ["ape", "bear", "zebra"]
+    assert one.model_.labels == ["zebra", "ape", "bear"]
+    probabilities = one.predict_proba(x)
+    assert np.allclose(probabilities.sum(1), 1)
+    assert (one.predict(x) == one.classes_[probabilities.argmax(1)]).all()
+    many = [f"c{number}" for number in range(40)]
+    one.partial_fit(x[:40], many)
+    assert len(one.classes_) == 43
+    assert one.predict_proba(x[:3]).shape == (3, 43)
+
+
+def test_announced_classes_are_there_but_impossible(tiny: Dataset, tmp_path: Path) -> None:
+    one = classifier().partial_fit(tiny.train_x[:4], [5, 3, 3, 5], classes=[9, 3, 5])
+    assert one.classes_.tolist() == [3, 5, 9]
+    assert (one.predict_proba(tiny.train_x)[:, 2] == 0).all()
+    one.save(tmp_path)
+    assert OnlineClassifier.load(tmp_path).classes_.tolist() == [3, 5, 9]
+
+
+def test_labels_of_any_hashable_kind(tiny: Dataset, tmp_path: Path) -> None:
+    x = tiny.train_x[:6]
+    for labels, expected in (
+        ([("b", 1), ("a", 2), ("a", 1)] * 2, [("a", 1), ("a", 2), ("b", 1)]),
+        (np.array([True, False, True] * 2), [False, True]),
+        (np.array(["x", "y", "x"] * 2, dtype=object), ["x", "y"]),
+        (torch.tensor([7, 300, 7] * 2), [7, 300]),
+        ([1.0, 2.0, 3.0] * 2, [1.0, 2.0, 3.0]),
+    ):
+        one = classifier().fit(x, labels)
+        assert one.classes_.tolist() == expected
+        assert 0 <= one.score(x, labels) <= 1
+        assert set(one.predict(x).tolist()) <= set(expected)
+        one.save(tmp_path)
+        assert OnlineClassifier.load(tmp_path).classes_.tolist() == expected
+    mixed = classifier().partial_fit(x[:2], ["b", "a"]).partial_fit(x[2:4], [2, 1])
+    assert mixed.classes_.tolist() == ["b", "a", 2, 1]  # cannot be sorted: as they came
+    assert mixed.predict_proba(x).shape == (6, 4)
+
+
+def test_files_and_pillow_images(tiny: Dataset, tmp_path: Path) -> None:
+    pictures = [Image.fromarray(np.repeat(np.repeat(image[:, :, 0], 2, 0), 2, 1)) for image in tiny.train_x[:12]]
+    files = [tmp_path / f"{number:02}.png" for number in range(12)]
+    for picture, path in zip(pictures, files, strict=True):
+        picture.save(path)
+    labels = tiny.train_y[::6][:12]
+    by_file = classifier().fit(files, labels)
+    by_name = classifier().fit(np.array(list(map(str, files))), labels)
+    by_picture = classifier().fit(pictures, labels)
+    by_array = classifier().fit(np.stack([np.asarray(picture) for picture in pictures]), labels)
+    found = {digest(one.model_.learner) for one in (by_file, by_name, by_picture, by_array)}
+    assert len(found) == 1
+    assert by_file.model_.images.shape == (16, 16, 1)
+    larger = by_array.predict_proba([pictures[0].resize((32, 32), Image.Resampling.NEAREST)])  # resized to fit
+    assert np.allclose(larger, by_file.predict_proba(files[:1]), atol=0.2)
+    assert classifier(image_shape=(12, 10)).fit(files, labels).model_.images.shape == (12, 10, 1)
+
+
+def test_what_is_refused(tiny: Dataset) -> None:
+    x, y = tiny.train_x[:10], tiny.train_y[:10]
+    one = classifier()
+    for call in (one.predict, one.predict_proba, lambda x: one.score(x, y), lambda x: one.review(), one.save):
+        with pytest.raises(NotFittedError):
+            call(x)
+    one.fit(x, y)
+    with pytest.raises(ValueError, match="the model has 8x8x1"):
+        one.predict(np.zeros((2, 9, 9)))
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        one.partial_fit(x, y[:5])
+    with pytest.raises(ValueError, match="NaN"):
+        one.predict(np.full((1, 8, 8), np.nan))
+    with pytest.raises(ocil.OcilError, match="unknown method 'earth'"):
+        classifier("earth").fit(x, y)
+    with pytest.raises(ocil.OcilError, match="unknown setting 'x'"):
+        classifier(settings={"x": 1}).fit(x, y)
+    with pytest.raises(ValueError, match="batch_size"):
+        classifier(batch_size=0).fit(x, y)
+    with pytest.raises(ocil.OcilError, match="device 'moon' is not there"):
+        classifier(device="moon").fit(x, y)
+    with pytest.raises(ocil.OcilError, match="not finite"):
+        classifier(settings={"lr": 1e30}).fit(np.concatenate([x] * 3), np.arange(30) % 3)
+
+
+def test_a_failed_first_call_leaves_it_unfitted(tiny: Dataset) -> None:
+    one = classifier(settings={"x": 1})
+    with pytest.raises(ocil.OcilError):
+        one.partial_fit(tiny.train_x[:5], tiny.train_y[:5])
+    with pytest.raises(NotFittedError):
+        one.predict(tiny.train_x)
+
+
+def test_a_file_that_cannot_be_read_ends_a_call(tiny: Dataset, tmp_path: Path) -> None:
+    files = [tmp_path / f"{number:02}.png" for number in range(15)]
+    for image, path in zip(tiny.train_x, files, strict=False):
+        Image.fromarray(image[:, :, 0]).save(path)
+    files[12].write_text("no image")
+    one = classifier()
+    with pytest.raises(ValueError, match=r"12\.png is not a readable image"):
+        one.partial_fit(files[10:], ["x"] * 5)
+    with pytest.raises(NotFittedError):
+        one.predict(files[:1])
+    with pytest.raises(ValueError, match=r"12\.png is not a readable image"):
+        one.partial_fit(files, ["x", "y", "z"] * 5)
+    assert one.model_.samples == 10  # the batches before it
+    assert one.classes_.tolist() == ["x", "y", "z"]
+    one.partial_fit(files[13:], ["v", "w"])
+    assert one.predict_proba(files[:2]).shape == (2, 5)
+
+
+def test_save_load_and_go_on(tiny: Dataset, tmp_path: Path) -> None:
+    x, y = tiny.train_x, np.array(tiny.classes)[tiny.train_y]
+    one = classifier("afs", review_every=3, settings={"beta": 0.2}).partial_fit(x[::2], y[::2])
+    one.save(tmp_path / "deep" / "model")
+    other = OnlineClassifier.load(tmp_path / "deep" / "model", device="cpu")
+    assert other.get_params() == one.get_params()
+    assert other.classes_.tolist() == one.classes_.tolist()
+    assert (other.predict_proba(x) == one.predict_proba(x)).all()
+    for each in (one, other):
+        each.partial_fit(x[1::2], y[1::2])
+    assert digest(other.model_.learner) == digest(one.model_.learner)
+    assert (other.predict_proba(x) == one.predict_proba(x)).all()
+    fresh = clone(other)
+    assert not hasattr(fresh, "model_")
+
+
+def test_random_states(tiny: Dataset) -> None:
+    x, y = tiny.train_x[:10], np.arange(10) % 2
+    seeds = {classifier(random_state=state).fit(x, y).model_.recipe.seed for state in (None, None, 5, np.int64(6))}
+    assert len(seeds) == 4
+    same = [classifier(random_state=np.random.RandomState(3)).fit(x, y).model_.recipe.seed for _ in range(2)]
+    assert same[0] == same[1]

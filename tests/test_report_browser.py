@@ -1,0 +1,236 @@
+"""The report's page in a real browser: sorting, details, light and dark, a phone; no errors, no network."""
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from ocil.config import resolve
+from ocil.report.collect import Collection, collect
+from ocil.report.write import write
+from tests.test_report_page import hostile, paper_like, save
+
+BROWSER = shutil.which("chromium")
+MISSING = "playwright is not installed" if importlib.util.find_spec("playwright") is None else None
+MISSING = MISSING or (None if BROWSER else "there is no chromium")
+if MISSING and "playwright" in os.environ.get("OCIL_NO_SKIP", ""):
+    raise RuntimeError(f"OCIL_NO_SKIP names playwright: {MISSING}")
+pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+
+WIDE, PHONE = {"width": 1200, "height": 900}, {"width": 375, "height": 700}
+
+
+@dataclass
+class Opened:
+    """A page and what it said and asked for."""
+
+    page: Any
+    said: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory: pytest.TempPathFactory) -> Collection:
+    root = paper_like(tmp_path_factory.mktemp("runs"))
+    save(root, resolve("mir", "cifar100", settings={"precision": "bf16"}), level=0.22)
+    hostile(root / "hostile")
+    return collect([root])
+
+
+@pytest.fixture(scope="module")
+def address(collection: Collection, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write(collection, tmp_path_factory.mktemp("report")).page.as_uri()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        running = play.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"] if os.getuid() == 0 else [])
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def visit(browser: Any, address: str) -> Iterator[Any]:
+    """Open the page; at the end it must have said nothing on the console and asked for nothing but itself."""
+    opened = []
+
+    def go(**options: Any) -> Opened:
+        context = browser.new_context(**({"viewport": WIDE} | options))
+        visit = Opened(context.new_page())
+        visit.page.on("console", lambda message: visit.said.append(message.text))
+        visit.page.on("pageerror", lambda error: visit.said.append(str(error)))
+        visit.page.on("request", lambda request: visit.asked.append(request.url))
+        visit.page.goto(address)
+        opened.append((context, visit))
+        return visit
+
+    yield go
+    for context, visit in opened:
+        assert visit.said == []
+        assert {url.split("#")[0] for url in visit.asked} == {address}
+        context.close()
+
+
+def table_of(page: Any, dataset: str = "CIFAR-100") -> Any:
+    return page.locator(f'#table1 [aria-label$="{dataset}"] table')
+
+
+def names(table: Any) -> list[str]:
+    found: list[str] = table.locator("tbody:not(.fixed) tr > th").all_inner_texts()
+    return found
+
+
+def test_sorting_by_click(visit: Any) -> None:
+    table = table_of(visit().page)
+    before = names(table)
+    heading = table.locator("thead th").nth(3)
+    assert heading.inner_text().startswith("memory 5000")
+    assert heading.get_attribute("aria-sort") == "none"
+    heading.get_by_role("button").click()
+    assert heading.get_attribute("aria-sort") == "descending"
+    assert names(table)[:4] == ["afs", "er-rv", "mir", "er"]
+    assert sorted(names(table)) == sorted(before)
+    heading.get_by_role("button").click()
+    assert heading.get_attribute("aria-sort") == "ascending"
+    assert names(table)[:4] == ["er", "mir", "er-rv", "afs"]  # what was not measured stays last
+    first = table.locator("thead th").first
+    first.get_by_role("button").click()
+    assert names(table) == sorted(before)
+    assert (first.get_attribute("aria-sort"), heading.get_attribute("aria-sort")) == ("ascending", "none")
+    assert table.locator("tbody.fixed th").all_inner_texts() == ["fine-tune", "iid-offline"]
+
+
+def test_sorting_by_keyboard(visit: Any) -> None:
+    page = visit().page
+    table = page.locator("#cells table.sortable")
+    button = table.get_by_role("button", name="forgetting %")
+    button.focus()
+    page.keyboard.press("Enter")
+    heading = table.locator("thead th", has_text="forgetting %")
+    assert heading.get_attribute("aria-sort") == "ascending"
+
+    def values() -> list[float]:
+        texts = table.locator("tbody tr td:nth-child(9)").evaluate_all("cells => cells.map(c => c.dataset.sort)")
+        return [float(text) for text in texts if text]
+
+    assert values() == sorted(values())
+    page.keyboard.press("Space")
+    assert heading.get_attribute("aria-sort") == "descending"
+    assert values() == sorted(values(), reverse=True)
+
+
+def test_a_number_opens_its_runs_settings_and_command(visit: Any, collection: Collection) -> None:
+    page = visit(permissions=["clipboard-read", "clipboard-write"]).page
+    (cell,) = (cell for cell in collection.cells if cell.config.label == "er-rv")
+    row = table_of(page).locator("tbody tr", has=page.get_by_role("rowheader", name="er-rv", exact=True))
+    row.locator("a.value").click()
+    dialog = page.get_by_role("dialog")
+    assert dialog.is_visible()
+    assert dialog.locator("code").inner_text() == cell.command
+    assert "review\ntrue" in dialog.locator("dl").first.inner_text()
+    assert dialog.locator("table.runs tbody tr").count() == len(cell.runs) == 3
+    assert "a device" in dialog.locator("table.runs").inner_text()
+    assert "ocil 0.1.0" in dialog.locator("table.runs").inner_text()
+    settings = dialog.locator("details.all")
+    assert not settings.locator("dl").is_visible()
+    settings.locator("summary").click()
+    assert settings.locator("dl").is_visible()
+    assert "memory_batch" in settings.inner_text()
+    dialog.get_by_role("button", name="Copy").click()
+    page.wait_for_function("document.querySelector('dialog .copy').textContent === 'Copied'")
+    assert page.evaluate("navigator.clipboard.readText()") == cell.command
+    page.keyboard.press("Escape")
+    assert not dialog.is_visible()
+
+
+def test_cells_open_with_their_own_command(visit: Any, collection: Collection) -> None:
+    page = visit().page
+    links = page.locator("#cells table.sortable a[data-cell]")
+    assert links.count() == len(collection.cells)
+    for number in (0, 4, len(collection.cells) - 1):  # the last has a hostile name
+        cell = collection.cells[number]
+        links.nth(number).focus()
+        page.keyboard.press("Enter")
+        assert page.locator("dialog code").inner_text() == " ".join(cell.command.split())
+        page.get_by_role("button", name="Close").click()
+
+
+def background(page: Any) -> float:
+    red: str = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    return float(red.removeprefix("rgb(").split(",")[0])
+
+
+def test_light_and_dark(visit: Any) -> None:
+    page = visit(color_scheme="light").page
+    assert background(page) > 200
+    ink = "getComputedStyle(document.querySelector('figure svg text')).fill"
+    before = page.evaluate(ink)
+    page.get_by_role("button", name="Switch between light and dark").click()
+    assert background(page) < 60
+    assert page.evaluate(ink) != before
+    page.reload()
+    assert background(page) < 60  # it is kept
+    page.get_by_role("button", name="Switch between light and dark").click()
+    assert background(page) > 200
+    assert background(visit(color_scheme="dark").page) < 60
+
+
+@pytest.mark.parametrize("width", [320, 600])
+def test_a_narrow_window_scrolls_inside_tables_only(visit: Any, width: int) -> None:
+    page = visit(viewport=PHONE | {"width": width}, has_touch=True).page
+    wide = "document.documentElement.scrollWidth"
+    assert page.evaluate(wide) <= width
+    page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert page.evaluate(wide) <= width
+    assert page.evaluate("Math.max(...[...document.querySelectorAll('.scroll')].map(s => s.scrollWidth))") > width
+    page.evaluate("scrollTo(500, 0)")
+    assert page.evaluate("scrollX") == 0
+    page.locator("#cells a[data-cell]").first.tap()
+    dialog = page.get_by_role("dialog").bounding_box()
+    assert dialog["width"] <= width
+    assert page.evaluate("document.querySelector('dialog').scrollWidth") <= width
+
+
+def test_it_can_be_read_without_scripts(visit: Any, collection: Collection) -> None:
+    page = visit(java_script_enabled=False).page
+    assert page.locator("thead button").count() == 0
+    assert not page.locator("#theme").is_visible()
+    assert not page.locator(".copy").first.is_visible()
+    details = page.locator("details.cell")
+    assert details.count() == len(collection.cells)
+    details.first.locator("summary").first.click()
+    assert details.first.locator("code").inner_text() == collection.cells[0].command
+    assert page.locator("figure svg").first.is_visible()
+
+
+def test_figures_have_size_names_and_captions(visit: Any) -> None:
+    page = visit().page
+    figures = page.locator("figure")
+    assert figures.count() >= 9
+    for number in range(figures.count()):
+        figure = figures.nth(number)
+        assert figure.locator("h3").inner_text()
+        assert figure.locator("figcaption").inner_text()
+        svg = figure.locator("svg")
+        assert svg.get_attribute("role") == "img"
+        assert svg.get_attribute("aria-label") == figure.locator("h3").inner_text()
+        box = svg.bounding_box()
+        assert box["width"] > 300
+        assert box["height"] > 100
+
+
+def test_nothing_hostile_runs(visit: Any) -> None:
+    page = visit().page
+    alerts: list[str] = []
+    page.on("dialog", lambda dialog: (alerts.append(dialog.message), dialog.dismiss()))
+    page.reload()
+    assert "<script>alert(1)" in page.locator("#cells").inner_text()
+    assert alerts == []
+    assert page.locator("script").count() == 1

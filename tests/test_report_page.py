@@ -1,0 +1,668 @@
+"""``ocil report``: numbers against an independent computation, formats, figures, escaping, bad input."""
+
+import csv
+import html.parser
+import io
+import json
+import math
+import re
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from ocil.config import RunConfig, resolve
+from ocil.data import Dataset
+from ocil.errors import OcilError
+from ocil.report import comparison, drawings, formats, published
+from ocil.report.collect import Cell, Collection, collect, read
+from ocil.report.formats import CELL_COLUMNS, ENTRY_COLUMNS, TABLE1_COLUMNS
+from ocil.report.write import Written, write
+from ocil.results import Result, RunFolder
+from tests.conftest import Call, left_over, one_error
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+HOSTILE = "</script><script>alert(1)</script>\"'&<b>|$x_{1}$\\input{a} --> `*"
+
+
+def made_up(config: RunConfig, level: float = 0.5, device: str = "a device", **environment: Any) -> Result:
+    """A result with numbers that look like a run's, drawn from its seed."""
+    rng = np.random.default_rng(config.seed + int(1000 * level))
+    tasks = config.stream.tasks
+    rows = 1 if config.stream.boundary == "iid" else tasks
+    matrix = np.clip(level + rng.normal(0, 0.02, (rows, tasks)), 0, 1)
+    if rows > 1:
+        matrix = np.tril(matrix) + np.diag(np.full(tasks, 0.2))
+        matrix = np.clip(matrix, 0, 1)
+    evaluations = [
+        {
+            "accuracy": row.tolist(),
+            "mean_logit_old": None if number == 0 else 0.5, "mean_logit_new": 1.0 + number,
+            "mean_weight_old": None if number == 0 else 0.01, "mean_weight_new": 0.02,
+            "hard": 100 + number, "ambiguous": 50, "easy": 25,
+        }
+        for number, row in enumerate(matrix)
+    ]  # fmt: skip
+    environment = {"ocil": "0.1.0", "python": "3", "torch": "2", "device": device} | environment
+    return Result(config, matrix.tolist(), evaluations, 10 + config.seed, {"host": 2**20}, "ab" * 32, environment)
+
+
+def save(root: Path, config: RunConfig, seeds: int = 3, level: float = 0.5, **environment: Any) -> None:
+    for seed in range(seeds):
+        one = replace(config, seed=seed)
+        RunFolder.of(root, one).save_result(made_up(one, level, **environment))
+
+
+def paper_like(root: Path) -> Path:
+    """A few cells of every table, with references."""
+    for name, review, level in (("er", False, 0.2), ("er", True, 0.31), ("afs", None, 0.42), ("fine-tune", None, 0.06)):
+        save(root, resolve(name, "cifar100", review=review), level=level)
+    for settings, level in (
+        ({"loss": "ce", "regulariser": "none"}, 0.36),
+        ({"loss": "ce", "regulariser": "none", "ce_scale": 0.25}, 0.37),
+        ({"loss": "focal"}, 0.41),
+        ({"sample_value": "gini"}, 0.40),
+        ({"alpha": 0.5}, 0.43),
+        ({"alpha": 0.3}, 0.44),
+        ({"sigma": 0.05}, 0.1),
+        ({"memory_batch": 50}, 0.39),
+    ):
+        save(root, resolve("afs", "cifar100", settings=settings), level=level)
+    save(root, resolve("iid-offline", "cifar10"), seeds=1, level=0.8)
+    return root
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return paper_like(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def collection(runs: Path) -> Collection:
+    return collect([runs])
+
+
+@pytest.fixture(scope="module")
+def written(collection: Collection, tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return write(collection, tmp_path_factory.mktemp("report"))
+
+
+def rows_of(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def by_hand(folder: Path) -> tuple[float, float, int]:
+    """Mean and half the 95 % interval in percent, from the files alone, without ocil."""
+    values = []
+    for path in folder.glob("seed-*/result.json"):
+        last = json.loads(path.read_text())["matrix"][-1]
+        values.append(100 * sum(last) / len(last))
+    t = {2: 12.7062, 3: 4.30265, 5: 2.77645, 10: 2.26216}[len(values)]
+    return statistics.mean(values), t * statistics.stdev(values) / math.sqrt(len(values)), len(values)
+
+
+# Numbers
+
+
+def test_tables_agree_with_the_files_they_come_from() -> None:
+    """What is kept under results/: each cell's mean and interval, and the place it has in Table I."""
+    found = collect([RESULTS])
+    assert not found.warnings
+    lines = {row["cell"]: row for row in rows_of(formats.cells_csv(found.cells))}
+    folders = {path.parent.parent.name: path.parent.parent for path in RESULTS.glob("*/seed-*/result.json")}
+    assert set(lines) == set(folders)
+    for name, folder in folders.items():
+        if len(list(folder.glob("seed-*"))) not in (2, 3, 5, 10):
+            continue
+        mean, interval, seeds = by_hand(folder)
+        row = lines[name]
+        assert float(row["mean"]) == pytest.approx(mean, abs=1e-3)
+        assert float(row["interval"]) == pytest.approx(interval, abs=2e-3)
+        assert int(row["seeds"]) == seeds
+    table = rows_of(formats.table1_csv(comparison.table1(found)))
+    assert list(table[0]) == list(TABLE1_COLUMNS)
+    (afs,) = (r for r in table if (r["dataset"], r["memory"], r["method"]) == ("cifar100", "5000", "afs"))
+    mean, interval, seeds = by_hand(RESULTS / "cifar100-afs-m5000-68357a2c")
+    assert (float(afs["mean"]), float(afs["interval"])) == pytest.approx((mean, interval), abs=2e-3)
+    assert (afs["published"], afs["published_interval"], afs["review"]) == ("42.3", "0.4", "true")
+    assert float(afs["difference"]) == pytest.approx(mean - 42.3, abs=2e-3)
+    assert afs["device"] == "NVIDIA H200"
+
+
+def test_intransigence_is_against_fine_tuning_of_the_same_seed(runs: Path, collection: Collection) -> None:
+    (er,) = (cell for cell in collection.cells if cell.config.label == "er")
+    (reference,) = (cell for cell in collection.cells if cell.config.label == "fine-tune")
+    expected = []
+    for mine, theirs in zip(er.runs, reference.runs, strict=True):
+        a, r = (json.loads(run.path.read_text())["matrix"] for run in (mine, theirs))
+        expected.append(statistics.mean(r[j][j] - a[j][j] for j in range(10)))
+    assert er.summary.average_intransigence is not None
+    assert er.summary.average_intransigence.values == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "expected"),
+    [
+        ("ABLATION", ("rfl+vkd", "cifar10", "average_intransigence"), (5.1, 2.1)),
+        ("ABLATION", ("fl+vkd", "cifar100", "average_accuracy"), (42.4, 0.2)),
+        ("ABLATION", ("er-rv", "mini_imagenet", "average_forgetting"), (5.4, 0.3)),
+        ("SAMPLE_VALUE", ("gen", "cifar10", 1000), (61.6, 1.2)),
+        ("SAMPLE_VALUE", ("smu", "mini_imagenet", 1000), (22.2, 1.1)),
+        ("ALPHA", 0.75, (40.4, 1.7)),
+        ("SIGMA", 0.1, (23.7, 1.1)),
+    ],
+)
+def test_published_numbers(name: str, row: Any, expected: tuple[float, float]) -> None:
+    assert tuple(getattr(published, name)[row]) == expected
+
+
+def test_the_published_tables_agree_where_they_overlap() -> None:
+    """AFS and ER-RV stand in several tables of the paper."""
+    for dataset, memory in published.ABLATION_MEMORY.items():
+        for row, label in (("rfl+vkd", "afs"), ("er-rv", "er-rv")):
+            assert published.ABLATION[row, dataset, "average_accuracy"] == published.published(label, dataset, memory)
+    for dataset, sizes in published.MEMORY.items():
+        for size in sizes:
+            assert published.SAMPLE_VALUE["p_t", dataset, size] == published.published("afs", dataset, size)
+    here = published.published("afs", *published.STUDY)
+    assert published.ALPHA[0.25] == published.SIGMA[0.5] == here
+
+
+def test_counterparts(collection: Collection) -> None:
+    means = {
+        tuple(cell.changed.items()): comparison.counterpart(cell)
+        for cell in collection.cells
+        if cell.config.method == "afs"
+    }
+    assert {key: value and value.mean for key, value in means.items()} == {
+        (): 42.3,
+        (("loss", "ce"), ("regulariser", "none")): 36.7,
+        (("loss", "ce"), ("regulariser", "none"), ("ce_scale", 0.25)): None,
+        (("loss", "focal"),): 42.4,
+        (("sample_value", "gini"),): 42.1,
+        (("alpha", 0.5),): 42.8,
+        (("alpha", 0.3),): None,
+        (("sigma", 0.05),): 8.3,
+        (("memory_batch", 50),): None,
+    }
+
+
+def cell_of(config: RunConfig, level: float = 0.5, seeds: int = 3, spread: float = 0.0) -> Cell:
+    """A cell whose accuracies are known exactly."""
+    from ocil.report.collect import Run
+    from ocil.results import summarise
+
+    results = []
+    for seed in range(seeds):
+        value = level + spread * (seed - (seeds - 1) / 2)
+        matrix = [[value] * config.stream.tasks] * config.stream.tasks
+        results.append(replace(made_up(replace(config, seed=seed)), matrix=matrix))
+    return Cell(tuple(Run(Path("x"), result) for result in results), summarise(results))
+
+
+def test_overlap_best_and_second() -> None:
+    er, rv, afs = (resolve(n, "cifar100", review=r) for n, r in (("er", False), ("er", True), ("afs", None)))
+    cells = (cell_of(er, 0.25), cell_of(rv, 0.309, spread=0.01), cell_of(afs, 0.42, seeds=1))
+    (part,) = (p for p in comparison.table1(Collection(cells, ())).parts if p.title == "CIFAR-100")
+    rows = {row.name: row.entries[-1] for row in part.rows}
+    assert (rows["er"].overlap, rows["er-rv"].overlap, rows["afs"].overlap) == (False, True, None)
+    assert (rows["er"].rank, rows["er-rv"].rank, rows["afs"].rank) == (0, 2, 1)
+    assert rows["er"].difference == pytest.approx(25 - 20.1)
+    assert rows["gss"].value is None
+    assert rows["gss"].rank == 0
+
+
+def test_forgetting_is_best_when_low(collection: Collection) -> None:
+    table = comparison.table2(collection)
+    assert table is not None
+    (part,) = (p for p in table.parts if p.measured)
+    for column, best in ((0, max), (1, min), (2, min)):
+        measured = [row.entries[column] for row in part.rows if row.entries[column].value]
+        top = best(measured, key=lambda entry: entry.value.mean)
+        assert top.rank == 1
+    assert part.rows[-1].name.endswith("CE × 0.25")
+
+
+def test_more_seeds_then_the_usual_precision_fill_a_place(tmp_path: Path) -> None:
+    save(tmp_path, resolve("er", "cifar100", settings={"precision": "bf16"}), seeds=3, level=0.3)
+    save(tmp_path, resolve("er", "cifar100"), seeds=2, level=0.2)
+
+    def shown() -> str:
+        rows = rows_of(formats.table1_csv(comparison.table1(collect([tmp_path]))))
+        place = {"dataset": "cifar100", "memory": "5000", "method": "er", "review": "false"}
+        (row,) = (row for row in rows if place.items() <= row.items())
+        return row["seeds"] + row["mean"][:1]
+
+    assert shown() == "33"
+    save(tmp_path, resolve("er", "cifar100"), seeds=3, level=0.2)
+    assert shown() == "32"
+    assert len(collect([tmp_path]).cells) == 2
+
+
+def test_other_datasets_have_a_part_of_their_own(tmp_path: Path) -> None:
+    for settings in ({}, {"lr": 0.2}):
+        save(tmp_path, resolve("er", "/data/birds.npz", memory=50, settings=settings), seeds=2)
+    save(tmp_path, resolve("er", "/data/birds.npz", memory=70, review=True), seeds=2)
+    save(tmp_path, resolve("fine-tune", "/data/birds.npz"), seeds=2)
+    table = comparison.table1(collect([tmp_path]))
+    part = table.parts[-1]
+    assert part.title == "birds"
+    assert part.headings == ["memory 50", "memory 70"]
+    assert [row.name for row in part.rows] == ["er", "er lr=0.2", "er-rv"]
+    assert [row.name for row in part.bounds] == ["fine-tune"]
+    rows = [row for row in rows_of(formats.table1_csv(table)) if "birds" in row["dataset"]]
+    assert {(r["method"], r["memory"], r["review"], r["seeds"]) for r in rows} == {
+        ("fine-tune", "0", "false", "2"), ("er", "50", "false", "2"), ("er", "70", "false", "0"),
+        ("er lr=0.2", "50", "false", "2"), ("er lr=0.2", "70", "false", "0"), ("er", "50", "true", "0"),
+        ("er", "70", "true", "2"),
+    }  # fmt: skip
+
+
+# Formats
+
+
+def test_every_file_is_there(written: Written) -> None:
+    names = {path.name for path in written.tables}
+    expected = {f"{t}.{e}" for t in ("table1", "table2", "table3", "alpha", "sigma") for e in ("md", "csv", "tex")}
+    assert names == expected | {"cells.md", "cells.csv"}
+    figures = {path.stem for path in written.figures}
+    assert figures == {
+        "mean-weights-cifar100-m5000", "mean-logits-cifar100-m5000", "sample-types-cifar100-m5000", "losses",
+        "label-distribution", "accuracy-cifar100-m5000", "intransigence-forgetting-cifar100-m5000",
+        "running-time-cifar100-m5000-a-device", "memory-batch-cifar100-m5000", "difference-cifar100",
+        "difference-cifar10",
+    }  # fmt: skip
+    for path in (written.page, *written.tables, *written.figures):
+        assert path.read_text().strip()
+    assert not left_over(written.page.parent)
+
+
+def test_csv(written: Written) -> None:
+    folder = written.page.parent / "tables"
+    table = rows_of((folder / "table1.csv").read_text())
+    assert list(table[0]) == list(TABLE1_COLUMNS)
+    paper = [(r["dataset"], r["memory"], r["method"], r["review"]) for r in table]
+    assert len(paper) == len(set(paper)) == 3 * (3 * 19 + 2)
+    unmeasured = [row for row in table if row["seeds"] == "0"]
+    assert len(unmeasured) == len(table) - 5
+    assert all(row["mean"] == row["interval"] == row["difference"] == row["device"] == "" for row in unmeasured)
+    (one,) = (row for row in table if row["method"] == "iid-offline" and row["dataset"] == "cifar10")
+    assert (one["seeds"], one["interval"], one["memory"]) == ("1", "", "0")
+    for name in ("table2", "table3", "alpha", "sigma"):
+        assert list(rows_of((folder / f"{name}.csv").read_text())[0]) == list(ENTRY_COLUMNS)
+    assert list(rows_of((folder / "cells.csv").read_text())[0]) == list(CELL_COLUMNS)
+    alpha = rows_of((folder / "alpha.csv").read_text())
+    assert [row["row"] for row in alpha] == ["0.05", "0.1", "0.25", "0.3", "0.5", "0.75", "1"]
+    assert [row["seeds"] for row in alpha] == ["0", "0", "3", "3", "3", "0", "0"]
+
+
+def test_markdown(written: Written) -> None:
+    for path in written.tables:
+        if path.suffix == ".md":
+            block: list[int] = []
+            for line in [*path.read_text().splitlines(), ""]:
+                if line.startswith("|"):
+                    block.append(len(re.findall(r"(?<!\\)\|", line)))
+                elif block:
+                    assert len(set(block)) == 1
+                    block = []
+    text = (written.page.parent / "tables/table1.md").read_text()
+    assert re.search(r"\| afs \| not measured \(27.8 ± 0.7\) \|.*\*\*4\d\.\d ± \d+\.\d\*\* \(42.3 ± 0.4, [+-]", text)
+    assert "<u>" in text
+    assert "overlap)" in text
+    assert "apart)" in text
+
+
+def check_latex(text: str) -> None:
+    """Balanced, every row as wide as its table, nothing special left unescaped."""
+    text = re.sub(r"(?m)^%.*$", "", text)
+    opened: list[str] = []
+    for kind, name in re.findall(r"\\(begin|end)\{([a-z*]+)\}", text):
+        if kind == "begin":
+            opened.append(name)
+        else:
+            assert opened.pop() == name
+    assert not opened
+    depth = 0
+    for brace in re.findall(r"(?<!\\)[{}]", text):
+        depth += 1 if brace == "{" else -1
+        assert depth >= 0
+    assert depth == 0
+    assert len(re.findall(r"(?<!\\)\$", text)) % 2 == 0
+    for body in re.findall(r"\\begin\{tabular\}\{(.*?)\}\n(.*?)\\end\{tabular\}", text, re.DOTALL):
+        for line in body[1].splitlines():
+            if line.endswith(r"\\"):
+                width = len(re.split(r"(?<!\\)&", line)) + 2 * line.count(r"\multicolumn{3}")
+                assert width == len(body[0]), line
+    bare = re.sub(r"\$[^$]*\$", "", text.replace(r"\$", ""))
+    assert not re.search(r"(?<!\\)[#^_%~]", bare)
+
+
+def test_latex(written: Written) -> None:
+    for path in written.tables:
+        if path.suffix == ".tex":
+            text = path.read_text()
+            assert r"\toprule" in text
+            check_latex(text)
+    assert r"\textbf{" in (written.page.parent / "tables/table1.tex").read_text()
+
+
+def test_the_same_runs_give_the_same_bytes(collection: Collection, written: Written, tmp_path: Path) -> None:
+    again = write(collection, tmp_path)
+    for one, two in zip((written.page, *written.tables, *written.figures),
+                        (again.page, *again.tables, *again.figures), strict=True):  # fmt: skip
+        assert one.read_bytes() == two.read_bytes(), one.name
+
+
+# Figures
+
+
+def test_figures_are_svg_that_a_page_can_take_in(written: Written) -> None:
+    ids: list[str] = []
+    for path in written.figures:
+        svg = path.read_text()
+        assert ElementTree.fromstring(svg.encode()).tag == "{http://www.w3.org/2000/svg}svg"
+        inside = drawings.inline(svg, path.stem, 'a "label" & <more>')
+        ElementTree.fromstring(inside)
+        assert "currentColor" in inside
+        assert drawings.INK not in inside
+        assert 'aria-label="a &quot;label&quot; &amp; &lt;more>"' in inside
+        found = re.findall(r'\bid="([^"]+)"', inside)
+        used = re.findall(r'(?:url\(|href=")#([^")]+)', inside)
+        assert set(used) <= set(found)
+        ids += found
+    assert len(ids) == len(set(ids))
+
+
+def test_loss_curves_are_those_of_the_paper() -> None:
+    """Section III: the gradients of CE and RFL meet at 0.3; RFL's weight is largest there."""
+    figure = drawings.losses()
+    _, weight, gradient = figure.axes
+    curves = {line.get_label(): line.get_xydata() for line in weight.lines}
+    rfl = curves["RFL, μ = 0.3, σ = 0.5"]
+    assert rfl[rfl[:, 1].argmax(), 0] == pytest.approx(0.3, abs=0.006)
+    slopes = {line.get_label().split(",")[0]: line.get_xydata() for line in gradient.lines}
+    p = slopes["CE"][:, 0]
+    assert slopes["CE"][:, 1] == pytest.approx(1 - p)
+    expected = np.exp(-((p - 0.3) ** 2) / 0.5) * (1 - 2 * p * (p - 0.3) * np.log(p) / 0.5) * (1 - p)
+    assert slopes["RFL"][:, 1] == pytest.approx(expected)
+    assert slopes["FL"][:, 1] == pytest.approx((1 - p) ** 2 * (1 - p - 2 * p * np.log(p)))
+
+
+def test_label_distributions_are_those_of_the_paper() -> None:
+    smooth, distill = drawings.label_distribution().axes
+    heights = [[bar.get_height() for bar in axes.patches] for axes in (smooth, distill)]
+    assert heights[0] == pytest.approx([0.99 if c == 3 else 0.01 / 9 for c in range(10)])
+    teacher = np.exp(np.array([0.99 if c == 3 else 0.01 / 9 for c in range(10)]) / 20)
+    assert heights[1] == pytest.approx((teacher / teacher.sum()).tolist())
+
+
+def test_a_method_without_weights_is_left_out_of_the_bias_figures(tmp_path: Path) -> None:
+    config = resolve("er", "cifar100")
+    result = made_up(config)
+    bare = [row | dict.fromkeys(("mean_weight_old", "mean_weight_new")) for row in result.evaluations]
+    RunFolder.of(tmp_path, config).save_result(replace(result, evaluations=bare))
+    figures = {path.stem for path in write(collect([tmp_path]), tmp_path / "out").figures}
+    assert "mean-logits-cifar100-m5000" in figures
+    assert "mean-weights-cifar100-m5000" not in figures
+
+
+# The page
+
+
+class Page(html.parser.HTMLParser):
+    """Checks that tags nest, and gathers what matters."""
+
+    VOID = frozenset({"meta", "br", "link", "input", "img"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attributes)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_page(written: Written, collection: Collection) -> None:
+    page = Page(written.page.read_text())
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    for tag, attributes in page.tags:
+        target = attributes.get("href") or attributes.get("xlink:href") or ""
+        if target.startswith("#"):
+            assert target[1:] in ids
+        elif tag == "a":
+            assert (written.page.parent / target).is_file()
+        assert "src" not in attributes
+        assert not [name for name in attributes if name.startswith("on")]
+    for cell in collection.cells:
+        assert cell.command in page.text
+    assert "not measured" in page.text
+    assert "How to read this" in page.text
+    assert [tag for tag, _ in page.tags].count("script") == 1
+    assert not re.search(r"""(?:src|href)=["'](?:https?:)?//|@import|url\((?!#)""", written.page.read_text())
+
+
+def hostile(root: Path) -> None:
+    """Every text of a result file that a person may choose."""
+    config = replace(resolve("er", "cifar100", memory=50), dataset=f"/data/{HOSTILE.replace('/', '')}.npz")
+    for seed in range(2):
+        result = made_up(replace(config, seed=seed), device=HOSTILE, ocil=HOSTILE, finished=HOSTILE, torch=HOSTILE)
+        RunFolder(root / "x" / f"seed-{seed}").save_result(replace(result, digest=HOSTILE))
+
+
+def test_hostile_names_are_text(tmp_path: Path) -> None:
+    hostile(tmp_path)
+    found = collect([tmp_path])
+    assert not found.warnings
+    written = write(found, tmp_path / "out")
+    text = written.page.read_text()
+    page = Page(text)
+    assert [tag for tag, _ in page.tags].count("script") == 1
+    assert text.count("<script>") == 1
+    assert "alert(1)" in page.text
+    assert [tag for tag, _ in page.tags].count("b") == 1  # the page's own
+    for path in written.figures:
+        assert path.parent == tmp_path / "out/figures"
+        ElementTree.fromstring(path.read_bytes())
+    for path in written.tables:
+        content = path.read_text()
+        if path.suffix == ".tex":
+            check_latex(content)
+            assert r"\input{a}" not in content
+        if path.suffix == ".md":
+            assert "<script" not in content
+    (row,) = (r for r in rows_of((tmp_path / "out/tables/cells.csv").read_text()))
+    assert row["device"] == HOSTILE
+
+
+def test_a_spreadsheet_gets_no_formula(tmp_path: Path) -> None:
+    config = resolve("er", "cifar100")
+    RunFolder.of(tmp_path, config).save_result(made_up(config, device="=HYPERLINK(1)"))
+    (row,) = rows_of(formats.cells_csv(collect([tmp_path]).cells))
+    assert row["device"] == "'=HYPERLINK(1)"
+
+
+# Bad input
+
+
+def spoil(content: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    content = json.loads(json.dumps(content))
+    *parents, last = path.split(".")
+    inner: Any = content
+    for name in parents:
+        inner = inner[int(name)] if isinstance(inner, list) else inner[name]
+    inner[int(last) if isinstance(inner, list) else last] = value
+    return content
+
+
+GOOD = made_up(resolve("er", "cifar10")).to_json()
+BAD = {
+    "empty": "",
+    "half": json.dumps(GOOD)[:200],
+    "a list": "[1, 2]",
+    "a number": "7",
+    "null": "null",
+    "another object": '{"a": 1}',
+    "deep": "[" * 100_000,
+    "not text": b"\xff\xfe\x00",
+    "unknown method": json.dumps(spoil(GOOD, "config.method", "nonesuch")),
+    "unknown setting": json.dumps(spoil(GOOD, "config.learner.nonesuch", 1)),
+    "text for a number": json.dumps(spoil(GOOD, "config.learner.lr", "<b>")),
+    "no dataset": json.dumps(spoil(GOOD, "config.dataset", None)),
+    "a text as seed": json.dumps(spoil(GOOD, "config.seed", "0")),
+    "nan": json.dumps(spoil(GOOD, "matrix.0.0", float("nan"))),
+    "above one": json.dumps(spoil(GOOD, "matrix.0.0", 42.0)),
+    "a text in the matrix": json.dumps(spoil(GOOD, "matrix.0.0", "x")),
+    "a row missing": json.dumps(spoil(GOOD, "matrix", GOOD["matrix"][:-1])),
+    "a short row": json.dumps(spoil(GOOD, "matrix.1", [0.5])),
+    "matrix null": json.dumps(spoil(GOOD, "matrix", None)),
+    "evaluation": json.dumps(spoil(GOOD, "evaluations.0.hard", "<b>")),
+    "evaluations": json.dumps(spoil(GOOD, "evaluations", 3)),
+    "time": json.dumps(spoil(GOOD, "wall_seconds", "1")),
+    "environment": json.dumps(spoil(GOOD, "environment", [])),
+    "half a character": json.dumps(spoil(GOOD, "environment.device", "\ud800")),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_result_is_named(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "cell" / "seed-0" / "result.json"
+    path.parent.mkdir(parents=True)
+    content = BAD[name]
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(OcilError, match=re.escape(str(path))):
+        read(path)
+    save(tmp_path, resolve("er", "cifar100"), seeds=2)
+    found = collect([tmp_path])
+    assert len(found.cells) == 1
+    (warning,) = found.warnings
+    assert str(path) in warning
+    assert "\n" not in warning
+
+
+def test_two_runs_of_one_seed(tmp_path: Path) -> None:
+    config = resolve("er", "cifar100")
+    for place, digest in (("a", "1"), ("b", "1"), ("c", "2")):
+        RunFolder.of(tmp_path / place, config).save_result(replace(made_up(config), digest=digest))
+    found = collect([tmp_path / "a", tmp_path / "b", tmp_path / "a"])
+    assert (len(found.cells[0].runs), found.warnings) == (1, ())
+    (warning,) = collect([tmp_path]).warnings
+    assert "/c/" in warning
+    assert "is left out" in warning
+
+
+# The command
+
+
+@pytest.fixture
+def a_run(run_tiny: Call, tmp_path: Path) -> Path:
+    assert run_tiny("er", "--seeds", 2).code == 0
+    (folder,) = (tmp_path / "runs").glob("tiny-er-*")
+    return folder
+
+
+def test_report_command(ocil_command: Call, a_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "runs/notes").mkdir()
+    (tmp_path / "runs/notes/result.json").write_text('{"a": 1}')
+    said = ocil_command("report", tmp_path / "runs", "--out", tmp_path / "report", "--json")
+    assert said.code == 0, said.err
+    content = json.loads(said.out)
+    assert {cell["method"] for cell in content["cells"]} == {"er", "fine-tune"}
+    assert Path(content["page"]).is_file()
+    assert all(Path(path).is_file() for path in (*content["tables"], *content["figures"]))
+    (line,) = (line for line in said.err.splitlines() if "warning" in line)
+    assert "notes/result.json" in line
+    assert len(content["warnings"]) == 1
+    assert "notes/result.json" in Path(content["page"]).read_text()
+    (row,) = (
+        r for r in rows_of((tmp_path / "report/tables/table1.csv").read_text())
+        if r["method"] == "er" and "tiny" in r["dataset"]
+    )  # fmt: skip
+    mean, interval, _ = by_hand(a_run)
+    assert (float(row["mean"]), float(row["interval"])) == pytest.approx((mean, interval), abs=2e-2)
+
+
+def test_example_images(ocil_command: Call, a_run: Path, tiny: Dataset, tmp_path: Path) -> None:
+    words = ("report", a_run, "--out", tmp_path / "report", "--examples", a_run / "seed-0")
+    said = ocil_command(*words)
+    assert said.code == 0, said.err
+    assert "index.html" in said.out
+    (figure,) = (tmp_path / "report/figures").glob("examples-*.svg")
+    svg = figure.read_text()
+    assert svg.count("<image") >= 8
+    result = json.loads((a_run / "seed-0/result.json").read_text())["evaluations"][-1]
+    for kind in ("hard", "ambiguous", "easy"):
+        assert kind in svg
+    assert svg.count("<image") == sum(min(8, result[kind]) for kind in ("hard", "ambiguous", "easy"))
+    figure.unlink()
+    (a_run / "seed-0/checkpoint.safetensors").unlink()
+    said = ocil_command(*words)
+    assert said.code == 0
+    assert "no checkpoint.safetensors" in said.err
+    assert not figure.exists()
+
+
+def test_examples_of_images_that_have_changed(
+    ocil_command: Call, run_tiny: Call, tiny: Dataset, tmp_path: Path
+) -> None:
+    data = tmp_path / "mine.npz"
+    tiny.save(data)
+    run_tiny("fine-tune", "--seeds", 1, "-d", data, settings=())
+    (folder,) = (tmp_path / "runs").glob("mine-*/seed-0")
+    replace(tiny, train_x=tiny.train_x[::-1].copy()).save(data)
+    said = ocil_command("report", folder, "--out", tmp_path / "report", "--examples", folder)
+    assert said.code == 0
+    assert "has changed since" in said.err
+
+
+def test_a_class_with_a_hostile_name() -> None:
+    image = np.zeros((4, 4, 3), np.uint8)
+    svg = drawings.draw(drawings.examples, {"hard": [drawings.Example(image, 0.1, f"\0\v{HOSTILE}")], "easy": []})
+    ElementTree.fromstring(svg.encode())
+    assert "<script" not in svg
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "name the folders of the runs"),
+        (("nowhere",), "there is no nowhere"),
+        (("empty",), "no finished run (result.json) under empty"),
+        (("spoilt",), "spoilt/result.json is not a result of ocil"),
+        (("good", "--out", "file"), "is a file: name a folder"),
+        (("good", "--out", "file/inside"), "cannot write"),
+        (("good", "--examples", "empty"), "there is no finished run"),
+    ],
+)
+def test_mistakes_are_said_in_a_line(
+    words: tuple[str, ...], message: str, ocil_command: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    Path("spoilt").mkdir()
+    Path("spoilt/result.json").write_text("{")
+    Path("file").touch()
+    save(Path("good"), resolve("er", "cifar100"), seeds=2)
+    assert message in one_error(ocil_command("report", *words))
+    assert not Path("report").exists()
+    assert not left_over(tmp_path)

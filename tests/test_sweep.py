@@ -1,0 +1,352 @@
+import json
+import re
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ocil.cli.estimate import Estimator, Size, roughly, work
+from ocil.cli.progress import CellBoard
+from ocil.config import RunConfig, resolve
+from ocil.data import CATALOG, Dataset
+from ocil.experiments import Cell
+from ocil.methods.er import ER
+from ocil.results import Result, RunFolder
+from ocil.runner import Interrupted, Progress
+from tests.conftest import Call, Said, left_over, one_error
+
+pytestmark = pytest.mark.usefixtures("quick_convolution")
+
+TEXT = """
+title = "A small table"
+seeds = 2
+
+[settings]
+dataset = "{dataset}"
+memory = 20
+width = 2
+tasks = 2
+memory_batch = 5
+
+[[cells]]
+method = "er"
+review = [false, true]
+
+[[cells]]
+label = "AFS, beta {{beta}}"
+method = "afs"
+beta = [0.1, 0.2]
+"""
+
+Sweep = Callable[..., Said]
+
+
+@pytest.fixture
+def experiment(tmp_path: Path, tiny_npz: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(TEXT.format(dataset=tiny_npz))
+    return path
+
+
+@pytest.fixture
+def sweep(ocil_command: Call, experiment: Path, tmp_path: Path) -> Sweep:
+    def call(*words: object, file: Path = experiment) -> Said:
+        workers = () if "--workers" in words else ("--workers", 1)
+        return ocil_command("sweep", file, *workers, "--out", tmp_path / "runs", *words)
+
+    return call
+
+
+def runs_in(root: Path) -> dict[str, int]:
+    return {str(path.parent.relative_to(root)): path.stat().st_mtime_ns for path in root.rglob("result.json")}
+
+
+def test_a_sweep_and_what_the_dry_run_said_of_it(sweep: Sweep, tmp_path: Path) -> None:
+    told = json.loads(sweep("--dry-run", "--json").out)
+    assert (told["runs"], told["references"], told["finished"], told["to_run"]) == (10, 2, 0, 10)
+    assert [cell["label"] for cell in told["cells"]] == ["er", "er-rv", "AFS, beta 0.1", "AFS, beta 0.2"]
+    assert all(cell["command"].startswith("ocil run ") for cell in told["cells"])
+    assert told["seconds"] > 0
+    assert "table measured on one ARM core" in told["estimate"]
+    assert told["missing"] == []
+    assert not (tmp_path / "runs").exists()
+
+    said = sweep("--json")
+    assert said.code == 0, said.err
+    content = json.loads(said.out)
+    assert len(runs_in(tmp_path / "runs")) == told["to_run"]
+    assert said.err.count(" left") + said.err.count("   done") == told["to_run"]
+    assert [cell["label"] for cell in content["cells"]] == [cell["label"] for cell in told["cells"]]
+    for cell in content["cells"]:
+        assert (cell["seeds"], cell["wanted"]) == (2, 2)
+        assert len(cell["average_intransigence"]["values"]) == 2
+        for run in cell["runs"]:
+            assert (Path(run) / "result.json").exists()
+    assert content["failed"] == []
+    assert not left_over(tmp_path)
+
+    before = runs_in(tmp_path / "runs")
+    again = sweep("--json")
+    assert json.loads(again.out) == content
+    assert "10 runs are finished already." in again.err
+    assert runs_in(tmp_path / "runs") == before
+    after = json.loads(sweep("--dry-run", "--json", "--seeds", 3).out)
+    assert (after["finished"], after["to_run"], after["references"]) == (10, 5, 3)
+    assert "from finished runs of the same method, dataset and device" in after["estimate"]
+    shown = sweep("--dry-run", "--seeds", 3)
+    assert "4 cells, 15 runs (3 of them references): 10 finished, 0 begun, 5 to run." in shown.out
+    assert "Nothing was run." in shown.out
+
+
+def test_only_and_no_reference(sweep: Sweep, tmp_path: Path) -> None:
+    said = sweep("--only", "method=er review=true", "--seeds", 1, "--no-reference")
+    assert said.code == 0, said.err
+    assert re.search(r"er-rv +tiny +20 +1 ", said.out)
+    (run,) = runs_in(tmp_path / "runs")
+    assert run.startswith("tiny-er-rv-m20-")
+
+
+def test_equal_to_ocil_run(sweep: Sweep, run_tiny: Call, tmp_path: Path) -> None:
+    """The same runs, in the same folders, with the same bits."""
+    sweep("--only", "label=er", "--seeds", 1)
+    before = runs_in(tmp_path / "runs")
+    assert run_tiny("er", "--seeds", 1).code == 0
+    assert runs_in(tmp_path / "runs") == before
+
+
+@pytest.fixture
+def _seed_1_diverges(monkeypatch: pytest.MonkeyPatch) -> None:
+    learn = ER.learn
+
+    def failing(self: ER, x: torch.Tensor, y: torch.Tensor) -> None:
+        learn(self, x, y)
+        if self.rng.seed == 1 and not self.config.review:
+            self.watch(torch.tensor(float("inf")))
+
+    monkeypatch.setattr(ER, "learn", failing)
+
+
+@pytest.mark.usefixtures("_seed_1_diverges")
+def test_one_run_fails_and_the_others_go_on(sweep: Sweep, tmp_path: Path) -> None:
+    said = sweep("--only", "method=er", "--no-reference", "--json")
+    assert said.code == 1
+    (error,) = said.errors
+    assert "er, tiny, memory 20, seed 1: er seed 1: the loss is not finite" in error
+    content = json.loads(said.out)
+    assert [(cell["label"], cell["seeds"]) for cell in content["cells"]] == [("er", 1), ("er-rv", 2)]
+    assert len(content["failed"]) == 1
+    assert len(runs_in(tmp_path / "runs")) == 3
+    shown = sweep("--only", "method=er", "--no-reference")
+    assert shown.code == 1
+    assert re.search(r"er +tiny +20 +1/2 ", shown.out)
+
+
+def test_a_failed_run_is_tried_again(sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(ER, "learn", lambda *_: 1 / 0)
+        said = sweep("--only", "label=er", "--seeds", 1, "--no-reference", "--json")
+    assert said.code == 1
+    assert json.loads(said.out)["cells"][0]["runs"] == []
+    assert sweep("--only", "label=er", "--seeds", 1, "--no-reference").code == 0
+    assert len(runs_in(tmp_path / "runs")) == 1
+
+
+def test_unfinished_runs_go_on(sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("--only", "label=er", "--seeds", 1, "--no-reference", "--json")
+    whole = json.loads(sweep(*words).out)["cells"][0]["runs"][0]
+    digest = json.loads((Path(whole) / "result.json").read_text())["digest"]
+    for path in Path(whole).iterdir():
+        path.unlink()
+
+    def run_all(configs: list[RunConfig], job: Any, *_: Any) -> list[Exception]:
+        from ocil.runner import run
+
+        with pytest.raises(Interrupted):
+            run(configs[0], job.root, device="cpu", should_stop=lambda: True)
+        return [Interrupted("stopped")]
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ocil.engine.local.run_all", run_all)
+        stopped = sweep(*words)
+    assert stopped.code == 130
+    assert "the same command goes on from there" in stopped.err
+    assert json.loads(sweep(*words[:-1], "--dry-run", "--json").out)["begun"] == 1
+    learned = 0
+    learn = ER.learn
+
+    def counting(self: ER, x: torch.Tensor, y: torch.Tensor) -> None:
+        nonlocal learned
+        learned += 1
+        learn(self, x, y)
+
+    monkeypatch.setattr(ER, "learn", counting)
+    assert sweep(*words).code == 0
+    assert learned == 7  # of 8 batches: the first one was done
+    assert json.loads((Path(whole) / "result.json").read_text())["digest"] == digest
+
+
+# Datasets that are not there
+
+
+def test_missing_datasets_are_said_at_once(ocil_command: Call, tmp_path: Path, tiny_npz: Path) -> None:
+    path = tmp_path / "two.toml"
+    path.write_text(
+        f'seeds = 1\n[settings]\ndataset = ["cifar10", "{tiny_npz}", "mini_imagenet"]\nmemory = 20\nwidth = 2\n'
+        'tasks = 2\nmemory_batch = 5\n[[cells]]\nmethod = ["er", "afs"]\n'
+    )
+    words = ("sweep", path, "--data-dir", tmp_path, "--out", tmp_path / "runs", "--workers", 1, "--no-reference")
+    message = one_error(ocil_command(*words))
+    assert message.count("ocil data download cifar10") == 1
+    assert message.count("ocil data import mini_imagenet PATH") == 1
+    assert "--skip-missing, or --only dataset=tiny." in message
+    assert not (tmp_path / "runs").exists()
+    told = ocil_command(*words, "--dry-run")
+    assert told.code == 0
+    assert "The sweep would not start: CIFAR-10 is not in" in told.out
+    assert len(json.loads(ocil_command(*words, "--dry-run", "--json").out)["missing"]) == 2
+
+    said = ocil_command(*words, "--skip-missing", "--json")
+    assert said.code == 0, said.err
+    assert "Left out, 4 cells: CIFAR-10 is not in" in said.err
+    assert [cell["label"] for cell in json.loads(said.out)["cells"]] == ["er", "afs"]
+    assert ocil_command(*words, "--only", "dataset=tiny", "--json").code == 0
+    assert "nothing is left" in one_error(ocil_command(*words, "--only", "dataset=cifar10", "--skip-missing"))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--workers", -1), "--workers -1 is too small"),
+        (("--threads", 0), "--threads 0 is too small"),
+        (("--address", "auto"), "add --engine ray"),
+        (("--engine", "spark"), "spark"),
+        (("--seeds", 0), "seeds = 0"),
+        (("--seeds", "2.5"), "not a whole number"),
+        (("--set", "beta"), "write FIELD=VALUE"),
+        (("--set", "tasks=9"), "er: tasks = 9 is more than the 4 classes"),
+        (("--set", "memory=3"), "cell 1: memory = 3 is smaller"),
+        (("--device", "tpu"), "device 'tpu' is not there"),
+        (("--set", "dataset=nowhere"), "there is no dataset 'nowhere'"),
+    ],
+)
+def test_mistakes(sweep: Sweep, tmp_path: Path, words: tuple[object, ...], says: str) -> None:
+    assert says in one_error(sweep(*words))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_result_that_cannot_be_read(sweep: Sweep) -> None:
+    words = ("--only", "label=er", "--seeds", 1, "--no-reference")
+    run = Path(json.loads(sweep(*words, "--json").out)["cells"][0]["runs"][0])
+    (run / "result.json").write_text("{")
+    assert sweep(*words, "--dry-run").code == 0
+    said = sweep(*words)
+    assert said.code == 1
+    assert "Delete it to start that run again." in said.errors[0]
+
+
+# How long it takes
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "measured"),
+    [  # seconds of a run among ten on an H200, from results/
+        ("afs", {"precision": "bf16"}, 66.4),
+        ("afs", {"precision": "tf32"}, 216.3),
+        ("er", {"precision": "tf32"}, 48.6),
+        ("er", {"precision": "tf32", "review": True}, 68.4),
+        ("er", {"precision": "bf16"}, 22.6),
+        ("fine-tune", {"precision": "tf32"}, 25.6),
+        ("scr", {"precision": "bf16"}, 57.0),
+    ],
+)
+def test_the_table_of_times_agrees_with_the_results(method: str, settings: dict[str, Any], measured: float) -> None:
+    config = resolve(method, "cifar100", settings=settings)
+    seconds = Estimator("cuda", 10, {}).seconds(config, Size.of(CATALOG["cifar100"]))
+    assert measured / 1.5 < seconds < measured * 1.5
+
+
+def test_the_table_of_times_agrees_with_the_cpu_page() -> None:
+    """docs/performance.md: 40 images of 14x14 pixels at width 8 in 53 ms."""
+    config = resolve("er", "fashion-mini", settings={"memory_batch": 30})
+    bare = Estimator("cpu", 1, {}).seconds(config, Size(3000, 0, 10, 196))
+    evaluations = 1000 / 3 * 5 * 0.0008
+    assert bare / 1.6 < 300 * (53.2 + 19) / 1000 + evaluations < bare * 1.6
+
+
+def test_work_counts_images() -> None:
+    size = Size(train=1000, test=300, classes=10, pixels=1024)
+    looks = 5 * (300 + 200) / 3
+    assert work(resolve("fine-tune", "fashion-mini"), size) == (100, 1000 + looks)
+    er = resolve("er", "fashion-mini", memory=500, review=True)
+    filled = 200 + 400 + 500 + 500 + 500
+    assert work(er, size) == pytest.approx((2 * 100 + filled / 10, 20 * 100 + filled + looks))
+    offline = resolve("iid-offline", "fashion-mini")
+    assert work(offline, size).images == pytest.approx(50 * 1000, rel=0.05)
+    gdumb = resolve("gdumb", "fashion-mini", memory=500)
+    assert work(gdumb, size).images == pytest.approx(30 * filled + looks)
+
+
+def test_roughly() -> None:
+    assert [roughly(s) for s in (0.2, 40, 89, 130, 3599, 3600, 40000, 10**6)] == [
+        "1 s", "40 s", "89 s", "2 min", "1 h 00 min", "1 h 00 min", "11 h 07 min", "12 days",
+    ]  # fmt: skip
+
+
+# The live table
+
+
+def fake_result(config: RunConfig, accuracy: float) -> Result:
+    return Result(config, [[accuracy]], [], 10.0, {}, "", {})
+
+
+def test_the_live_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    configs = [resolve("er", "cifar100", seed=seed) for seed in range(3)]
+    others = [resolve("afs", "cifar100", seed=seed) for seed in range(3)]
+    reference = configs[0].reference()
+    order = [reference, *configs, *others]
+    cells = [Cell("ER [bold]", tuple(configs)), Cell("AFS", tuple(others))]
+    board = CellBoard(cells, order, [1.0] * 7, 70.0, known={configs[0]})
+
+    def shown() -> str:
+        from rich.console import Console
+
+        console = Console(width=100, record=True, file=StringIO())
+        console.print(board.table())
+        return console.export_text()
+
+    board.hear(1, fake_result(configs[0], 0.5))
+    assert "runs 0/6; about 70 s left" in shown()
+    now = 120.0
+    board.hear(0, fake_result(reference, 0.1))
+    board.hear(2, Progress(50, 100))
+    board.hear(2, Progress(100, 100))  # begun in the middle: only what is done now counts for the pace
+    board.hear(4, Progress(0, 100))
+    text = shown()
+    assert re.search(r"ER \[bold\] +cifar100 m5000 +1/3 +1 +50.0", text)
+    assert re.search(r"AFS +cifar100 m5000 +0/3 +1 ", text)
+    assert re.search(r"references +1/1 +10.0", text)
+    assert "1 cells done, 2 running, 0 with failures, 0 waiting; runs 1/6" in text
+    assert "about 53 s left" in text  # 1.5 of 5.5 in 20 seconds, 4 to come
+    board.hear(2, fake_result(configs[1], 0.7))
+    board.hear(3, RuntimeError("no"))
+    board.hear(4, Interrupted("stopped"))
+    text = shown()
+    assert re.search(r"ER \[bold\] +cifar100 m5000 +2/3 +1 +60.0", text)  # one failed
+    assert "0 running, 1 with failures" in text
+
+
+def test_other_images_make_another_cell(sweep: Sweep, experiment: Path, tiny: Dataset, tmp_path: Path) -> None:
+    mine = tmp_path / "own.npz"
+    tiny.save(mine)
+    words = ("--only", "label=er", "--seeds", 1, "--no-reference", "--json", "--set", f"dataset={mine}")
+    first = json.loads(sweep(*words).out)["cells"][0]["runs"]
+    Dataset("own", np.ascontiguousarray(tiny.train_x[::-1]), tiny.train_y[::-1].copy(), tiny.test_x, tiny.test_y,
+            tiny.classes).save(mine)  # fmt: skip
+    assert json.loads(sweep(*words).out)["cells"][0]["runs"] != first
+    assert RunFolder(Path(first[0])).result() is not None

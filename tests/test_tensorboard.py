@@ -1,0 +1,117 @@
+"""What TensorBoard shows of a run is what the run found."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ocil.cli.tensorboard import TAGS, Scalars, logged
+from ocil.config import RunConfig, resolve
+from ocil.engine.local import Job, run_all
+from ocil.results import Result, RunFolder
+from ocil.runner import Interrupted, Progress
+from tests.conftest import Call, one_error
+
+Points = dict[str, list[tuple[int, float]]]
+
+
+def read(folder: Path) -> Points:
+    """Every scalar below a run's folder, as TensorBoard itself reads it."""
+    accumulators = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="needs the package tensorboard"
+    )
+    found = accumulators.EventAccumulator(str(folder))
+    found.Reload()
+    return {tag: [(e.step, pytest.approx(e.value)) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+
+
+def measured(result: Result) -> Points:
+    """What must be shown of a result's evaluations."""
+    points: Points = {}
+    for shown, row in enumerate(result.evaluations, 1):
+        for group, accuracy in enumerate(row["accuracy"], 1):
+            points.setdefault(f"accuracy by group/{group:02}", []).append((shown, accuracy))
+        for name, tag in TAGS.items():
+            if row[name] is not None:
+                points.setdefault(tag, []).append((shown, row[name]))
+    return points
+
+
+def writer() -> Any:
+    pytest.importorskip("tensorboard", reason="needs the package tensorboard")
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter
+
+
+@pytest.fixture
+def config(tiny_npz: Path) -> RunConfig:
+    return resolve("er", str(tiny_npz), settings={"width": 2, "tasks": 2, "memory": 20, "memory_batch": 5})
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_events_are_what_was_measured(run_tiny: Call, tmp_path: Path, workers: int) -> None:
+    """Also when workers do the work: only this process writes."""
+    writer()
+    board = tmp_path / "board"
+    said = run_tiny("er", "--seeds", 2, "--no-reference", "--workers", workers, "--tensorboard", board)
+    assert said.code == 0, said.err
+    folders = sorted(path.parent for path in (tmp_path / "runs").rglob("result.json"))
+    assert len(folders) == 2
+    for folder in folders:
+        result = RunFolder(folder).result()
+        assert result is not None
+        points = read(board / folder.relative_to(tmp_path / "runs"))
+        assert {tag: of for tag, of in points.items() if not tag.startswith("progress/")} == measured(result)
+        assert [step for step, _ in points["progress/loss"]] == [1, 4, 8]
+        assert [step for step, _ in points["progress/accuracy"]] == [4, 8]
+        assert points["progress/accuracy"][-1] == (8, sum(result.matrix[-1]) / 2)
+    before = sorted(board.rglob("events.*"))
+    run_tiny("er", "--seeds", 2, "--no-reference", "--tensorboard", board)
+    assert sorted(board.rglob("events.*")) == before  # finished and shown: nothing is added
+
+
+def test_a_finished_run_is_shown_too(config: RunConfig, tmp_path: Path) -> None:
+    (result,) = run_all([config], Job(tmp_path / "runs", "cpu", None), 1)
+    assert isinstance(result, Result)
+    scalars = Scalars(tmp_path, [config], writer())
+    scalars.hear(0, result)
+    assert read(scalars.path(0)) == measured(result)
+
+
+def test_a_resumed_run_takes_back_what_it_does_again(config: RunConfig, tmp_path: Path) -> None:
+    (result,) = run_all([config], Job(tmp_path / "runs", "cpu", None), 1)
+    assert isinstance(result, Result)
+    first = Scalars(tmp_path, [config], writer())
+    for done in (0, 1, 2, 3):
+        first.hear(0, Progress(done, 8, loss=float(done)))
+    first.hear(0, Interrupted("stopped"))
+    second = Scalars(tmp_path, [config], writer())
+    for done in (2, 4):
+        second.hear(0, Progress(done, 8, loss=10.0 + done))
+    second.hear(0, result)
+    points = read(second.path(0))
+    assert points.pop("progress/loss") == [(1, 1.0), (2, 12.0), (4, 14.0)]
+    assert points == measured(result)
+
+
+def test_not_asked_for_is_not_imported(run_tiny: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert run_tiny("fine-tune", "--seeds", 1).code == 0
+    board: Any = object()
+    assert logged(board, None, []) is board
+
+
+def test_without_the_package(run_tiny: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    message = one_error(run_tiny("fine-tune", "--tensorboard", tmp_path / "board"))
+    assert message == "--tensorboard needs the package tensorboard: pip install 'ocil[tensorboard]'"
+    assert not (tmp_path / "board").exists()
+
+
+def test_a_folder_that_cannot_be(run_tiny: Call, tmp_path: Path) -> None:
+    writer()
+    (tmp_path / "file").write_text("")
+    message = one_error(run_tiny("fine-tune", "--tensorboard", tmp_path / "file"))
+    assert "cannot write to" in message

@@ -1,0 +1,250 @@
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ocil import data, tuning
+from ocil.config import RunConfig, resolve
+from ocil.data import Dataset
+from ocil.errors import OcilError
+from ocil.methods.er import ER
+from ocil.metrics import estimate
+from ocil.runner import Work, build
+from tests.conftest import Call, Said, left_over, one_error
+
+pytestmark = pytest.mark.usefixtures("quick_convolution")
+
+CLASSES, TASKS = 6, 3
+Tune = Callable[..., Said]
+
+
+@pytest.fixture(scope="module")
+def six() -> Dataset:
+    """Three tasks of two classes, 20 training images each; brightness tells the classes apart."""
+    rng = np.random.default_rng(1)
+
+    def images(labels: np.ndarray) -> np.ndarray:
+        return (rng.integers(0, 40, (len(labels), 8, 8, 1)) + 40 * labels[:, None, None, None]).astype(np.uint8)
+
+    train_y, test_y = (rng.permutation(np.repeat(np.arange(CLASSES), n)) for n in (20, 10))
+    return Dataset("six", images(train_y), train_y, images(test_y), test_y, tuple("abcdef"))
+
+
+@pytest.fixture
+def tune(ocil_command: Call, six: Dataset, tmp_path: Path) -> Tune:
+    def call(method: str, *words: object, data: Dataset = six, out: str = "search") -> Said:
+        path = tmp_path / "six.npz"
+        data.save(path)
+        memory = () if method == "fine-tune" else ("--memory", 20)
+        small = ("width=2", f"tasks={TASKS}", *(() if method == "fine-tune" else ("memory_batch=5",)))
+        return ocil_command(
+            "tune", method, "-d", path, *memory, "--workers", 1, "-o", tmp_path / out, *words, "--set", *small
+        )
+
+    return call
+
+
+def poisoned(data: Dataset) -> Dataset:
+    """Other test images, and other training images of the last task."""
+    later = data.train_y >= 4
+    train = data.train_x.copy()
+    train[later] = 255 - train[later]
+    return replace(data, train_x=train, test_x=np.full_like(data.test_x, 7), test_y=data.test_y[::-1].copy())
+
+
+def test_the_ground_is_the_training_data_of_the_first_tasks(six: Dataset) -> None:
+    config = resolve("er", "six", settings={"tasks": TASKS}, classes=CLASSES)
+    ground = tuning.ground(six, config, 2, 0.2)
+    assert ground.tasks == (("a", "b"), ("c", "d"))
+    assert ground.data.classes == ("a", "b", "c", "d")
+    assert np.bincount(ground.data.train_y).tolist() == [16] * 4
+    assert np.bincount(ground.data.test_y).tolist() == [4] * 4
+
+    def kept(x: np.ndarray, y: np.ndarray) -> set[tuple[int, bytes]]:
+        return {(int(label), image.tobytes()) for label, image in zip(y, x, strict=True)}
+
+    learned, held = kept(ground.data.train_x, ground.data.train_y), kept(ground.data.test_x, ground.data.test_y)
+    theirs = kept(six.train_x, six.train_y)
+    assert not learned & held
+    assert learned | held == {(label, image) for label, image in theirs if label < 4}
+    assert not held & kept(six.test_x, six.test_y)
+
+
+def test_the_ground_has_a_name_and_a_fingerprint_of_its_own(six: Dataset) -> None:
+    config = resolve("er", "six", settings={"tasks": TASKS}, classes=CLASSES)
+    grounds = [tuning.ground(six, config, *how).data for how in ((2, 0.2), (2, 0.1), (1, 0.2))]
+    names = {data.name for data in grounds} | {six.name}
+    assert len(names) == 4
+    assert "six-first-2-tasks-20-percent-held-out" in names
+    assert len({data.fingerprint() for data in [*grounds, six]}) == 4
+    assert tuning.ground(six, config, 2, 0.2).data.fingerprint() == grounds[0].fingerprint()
+
+
+def test_poison_changes_nothing(six: Dataset) -> None:
+    config = resolve("er", "six", settings={"tasks": TASKS}, classes=CLASSES)
+    clean, other = (tuning.ground(data, config, 2, 0.1).data for data in (six, poisoned(six)))
+    assert clean.fingerprint() == other.fingerprint()
+    assert poisoned(six).fingerprint() != six.fingerprint()
+
+
+def test_a_search_from_start_to_end(tune: Tune, six: Dataset, tmp_path: Path) -> None:
+    words = ("--grid", "lr=0.1,0.0001", "forward=separate,joint", "--seeds", 2, "--json")
+    said = tune("er", *words)
+    assert said.code == 0, said.err
+    content = json.loads(said.out)
+    record = tmp_path / "search" / "tuning.json"
+    assert json.loads(record.read_text()) == {key: value for key, value in content.items() if key != "record"}
+    assert content["grid"] == {"lr": ["0.1", "0.0001"], "forward": ["separate", "joint"]}
+    assert content["tasks"] == [["a", "b"], ["c", "d"]]
+    assert (content["train_images"], content["validation_images"], content["validation_share"]) == (72, 8, 0.1)
+    assert [score["values"] for score in content["scores"]] == [
+        {"lr": lr, "forward": forward} for lr in ("0.1", "0.0001") for forward in ("separate", "joint")
+    ]
+    means = [score["accuracy"]["mean"] for score in content["scores"]]
+    assert content["chosen"] == content["scores"][means.index(max(means))]["values"]
+    assert f"--dataset {tmp_path / 'six.npz'}" in content["command"]
+    runs = [run for score in content["scores"] for run in score["runs"]]
+    assert len(set(runs)) == 8
+    for run in runs:
+        result = json.loads((Path(run) / "result.json").read_text())
+        assert Path(result["config"]["dataset"]).parent == tmp_path / "search" / "data"
+        assert result["config"]["fingerprint"] == content["data"]["fingerprint"]
+        assert (np.asarray(result["matrix"]).shape, result["config"]["stream"]["tasks"]) == ((2, 2), 2)
+    assert not left_over(tmp_path)
+
+    poison = json.loads(tune("er", *words, data=poisoned(six), out="poisoned").out)
+    assert poison["chosen"] == content["chosen"]
+    assert [s["accuracy"] for s in poison["scores"]] == [s["accuracy"] for s in content["scores"]]
+    digests = [
+        sorted(json.loads(path.read_text())["digest"] for path in (tmp_path / out).rglob("result.json"))
+        for out in ("search", "poisoned")
+    ]
+    assert digests[0] == digests[1]
+
+    # A second call runs nothing and says the same; a larger grid runs only what is new.
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "search").rglob("result.json")}
+    again = tune("er", *words)
+    assert json.loads(again.out) == content
+    assert "8 runs are finished already." in again.err
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "search").rglob("result.json")}
+    shown = tune("er", "--grid", "lr=0.1,0.0001,0.05", "forward=separate", "--seeds", 2)
+    assert shown.code == 0
+    assert "4 runs are finished already." in shown.err
+    assert shown.err.count("seed") == 2
+    assert "chosen" in shown.out
+    assert "Learned from 72 and scored on 8 training images of those tasks; 2 seeds a point." in shown.out
+    assert "To run it: ocil run er " in shown.out
+
+
+def test_the_network_has_an_output_for_every_class(six: Dataset, tmp_path: Path) -> None:
+    """The pull of virtual distillation is divided by the number of outputs, so a search must not have fewer."""
+    config = resolve("er", "six", settings={"tasks": TASKS, "width": 2}, classes=CLASSES)
+    ground = tuning.ground(six, config, 2, 0.1).data
+    kept = data.load(tuning.keep(ground, tmp_path))
+    assert (kept.num_classes, kept.unseen, kept.fingerprint()) == (4, 2, ground.fingerprint())
+    assert build(config, kept).problem.classes == CLASSES
+
+
+def test_nothing_but_the_ground_reaches_a_run(tune: Tune, six: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Dataset] = []
+    start = Work.__init__
+
+    def watched(self: Work, config: RunConfig, folder: Any, dataset: Dataset, *rest: Any) -> None:
+        seen.append(dataset)
+        start(self, config, folder, dataset, *rest)
+
+    monkeypatch.setattr(Work, "__init__", watched)
+    assert tune("fine-tune", "--grid", "lr=0.1,0.2", "--seeds", 1).code == 0
+    allowed = {image.tobytes() for image, label in zip(six.train_x, six.train_y, strict=True) if label < 4}
+    assert len(seen) == 2
+    for dataset in seen:
+        assert {image.tobytes() for part in (dataset.train_x, dataset.test_x) for image in part} == allowed
+
+
+def test_afs_has_the_paper_s_grid(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[RunConfig] = []
+
+    def run_all(configs: list[RunConfig], *_: Any) -> list[Exception]:
+        asked.extend(configs)
+        return [OcilError("not now")] * len(configs)
+
+    monkeypatch.setattr("ocil.engine.local.run_all", run_all)
+    said = tune("afs", "--seeds", 1)
+    assert said.code == 2
+    assert "no point of the grid has finished" in said.errors[-1]
+    betas = [config.learner.beta for config in asked]  # type: ignore[attr-defined]
+    assert betas == [0.01, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5]
+    assert {config.stream.tasks for config in asked} == {2}
+
+
+def test_a_point_that_fails_is_not_chosen(tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learn = ER.learn
+
+    def failing(self: ER, x: torch.Tensor, y: torch.Tensor) -> None:
+        learn(self, x, y)
+        if self.config.lr == 0.2 and self.rng.seed == 1:
+            self.watch(torch.tensor(float("inf")))
+
+    monkeypatch.setattr(ER, "learn", failing)
+    said = tune("er", "--grid", "lr=0.2,0.0001", "--seeds", 2)
+    assert said.code == 1
+    assert "lr=0.2, seed 1: er seed 1: the loss is not finite" in said.errors[0]
+    content = json.loads((tmp_path / "search" / "tuning.json").read_text())
+    assert content["scores"][0]["accuracy"] is None
+    assert content["chosen"] == {"lr": "0.0001"}
+    assert len(content["failed"]) == 1
+
+
+def test_the_best_point() -> None:
+    a, b = estimate([0.2, 0.4]), estimate([0.5, 0.1])
+    assert tuning.best([a, None, b]) == 0
+    assert tuning.best([None, b, a, a]) == 2
+    assert tuning.best([None]) is None
+
+
+def test_data_that_was_cut_is_written_again(six: Dataset, tmp_path: Path) -> None:
+    path = tuning.keep(six, tmp_path)
+    stamp = path.stat().st_mtime_ns
+    assert tuning.keep(six, tmp_path) == path
+    assert path.stat().st_mtime_ns == stamp
+    path.write_bytes(path.read_bytes()[:100])
+    tuning.keep(six, tmp_path)
+    assert path.stat().st_size > 100
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "ocil tune er --grid lr="),
+        (("--grid", "lr"), "write FIELD=VALUE,VALUE"),
+        (("--grid", "lr=0.1,"), "write FIELD=VALUE,VALUE"),
+        (("--grid", "lr=fast"), "lr = 'fast' is not a number"),
+        (("--grid", "lrr=1"), "unknown setting 'lrr' for er. Did you mean 'lr'?"),
+        (("--grid", "lr=1", "lr=2"), "lr is given twice"),
+        (("--grid", "width=1"), "width is given twice"),
+        (("--grid", "class_order=seeded"), "cannot be searched"),
+        (("--grid", "lr=0.1", "--tasks", 3), "1 to 2 of the 3 tasks"),
+        (("--grid", "lr=0.1", "--tasks", 0), "1 to 2 of the 3 tasks"),
+        (("--grid", "lr=0.1", "--validation", 0), "--validation 0.0 must lie between 0 and 1"),
+        (("--grid", "lr=0.1", "--validation", 0.99), "leaves no image of a"),
+        (("--grid", "lr=0.1", "--seeds", 0), "--seeds 0 must be at least 1"),
+        (("--grid", "lr=0.1", "--address", "x"), "add --engine ray"),
+        (("--grid", "lr=0.1", "-s", "class_order=seeded"), "fixed order"),
+    ],
+)
+def test_mistakes(tune: Tune, tmp_path: Path, words: tuple[object, ...], says: str) -> None:
+    assert says in one_error(tune("er", *words))
+    assert not (tmp_path / "search").exists()
+
+
+def test_ctrl_c_leaves_no_record(tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ocil.runner import Interrupted
+
+    monkeypatch.setattr("ocil.engine.local.run_all", lambda configs, *_: [Interrupted("")] * len(configs))
+    assert tune("er", "--grid", "lr=0.1", "--seeds", 1).code == 130
+    assert not (tmp_path / "search" / "tuning.json").exists()
