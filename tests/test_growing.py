@@ -279,10 +279,8 @@ def test_a_grown_learner_goes_back_to_a_small_state(name: str) -> None:
     assert digest(learner) == first
 
 
-@every_method
+@pytest.mark.parametrize("name", [name for name in DISTINCT if name not in REHEARSES])  # those learn at task ends only
 def test_momentum_survives_growth(name: str) -> None:
-    if name == "gdumb":
-        pytest.skip("its momentum ends with a task")
     learner = make(name, momentum=0.9)
     learn(learner, range(4), [0, 1])
     velocity = {number: value.clone() for number, value in learner.optimizer.velocity.items()}
@@ -310,16 +308,16 @@ def test_global_generators_stay(name: str) -> None:
 def test_steps_after_growth_read_nothing_and_keep_their_shapes(name: str) -> None:
     learner = make(name, memory=20) if METHODS[name].memory else make(name)
     for classes in ([0, 2], [1, 2, 5]):
-        learn(learner, range(6), classes)
+        learn(learner, range(4), classes)
         assert learner.steady()
         traces = []
-        for number in range(3):
+        for number in range(2):
             x, y = batch(number, classes)
             with HostWatch() as watch:
                 learner.learn(x, y)
             traces.append(watch.trace)
         assert len(traces[0]) > (10 if name in REHEARSES else 100)
-        assert traces[0] == traces[1] == traces[2]
+        assert traces[0] == traces[1]
         end_task(learner)
     if METHODS[name].memory:
         learner.review_step(torch.arange(6))
@@ -374,7 +372,7 @@ def test_a_growing_learner_learns(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in DISTINCT if METHODS[name].memory])
 def test_a_review_when_asked_needs_no_task_end(name: str) -> None:
     learner = make(name, review_batch=5)
-    for last in range(1, CLASSES + 1):
+    for last in (1, 3, CLASSES):
         learn(learner, range(2), list(range(last)))
         before, steps = frozen(learner), int(learner.steps)
         learner.review()
@@ -547,10 +545,9 @@ def test_captured_and_stopped_runs_come_to_the_same_end(
     Watched.recorded.clear()
     captured = end(begin("captured", Watched))
     assert (8 in Watched.recorded) == METHODS[name].capturable
-    for stop in (4, 5):
-        asked = iter([False] * stop)
-        with pytest.raises(Interrupted):
-            list(begin("parts").steps(should_stop=lambda a=asked: next(a, True)))  # type: ignore[misc]
+    asked = iter([False] * 5)
+    with pytest.raises(Interrupted):
+        list(begin("parts").steps(should_stop=lambda: next(asked, True)))
     for each in (captured, end(begin("parts"))):
         assert (each.digest, each.matrix, each.evaluations) == (whole.digest, whole.matrix, whole.evaluations)
 
