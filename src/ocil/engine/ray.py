@@ -313,6 +313,9 @@ class Sweep:
         except self.ray.exceptions.GetTimeoutError:
             problem: str | None = "does not answer: look at it with `ray status`."
         except self.ray.exceptions.RayError as error:
+            if not any(other["Alive"] for other in self.ray.nodes() if other["NodeID"] == node["NodeID"]):
+                marker.unlink(missing_ok=True)
+                return None  # it left while it was asked
             problem = f"cannot be asked: {str(error).splitlines()[0]}"
         else:
             problem = unfit(theirs, self.mine, self.job.root, self.torch)
