@@ -12,7 +12,8 @@ from torch import Tensor
 import ocil
 from ocil.errors import OcilError
 from ocil.methods import METHODS
-from ocil.methods.aaer import AAER, AAERConfig, drift, least_by_class, nearness
+from ocil.methods._distances import nearness
+from ocil.methods.aaer import AAER, AAERConfig, drift, least_by_class
 from ocil.methods.base import Problem
 from ocil.networks import to_float
 from ocil.runner import digest

@@ -1,5 +1,6 @@
 """Files that are either whole or not there."""
 
+import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
@@ -34,3 +35,24 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 def write_bytes(path: Path, content: bytes) -> None:
     with atomic_write(path) as file:
         file.write(content)
+
+
+@contextmanager
+def locked(folder: Path, elsewhere: str, taken: str) -> Iterator[None]:
+    """One process at a time works in a folder. The lock goes with the process, however that ends.
+
+    ``elsewhere`` ends the message for a folder that cannot be written to; ``taken`` is the one for a folder in use.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / ".lock").open("w")
+    except OSError as error:
+        raise WriteError(f"cannot write to {folder}: {error.strerror}. {elsewhere}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise WriteError(taken) from None
+        for left_over in folder.glob(".*.tmp"):  # of a process that was killed while it wrote
+            left_over.unlink(missing_ok=True)
+        yield

@@ -65,6 +65,10 @@ class Memory(nn.Module):
             self._at_least = len(self)
         if self._at_least <= count:
             return torch.arange(self._at_least, device=self.labels.device) if self._at_least else None
+        return self.shuffled(count)
+
+    def shuffled(self, count: int) -> Tensor:
+        """``count`` distinct filled slots in random order; there must be as many."""
         key = torch.rand(self.size, generator=self.generator, device=self.labels.device)
         key = key.masked_fill(torch.arange(self.size, device=key.device) >= self.seen, 2.0)
         return key.topk(count, largest=False).indices

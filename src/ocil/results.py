@@ -5,10 +5,9 @@
 CELL names the dataset, the method, the memory and a digest of every other setting, so equal settings meet in one place.
 """
 
-import fcntl
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ from torch import Tensor
 
 from ocil import metrics
 from ocil.config import RunConfig
-from ocil.errors import OcilError, WriteError
-from ocil.files import write_bytes
+from ocil.errors import OcilError
+from ocil.files import locked, write_bytes
 from ocil.metrics import Estimate, estimate
 
 SCHEMA = 1
@@ -113,24 +112,10 @@ class RunFolder:
         except (safetensors.SafetensorError, KeyError, ValueError, TypeError) as error:
             raise OcilError(unreadable(path, error)) from error
 
-    @contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self) -> AbstractContextManager[None]:
         """One process at a time works on a run. The lock goes with the process, however that ends."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            file = (self.path / ".lock").open("w")
-        except OSError as error:
-            reason = f"{error.strerror}. Choose another folder with --out."
-            raise WriteError(f"cannot write to {self.path}: {reason}") from error
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                advice = "wait for it, or use another --out."
-                raise WriteError(f"another process is working on {self.path}: {advice}") from None
-            for left_over in self.path.glob(".*.tmp"):  # of a process that was killed while it wrote
-                left_over.unlink(missing_ok=True)
-            yield
+        taken = f"another process is working on {self.path}: wait for it, or use another --out."
+        return locked(self.path, "Choose another folder with --out.", taken)
 
 
 @dataclass(frozen=True)

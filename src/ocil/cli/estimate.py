@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import platform
 import statistics
 from collections.abc import Callable, Sequence
@@ -117,12 +116,13 @@ class Estimator:
         """
         import torch
 
+        from ocil.engine.local import cores
+
         on_gpu = torch.cuda.is_available() if job.device == "auto" else job.device.startswith("cuda")
         name = platform.machine()
         if on_gpu:
             name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        side_by_side = SIDE_BY_SIDE if on_gpu else workers or max(1, cores // job.threads)
+        side_by_side = SIDE_BY_SIDE if on_gpu else workers or max(1, cores() // job.threads)
         bare = cls("cuda" if on_gpu else "cpu", side_by_side, {})
         return replace(bare, ratios=_ratios(job.root, name, sizes, bare))
 

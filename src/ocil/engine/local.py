@@ -59,7 +59,7 @@ def run_all(
     for number, known in finished.items():
         outcomes[number] = known
     on_cpu = job.device.startswith("cpu")
-    workers = min(len(waiting), workers or (max(1, _cores() // job.threads) if on_cpu else 1))
+    workers = min(len(waiting), workers or (max(1, cores() // job.threads) if on_cpu else 1))
     if workers > 1:
         _Pool(configs, waiting, job, workers, watch, should_stop, outcomes).go()
         return outcomes
@@ -228,5 +228,5 @@ def _threads_of_children(count: int) -> Iterator[None]:
             os.environ["OMP_NUM_THREADS"] = before
 
 
-def _cores() -> int:
+def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

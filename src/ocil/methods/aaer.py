@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ocil import losses, networks
 from ocil.augment import Augment
+from ocil.methods._distances import nearness
 from ocil.methods.base import Learner, LearnerConfig, Problem
 from ocil.networks import to_float
 
@@ -167,9 +168,3 @@ def least_by_class(loss: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, 
     shelf, within = labels[order].sort(stable=True)
     edges = torch.searchsorted(shelf, torch.arange(classes + 1, device=labels.device))
     return order[within[edges[:-1].clamp(max=len(labels) - 1)]], edges.diff() > 0
-
-
-def nearness(features: Tensor, centres: Tensor, seen: Tensor) -> Tensor:
-    """Negative Euclidean distance ``[B, C]``; -inf for a class not seen, but 0 for all while there is none."""
-    near = -torch.cdist(features, centres, compute_mode="donot_use_mm_for_euclid_dist")
-    return torch.where(seen, near, torch.where(seen.any(), -torch.inf, 0.0))

@@ -1,7 +1,7 @@
 """Adaptive focus shifting (Liang et al., New Insights on Relieving Task-Recency Bias for Online Class Incremental
 Learning, TCSVT 2023)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -11,7 +11,7 @@ from ocil import losses
 from ocil.augment import Augment, CropRule
 from ocil.errors import OcilError
 from ocil.losses import SampleValue
-from ocil.methods.base import Learner, LearnerConfig, Problem
+from ocil.methods.base import AugmentedConfig, Learner, LearnerConfig, Problem
 from ocil.networks import bn_momentum, to_float
 
 PUBLISHED_BETA = {  # the authors' choice for each dataset and memory size, from their released commands
@@ -27,7 +27,7 @@ DATASET_SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class AFSConfig(LearnerConfig):
+class AFSConfig(AugmentedConfig):
     memory_batch: int = 100
     review: bool = True
     review_keep_last: bool = True
@@ -62,17 +62,8 @@ class AFSConfig(LearnerConfig):
     double_bn_update: bool = True
     """The released code passes each batch twice when VKD is on, so running statistics move twice. Same, in one pass."""
 
-    crop: float = 0.75
-    """Smallest area of the random crop, as a share of the image; 1 switches the crop off."""
     crop_rule: CropRule = "reject"
     """``reject``: redraw boxes that do not fit, up to ten times (released code). ``clamp``: cut them to the image."""
-    flip: float = 0.5
-    brightness: float = 0.4
-    contrast: float = 0.4
-    saturation: float = 0.4
-    hue: float = 0.1
-    jitter: float = 0.8
-    """Probability that an image's colours are changed."""
     gray: float = 0.0
     """Probability that an image turns gray (0.2 on CIFAR-10)."""
 
@@ -84,14 +75,9 @@ class AFSConfig(LearnerConfig):
         super().__post_init__()
         if self.epsilon >= 1:
             raise OcilError(f"epsilon = {self.epsilon} must be below 1: it is the share of the other classes.")
-        self.augment()
 
     def augment(self) -> Augment:
-        return Augment(
-            crop_scale=(self.crop, 1.0) if self.crop < 1 else None, crop_rule=self.crop_rule, flip=self.flip,
-            jitter=self.jitter, brightness=self.brightness, contrast=self.contrast, saturation=self.saturation,
-            hue=self.hue, gray=self.gray,
-        )  # fmt: skip
+        return replace(super().augment(), crop_rule=self.crop_rule)
 
 
 class AFS(Learner):

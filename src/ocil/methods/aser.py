@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ocil import losses, networks
+from ocil.methods._distances import distances
 from ocil.methods.base import Learner, LearnerConfig, Problem
 from ocil.networks import bn_momentum, to_float
 
@@ -148,11 +149,6 @@ class ASER(Learner):
     def features(self, images: Tensor) -> Tensor:
         with networks.evaluating(self.network):
             return self.network.features(to_float(images))
-
-
-def distances(points: Tensor, others: Tensor) -> Tensor:
-    """Euclidean, ``[P, O]``. Not by products of features, which would lose the digits of close neighbours."""
-    return torch.cdist(points, others, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def knn_shapley(distance: Tensor, same: Tensor, k: int, valid: Tensor) -> Tensor:

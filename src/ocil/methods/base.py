@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ocil import losses, networks
+from ocil.augment import Augment
 from ocil.errors import OcilError
 from ocil.memory import Memory
 from ocil.networks import ImageShape, to_float
@@ -80,6 +81,34 @@ class LearnerConfig:
             low = self.minimum.get(field.name)
             if low is not None and not value >= low:
                 raise OcilError(f"{field.name} = {value} must be at least {low}.")
+
+
+@dataclass(frozen=True)
+class AugmentedConfig(LearnerConfig):
+    """Settings of the methods that show a memory image in random views."""
+
+    crop: float = 0.75
+    """Smallest area of the random crop, as a share of the image; 1 switches the crop off."""
+    flip: float = 0.5
+    brightness: float = 0.4
+    contrast: float = 0.4
+    saturation: float = 0.4
+    hue: float = 0.1
+    jitter: float = 0.8
+    """Probability that an image's colours are changed."""
+    gray: float = 0.0
+    """Probability that an image turns gray."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.augment()
+
+    def augment(self) -> Augment:
+        return Augment(
+            crop_scale=(self.crop, 1.0) if self.crop < 1 else None, flip=self.flip, jitter=self.jitter,
+            brightness=self.brightness, contrast=self.contrast, saturation=self.saturation, hue=self.hue,
+            gray=self.gray,
+        )  # fmt: skip
 
 
 class Learner(nn.Module):
@@ -215,10 +244,14 @@ class Learner(nn.Module):
         @torch.no_grad()
         def logits(x: Tensor) -> Tensor:
             with networks.evaluating(self.network):
-                scores: Tensor = self.network(to_float(x))
+                scores: Tensor = self.network(self.inputs(x))
             return scores
 
         return logits
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """Stored images as the network wants to see them, nothing augmented."""
+        return to_float(x)
 
     def steady(self) -> bool:
         """Whether ``learn`` keeps its shapes from now on, so that a step may be captured. Reads from the device."""

@@ -1,7 +1,7 @@
 """Dual view consistency (Gu, Yang, Wei, Deng, Not Just Selection, but Exploration: Online Class-Incremental Continual
 Learning via Dual View Consistency, CVPR 2022)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ocil import losses, networks
 from ocil.augment import Augment
 from ocil.errors import OcilError
-from ocil.methods.base import Learner, LearnerConfig, Problem
+from ocil.methods.base import AugmentedConfig, Learner, LearnerConfig, Problem
 from ocil.networks import Growing, GrowingHead, to_float
 from ocil.rng import derive
 
@@ -23,7 +23,7 @@ DATASET_SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class DVCConfig(LearnerConfig):
+class DVCConfig(AugmentedConfig):
     dl_weight: float = 4.0
     """Weight of the distance between the joint distribution and those of the two views (2 on CIFAR-10)."""
     candidates: int = 50
@@ -34,16 +34,9 @@ class DVCConfig(LearnerConfig):
     per_batch: bool = True
     """One draw of the augmentation for a whole batch, as released; false draws for each image."""
     crop: float = 0.2
-    """Smallest area of the random crop, as a share of the image; 1 switches the crop off."""
-    flip: float = 0.5
-    brightness: float = 0.4
-    contrast: float = 0.4
-    saturation: float = 0.4
-    hue: float = 0.1
     jitter: float = 1.0
     """Probability that colours are changed: always, as released."""
     gray: float = 0.2
-    """Probability of turning gray."""
 
     minimum: ClassVar[dict[str, float]] = LearnerConfig.minimum | {"dl_weight": 0, "qnet_units": 1}
 
@@ -51,14 +44,9 @@ class DVCConfig(LearnerConfig):
         super().__post_init__()
         if self.candidates < self.memory_batch:
             raise OcilError(f"candidates = {self.candidates} must be at least memory_batch = {self.memory_batch}.")
-        self.augment()
 
     def augment(self) -> Augment:
-        return Augment(
-            crop_scale=(self.crop, 1.0) if self.crop < 1 else None, flip=self.flip, jitter=self.jitter,
-            brightness=self.brightness, contrast=self.contrast, saturation=self.saturation, hue=self.hue,
-            gray=self.gray, per_batch=self.per_batch,
-        )  # fmt: skip
+        return replace(super().augment(), per_batch=self.per_batch)
 
 
 class DVC(Learner):

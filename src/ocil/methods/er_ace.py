@@ -1,7 +1,6 @@
 """Experience replay with asymmetric cross-entropy (Caccia et al., New Insights on Reducing Abrupt Representation Change
 in Online Continual Learning, ICLR 2022)."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -81,24 +80,16 @@ class ERACE(Learner):
         self.memory.add(x, y)
         self.watch(loss)
 
-    def prepare(self, x: Tensor, augmented: bool) -> Tensor:
-        """Stored images as the network wants them."""
-        if augmented:
-            x = shift_and_flip(x, self.config.pad, self.rng["augment"])
+    def inputs(self, x: Tensor) -> Tensor:
         images = to_float(x)
         return 2 * images - 1 if self.config.inputs == "signed" else images
 
+    def prepare(self, x: Tensor, augmented: bool) -> Tensor:
+        """Stored images, shifted and flipped if asked for."""
+        return self.inputs(shift_and_flip(x, self.config.pad, self.rng["augment"]) if augmented else x)
+
     def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
         return losses.cross_entropy(self.network(self.prepare(x, self.config.review_augment)), y)
-
-    def scorer(self) -> Callable[[Tensor], Tensor]:
-        @torch.no_grad()
-        def logits(x: Tensor) -> Tensor:
-            with networks.evaluating(self.network):
-                scores: Tensor = self.network(self.prepare(x, augmented=False))
-            return scores
-
-        return logits
 
 
 class CosineHead(nn.Module):

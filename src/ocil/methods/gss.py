@@ -96,9 +96,7 @@ class ScoredMemory(Memory):
             return None
         group_size = min(group_size, self._at_least)
         count = min(count, self._at_least // group_size)
-        key = torch.rand(self.size, generator=self.generator, device=self.score.device)
-        key = key.masked_fill(torch.arange(self.size, device=key.device) >= self.seen, 2.0)
-        return key.topk(count * group_size, largest=False).indices.view(count, group_size)
+        return self.shuffled(count * group_size).view(count, group_size)
 
     def offer(self, x: Tensor, y: Tensor, score: Tensor, batch_score: Tensor) -> Tensor:
         """Store what fits. A full memory takes a sample in the place of a drawn one if the batch's score is negative,

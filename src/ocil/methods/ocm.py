@@ -2,7 +2,6 @@
 Mutual Information Maximization, ICML 2022)."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -193,14 +192,8 @@ class OCM(Learner):
     def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
         return losses.cross_entropy(self.network(self.views(x)), y)
 
-    def scorer(self) -> Callable[[Tensor], Tensor]:
-        @torch.no_grad()
-        def logits(x: Tensor) -> Tensor:
-            with networks.evaluating(self.network):
-                scores: Tensor = self.network(self.standard(to_float(x)))
-            return scores
-
-        return logits
+    def inputs(self, x: Tensor) -> Tensor:
+        return self.standard(to_float(x))
 
 
 def turned(images: Tensor) -> Tensor:

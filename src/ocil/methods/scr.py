@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ocil import networks
-from ocil.augment import Augment
-from ocil.methods.base import Learner, LearnerConfig, Problem
+from ocil.methods._distances import nearness
+from ocil.methods.base import AugmentedConfig, Learner, LearnerConfig, Problem
 from ocil.networks import to_float
 from ocil.rng import derive
 
@@ -23,7 +23,7 @@ DATASET_SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class SCRConfig(LearnerConfig):
+class SCRConfig(AugmentedConfig):
     memory_batch: int = 100
     review: bool = True
     """Part of the method as published."""
@@ -35,29 +35,9 @@ class SCRConfig(LearnerConfig):
     """Size of the vectors that are contrasted."""
 
     crop: float = 0.2
-    """Smallest area of the random crop, as a share of the image; 1 switches the crop off."""
-    flip: float = 0.5
-    brightness: float = 0.4
-    contrast: float = 0.4
-    saturation: float = 0.4
-    hue: float = 0.1
-    jitter: float = 0.8
-    """Probability that an image's colours are changed."""
     gray: float = 0.2
-    """Probability that an image turns gray."""
 
     minimum: ClassVar[dict[str, float]] = LearnerConfig.minimum | {"temperature": 1e-6, "projection": 1}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.augment()
-
-    def augment(self) -> Augment:
-        return Augment(
-            crop_scale=(self.crop, 1.0) if self.crop < 1 else None, flip=self.flip, jitter=self.jitter,
-            brightness=self.brightness, contrast=self.contrast, saturation=self.saturation, hue=self.hue,
-            gray=self.gray,
-        )  # fmt: skip
 
 
 class SCR(Learner):
@@ -107,14 +87,11 @@ class SCR(Learner):
 
     def scorer(self) -> Callable[[Tensor], Tensor]:
         """Scores are negative distances to the class means; minus infinity for a class of which nothing is stored."""
-        stored = len(self.memory)
-        means, present = self.class_means(stored)
+        means, present = self.class_means(len(self.memory))
 
         @torch.no_grad()
         def scores(x: Tensor) -> Tensor:
-            distance = torch.cdist(self.encode(x), means, compute_mode="donot_use_mm_for_euclid_dist")
-            near = (-distance).masked_fill(~present, -torch.inf) if stored else torch.zeros_like(distance)
-            return self.masked(near)
+            return self.masked(nearness(self.encode(x), means, present))
 
         return scores
 

@@ -1,9 +1,8 @@
 """A learner together with what its user sees: labels of any kind, an image format, one file on disk."""
 
-import fcntl
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ocil import files
 from ocil.config import REVIEW_EVERY, resolve
-from ocil.errors import OcilError, WriteError
+from ocil.errors import OcilError
 from ocil.files import write_bytes
 from ocil.methods import method
 from ocil.methods.base import LearnerConfig, Problem, capacity_for
@@ -219,22 +219,10 @@ def _unpickled(header: str, tensors: bytes, device: str) -> Model:
     return Model._from_parts("a copy of a model", header, safetensors.torch.load(tensors), there)
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> AbstractContextManager[None]:
     """One process at a time learns in a folder. The lock goes with the process, however that ends."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("w")
-    except OSError as error:
-        raise WriteError(f"cannot write to {folder}: {error.strerror}. Choose another folder.") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise WriteError(f"another process is learning in {folder}: wait for it, or choose another one.") from None
-        for left_over in folder.glob(".*.tmp"):  # of a process that was killed while it wrote
-            left_over.unlink(missing_ok=True)
-        yield
+    taken = f"another process is learning in {folder}: wait for it, or choose another one."
+    return files.locked(folder, "Choose another folder.", taken)
 
 
 def encoded(label: Label) -> Any:
