@@ -166,6 +166,30 @@ def test_a_full_device_is_said_in_a_line(tmp_path: Path, monkeypatch: pytest.Mon
     assert "does not fit on the device" in str(outcome)
 
 
+class Promised:
+    """What an event does, without a GPU: done when the test says so."""
+
+    done = False
+
+    def query(self) -> bool:
+        return self.done
+
+
+def test_a_run_is_only_so_many_steps_ahead_of_the_gpu() -> None:
+    """A slow run must not fill the queues that quick ones need too."""
+    lane = gpu._Lane(None, iter(()), None, None)  # type: ignore[arg-type]
+    events = [Promised() for _ in range(gpu.AHEAD)]
+    for event in events:
+        assert lane.has_room()
+        lane.ahead.append(event)  # type: ignore[arg-type]
+    assert not lane.has_room()
+    events[1].done = True  # steps end in order: one that ended early says nothing
+    assert not lane.has_room()
+    events[0].done = True
+    assert lane.has_room()
+    assert list(lane.ahead) == events[2:]
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", [name for name, info in METHODS.items() if info.capturable and not info.offline])
 def test_graphs_on_a_gpu_give_the_bits_of_plain_steps(tmp_path: Path, dataset: Dataset, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Write the tables of docs/results.md and results/README.md from the runs kept under results/.
+"""Write the tables of README.md, docs/results.md and results/README.md from the runs kept under results/.
 
 python tools/results_page.py
 """
@@ -25,6 +25,18 @@ def load() -> list[Cell]:
         return order.index(cell.config.method), cell.config.label, cell.config.learner.precision
 
     return sorted(collect([ROOT / "results"]).cells, key=place)
+
+
+def changed(cell: Cell) -> set[str]:
+    """The settings that a row names, precision aside."""
+    return set(re.findall(r"(\w+)=", command(cell.config))) - {"precision"}
+
+
+def group(cell: Cell) -> str:
+    """Which table of the page a cell stands in."""
+    if not (names := changed(cell)):
+        return "table"
+    return "ablation" if cell.config.method == "afs" and names <= {"loss", "regulariser"} else "further"
 
 
 def words_of(cell: Cell) -> str:
@@ -61,14 +73,40 @@ def place(path: Path, name: str, text: str) -> None:
 def main() -> None:
     cells = load()
     for dataset in DATASETS:
-        if rows := [row(cell) for cell in cells if cell.config.dataset == dataset]:
-            place(ROOT / "docs/results.md", dataset, table(HEAD, rows))
+        for kind in ("table", "ablation", "further"):
+            if rows := [row(cell) for cell in cells if (cell.config.dataset, group(cell)) == (dataset, kind)]:
+                place(ROOT / "docs/results.md", f"{dataset} {kind}", table(HEAD, rows))
     rows = [
         [f"`{cell.name}`", f"`{command(cell.config)}`", str(len(cell.runs)),
          tables.percent(cell.summary.average_accuracy), seconds(cell)]
         for cell in sorted(cells, key=lambda cell: cell.config.dataset)
     ]  # fmt: skip
+    place(ROOT / "README.md", "overview", overview(cells))
     place(ROOT / "results/README.md", "cells", table(("folder", "command", "seeds", "accuracy %", "time"), rows))
+
+
+def overview(cells: list[Cell]) -> str:
+    """Every method, with and without review, beside the paper: one column a dataset."""
+    columns = {"cifar100": 5000, "cifar10": 1000}
+    found = {
+        (cell.config.label, cell.config.dataset): cell
+        for cell in cells
+        if group(cell) == "table"
+        and cell.config.learner.precision == "bf16"
+        and cell.config.learner.memory in (0, columns.get(cell.config.dataset))
+    }
+    rows = [
+        [label, *(shown(found.get((label, dataset))) for dataset in columns)]
+        for label in dict.fromkeys(label for label, _ in found)
+    ]
+    return table(("method", *(f"{DATASETS[name]}, memory {memory}" for name, memory in columns.items())), rows)
+
+
+def shown(cell: Cell | None) -> str:
+    if cell is None:
+        return "not measured"
+    paper = counterpart(cell)
+    return tables.percent(cell.summary.average_accuracy) + (f" ({beside(paper)})" if paper else "")
 
 
 def seconds(cell: Cell) -> str:

@@ -1,9 +1,10 @@
 """Many runs on one GPU at once: each on a CUDA stream of its own, their steps interleaved."""
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import torch
 
@@ -22,17 +23,35 @@ from ocil.streams import DeviceData
 
 SIDE_BY_SIDE = 10  # more gain little: ten keep an H200 busy
 CHECKPOINT_SECONDS = 120.0  # at least: while one run writes, the others soon have nothing to do
+AHEAD = 8  # steps a run may be handed to the GPU before they are done: a slow method does not hold up quick ones
+POLL_SECONDS = 5e-5  # how long to wait when every run has that many
 
 DONE = object()
 
 
-class _Lane(NamedTuple):
-    """A run under way: its steps, the CUDA stream they go to, and the lock on its folder."""
+@dataclass
+class _Lane:
+    """A run under way: its steps, the CUDA stream they go to, the lock on its folder, an event for each step ahead."""
 
     work: Work
     steps: Iterator[None]
     stream: torch.cuda.Stream | None
     locks: ExitStack
+    ahead: deque[torch.cuda.Event] = field(default_factory=deque)
+
+    def has_room(self) -> bool:
+        while self.ahead and self.ahead[0].query():
+            self.ahead.popleft()
+        return len(self.ahead) < AHEAD
+
+    def step(self) -> bool:
+        """Hand one more step to the GPU; whether there was one."""
+        with torch.cuda.stream(self.stream):
+            if next(self.steps, DONE) is DONE:
+                return False
+            if self.stream is not None:
+                self.ahead.append(self.stream.record_event())
+            return True
 
 
 def run_all(
@@ -77,8 +96,8 @@ def run_together(
 ) -> list[Outcome]:
     """Run unfinished configurations on ``job.device``, ``side_by_side`` at a time; when one ends, the next one begins.
 
-    They must share dataset and precision. A run alone and the same run among others take the same steps in the same
-    order.
+    They must share dataset and precision. Each goes at its own pace. A run alone and the same run among others take the
+    same steps in the same order.
     """
     outcomes: list[Outcome] = [Interrupted("not started")] * len(configs)
 
@@ -118,15 +137,19 @@ def run_together(
                         live[number] = begin(number)
                     except Exception as error:
                         settle(number, explained(error, configs[number]))
-                for number, (work, steps, lane, _) in list(live.items()):
-                    with torch.cuda.stream(lane):
-                        try:
-                            if next(steps, DONE) is DONE:
-                                settle(number, work.finish())
-                                end(number)
-                        except Exception as error:
-                            settle(number, explained(error, configs[number]))
+                ready = [number for number, lane in live.items() if lane.has_room()]
+                for number in ready:
+                    lane = live[number]
+                    try:
+                        if not lane.step():
+                            with torch.cuda.stream(lane.stream):
+                                settle(number, lane.work.finish())
                             end(number)
+                    except Exception as error:
+                        settle(number, explained(error, configs[number]))
+                        end(number)
+                if not ready:
+                    time.sleep(POLL_SECONDS)
         finally:
             for number in list(live):
                 end(number)

@@ -28,6 +28,8 @@ DATASET_SETTINGS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class OCMConfig(LearnerConfig):
+    lr: float = 0.03
+    """Learning rate of plain SGD. The authors use Adam; the paper searched SGD's rate but does not give it."""
     memory_batch: int = 64
     """Images drawn from the memory from the second task on, at most ``per_class`` for each class seen."""
     per_class: int = 7
