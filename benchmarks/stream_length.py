@@ -1,8 +1,9 @@
-"""Does a learner's memory grow with the length of its stream? Host memory and time a step along an endless stream.
+"""Does a model's memory grow with the length of its stream? Host memory and time a step along an endless stream.
 
     python benchmarks/stream_length.py [--images 1000000] [--methods er afs] [--device cpu] [--json OUT.json]
 
-Images are random and tiny (8x8), the network is narrow: what is measured is whether anything piles up.
+Images are random and tiny, labels are text, classes keep arriving until there are 100, reviews come every 500 batches,
+the network is narrow: what is measured is whether anything piles up.
 """
 
 import argparse
@@ -10,13 +11,14 @@ import json
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from ocil.bench import made_up
-from ocil.config import resolve
-from ocil.runner import build
+from ocil.online.images import ImageFormat
+from ocil.online.model import Model, Recipe
 
-BATCH, LOOKS = 10, 20
+BATCH, LOOKS, CLASSES, SHAPE = 100, 20, 100, (9, 9, 3)  # large batches: a million images in minutes
 
 
 def resident_bytes() -> int:
@@ -34,22 +36,24 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     device = torch.device(options.device)
-    data = made_up(10, (8, 8, 3), 100)
-    x, y = torch.from_numpy(data.train_x).to(device), torch.from_numpy(data.train_y).to(device)
-    generator = torch.Generator(device).manual_seed(0)
+    data = made_up(CLASSES, SHAPE, 10)
+    rng = np.random.default_rng(0)
     rows = []
     for method in options.methods:
-        config = resolve(method, "made-up", settings={"width": 2, "memory": 1000, "memory_batch": 10, "tasks": 5})
-        learner = build(config, data, device)
-        part = max(1, options.images // BATCH // LOOKS)
+        settings = {"memory_batch": 10}
+        model = Model(Recipe(method, 1000, BATCH, 2, 500, settings=settings), ImageFormat(SHAPE), device)
+        steps = max(LOOKS, options.images // BATCH)
+        part = steps // LOOKS
         for look in range(1, LOOKS + 1):
             started = time.perf_counter()
-            for _ in range(part):
-                index = torch.randint(len(y), (BATCH,), generator=generator, device=device)
-                learner.learn(x[index], y[index])
+            for step in range((look - 1) * part, look * part):
+                known = min(CLASSES, 2 + step * 2 * CLASSES // steps)  # all of them after half of the stream
+                index = rng.integers(known * 10, size=BATCH)
+                model.learn(data.train_x[index], [f"class {number}" for number in data.train_y[index]])
             row = {
                 "method": method,
-                "images": look * part * BATCH,
+                "images": model.samples,
+                "classes": len(model.labels),
                 "host_mb": round(resident_bytes() / 1e6, 1),
                 "device_mb": round(torch.cuda.memory_allocated() / 1e6, 1) if device.type == "cuda" else None,
                 "ms_per_step": round((time.perf_counter() - started) / part * 1e3, 3),
