@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 
 class ModulatedAttention(nn.Module):
-    """``x + softmax over places(linear(all of x)) · conv(non-local(x))`` on maps of a fixed size (Liu et al., CVPR 2019).
+    """``x + softmax over places(linear(all of x)) · conv(non-local(x))``, maps of one size (Liu et al., CVPR 2019).
 
     The non-local part is an embedded Gaussian with half of the channels inside.
     """

@@ -18,7 +18,7 @@ def disc_centroids(
     """``weight`` times ``1/(2B) Σ |f - c_y|² + repel_weight · max(0, margin - 1/(B·C) Σ_i Σ_{j≠y_i} |f_i - c_j|²)``.
 
     The first term moves a centroid by the mean distance to its images of the batch, damped: its gradient is
-    ``Σ (c - f) / (1 + count) / B`` over the images of the class. The released code of OLTR returns that gradient whatever
+    ``Σ (c - f) / (1 + count) / B`` over the images of the class. OLTR's released code returns that gradient whatever
     the loss is multiplied by, so ``weight`` does not scale it; ``weighted_centroids`` says that it should.
     """
     attract: Tensor = _Attract.apply(features, labels, centroids, weighted_centroids)  # type: ignore[no-untyped-call]

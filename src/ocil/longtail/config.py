@@ -83,7 +83,7 @@ class LongTailConfig:
     samples_per_class: int = 4
     """Stage 2: images taken each time a class is drawn."""
     alpha: float = 1.0
-    """Factor of the focal losses. The paper's for long-tailed data is not known; 1 keeps the weight of the centroids."""
+    """Factor of the focal losses. The paper's for long-tailed data is not known; 1 keeps the centroids' weight."""
     gamma: float = 2.0
     """Exponent of the focal loss."""
     mu: float = 0.3
@@ -178,7 +178,7 @@ def resolve(
     fingerprint: str = "",
     settings: Mapping[str, Any] | None = None,
 ) -> LongTailConfig:
-    """Fill in every setting. ``image_side`` is the longer side of the images, in pixels: small ones are cropped less."""
+    """Fill in every setting. ``image_side``: the longer side of the images, in pixels; small ones are cropped less."""
     given = dict(settings or {})
     own = {"variant", "dataset", "seed", "fingerprint"}
     refuse_unknown(variant, given, {f.name for f in fields(LongTailConfig)} - own)

@@ -120,7 +120,9 @@ def cut(dataset: Dataset, imbalance: float, open_share: float, validation: int, 
     most = min(map(len, members)) - validation
     if validation < 1 or most < 1:
         fewest = min(map(len, members))
-        raise OcilError(f"validation = {validation}: {dataset.name} has {fewest} images of a class; take 1 to {fewest - 1}.")
+        raise OcilError(
+            f"validation = {validation}: {dataset.name} has {fewest} images of a class; take 1 to {fewest - 1}."
+        )
     counts = profile(len(known), most, imbalance)
     number = np.full(total, -1)
     number[known] = np.arange(len(known))
@@ -170,7 +172,9 @@ def load_prepared(name: str, data_dir: Path | None = None) -> LongTailed:
             classes = tuple(map(str, archive["classes"].tolist()))
     except UNREADABLE as error:
         what = " ".join(str(error).split())[:200]
-        raise OcilError(f"cannot read {path}: {what}. Prepare it again: ocil longtail prepare {name} LISTS IMAGES") from None
+        raise OcilError(
+            f"cannot read {path}: {what}. Prepare it again: ocil longtail prepare {name} LISTS IMAGES"
+        ) from None
     for key, array in arrays.items():
         if array.dtype != (np.uint8 if key.endswith("_x") else np.int64):
             raise OcilError(f"{path}: {key} is {array.dtype}. Prepare it again.")

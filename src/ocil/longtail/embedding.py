@@ -45,5 +45,7 @@ class MetaEmbedding(nn.Module):
 
     def reachability(self, features: Tensor, centroids: Tensor) -> Tensor:
         """``[B, 1]``: small for an image that is far from everything known."""
-        distance = torch.cdist(features, centroids, compute_mode="donot_use_mm_for_euclid_dist")
-        return self.reach / distance.amin(1, keepdim=True).clamp_min(NEAREST)
+        with torch.no_grad():  # only the nearest one has a gradient: no need to keep the others
+            nearest = torch.cdist(features, centroids, compute_mode="donot_use_mm_for_euclid_dist").argmin(1)
+        distance: Tensor = torch.linalg.vector_norm(features - centroids[nearest], dim=1, keepdim=True)
+        return self.reach / distance.clamp_min(NEAREST)

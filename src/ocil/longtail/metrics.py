@@ -21,7 +21,9 @@ def class_accuracies(predicted: ArrayLike, labels: ArrayLike, classes: int) -> N
     predicted, labels = np.asarray(predicted), np.asarray(labels)
     right = np.bincount(labels[predicted == labels], minlength=classes)
     total = np.bincount(labels, minlength=classes)
-    return np.divide(right, total, out=np.full(classes, np.nan), where=total > 0)
+    found = np.full(classes, np.nan)
+    np.divide(right, total, out=found, where=total > 0)
+    return found
 
 
 def by_shots(predicted: ArrayLike, labels: ArrayLike, counts: ArrayLike) -> dict[str, float | None]:

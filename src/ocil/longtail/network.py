@@ -21,7 +21,7 @@ class ResNet10(nn.Module):
     """Four stages of one basic block, ``width`` to ``8 · width`` channels; gives the last map.
 
     The stem of small images (up to 48 pixels) is a 3x3 convolution that keeps their size, that of others the published
-    7x7 of stride 2 with max-pooling. Images in [0, 1] are standardised by the mean and deviation of the training images.
+    7x7 of stride 2 with max-pooling. Images in [0, 1] are standardised by the training images' mean and deviation.
     """
 
     mean: Tensor

@@ -1,4 +1,4 @@
-"""What long-tailed runs leave behind: ``ROOT/CELL/seed-0/result.json`` beside those of streams, told apart by ``kind``."""
+"""What long-tailed runs leave: ``ROOT/CELL/seed-0/result.json`` beside those of streams, told apart by ``kind``."""
 
 import json
 import math
@@ -87,8 +87,13 @@ class LongTailCell:
         return estimate(values) if values and len(values) == len(self.results) else None
 
 
-def is_longtail(content: Any) -> bool:
-    return isinstance(content, dict) and content.get("kind") == KIND
+def read_if_longtail(path: Path) -> LongTailResult | None:
+    """The long-tailed result in a file; None if it is a file of another kind, whatever that is."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return read_result(path) if isinstance(content, dict) and content.get("kind") == KIND else None
 
 
 def read_result(path: Path) -> LongTailResult | None:

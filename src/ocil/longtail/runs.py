@@ -111,7 +111,7 @@ class StageWork:
         on_progress: Callable[[Progress], None],
         should_stop: Callable[[], bool],
     ) -> Iterator[None]:
-        """Yields when a batch or an evaluation was handed to the device. What an epoch found is read during the next."""
+        """Yields when a batch or an evaluation was handed to the device. An epoch's numbers are read in the next."""
         started = saved = time.monotonic()
         earlier, reading = self.seconds, None
         on_progress(self.progress())
@@ -122,7 +122,7 @@ class StageWork:
                     raise Interrupted(str(self.folder.path))
                 self.stepper()
                 yield
-                if reading is not None and (number or self.stage.steps == 1):
+                if reading is not None and number == self.stage.steps // 2:  # there is more queued while we wait
                     self.note(reading)
                     on_progress(self.progress())
                     reading = None
@@ -138,7 +138,8 @@ class StageWork:
                 saved = time.monotonic()
         if reading is not None:
             self.note(reading)
-        on_progress(self.progress())
+            self.seconds = earlier + time.monotonic() - started
+            on_progress(self.progress())
 
     def note(self, reading: Reading) -> None:
         loss, accuracy = reading.get()
@@ -354,7 +355,7 @@ def _run_group(
             watch(other, Progress(progress.done, _epochs(configs[other]), progress.loss, progress.accuracy))
 
     def end_stage1(number: int, outcome: Any) -> None:
-        if isinstance(outcome, Exception):
+        if isinstance(outcome, OcilError | Interrupted):
             failed.update(dict.fromkeys(first[number], outcome))
 
     _interleave(list(first), job, stage1, lambda n: stage1_folder(job.root, configs[n]), hear_stage1, end_stage1,

@@ -18,8 +18,8 @@ def shuffled(images: int, batch_size: int, epochs: int, seed: int) -> Order:
 
 
 def class_aware(labels: NDArray[np.int64], per_class: int, batch_size: int, epochs: int, seed: int) -> Order:
-    """Stage 2: classes in turn, each cycle in a new order, and of a drawn class the next ``per_class`` images of a cycle
-    of its own. As many batches an epoch as the images fill. ``[epochs, steps · batch_size]``.
+    """Stage 2: classes in turn, each cycle in a new order, and of a drawn class the next ``per_class`` images of a
+    cycle of its own. As many batches an epoch as the images fill. ``[epochs, steps · batch_size]``.
     """
     rng = np.random.RandomState(derive(seed, "longtail-class-aware") % 2**32)
     classes = _cycle(np.unique(labels), rng)

@@ -1,4 +1,4 @@
-"""The two stages. A step reads nothing back to the host and has static shapes, so it can be captured as a CUDA graph."""
+"""The two stages. A step has static shapes and reads nothing back to the host: it can be captured as a CUDA graph."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -75,7 +75,7 @@ class Stage:
         for optimiser in self.optimisers:
             optimiser.zero_grad()
         loss = self.loss(x, self.data.train_y[index])
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         for optimiser in self.optimisers:
             optimiser.step()
         self.total_loss += loss.detach()
@@ -205,9 +205,7 @@ class StageTwo(Stage):
 
 def plain_network(config: LongTailConfig, data: Resident) -> PlainNetwork:
     def make() -> PlainNetwork:
-        return he_normal(
-            PlainNetwork(data.split.image_shape, len(data.split.classes), config.width, config.precision)
-        )
+        return he_normal(PlainNetwork(data.split.image_shape, len(data.split.classes), config.width, config.precision))
 
     network = seeded(make, derive(config.seed, "longtail-plain"))
     return network.to(device=data.device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
