@@ -4,10 +4,9 @@ python benchmarks/longtail.py [FIELD=VALUE ...] [--datasets cifar100 mini_imagen
                               [--imbalance 100] [--open 0.2] [--side-by-side 6] [--device auto] [--root runs]
                               [--data-dir DIR] [--json OUT] [--seconds N]
 
-All runs share the GPU from one thread: they take turns, a replayed step each, on CUDA streams of their own. Threads would
-gain nothing, as a replay costs the host little, and while one records its step the others may not touch the device.
---json is written anew as each run ends, so a time limit loses only what is running. --seconds stops before a limit, with
-checkpoints saved.
+All runs share the GPU from one thread: they take turns, a replayed step each, on CUDA streams of their own. Threads
+would gain nothing: a replay costs the host little, and while one records its step the others may not touch the device.
+--json is written anew as each run ends, so a time limit loses only what is running. --seconds stops after so long.
 """
 
 import time
