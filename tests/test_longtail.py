@@ -221,8 +221,8 @@ def test_the_dynamic_mu_by_hand() -> None:
     dynamic = DynamicMu(3)
     assert dynamic.mu.tolist() == [0, 0, 0]  # the first epoch
     scores = {0: [0.01, 0.5, 0.9, 0.95], 1: [0.3, 0.31, 0.33, 0.99, 1.0]}
-    # Class 0: a quarter of 4 is reached by the first image, in bin 0. Class 1: 1.25 images are reached by the second, in
-    # bin 7 (0.28 to 0.32). Class 2 was not seen.
+    # Class 0: a quarter of 4 is reached by the first image, in bin 0. Class 1: 1.25 images are reached by the second,
+    # in bin 7 (0.28 to 0.32). Class 2 was not seen.
     for label, values in scores.items():
         for score in values:
             dynamic.collect(two_class_logits(score, label), torch.tensor([label]))
@@ -279,8 +279,8 @@ def test_a_worked_example() -> None:
     predicted = np.array([0, 0, 0, 1, 1, 0, 2, 0, 0, 0])
     confidence = np.array([0.9, 0.9, 0.05, 0.9, 0.9, 0.9, 0.08, 0.9, 0.9, 0.02])
     found = metrics.measure(predicted, confidence, labels, counts, [0, 0, 1], [0.5, 0.01, 0.09], below=0.1)
-    # Closed: class 0 3/4, class 1 1/2, class 2 1/2, class 3 0; 5 of 10 images. Open: the third and the seventh image are
-    # rejected, so class 0 2/4, class 1 1/2, class 2 0. Right 3, wrong 7, one unknown image is taken for class 0.
+    # Closed: class 0 3/4, class 1 1/2, class 2 1/2, class 3 0; 5 of 10 images. Open: the third and the seventh image
+    # are rejected, so class 0 2/4, class 1 1/2, class 2 0. Right 3, wrong 7, one unknown image is taken for class 0.
     assert found == pytest.approx({
         "many": 0.75, "medium": 0.5, "few": 0.25, "overall": 0.5, "open_many": 0.5, "open_medium": 0.5, "open_few": 0.0,
         "f_measure": 2 * (0.3 * 0.75) / (0.3 + 0.75),
@@ -426,7 +426,8 @@ def test_small_images_are_cropped_less() -> None:
 @pytest.mark.parametrize(
     ("settings", "word"),
     [
-        ({"epoch1": 3}, "epochs1"), ({"epochs2": 0}, "epochs2"), ({"lr1": "fast"}, "lr1"), ({"imbalance": 0.5}, "imbalance"),
+        ({"epoch1": 3}, "epochs1"), ({"epochs2": 0}, "epochs2"), ({"lr1": "fast"}, "lr1"),
+        ({"imbalance": 0.5}, "imbalance"),
         ({"batch_size": 30, "samples_per_class": 4}, "multiple"), ({"open_share": 1}, "open_share"),
         ({"precision": "fp8"}, "precision"), ({"seed": 3}, "seed"), ({"jitter": 2}, "jitter"), ({"mu": -1}, "mu"),
     ],

@@ -121,7 +121,7 @@ def test_learning_rates_follow_the_schedule(made: Path, whole: Dataset) -> None:
 def test_every_parameter_learns_at_one_rate(made: Path, whole: Dataset) -> None:
     stage = stage_two(config(made), whole)
     groups = [[id(p) for p in optimiser.parameters] for optimiser in stage.optimisers]
-    assert sorted(sum(groups, [])) == sorted(id(p) for p in stage.network.parameters())
+    assert sorted(number for group in groups for number in group) == sorted(id(p) for p in stage.network.parameters())
     before = {name: p.detach().clone() for name, p in stage.network.named_parameters()}
     stage.begin_epoch()
     for _ in range(2):
@@ -340,6 +340,21 @@ def test_broken_files_are_named(made: Path, tmp_path: Path) -> None:
 def test_too_few_images_for_a_batch(made: Path, tmp_path: Path) -> None:
     with pytest.raises(OcilError, match="fewer than batch_size = 128"):
         run(config(made, batch_size=128), tmp_path, device="cpu")
+
+
+def test_a_run_that_fails_does_not_stop_the_others(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(stage: StageTwo, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if stage.config.variant == "oltr-fl":
+            raise RuntimeError("out of luck")
+        return logits.sum()
+
+    monkeypatch.setattr(StageTwo, "classification", broken)
+    plan = [config(made, variant) for variant in ("oltr-fl", "oltr")]
+    failed, fine = run_all(plan, Job(tmp_path, CPU, side_by_side=2))
+    assert isinstance(failed, OcilError)
+    assert "oltr-fl" in str(failed)
+    assert "RuntimeError: out of luck" in str(failed)
+    assert isinstance(fine, LongTailResult)
 
 
 # Table and report

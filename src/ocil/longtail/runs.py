@@ -6,6 +6,7 @@ graph is recorded no other thread may ask the device for memory.
 
 import json
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -421,7 +422,7 @@ def _interleave(
                 try:
                     live[number] = begin(number)
                 except Exception as error:
-                    settle(number, _explained(error, number))
+                    settle(number, _explained(error, folder(number)))
             for number, (work, steps, stream, locks) in list(live.items()):
                 with torch.cuda.stream(stream):
                     try:
@@ -429,7 +430,7 @@ def _interleave(
                             continue
                         outcome: Any = work.finish()
                     except Exception as error:
-                        outcome = _explained(error, number)
+                        outcome = _explained(error, folder(number))
                 del live[number]
                 locks.close()
                 settle(number, outcome)
@@ -440,12 +441,15 @@ def _interleave(
             lane.locks.close()
 
 
-def _explained(error: Exception, number: int) -> OcilError | Interrupted:
+def _explained(error: Exception, folder: RunFolder) -> OcilError | Interrupted:
+    """The error as it is, if it was meant for a person, else a line that says where it came from."""
     if isinstance(error, OcilError | Interrupted):
         return error
-    if isinstance(error, RuntimeError | MemoryError) and out_of_memory(error):
-        return OcilError("a long-tailed run does not fit on the device: use a smaller batch_size or width.")
-    raise error
+    name = f"{folder.path.parent.name} {folder.path.name}"
+    if out_of_memory(error):
+        return OcilError(f"{name} does not fit on the device: use a smaller batch_size or width, or fewer --workers.")
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return OcilError(f"{name}: {type(error).__name__}: {error} ({Path(place.filename).name}, line {place.lineno})")
 
 
 class _Residents:

@@ -1,6 +1,7 @@
 """In which order images come: the whole order of a stage, drawn from the seed at its start."""
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,12 @@ def class_aware(labels: NDArray[np.int64], per_class: int, batch_size: int, epoc
     """Stage 2: classes in turn, each cycle in a new order, and of a drawn class the next ``per_class`` images of a
     cycle of its own. As many batches an epoch as the images fill. ``[epochs, steps · batch_size]``.
     """
+    return _class_aware(labels.astype(np.int64).tobytes(), per_class, batch_size, epochs, seed)
+
+
+@lru_cache(maxsize=8)  # the variants of a seed share it, and drawing it keeps a GPU waiting
+def _class_aware(content: bytes, per_class: int, batch_size: int, epochs: int, seed: int) -> Order:
+    labels = np.frombuffer(content, np.int64)
     rng = np.random.RandomState(derive(seed, "longtail-class-aware") % 2**32)
     classes = _cycle(np.unique(labels), rng)
     members = {int(label): _cycle(np.flatnonzero(labels == label), rng) for label in np.unique(labels)}
