@@ -123,6 +123,7 @@ def test_published_lists(listed: tuple[Path, Path], tmp_path: Path) -> None:
     assert again.summary() == split.summary()
     assert np.array_equal(again.test_x, split.test_x)
     assert data.is_prepared("tail", tmp_path)
+    assert data.read_lists("tail", *listed, size=12).digest != split.digest
     assert not data.is_prepared("../tail", tmp_path)
 
 

@@ -418,6 +418,7 @@ def test_a_broken_long_tailed_result_is_left_out(finished: tuple[Path, list[Long
         good | {"measures": good["measures"] | {"few": 3.0}}, good | {"measures": {}}, good | {"wall_seconds": "long"},
         good | {"config": good["config"] | {"variant": "<b>"}}, {"kind": "longtail"},
         good | {"config": good["config"] | {"width": "wide"}},
+        good | {"config": good["config"] | {"dataset": "\ud800"}},
     ]  # fmt: skip
     for number, content in enumerate([good, *bad]):
         (tmp_path / str(number)).mkdir()
@@ -529,3 +530,6 @@ def test_the_benchmark_writes_as_runs_end(start_python: Callable[..., Any], made
     assert "| OLTR |" in out
     content = json.loads((tmp_path / "out.json").read_text())
     assert [LongTailResult.from_json(run).config.variant for run in content["runs"]] == ["ce", "oltr"]
+    tool = Path(__file__).parents[1] / "tools" / "take_runs.py"
+    assert start_python(tool, tmp_path / "out.json", tmp_path / "taken").communicate(timeout=60)[0] == "2 runs\n"
+    assert collect([tmp_path / "taken"]).longtail == collect([tmp_path / "runs"]).longtail

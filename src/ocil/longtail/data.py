@@ -49,6 +49,8 @@ class LongTailed:
     train_index: Labels | None = None
     """Places of the training images in the dataset that this was cut from."""
     val_index: Labels | None = None
+    digest: str = ""
+    """Of which images these are: of their places in the dataset, or of the images themselves."""
 
     def __post_init__(self) -> None:
         for split in ("train", "val", "test"):
@@ -72,15 +74,10 @@ class LongTailed:
 
     def summary(self) -> dict[str, Any]:
         """What a result keeps of it: which classes, how many images, and a digest of which images."""
-        sha = hashlib.sha256()
-        for part in (self.train_index, self.val_index):
-            sha.update(b"" if part is None else np.ascontiguousarray(part).tobytes())
-        for labels in (self.train_y, self.val_y, self.test_y):
-            sha.update(np.ascontiguousarray(labels).tobytes())
         return {
             "classes": list(self.classes), "open_classes": list(self.open_classes), "counts": self.counts.tolist(),
             "train": len(self.train_y), "validation": len(self.val_y), "test": len(self.test_y),
-            "open": len(self.open_x), "digest": sha.hexdigest()[:16],
+            "open": len(self.open_x), "digest": self.digest,
         }  # fmt: skip
 
 
@@ -135,7 +132,7 @@ def cut(dataset: Dataset, imbalance: float, open_share: float, validation: int, 
         dataset.train_x[val], number[dataset.train_y[val]],
         dataset.test_x[test_y >= 0], test_y[test_y >= 0], dataset.test_x[test_y < 0],
         tuple(dataset.classes[label] for label in known), tuple(dataset.classes[label] for label in held_out),
-        train, val,
+        train, val, _digest(train, val, test_y),
     )  # fmt: skip
 
 
@@ -160,7 +157,7 @@ def is_prepared(name: str, data_dir: Path | None = None) -> bool:
 def save_prepared(split: LongTailed, path: Path) -> None:
     arrays: dict[str, Any] = {name: getattr(split, name) for name in ARRAYS}
     with atomic_write(path) as file:
-        np.savez(file, classes=np.array(split.classes, dtype=np.str_), **arrays)
+        np.savez(file, classes=np.array(split.classes, dtype=np.str_), digest=np.array(split.digest), **arrays)
 
 
 def load_prepared(name: str, data_dir: Path | None = None) -> LongTailed:
@@ -169,7 +166,7 @@ def load_prepared(name: str, data_dir: Path | None = None) -> LongTailed:
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {key: archive[key] for key in ARRAYS}
-            classes = tuple(map(str, archive["classes"].tolist()))
+            classes, digest = tuple(map(str, archive["classes"].tolist())), str(archive["digest"])
     except UNREADABLE as error:
         what = " ".join(str(error).split())[:200]
         raise OcilError(
@@ -178,7 +175,7 @@ def load_prepared(name: str, data_dir: Path | None = None) -> LongTailed:
     for key, array in arrays.items():
         if array.dtype != (np.uint8 if key.endswith("_x") else np.int64):
             raise OcilError(f"{path}: {key} is {array.dtype}. Prepare it again.")
-    return LongTailed(name, **arrays, classes=classes)
+    return LongTailed(name, **arrays, classes=classes, digest=digest)
 
 
 def read_lists(name: str, lists: Path, images: Path, size: int) -> LongTailed:
@@ -197,7 +194,7 @@ def read_lists(name: str, lists: Path, images: Path, size: int) -> LongTailed:
     labels = {split: np.array([label for _, label in found], np.int64) for split, found in entries.items()}
     return LongTailed(
         name, decoded["train"], labels["train"], decoded["val"], labels["val"], decoded["test"], labels["test"],
-        decoded["open"], classes,
+        decoded["open"], classes, digest=_digest(*decoded.values(), *labels.values()),
     )  # fmt: skip
 
 
@@ -258,6 +255,14 @@ def _decode(entries: Sequence[tuple[Path, int]], size: int) -> Images:
     for position, (path, _) in enumerate(entries):
         images[position] = read_image(path, gray=False, size=size, crop=True)
     return images
+
+
+def _digest(*parts: NDArray[Any]) -> str:
+    sha = hashlib.sha256()
+    for part in parts:
+        sha.update(str(part.shape).encode())
+        sha.update(np.ascontiguousarray(part).data)
+    return sha.hexdigest()[:16]
 
 
 def _random(seed: int, purpose: str) -> np.random.RandomState:

@@ -99,7 +99,9 @@ def read_if_longtail(path: Path) -> LongTailResult | None:
 def read_result(path: Path) -> LongTailResult | None:
     """A finished run's result; None if there is none."""
     try:
-        return LongTailResult.from_json(json.loads(path.read_bytes()))
+        content = json.loads(path.read_bytes())
+        json.dumps(content, ensure_ascii=False).encode()  # half a character could not be written again
+        return LongTailResult.from_json(content)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OcilError) as error:
