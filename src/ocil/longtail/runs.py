@@ -396,14 +396,14 @@ def _interleave(
     device, waiting = job.device, deque(numbers)
     size = job.side_by_side or (SIDE_BY_SIDE if device.type == "cuda" else 1)
     live: dict[int, _Lane] = {}
+    # Used again by the next run: what the allocator keeps for a stream is of no use to another.
+    streams = [torch.cuda.Stream(device) if device.type == "cuda" else None for _ in range(min(size, len(waiting)))]
 
     def begin(number: int) -> _Lane:
-        locks = ExitStack()
+        locks, stream = ExitStack(), streams[-1]
         locks.enter_context(folder(number).lock())
         try:
-            stream = None
-            if device.type == "cuda":
-                stream = torch.cuda.Stream(device)
+            if stream is not None:
                 stream.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(stream):
                 work = make(number)
@@ -421,6 +421,7 @@ def _interleave(
                 number = waiting.popleft()
                 try:
                     live[number] = begin(number)
+                    streams.pop()
                 except Exception as error:
                     settle(number, _explained(error, folder(number)))
             for number, (work, steps, stream, locks) in list(live.items()):
@@ -432,6 +433,7 @@ def _interleave(
                     except Exception as error:
                         outcome = _explained(error, folder(number))
                 del live[number]
+                streams.append(stream)
                 locks.close()
                 settle(number, outcome)
         for number in waiting:
