@@ -533,3 +533,14 @@ def test_the_benchmark_writes_as_runs_end(start_python: Callable[..., Any], made
     tool = Path(__file__).parents[1] / "tools" / "take_runs.py"
     assert start_python(tool, tmp_path / "out.json", tmp_path / "taken").communicate(timeout=60)[0] == "2 runs\n"
     assert collect([tmp_path / "taken"]).longtail == collect([tmp_path / "runs"]).longtail
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_graphs_on_a_gpu_give_the_bits_of_plain_steps(made: Path, tmp_path: Path) -> None:
+    plan = [config(made, variant, seed, precision="fp32") for variant in VARIANTS for seed in (0, 1)]
+    device = torch.device("cuda")
+    together = run_all(plan, Job(tmp_path / "recorded", device, side_by_side=4))
+    for chosen, outcome in zip(plan, together, strict=True):
+        assert isinstance(outcome, LongTailResult), outcome
+        written = run(replace(chosen, capture=False), tmp_path / "written", device=device)
+        assert (outcome.digest, outcome.measures) == (written.digest, written.measures)
