@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ocil.longtail.config import VARIANTS, LongTailConfig
 from ocil.methods import METHODS
 from ocil.methods.base import LearnerConfig
 from ocil.streams import StreamConfig
@@ -29,6 +30,14 @@ def test_every_method_has_a_page_that_names_its_settings(name: str) -> None:
     assert not missing
     assert f"ocil run {name}" in text or f"ocil compare {name}" in text
     assert METHODS[name].paper.split(" et al.")[0].split(",")[0].casefold() in text.casefold()
+
+
+def test_the_page_on_long_tails_names_every_setting_and_its_default() -> None:
+    text = (ROOT / "docs/longtail.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| `?([^|`]*?)`? \|", text.split("## Settings")[1], flags=re.MULTILINE))
+    own = {"variant", "dataset", "seed", "fingerprint"}
+    assert rows == {f.name: str(f.default).lower() for f in fields(LongTailConfig) if f.name not in own}
+    assert all(f"`{name}`" in text for name in VARIANTS)
 
 
 def test_links_between_pages_lead_somewhere() -> None:

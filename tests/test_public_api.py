@@ -14,6 +14,8 @@ BLOCKS = re.findall(r"^```python[^\n]*\n(.*?)^```", README, flags=re.MULTILINE |
 COMMANDS = (
     [], ["run"], ["compare"], ["methods"], ["datasets"], ["data"],
     ["data", "list"], ["data", "import"], ["data", "download"], ["data", "check"], ["learn"], ["predict"], ["export"],
+    ["longtail"], ["longtail", "run"], ["longtail", "compare"], ["longtail", "table"], ["longtail", "prepare"],
+    ["longtail", "settings"],
 )  # fmt: skip
 
 Start = Callable[..., "subprocess.Popen[str]"]

@@ -114,7 +114,9 @@ def test_tables_agree_with_the_files_they_come_from() -> None:
     assert not found.warnings
     lines = {row["cell"]: row for row in rows_of(formats.cells_csv(found.cells))}
     folders = {path.parent.parent.name: path.parent.parent for path in RESULTS.glob("*/seed-*/result.json")}
-    assert set(lines) == set(folders)
+    tailed = {cell.config.cell for cell in found.longtail}  # in a table of their own
+    assert set(lines) | tailed == set(folders)
+    folders = {name: folder for name, folder in folders.items() if name not in tailed}
     for name, folder in folders.items():
         if len(list(folder.glob("seed-*"))) not in (2, 3, 5, 10):
             continue

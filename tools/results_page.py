@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ocil.config import command
 from ocil.methods import METHODS
-from ocil.report import tables
-from ocil.report.collect import Cell, collect
+from ocil.report import longtail, tables
+from ocil.report.collect import Cell, Collection, collect
 from ocil.report.comparison import counterpart, difference, overlap
 from ocil.report.formats import beside, gap
 
@@ -18,13 +18,13 @@ DATASETS = {"cifar100": "CIFAR-100", "cifar10": "CIFAR-10", "mini_imagenet": "Mi
 HEAD = ("method", "memory", "seeds", "accuracy %", "published %", "difference", "forgetting %", "intransigence %")
 
 
-def load() -> list[Cell]:
+def load(found: Collection) -> list[Cell]:
     order = list(METHODS)
 
     def place(cell: Cell) -> tuple[int, str, str]:
         return order.index(cell.config.method), cell.config.label, cell.config.learner.precision
 
-    return sorted(collect([ROOT / "results"]).cells, key=place)
+    return sorted(found.cells, key=place)
 
 
 def changed(cell: Cell) -> set[str]:
@@ -70,8 +70,17 @@ def place(path: Path, name: str, text: str) -> None:
     path.write_text(re.sub(pattern, lambda found: f"{found[1]}{text}\n{found[2]}", page, count=1, flags=re.DOTALL))
 
 
+def longtail_tables(found: Collection) -> str:
+    """Measured rows of each dataset, what holds of the paper's directions, and the paper's rows."""
+    text = longtail.markdown(found.longtail).split("\n## ", 1)[1]
+    return "### " + text.replace("\n## ", "\n### ").strip()
+
+
 def main() -> None:
-    cells = load()
+    found = collect([ROOT / "results"])
+    cells = load(found)
+    if found.longtail:
+        place(ROOT / "docs/results.md", "longtail", longtail_tables(found))
     for dataset in DATASETS:
         for kind in ("table", "ablation", "further"):
             if rows := [row(cell) for cell in cells if (cell.config.dataset, group(cell)) == (dataset, kind)]:

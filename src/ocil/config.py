@@ -131,7 +131,7 @@ def resolve(
                 raise OcilError(f"{info.name} keeps no memory: leave out --{key}.")
     chosen = {"tasks": usual_tasks(dataset, classes)}
     chosen |= _defaults(info, dataset, given) | {k: v for k, v in given.items() if v is not None}
-    stream, config = _build(StreamConfig, chosen), _build(learner.Config, chosen)
+    stream, config = fill(StreamConfig, chosen), fill(learner.Config, chosen)
     if stream.boundary == "none" and info.memory and not config.review_every:
         batches = entry.train // stream.batch_size // stream.tasks if entry else REVIEW_EVERY
         config = replace(config, review_every=max(1, min(REVIEW_EVERY, batches)))
@@ -145,7 +145,7 @@ def command(config: RunConfig) -> str:
     given = {} if memory is None else {"memory": memory}
     info, chosen = method(config.method), {"tasks": usual_tasks(config.dataset)}
     chosen |= _defaults(info, config.dataset, given) | given
-    usual_stream, usual = _build(StreamConfig, chosen), _build(info.load().Config, chosen)
+    usual_stream, usual = fill(StreamConfig, chosen), fill(info.load().Config, chosen)
     if memory is not None:
         words += ["--memory", str(memory)]
     if config.learner.review != usual.review:
@@ -179,7 +179,8 @@ def _defaults(info: MethodInfo, dataset: str, given: Mapping[str, Any]) -> dict[
     return defaults | info.load().settings_for(dataset, memory)
 
 
-def _build(kind: type[T], chosen: Mapping[str, Any]) -> T:
+def fill(kind: type[T], chosen: Mapping[str, Any]) -> T:
+    """A config class with the chosen values of its fields, each read as the field's type; the rest by default."""
     hints = get_type_hints(kind)
     names = [f.name for f in fields(kind)]  # type: ignore[arg-type]
     return kind(**{name: _parse(name, chosen[name], hints[name]) for name in names if name in chosen})

@@ -7,10 +7,13 @@ from torch import Tensor, nn
 
 
 class SGD:
-    """What ``torch.optim.SGD`` computes, for one learning rate, momentum and weight decay."""
+    """What ``torch.optim.SGD`` computes, for one learning rate, momentum and weight decay.
+
+    A learning rate that is a tensor on the device may change under a captured step.
+    """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], lr: float, momentum: float = 0.0, weight_decay: float = 0.0
+        self, parameters: Iterable[nn.Parameter], lr: float | Tensor, momentum: float = 0.0, weight_decay: float = 0.0
     ) -> None:
         self.parameters = list(parameters)
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
@@ -31,13 +34,19 @@ class SGD:
         if self.weight_decay:
             steps = list(torch._foreach_add(steps, weights, alpha=self.weight_decay))
         if self.momentum:
+            moving = [(number, step) for number, step in zip(numbers, steps, strict=True) if number in self.velocity]
+            if moving:
+                velocity = [self.velocity[number] for number, _ in moving]
+                torch._foreach_mul_(velocity, self.momentum)
+                torch._foreach_add_(velocity, [step for _, step in moving])
             for number, step in zip(numbers, steps, strict=True):
-                if number in self.velocity:
-                    self.velocity[number].mul_(self.momentum).add_(step)
-                else:  # the first step of a parameter is its gradient
+                if number not in self.velocity:  # the first step of a parameter is its gradient
                     self.velocity[number] = step.clone()
             steps = [self.velocity[number] for number in numbers]
-        torch._foreach_add_(weights, steps, alpha=-self.lr)
+        if isinstance(self.lr, Tensor):
+            torch._foreach_sub_(weights, list(torch._foreach_mul(steps, self.lr)))
+        else:
+            torch._foreach_add_(weights, steps, alpha=-self.lr)
 
     def state(self) -> dict[str, Tensor]:
         return {f"{number}.momentum_buffer": value for number, value in self.velocity.items()}

@@ -6,7 +6,7 @@ import sys
 from cyclopts import App, CycloptsError
 
 import ocil
-from ocil.cli import bench, common, data, learn, report, runs, sweep, tune
+from ocil.cli import bench, common, data, learn, longtail, report, runs, sweep, tune
 from ocil.errors import OcilError
 
 app = App(
@@ -27,6 +27,7 @@ app.command(runs.methods)
 app.command(bench.bench)
 app.command(data.list_datasets, name="datasets")
 app.command(data.app)
+app.command(longtail.app)
 app.command(learn.learn)
 app.command(learn.predict)
 app.command(learn.export)

@@ -72,11 +72,15 @@ def report(
             "tables": [str(path) for path in written.tables],
             "figures": [str(path) for path in written.figures],
             "cells": [_brief(cell) for cell in collection.cells],
+            "longtail": [cell.config.cell for cell in collection.longtail],
             "warnings": warnings,
         }))  # fmt: skip
         return
     runs_found = sum(len(cell.runs) for cell in collection.cells)
     print(f"{len(collection.cells)} cells, {runs_found} runs", file=sys.stderr)
+    if collection.longtail:
+        tailed = sum(len(cell.results) for cell in collection.longtail)
+        print(f"{len(collection.longtail)} long-tailed cells, {tailed} runs", file=sys.stderr)
     print(f"Page:    {written.page}")
     print(f"Tables:  {out / 'tables'} ({len(written.tables)} files)")
     print(f"Figures: {out / 'figures'} ({len(written.figures)} files)")
@@ -121,6 +125,8 @@ def _one_cell(path: Path) -> tuple["Cell", Sequence[str]]:
             f"{path} holds {len(found.cells)} cells ({names}{more}): name one of them, "
             "or see all of them with ocil report."
         )
+    if not found.cells:
+        raise OcilError(f"{path} holds long-tailed runs: see them with ocil longtail table {path}")
     (cell,) = found.cells
     references = []
     for run in cell.runs:

@@ -22,10 +22,14 @@ def probe(path: Path) -> tuple[tuple[int, int], str]:
         return image.size, image.mode
 
 
-def read_image(path: Path, gray: bool, size: int | None = None) -> NDArray[np.uint8]:
-    """uint8 [H,W,1] or [H,W,3]; ``size`` resizes to a square, bilinear."""
+def read_image(path: Path, gray: bool, size: int | None = None, crop: bool = False) -> NDArray[np.uint8]:
+    """uint8 [H,W,1] or [H,W,3]; ``size`` resizes to a square, bilinear; ``crop`` first cuts out the middle square."""
     with _opened(path) as image:
         pixels = image.convert("L" if gray else "RGB")
+        if crop and pixels.width != pixels.height:
+            side = min(pixels.size)
+            left, top = (pixels.width - side) // 2, (pixels.height - side) // 2
+            pixels = pixels.crop((left, top, left + side, top + side))
         if size is not None and pixels.size != (size, size):
             pixels = pixels.resize((size, size), Image.Resampling.BILINEAR)
         array = np.asarray(pixels, dtype=np.uint8)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ocil.methods.base import Learner
+from ocil.rng import Rng
 from ocil.runner import Stepper
 from ocil.streams import Stream
 
@@ -85,13 +86,18 @@ class CapturedStepper(Stepper):
             self.graphs.clear()
 
     def record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        for generator in self.learner.rng.generators.values():
-            graph.register_generator_state(generator)
-        torch.cuda.synchronize(self.learner.device)
-        graph.capture_begin()  # not torch.cuda.graph: that collects garbage each time, which adds up over many seeds
-        try:
-            work()
-        finally:
-            graph.capture_end()
-        return graph
+        return record(work, self.learner.rng)
+
+
+def record(work: Callable[[], None], rng: Rng) -> torch.cuda.CUDAGraph:
+    """Work as a graph on the current stream, which must not be the default one. It draws from ``rng`` alone."""
+    graph = torch.cuda.CUDAGraph()
+    for generator in rng.generators.values():
+        graph.register_generator_state(generator)
+    torch.cuda.synchronize(rng.device)
+    graph.capture_begin()  # not torch.cuda.graph: that collects garbage each time, which adds up over many seeds
+    try:
+        work()
+    finally:
+        graph.capture_end()
+    return graph

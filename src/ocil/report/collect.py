@@ -11,6 +11,8 @@ from typing import Any
 from ocil.config import RunConfig, command, resolve
 from ocil.data import CATALOG
 from ocil.errors import OcilError
+from ocil.longtail.results import LongTailCell, read_if_longtail
+from ocil.longtail.results import cells as longtail_cells
 from ocil.methods import METHODS, method
 from ocil.report.published import MEMORY
 from ocil.results import Result, Summary, summarise
@@ -73,6 +75,8 @@ class Collection:
     cells: tuple[Cell, ...]
     warnings: tuple[str, ...]
     """A line for each file that could not be used."""
+    longtail: tuple[LongTailCell, ...] = ()
+    """Cells of long-tailed runs, which have a table of their own."""
 
     def of(self, dataset: str, memory: int) -> list[Cell]:
         """Cells of one dataset and memory size, and those of methods that keep none."""
@@ -92,8 +96,12 @@ def collect(paths: Sequence[Path]) -> Collection:
     """
     cells: dict[str, dict[int, Run]] = {}
     warnings = []
+    tailed = []
     for path in _files(paths):
         try:
+            if (found := read_if_longtail(path)) is not None:
+                tailed.append(found)
+                continue
             result = read(path)
         except OcilError as error:
             warnings.append(str(error))
@@ -102,12 +110,12 @@ def collect(paths: Sequence[Path]) -> Collection:
         other = seeds.setdefault(result.config.seed, Run(path, result))
         if other.result.digest != result.digest:
             warnings.append(f"{path} is left out: another run of the same settings and seed is {other.path}.")
-    if not cells:
+    if not cells and not tailed:
         reason = f" {warnings[0]}" if warnings else ""
         where = ", ".join(map(str, paths))
         raise OcilError(f"no finished run (result.json) under {where}.{reason} Run something first: ocil run afs")
-    found = [_cell([runs[seed] for seed in sorted(runs)], cells) for runs in cells.values()]
-    return Collection(tuple(sorted(found, key=_order)), tuple(warnings))
+    grouped = [_cell([runs[seed] for seed in sorted(runs)], cells) for runs in cells.values()]
+    return Collection(tuple(sorted(grouped, key=_order)), tuple(warnings), longtail_cells(tailed))
 
 
 def read(path: Path) -> Result:

@@ -58,14 +58,14 @@ def markdown(table: Table) -> str:
     lines = [f"# {table.title}", "", table.caption, ""]
     lines += ["Best in bold, second underlined. In brackets: published, difference, whether the intervals overlap.", ""]
     for part in table.parts:
-        lines += [f"## {_md(part.title)}", ""]
+        lines += [f"## {md(part.title)}", ""]
         if not part.measured:
             lines += ["Nothing measured.", ""]
         head = [table.row_name, *part.headings]
         lines += ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
         for row in (*part.bounds, *part.rows):
             cells = [_md_entry(entry) for entry in across(row, part)]
-            lines.append(f"| {_md(row.name)} | " + " | ".join(cells) + " |")
+            lines.append(f"| {md(row.name)} | " + " | ".join(cells) + " |")
         lines.append("")
     return "\n".join(lines)
 
@@ -84,7 +84,7 @@ def cells_markdown(cells: Sequence[Cell]) -> str:
             percent(summary.average_forgetting), percent(summary.average_intransigence),
             duration(summary.wall_seconds.mean), cell.devices, cell.command,
         ]  # fmt: skip
-        lines.append("| " + " | ".join(map(_md, values)) + " |")
+        lines.append("| " + " | ".join(map(md, values)) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -100,7 +100,7 @@ def _md_entry(entry: Entry) -> str:
     return f"{text} ({', '.join(more)})"
 
 
-def _md(text: str) -> str:
+def md(text: str) -> str:
     text = html.escape(" ".join(text.split()), quote=False)
     return re.sub(r"([\\|`*\[\]])", r"\\\1", text)
 
@@ -189,11 +189,11 @@ def _csv(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
     writer.writeheader()
     text = {"cell", "dataset", "method", "row", "settings", "device", "command"}
     for row in rows:
-        writer.writerow({k: _harmless(v) if k in text else v for k, v in row.items()})
+        writer.writerow({k: harmless(v) if k in text else v for k, v in row.items()})
     return file.getvalue()
 
 
-def _harmless(text: str) -> str:
+def harmless(text: str) -> str:
     """A spreadsheet takes what begins like this for a formula."""
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
@@ -210,13 +210,13 @@ def latex(table: Table) -> str:
 def _latex_part(table: Table, number: int) -> str:
     part = table.parts[number]
     columns = len(part.headings)
-    row_name, dataset = _tex(table.row_name), _tex(part.title)
-    groups = " & ".join(rf"\multicolumn{{3}}{{c}}{{{_tex(title)}}}" for title in part.headings)
+    row_name, dataset = tex(table.row_name), tex(part.title)
+    groups = " & ".join(rf"\multicolumn{{3}}{{c}}{{{tex(title)}}}" for title in part.headings)
     rules = "".join(rf"\cmidrule(lr){{{2 + 3 * n}-{4 + 3 * n}}}" for n in range(columns))
     lines = [
         r"\begin{table*}",
         r"\centering",
-        rf"\caption{{{_tex(table.title)}. {dataset}. {_tex(table.caption)} "
+        rf"\caption{{{tex(table.title)}. {dataset}. {tex(table.caption)} "
         r"Best in bold, second underlined; $^{*}$: the intervals do not overlap; --: not measured.}",
         rf"\begin{{tabular}}{{l{'rrr' * columns}}}",
         r"\toprule",
@@ -234,16 +234,16 @@ def _latex_part(table: Table, number: int) -> str:
 
 
 def _latex_row(row: Row, part: Part) -> str:
-    words = [_tex(row.name)]
+    words = [tex(row.name)]
     for entry in across(row, part):
         measured = "--"
         if entry.value is not None:
-            measured = _tex(percent(entry.value))
+            measured = tex(percent(entry.value))
             style = {1: "textbf", 2: "underline"}.get(entry.rank)
             measured = rf"\{style}{{{measured}}}" if style else measured
         star = "$^{*}$" if entry.overlap is False else ""
         change = "" if entry.difference is None else f"${gap(entry.difference)}${star}"
-        words += [measured, _tex(beside(entry.paper)) if entry.paper else "", change]
+        words += [measured, tex(beside(entry.paper)) if entry.paper else "", change]
     return " & ".join(words) + r" \\"
 
 
@@ -254,7 +254,7 @@ _TEX = {
 }  # fmt: skip
 
 
-def _tex(text: str) -> str:
+def tex(text: str) -> str:
     return "".join(_TEX.get(letter, letter) for letter in " ".join(text.split()) if letter.isprintable())
 
 

@@ -8,6 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from ocil.metrics import average_accuracy, average_forgetting
+from ocil.report import longtail
 from ocil.report.collect import Cell, Collection, Run, memory_of, title_of, written
 from ocil.report.comparison import ACCURACY, Entry, Part, Row, Table, counterpart, difference, overlap
 from ocil.report.drawings import inline
@@ -40,6 +41,7 @@ def page(collection: Collection, tables: Sequence[Table], drawings: Sequence[Dra
             asdict(drawing) | {"svg": Markup(inline(drawing.svg, drawing.name, drawing.title))}  # noqa: S704
             for drawing in drawings
         ],
+        longtail=longtail.page_section(collection.longtail),
         cells=[_cell(cell) for cell in collection.cells],
         warnings=collection.warnings,
     )
@@ -48,6 +50,9 @@ def page(collection: Collection, tables: Sequence[Table], drawings: Sequence[Dra
 def lead(collection: Collection) -> str:
     """What the page is made of, in two sentences."""
     cells = collection.cells
+    if not cells:
+        runs_found = sum(len(cell.results) for cell in collection.longtail)
+        return f"{_count(runs_found, 'long-tailed run')}; no run on a stream."
     runs = [run for cell in cells for run in cell.runs]
     datasets = dict.fromkeys(title_of(cell.config.dataset) for cell in cells)
     devices = dict.fromkeys(run.device for run in runs)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ocil.files import write_bytes
-from ocil.report import formats
+from ocil.report import formats, longtail
 from ocil.report.collect import Collection
 from ocil.report.comparison import paper_tables
 from ocil.report.gallery import Drawing, gallery
@@ -23,7 +23,8 @@ def write(collection: Collection, out: Path, more: Sequence[Drawing] = ()) -> Wr
     """``more`` are figures that need more than results, such as example images. The page is written last."""
     tables = paper_tables(collection)
     drawings = [*gallery(collection, tables[0]), *more]
-    contents = {out / "tables" / name: text for name, text in formats.files(tables, collection.cells).items()}
+    texts = formats.files(tables, collection.cells) | longtail.files(collection.longtail)
+    contents = {out / "tables" / name: text for name, text in texts.items()}
     pictures = {out / "figures" / f"{drawing.name}.svg": drawing.svg for drawing in drawings}
     index = {out / "index.html": page(collection, tables, drawings)}
     for path, text in (contents | pictures | index).items():

@@ -1,0 +1,197 @@
+"""One long-tailed run: every setting, each with the published value as its default."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from ocil.config import fill, refuse_unknown
+from ocil.data import DEFAULT
+from ocil.errors import OcilError, suggest
+from ocil.precision import Precision
+
+Loss = Literal["ce", "focal", "revised", "dynamic"]
+
+VARIANTS: dict[str, str] = {
+    "ce": "the plain network after stage 1: cross-entropy, images as they come",
+    "oltr": "OLTR: stage 2 with cross-entropy",
+    "oltr-fl": "OLTR with focal loss in stage 2",
+    "oltr-rfl": "OLTR with revised focal loss in stage 2",
+    "oltr-rfld": "OLTR with revised focal loss whose mu follows each class's scores",
+}
+LOSSES: dict[str, Loss] = {"oltr": "ce", "oltr-fl": "focal", "oltr-rfl": "revised", "oltr-rfld": "dynamic"}
+SMALL_IMAGE = 48  # pixels: up to here the stem keeps the size of the image
+SMALL_CROP = 0.5  # a twelfth of a 32x32 image shows nothing
+
+STAGE1 = (
+    "dataset", "fingerprint", "seed", "imbalance", "open_share", "validation", "width", "batch_size", "crop_scale",
+    "flip", "jitter", "momentum", "weight_decay", "decay", "epochs1", "lr1", "decay_every1", "precision",
+)  # fmt: skip
+"""What stage 1 depends on. Runs that agree on these share it."""
+
+
+@dataclass(frozen=True)
+class LongTailConfig:
+    """Defaults are those published for ImageNet-LT."""
+
+    variant: str = "oltr-rfld"
+    dataset: str = DEFAULT
+    """A name, or the path of a prepared .npz file."""
+    seed: int = 0
+    fingerprint: str = ""
+    """Digest of a dataset outside the catalog: other images under the same name make another run."""
+    imbalance: float = 100.0
+    """Images of the largest class for one of the smallest. 0: the dataset is long-tailed by itself."""
+    open_share: float = 0.2
+    """Share of the classes that is kept out of training: their test images are the open set."""
+    validation: int = 20
+    """Images a class, balanced, to choose the best epoch with. They are held out before the long-tailed cut."""
+    width: int = 64
+    """Channels of the network's first stage; features are eight times as many."""
+    batch_size: int = 128
+    """Images a step; an incomplete last batch is dropped."""
+    crop_scale: float = 0.08
+    """Smallest share of the image that a random crop keeps. Default for images of up to 48 pixels: 0.5."""
+    flip: float = 0.5
+    """Probability of a mirrored image."""
+    jitter: float = 0.4
+    """Strength of the jitter of brightness, contrast and saturation."""
+    momentum: float = 0.9
+    """Of all optimisers."""
+    weight_decay: float = 5e-4
+    """Of all optimisers, the centroids' too."""
+    decay: float = 0.1
+    """What the learning rates are multiplied by."""
+    epochs1: int = 30
+    """Epochs of stage 1."""
+    lr1: float = 0.1
+    """Learning rate of stage 1."""
+    decay_every1: int = 10
+    """Epochs of stage 1 between two decays."""
+    epochs2: int = 60
+    """Epochs of stage 2."""
+    lr2: float = 0.01
+    """Stage 2: learning rate of the network up to its features."""
+    lr_classifier: float = 0.1
+    """Stage 2: learning rate of the classifier."""
+    lr_centroids: float = 0.01
+    """Stage 2: learning rate of the centroids."""
+    decay_every2: int = 20
+    """Epochs of stage 2 between two decays."""
+    samples_per_class: int = 4
+    """Stage 2: images taken each time a class is drawn."""
+    alpha: float = 1.0
+    """Factor of the focal losses. The paper's for long-tailed data is not known; 1 keeps the centroids' weight."""
+    gamma: float = 2.0
+    """Exponent of the focal loss."""
+    mu: float = 0.3
+    """Score that the revised focal loss looks at most. The dynamic one finds its own for each class."""
+    sigma: float = 0.5
+    """Width of the revised focal losses."""
+    bins: int = 25
+    """Dynamic: bins of the scores from 0 to 1."""
+    share: float = 0.25
+    """Dynamic: mu is the lower edge of the bin in which this share of a class's scores is reached (the paper's b)."""
+    centroid_weight: float = 0.01
+    """Weight of the disc-centroids loss."""
+    repel_weight: float = 0.01
+    """Weight of the repelling part within it."""
+    margin: float = 10.0
+    """Mean squared distance to other classes' centroids from which nothing repels."""
+    weighted_centroids: bool = False
+    """Whether ``centroid_weight`` also scales the centroids' own attraction; the released code leaves it out."""
+    cosine_scale: float = 16.0
+    """Factor of the cosine classifier."""
+    reach: float = 10.0
+    """Reachability is this over the distance to the nearest centroid."""
+    reject_below: float = 0.1
+    """Open set: an image whose largest probability is smaller is said to be of no known class."""
+    precision: Precision = "tf32"
+    """fp32 (deterministic), tf32 or bf16, on a GPU."""
+    capture: bool = True
+    """On a GPU: record the step as a CUDA graph. It changes the speed only and is no part of a cell's name."""
+
+    def __post_init__(self) -> None:
+        if self.variant not in VARIANTS:
+            raise OcilError(f"there is no variant '{self.variant}'.{suggest(self.variant, VARIANTS)}")
+        for name in ("width", "batch_size", "epochs1", "epochs2", "decay_every1", "decay_every2", "bins",
+                     "samples_per_class"):  # fmt: skip
+            _check(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
+        for name in ("lr1", "lr2", "lr_classifier", "lr_centroids", "sigma", "reach", "cosine_scale", "alpha"):
+            _check(getattr(self, name) > 0, name, "more than 0", getattr(self, name))
+        for name in ("validation", "gamma", "weight_decay", "centroid_weight", "repel_weight", "margin", "seed",
+                     "jitter", "decay"):  # fmt: skip
+            _check(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
+        for name in ("share", "flip", "reject_below", "mu"):
+            _check(0 <= getattr(self, name) <= 1, name, "from 0 to 1", getattr(self, name))
+        _check(0 <= self.momentum < 1, "momentum", "from 0 to less than 1", self.momentum)
+        _check(0 < self.crop_scale <= 1, "crop_scale", "more than 0 and at most 1", self.crop_scale)
+        _check(0 <= self.jitter <= 1, "jitter", "from 0 to 1", self.jitter)
+        _check(0 <= self.open_share < 1, "open_share", "from 0 to less than 1", self.open_share)
+        _check(self.imbalance == 0 or self.imbalance >= 1, "imbalance", "at least 1", self.imbalance)
+        if self.batch_size % self.samples_per_class:
+            raise OcilError(
+                f"batch_size = {self.batch_size} is not a multiple of samples_per_class = {self.samples_per_class}."
+            )
+
+    @property
+    def loss(self) -> Loss:
+        return LOSSES.get(self.variant, "ce")
+
+    @property
+    def place(self) -> str:
+        """The dataset and its imbalance: ``cifar100-lt100``."""
+        factor = f"{self.imbalance:g}" if self.imbalance else ""
+        return f"{Path(self.dataset).stem}-lt{factor}"
+
+    @property
+    def cell(self) -> str:
+        """Names everything but the seed that this variant depends on."""
+        relevant = self.to_json()
+        if self.variant == "ce":
+            relevant = {name: relevant[name] for name in (*STAGE1, "variant", "reject_below")}
+        relevant.pop("capture", None)
+        return f"{self.place}-{self.variant}-{_digest(relevant | {'seed': None})}"
+
+    @property
+    def stage1_cell(self) -> str:
+        """Names everything but the seed that stage 1 depends on."""
+        content = self.to_json()
+        return f"{self.place}-stage1-{_digest({name: content[name] for name in STAGE1} | {'seed': None})}"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "LongTailConfig":
+        return cls(**content)
+
+
+def resolve(
+    variant: str,
+    dataset: str = DEFAULT,
+    *,
+    seed: int = 0,
+    image_side: int | None = None,
+    fingerprint: str = "",
+    settings: Mapping[str, Any] | None = None,
+) -> LongTailConfig:
+    """Fill in every setting. ``image_side``: the longer side of the images, in pixels; small ones are cropped less."""
+    given = dict(settings or {})
+    own = {"variant", "dataset", "seed", "fingerprint"}
+    refuse_unknown(variant, given, {f.name for f in fields(LongTailConfig)} - own)
+    chosen: dict[str, Any] = {"variant": variant, "dataset": dataset, "seed": seed, "fingerprint": fingerprint}
+    if image_side is not None and image_side <= SMALL_IMAGE:
+        chosen["crop_scale"] = SMALL_CROP
+    return fill(LongTailConfig, chosen | given)
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _check(good: bool, name: str, want: str, got: object) -> None:
+    if not good:
+        raise OcilError(f"{name} = {got} must be {want}.")

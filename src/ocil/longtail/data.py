@@ -1,0 +1,270 @@
+"""Long-tailed datasets: cut from a balanced one, or read from published file lists and a folder of images."""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ocil import data
+from ocil.data import Dataset, catalog
+from ocil.data.dataset import UNREADABLE
+from ocil.data.folder import MAX_BYTES, MAX_SIDE
+from ocil.data.images import read_image
+from ocil.errors import OcilError
+from ocil.files import atomic_write
+from ocil.longtail.config import LongTailConfig
+from ocil.rng import derive
+
+Images = NDArray[np.uint8]
+Labels = NDArray[np.int64]
+
+ARRAYS = ("train_x", "train_y", "val_x", "val_y", "test_x", "test_y", "open_x")
+LISTS = ("train", "val", "test", "open")
+FOLDER = "longtail"  # of prepared long-tailed datasets, in the folder of the datasets
+NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+
+
+@dataclass(frozen=True, eq=False)
+class LongTailed:
+    """Known classes count from 0. ``open_x`` are test images of classes that training never shows."""
+
+    name: str
+    train_x: Images
+    train_y: Labels
+    val_x: Images
+    val_y: Labels
+    test_x: Images
+    test_y: Labels
+    open_x: Images
+    classes: tuple[str, ...]
+    """Names of the known classes; of a cut dataset from the largest to the smallest."""
+    open_classes: tuple[str, ...] = ()
+    train_index: Labels | None = None
+    """Places of the training images in the dataset that this was cut from."""
+    val_index: Labels | None = None
+    digest: str = ""
+    """Of which images these are: of their places in the dataset, or of the images themselves."""
+
+    def __post_init__(self) -> None:
+        for split in ("train", "val", "test"):
+            images, labels = getattr(self, f"{split}_x"), getattr(self, f"{split}_y")
+            if len(images) != len(labels) or not len(labels):
+                raise OcilError(f"{self.name}: {split} has {len(images)} images and {len(labels)} labels.")
+            if labels.min() < 0 or labels.max() >= len(self.classes):
+                raise OcilError(f"{self.name}: a label of {split} is outside 0..{len(self.classes) - 1}.")
+        if not self.counts.all():
+            raise OcilError(f"{self.name}: class {int(self.counts.argmin())} has no training image.")
+
+    @property
+    def counts(self) -> Labels:
+        """Training images of each class."""
+        return np.bincount(self.train_y, minlength=len(self.classes))
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        _, height, width, channels = self.train_x.shape
+        return height, width, channels
+
+    def summary(self) -> dict[str, Any]:
+        """What a result keeps of it: which classes, how many images, and a digest of which images."""
+        return {
+            "classes": list(self.classes), "open_classes": list(self.open_classes), "counts": self.counts.tolist(),
+            "train": len(self.train_y), "validation": len(self.val_y), "test": len(self.test_y),
+            "open": len(self.open_x), "digest": self.digest,
+        }  # fmt: skip
+
+
+class Resident:
+    """The images of a long-tailed dataset on a device, as uint8: uploaded once, shared by the runs of a seed."""
+
+    def __init__(self, split: LongTailed, device: torch.device) -> None:
+        def put(array: NDArray[Any]) -> Tensor:
+            return torch.from_numpy(np.require(array, requirements=["C", "W"])).to(device)
+
+        self.split, self.device = split, device
+        self.train_x, self.train_y, self.val_x, self.val_y, self.test_x, self.test_y, self.open_x = (
+            put(getattr(split, name)) for name in ARRAYS
+        )
+
+
+def profile(classes: int, most: int, imbalance: float) -> list[int]:
+    """Images a class, falling exponentially from ``most`` to ``most / imbalance``; at least one."""
+    steps = max(1, classes - 1)
+    return [max(1, int(most * imbalance ** (-k / steps))) for k in range(classes)]
+
+
+def cut(dataset: Dataset, imbalance: float, open_share: float, validation: int, seed: int) -> LongTailed:
+    """A long tail from a dataset with about as many images of each class. The seed decides which classes are unknown,
+    in which order the known ones grow rare, and which images are kept.
+
+    ``validation`` images of each known class are set aside first, so that even the largest class has some.
+    """
+    total = dataset.num_classes
+    unknown = round(open_share * total)
+    if total - unknown < 2:
+        raise OcilError(f"open_share = {open_share:g} leaves {total - unknown} known classes: at least 2 are needed.")
+    order = _random(seed, "classes").permutation(total)
+    known, held_out = order[: total - unknown], np.sort(order[total - unknown :])
+    shuffled = _random(seed, "images").permutation(len(dataset.train_y))
+    members = [shuffled[dataset.train_y[shuffled] == label] for label in known]
+    most = min(map(len, members)) - validation
+    if validation < 1 or most < 1:
+        fewest = min(map(len, members))
+        raise OcilError(
+            f"validation = {validation}: {dataset.name} has {fewest} images of a class; take 1 to {fewest - 1}."
+        )
+    counts = profile(len(known), most, imbalance)
+    number = np.full(total, -1)
+    number[known] = np.arange(len(known))
+    val = np.sort(np.concatenate([images[:validation] for images in members]))
+    train = np.sort(np.concatenate([m[validation : validation + n] for m, n in zip(members, counts, strict=True)]))
+    test_y = number[dataset.test_y]
+    return LongTailed(
+        dataset.name,
+        dataset.train_x[train], number[dataset.train_y[train]],
+        dataset.train_x[val], number[dataset.train_y[val]],
+        dataset.test_x[test_y >= 0], test_y[test_y >= 0], dataset.test_x[test_y < 0],
+        tuple(dataset.classes[label] for label in known), tuple(dataset.classes[label] for label in held_out),
+        train, val, _digest(train, val, test_y),
+    )  # fmt: skip
+
+
+def load(config: LongTailConfig, data_dir: Path | None = None, dataset: Dataset | None = None) -> LongTailed:
+    """What a configuration trains on. ``dataset`` is the one to cut from, if it is loaded already."""
+    if not config.imbalance:
+        return load_prepared(config.dataset, data_dir)
+    dataset = dataset or data.load(config.dataset, data_dir)
+    return cut(dataset, config.imbalance, config.open_share, config.validation, config.seed)
+
+
+def prepared_path(name: str, data_dir: Path | None = None) -> Path:
+    if not NAME.fullmatch(name):
+        raise OcilError(f"'{name}' cannot be a name: use small letters, digits, - and _.")
+    return catalog.data_dir(data_dir) / FOLDER / f"{name}.npz"
+
+
+def is_prepared(name: str, data_dir: Path | None = None) -> bool:
+    return bool(NAME.fullmatch(name)) and prepared_path(name, data_dir).is_file()
+
+
+def save_prepared(split: LongTailed, path: Path) -> None:
+    arrays: dict[str, Any] = {name: getattr(split, name) for name in ARRAYS}
+    with atomic_write(path) as file:
+        np.savez(file, classes=np.array(split.classes, dtype=np.str_), digest=np.array(split.digest), **arrays)
+
+
+def load_prepared(name: str, data_dir: Path | None = None) -> LongTailed:
+    """What ``ocil longtail prepare`` wrote. Pickled content is refused, never run."""
+    path = prepared_path(name, data_dir)
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {key: archive[key] for key in ARRAYS}
+            classes, digest = tuple(map(str, archive["classes"].tolist())), str(archive["digest"])
+    except UNREADABLE as error:
+        what = " ".join(str(error).split())[:200]
+        raise OcilError(
+            f"cannot read {path}: {what}. Prepare it again: ocil longtail prepare {name} LISTS IMAGES"
+        ) from None
+    for key, array in arrays.items():
+        if array.dtype != (np.uint8 if key.endswith("_x") else np.int64):
+            raise OcilError(f"{path}: {key} is {array.dtype}. Prepare it again.")
+    return LongTailed(name, **arrays, classes=classes, digest=digest)
+
+
+def read_lists(name: str, lists: Path, images: Path, size: int) -> LongTailed:
+    """The published form: ``*_train.txt``, ``*_val.txt``, ``*_test.txt``, ``*_open.txt``, each line "PATH LABEL".
+
+    Every image becomes a square of ``size`` pixels: its middle, resized. Labels of the open list are not read.
+    """
+    if not 8 <= size <= MAX_SIDE:
+        raise OcilError(f"the image size {size} is not between 8 and {MAX_SIDE}.")
+    entries = {split: _read_list(_list_file(lists, split), images, split == "open") for split in LISTS}
+    needed = sum(map(len, entries.values())) * size * size * 3
+    if needed > MAX_BYTES:
+        raise OcilError(f"these images need {needed / 2**30:.0f} GiB of memory. Make them smaller with --size.")
+    classes = _class_names(entries["train"])
+    decoded = {split: _decode(found, size) for split, found in entries.items()}
+    labels = {split: np.array([label for _, label in found], np.int64) for split, found in entries.items()}
+    return LongTailed(
+        name, decoded["train"], labels["train"], decoded["val"], labels["val"], decoded["test"], labels["test"],
+        decoded["open"], classes, digest=_digest(*decoded.values(), *labels.values()),
+    )  # fmt: skip
+
+
+def _list_file(lists: Path, split: str) -> Path:
+    found = sorted(lists.glob(f"*_{split}.txt")) if lists.is_dir() else []
+    if len(found) != 1:
+        raise OcilError(f"{lists} has {len(found)} files named *_{split}.txt: it must have one.")
+    return found[0]
+
+
+def _read_list(path: Path, images: Path, unlabelled: bool) -> list[tuple[Path, int]]:
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OcilError(f"cannot read {path}: {error}.") from None
+    root = images.resolve()
+    found = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where, _, label = line.strip().rpartition(" ")
+        if unlabelled and not where:
+            where, label = label, "0"
+        if not where or not (unlabelled or label.isdecimal()):
+            raise OcilError(f"line {number} of {path} is not 'PATH LABEL': {line.strip()[:80]!r}.")
+        found.append((_inside(root, where, path, number), 0 if unlabelled else int(label)))
+    if not found:
+        raise OcilError(f"{path} lists no image.")
+    return found
+
+
+def _inside(root: Path, where: str, path: Path, number: int) -> Path:
+    """A file below the folder of the images, whatever a list says."""
+    named = PurePosixPath(where)
+    target = root / named
+    if named.is_absolute() or ".." in named.parts or not target.resolve().is_relative_to(root):
+        raise OcilError(f"line {number} of {path} leads out of the folder of the images: {where[:80]!r}.")
+    if not target.is_file():
+        raise OcilError(f"line {number} of {path}: there is no {target}.")
+    return target
+
+
+def _class_names(train: Sequence[tuple[Path, int]]) -> tuple[str, ...]:
+    """The folder that a class's first image is in, if that tells the classes apart, else their numbers."""
+    first: dict[int, str] = {}
+    for path, label in train:
+        first.setdefault(label, path.parent.name)
+    count = max(first) + 1
+    if count != len(first):
+        missing = next(label for label in range(count) if label not in first)
+        raise OcilError(f"the training list has no image of class {missing}: labels must count from 0 without gaps.")
+    names = [first[label] for label in range(count)]
+    return tuple(names) if len(set(names)) == count else tuple(f"class {label}" for label in range(count))
+
+
+def _decode(entries: Sequence[tuple[Path, int]], size: int) -> Images:
+    images = np.empty((len(entries), size, size, 3), np.uint8)
+    for position, (path, _) in enumerate(entries):
+        images[position] = read_image(path, gray=False, size=size, crop=True)
+    return images
+
+
+def _digest(*parts: NDArray[Any]) -> str:
+    sha = hashlib.sha256()
+    for part in parts:
+        sha.update(str(part.shape).encode())
+        sha.update(np.ascontiguousarray(part).data)
+    return sha.hexdigest()[:16]
+
+
+def _random(seed: int, purpose: str) -> np.random.RandomState:
+    """Its permutations are the same in every numpy version."""
+    return np.random.RandomState(derive(seed, f"longtail-{purpose}") % 2**32)

@@ -1,0 +1,68 @@
+"""Numbers of a long-tailed test: pure functions of predictions, labels and training counts. Shares, 0 to 1."""
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+UNKNOWN = -1
+MANY, FEW = 100, 20  # training images: many from here on, few up to here, medium in between
+GROUPS = ("many", "medium", "few")
+MEASURES = ("many", "medium", "few", "overall", "open_many", "open_medium", "open_few", "f_measure")
+
+
+def shots(counts: ArrayLike) -> dict[str, NDArray[np.bool_]]:
+    """Which classes are many-, medium- and few-shot by their number of training images."""
+    counts = np.asarray(counts)
+    many, few = counts >= MANY, counts <= FEW
+    return {"many": many, "medium": ~many & ~few, "few": few}
+
+
+def class_accuracies(predicted: ArrayLike, labels: ArrayLike, classes: int) -> NDArray[np.float64]:
+    """Accuracy on each class's test images; nan for a class without one."""
+    predicted, labels = np.asarray(predicted), np.asarray(labels)
+    right = np.bincount(labels[predicted == labels], minlength=classes)
+    total = np.bincount(labels, minlength=classes)
+    found = np.full(classes, np.nan)
+    np.divide(right, total, out=found, where=total > 0)
+    return found
+
+
+def by_shots(predicted: ArrayLike, labels: ArrayLike, counts: ArrayLike) -> dict[str, float | None]:
+    """Mean of the class accuracies in each group, and the share of all images that is right."""
+    counts = np.asarray(counts)
+    each = class_accuracies(predicted, labels, len(counts))
+    found: dict[str, float | None] = {}
+    for name, chosen in shots(counts).items():
+        values = each[chosen & ~np.isnan(each)]
+        found[name] = float(values.mean()) if len(values) else None
+    found["overall"] = float(np.mean(np.asarray(predicted) == np.asarray(labels)))
+    return found
+
+
+def f_measure(known: ArrayLike, labels: ArrayLike, unknown: ArrayLike) -> float | None:
+    """Open set. ``known``: what was said of images of known classes, ``unknown``: of the others; -1 is a rejection.
+
+    Right: known and its class. Wrong: known and something else, a rejection too. Missed: unknown and not rejected.
+    The harmonic mean of right / (right + wrong) and right / (right + missed). None without unknown images.
+    """
+    known, labels, unknown = np.asarray(known), np.asarray(labels), np.asarray(unknown)
+    if not len(unknown):
+        return None
+    right = int((known == labels).sum())
+    wrong, missed = len(labels) - right, int((unknown != UNKNOWN).sum())
+    return 2 * right / (2 * right + wrong + missed)
+
+
+def rejected(predicted: ArrayLike, confidence: ArrayLike, below: float) -> NDArray[np.int64]:
+    """Predictions, -1 where the largest probability is below the threshold."""
+    return np.where(np.asarray(confidence) < below, UNKNOWN, np.asarray(predicted))
+
+
+def measure(
+    predicted: ArrayLike, confidence: ArrayLike, labels: ArrayLike, counts: ArrayLike,
+    open_predicted: ArrayLike, open_confidence: ArrayLike, below: float,
+) -> dict[str, float | None]:  # fmt: skip
+    """Every number of a table's row: closed set, then open set."""
+    said = rejected(predicted, confidence, below)
+    opened = by_shots(said, labels, counts)
+    f = f_measure(said, labels, rejected(open_predicted, open_confidence, below))
+    return by_shots(predicted, labels, counts) | {f"open_{name}": opened[name] for name in GROUPS} | {"f_measure": f}

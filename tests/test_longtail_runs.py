@@ -1,0 +1,546 @@
+"""Long-tailed runs on made data: they learn, resume bit for bit, and are told by the command line and the report."""
+
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ocil.data import Dataset
+from ocil.errors import OcilError
+from ocil.longtail import data, runs
+from ocil.longtail.config import VARIANTS, LongTailConfig, resolve
+from ocil.longtail.data import Resident
+from ocil.longtail.results import LongTailResult, cells, read_result
+from ocil.longtail.runs import Job, Stepper, load_stage1, run, run_all, run_folder, stage1_folder
+from ocil.longtail.training import StageOne, StageTwo, plain_network, predict
+from ocil.networks import evaluating, to_float
+from ocil.report import longtail as table
+from ocil.report.collect import collect
+from ocil.report.write import write
+from ocil.runner import Interrupted, Progress
+from tests.conftest import Call, left_over, one_error
+from tests.reference.datasets import patterned
+from tests.test_methods import HostWatch
+
+pytestmark = pytest.mark.usefixtures("quick_convolution")
+
+CPU = torch.device("cpu")
+SETTINGS: dict[str, Any] = {
+    "imbalance": 8, "open_share": 0.2, "validation": 8, "width": 2, "batch_size": 16, "epochs1": 3, "epochs2": 3,
+    "decay_every1": 2, "decay_every2": 2, "crop_scale": 0.8, "jitter": 0.1,
+}  # fmt: skip
+WORDS = ("validation=8", "width=2", "batch_size=16", "epochs1=2", "epochs2=2", "crop_scale=0.8")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("made") / "made.npz"
+    patterned(per_class=48, classes=5).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(made: Path) -> Dataset:
+    from ocil.data import load
+
+    return load(made)
+
+
+def config(made: Path, variant: str = "oltr-rfld", seed: int = 0, **settings: Any) -> LongTailConfig:
+    return resolve(variant, str(made), seed=seed, settings=SETTINGS | settings)
+
+
+def resident(config: LongTailConfig, whole: Dataset) -> Resident:
+    return Resident(data.load(config, dataset=whole), CPU)
+
+
+def stage_two(config: LongTailConfig, whole: Dataset) -> StageTwo:
+    held = resident(config, whole)
+    return StageTwo(config, held, plain_network(config, held))
+
+
+@pytest.fixture(scope="module")
+def finished(made: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[LongTailResult]]:
+    """All variants, two seeds, long enough to learn."""
+    root = tmp_path_factory.mktemp("runs")
+    # The pictures are noise: cut out or mirrored, they are others.
+    gentle = {
+        "epochs1": 8,
+        "epochs2": 6,
+        "decay_every1": 6,
+        "decay_every2": 4,
+        "crop_scale": 1,
+        "flip": 0,
+        "jitter": 0.05,
+    }
+    plan = [config(made, variant, seed, **gentle) for variant in VARIANTS for seed in (0, 1)]
+    outcomes = run_all(plan, Job(root, CPU))
+    assert all(isinstance(outcome, LongTailResult) for outcome in outcomes), outcomes
+    return root, outcomes  # type: ignore[return-value]
+
+
+# Stages
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v != "ce"])
+def test_a_step_leaves_the_host_alone(made: Path, whole: Dataset, variant: str) -> None:
+    stage = stage_two(config(made, variant), whole)
+    for _ in range(2):
+        stage.step()
+    with HostWatch() as watch:
+        stage.step()
+    first = watch.trace
+    with HostWatch() as watch:
+        stage.step()
+    assert watch.trace == first  # the same operations on the same shapes
+
+
+def test_a_step_of_stage_1_leaves_the_host_alone(made: Path, whole: Dataset) -> None:
+    stage = StageOne(config(made), resident(config(made), whole))
+    stage.step()
+    with HostWatch():
+        stage.step()
+
+
+def test_learning_rates_follow_the_schedule(made: Path, whole: Dataset) -> None:
+    stage = stage_two(config(made, decay_every2=2, epochs2=5), whole)
+    seen = []
+    for epoch in range(5):
+        stage.epoch = epoch
+        stage.begin_epoch()
+        seen.append([round(float(lr), 6) for lr in stage.lrs])
+    assert seen == [[0.01, 0.1, 0.01]] * 2 + [[0.001, 0.01, 0.001]] * 2 + [[0.0001, 0.001, 0.0001]]
+
+
+def test_every_parameter_learns_at_one_rate(made: Path, whole: Dataset) -> None:
+    stage = stage_two(config(made), whole)
+    groups = [[id(p) for p in optimiser.parameters] for optimiser in stage.optimisers]
+    assert sorted(number for group in groups for number in group) == sorted(id(p) for p in stage.network.parameters())
+    before = {name: p.detach().clone() for name, p in stage.network.named_parameters()}
+    stage.begin_epoch()
+    for _ in range(2):
+        stage.step()
+    # A bias before a softmax over places or pixels may see no gradient; everything else moves.
+    still = {name for name, p in stage.network.named_parameters() if torch.equal(p, before[name])}
+    assert not {name for name in still if "attention" not in name}
+
+
+def test_centroids_start_as_class_means(made: Path, whole: Dataset) -> None:
+    stage = stage_two(config(made), whole)
+    split = stage.data.split
+    with torch.no_grad(), evaluating(stage.network):
+        features = [stage.network.features(to_float(torch.from_numpy(x[None])))[0].numpy() for x in split.train_x]
+    for label in range(len(split.classes)):
+        mean = np.mean([f for f, y in zip(features, split.train_y, strict=True) if y == label], axis=0)
+        np.testing.assert_allclose(stage.network.centroids[label].detach().numpy(), mean, rtol=1e-4, atol=1e-5)
+
+
+def test_images_are_standardised_by_the_training_images(made: Path, whole: Dataset) -> None:
+    stage = StageOne(config(made), resident(config(made), whole))
+    pixels = stage.data.split.train_x.astype(float) / 255
+    backbone = stage.network.backbone
+    np.testing.assert_allclose(backbone.mean.flatten().numpy(), pixels.mean((0, 1, 2)), rtol=1e-5)
+    np.testing.assert_allclose(backbone.deviation.flatten().numpy(), pixels.std((0, 1, 2)), rtol=1e-5)
+
+
+def test_the_first_epoch_of_the_dynamic_loss_has_mu_0(made: Path, whole: Dataset) -> None:
+    stage = stage_two(config(made, share=1.0), whole)  # the highest score counts
+    for _ in range(stage.steps):
+        assert (stage.dynamic.mu == 0).all()
+        stage.step()
+    assert int(stage.dynamic.counts.sum()) == stage.steps * 16  # every image that went through
+    stage.end_epoch()
+    assert int(stage.dynamic.counts.sum()) == 0
+    assert (stage.dynamic.mu > 0).any()
+
+
+def test_predictions_do_not_depend_on_the_batch(made: Path, whole: Dataset) -> None:
+    stage = stage_two(config(made), whole)
+    stage.step()
+    images = stage.data.test_x
+    predicted, confidence = predict(stage.network, images)
+    for batch in (1, 7):
+        other, sure = predict(stage.network, images, batch)
+        assert torch.equal(predicted, other)
+        torch.testing.assert_close(confidence, sure)
+    assert len(predict(stage.network, images[:0])[0]) == 0
+
+
+def test_recorded_steps_are_the_same_steps(made: Path, whole: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for a graph: replaying runs the recorded work again."""
+    plain, recorded = (stage_two(config(made), whole) for _ in range(2))
+    stepper, calls = Stepper(recorded), []
+    stepper.capture = True
+
+    def record(work: Callable[[], None], rng: object) -> Any:
+        assert rng is recorded.rng
+        calls.append(work)
+        return type("Graph", (), {"replay": staticmethod(work)})
+
+    monkeypatch.setattr(runs, "record", record)
+    for _ in range(6):
+        plain.step()
+        stepper()
+    assert len(calls) == 1
+    for name, value in plain.state().items():
+        assert torch.equal(value, recorded.state()[name]), name
+
+
+# Runs
+
+
+def test_all_variants_learn(finished: tuple[Path, list[LongTailResult]]) -> None:
+    _, results = finished
+    by_variant: dict[str, list[float]] = {}
+    for result in results:
+        assert result.split["classes"]
+        by_variant.setdefault(result.config.variant, []).append(result.measures["overall"])
+        assert result.history[-1]["loss"] < result.history[0]["loss"]
+    for variant, values in by_variant.items():
+        assert np.mean(values) > 0.8, variant  # chance is a quarter
+
+
+def test_the_best_epoch_is_chosen_on_validation_images(finished: tuple[Path, list[LongTailResult]]) -> None:
+    for result in finished[1]:
+        validation = [epoch["validation"] for epoch in result.history]
+        assert result.validation == pytest.approx(max(validation))
+        assert result.best_epoch == 1 + validation.index(max(validation))
+        assert (result.mu is not None) == (result.config.variant == "oltr-rfld")
+        if result.best_epoch == 1 and result.mu is not None:
+            assert set(result.mu) == {0.0}
+
+
+def test_stage_1_is_trained_once_and_is_what_plain_ce_is(
+    finished: tuple[Path, list[LongTailResult]], whole: Dataset
+) -> None:
+    root, results = finished
+    assert len(list(root.glob("*-stage1-*/seed-*/weights.safetensors"))) == 2
+    for result in results:
+        assert result.stage1["digest"] == load_stage1(root, result.config)[1]["digest"]
+    ce = results[0]
+    assert (ce.config.variant, ce.digest) == ("ce", ce.stage1["digest"])
+    held = resident(ce.config, whole)
+    network = plain_network(ce.config, held)
+    network.load_state_dict(load_stage1(root, ce.config)[0])
+    predicted, _ = predict(network, held.test_x)
+    assert (predicted == held.test_y).float().mean().item() == pytest.approx(ce.measures["overall"])
+    stage = StageTwo(replace(ce.config, variant="oltr"), held, network)
+    assert torch.equal(stage.network.backbone.conv1.weight, network.backbone.conv1.weight)
+
+
+def test_a_result_says_everything(finished: tuple[Path, list[LongTailResult]]) -> None:
+    root, results = finished
+    result = results[-1]
+    path = run_folder(root, result.config).path / "result.json"
+    again = read_result(path)
+    assert again is not None
+    assert again.to_json() == result.to_json()
+    split = result.split
+    assert (len(split["classes"]), len(split["open_classes"]), split["open"]) == (4, 1, 10)
+    assert split["counts"] == data.profile(4, 40, 8)
+    kept = stage1_folder(root, result.config).path / "split.safetensors"
+    from safetensors.torch import load_file
+
+    tensors = load_file(kept)
+    assert len(tensors["train"]) == split["train"]
+    assert len(tensors["validation"]) == split["validation"] == 32
+    assert not left_over(root)
+    assert not list(root.rglob("checkpoint.safetensors"))
+
+
+def stopping(after: int) -> Callable[[], bool]:
+    """True from the given question on: one is asked before each step and some between runs."""
+    asked = 0
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > after
+
+    return stop
+
+
+@pytest.mark.parametrize("variant", ["oltr-rfld", "oltr"])
+def test_a_stopped_run_ends_with_the_same_bits(made: Path, tmp_path: Path, variant: str) -> None:
+    chosen = config(made, variant)
+    straight = run(chosen, tmp_path / "straight", device="cpu")
+    stops, seen, result = 0, [], None
+    while result is None:
+        try:
+            # 4 steps an epoch: each attempt gets through an epoch and dies in the middle of the next.
+            result = run(chosen, tmp_path / "stopped", device="cpu", should_stop=stopping(8), on_progress=seen.append)
+        except Interrupted:
+            stops += 1
+            assert stops < 20
+    assert stops >= 4
+    assert result.digest == straight.digest
+    assert result.stage1["digest"] == straight.stage1["digest"]
+    assert (result.measures, result.history, result.mu) == (straight.measures, straight.history, straight.mu)
+    assert {progress.done for progress in seen} == set(range(7))
+    assert isinstance(seen[0], Progress)
+
+
+def test_runs_that_take_turns_equal_runs_alone(made: Path, tmp_path: Path) -> None:
+    plan = [config(made, variant, seed) for variant in ("ce", "oltr", "oltr-rfld") for seed in (0, 1)]
+    together = run_all(plan, Job(tmp_path / "together", CPU, side_by_side=4, checkpoint_seconds=60.0))
+    for chosen, outcome in zip(plan, together, strict=True):
+        assert isinstance(outcome, LongTailResult)
+        alone = run(chosen, tmp_path / "alone", device="cpu")
+        assert (outcome.digest, outcome.measures) == (alone.digest, alone.measures)
+
+
+def test_a_finished_run_is_not_run_again(finished: tuple[Path, list[LongTailResult]]) -> None:
+    root, results = finished
+    weights = stage1_folder(root, results[3].config).path / "weights.safetensors"
+    before = weights.stat().st_mtime_ns
+    assert run(results[3].config, root, device="cpu").to_json() == results[3].to_json()
+    assert weights.stat().st_mtime_ns == before
+
+
+def test_a_loss_that_explodes_is_said(made: Path, tmp_path: Path) -> None:
+    with pytest.raises(OcilError, match=r"not finite in epoch \d+. Lower"):
+        run(config(made, lr1=1e30), tmp_path, device="cpu")
+    outcomes = run_all([config(made, v, lr1=1e30) for v in ("ce", "oltr")], Job(tmp_path / "all", CPU))
+    assert all(isinstance(outcome, OcilError) for outcome in outcomes)
+
+
+def test_a_checkpoint_of_other_threads_is_refused(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Interrupted):
+        run(config(made), tmp_path, device="cpu", should_stop=stopping(10))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    with pytest.raises(OcilError, match="was begun with threads 1"):
+        run(config(made), tmp_path, device="cpu")
+
+
+def test_broken_files_are_named(made: Path, tmp_path: Path) -> None:
+    chosen = config(made)
+    with pytest.raises(Interrupted):
+        run(chosen, tmp_path, device="cpu", should_stop=stopping(10))
+    checkpoint = stage1_folder(tmp_path, chosen).checkpoint
+    checkpoint.write_bytes(checkpoint.read_bytes()[:100])
+    with pytest.raises(OcilError, match=r"checkpoint\.safetensors"):
+        run(chosen, tmp_path, device="cpu")
+    weights = stage1_folder(tmp_path, chosen).path / "weights.safetensors"
+    weights.write_bytes(b"nothing")
+    with pytest.raises(OcilError, match=r"weights\.safetensors.*Delete it"):
+        run(chosen, tmp_path, device="cpu")
+    result = run_folder(tmp_path, chosen).path / "result.json"
+    result.parent.mkdir(parents=True, exist_ok=True)
+    result.write_text('{"kind": "longtail"}')
+    with pytest.raises(OcilError, match="is not a long-tailed result"):
+        run(chosen, tmp_path, device="cpu")
+
+
+def test_too_few_images_for_a_batch(made: Path, tmp_path: Path) -> None:
+    with pytest.raises(OcilError, match="fewer than batch_size = 128"):
+        run(config(made, batch_size=128), tmp_path, device="cpu")
+
+
+def test_a_run_that_fails_does_not_stop_the_others(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(stage: StageTwo, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if stage.config.variant == "oltr-fl":
+            raise RuntimeError("out of luck")
+        return logits.sum()
+
+    monkeypatch.setattr(StageTwo, "classification", broken)
+    plan = [config(made, variant) for variant in ("oltr-fl", "oltr")]
+    failed, fine = run_all(plan, Job(tmp_path, CPU, side_by_side=2))
+    assert isinstance(failed, OcilError)
+    assert "oltr-fl" in str(failed)
+    assert "RuntimeError: out of luck" in str(failed)
+    assert isinstance(fine, LongTailResult)
+
+
+# Table and report
+
+
+def test_the_table(finished: tuple[Path, list[LongTailResult]]) -> None:
+    found = cells(finished[1])
+    assert [cell.config.variant for cell in found] == list(VARIANTS)
+    (part,) = table.parts(found)
+    text = table.markdown(found)
+    for name in table.NAMES.values():
+        assert f"| {name} |" in text
+    assert "another dataset" in text
+    rows = list(csv.DictReader(table.as_csv(found).splitlines()))
+    assert [row["source"] for row in rows] == ["measured"] * 5 + ["published"] * 5
+    mean = 100 * np.mean([r.measures["overall"] for r in finished[1] if r.config.variant == "oltr"])
+    assert float(rows[1]["overall"]) == pytest.approx(mean, abs=1e-3)
+    assert rows[-1]["overall"] == "39.0"
+    assert table.latex(found).count(r"\\") == 1 + 1 + 5 + 1 + 5
+    assert len(part.claims) == len(table.CLAIMS) - 1  # there is no many-shot class here
+
+
+def test_what_holds_is_judged_by_runs_of_the_same_seed(finished: tuple[Path, list[LongTailResult]]) -> None:
+    def changed(variant: str, overall: tuple[float, ...]) -> list[LongTailResult]:
+        usual = [r for r in finished[1] if r.config.variant == variant]
+        return [replace(r, measures=r.measures | {"overall": v}) for r, v in zip(usual, overall, strict=True)]
+
+    def verdict(mine: tuple[float, ...], theirs: tuple[float, ...]) -> table.Claim:
+        (part,) = table.parts(cells(changed("oltr-rfld", mine) + changed("oltr", theirs)))
+        return next(c for c in part.claims if c.text == "RFL^d is better than OLTR overall")
+
+    assert verdict((0.50, 0.71), (0.40, 0.60)).verdict == "holds"
+    assert verdict((0.50, 0.71), (0.40, 0.60)).difference.mean == pytest.approx(0.105)
+    assert verdict((0.40, 0.60), (0.50, 0.71)).verdict == "does not hold"
+    assert verdict((0.50, 0.60), (0.40, 0.71)).verdict.startswith("not settled")
+
+
+def test_the_report_has_the_table(finished: tuple[Path, list[LongTailResult]], tmp_path: Path, run_tiny: Call) -> None:
+    root, _ = finished
+    found = collect([root])
+    assert not found.warnings
+    assert (len(found.cells), len(found.longtail)) == (0, 5)
+    written = write(found, tmp_path / "only")
+    assert {path.name for path in written.tables} >= {"longtail.md", "longtail.csv", "longtail.tex"}
+    page = written.page.read_text()
+    assert 'id="longtail"' in page
+    assert "OLTR + RFL^d" in page
+    assert run_tiny("fine-tune", "--seeds", 1).code == 0
+    both = collect([root, tmp_path / "runs"])
+    assert (len(both.cells), len(both.longtail)) == (1, 5)
+    page = write(both, tmp_path / "both").page.read_text()
+    assert 'id="longtail"' in page
+    none = write(collect([tmp_path / "runs"]), tmp_path / "none")
+    assert 'id="longtail"' not in none.page.read_text()
+    assert not [path for path in none.tables if path.name.startswith("longtail")]
+
+
+def test_a_broken_long_tailed_result_is_left_out(finished: tuple[Path, list[LongTailResult]], tmp_path: Path) -> None:
+    good = finished[1][0].to_json()
+    bad = [
+        good | {"measures": good["measures"] | {"few": 3.0}}, good | {"measures": {}}, good | {"wall_seconds": "long"},
+        good | {"config": good["config"] | {"variant": "<b>"}}, {"kind": "longtail"},
+        good | {"config": good["config"] | {"width": "wide"}},
+        good | {"config": good["config"] | {"dataset": "\ud800"}},
+    ]  # fmt: skip
+    for number, content in enumerate([good, *bad]):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "result.json").write_text(json.dumps(content))
+    found = collect([tmp_path])
+    assert len(found.longtail) == 1
+    assert len(found.warnings) == len(bad)
+    assert all("is not a long-tailed result" in warning for warning in found.warnings)
+
+
+# Command line
+
+
+def test_run_table_report_and_show(ocil_command: Call, made: Path, tmp_path: Path) -> None:
+    common = ("--dataset", made, "--imbalance", 8, "--seeds", 1, "--out", tmp_path / "runs", "--device", "cpu")
+    said = ocil_command("longtail", "run", "oltr-rfl", *common, "--json", "--set", *WORDS)
+    assert said.code == 0, said.err
+    (cell,) = json.loads(said.out)["cells"]
+    assert cell["variant"] == "oltr-rfl"
+    assert Path(cell["runs"][0], "result.json").is_file()
+    said = ocil_command("longtail", "compare", "ce", "oltr-rfl", *common, "--set", *WORDS)
+    assert said.code == 0, said.err
+    assert "plain CE" in said.out
+    assert "another dataset" in said.out
+    assert "[2/2]" in said.err
+    for form, word in (("terminal", "OLTR + RFL"), ("markdown", "| OLTR + RFL |"), ("csv", "measured,")):
+        said = ocil_command("longtail", "table", tmp_path / "runs", "--format", form)
+        assert (said.code, word in said.out) == (0, True)
+    said = ocil_command("longtail", "table", tmp_path / "runs", "--json")
+    assert [c["variant"] for c in json.loads(said.out)["cells"]] == ["ce", "oltr-rfl"]
+    said = ocil_command("report", tmp_path / "runs", "--out", tmp_path / "report", "--json")
+    assert len(json.loads(said.out)["longtail"]) == 2
+    assert "ocil longtail table" in one_error(ocil_command("show", tmp_path / "runs"))
+    said = ocil_command("longtail", "settings", "--json")
+    assert {"epochs1", "share"} <= {row["name"] for row in json.loads(said.out)["settings"]}
+    assert "epochs2" in ocil_command("longtail", "settings").out
+
+
+def test_from_lists_to_a_result(ocil_command: Call, tmp_path: Path) -> None:
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    (tmp_path / "lists").mkdir()
+    for split, labels in (("train", [0] * 12 + [1] * 6), ("val", [0, 1] * 3), ("test", [0, 1] * 3), ("open", [2] * 3)):
+        lines = []
+        for number, label in enumerate(labels):
+            path = tmp_path / "images" / split / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray((rng.integers(0, 60, (9, 12, 3)) + 90 * label).astype(np.uint8)).save(path)
+            lines.append(f"{split}/{number}.png {label}")
+        (tmp_path / "lists" / f"Tail_LT_{split}.txt").write_text("\n".join(lines))
+    folder = ("--data-dir", tmp_path / "data")
+    words = ("longtail", "prepare", "tail", tmp_path / "lists", tmp_path / "images", "--size", 8)
+    said = ocil_command(*words, "--json", *folder)
+    assert said.code == 0, said.err
+    assert json.loads(said.out)["train"] == 18
+    common = ("--dataset", "tail", "--seeds", 1, "--out", tmp_path / "runs", "--device", "cpu", *folder)
+    settings = ("--set", "width=1", "batch_size=8", "epochs1=1", "epochs2=1")
+    said = ocil_command("longtail", "run", "oltr", "--json", *common, *settings)
+    assert said.code == 0, said.err
+    (cell,) = json.loads(said.out)["cells"]
+    assert cell["cell"].startswith("tail-lt-oltr-")
+    assert "by itself" in one_error(ocil_command("longtail", "run", "oltr", *common, "--open", 0.2, *settings))
+    assert "catalog" in one_error(ocil_command("longtail", "prepare", "cifar100", tmp_path, tmp_path, *folder))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("run", "oltr-rfld2"), "Did you mean 'oltr-rfld'"),
+        (("run", "oltr", "--set", "epoch=3"), "unknown setting 'epoch'"),
+        (("run", "oltr", "--set", "epochs1"), "FIELD=VALUE"),
+        (("run", "oltr", "--imbalance", 0), "imbalance"),
+        (("run", "oltr", "--imbalance", 0.5), "imbalance"),
+        (("run", "oltr", "--open", 0.9), "known classes"),
+        (("run", "oltr", "--seeds", 0), "--seeds"),
+        (("run", "oltr", "--threads", 0), "--threads"),
+        (("run", "oltr", "--device", "tpu9"), "is not there"),
+        (("run", "oltr", "--set", "validation=48"), "validation"),
+        (("run", "oltr", "--set", "batch_size=4096"), "batch_size"),
+        (("table",), "name the folders"),
+        (("table", "nowhere"), "there is no nowhere"),
+    ],
+)  # fmt: skip
+def test_mistakes(ocil_command: Call, made: Path, tmp_path: Path, words: tuple[object, ...], message: str) -> None:
+    more = () if words[0] == "table" else ("--dataset", made, "--out", tmp_path / "runs")
+    if words[0] == "run" and "--set" not in words:
+        more += ("--set", "validation=8", "batch_size=8")
+    assert message in one_error(ocil_command("longtail", *words, *more))
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_the_training_path_needs_no_library_of_the_command_line(start_python: Callable[..., Any]) -> None:
+    script = """
+import sys
+import ocil.longtail.runs, ocil.report.longtail
+print(sorted({"rich", "cyclopts", "jinja2", "matplotlib", "sklearn"} & set(sys.modules)))
+"""
+    out, err = start_python("-c", script).communicate(timeout=60)
+    assert (out.strip(), err) == ("[]", "")
+
+
+def test_the_benchmark_writes_as_runs_end(start_python: Callable[..., Any], made: Path, tmp_path: Path) -> None:
+    script = Path(__file__).parents[1] / "benchmarks" / "longtail.py"
+    words = ("--datasets", made, "--variants", "ce", "oltr", "--seeds", "1", "--imbalance", "8", "--device", "cpu",
+             "--root", tmp_path / "runs", "--json", tmp_path / "out.json")  # fmt: skip
+    out, err = start_python(script, *WORDS, *words).communicate(timeout=120)
+    assert "from start to table" in out, err
+    assert "| OLTR |" in out
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert [LongTailResult.from_json(run).config.variant for run in content["runs"]] == ["ce", "oltr"]
+    tool = Path(__file__).parents[1] / "tools" / "take_runs.py"
+    assert start_python(tool, tmp_path / "out.json", tmp_path / "taken").communicate(timeout=60)[0] == "2 runs\n"
+    assert collect([tmp_path / "taken"]).longtail == collect([tmp_path / "runs"]).longtail
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_graphs_on_a_gpu_give_the_bits_of_plain_steps(made: Path, tmp_path: Path) -> None:
+    plan = [config(made, variant, seed, precision="fp32") for variant in VARIANTS for seed in (0, 1)]
+    device = torch.device("cuda")
+    together = run_all(plan, Job(tmp_path / "recorded", device, side_by_side=4))
+    for chosen, outcome in zip(plan, together, strict=True):
+        assert isinstance(outcome, LongTailResult), outcome
+        written = run(replace(chosen, capture=False), tmp_path / "written", device=device)
+        assert (outcome.digest, outcome.measures) == (written.digest, written.measures)
