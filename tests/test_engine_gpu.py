@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from ocil.config import RunConfig, resolve
 from ocil.data import Dataset
-from ocil.engine import execute, gpu
+from ocil.engine import execute, gpu, lanes
 from ocil.engine.captured import CapturedStepper
 from ocil.engine.local import Job
 from ocil.errors import OcilError
@@ -177,8 +178,8 @@ class Promised:
 
 def test_a_run_is_only_so_many_steps_ahead_of_the_gpu() -> None:
     """A slow run must not fill the queues that quick ones need too."""
-    lane = gpu._Lane(None, iter(()), None, None)  # type: ignore[arg-type]
-    events = [Promised() for _ in range(gpu.AHEAD)]
+    lane = lanes.Lane(iter(()), list, None, ExitStack())
+    events = [Promised() for _ in range(lanes.AHEAD)]
     for event in events:
         assert lane.has_room()
         lane.ahead.append(event)  # type: ignore[arg-type]

@@ -314,7 +314,7 @@ def test_a_checkpoint_of_other_threads_is_refused(made: Path, tmp_path: Path, mo
     with pytest.raises(Interrupted):
         run(config(made), tmp_path, device="cpu", should_stop=stopping(10))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
-    with pytest.raises(OcilError, match="was begun with threads 1"):
+    with pytest.raises(OcilError, match="was begun with 1 threads: go on with --threads 1"):
         run(config(made), tmp_path, device="cpu")
 
 

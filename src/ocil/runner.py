@@ -5,7 +5,7 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -213,16 +213,7 @@ class Work:
         if found is None:
             return
         tensors, progress = found
-        if (device := progress.get("device", self.device.type)) != self.device.type:
-            raise OcilError(
-                f"{self.folder.path} was begun on {device}: go on with --device {device}, or delete that folder."
-            )
-        threads = progress.get("threads", torch.get_num_threads())
-        if self.device.type == "cpu" and threads != torch.get_num_threads():
-            raise OcilError(
-                f"{self.folder.path} was begun with {threads} threads: go on with --threads {threads}, "
-                "or delete that folder."
-            )
+        check_begun(self.folder, progress, self.device)
         try:
             self.learner.load_state(tensors)
             self.cursor, self.seconds = progress["cursor"], progress["seconds"]
@@ -323,10 +314,27 @@ class Work:
         return result
 
 
+def check_begun(folder: RunFolder, progress: Mapping[str, Any], device: torch.device) -> None:
+    """Raise if a checkpoint was made where other bits would come out than here."""
+    begun = progress.get("device", device.type)
+    if begun != device.type:
+        raise OcilError(f"{folder.path} was begun on {begun}: go on with --device {begun}, or delete that folder.")
+    threads = progress.get("threads", torch.get_num_threads())
+    if device.type == "cpu" and threads != torch.get_num_threads():
+        raise OcilError(
+            f"{folder.path} was begun with {threads} threads: go on with --threads {threads}, or delete that folder."
+        )
+
+
 def digest(learner: Learner) -> str:
-    """SHA-256 over all of a learner's state: equal digests mean bit-identical learners."""
+    """Equal digests mean bit-identical learners."""
+    return digest_of(learner.state())
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over tensors and their names."""
     sha = hashlib.sha256()
-    for name, tensor in sorted(learner.state().items()):
+    for name, tensor in sorted(tensors.items()):
         sha.update(name.encode())
         sha.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return sha.hexdigest()

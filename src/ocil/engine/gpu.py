@@ -1,10 +1,7 @@
 """Many runs on one GPU at once: each on a CUDA stream of its own, their steps interleaved."""
 
-import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 
 import torch
 
@@ -13,6 +10,7 @@ from ocil.config import RunConfig
 from ocil.data import Dataset
 from ocil.engine.captured import CapturedStepper
 from ocil.engine.fit import free_bytes, how_many_fit
+from ocil.engine.lanes import take_turns
 from ocil.engine.local import Job, Outcome, Watcher, explained, look_up, watch_one
 from ocil.errors import OcilError
 from ocil.methods import method
@@ -23,35 +21,6 @@ from ocil.streams import DeviceData
 
 SIDE_BY_SIDE = 10  # more gain little: ten keep an H200 busy
 CHECKPOINT_SECONDS = 120.0  # at least: while one run writes, the others soon have nothing to do
-AHEAD = 8  # steps a run may be handed to the GPU before they are done: a slow method does not hold up quick ones
-POLL_SECONDS = 5e-5  # how long to wait when every run has that many
-
-DONE = object()
-
-
-@dataclass
-class _Lane:
-    """A run under way: its steps, the CUDA stream they go to, the lock on its folder, an event for each step ahead."""
-
-    work: Work
-    steps: Iterator[None]
-    stream: torch.cuda.Stream | None
-    locks: ExitStack
-    ahead: deque[torch.cuda.Event] = field(default_factory=deque)
-
-    def has_room(self) -> bool:
-        while self.ahead and self.ahead[0].query():
-            self.ahead.popleft()
-        return len(self.ahead) < AHEAD
-
-    def step(self) -> bool:
-        """Hand one more step to the GPU; whether there was one."""
-        with torch.cuda.stream(self.stream):
-            if next(self.steps, DONE) is DONE:
-                return False
-            if self.stream is not None:
-                self.ahead.append(self.stream.record_event())
-            return True
 
 
 def run_all(
@@ -108,61 +77,22 @@ def run_together(
     device = torch.device(job.device)
     dataset = dataset or data.load(configs[0].dataset, job.data_dir)
     resident = DeviceData(dataset, device)
-    waiting = deque(range(len(configs)))
-    live: dict[int, _Lane] = {}
 
-    def begin(number: int) -> _Lane:
-        config, lane, locks = configs[number], _cuda_stream(device), ExitStack()
+    def begin(number: int, held: ExitStack) -> tuple[Iterator[None], Callable[[], Outcome]]:
+        config = configs[number]
         folder = RunFolder.of(job.root, config)
-        locks.enter_context(folder.lock())
-        try:
-            with torch.cuda.stream(lane):
-                captured = lane is not None and method(config.method).capturable
-                work = Work(config, folder, dataset, resident, CapturedStepper if captured else Stepper)
-                seconds = max(job.checkpoint_seconds, CHECKPOINT_SECONDS)
-                return _Lane(work, work.steps(seconds, watch_one(watch, number), should_stop), lane, locks)
-        except BaseException:
-            locks.close()
-            raise
+        held.enter_context(folder.lock())
+        captured = device.type == "cuda" and method(config.method).capturable
+        work = Work(config, folder, dataset, resident, CapturedStepper if captured else Stepper)
+        seconds = max(job.checkpoint_seconds, CHECKPOINT_SECONDS)
+        return work.steps(seconds, watch_one(watch, number), should_stop), work.finish
 
-    def end(number: int) -> None:
-        live.pop(number).locks.close()
+    def why(number: int, error: Exception) -> Outcome:
+        return explained(error, configs[number])
 
     with numerics(configs[0].learner.precision):
-        try:
-            while live or (waiting and not should_stop()):
-                while waiting and len(live) < side_by_side and not should_stop():
-                    number = waiting.popleft()
-                    try:
-                        live[number] = begin(number)
-                    except Exception as error:
-                        settle(number, explained(error, configs[number]))
-                ready = [number for number, lane in live.items() if lane.has_room()]
-                for number in ready:
-                    lane = live[number]
-                    try:
-                        if not lane.step():
-                            with torch.cuda.stream(lane.stream):
-                                settle(number, lane.work.finish())
-                            end(number)
-                    except Exception as error:
-                        settle(number, explained(error, configs[number]))
-                        end(number)
-                if not ready:
-                    time.sleep(POLL_SECONDS)
-        finally:
-            for number in list(live):
-                end(number)
+        take_turns(range(len(configs)), side_by_side, device, begin, settle, why, should_stop)
     return outcomes
-
-
-def _cuda_stream(device: torch.device) -> torch.cuda.Stream | None:
-    """A stream that begins after what is under way; None on a CPU, where the same loop runs for the tests."""
-    if device.type != "cuda":
-        return None
-    lane = torch.cuda.Stream(device)
-    lane.wait_stream(torch.cuda.current_stream(device))
-    return lane
 
 
 def _renumbered(watch: Watcher, numbers: Sequence[int]) -> Watcher:

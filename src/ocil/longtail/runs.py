@@ -1,19 +1,14 @@
-"""Long-tailed runs: stage 1 once a seed, then each variant; killed at any moment, they go on from their last epoch.
-
-Many runs share a GPU by taking turns in one thread, each on a CUDA stream of its own. Threads would not do: while a
-graph is recorded no other thread may ask the device for memory.
-"""
+"""Long-tailed runs: stage 1 once a seed, then each variant; killed at any moment, they go on from their last epoch."""
 
 import json
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import safetensors
 import safetensors.torch
@@ -22,16 +17,17 @@ from torch import Tensor
 
 from ocil import data
 from ocil.engine.captured import record
+from ocil.engine.lanes import take_turns
 from ocil.errors import OcilError
 from ocil.files import write_bytes
 from ocil.longtail import metrics
 from ocil.longtail.config import STAGE1, LongTailConfig
 from ocil.longtail.data import LongTailed, Resident, load
 from ocil.longtail.results import LongTailResult, read_result
-from ocil.longtail.training import Stage, StageOne, StageTwo, check, digest, plain_network, predict
+from ocil.longtail.training import Stage, StageOne, StageTwo, check, plain_network, predict
 from ocil.precision import numerics
 from ocil.results import RunFolder, unreadable, write_json
-from ocil.runner import Interrupted, Progress, environment, out_of_memory, pick_device
+from ocil.runner import Interrupted, Progress, check_begun, digest_of, environment, out_of_memory, pick_device
 
 WARM = 3  # steps as they are written before one is recorded: they prepare what may not be prepared in a graph
 SIDE_BY_SIDE = 6  # on a GPU; on a CPU one after the other
@@ -39,7 +35,6 @@ SIDE_BY_SIDE = 6  # on a GPU; on a CPU one after the other
 Outcome = LongTailResult | OcilError | Interrupted
 Watcher = Callable[[int, Progress | Outcome], None]
 Graph = Callable[[], None]
-DONE = object()
 
 
 @dataclass(frozen=True)
@@ -173,14 +168,7 @@ class StageWork:
         if found is None:
             return
         tensors, progress = found
-        here = {"device": self.stage.data.device.type, "threads": torch.get_num_threads()}
-        for name in ("device", "threads"):
-            begun = progress.get(name, here[name])
-            if begun != here[name] and (name == "device" or here["device"] == "cpu"):
-                raise OcilError(
-                    f"{self.folder.path} was begun with {name} {begun}: go on with --{name} {begun}, "
-                    "or delete that folder."
-                )
+        check_begun(self.folder, progress, self.stage.data.device)
         try:
             self.stage.load_state(tensors, progress["epoch"])
             self.seconds, self.history = progress["seconds"], progress["history"]
@@ -194,7 +182,7 @@ class StageWork:
             "best_epoch": int(self.stage.best_epoch),
             "validation": float(self.stage.best_accuracy),
             "seconds": round(self.seconds, 3),
-            "digest": digest(best),
+            "digest": digest_of(best),
             "history": self.history,
         }
         write_bytes(weights_path(self.folder), safetensors.torch.save(best, {"found": json.dumps(found)}))
@@ -374,15 +362,6 @@ def _epochs(config: LongTailConfig) -> int:
     return config.epochs1 + (config.epochs2 if config.variant != "ce" else 0)
 
 
-class _Lane(NamedTuple):
-    """A run under way: its steps, the CUDA stream they go to, and the lock on its folder."""
-
-    run: StageOneRun | VariantRun
-    steps: Iterator[None]
-    stream: torch.cuda.Stream | None
-    locks: ExitStack
-
-
 def _interleave(
     numbers: Sequence[int],
     job: Job,
@@ -393,54 +372,16 @@ def _interleave(
     should_stop: Callable[[], bool],
 ) -> None:
     """Runs take turns, a step each; when one ends, the next one begins."""
-    device, waiting = job.device, deque(numbers)
-    size = job.side_by_side or (SIDE_BY_SIDE if device.type == "cuda" else 1)
-    live: dict[int, _Lane] = {}
-    # Used again by the next run: what the allocator keeps for a stream is of no use to another.
-    streams = [torch.cuda.Stream(device) if device.type == "cuda" else None for _ in range(min(size, len(waiting)))]
 
-    def begin(number: int) -> _Lane:
-        locks, stream = ExitStack(), streams[-1]
-        locks.enter_context(folder(number).lock())
-        try:
-            if stream is not None:
-                stream.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(stream):
-                work = make(number)
-                steps: Iterator[None] = iter(())
-                if work.work is not None:
-                    steps = work.work.steps(job.checkpoint_seconds, lambda p: hear(number, p), should_stop)
-                return _Lane(work, steps, stream, locks)
-        except BaseException:
-            locks.close()
-            raise
+    def begin(number: int, held: ExitStack) -> tuple[Iterator[None], Callable[[], Any]]:
+        held.enter_context(folder(number).lock())
+        run = make(number)
+        if run.work is None:
+            return iter(()), run.finish
+        return run.work.steps(job.checkpoint_seconds, lambda p: hear(number, p), should_stop), run.finish
 
-    try:
-        while live or (waiting and not should_stop()):
-            while waiting and len(live) < size and not should_stop():
-                number = waiting.popleft()
-                try:
-                    live[number] = begin(number)
-                    streams.pop()
-                except Exception as error:
-                    settle(number, _explained(error, folder(number)))
-            for number, (work, steps, stream, locks) in list(live.items()):
-                with torch.cuda.stream(stream):
-                    try:
-                        if next(steps, DONE) is not DONE:
-                            continue
-                        outcome: Any = work.finish()
-                    except Exception as error:
-                        outcome = _explained(error, folder(number))
-                del live[number]
-                streams.append(stream)
-                locks.close()
-                settle(number, outcome)
-        for number in waiting:
-            settle(number, Interrupted("not started"))
-    finally:
-        for lane in live.values():
-            lane.locks.close()
+    size = job.side_by_side or (SIDE_BY_SIDE if job.device.type == "cuda" else 1)
+    take_turns(numbers, size, job.device, begin, settle, lambda n, e: _explained(e, folder(n)), should_stop)
 
 
 def _explained(error: Exception, folder: RunFolder) -> OcilError | Interrupted:

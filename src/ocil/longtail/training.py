@@ -1,6 +1,5 @@
 """The two stages. A step has static shapes and reads nothing back to the host: it can be captured as a CUDA graph."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -261,15 +260,6 @@ def predict(network: nn.Module, images: Tensor, batch: int | None = None) -> tup
         scores = torch.cat([network(to_float(part)).float().softmax(1) for part in images.split(size)])
     confidence, predicted = scores.max(1)
     return predicted, confidence
-
-
-def digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over tensors by name: equal digests mean bit-identical tensors."""
-    sha = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        sha.update(name.encode())
-        sha.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return sha.hexdigest()
 
 
 def check(config: LongTailConfig, images: int) -> None:
