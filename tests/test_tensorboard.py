@@ -72,6 +72,22 @@ def test_events_are_what_was_measured(run_tiny: Call, tmp_path: Path, workers: i
     assert sorted(board.rglob("events.*")) == before  # finished and shown: nothing is added
 
 
+def test_a_sweep_and_a_search_write_too(ocil_command: Call, tiny_npz: Path, tmp_path: Path) -> None:
+    writer()
+    file, board = tmp_path / "small.toml", tmp_path / "board"
+    settings = f'dataset = "{tiny_npz}"\nmemory = 20\nwidth = 2\ntasks = 2\nmemory_batch = 5\n'
+    file.write_text(f'title = "Small"\nseeds = 1\n[settings]\n{settings}[[cells]]\nmethod = "er"\n')
+    common = ("--workers", 1, "--tensorboard", board)
+    assert ocil_command("sweep", file, "--out", tmp_path / "runs", "--no-reference", *common).code == 0
+    (folder,) = [path.parent for path in (tmp_path / "runs").rglob("result.json")]
+    assert read(board / folder.relative_to(tmp_path / "runs"))["progress/loss"]
+    words = ("--dataset", tiny_npz, "--grid", "lr=0.05", "--seeds", 1, "--tasks", 1, "--memory", 20)
+    said = ocil_command("tune", "er", *words, "--set", "width=2", "memory_batch=5", "tasks=2",
+                        "--out", tmp_path / "search", *common)  # fmt: skip
+    assert said.code == 0, said.err
+    assert len(list(board.rglob("events.*"))) == 2
+
+
 def test_a_finished_run_is_shown_too(config: RunConfig, tmp_path: Path) -> None:
     (result,) = run_all([config], Job(tmp_path / "runs", "cpu", None), 1)
     assert isinstance(result, Result)

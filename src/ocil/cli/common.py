@@ -49,16 +49,18 @@ def carry_out(
     engine: Engine = "local",
     address: str | None = None,
     describe: "Callable[[RunConfig, Exception], str]" = lambda config, error: str(error),
+    tensorboard: Path | None = None,
 ) -> "tuple[dict[RunConfig, Outcome], list[str]]":
     """Run everything with live progress. Returns what came of each configuration, and a line for each that failed.
 
     A folder that cannot be written to stops all. After Ctrl-C what is running is saved first.
     """
+    from ocil.cli.tensorboard import logged
     from ocil.engine import execute
     from ocil.runner import Interrupted
 
     unwritable = False
-    with first_ctrl_c() as stopped, board as shown:
+    with first_ctrl_c() as stopped, logged(board, tensorboard, order) as shown:
 
         def hear(number: int, event: Any) -> None:
             nonlocal unwritable

@@ -275,7 +275,6 @@ def _execute(
 ) -> tuple[list["Summary"], list[list[Path]], list[str]]:
     """Run everything with live progress. Returns a summary a plan, its run folders, and what failed."""
     from ocil.cli.progress import Board
-    from ocil.cli.tensorboard import logged
     from ocil.engine import device_for
     from ocil.engine.local import Job
     from ocil.results import RunFolder
@@ -286,8 +285,10 @@ def _execute(
     references = references_of(list(wanted), options.reference)
     order = list(dict.fromkeys([*references.values(), *wanted]))
     job = Job(options.out, device, options.data_dir, threads=options.threads, gpu_share=options.gpu_share)
-    board = logged(Board(order, set(wanted)), options.tensorboard, order)
-    outcomes, failed = carry_out(order, job, options.workers, board, options.engine, options.address)
+    outcomes, failed = carry_out(
+        order, job, options.workers, Board(order, set(wanted)), options.engine, options.address,
+        tensorboard=options.tensorboard,
+    )  # fmt: skip
     summaries, folders = [], []
     for plan in plans:
         if (found := summary_of(plan, outcomes, references)) is not None:

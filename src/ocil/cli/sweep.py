@@ -47,6 +47,7 @@ def sweep(
     workers: Whole = 0,
     device: str = "auto",
     threads: Whole = 1,
+    tensorboard: Path | None = None,
     reference: bool = True,
     skip_missing: Annotated[bool, Parameter(negative=())] = False,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
@@ -83,6 +84,8 @@ def sweep(
         auto, cpu or cuda.
     threads
         CPU threads a run uses.
+    tensorboard
+        Folder for TensorBoard: loss and accuracy as runs go on, and what is measured after each task.
     reference
         Also run fine-tuning for each stream and seed, to measure intransigence against.
     skip_missing
@@ -120,7 +123,7 @@ def sweep(
     if dry_run:
         _tell(experiment, plan, estimator, datasets, {} if skip_missing else missing, out, as_json)
         return 0
-    return _carry_out(experiment, plan, estimator, datasets, job, workers, engine, address, as_json)
+    return _carry_out(experiment, plan, estimator, datasets, job, workers, engine, address, tensorboard, as_json)
 
 
 class Datasets:
@@ -237,6 +240,7 @@ def _carry_out(
     workers: int,
     engine: Engine,
     address: str | None,
+    tensorboard: Path | None,
     as_json: bool,
 ) -> int:
     from ocil.cli.progress import CellBoard
@@ -252,7 +256,7 @@ def _carry_out(
     seconds = [estimator.seconds(config, datasets.sizes[config.dataset]) for config in plan.order]
     to_come = [s for config, s in zip(plan.order, seconds, strict=True) if config not in plan.finished]
     board = CellBoard(experiment.cells, plan.order, seconds, estimator.together(to_come), plan.finished)
-    outcomes, failed = carry_out(plan.order, job, workers, board, engine, address, describe)
+    outcomes, failed = carry_out(plan.order, job, workers, board, engine, address, describe, tensorboard)
     found = [(cell, summary_of(cell.configs, outcomes, plan.references)) for cell in experiment.cells]
     if as_json:
         cells = []

@@ -53,6 +53,7 @@ def tune(
     workers: Whole = 0,
     device: str = "auto",
     threads: Whole = 1,
+    tensorboard: Path | None = None,
     out: Annotated[Path | None, Parameter(alias="-o")] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -98,6 +99,8 @@ def tune(
         auto, cpu or cuda.
     threads
         CPU threads a run uses.
+    tensorboard
+        Folder for TensorBoard: loss and accuracy as runs go on, and what is measured after each task.
     out
         Folder of the search: its runs, its data and tuning.json. Default: tuning/METHOD-DATASET-mMEMORY.
     """
@@ -145,7 +148,7 @@ def tune(
     label_of = {config: cell.label for cell in cells for config in cell.configs}
     outcomes, failed = carry_out(
         order, job, workers, _board(cells, order, job, workers, ground.data), engine, address,
-        lambda config, error: f"{label_of[config]}, seed {config.seed}: {error}",
+        lambda config, error: f"{label_of[config]}, seed {config.seed}: {error}", tensorboard,
     )  # fmt: skip
     scores: list[Estimate | None] = []
     for cell in cells:
