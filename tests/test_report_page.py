@@ -363,6 +363,17 @@ def test_the_same_runs_give_the_same_bytes(collection: Collection, written: Writ
 # Figures
 
 
+def test_a_report_written_over_another_leaves_nothing_of_it(collection: Collection, tmp_path: Path) -> None:
+    out = tmp_path / "report"
+    first = write(collection, out)
+    (out / "tables" / "notes.txt").write_text("of the user")
+    save(tmp_path / "few", resolve("er", "cifar10"))
+    second = write(collect([tmp_path / "few"]), out)
+    assert {*first.tables, *first.figures} - {*second.tables, *second.figures}  # there was something to leave behind
+    kept = {out / "index.html", out / "tables" / "notes.txt", *second.tables, *second.figures}
+    assert {path for path in out.rglob("*") if path.is_file()} == kept
+
+
 def test_figures_are_svg_that_a_page_can_take_in(written: Written) -> None:
     ids: list[str] = []
     for path in written.figures:

@@ -27,6 +27,17 @@ def write(collection: Collection, out: Path, more: Sequence[Drawing] = ()) -> Wr
     contents = {out / "tables" / name: text for name, text in texts.items()}
     pictures = {out / "figures" / f"{drawing.name}.svg": drawing.svg for drawing in drawings}
     index = {out / "index.html": page(collection, tables, drawings)}
+    earlier = _earlier(out)
     for path, text in (contents | pictures | index).items():
         write_bytes(path, text.encode())
+    for path in earlier - contents.keys() - pictures.keys():  # they tell of runs that this report does not have
+        path.unlink()
     return Written(out / "index.html", tuple(contents), tuple(pictures))
+
+
+def _earlier(out: Path) -> set[Path]:
+    """Tables and figures of the report that is there already."""
+    if not (out / "index.html").is_file():
+        return set()
+    patterns = ("tables/*.md", "tables/*.csv", "tables/*.tex", "figures/*.svg")
+    return {path for pattern in patterns for path in out.glob(pattern)}
