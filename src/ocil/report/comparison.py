@@ -180,8 +180,9 @@ def table2(collection: Collection) -> Table | None:
     return None if not own else Table(
         "table2",
         "Table II: what each part of AFS does",
-        "Average accuracy (higher is better), forgetting and intransigence (lower is better), in percent. The baseline "
-        "is AFS’s step with cross-entropy alone: larger replay batches, augmented, with review.",
+        "Average accuracy (higher is better), forgetting and intransigence (lower is better), in percent. "
+        "Forgetting as the published numbers have it, over all T tasks; elsewhere it is over the first T - 1. The "
+        "baseline is AFS’s step with cross-entropy alone: larger replay batches, augmented, with review.",
         "loss",
         tuple(parts),
     )  # fmt: skip
