@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ocil.errors import OcilError, WriteError
+from ocil.networks import ImageShape
 from ocil.online.model import Label, decoded, encoded
 
 MAGIC = b"ocil log 1\n"
@@ -97,8 +98,11 @@ class Log:
     acknowledged to nobody. Damage anywhere else is an error.
     """
 
-    def __init__(self, folder: Path, position: int, segment_bytes: int = SEGMENT_BYTES) -> None:
-        self.folder, self.position, self.segment_bytes = folder, position, segment_bytes
+    def __init__(
+        self, folder: Path, position: int, shape: ImageShape | None = None, segment_bytes: int = SEGMENT_BYTES
+    ) -> None:
+        """``shape``: what images the model takes, if they are to be checked."""
+        self.folder, self.position, self.shape, self.segment_bytes = folder, position, shape, segment_bytes
         self.broken: str | None = None
         """Why nothing can be written any more."""
         self._lock = threading.Lock()
@@ -141,6 +145,9 @@ class Log:
                     f"{segment.path} goes on with sample {record.first} where {expected} should be. "
                     "Restore the whole folder from one and the same copy."
                 )
+            if record.last > self.position and self.shape not in (None, record.pixels.shape[1:]):
+                has, wants = (" x ".join(map(str, shape)) for shape in (record.pixels.shape[1:], self.shape or ()))
+                raise DamagedError(f"{segment.path} holds images of {has} pixels, but the model takes {wants}.")
             self._next = record.last + 1
             self.last = max(self.last, record.last)
             if record.key is not None:

@@ -34,6 +34,7 @@ NOTE = "serve"
 LOG = "log"
 GROUP = 256  # samples that one sync may take
 CHECKPOINT_BATCHES = 1000
+PROBE = 2  # images of a batch that a new snapshot must have finite scores of
 RETRY_SECONDS = 1.0  # after the disk was full
 
 say = logging.getLogger("ocil.serve")
@@ -116,7 +117,7 @@ class Service:
         self.metrics = _metrics()
         note: dict[str, Any] = model.note.get(NOTE, {})
         self.position: int = note.get("position", 0)
-        self.log = Log(folder / LOG, self.position)
+        self.log = Log(folder / LOG, self.position, model.images.network_shape)
         self.counts = Counts.from_json(note["counts"]) if "counts" in note else Counts()
         self.durable = self.log.last
         """The number of the last sample that is acknowledged."""
@@ -398,7 +399,7 @@ class Service:
         guesses = self.snapshots.newest.probabilities(pixels).argmax(1).tolist() if known else [UNKNOWN] * len(batch)
         self.model.learn(pixels, labels)
         self.model.check_loss()
-        self.snapshots.publish()
+        self.snapshots.publish(pixels[:PROBE])
         self.counts.add([self.model.numbers[label] for label in labels], guesses, known)
         with self._turn:
             self.position = batch[-1].number

@@ -39,7 +39,7 @@ class Snapshot:
             scores = self.scorer(torch.from_numpy(np.array(x[part])).to(self.device))[:, : len(self.labels)]
             found[part] = scores.double().softmax(1).cpu().numpy()
         if not np.isfinite(found).all():
-            raise NotFiniteError("the model's scores are not finite.")
+            raise NotFiniteError("the scores are not finite any more: begin again with a lower learning rate.")
         return found
 
 
@@ -60,8 +60,9 @@ class Snapshots:
         self._read: Learner | None = None
         self.newest = self._taken(self._copied())
 
-    def publish(self) -> Snapshot:
-        """The model as it is now becomes the newest. An error, and no change, if it is not finite."""
+    def publish(self, probe: NDArray[np.uint8]) -> Snapshot:
+        """The model as it is now becomes the newest. An error, and no change, if its weights are not finite, nor its
+        scores of the probe: weights can be finite and yet far too large."""
         with self._lock:
             busy = (self.newest.learner, self._read)
         spare = next((one for one in self._copies if all(one is not other for other in busy)), None)
@@ -71,6 +72,7 @@ class Snapshots:
             self._copies = [one for one in self._copies if one is not spare]
             spare = self._copied()
         taken = self._taken(spare)
+        taken.probabilities(probe)
         with self._lock:
             self.newest = taken
         return taken
