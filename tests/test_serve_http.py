@@ -100,7 +100,7 @@ def test_a_key_repeats_the_first_answer(client: Any, service: Service) -> None:
     again = client.post("/learn", headers=key, **form((0, "a"), (100, "b"))).json()
     assert (again["first"], again["last"], again["repeated"]) == (first["first"], first["last"], True)
     assert service.durable == first["last"]
-    refused(client.post("/learn", headers=key, **form((0, "a"))), 422, "Idempotency-Key came before")
+    refused(client.post("/learn", headers=key, **form((0, "a"))), 409, "Idempotency-Key came before")
     for bad in ("", "x" * 201, "two words", "\t"):
         refused(client.post("/learn", headers={"Idempotency-Key": bad}, **form((0, "a"))), 422, "(?i)idempotency")
 
@@ -162,18 +162,16 @@ def test_forms_that_are_wrong(client: Any) -> None:
 
 def test_a_file_name_is_never_used(client: Any, service: Service, tmp_path: Path) -> None:
     target = tmp_path / "evil.png"
-    before = {path.relative_to(service.folder) for path in service.folder.rglob("*")}
     for name in (str(target), "../../../evil.png", "..%2f..%2fevil"):
         answer = client.post("/learn", files={"image": (name, png(picture(0)))}, data={"label": "../../a"})
         assert answer.status_code == 200
     assert not target.exists()
     assert {path.relative_to(service.folder).parts[0] for path in service.folder.rglob("*")} <= {"log", FILE, ".lock"}
-    assert len(before) <= len(list(service.folder.rglob("*")))
 
 
 def test_too_many_images_and_classes(client: Any) -> None:
-    refused(client.post("/learn", **form(*[(0, "a")] * 6)), 413, "there are 6 images, the most in one request is 5")
-    refused(client.post("/predict", files=[("image", png(picture(0)))] * 6), 413, "most in one request is 5")
+    refused(client.post("/learn", **form(*[(0, "a")] * 6)), 422, "there are 6 images, the most in one request is 5")
+    refused(client.post("/predict", files=[("image", png(picture(0)))] * 6), 422, "most in one request is 5")
     refused(client.post("/predict", files=[("image", png(picture(0)))] * 60), 400, "Too many files")
     many = [(n, f"new {n}") for n in range(5)]
     client.post("/learn", **form(*many))
@@ -312,7 +310,7 @@ def test_metrics_are_prometheus_text(client: Any, service: Service) -> None:
     buckets = [v for k, v in values["ocil_request_seconds_bucket"].items() if 'path="/learn"' in k]
     assert buckets == sorted(buckets)
     assert buckets[-1] == values["ocil_request_seconds_count"]['path="/learn"']
-    assert values["ocil_step_seconds_count"][""] == len([*filter(None, [service.view.batches])]) * service.view.batches
+    assert values["ocil_step_seconds_count"][""] == service.view.batches
 
 
 def test_the_description_names_every_path_and_the_docs_show_it(client: Any) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr
 
 from ocil.serve.limits import Limits
 from ocil.serve.pictures import BIGGEST_NUMBER
@@ -111,11 +111,18 @@ Base64Image = Annotated[
 ]
 
 
+def _whole(value: Any) -> Any:
+    """To JSON, 3.0 is a whole number too."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Text = Annotated[StrictStr, Field(min_length=1)]
+Number = Annotated[StrictInt, BeforeValidator(_whole), Field(ge=-BIGGEST_NUMBER, le=BIGGEST_NUMBER)]
+
+
 class LabelledImage(_Request):
     image: Base64Image
-    label: (
-        Annotated[StrictStr, Field(min_length=1)] | Annotated[StrictInt, Field(ge=-BIGGEST_NUMBER, le=BIGGEST_NUMBER)]
-    )
+    label: Text | Number
 
 
 class LearnRequest(_Request):

@@ -52,7 +52,8 @@ KEY = r"^[\x21-\x7e]{1,200}$"
 
 REFUSALS = {
     400: "The request cannot be read.", 401: "The token is missing or wrong.", 403: "From another site.",
-    408: "The request came too slowly.", 413: "Too large.", 415: "Neither a form nor JSON.",
+    408: "The request came too slowly.", 409: "The Idempotency-Key came before with another request.",
+    413: "Too large.", 415: "Neither a form nor JSON.",
     422: "Something in the request is wrong.", 429: "Too much at once: try again after Retry-After seconds.",
     503: "Learning has stopped, the disk is full, or the service is stopping.",
 }  # fmt: skip
@@ -70,7 +71,7 @@ def create_app(service: Service, token: str | None = None, hosts: tuple[str, ...
     routes = Routes(service)
     app.add_api_route(
         "/learn", routes.learn, methods=["POST"], response_model=answers.Learned, summary="Learn labelled images",
-        responses=_refusals(400, 401, 403, 408, 413, 415, 422, 429, 503),
+        responses=_refusals(400, 401, 403, 408, 409, 413, 415, 422, 429, 503),
         openapi_extra=answers.learn_body(service.limits), operation_id="learn",
     )  # fmt: skip
     app.add_api_route(
@@ -251,6 +252,8 @@ class Guard:
                 status = message["status"]
                 had = {name.lower() for name, _ in message["headers"]}
                 more = [(name.encode(), value.encode()) for name, value in HEADERS.items() if name.encode() not in had]
+                if status >= 400 and scope["method"] == "POST":  # its body may go on for ever
+                    more.append((b"connection", b"close"))
                 message["headers"] = [*message["headers"], *more]
             await send(message)
 

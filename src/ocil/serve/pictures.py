@@ -41,7 +41,7 @@ def decode_all(contents: Sequence[bytes], form: ImageFormat, limits: Limits) -> 
     if not contents:
         raise RefusedError(422, "there is no image.")
     if len(contents) > limits.batch:
-        raise RefusedError(413, f"there are {len(contents)} images, the most in one request is {limits.batch}.")
+        raise RefusedError(422, f"there are {len(contents)} images, the most in one request is {limits.batch}.")
     return np.stack([decode(one, form, limits, f"image {number}") for number, one in enumerate(contents, 1)])
 
 

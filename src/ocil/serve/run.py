@@ -55,17 +55,19 @@ def read_token(host: str, file: Path | None) -> str | None:
 
 def listen(host: str, port: int) -> socket.socket:
     """A socket that is bound, so that a port in use is found before a model is loaded."""
+    if not 0 <= port <= 65535:
+        raise OcilError(f"--port {port} must lie between 0 and 65535.")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         found = socket.socket(family, kind, protocol)
-    except (OSError, OverflowError) as error:
+    except (OSError, UnicodeError) as error:
         raise OcilError(f"{host}:{port} is no address of this machine: {error}.") from None
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         found.close()
-        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        taken = error.errno == errno.EADDRINUSE
         reason = "is in use: choose another one with --port" if taken else f"cannot be used: {error}"
         raise OcilError(f"port {port} of {host} {reason}.") from None
     return found

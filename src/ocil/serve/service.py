@@ -207,7 +207,7 @@ class Service:
         else:
             return None
         if not same:
-            raise RefusedError(422, "this Idempotency-Key came before with another request: use a new one.")
+            raise RefusedError(409, "this Idempotency-Key came before with another request: use a new one.")
         return again
 
     def _admit(self, labels: tuple[Label, ...]) -> None:
@@ -404,10 +404,10 @@ class Service:
         with self._turn:
             self.position = batch[-1].number
             self.view = self._viewed()
-        self._release(lambda number: number <= self.position)
         seconds = time.monotonic() - started
         self._step_seconds = 0.8 * self._step_seconds + 0.2 * seconds
         self.metrics.took("ocil_step_seconds", seconds)
+        self._release(lambda number: number <= self.position)
 
     def _release(self, whose: Callable[[int], bool]) -> None:
         """Tell those who wait for samples that were learned, or will not be."""
