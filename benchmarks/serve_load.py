@@ -3,8 +3,8 @@
     python benchmarks/serve_load.py er afs --clients 1 4 --seconds 15
 
 Starts the service on this machine with a network for 32x32 images (width 20), teaches it some samples, and then sends
-prediction requests of one PNG image each from a process of its own, over connections that stay open. While learning goes
-on, one more client keeps the line of samples filled. Prints one JSON object a line.
+prediction requests of one PNG image each from a process of its own, over connections that stay open. While learning
+goes on, one more client keeps the line of samples filled. Prints one JSON object a line.
 """
 
 import argparse
@@ -135,7 +135,15 @@ def main() -> None:
                     Connection(port).ask("POST", "/learn?wait=true", learning_body(number))
                 for learning in ([], ["--learning"]):
                     for clients in given.clients:
-                        words = [method, "--port", str(port), "--clients", str(clients), "--seconds", str(given.seconds)]
+                        words = [
+                            method,
+                            "--port",
+                            str(port),
+                            "--clients",
+                            str(clients),
+                            "--seconds",
+                            str(given.seconds),
+                        ]
                         command = [sys.executable, __file__, *words, *learning]
                         out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
                         print(json.dumps({"method": method, "cores": os.cpu_count()} | json.loads(out)), flush=True)

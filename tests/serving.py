@@ -14,7 +14,7 @@ from ocil.online.feed import has_model
 from ocil.online.images import ImageFormat
 from ocil.online.model import Model, Recipe, locked
 from ocil.serve.log import Cut, Samples, read
-from ocil.serve.service import Limits, Service
+from ocil.serve.service import Service
 
 RECIPE = Recipe("er", memory=20, width=1, batch_size=4)
 FORM = ImageFormat((12, 12, 1))

@@ -50,7 +50,8 @@ def test_settings_that_are_wrong(ocil_command: Call, tmp_path: Path) -> None:
     for words, message in (
         (("--method", "afx"), "afs"), (("--method", "er", "--set", "lr"), "FIELD=VALUE"),
         (("--method", "er", "--threads", 0), "at least 1"), (("--method", "er", "--save-seconds", 0), "more than 0"),
-        (("--method", "er", "--max-queue", 5), "must not be below batch"), (("--method", "er", "--max-body", 0), "more than 0"),
+        (("--method", "er", "--max-queue", 5), "must not be below batch"),
+        (("--method", "er", "--max-body", 0), "more than 0"),
         (("--method", "er", "--port", 70000), "70000"), (("--method", "er", "--host", "no such host"), "no such host"),
         (("--method", "er", "--width", 0), "at least 1"),
     ):  # fmt: skip

@@ -14,6 +14,7 @@ BLOCKS = re.findall(r"^```python[^\n]*\n(.*?)^```", README, flags=re.MULTILINE |
 COMMANDS = (
     [], ["run"], ["compare"], ["methods"], ["datasets"], ["data"],
     ["data", "list"], ["data", "import"], ["data", "download"], ["data", "check"], ["learn"], ["predict"], ["export"],
+    ["serve"],
 )  # fmt: skip
 
 Start = Callable[..., "subprocess.Popen[str]"]

@@ -162,6 +162,34 @@ def test_every_method_can_be_served(tmp_path: Path, method: str) -> None:
     assert digest(Model.load(tmp_path, "cpu").learner) == digest(relearned(tmp_path, recipe).learner)
 
 
+@pytest.mark.parametrize(("method", "published"), [("er", 26), ("scr", 4)])
+def test_snapshots_that_are_dear_are_made_now_and_then(tmp_path: Path, method: str, published: int) -> None:
+    """While batches wait; the last one is always seen."""
+    with running(tmp_path, Recipe(method, memory=12, width=1, batch_size=2)) as service:
+        send(service, "a", "b")
+        settle(service)
+        gate, count = threading.Event(), 0
+        learn, publish = service.model.learn, service.snapshots.publish
+        service.model.learn = lambda *what: (gate.wait(SECONDS), learn(*what))[1]  # type: ignore[assignment,func-returns-value]
+
+        def counted(probe: Any) -> Any:
+            nonlocal count
+            count += 1
+            return publish(probe)
+
+        service.snapshots.publish = counted  # type: ignore[method-assign]
+        send(service, "a", "b")
+        for number in range(25):
+            send(service, "a", "b", start=number)
+        gate.set()
+        settle(service)
+        assert count <= published
+        assert count >= published - 1
+        assert service.predict(pixels(0)).result(SECONDS).samples == 54
+    with running(tmp_path, keep_log=False) as service:
+        assert service.predict(pixels(0)).result(SECONDS).samples == 54
+
+
 def test_a_restart_goes_on_as_if_there_had_been_none(tmp_path: Path) -> None:
     for _ in range(3):
         with running(tmp_path) as service:
@@ -327,7 +355,7 @@ def test_a_full_disk_acknowledges_nothing_and_goes_on_later(tmp_path: Path, monk
 
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", full)
-            with pytest.raises(RefusedError, match="nothing was learned.*No space left") as caught:
+            with pytest.raises(RefusedError, match=r"nothing was learned.*No space left") as caught:
                 send(service, "b", key="k")
             assert caught.value.status == 503
             assert service.predict(pixels(0)).result(SECONDS).samples == 1
@@ -501,7 +529,8 @@ def test_images_of_another_shape_in_the_log_are_an_error(tmp_path: Path) -> None
         send(service, "a")
         settle(service)
     (tmp_path / FILE).unlink()
-    with pytest.raises(OcilError, match="images of 12 x 12 x 1 pixels, but the model takes 14 x 14 x 1"), running(
-        tmp_path, form=ImageFormat((14, 14, 1))
+    with (
+        pytest.raises(OcilError, match="images of 12 x 12 x 1 pixels, but the model takes 14 x 14 x 1"),
+        running(tmp_path, form=ImageFormat((14, 14, 1))),
     ):
         pass

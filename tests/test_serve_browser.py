@@ -20,7 +20,10 @@ MISSING = next((f"{name} is not installed" for name in WANTED if importlib.util.
 MISSING = MISSING or (None if BROWSER else "there is no chromium")
 if MISSING and "playwright" in os.environ.get("OCIL_NO_SKIP", ""):
     raise RuntimeError(f"OCIL_NO_SKIP names playwright: {MISSING}")
-pytestmark = [pytest.mark.skipif(MISSING is not None, reason=str(MISSING)), pytest.mark.usefixtures("quick_convolution")]
+pytestmark = [
+    pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
+    pytest.mark.usefixtures("quick_convolution"),
+]
 
 HOSTILE = "<img src=x onerror=alert(1)><b>bold</b>"
 TOKEN = "a-token-of-some-length"

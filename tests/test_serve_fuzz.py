@@ -115,7 +115,8 @@ def test_broken_images_are_refused_or_read_but_never_an_error(client: Any, kind:
 @pytest.mark.parametrize(
     "content",
     [
-        b"\x89PNG\r\n\x1a\n", b"GIF89a", b"\xff\xd8\xff", b"BM", b"II*\0", b"P6\n99999 99999\n255\n", b"RIFF1234WEBPVP8 ",
+        b"\x89PNG\r\n\x1a\n", b"GIF89a", b"\xff\xd8\xff", b"BM", b"II*\0", b"P6\n99999 99999\n255\n",
+        b"RIFF1234WEBPVP8 ",
         b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"%PDF-1.4", b"\0" * 100, b"%!PS-Adobe-3.0 EPSF-3.0\n",
     ],
 )  # fmt: skip
@@ -126,9 +127,19 @@ def test_what_only_begins_like_an_image_is_refused(client: Any, content: bytes) 
 def test_random_bytes_on_every_path(client: Any) -> None:
     moment = random.Random(11)
     kinds = ("application/json", "multipart/form-data; boundary=b", "text/plain", "multipart/form-data", "")
-    pieces = (b"--b", b"--b--", b"\r\n", b'Content-Disposition: form-data; name="image"; filename="x"', b"\0\xff", b"{", b"[")
+    pieces = (
+        b"--b",
+        b"--b--",
+        b"\r\n",
+        b'Content-Disposition: form-data; name="image"; filename="x"',
+        b"\0\xff",
+        b"{",
+        b"[",
+    )
     for number in range(300):
-        body = b"".join(moment.choice(pieces) for _ in range(moment.randrange(12))) + moment.randbytes(moment.randrange(40))
+        body = b"".join(moment.choice(pieces) for _ in range(moment.randrange(12))) + moment.randbytes(
+            moment.randrange(40)
+        )
         path = moment.choice(("/learn", "/predict", "/status", "/memory", "/x"))
         answer = client.request(
             moment.choice(("POST", "GET", "PUT")), path, content=body, headers={"content-type": kinds[number % 5]}

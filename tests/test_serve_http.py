@@ -23,9 +23,10 @@ from tests.serving import as_json, picture, png, relearned, running
 
 pytest.importorskip("fastapi")
 pytest.importorskip("python_multipart")
-httpx = pytest.importorskip("httpx")
-from ocil.serve.app import LOOPBACK, PATHS, create_app  # noqa: E402
+pytest.importorskip("httpx2")
 from starlette.testclient import TestClient  # noqa: E402
+
+from ocil.serve.app import LOOPBACK, PATHS, create_app  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
 HERE = "http://127.0.0.1:8000"
@@ -212,7 +213,11 @@ def test_a_body_without_a_length_is_read_only_so_far(client: Any, kind: str) -> 
 
     def endless() -> Iterator[bytes]:
         nonlocal read
-        yield b'--x\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n' if "x" in kind[-1] else b'{"a":"'
+        yield (
+            b'--x\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n'
+            if "x" in kind[-1]
+            else b'{"a":"'
+        )
         while read < 10_000_000:
             read += 1000
             yield b"x" * 1000
@@ -282,7 +287,9 @@ def test_the_memory_as_thumbnails(client: Any, service: Service) -> None:
         refused(client.get(f"/memory?{query}"), 422, "query")
 
 
-LINE = re.compile(r'^(?P<name>[a-z_]+)(?:\{(?P<labels>(?:[a-z]+="(?:[^"\\\n]|\\.)*",?)+)\})? (?P<value>[-+.0-9e]+|\+Inf)$')
+LINE = re.compile(
+    r'^(?P<name>[a-z_]+)(?:\{(?P<labels>(?:[a-z]+="(?:[^"\\\n]|\\.)*",?)+)\})? (?P<value>[-+.0-9e]+|\+Inf)$'
+)
 
 
 def test_metrics_are_prometheus_text(client: Any, service: Service) -> None:
@@ -351,11 +358,18 @@ def guarded(service: Service) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(
-    "given", [None, "", "Bearer", "Bearer ", f"Basic {TOKEN}", TOKEN, "Bearer x", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}"]
+    "given",
+    [None, "", "Bearer", "Bearer ", f"Basic {TOKEN}", TOKEN, "Bearer x", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}"],
 )
 def test_without_the_token_nothing_is_told(guarded: Any, given: str | None) -> None:
     headers = {} if given is None else {"authorization": given}
-    for method, path in (("GET", "/status"), ("GET", "/memory"), ("GET", "/metrics"), ("GET", "/other"), ("POST", "/learn")):
+    for method, path in (
+        ("GET", "/status"),
+        ("GET", "/memory"),
+        ("GET", "/metrics"),
+        ("GET", "/other"),
+        ("POST", "/learn"),
+    ):
         answer = guarded.request(method, path, headers=headers)
         refused(answer, 401, "send the token")
         assert answer.headers["www-authenticate"] == "Bearer"
@@ -379,7 +393,9 @@ def test_tokens_are_compared_in_constant_time(guarded: Any, monkeypatch: pytest.
     assert compared == [(b"wrong", TOKEN.encode())]
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "localhost:8000.evil.example", "10.0.0.1"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "", "localhost:8000.evil.example", "10.0.0.1"]
+)
 def test_another_name_for_this_machine_is_refused(client: Any, host: str) -> None:
     refused(client.get("/status", headers={"host": host}), 403, "--allow-host")
     refused(client.get("/", headers={"host": host}), 403, "--allow-host")

@@ -1,4 +1,4 @@
-"""``ocil serve`` killed with SIGKILL in the middle of a load: nothing acknowledged is lost, nothing is learned twice."""
+"""``ocil serve`` killed with SIGKILL in the middle of a load: nothing acknowledged is lost or learned twice."""
 
 import http.client
 import json
@@ -63,7 +63,20 @@ while line := sys.stdin.readline():
 """
 
 RECIPE = Recipe("er", memory=20, width=1, batch_size=4)
-WORDS = ["--method", "er", "--memory", "20", "--width", "1", "--batch-size", "4", "--size", "12", "--gray", "--keep-log"]
+WORDS = [
+    "--method",
+    "er",
+    "--memory",
+    "20",
+    "--width",
+    "1",
+    "--batch-size",
+    "4",
+    "--size",
+    "12",
+    "--gray",
+    "--keep-log",
+]
 WORDS += ["--max-queue", "100", "--max-batch", "10"]
 KILLS, CLIENTS = 30, 4
 
@@ -199,7 +212,9 @@ def test_killed_thirty_times_in_the_middle_of_a_load(servers: Servers, tmp_path:
     for kill in range(KILLS):
         # Every third time at the n-th sync, which may be of the log or of a checkpoint; else at any moment.
         die_at_sync = moment.randint(1, 60) if kill % 3 == 2 else 0
-        pid, port = servers.start(folder, "--save-seconds", moment.choice(("0.02", "0.2", "5")), die_at_sync=die_at_sync)
+        pid, port = servers.start(
+            folder, "--save-seconds", moment.choice(("0.02", "0.2", "5")), die_at_sync=die_at_sync
+        )
         for client in clients:
             client.port = port
             if not client.is_alive():
@@ -252,7 +267,9 @@ def test_a_real_socket_reads_no_more_than_the_limit(servers: Servers, tmp_path: 
             pass
         assert sent < 16 * 2**20
     with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-        connection.sendall(f"POST /predict HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n".encode())
+        connection.sendall(
+            f"POST /predict HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n".encode()
+        )
         connection.sendall(b"Content-Length: 99999999999\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
     with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:

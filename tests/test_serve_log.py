@@ -220,7 +220,7 @@ def test_a_full_disk_leaves_nothing_behind(folder: Path, monkeypatch: pytest.Mon
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", write)
-        with pytest.raises(WriteError, match="No space left on device. Free some space"):
+        with pytest.raises(WriteError, match=r"No space left on device\. Free some space"):
             log.append([samples(3), samples(5)])
     assert log.last == 2
     assert log.broken is None

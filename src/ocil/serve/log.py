@@ -145,8 +145,8 @@ class Log:
                     f"{segment.path} goes on with sample {record.first} where {expected} should be. "
                     "Restore the whole folder from one and the same copy."
                 )
-            if record.last > self.position and self.shape not in (None, record.pixels.shape[1:]):
-                has, wants = (" x ".join(map(str, shape)) for shape in (record.pixels.shape[1:], self.shape or ()))
+            if self.shape is not None and record.last > self.position and record.pixels.shape[1:] != self.shape:
+                has, wants = (" x ".join(map(str, shape)) for shape in (record.pixels.shape[1:], self.shape))
                 raise DamagedError(f"{segment.path} holds images of {has} pixels, but the model takes {wants}.")
             self._next = record.last + 1
             self.last = max(self.last, record.last)

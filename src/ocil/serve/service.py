@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from ocil.errors import OcilError, WriteError
+from ocil.methods.base import Learner
 from ocil.online.feed import has_model
 from ocil.online.model import Label, Model
 from ocil.precision import numerics
@@ -34,6 +35,7 @@ NOTE = "serve"
 LOG = "log"
 GROUP = 256  # samples that one sync may take
 CHECKPOINT_BATCHES = 1000
+DEAR_EVERY = 10  # batches between two snapshots that are dear to make, while more wait
 PROBE = 2  # images of a batch that a new snapshot must have finite scores of
 RETRY_SECONDS = 1.0  # after the disk was full
 
@@ -147,6 +149,8 @@ class Service:
         self._context = ExitStack()
         self._context.enter_context(numerics(model.config.precision))  # once: threads must not switch it to and fro
         self.snapshots = Snapshots(model)
+        self._stale = False
+        self._dear = type(model.learner).scorer is not Learner.scorer  # it has class means to compute
         self.predictor = Predictor(self.snapshots, self.limits, self.metrics)
         self.view = self._viewed()
         self._threads = [
@@ -328,7 +332,9 @@ class Service:
                     if batch and not self._cut(batch):
                         continue
                 if batch:
-                    self._step(batch)
+                    self._step(batch, more=replay or bool(self._ready))
+                elif self._stale:
+                    self._publish(None)
                 self._save_now_and_then()
             except OcilError as error:
                 self._fail(str(error))
@@ -391,15 +397,17 @@ class Service:
                 self._ready.popleft()
         return True
 
-    def _step(self, batch: list[Sample]) -> None:
-        """Predict, learn, publish."""
+    def _step(self, batch: list[Sample], more: bool) -> None:
+        """Predict, learn, publish. ``more``: another batch waits."""
         started = time.monotonic()
         pixels, labels = np.stack([sample.pixels for sample in batch]), [sample.label for sample in batch]
         known = len(self.model.labels)
         guesses = self.snapshots.newest.probabilities(pixels).argmax(1).tolist() if known else [UNKNOWN] * len(batch)
         self.model.learn(pixels, labels)
         self.model.check_loss()
-        self.snapshots.publish(pixels[:PROBE])
+        self._stale = True
+        if not self._dear or not more or self.model.batches % DEAR_EVERY == 0:
+            self._publish(pixels[:PROBE])
         self.counts.add([self.model.numbers[label] for label in labels], guesses, known)
         with self._turn:
             self.position = batch[-1].number
@@ -408,6 +416,10 @@ class Service:
         self._step_seconds = 0.8 * self._step_seconds + 0.2 * seconds
         self.metrics.took("ocil_step_seconds", seconds)
         self._release(lambda number: number <= self.position)
+
+    def _publish(self, probe: NDArray[np.uint8] | None) -> None:
+        self.snapshots.publish(np.zeros((1, *self.model.images.network_shape), np.uint8) if probe is None else probe)
+        self._stale = False
 
     def _release(self, whose: Callable[[int], bool]) -> None:
         """Tell those who wait for samples that were learned, or will not be."""
