@@ -24,9 +24,9 @@ from tests.serving import as_json, picture, png, relearned, running
 pytest.importorskip("fastapi")
 pytest.importorskip("python_multipart")
 pytest.importorskip("httpx2")
-from starlette.testclient import TestClient  # noqa: E402
+from starlette.testclient import TestClient
 
-from ocil.serve.app import LOOPBACK, PATHS, create_app  # noqa: E402
+from ocil.serve.app import LOOPBACK, PATHS, create_app
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
 HERE = "http://127.0.0.1:8000"
