@@ -235,7 +235,11 @@ for (const name of ["dragenter", "dragover"]) {
   drop.addEventListener(name, (event) => { event.preventDefault(); drop.classList.add("over"); });
 }
 for (const name of ["dragleave", "drop"]) drop.addEventListener(name, () => drop.classList.remove("over"));
-drop.addEventListener("drop", (event) => { event.preventDefault(); choose(event.dataTransfer.files[0]); });
+drop.addEventListener("drop", (event) => {
+  event.preventDefault();
+  at("file").files = event.dataTransfer.files;  // so that its name is shown
+  choose(event.dataTransfer.files[0]);
+});
 at("file").addEventListener("change", (event) => choose(event.target.files[0]));
 document.addEventListener("paste", (event) => choose(event.clipboardData.files[0]));
 at("teach").addEventListener("submit", learn);
