@@ -16,6 +16,7 @@ COMMANDS = (
     ["data", "list"], ["data", "import"], ["data", "download"], ["data", "check"], ["learn"], ["predict"], ["export"],
     ["longtail"], ["longtail", "run"], ["longtail", "compare"], ["longtail", "table"], ["longtail", "prepare"],
     ["longtail", "settings"],
+    ["serve"],
 )  # fmt: skip
 
 Start = Callable[..., "subprocess.Popen[str]"]

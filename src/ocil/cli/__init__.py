@@ -6,7 +6,7 @@ import sys
 from cyclopts import App, CycloptsError
 
 import ocil
-from ocil.cli import bench, common, data, learn, longtail, report, runs, sweep, tune
+from ocil.cli import bench, common, data, learn, longtail, report, runs, serve, sweep, tune
 from ocil.errors import OcilError
 
 app = App(
@@ -31,6 +31,7 @@ app.command(longtail.app)
 app.command(learn.learn)
 app.command(learn.predict)
 app.command(learn.export)
+app.command(serve.serve)
 
 
 def main(arguments: list[str] | None = None) -> None:

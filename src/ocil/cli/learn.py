@@ -15,14 +15,75 @@ from ocil.cli.data import Json
 from ocil.errors import OcilError
 
 if TYPE_CHECKING:
+    import torch
+
     from ocil.online.feed import Feed
-    from ocil.online.model import Model
+    from ocil.online.model import Model, Recipe
 
 SHOWN = 10  # broken images that are named one by one
 LINE_SECONDS = 30.0
 
 MaybeWhole = Annotated[int | None, Parameter(converter=whole_number)]
 ModelDir = Annotated[Path, Parameter(name="--model", help="Folder of the model.")]
+
+
+class Asked:
+    """What a command says about its model. A model keeps what it was made with; the command may repeat it."""
+
+    def __init__(self, given: Mapping[str, Any], settings: Mapping[str, Any], size: int | None, gray: bool) -> None:
+        """``given``: fields of a ``Recipe``, None where nothing was said."""
+        self.given = {name: value for name, value in given.items() if value is not None}
+        self.settings, self.size, self.gray = settings, size, gray
+        least = {name: self.given.get(name) for name in ("batch_size", "width")} | {"size": size}
+        for name, value in least.items():
+            if value is not None and value < 1:
+                raise OcilError(f"--{name.replace('_', '-')} {value} must be at least 1.")
+
+    def check(self, folder: Path) -> None:
+        """Find a mistake in the settings of a new model before anything is written."""
+        from ocil.online.feed import has_model
+
+        if not has_model(folder):
+            self._recipe().config()
+
+    def model(self, folder: Path, place: "torch.device") -> "Model":
+        """The folder's, or a new one."""
+        from ocil.online.feed import has_model
+        from ocil.online.images import ImageFormat
+        from ocil.online.model import Model
+
+        if has_model(folder):
+            found = Model.load(folder, place)
+            self._refuse_other(found, folder)
+            return found
+        side = self.size or 32
+        return Model(self._recipe(), ImageFormat((side, side, 1 if self.gray else 3)), place)
+
+    def _recipe(self) -> "Recipe":
+        from ocil.online.model import Recipe
+
+        return Recipe(**self.given, settings=self.settings)
+
+    def _refuse_other(self, found: "Model", folder: Path) -> None:
+        from dataclasses import replace
+
+        from ocil.methods import method
+
+        given = self.given
+        if "method" in given:
+            given = given | {"method": method(given["method"]).name}
+        asked = {name: (value, getattr(found.recipe, name)) for name, value in given.items()}
+        if self.settings:
+            config = replace(found.recipe, settings=self.settings).config()
+            asked |= {name: (getattr(config, name), getattr(found.config, name)) for name in self.settings}
+        asked["size"] = (self.size or found.images.shape[0], found.images.shape[0])
+        asked["gray"] = (self.gray or found.images.shape[2] == 1, found.images.shape[2] == 1)
+        for name, (wanted, has) in asked.items():
+            if wanted != has:
+                raise OcilError(
+                    f"the model in {folder} was made with {name} = {has}, not {wanted}: leave that out, "
+                    "or choose another folder with --model."
+                )
 
 
 def learn(
@@ -87,31 +148,20 @@ def learn(
     save_seconds
         Time between two saves.
     """
-    from ocil.online.feed import Feed, has_model, read_list
-    from ocil.online.images import ImageFormat
-    from ocil.online.model import Model, Recipe, locked
+    from ocil.online.feed import Feed, read_list
+    from ocil.online.model import locked
     from ocil.runner import pick_device
 
     given: dict[str, Any] = {
         "method": method, "memory": memory, "batch_size": batch_size, "width": width, "review_every": review_every,
         "seed": seed,
     }  # fmt: skip
-    given = {name: value for name, value in given.items() if value is not None}
-    for name, value in {"batch_size": batch_size, "width": width, "size": size}.items():
-        if value is not None and value < 1:
-            raise OcilError(f"--{name.replace('_', '-')} {value} must be at least 1.")
-    recipe = Recipe(**given, settings=read_settings(set))
-    if not has_model(model):
-        recipe.config()  # a mistake is found before anything is written
+    asked = Asked(given, read_settings(set), size, gray)
+    asked.check(model)
     samples = read_list(source, shuffle)
     place = pick_device(device)
     with locked(model):
-        if has_model(model):
-            found = Model.load(model, place)
-            _refuse_other(found, model, given, recipe.settings, size, gray)
-        else:
-            side = size or 32
-            found = Model(recipe, ImageFormat((side, side, 1 if gray else 3)), place)
+        found = asked.model(model, place)
         feed = Feed(found, samples, append)
         before, started = feed.scored, time.monotonic()
         with first_ctrl_c() as stopped, _shown(feed, model.name) as show:
@@ -210,30 +260,6 @@ def export(*, model: ModelDir, out: Annotated[Path, Parameter(alias="-o")], as_j
     else:
         size = "x".join(map(str, shape))
         print(f"{out}: uint8 images [N, {size.replace('x', ', ')}] to the probabilities of {len(labels)} classes")
-
-
-def _refuse_other(
-    found: "Model", folder: Path, given: dict[str, Any], settings: Mapping[str, Any], size: int | None, gray: bool
-) -> None:
-    """A model keeps what it was made with; the command may repeat it."""
-    from dataclasses import replace
-
-    from ocil.methods import method
-
-    if "method" in given:
-        given = given | {"method": method(given["method"]).name}
-    asked = {name: (value, getattr(found.recipe, name)) for name, value in given.items()}
-    if settings:
-        config = replace(found.recipe, settings=settings).config()
-        asked |= {name: (getattr(config, name), getattr(found.config, name)) for name in settings}
-    asked["size"] = (size or found.images.shape[0], found.images.shape[0])
-    asked["gray"] = (gray or found.images.shape[2] == 1, found.images.shape[2] == 1)
-    for name, (wanted, has) in asked.items():
-        if wanted != has:
-            raise OcilError(
-                f"the model in {folder} was made with {name} = {has}, not {wanted}: leave that out, "
-                "or choose another folder with --model."
-            )
 
 
 def _state(feed: "Feed") -> str:

@@ -1,0 +1,189 @@
+"""What requests and answers look like. The OpenAPI description is made from these."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr
+
+from ocil.serve.limits import Limits
+from ocil.serve.pictures import BIGGEST_NUMBER
+
+Label = str | int | float | bool | list[Any] | None
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class Problem(BaseModel):  # type: ignore[misc]
+    """Why a request was refused."""
+
+    detail: str
+
+
+class Learned(BaseModel):  # type: ignore[misc]
+    """The samples are on the disk: they will be learned, whatever happens to the process."""
+
+    first: Count = Field(description="Number of the first sample of this request.")
+    last: Count = Field(description="Number of the last one. Samples are learned in the order of their numbers.")
+    count: Count
+    repeated: bool = Field(description="The Idempotency-Key came before: these are the first answer's numbers.")
+    applied: bool = Field(description="Whether the model has learned all of them by now.")
+    learned: Count = Field(description="Number of the last sample that the model has learned.")
+    model_samples: Count = Field(description="Samples the model has learned in its life.")
+
+
+class ClassProbability(BaseModel):  # type: ignore[misc]
+    label: Label
+    probability: Share
+
+
+class ImagePrediction(BaseModel):  # type: ignore[misc]
+    label: Label = Field(description="The likeliest class; null if the model knows none.")
+    probability: Share | None
+    classes: list[ClassProbability] = Field(description="The likeliest classes, the first one first.")
+
+
+class Predicted(BaseModel):  # type: ignore[misc]
+    predictions: list[ImagePrediction] = Field(description="One for each image, in their order.")
+    model_samples: Count = Field(description="Samples the model had learned when it predicted.")
+
+
+class ClassState(BaseModel):  # type: ignore[misc]
+    label: Label
+    learned: Count = Field(description="Samples learned by this service.")
+    correct: Count = Field(description="How many of them were predicted rightly before they were learned.")
+    stored: Count = Field(description="Images in the memory.")
+
+
+class BiasState(BaseModel):  # type: ignore[misc]
+    """New classes are the half that was met last. Without a bias, `occur` and `predicted` are about the same."""
+
+    scored: Count = Field(description="Samples that this is about: recent ones whose class was known.")
+    new_classes: Count
+    occur: Share = Field(description="Share of these samples that belong to a new class.")
+    predicted: Share = Field(description="Share of these samples that were taken for a new class.")
+    accuracy_old: Share | None
+    accuracy_new: Share | None
+
+
+class Status(BaseModel):  # type: ignore[misc]
+    version: str
+    method: str
+    image: list[Count] = Field(description="Height, width, channels that images are brought to.")
+    model_samples: Count = Field(description="Samples the model has learned in its life.")
+    model_batches: Count
+    acknowledged: Count = Field(description="Number of the last sample on the disk.")
+    learned: Count = Field(description="Number of the last sample that the model has learned.")
+    saved: Count = Field(description="Number of the last sample in the saved model.")
+    queue: Count = Field(description="Samples accepted and not learned yet.")
+    queue_limit: Count
+    accuracy: Share | None = Field(description="Of predictions made before learning.")
+    recent_accuracy: Share | None = Field(description="The same over the last samples.")
+    recent: Count = Field(description="How many samples that is.")
+    classes: list[ClassState] = Field(description="In the order in which they were met.")
+    memory_size: Count
+    memory_stored: Count
+    bias: BiasState | None
+    problem: str | None = Field(description="What keeps the service from learning or saving.")
+    uptime_seconds: Annotated[float, Field(ge=0)]
+
+
+class StoredClass(BaseModel):  # type: ignore[misc]
+    label: Label
+    stored: Count
+    images: list[str] = Field(description="PNG images as data addresses.")
+
+
+class MemoryState(BaseModel):  # type: ignore[misc]
+    model_samples: Count
+    classes: list[StoredClass]
+
+
+class _Request(BaseModel):  # type: ignore[misc]
+    model_config = ConfigDict(extra="forbid")
+
+
+Base64Image = Annotated[
+    StrictStr,
+    Field(
+        min_length=1,
+        description="An image file (PNG, JPEG, WebP, BMP, GIF, TIFF, PPM) in base64.",
+        json_schema_extra={"format": "base64-image"},
+    ),
+]
+
+
+def _whole(value: Any) -> Any:
+    """To JSON, 3.0 is a whole number too."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Text = Annotated[StrictStr, Field(min_length=1)]
+Number = Annotated[StrictInt, BeforeValidator(_whole), Field(ge=-BIGGEST_NUMBER, le=BIGGEST_NUMBER)]
+
+
+class LabelledImage(_Request):
+    image: Base64Image
+    label: Text | Number
+
+
+class LearnRequest(_Request):
+    samples: list[LabelledImage] = Field(min_length=1)
+
+
+class PredictRequest(_Request):
+    images: list[Base64Image] = Field(min_length=1)
+
+
+REQUESTS = (LearnRequest, PredictRequest)
+
+
+def learn_body(limits: Limits) -> dict[str, Any]:
+    """The description of a learning request: a form or JSON."""
+    fields = {
+        "image": _form_images(limits),
+        "label": {
+            "type": "array", "minItems": 1, "maxItems": limits.batch,
+            "items": {"type": "string", "minLength": 1, "maxLength": limits.label},
+            "description": "The class of each image, in the same order.",
+        },
+    }  # fmt: skip
+    return _body("LearnRequest", fields)
+
+
+def predict_body(limits: Limits) -> dict[str, Any]:
+    return _body("PredictRequest", {"image": _form_images(limits)})
+
+
+def _form_images(limits: Limits) -> dict[str, Any]:
+    image = {"type": "string", "format": "binary", "contentMediaType": "image/*"}
+    return {"type": "array", "minItems": 1, "maxItems": limits.batch, "items": image, "description": "Image files."}
+
+
+def _body(name: str, fields: dict[str, Any]) -> dict[str, Any]:
+    form = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+    encoding = {"image": {"contentType": "image/png, image/jpeg, image/webp, image/bmp, image/gif, image/tiff"}}
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}},
+                "multipart/form-data": {"schema": form, "encoding": encoding},
+            },
+        }
+    }
+
+
+def request_schemas(limits: Limits) -> dict[str, Any]:
+    """The JSON requests with the limits of this service."""
+    found: dict[str, Any] = {}
+    for model in REQUESTS:
+        schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+        found |= schema.pop("$defs", {})
+        found[model.__name__] = schema
+    found["LearnRequest"]["properties"]["samples"]["maxItems"] = limits.batch
+    found["PredictRequest"]["properties"]["images"]["maxItems"] = limits.batch
+    found["LabelledImage"]["properties"]["label"]["anyOf"][0] |= {
+        "maxLength": limits.label,
+        "pattern": r"^[^\s\x00-\x1f\x7f-\x9f]([^\x00-\x1f\x7f-\x9f]*[^\s\x00-\x1f\x7f-\x9f])?$",
+        "description": "Blanks around it are left out. Control characters are refused.",
+    }
+    return found

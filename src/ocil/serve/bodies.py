@@ -1,0 +1,146 @@
+"""The body of a request: a form or JSON, never more of it in memory than the limits allow."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+from starlette.datastructures import Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect, Request
+
+from ocil.serve.answers import LearnRequest, PredictRequest
+from ocil.serve.limits import Limits, RefusedError
+from ocil.serve.pictures import from_base64
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Image files and, of a learning request, as many labels."""
+
+    images: list[bytes]
+    labels: list[str | int]
+
+
+class Budget:
+    """Bytes of all bodies that are being read or worked on."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.used = limit, 0
+
+    @contextmanager
+    def lease(self) -> "Iterator[Callable[[int], None]]":
+        """Take bytes inside the block; they are given back at its end."""
+        taken = 0
+
+        def take(count: int) -> None:
+            nonlocal taken
+            if self.used + count > self.limit:
+                raise RefusedError(429, "too many large requests at once.", 1)
+            self.used += count
+            taken += count
+
+        try:
+            yield take
+        finally:
+            self.used -= taken
+
+
+async def read_body(request: Request, limits: Limits, take: Callable[[int], None], learning: bool) -> Sent:
+    """Refuses what is too long while it comes in, whatever its header says."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in ("application/json", "multipart/form-data"):
+        raise RefusedError(415, "send multipart/form-data or application/json.")
+    stream = _bounded(request, limits, take)
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            if kind == "application/json":
+                content = b"".join([chunk async for chunk in stream])
+            else:
+                return await _read_form(request.headers, stream, limits, learning)
+    except TimeoutError as error:
+        raise RefusedError(408, f"the request took more than {limits.body_seconds:g} s to arrive.") from error
+    except ClientDisconnect as error:
+        raise RefusedError(400, "the request broke off.") from error
+    return await asyncio.to_thread(_read_json, content, learning)
+
+
+async def _bounded(request: Request, limits: Limits, take: Callable[[int], None]) -> AsyncGenerator[bytes, None]:
+    too_long = RefusedError(413, f"the request has more than {limits.body_bytes} bytes, which is the limit here.")
+    told, total = request.headers.get("content-length", ""), 0
+    if told.isdecimal() and len(told) < 20 and int(told) > limits.body_bytes:
+        raise too_long
+    async for chunk in request.stream():
+        total += len(chunk)
+        if total > limits.body_bytes:
+            raise too_long
+        take(len(chunk))
+        yield chunk
+
+
+class _InMemory(MultiPartParser):  # type: ignore[misc]
+    """Files stay in memory: the body has a limit, and nothing that a client sends is written to the disk unasked."""
+
+    spool_max_size = 2**62
+
+    def close(self) -> None:
+        """Also what a form that broke off had brought."""
+        for file in self._files_to_close_on_error:
+            file.close()
+
+
+async def _read_form(headers: Headers, stream: AsyncGenerator[bytes, None], limits: Limits, learning: bool) -> Sent:
+    most = limits.batch + 1  # one more, to be able to say that there are too many
+    parser = _InMemory(headers, stream, max_files=most, max_fields=most, max_part_size=2**16)
+    try:
+        form = await parser.parse()
+        return await _sorted_out(form.multi_items(), learning)
+    except (RefusedError, TimeoutError, ClientDisconnect):
+        raise
+    except MultiPartException as error:
+        raise RefusedError(400, f"the form cannot be read: {error.message}") from error
+    except Exception as error:  # a broken form can fail in any way
+        raise RefusedError(400, "the form cannot be read.") from error
+    finally:
+        parser.close()
+
+
+async def _sorted_out(items: list[tuple[str, Any]], learning: bool) -> Sent:
+    images: list[bytes] = []
+    labels: list[str | int] = []
+    for name, value in items:
+        if name == "image" and isinstance(value, UploadFile):
+            images.append(await value.read())
+        elif name == "label" and learning and isinstance(value, str):
+            labels.append(value)
+        elif name in ("image", "label") and (learning or name == "image"):
+            wanted = "a file" if name == "image" else "text, not a file"
+            raise RefusedError(422, f"the field {name} must be {wanted}.")
+        else:
+            fields = "image and label" if learning else "image"
+            raise RefusedError(422, f"a field of the form is not known: there is {fields}.")
+    if learning and len(images) != len(labels):
+        raise RefusedError(422, f"there are {len(images)} images and {len(labels)} labels: each image needs one.")
+    return Sent(images, labels)
+
+
+def _read_json(content: bytes, learning: bool) -> Sent:
+    try:
+        if learning:
+            samples = LearnRequest.model_validate_json(content).samples
+            images = [from_base64(one.image, number) for number, one in enumerate(samples, 1)]
+            return Sent(images, [one.label for one in samples])
+        asked = PredictRequest.model_validate_json(content).images
+        return Sent([from_base64(one, number) for number, one in enumerate(asked, 1)], [])
+    except ValidationError as error:
+        raise RefusedError(422, explained(error.errors(include_url=False, include_input=False))) from error
+
+
+def explained(errors: Any) -> str:
+    """The first mistake in a line."""
+    first = errors[0]
+    where = ".".join(str(part) for part in first["loc"])
+    more = f" ({len(errors) - 1} more)" if len(errors) > 1 else ""
+    return f"{where}: {first['msg']}{more}" if where else f"{first['msg']}{more}"

@@ -1,0 +1,86 @@
+"""Images that strangers send, as the model takes them: never more work than the limits allow, never a path."""
+
+import base64
+import binascii
+import hashlib
+import io
+import unicodedata
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from ocil.online.images import FORMATS, ImageFormat
+from ocil.online.model import Label
+from ocil.serve.limits import Limits, RefusedError
+
+BIGGEST_NUMBER = 2**53 - 1  # what every JSON reader can tell apart
+
+
+def decode(content: bytes, form: ImageFormat, limits: Limits, name: str) -> NDArray[np.uint8]:
+    """One image [H, W, C]. ``name`` says which one it was."""
+    if not content:
+        raise RefusedError(422, f"{name} is empty.")
+    try:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+            if image.width * image.height > limits.pixels:  # known from the header, nothing is decoded yet
+                raise _too_large(name, limits)
+            image.load()
+            pixels: NDArray[np.uint8] = form.read([image])[0]
+            return pixels
+    except RefusedError:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise _too_large(name, limits) from error
+    except Exception as error:  # a broken image can fail in any way
+        raise RefusedError(422, f"{name} is not a readable image ({', '.join(FORMATS)}).") from error
+
+
+def decode_all(contents: Sequence[bytes], form: ImageFormat, limits: Limits) -> NDArray[np.uint8]:
+    if not contents:
+        raise RefusedError(422, "there is no image.")
+    if len(contents) > limits.batch:
+        raise RefusedError(422, f"there are {len(contents)} images, the most in one request is {limits.batch}.")
+    return np.stack([decode(one, form, limits, f"image {number}") for number, one in enumerate(contents, 1)])
+
+
+def from_base64(text: str, number: int) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise RefusedError(422, f"image {number} is not base64.") from error
+
+
+def checked_label(label: str | int, limits: Limits) -> Label:
+    """A whole number, or text without blanks around it and without control characters."""
+    if isinstance(label, int):
+        if abs(label) > BIGGEST_NUMBER:
+            raise RefusedError(422, f"a label that is a number must lie within ±{BIGGEST_NUMBER}.")
+        return label
+    text = label.strip()
+    if not text:
+        raise RefusedError(422, "a label is empty.")
+    if len(text) > limits.label:
+        raise RefusedError(422, f"a label has {len(text)} characters, the most is {limits.label}.")
+    if any(unicodedata.category(character) in ("Cc", "Cs") for character in text):
+        raise RefusedError(422, "a label has a control character or is not valid Unicode.")
+    return text
+
+
+def digest(pixels: NDArray[np.uint8], labels: Sequence[Label]) -> str:
+    """What tells one request from another."""
+    sha = hashlib.sha256(repr(list(labels)).encode())
+    sha.update(np.ascontiguousarray(pixels).tobytes())
+    return sha.hexdigest()[:16]
+
+
+def as_png(pixels: NDArray[np.uint8]) -> str:
+    """As the address of an image."""
+    file = io.BytesIO()
+    Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def _too_large(name: str, limits: Limits) -> RefusedError:
+    return RefusedError(413, f"{name} has more than {limits.pixels / 1e6:g} million pixels, which is the limit here.")

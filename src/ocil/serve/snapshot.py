@@ -1,0 +1,123 @@
+"""Copies of a learner that predictions read while it learns."""
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ocil.errors import OcilError
+from ocil.methods.base import Learner
+from ocil.online.model import CHUNK, Label, Model
+
+
+class NotFiniteError(OcilError):
+    """Weights or scores are no numbers any more."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A model as it was after a step. Nothing in it changes while somebody reads it."""
+
+    labels: tuple[Label, ...]
+    samples: int
+    batches: int
+    device: torch.device
+    learner: Learner
+    scorer: Callable[[Tensor], Tensor]
+
+    def probabilities(self, x: NDArray[np.uint8]) -> NDArray[np.float64]:
+        """[N, classes], as ``Model.probabilities``."""
+        found = np.zeros((len(x), len(self.labels)))
+        for first in range(0, len(x) if self.labels else 0, CHUNK):
+            part = slice(first, first + CHUNK)
+            scores = self.scorer(torch.from_numpy(np.array(x[part])).to(self.device))[:, : len(self.labels)]
+            found[part] = scores.double().softmax(1).cpu().numpy()
+        if not np.isfinite(found).all():
+            raise NotFiniteError("the scores are not finite any more: begin again with a lower learning rate.")
+        return found
+
+
+class Snapshots:
+    """Three copies of a learner in turn: the newest, the one that is being read, and one to write to.
+
+    A step is published by copying all that a prediction depends on to a spare copy and then naming that the newest. So
+    nobody sees half a step, and nobody waits for one. The memory's images are not copied: what a method reads of them,
+    for its class means, it reads when its scorer is made, here, in the learning thread.
+
+    One reader at a time, besides the learning thread, which may always read the newest one.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self._lock = threading.Lock()
+        self._copies: list[Learner] = []
+        self._read: Learner | None = None
+        self.newest = self._taken(self._copied())
+
+    def publish(self, probe: NDArray[np.uint8]) -> Snapshot:
+        """The model as it is now becomes the newest. An error, and no change, if its weights are not finite, nor its
+        scores of the probe: weights can be finite and yet far too large."""
+        with self._lock:
+            busy = (self.newest.learner, self._read)
+        spare = next((one for one in self._copies if all(one is not other for other in busy)), None)
+        if spare is None:
+            spare = self._copied()
+        elif not _written_over(spare, self.model.learner):  # classes grew: tensors have other shapes
+            self._copies = [one for one in self._copies if one is not spare]
+            spare = self._copied()
+        taken = self._taken(spare)
+        taken.probabilities(probe)
+        with self._lock:
+            self.newest = taken
+        return taken
+
+    @contextmanager
+    def reading(self) -> Iterator[Snapshot]:
+        """The newest snapshot. It is not written to inside the block, however many steps that takes."""
+        with self._lock:
+            found = self.newest
+            self._read = found.learner
+        try:
+            yield found
+        finally:
+            with self._lock:
+                self._read = None
+
+    def _copied(self) -> Learner:
+        learner = self.model.learner
+        shared = (learner.memory, learner.optimizer, learner.rng)
+        made: Learner = copy.deepcopy(learner, {id(part): part for part in shared})
+        made.requires_grad_(False).eval()
+        self._copies.append(made)
+        return made
+
+    def _taken(self, learner: Learner) -> Snapshot:
+        weights = [value for value in learner.network.state_dict().values() if value.is_floating_point()]
+        if not all(bool(value.isfinite().all()) for value in weights):
+            raise NotFiniteError("the weights are not finite any more: begin again with a lower learning rate.")
+        model = self.model
+        scorer = learner.scorer()
+        return Snapshot(tuple(model.labels), model.samples, model.batches, model.device, learner, scorer)
+
+
+def _tensors(learner: Learner) -> dict[str, Tensor]:
+    """Everything but the memory."""
+    return {name: value for name, value in learner.state_dict().items() if not name.startswith("memory.")}
+
+
+@torch.no_grad()
+def _written_over(copied: Learner, learner: Learner) -> bool:
+    """Make a copy equal again. False if it has other shapes."""
+    old, new = _tensors(copied), _tensors(learner)
+    if old.keys() != new.keys() or any(old[name].shape != new[name].shape for name in new):
+        return False
+    torch._foreach_copy_(list(old.values()), [new[name] for name in old])
+    parts = {"_parameters", "_buffers", "_modules"}
+    copied.__dict__.update({n: v for n, v in vars(learner).items() if n not in parts and n != "training"})
+    return True

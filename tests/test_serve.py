@@ -1,0 +1,536 @@
+"""The service behind ``ocil serve``: what it acknowledges it learns, in order, once, and predicts meanwhile."""
+
+import errno
+import json
+import os
+import shutil
+import threading
+import time
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ocil.errors import OcilError, WriteError
+from ocil.methods import METHODS
+from ocil.online.images import ImageFormat
+from ocil.online.model import FILE, Model, Recipe
+from ocil.runner import digest
+from ocil.serve.counts import UNKNOWN, WINDOW, Counts
+from ocil.serve.limits import Limits, RefusedError
+from ocil.serve.metrics import Gauge, Metrics
+from ocil.serve.service import Receipt, Service
+from ocil.serve.snapshot import Snapshots
+from tests.serving import FORM, RECIPE, batches_of, picture, relearned, running
+
+pytestmark = pytest.mark.usefixtures("quick_convolution")
+SECONDS = 20.0
+
+
+def pixels(*brightness: int) -> np.ndarray:
+    return FORM.read(np.stack([picture(value, number) for number, value in enumerate(brightness)]))
+
+
+def send(service: Service, *labels: Any, key: str | None = None, start: int = 0) -> Receipt:
+    """Samples whose brightness follows from their label's place in the alphabet."""
+    known = sorted(set(map(str, labels)))
+    x = pixels(*((start + 37 * known.index(str(label))) % 200 for label in labels))
+    return service.submit(x, labels, key, digest=f"{labels}{start}").result(SECONDS)
+
+
+def settle(service: Service) -> None:
+    assert service.applied(service.durable).result(SECONDS)
+
+
+def state(folder: Path) -> tuple[Any, ...]:
+    model = Model.load(folder, "cpu")
+    note = model.note["serve"]
+    return digest(model.learner), model.labels, model.samples, model.batches, note["counts"], note["position"]
+
+
+def test_samples_are_numbered_learned_in_order_and_counted(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        assert (send(service, "a", "b").first, send(service, "a").last) == (1, 3)
+        settle(service)
+        receipt = send(service, "c", "a", "b", "c", "a", "b")
+        assert (receipt.first, receipt.last, receipt.repeated) == (4, 9, False)
+        settle(service)
+        view = service.view
+        assert (view.position, view.samples, view.labels) == (9, 9, ("a", "b", "c"))
+        assert view.counts.learned == [4, 3, 2]
+        assert sum(view.stored) == 9
+    batches = batches_of(tmp_path)
+    assert [number for batch in batches for number, _, _ in batch] == list(range(1, 10))
+    assert max(len(batch) for batch in batches) == 4
+    assert digest(Model.load(tmp_path, "cpu").learner) == digest(relearned(tmp_path).learner)
+
+
+def test_counts_are_of_predictions_made_before_learning(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        for _ in range(6):
+            send(service, "a", "b", "a")
+            settle(service)
+        counts = service.view.counts
+    model, correct, scored = Model(RECIPE, FORM), 0, 0
+    for batch in batches_of(tmp_path):
+        x, labels = np.stack([one for _, _, one in batch]), [label for _, label, _ in batch]
+        if model.labels:
+            best = model.probabilities(x).argmax(1)
+            correct += sum(model.labels[b] == label for b, label in zip(best, labels, strict=True))
+        scored += len(labels)
+        model.learn(x, labels)
+    assert (sum(counts.learned), sum(counts.correct)) == (scored, correct)
+    assert counts.accuracy == correct / scored
+
+
+def test_under_load_batches_fill_up_and_alone_a_sample_is_learned_at_once(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        gate = threading.Event()
+        learn = service.model.learn
+        service.model.learn = lambda *what: (gate.wait(SECONDS), learn(*what))[1]  # type: ignore[assignment,func-returns-value]
+        for number in range(9):
+            send(service, "ab"[number % 2], start=number)
+        assert (service.backlog, service.position) == (9, 0)  # acknowledged, though no step is done
+        gate.set()
+        settle(service)
+        send(service, "a")
+        settle(service)
+    assert [len(batch) for batch in batches_of(tmp_path)] in ([1, 4, 4, 1], [2, 4, 3, 1], [3, 4, 2, 1], [4, 4, 1, 1])
+
+
+def test_predictions_do_not_wait_for_a_step_and_never_see_half_of_one(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        send(service, "a", "b", "c")
+        settle(service)
+        before = service.predict(pixels(0, 90)).result(SECONDS)
+        inside, gate = threading.Event(), threading.Event()
+        learn = service.model.learner.learn
+
+        def half(x: Any, y: Any) -> None:
+            learn(x, y)
+            for weight in service.model.learner.parameters():
+                weight.data.mul_(1.5)
+            inside.set()
+            gate.wait(SECONDS)
+
+        service.model.learner.learn = half  # type: ignore[method-assign]
+        send(service, "d", "e", "f")
+        assert inside.wait(SECONDS)
+        during = service.predict(pixels(0, 90)).result(SECONDS)
+        assert during.labels == before.labels == ("a", "b", "c")
+        assert during.samples == before.samples == 3
+        assert np.array_equal(during.probabilities, before.probabilities)
+        gate.set()
+        settle(service)
+        after = service.predict(pixels(0, 90)).result(SECONDS)
+        assert after.labels == ("a", "b", "c", "d", "e", "f")
+        assert not np.array_equal(after.probabilities[:, :3], before.probabilities)
+
+
+def test_a_snapshot_stays_what_it_is_while_it_is_read(tmp_path: Path) -> None:
+    model = Model(RECIPE, FORM)
+    model.learn(pixels(0, 100), ["a", "b"])
+    snapshots = Snapshots(model)
+    x = pixels(10, 50, 100)
+    with snapshots.reading() as snapshot:
+        before = snapshot.probabilities(x)
+        for number in range(20):  # beyond the first capacity: what is kept by class is allocated anew
+            model.learn(pixels(number, 100), [f"new {number}", "b"])
+            newest = snapshots.publish(x)
+            assert np.array_equal(newest.probabilities(x), model.probabilities(x))
+            assert len(newest.labels) == 3 + number
+            assert np.array_equal(snapshot.probabilities(x), before)
+        assert snapshot.labels == ("a", "b")
+    assert len(snapshots._copies) <= 3
+
+
+@pytest.mark.parametrize("method", sorted(set(METHODS) - {"iid-offline"}))
+def test_every_method_can_be_served(tmp_path: Path, method: str) -> None:
+    recipe = Recipe(method, memory=12, width=1, batch_size=6, review_every=3)
+    with running(tmp_path, recipe) as service:
+        for number in range(4):
+            send(service, *"abcdef"[: 2 + number], *"ab", start=number)
+            settle(service)
+        x = pixels(0, 60, 120)
+        found = service.predict(x).result(SECONDS)
+        assert service.failed is None
+        assert np.allclose(found.probabilities, service.model.probabilities(x))
+        assert np.allclose(found.probabilities.sum(1), 1)
+        assert len(found.labels) == 5
+    assert digest(Model.load(tmp_path, "cpu").learner) == digest(relearned(tmp_path, recipe).learner)
+
+
+@pytest.mark.parametrize(("method", "published"), [("er", 26), ("scr", 4)])
+def test_snapshots_that_are_dear_are_made_now_and_then(tmp_path: Path, method: str, published: int) -> None:
+    """While batches wait; the last one is always seen."""
+    with running(tmp_path, Recipe(method, memory=12, width=1, batch_size=2)) as service:
+        send(service, "a", "b")
+        settle(service)
+        gate, count = threading.Event(), 0
+        learn, publish = service.model.learn, service.snapshots.publish
+        service.model.learn = lambda *what: (gate.wait(SECONDS), learn(*what))[1]  # type: ignore[assignment,func-returns-value]
+
+        def counted(probe: Any) -> Any:
+            nonlocal count
+            count += 1
+            return publish(probe)
+
+        service.snapshots.publish = counted  # type: ignore[method-assign]
+        send(service, "a", "b")
+        for number in range(25):
+            send(service, "a", "b", start=number)
+        gate.set()
+        settle(service)
+        assert count <= published
+        assert count >= published - 1
+        assert service.predict(pixels(0)).result(SECONDS).samples == 54
+    with running(tmp_path, keep_log=False) as service:
+        assert service.predict(pixels(0)).result(SECONDS).samples == 54
+
+
+def test_a_restart_goes_on_as_if_there_had_been_none(tmp_path: Path) -> None:
+    for _ in range(3):
+        with running(tmp_path) as service:
+            send(service, "a", "b", "c", "a", "b")
+            settle(service)
+            send(service, "a", "c")
+    with running(tmp_path) as service:
+        assert service.position == service.durable == 21
+    assert digest(Model.load(tmp_path, "cpu").learner) == digest(relearned(tmp_path).learner)
+
+
+def test_a_machine_that_stops_at_any_moment_loses_nothing(tmp_path: Path) -> None:
+    """Copies of the folder, as a power cut would leave it, taken while it works; checkpoints come all the time."""
+    copies, acknowledged, stop = [], [], threading.Event()
+    with running(tmp_path / "live", save_seconds=0.01) as service:
+
+        def feed() -> None:
+            number = 0
+            while not stop.is_set():
+                number += 1
+                acknowledged.append(send(service, "abc"[number % 3], start=number).last)
+                time.sleep(0.005)
+
+        feeder = threading.Thread(target=feed)
+        feeder.start()
+        for number in range(4):
+            time.sleep(0.15)
+            reached, copy = acknowledged[-1] if acknowledged else 0, tmp_path / str(number)
+            copy.mkdir()
+            if number % 2:  # the model first, as the log may only be newer
+                shutil.copy(tmp_path / "live" / FILE, copy / FILE)
+            shutil.copytree(tmp_path / "live" / "log", copy / "log")
+            copies.append((copy, reached))
+        stop.set()
+        feeder.join()
+    for copy, reached in copies:
+        with running(copy) as service:
+            settle(service)
+            assert service.position >= reached
+        assert digest(Model.load(copy, "cpu").learner) == digest(relearned(copy).learner)
+    assert acknowledged == list(range(1, len(acknowledged) + 1))
+
+
+def test_without_keep_log_a_clean_stop_leaves_no_log(tmp_path: Path) -> None:
+    with running(tmp_path, keep_log=False) as service:
+        for number in range(5):
+            send(service, "a", "b", start=number)
+        settle(service)
+    assert list((tmp_path / "log").iterdir()) == []
+    before = state(tmp_path)
+    with running(tmp_path, keep_log=False) as service:
+        assert service.position == 10
+        assert send(service, "c").first == 11
+    assert state(tmp_path)[2] == before[2] + 1
+
+
+def test_a_kept_log_makes_the_model_again(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        for number in range(6):
+            send(service, "a", "b", "c", start=number)
+        settle(service)
+    before = state(tmp_path)
+    (tmp_path / FILE).unlink()
+    with running(tmp_path) as service:
+        settle(service)
+    assert state(tmp_path) == before
+
+
+def test_what_is_not_learned_when_it_stops_is_learned_after_the_start(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        send(service, "a", "b")
+        settle(service)
+        learn = service.model.learn
+        service.model.learn = lambda *what: (time.sleep(0.3), learn(*what))[1]  # type: ignore[assignment,func-returns-value]
+        for number in range(10):
+            send(service, "a", "b", "c", "d", start=number)
+        service.close(finish_seconds=0.1)
+        assert 0 < service.backlog < 40
+    with running(tmp_path) as service:
+        settle(service)
+        assert service.position == 42
+    assert digest(Model.load(tmp_path, "cpu").learner) == digest(relearned(tmp_path).learner)
+
+
+def test_a_key_is_learned_once_also_after_a_restart(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        assert send(service, "a", "b", key="one") == Receipt(1, 2)
+        assert send(service, "a", "b", key="one") == Receipt(1, 2, repeated=True)
+        assert send(service, "a", "b", key="two").first == 3
+        with pytest.raises(RefusedError, match="another request"):
+            send(service, "a", "c", key="one")
+    for options in ({}, {"keep_log": False}, {"keep_log": False}):  # from the log, then from the model alone
+        with running(tmp_path, **options) as service:
+            assert send(service, "a", "b", key="one") == Receipt(1, 2, repeated=True)
+            settle(service)
+            assert service.view.samples == 4
+
+
+def test_requests_of_one_key_at_once_are_one(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        found: list[Receipt] = []
+        start = threading.Barrier(8)
+
+        def ask() -> None:
+            start.wait()
+            found.append(send(service, "a", "b", "c", key="same"))
+
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert {(receipt.first, receipt.last) for receipt in found} == {(1, 3)}
+        assert sum(not receipt.repeated for receipt in found) == 1
+        assert service.durable == 3
+
+
+def test_only_so_many_keys_are_remembered(tmp_path: Path) -> None:
+    with running(tmp_path, limits=Limits(keys=3)) as service:
+        for key in "vwxyz":
+            send(service, "a", key=key)
+        assert list(service._keys) == ["x", "y", "z"]
+
+
+def test_a_full_line_is_refused_with_a_time_to_come_back(tmp_path: Path) -> None:
+    with running(tmp_path, limits=Limits(queue=6, batch=6)) as service:
+        gate = threading.Event()
+        learn = service.model.learn
+        service.model.learn = lambda *what: (gate.wait(SECONDS), learn(*what))[1]  # type: ignore[assignment,func-returns-value]
+        send(service, *"abcd")
+        with pytest.raises(RefusedError, match="4 samples wait") as caught:
+            send(service, *"abc")
+        assert caught.value.status == 429
+        assert caught.value.retry_after is not None
+        assert 1 <= caught.value.retry_after <= 60
+        send(service, *"ab")
+        gate.set()
+        settle(service)
+        assert send(service, *"abc").last == 9
+
+
+def test_too_many_classes_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with running(tmp_path, limits=Limits(classes=3)) as service:
+        send(service, "a", "b")
+        with pytest.raises(RefusedError, match="more than 3 classes") as caught:
+            send(service, "c", "d")
+        assert caught.value.status == 422
+        send(service, "c", "a")
+        assert service.durable == 4
+
+
+def test_a_full_disk_acknowledges_nothing_and_goes_on_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(tmp_path, limits=Limits(classes=3), save_seconds=1000) as service:
+        send(service, "a")
+        settle(service)
+        real = os.write
+
+        def full(descriptor: int, content: Any) -> int:
+            if len(content) > 5:
+                real(descriptor, bytes(content)[:5])
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return real(descriptor, content)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full)
+            with pytest.raises(RefusedError, match=r"nothing was learned.*No space left") as caught:
+                send(service, "b", key="k")
+            assert caught.value.status == 503
+            assert service.predict(pixels(0)).result(SECONDS).samples == 1
+        assert service.backlog == 0
+        assert send(service, "c", "d", key="k") == Receipt(2, 2)  # b took no place, nor did its key
+        settle(service)
+        assert service.view.labels == ("a", "c", "d")
+    assert digest(Model.load(tmp_path, "cpu").learner) == digest(relearned(tmp_path).learner)
+
+
+def test_learning_waits_while_a_cut_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ocil.serve.service.RETRY_SECONDS", 0.01)
+    with running(tmp_path) as service:
+        append, full = service.log.append, True
+
+        def sometimes(records: Any, sync: bool = True) -> None:
+            if full and not sync:
+                raise WriteError("No space left on device.")
+            append(records, sync)
+
+        service.log.append = sometimes  # type: ignore[method-assign]
+        send(service, "a", "b")
+        time.sleep(0.2)
+        assert service.troubles["learning"].startswith("learning waits")
+        assert (service.position, service.failed) == (0, None)
+        full = False
+        settle(service)
+        assert service.troubles == {}
+
+
+def test_a_model_that_cannot_be_saved_is_saved_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(tmp_path, save_seconds=0.01, keep_log=False) as service:
+        save = service.model.save
+
+        def full(folder: Any) -> None:
+            raise WriteError("cannot write: No space left on device.")
+
+        service.model.save = full  # type: ignore[method-assign]
+        send(service, "a", "b")
+        settle(service)
+        time.sleep(0.1)
+        assert "could not be saved" in service.troubles["saving"]
+        assert len(service.log.segments()) == 1
+        service.model.save = save  # type: ignore[method-assign]
+        send(service, "a")
+        settle(service)
+    assert service.troubles == {}
+    assert Model.load(tmp_path, "cpu").samples == 3
+
+
+@pytest.mark.parametrize("lr", [1e30, 1e6])
+def test_a_loss_that_is_not_finite_stops_learning_alone(tmp_path: Path, lr: float) -> None:
+    recipe = Recipe("er", memory=20, width=1, batch_size=4, settings={"lr": lr})
+    with running(tmp_path, recipe) as service:
+        for number in range(40):
+            try:
+                last = send(service, "a", "b", start=number).last
+            except RefusedError as error:
+                refused = error
+                break
+            service.applied(last).result(SECONDS)
+        assert refused.status == 503
+        assert "learning has stopped" in str(refused)
+        assert "finite" in str(refused)
+        assert not service.applied(last).result(SECONDS)
+        assert np.isfinite(service.predict(pixels(0)).result(SECONDS).probabilities).all()
+        position = service.position
+    assert Model.load(tmp_path, "cpu").samples == 0  # nothing of it was saved
+    with running(tmp_path, recipe) as service:  # the same samples, the same end
+        assert not service.applied(last).result(SECONDS)
+        assert service.position == position
+        assert service.failed
+
+
+def test_an_unexpected_error_stops_learning_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with running(tmp_path) as service:
+        send(service, "a", "b")
+        settle(service)
+
+        def broken(*_: Any) -> None:
+            raise RuntimeError("boom")
+
+        service.model.learn = broken  # type: ignore[method-assign]
+        assert not service.applied(send(service, "c").last).result(SECONDS)
+        assert service.failed == "RuntimeError while learning."
+        assert "boom" in caplog.text
+        assert service.predict(pixels(0)).result(SECONDS).samples == 2
+        assert service.stored(2, 0, 10).result(SECONDS).samples == 2
+    assert Model.load(tmp_path, "cpu").samples == 0
+    with running(tmp_path) as service:  # it was acknowledged
+        settle(service)
+        assert service.view.samples == 3
+
+
+def test_the_memory_is_shown_between_two_steps(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        send(service, "a", "b", "a", "c")
+        settle(service)
+        found = service.stored(per_class=1, first=0, count=2).result(SECONDS)
+        assert [(label, stored, len(images)) for label, stored, images in found.classes] == [("a", 2, 1), ("b", 1, 1)]
+        sent = {sample.tobytes() for batch in batches_of(tmp_path) for _, label, sample in batch if label == "a"}
+        assert found.classes[0][2][0].tobytes() in sent
+        assert service.stored(per_class=1, first=2, count=9).result(SECONDS).classes[0][0] == "c"
+
+
+def test_nothing_is_taken_once_it_stops(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        service.close()
+        for ask in (lambda: send(service, "a"), lambda: service.predict(pixels(0)), lambda: service.stored(1, 0, 1)):
+            with pytest.raises(RefusedError, match="stopping"):
+                ask()
+
+
+def test_predictions_have_a_limit_too(tmp_path: Path) -> None:
+    with running(tmp_path, limits=Limits(predictions=3, batch=3)) as service:
+        gate = threading.Event()
+        real = service.snapshots.newest.probabilities
+        object.__setattr__(service.snapshots.newest, "probabilities", lambda x: (gate.wait(SECONDS), real(x))[1])
+        waiting: list[Future[Any]] = [service.predict(pixels(0, 1)), service.predict(pixels(2))]
+        with pytest.raises(RefusedError, match="3 images wait") as caught:
+            service.predict(pixels(3))
+        assert (caught.value.status, caught.value.retry_after) == (429, 1)
+        gate.set()
+        assert [len(one.result(SECONDS).probabilities) for one in waiting] == [2, 1]
+
+
+def test_limits_are_checked() -> None:
+    with pytest.raises(OcilError, match="classes = 0 must be more than 0"):
+        Limits(classes=0)
+    with pytest.raises(OcilError, match="queue = 5 must not be below batch = 64"):
+        Limits(queue=5)
+
+
+def test_bias_compares_how_often_new_classes_occur_and_are_predicted() -> None:
+    counts = Counts()
+    counts.add([0, 1, 2, 3], [UNKNOWN] * 4, known=0)
+    assert counts.bias(4) is None  # nothing was known
+    counts.add([0, 0, 1, 1, 2, 3, 3, 3], [3, 0, 3, 2, 2, 3, 3, 1], known=4)
+    bias = counts.bias(4)
+    assert bias is not None
+    assert (bias.scored, bias.new_classes, bias.occur, bias.predicted) == (8, 2, 4 / 8, 6 / 8)
+    assert (bias.accuracy_old, bias.accuracy_new) == (1 / 4, 3 / 4)
+    assert counts.accuracy == 4 / 12
+    assert counts.recent_accuracy == 4 / 12
+    assert Counts.from_json(json.loads(json.dumps(counts.to_json()))) == counts
+    counts.add([0] * WINDOW, [0] * WINDOW, known=4)
+    assert counts.recent_accuracy == 1
+    assert counts.bias(1) is None
+
+
+def test_metrics_escape_labels_and_add_up() -> None:
+    metrics = Metrics()
+    metrics.counter("c_total", "Counts.")
+    metrics.duration("d_seconds", "Lasts.")
+    metrics.add("c_total", path='a"b\\c\nd')
+    metrics.add("c_total", 2, path="x")
+    for seconds in (0.0001, 0.001, 0.3, 99.0):
+        metrics.took("d_seconds", seconds)
+    lines = metrics.text([Gauge("g", "Is.", 1.5)]).splitlines()
+    assert lines[:3] == ["# HELP g Is.", "# TYPE g gauge", "g 1.5"]
+    assert 'c_total{path="a\\"b\\\\c\\nd"} 1' in lines
+    assert 'c_total{path="x"} 2' in lines
+    assert 'd_seconds_bucket{le="0.001"} 2' in lines
+    assert 'd_seconds_bucket{le="0.5"} 3' in lines
+    assert 'd_seconds_bucket{le="+Inf"} 4' in lines
+    assert "d_seconds_count 4" in lines
+
+
+def test_images_of_another_shape_in_the_log_are_an_error(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        send(service, "a")
+        settle(service)
+    (tmp_path / FILE).unlink()
+    with (
+        pytest.raises(OcilError, match="images of 12 x 12 x 1 pixels, but the model takes 14 x 14 x 1"),
+        running(tmp_path, form=ImageFormat((14, 14, 1))),
+    ):
+        pass

@@ -1,0 +1,225 @@
+"""The page of ``ocil serve`` in a real browser: drop, predict, correct, see it learned; no errors, no network."""
+
+import base64
+import importlib.util
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ocil.serve.service import Service
+from tests.serving import picture, png, running
+
+BROWSER = shutil.which("chromium")
+WANTED = ("playwright", "fastapi", "uvicorn", "python_multipart")
+MISSING = next((f"{name} is not installed" for name in WANTED if importlib.util.find_spec(name) is None), None)
+MISSING = MISSING or (None if BROWSER else "there is no chromium")
+if MISSING and "playwright" in os.environ.get("OCIL_NO_SKIP", ""):
+    raise RuntimeError(f"OCIL_NO_SKIP names playwright: {MISSING}")
+pytestmark = [
+    pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
+    pytest.mark.usefixtures("quick_convolution"),
+]
+
+HOSTILE = "<img src=x onerror=alert(1)><b>bold</b>"
+TOKEN = "a-token-of-some-length"
+DROP = """([selector, content]) => {
+  const bytes = Uint8Array.from(atob(content), (c) => c.charCodeAt(0));
+  const transfer = new DataTransfer();
+  transfer.items.add(new File([bytes], "image.png", { type: "image/png" }));
+  const target = document.querySelector(selector);
+  for (const kind of ["dragenter", "dragover", "drop"]) {
+    target.dispatchEvent(new DragEvent(kind, { bubbles: true, cancelable: true, dataTransfer: transfer }));
+  }
+}"""
+
+
+def served(service: Service, token: str | None = None) -> Iterator[str]:
+    """A real server on a real port, in a thread."""
+    import uvicorn
+
+    from ocil.serve.app import create_app
+    from ocil.serve.run import address_of, listen
+
+    bound = listen("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(create_app(service, token), lifespan="off", log_config=None, ws="none"))
+    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
+    thread.start()
+    yield address_of(bound, "127.0.0.1")
+    server.should_exit = True
+    thread.join()
+    bound.close()
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with running(tmp_path_factory.mktemp("model")) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def address(service: Service) -> Iterator[str]:
+    yield from served(service)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        running = play.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"] if os.getuid() == 0 else [])
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Any]:
+    """Open the page; at the end it must have said nothing on the console and asked nobody else."""
+    opened = []
+
+    def go(address: str, refused: str = "no status", **options: Any) -> Any:
+        """``refused``: the status of an answer that is meant, which the browser itself tells of."""
+        context = browser.new_context(**({"viewport": {"width": 1100, "height": 900}} | options))
+        page = context.new_page()
+        said: list[str] = []
+        asked: list[str] = []
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("dialog", lambda dialog: (said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(address)
+        opened.append((context, address, refused, said, asked))
+        return page
+
+    yield go
+    for context, address, refused, said, asked in opened:
+        context.close()
+        assert [text for text in said if f"status of {refused}" not in text] == []
+        assert {url for url in asked if not url.startswith((address.removesuffix("/docs"), "data:", "blob:"))} == set()
+
+
+def until(page: Any, condition: str) -> None:
+    """Asked from outside: the page's policy forbids to evaluate text inside it."""
+    end = time.monotonic() + 20
+    while not page.evaluate(condition):
+        assert time.monotonic() < end, condition
+        page.wait_for_timeout(20)
+
+
+def drop(page: Any, brightness: int, number: int = 0) -> None:
+    page.evaluate(DROP, ["#drop", base64.b64encode(png(picture(brightness, number))).decode()])
+    until(page, "!['No image yet.', 'Looking…'].includes(document.getElementById('verdict').textContent)")
+
+
+def teach(page: Any, label: str) -> None:
+    page.locator("#label").fill(label)
+    page.get_by_role("button", name="Learn it").click()
+    until(page, "document.getElementById('said').textContent.startsWith('Learned')")
+
+
+def number(page: Any, name: str) -> int:
+    return int(page.locator(f"#{name}").inner_text())
+
+
+def test_drop_predict_correct_and_see_it_learned(visit: Any, address: str, service: Service) -> None:
+    page = visit(address)
+    drop(page, 0)
+    assert page.locator("#verdict").inner_text() == "It knows no class yet. Name this one."
+    assert page.locator("#preview").is_visible()
+    teach(page, "dark")
+    until(page, "document.getElementById('samples').textContent === '1'")
+    assert page.locator("#said").inner_text() == "Learned as dark: sample 1."
+    drop(page, 200)
+    assert page.locator("#verdict").inner_text().startswith("dark, 100.0 %")
+    assert page.locator("#label").input_value() == "dark"
+    teach(page, "light")  # a correction
+    until(page, "document.getElementById('samples').textContent === '2'")
+    for count in range(3, 7):
+        drop(page, 200 * (count % 2), count)
+        teach(page, ("dark", "light")[count % 2])
+        until(page, f"document.getElementById('samples').textContent === '{count}'")
+    assert number(page, "class-count") == 2
+    rows = page.locator("#table tbody tr")
+    assert rows.locator("th").all_inner_texts() == ["dark", "light"]
+    assert rows.nth(0).locator("td").nth(0).inner_text() == "3"
+    until(page, "document.querySelectorAll('#table tbody img').length === 6")
+    widths = page.evaluate("[...document.querySelectorAll('#table tbody img')].map((i) => i.naturalWidth)")
+    assert widths == [12] * 6
+    assert page.locator("#accuracy").inner_text() == f"{100 * (service.view.counts.accuracy or 0):.1f} %"
+    assert page.locator("#bias").is_visible()
+    assert "New are the 1 met last" in page.locator("#bias-text").inner_text()
+    shown = page.locator("#classes li span:first-child").all_inner_texts()
+    assert sorted(shown) == ["dark", "light"]
+    assert service.view.samples == 6
+
+
+def test_a_label_that_is_html_is_text(visit: Any, address: str, service: Service) -> None:
+    page = visit(address)
+    before = service.view.samples
+    drop(page, 100)
+    teach(page, HOSTILE)
+    until(page, f"document.getElementById('samples').textContent === '{before + 1}'")
+    drop(page, 101)
+    page.locator("#classes li", has_text=HOSTILE).first.wait_for()
+    assert HOSTILE in page.locator("#table").inner_text()
+    assert page.locator("#said").inner_text() == ""
+    assert page.locator("main b").count() == 0
+    assert page.locator("img[src='x']").count() == 0
+    assert page.evaluate("document.querySelectorAll('script').length") == 1
+
+
+def test_by_keyboard_and_file_chooser(visit: Any, address: str, service: Service) -> None:
+    page = visit(address)
+    before = service.view.samples
+    page.locator("#file").focus()
+    with page.expect_file_chooser() as chooser:
+        page.keyboard.press("Enter")
+    chooser.value.set_files({"name": "x.png", "mimeType": "image/png", "buffer": png(picture(50))})
+    page.locator("#classes li").first.wait_for()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "label"
+    page.locator("#label").fill("gray")
+    page.keyboard.press("Enter")
+    until(page, f"document.getElementById('samples').textContent === '{before + 1}'")
+    assert page.locator("#said").get_attribute("aria-live") == "polite"
+
+
+def test_a_file_that_is_no_image_is_said(visit: Any, address: str) -> None:
+    page = visit(address, refused="422")
+    page.locator("#file").set_input_files({"name": "x.png", "mimeType": "image/png", "buffer": b"not an image"})
+    until(page, "document.getElementById('verdict').textContent.includes('not a readable image')")
+    assert not page.locator("#teach").is_visible()
+
+
+def test_a_phone_and_the_dark(visit: Any, address: str) -> None:
+    page = visit(address, viewport={"width": 340, "height": 700}, color_scheme="dark")
+    drop(page, 30)
+    page.locator("#table tbody tr").first.wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 340
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(21, 24, 27)"
+
+
+def test_the_docs_page(visit: Any, address: str) -> None:
+    page = visit(f"{address}/docs")
+    assert page.get_by_role("heading", name="POST /learn").is_visible()
+    assert page.evaluate("getComputedStyle(document.body).margin") != "8px"  # its style sheet was let in
+
+
+def test_the_token_is_asked_for(visit: Any, service: Service) -> None:
+    for address in served(service, TOKEN):
+        page = visit(address, refused="401")
+        dialog = page.get_by_role("dialog")
+        dialog.wait_for()
+        page.locator("#token").fill("wrong")
+        page.keyboard.press("Enter")
+        until(page, "document.getElementById('ask').open && document.getElementById('token').value === ''")
+        page.locator("#token").fill(TOKEN)
+        page.keyboard.press("Enter")
+        until(page, "document.getElementById('samples').textContent !== '–'")
+        assert not dialog.is_visible()
+        page.close()

@@ -1,0 +1,448 @@
+"""``ocil serve`` over HTTP: requests, answers, limits, and who may ask."""
+
+import base64
+import io
+import json
+import re
+import struct
+import threading
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ocil.online.model import FILE, Model
+from ocil.runner import digest
+from ocil.serve.limits import Limits
+from ocil.serve.service import Service
+from tests.serving import as_json, picture, png, relearned, running
+
+pytest.importorskip("fastapi")
+pytest.importorskip("python_multipart")
+pytest.importorskip("httpx2")
+from starlette.testclient import TestClient
+
+from ocil.serve.app import LOOPBACK, PATHS, create_app
+
+pytestmark = pytest.mark.usefixtures("quick_convolution")
+HERE = "http://127.0.0.1:8000"
+SMALL = Limits(body_bytes=40_000, pixels=10_000, batch=5, label=20, classes=6, wait_seconds=20)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with running(tmp_path_factory.mktemp("model"), limits=SMALL) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def client(service: Service) -> Iterator[Any]:
+    with TestClient(create_app(service), base_url=HERE) as client:
+        yield client
+
+
+def refused(answer: Any, status: int, pattern: str) -> None:
+    assert answer.status_code == status, answer.text
+    assert list(answer.json()) == ["detail"]
+    assert re.search(pattern, answer.json()["detail"]), answer.text
+    assert "\n" not in answer.json()["detail"]
+
+
+def form(*samples: tuple[int, str]) -> dict[str, Any]:
+    images = [("image", (f"{n}.png", png(picture(value, n)))) for n, (value, _) in enumerate(samples)]
+    return {"files": images, "data": {"label": [label for _, label in samples]}}
+
+
+def test_the_way_of_an_image(tmp_path: Path) -> None:
+    with running(tmp_path) as service, TestClient(create_app(service), base_url=HERE) as client:
+        unknown = client.post("/predict", files={"image": png(picture(0))})
+        assert unknown.json() == {
+            "predictions": [{"label": None, "probability": None, "classes": []}],
+            "model_samples": 0,
+        }
+        first = client.post("/learn?wait=true", **form((0, "dark"), (200, "light")))
+        assert first.json() == {
+            "first": 1, "last": 2, "count": 2, "repeated": False, "applied": True, "learned": 2, "model_samples": 2,
+        }  # fmt: skip
+        second = client.post("/learn?wait=true", json=as_json((png(picture(100)), 7)))
+        assert (second.json()["first"], second.json()["applied"]) == (3, True)
+        found = client.post("/predict?top=2", json={"images": [base64.b64encode(png(picture(9))).decode()] * 2}).json()
+        assert found["model_samples"] == 3
+        assert len(found["predictions"]) == 2
+        best = found["predictions"][0]
+        assert len(best["classes"]) == 2
+        assert best["classes"][0] == {"label": best["label"], "probability": best["probability"]}
+        assert best["classes"][0]["probability"] >= best["classes"][1]["probability"]
+        status = client.get("/status").json()
+        assert (status["acknowledged"], status["learned"], status["model_samples"]) == (3, 3, 3)
+        assert [(one["label"], one["learned"]) for one in status["classes"]] == [("dark", 1), ("light", 1), (7, 1)]
+        assert (status["memory_size"], status["memory_stored"], status["method"]) == (20, 3, "er")
+        assert (status["image"], status["problem"], status["queue"]) == ([12, 12, 1], None, 0)
+    assert digest(Model.load(tmp_path, "cpu").learner) == digest(relearned(tmp_path).learner)
+
+
+def test_all_classes_probabilities_are_those_of_the_model(client: Any, service: Service) -> None:
+    client.post("/learn?wait=true", **form((0, "a"), (100, "b"), (200, "c")))
+    found = client.post("/predict", files={"image": png(picture(42))}).json()["predictions"][0]
+    expected = service.model.probabilities(service.model.images.read([Image.fromarray(picture(42))]))[0]
+    assert {one["label"]: one["probability"] for one in found["classes"]} == pytest.approx(
+        dict(zip(service.model.labels, expected, strict=True))
+    )
+    assert sum(one["probability"] for one in found["classes"]) == pytest.approx(1)
+
+
+def test_a_key_repeats_the_first_answer(client: Any, service: Service) -> None:
+    key = {"Idempotency-Key": "a-key"}
+    first = client.post("/learn", headers=key, **form((0, "a"), (100, "b"))).json()
+    again = client.post("/learn", headers=key, **form((0, "a"), (100, "b"))).json()
+    assert (again["first"], again["last"], again["repeated"]) == (first["first"], first["last"], True)
+    assert service.durable == first["last"]
+    refused(client.post("/learn", headers=key, **form((0, "a"))), 409, "Idempotency-Key came before")
+    for bad in ("", "x" * 201, "two words", "\t"):
+        refused(client.post("/learn", headers={"Idempotency-Key": bad}, **form((0, "a"))), 422, "(?i)idempotency")
+
+
+def test_bodies_that_cannot_be_read(client: Any) -> None:
+    refused(client.post("/learn", content=b"hello"), 415, "send multipart")
+    refused(client.post("/learn", content=b"{", headers={"content-type": "application/json"}), 422, "Invalid JSON")
+    for kind in ("multipart/form-data", "multipart/form-data; boundary=", "multipart/form-data; boundary=é; charset=q"):
+        headers = {"content-type": kind.encode("latin-1")}
+        refused(client.post("/learn", content=b"--x\r\n\r\n", headers=headers), 400, "form cannot be read")
+    broken = b"--x\r\nContent-Disposition: form-data\r\n\r\nvalue\r\n--x--\r\n"
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    refused(client.post("/learn", content=broken, headers=headers), 400, "form cannot be read")
+    deep = b'{"samples":' + b"[" * 20_000 + b"]" * 20_000 + b"}"
+    refused(client.post("/learn", content=deep[:39_000], headers={"content-type": "application/json"}), 422, ".")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({}, "samples: Field required"),
+        ([], "valid dictionary|object"),
+        ({"samples": []}, "at least 1"),
+        ({"samples": [{"image": "!!", "label": "a"}]}, "image 1 is not base64"),
+        ({"samples": [{"image": "aGk=", "label": "a"}]}, "image 1 is not a readable image"),
+        ({"samples": [{"image": "", "label": "a"}]}, "at least 1 character"),
+        ({"samples": [{"image": "aGk=", "label": True}]}, "label"),
+        ({"samples": [{"image": "aGk=", "label": 1.5}]}, "label"),
+        ({"samples": [{"image": "aGk=", "label": None}]}, "label"),
+        ({"samples": [{"image": "aGk=", "label": 2**60}]}, "label"),
+        ({"samples": [{"image": "aGk=", "label": "a", "path": "/etc/passwd"}]}, "Extra inputs"),
+        ({"samples": [{"image": "/etc/passwd", "label": "a"}]}, "image 1 is not"),
+    ],
+)
+def test_json_that_is_wrong(client: Any, body: Any, message: str) -> None:
+    refused(client.post("/learn", json=body), 422, message)
+
+
+@pytest.mark.parametrize("label", ["", "   ", "x" * 21, "a\0b", "a\nb", "\x9f"])
+def test_labels_that_are_refused(client: Any, label: str) -> None:
+    refused(client.post("/learn", json=as_json((png(picture(0)), label))), 422, "label")
+
+
+def test_a_lone_surrogate_is_refused(client: Any) -> None:
+    body = json.dumps(as_json((png(picture(0)), "\ud800")))
+    refused(client.post("/learn", content=body, headers={"content-type": "application/json"}), 422, ".")
+
+
+def test_forms_that_are_wrong(client: Any) -> None:
+    image = png(picture(0))
+    refused(client.post("/learn", files={"image": image}), 422, "1 images and 0 labels")
+    refused(client.post("/learn", files=[("image", image)], data={"label": ["a", "b"]}), 422, "1 images and 2 labels")
+    refused(client.post("/learn", files={"image": image, "label": ("l.txt", b"a")}), 422, "label must be text")
+    refused(client.post("/learn", data={"image": "text", "label": "a"}, files={"x": b"1"}), 422, "image must be a file")
+    refused(client.post("/predict", files={"image": image}, data={"label": "a"}), 422, "not known")
+    refused(client.post("/predict", files={"picture": image}), 422, "not known")
+    refused(client.post("/learn", files={"image": b""}, data={"label": "a"}), 422, "image 1 is empty")
+
+
+def test_a_file_name_is_never_used(client: Any, service: Service, tmp_path: Path) -> None:
+    target = tmp_path / "evil.png"
+    for name in (str(target), "../../../evil.png", "..%2f..%2fevil"):
+        answer = client.post("/learn", files={"image": (name, png(picture(0)))}, data={"label": "../../a"})
+        assert answer.status_code == 200
+    assert not target.exists()
+    assert {path.relative_to(service.folder).parts[0] for path in service.folder.rglob("*")} <= {"log", FILE, ".lock"}
+
+
+def test_too_many_images_and_classes(client: Any) -> None:
+    refused(client.post("/learn", **form(*[(0, "a")] * 6)), 422, "there are 6 images, the most in one request is 5")
+    refused(client.post("/predict", files=[("image", png(picture(0)))] * 6), 422, "most in one request is 5")
+    refused(client.post("/predict", files=[("image", png(picture(0)))] * 60), 400, "Too many files")
+    many = [(n, f"new {n}") for n in range(5)]
+    client.post("/learn", **form(*many))
+    refused(client.post("/learn", **form(*[(n, f"newer {n}") for n in range(5)])), 422, "more than 6 classes")
+
+
+def huge_png(width: int, height: int) -> bytes:
+    """A few bytes that claim to be a huge image, whole in every other way."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    rows = zlib.compress(b"\0" * 1000)
+    head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("side", [101, 5000, 40_000, 2**31 - 1])
+def test_a_huge_image_is_refused_by_its_header(client: Any, side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def decode(*_: Any) -> None:
+        raise AssertionError("it was decoded")
+
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", decode)
+    answer = client.post("/predict", files={"image": huge_png(side, side)})
+    assert answer.status_code in (413, 422)  # Pillow itself refuses the largest
+    assert "pixels" in answer.json()["detail"] or side == 2**31 - 1
+
+
+def test_a_body_that_is_too_long(client: Any) -> None:
+    refused(client.post("/predict", files={"image": b"x" * 50_000}), 413, "more than 40000 bytes")
+    body = json.dumps({"images": ["A" * 50_000]})
+    refused(client.post("/predict", content=body, headers={"content-type": "application/json"}), 413, "40000")
+
+
+@pytest.mark.parametrize("kind", ["application/json", "multipart/form-data; boundary=x"])
+def test_a_body_without_a_length_is_read_only_so_far(client: Any, kind: str) -> None:
+    read = 0
+
+    def endless() -> Iterator[bytes]:
+        nonlocal read
+        yield (
+            b'--x\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n'
+            if "x" in kind[-1]
+            else b'{"a":"'
+        )
+        while read < 10_000_000:
+            read += 1000
+            yield b"x" * 1000
+
+    answer = client.post("/predict", content=endless(), headers={"content-type": kind})
+    refused(answer, 413, "more than 40000 bytes")
+    assert answer.request.headers.get("content-length") is None
+
+
+def test_large_bodies_at_once_are_refused(tmp_path: Path) -> None:
+    limits = Limits(bodies_bytes=1000)
+    with running(tmp_path, limits=limits) as service, TestClient(create_app(service), base_url=HERE) as client:
+        for _ in range(2):  # what was taken is given back
+            answer = client.post("/predict", files={"image": b"x" * 2000})
+            refused(answer, 429, "too many large requests")
+            assert answer.headers["retry-after"] == "1"
+        assert client.post("/predict", files={"image": png(picture(0))}).status_code == 200
+
+
+def test_a_full_line_says_when_to_come_back(tmp_path: Path) -> None:
+    limits = Limits(queue=4, batch=4)
+    with running(tmp_path, limits=limits) as service, TestClient(create_app(service), base_url=HERE) as client:
+        gate, learn = threading.Event(), service.model.learn
+        service.model.learn = lambda *what: (gate.wait(20), learn(*what))[1]  # type: ignore[assignment,func-returns-value]
+        assert client.post("/learn", **form((0, "a"), (9, "b"), (0, "a"))).json()["applied"] is False
+        answer = client.post("/learn", **form((0, "a"), (9, "b")))
+        refused(answer, 429, "3 samples wait to be learned, the most there may be is 4")
+        assert int(answer.headers["retry-after"]) >= 1
+        assert client.post("/predict", files={"image": png(picture(0))}).status_code == 200
+        gate.set()
+
+
+def test_waiting_has_an_end(tmp_path: Path) -> None:
+    limits = Limits(wait_seconds=0.1)
+    with running(tmp_path, limits=limits) as service, TestClient(create_app(service), base_url=HERE) as client:
+        gate, learn = threading.Event(), service.model.learn
+        service.model.learn = lambda *what: (gate.wait(20), learn(*what))[1]  # type: ignore[assignment,func-returns-value]
+        answer = client.post("/learn?wait=true", **form((0, "a")))
+        assert (answer.status_code, answer.json()["applied"], answer.json()["first"]) == (200, False, 1)
+        refused(client.get("/memory"), 503, "long step")
+        gate.set()
+
+
+def test_learning_that_failed_is_said(tmp_path: Path) -> None:
+    with running(tmp_path) as service, TestClient(create_app(service), base_url=HERE) as client:
+        client.post("/learn?wait=true", **form((0, "a")))
+        service._fail("the loss is not finite any more.")
+        refused(client.post("/learn", **form((0, "a"))), 503, "learning has stopped: the loss is not finite")
+        assert client.get("/status").json()["problem"] == "the loss is not finite any more."
+        assert client.post("/predict", files={"image": png(picture(0))}).status_code == 200
+        assert "ocil_learning_failed 1" in client.get("/metrics").text
+
+
+def test_the_memory_as_thumbnails(client: Any, service: Service) -> None:
+    client.post("/learn?wait=true", **form((0, "a"), (100, "b")))
+    found = client.get("/memory?per_class=2&count=3").json()
+    assert [one["label"] for one in found["classes"]] == list(service.view.labels[:3])
+    start = "data:image/png;base64,"
+    stored = {image.tobytes() for image in service.model.learner.memory.images.numpy()}
+    for one in found["classes"]:
+        assert len(one["images"]) == min(2, one["stored"])
+        for address in one["images"]:
+            assert address.startswith(start)
+            with Image.open(io.BytesIO(base64.b64decode(address.removeprefix(start)))) as image:
+                assert np.asarray(image).tobytes() in stored
+    for query in ("per_class=0", "per_class=17", "count=101", "first=-1", "per_class=a"):
+        refused(client.get(f"/memory?{query}"), 422, "query")
+
+
+LINE = re.compile(
+    r'^(?P<name>[a-z_]+)(?:\{(?P<labels>(?:[a-z]+="(?:[^"\\\n]|\\.)*",?)+)\})? (?P<value>[-+.0-9e]+|\+Inf)$'
+)
+
+
+def test_metrics_are_prometheus_text(client: Any, service: Service) -> None:
+    client.post("/learn?wait=true", **form((0, "a")))
+    client.get("/nowhere/at/all")
+    answer = client.get("/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    kinds: dict[str, str] = {}
+    values: dict[str, dict[str, float]] = {}
+    for line in answer.text.splitlines():
+        if line.startswith("# TYPE "):
+            name, kind = line.split()[2:]
+            assert name not in kinds
+            kinds[name] = kind
+        elif not line.startswith("# HELP "):
+            match = LINE.match(line)
+            assert match, line
+            values.setdefault(match["name"], {})[match["labels"] or ""] = float(match["value"])
+    assert answer.text.endswith("\n")
+    for name in values:
+        assert name in kinds or re.sub("_(bucket|sum|count)$", "", name) in kinds
+    assert values["ocil_classes"][""] == len(service.view.labels)
+    assert values["ocil_samples_acknowledged_total"][""] == service.durable == values["ocil_samples_learned"][""]
+    assert values["ocil_requests_total"]['path="other",status="404"'] == 1
+    buckets = [v for k, v in values["ocil_request_seconds_bucket"].items() if 'path="/learn"' in k]
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == values["ocil_request_seconds_count"]['path="/learn"']
+    assert values["ocil_step_seconds_count"][""] == service.view.batches
+
+
+def test_the_description_names_every_path_and_the_docs_show_it(client: Any) -> None:
+    described = client.get("/openapi.json").json()
+    assert set(described["paths"]) == {"/learn", "/predict", "/status", "/memory", "/metrics"}
+    assert described["paths"]["/learn"]["post"]["requestBody"]["content"].keys() == {
+        "application/json",
+        "multipart/form-data",
+    }
+    docs = client.get("/docs").text
+    for word in ("POST /learn", "POST /predict", "GET /status", "Idempotency-Key", "LabelledImage"):
+        assert word in docs
+    assert "http://" not in docs
+    assert "https://" not in docs
+    assert "<script" not in docs
+
+
+def test_the_page_brings_all_it_needs(client: Any) -> None:
+    page = client.get("/")
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert page.headers["x-content-type-options"] == "nosniff"
+    for path in re.findall(r'(?:src|href)="(/[^"]*)"', page.text):
+        assert client.get(path).status_code == 200
+        assert path in PATHS
+    assert not re.search(r"https?://", page.text + client.get("/page.js").text + client.get("/page.css").text)
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", client.get("/page.js").text)
+
+
+TOKEN = "a-token-of-some-length"
+
+
+@pytest.fixture(scope="module")
+def guarded(service: Service) -> Iterator[Any]:
+    with TestClient(create_app(service, TOKEN, None), base_url="http://models.example:8000") as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    "given",
+    [None, "", "Bearer", "Bearer ", f"Basic {TOKEN}", TOKEN, "Bearer x", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}"],
+)
+def test_without_the_token_nothing_is_told(guarded: Any, given: str | None) -> None:
+    headers = {} if given is None else {"authorization": given}
+    for method, path in (
+        ("GET", "/status"),
+        ("GET", "/memory"),
+        ("GET", "/metrics"),
+        ("GET", "/other"),
+        ("POST", "/learn"),
+    ):
+        answer = guarded.request(method, path, headers=headers)
+        refused(answer, 401, "send the token")
+        assert answer.headers["www-authenticate"] == "Bearer"
+    for path in ("/", "/page.js", "/page.css", "/docs", "/openapi.json"):
+        assert guarded.get(path, headers=headers).status_code == 200
+
+
+def test_with_the_token(guarded: Any) -> None:
+    for kind in ("Bearer", "bearer"):
+        assert guarded.get("/status", headers={"authorization": f"{kind} {TOKEN}"}).status_code == 200
+    assert guarded.get("/openapi.json").json()["security"] == [{"token": []}]
+
+
+def test_tokens_are_compared_in_constant_time(guarded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import hmac
+
+    compared = []
+    real = hmac.compare_digest
+    monkeypatch.setattr("hmac.compare_digest", lambda a, b: (compared.append((a, b)), real(a, b))[1])
+    guarded.get("/status", headers={"authorization": "Bearer wrong"})
+    assert compared == [(b"wrong", TOKEN.encode())]
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "", "localhost:8000.evil.example", "10.0.0.1"]
+)
+def test_another_name_for_this_machine_is_refused(client: Any, host: str) -> None:
+    refused(client.get("/status", headers={"host": host}), 403, "--allow-host")
+    refused(client.get("/", headers={"host": host}), 403, "--allow-host")
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1", "127.0.0.1:8000", "[::1]", "[::1]:8000"])
+def test_own_names_are_answered(client: Any, host: str) -> None:
+    assert client.get("/status", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://evil.example"}, {"origin": "null"}, {"origin": "http://127.0.0.1:9000"},
+        {"origin": ""}, {"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"},
+    ],
+)  # fmt: skip
+def test_the_pages_of_other_sites_cannot_post(client: Any, service: Service, headers: dict[str, str]) -> None:
+    before = service.durable
+    refused(client.post("/learn", headers=headers, **form((0, "a"))), 403, "another site")
+    assert service.durable == before
+
+
+def test_the_own_page_can_post(client: Any) -> None:
+    own = {"origin": HERE, "sec-fetch-site": "same-origin"}
+    assert client.post("/learn", headers=own, **form((0, "a"))).status_code == 200
+
+
+def test_other_methods_and_paths(client: Any) -> None:
+    refused(client.get("/learn"), 405, "Not Allowed")
+    refused(client.post("/status"), 405, "Not Allowed")
+    refused(client.get("/page/../../../etc/passwd"), 404, "Not Found")
+    refused(client.get("/%2e%2e/%2e%2e/etc/passwd"), 404, "Not Found")
+
+
+def test_an_unexpected_error_tells_no_more_than_that(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        client = TestClient(create_app(service), base_url=HERE, raise_server_exceptions=False)
+
+        def broken(*_: Any) -> None:
+            raise RuntimeError("a secret")
+
+        service.predict = broken  # type: ignore[method-assign,assignment]
+        answer = client.post("/predict", files={"image": png(picture(0))})
+        refused(answer, 500, "unexpected")
+        assert "secret" not in answer.text
+
+
+def test_hosts_are_the_loopback_ones_by_default() -> None:
+    assert LOOPBACK == ("localhost", "127.0.0.1", "[::1]")

@@ -1,0 +1,279 @@
+"""``ocil serve`` killed with SIGKILL in the middle of a load: nothing acknowledged is lost or learned twice."""
+
+import http.client
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ocil.online.model import FILE, Model, Recipe
+from ocil.runner import digest
+from tests.conftest import left_over
+from tests.serving import FORM, as_json, batches_of, picture, png
+
+pytest.importorskip("fastapi")
+pytest.importorskip("uvicorn")
+pytest.importorskip("python_multipart")
+
+# Loads everything once, starts no thread, and forks a server for each line it reads; the next line waits for its end.
+DRIVER = """
+import json, os, signal, sys
+import torch
+import torch._dynamo  # the first step of an optimiser would load it, in every process again
+import ocil.convolution, ocil.serve.run
+from ocil.cli import main
+
+torch.set_num_threads(1)
+torch._C._set_mkldnn_enabled(False)
+ocil.convolution.SLOW_BACKWARD = False
+print("ready", flush=True)
+while line := sys.stdin.readline():
+    order = json.loads(line)
+    back, there = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(there, 1)
+        sync, count = os.fsync, 0
+
+        def sync_or_die(descriptor):
+            global count
+            count += 1
+            if count == order["die_at_sync"]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            sync(descriptor)
+
+        os.fsync = sync_or_die
+        main(order["words"])
+    os.close(there)
+    print(pid, flush=True)
+    with os.fdopen(back) as said:
+        print(said.readline().strip(), flush=True)
+    sys.stdin.readline()
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+RECIPE = Recipe("er", memory=20, width=1, batch_size=4)
+WORDS = [
+    "--method",
+    "er",
+    "--memory",
+    "20",
+    "--width",
+    "1",
+    "--batch-size",
+    "4",
+    "--size",
+    "12",
+    "--gray",
+    "--keep-log",
+]
+WORDS += ["--max-queue", "100", "--max-batch", "10"]
+KILLS, CLIENTS = 30, 4
+
+
+class Servers:
+    """Real servers, one after the other, in processes of their own."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process = process
+        assert self.read() == "ready"
+
+    def read(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def tell(self, line: str) -> None:
+        assert self.process.stdin is not None
+        print(line, file=self.process.stdin, flush=True)
+
+    def start(self, folder: Path, *words: str, die_at_sync: int = 0) -> tuple[int, int]:
+        """Process id and port, once it listens; port 0 if it died before."""
+        order = ["serve", "--model", str(folder), *WORDS, "--port", "0", "--json", "--threads", "1", *words]
+        self.tell(json.dumps({"words": order, "die_at_sync": die_at_sync}))
+        pid, told = int(self.read()), self.read()
+        assert pid > 1
+        return pid, int(json.loads(told)["address"].rpartition(":")[2]) if told else 0
+
+    def exit_code(self) -> int:
+        self.tell("wait")
+        return int(self.read())
+
+
+@pytest.fixture(scope="module")
+def servers(start_python: Callable[..., "subprocess.Popen[str]"]) -> Iterator[Servers]:
+    process = start_python("-c", DRIVER)
+    try:
+        yield Servers(process)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)  # it leads a session of its own: the server goes too
+        process.communicate()
+
+
+class Client(threading.Thread):
+    """Sends samples, each of its own kind, one after the other; repeats under its key what was not acknowledged."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(daemon=True)
+        self.number, self.sent = number, 0
+        self.port = 0
+        self.stopping = False
+        self.acknowledged: dict[int, tuple[str, bytes]] = {}
+        """By the number that the server gave: label and pixels."""
+        self.repeated = 0
+        self.problems: list[str] = []
+
+    def run(self) -> None:
+        while not self.stopping:
+            samples = [self.sample(self.sent + n) for n in range(1 + self.sent % 3)]
+            body = json.dumps(as_json(*[(png(pixels), label) for label, pixels in samples])).encode()
+            answer = None
+            while answer is None and not self.stopping:
+                answer = self.post(body, f"{self.number}-{self.sent}")
+            if answer is None:
+                return
+            numbers = range(answer["first"], answer["last"] + 1)
+            for number, (label, pixels) in zip(numbers, samples, strict=True):
+                if number in self.acknowledged:
+                    self.problems.append(f"{number} was given twice")
+                self.acknowledged[number] = (label, pixels.tobytes())
+            self.repeated += answer["repeated"]
+            self.sent += len(samples)
+
+    def sample(self, place: int) -> tuple[str, np.ndarray]:
+        kind = (place + self.number) % 5
+        return f"class {kind}", picture(40 * kind, 10_000 * self.number + place)
+
+    def post(self, body: bytes, key: str) -> dict[str, Any] | None:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        try:
+            connection.request("POST", "/learn", body, {"Content-Type": "application/json", "Idempotency-Key": key})
+            answer = connection.getresponse()
+            content = json.loads(answer.read())
+        except (OSError, http.client.HTTPException, ValueError):
+            time.sleep(0.01)  # the server was killed
+            return None
+        finally:
+            connection.close()
+        if answer.status == 200:
+            return dict(content)
+        if answer.status not in (429, 503):
+            self.problems.append(f"{answer.status}: {content}")
+        time.sleep(0.01)
+        return None
+
+
+def status(port: int) -> dict[str, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", "/status")
+        return dict(json.loads(connection.getresponse().read()))
+    finally:
+        connection.close()
+
+
+def check(folder: Path, clients: list[Client]) -> None:
+    """What the clients were told against what the log says, and the model against one that was never killed."""
+    assert [problem for client in clients for problem in client.problems] == []
+    batches = batches_of(folder)
+    learned = [one for batch in batches for one in batch]
+    assert [number for number, _, _ in learned] == list(range(1, len(learned) + 1))  # each once, in order
+    by_number = {number: (label, pixels.tobytes()) for number, label, pixels in learned}
+    acknowledged = [item for client in clients for item in client.acknowledged.items()]
+    assert len({number for number, _ in acknowledged}) == len(acknowledged)  # no number for two clients
+    for number, sample in acknowledged:
+        assert by_number[number] == sample
+    contents = [pixels.tobytes() for _, _, pixels in learned]
+    assert len(set(contents)) == len(contents)  # no sample twice, though requests were repeated
+    model = Model(RECIPE, FORM)
+    for batch in batches:
+        assert len(batch) <= RECIPE.batch_size
+        model.learn(np.stack([pixels for _, _, pixels in batch]), [label for _, label, _ in batch])
+    served = Model.load(folder, "cpu")
+    assert (served.samples, served.labels, served.batches) == (model.samples, model.labels, model.batches)
+    assert digest(served.learner) == digest(model.learner)
+    assert sum(served.note["serve"]["counts"]["learned"]) == len(learned)
+    assert not left_over(folder)
+
+
+@pytest.mark.usefixtures("quick_convolution")
+def test_killed_thirty_times_in_the_middle_of_a_load(servers: Servers, tmp_path: Path) -> None:
+    folder, moment = tmp_path / "model", random.Random(7)
+    clients = [Client(number) for number in range(CLIENTS)]
+    for kill in range(KILLS):
+        # Every third time at the n-th sync, which may be of the log or of a checkpoint; else at any moment.
+        die_at_sync = moment.randint(1, 60) if kill % 3 == 2 else 0
+        pid, port = servers.start(
+            folder, "--save-seconds", moment.choice(("0.02", "0.2", "5")), die_at_sync=die_at_sync
+        )
+        for client in clients:
+            client.port = port
+            if not client.is_alive():
+                client.start()
+        if not die_at_sync:
+            time.sleep(moment.uniform(0.0, 0.5))
+            os.kill(pid, signal.SIGKILL)
+        assert servers.exit_code() == -signal.SIGKILL
+    pid, port = servers.start(folder)
+    for client in clients:
+        client.port = port
+    time.sleep(0.5)
+    for client in clients:
+        client.stopping = True
+        client.join()
+    while status(port)["queue"]:
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGTERM)
+    assert servers.exit_code() == 0
+    check(folder, clients)
+    assert sum(len(client.acknowledged) for client in clients) > 100
+    assert sum(client.repeated for client in clients) > 0  # a request whose answer was lost, sent again under its key
+
+
+def test_a_clean_stop_saves_what_was_learned(servers: Servers, tmp_path: Path) -> None:
+    pid, port = servers.start(tmp_path)
+    client = Client(0)
+    client.port = port
+    samples = [client.sample(n) for n in range(3)]
+    answer = client.post(json.dumps(as_json(*[(png(p), label) for label, p in samples])).encode(), "key")
+    assert answer is not None
+    os.kill(pid, signal.SIGINT)
+    assert servers.exit_code() == 0
+    assert Model.load(tmp_path, "cpu").samples == 3
+    assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] in (["log", FILE], [FILE, "log"])
+
+
+def test_a_real_socket_reads_no_more_than_the_limit(servers: Servers, tmp_path: Path) -> None:
+    """A body in chunks without a length: refused while it comes in, and the connection ends."""
+    pid, port = servers.start(tmp_path, "--max-body", "1")
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        head = f"POST /predict HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+        sent, chunk = 0, b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
+        try:
+            while sent < 64 * 2**20:
+                connection.sendall(chunk)
+                sent += 0x10000
+        except OSError:  # it was hung up on
+            pass
+        assert sent < 16 * 2**20
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(
+            f"POST /predict HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n".encode()
+        )
+        connection.sendall(b"Content-Length: 99999999999\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(b"no HTTP at all\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 400 ")
+    os.kill(pid, signal.SIGTERM)
+    assert servers.exit_code() == 0
