@@ -140,7 +140,7 @@ def test_json_that_is_wrong(client: Any, body: Any, message: str) -> None:
     refused(client.post("/learn", json=body), 422, message)
 
 
-@pytest.mark.parametrize("label", ["", "   ", "x" * 21, "a\0b", "a\nb", "\x9f"])
+@pytest.mark.parametrize("label", ["", "   ", "x" * 21, "a\0b", "a\nb", "\x9f", "\u200b", "\u202eabc"])
 def test_labels_that_are_refused(client: Any, label: str) -> None:
     refused(client.post("/learn", json=as_json((png(picture(0)), label))), 422, "label")
 

@@ -15,6 +15,7 @@ from ocil.online.images import FORMATS, ImageFormat
 from ocil.online.model import Label
 from ocil.serve.limits import Limits, RefusedError
 
+TURNING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}  # they make text read as it is not written
 BIGGEST_NUMBER = 2**53 - 1  # what every JSON reader can tell apart
 
 
@@ -63,8 +64,11 @@ def checked_label(label: str | int, limits: Limits) -> Label:
         raise RefusedError(422, "a label is empty.")
     if len(text) > limits.label:
         raise RefusedError(422, f"a label has {len(text)} characters, the most is {limits.label}.")
-    if any(unicodedata.category(character) in ("Cc", "Cs") for character in text):
+    kinds = {unicodedata.category(character) for character in text}
+    if kinds & {"Cc", "Cs"} or any(unicodedata.bidirectional(character) in TURNING for character in text):
         raise RefusedError(422, "a label has a control character or is not valid Unicode.")
+    if kinds <= {"Cf", "Zs"}:
+        raise RefusedError(422, "a label has no visible character.")
     return text
 
 
