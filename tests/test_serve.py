@@ -162,6 +162,17 @@ def test_every_method_can_be_served(tmp_path: Path, method: str) -> None:
     assert digest(Model.load(tmp_path, "cpu").learner) == digest(relearned(tmp_path, recipe).learner)
 
 
+@pytest.mark.parametrize("method", ["er", "scr", "aaer"])
+def test_a_new_model_whose_first_request_makes_several_batches(tmp_path: Path, method: str) -> None:
+    """A snapshot that is dear to make is made after the first of them: the next one is predicted by it."""
+    with running(tmp_path, Recipe(method, memory=12, width=1, batch_size=2)) as service:
+        send(service, *"abcde")
+        settle(service)
+        assert service.failed is None
+        assert service.view.batches == 3
+        assert sum(service.view.counts.learned) == 5
+
+
 @pytest.mark.parametrize(("method", "published"), [("er", 26), ("scr", 4)])
 def test_snapshots_that_are_dear_are_made_now_and_then(tmp_path: Path, method: str, published: int) -> None:
     """While batches wait; the last one is always seen."""
@@ -339,6 +350,32 @@ def test_too_many_classes_are_refused_before_anything_is_written(tmp_path: Path)
         assert caught.value.status == 422
         send(service, "c", "a")
         assert service.durable == 4
+    with running(tmp_path, limits=Limits(classes=1)) as service:  # what it has it keeps
+        send(service, "c", "a")
+        with pytest.raises(RefusedError, match="more than 1 classes"):
+            send(service, "a", "d")
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), 1e12])
+def test_saving_only_in_the_end(tmp_path: Path, seconds: float) -> None:
+    with running(tmp_path, save_seconds=seconds) as service:
+        time.sleep(0.05)  # the learner waits by now
+        send(service, "a")
+        settle(service)
+    assert Model.load(tmp_path, "cpu").samples == 1
+
+
+def test_those_who_wait_are_answered_before_it_stops(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        gate, learn = threading.Event(), service.model.learn
+        service.model.learn = lambda *what: (gate.wait(SECONDS), learn(*what))[1]  # type: ignore[assignment,func-returns-value]
+        receipt = send(service, "a")
+        waits = service.applied(receipt.last)
+        service.stop_waiting()
+        assert waits.result(SECONDS) is False
+        assert service.applied(receipt.last).result(0) is False
+        gate.set()
+    assert Model.load(tmp_path, "cpu").samples == 1
 
 
 def test_a_full_disk_acknowledges_nothing_and_goes_on_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

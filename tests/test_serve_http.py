@@ -161,6 +161,30 @@ def test_forms_that_are_wrong(client: Any) -> None:
     refused(client.post("/learn", files={"image": b""}, data={"label": "a"}), 422, "image 1 is empty")
 
 
+def test_a_form_that_stops_before_its_end_is_refused(client: Any, service: Service) -> None:
+    """Its last image and label would be missing, and nobody would know."""
+    part = '--x\r\nContent-Disposition: form-data; name="{}"\r\n\r\n'
+    image = part.format('image"; filename="i').encode() + png(picture(0)) + b"\r\n"
+    whole = image + part.format("label").encode() + b"a\r\n"
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    before = service.durable
+    for end in (b"", b"--x", b"--x\r\n", image[:-30], b"--x-"):
+        refused(client.post("/learn", content=whole + end, headers=headers), 400, "form cannot be read")
+    assert service.durable == before
+    for end in (b"--x--", b"--x--\r\n", b"--x--\r\nand more"):
+        assert client.post("/learn", content=whole + end, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("one", [b"1,", b"[],", b"{},", b'"",'])
+@pytest.mark.parametrize("path", ["/learn", "/predict"])
+def test_a_list_of_nothing_is_refused_before_it_is_read(client: Any, path: str, one: bytes) -> None:
+    """16 MiB of it took gigabytes: an object for each part, and one for each mistake."""
+    name = b"samples" if path == "/learn" else b"images"
+    body = b'{"' + name + b'":[' + one * 9000 + b"1]}"
+    answer = client.post(path, content=body, headers={"content-type": "application/json"})
+    refused(answer, 422, "far more parts than a request of 5 images")
+
+
 def test_a_file_name_is_never_used(client: Any, service: Service, tmp_path: Path) -> None:
     target = tmp_path / "evil.png"
     for name in (str(target), "../../../evil.png", "..%2f..%2fevil"):

@@ -252,6 +252,22 @@ def test_a_clean_stop_saves_what_was_learned(servers: Servers, tmp_path: Path) -
     assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] in (["log", FILE], [FILE, "log"])
 
 
+def test_a_signal_right_after_the_start_stops_it(servers: Servers, tmp_path: Path) -> None:
+    """It says that it is ready a moment before it answers."""
+    for _ in range(3):
+        pid, _ = servers.start(tmp_path)
+        os.kill(pid, signal.SIGTERM)
+        assert servers.exit_code() == 0
+
+
+def test_killed_while_it_saved_for_the_first_time(servers: Servers, tmp_path: Path) -> None:
+    (tmp_path / f".{FILE}.abc.tmp").write_bytes(b"half a model")
+    pid, _ = servers.start(tmp_path)
+    os.kill(pid, signal.SIGTERM)
+    assert servers.exit_code() == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "log", FILE]
+
+
 def test_a_real_socket_reads_no_more_than_the_limit(servers: Servers, tmp_path: Path) -> None:
     """A body in chunks without a length: refused while it comes in, and the connection ends."""
     pid, port = servers.start(tmp_path, "--max-body", "1")

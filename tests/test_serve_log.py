@@ -166,6 +166,14 @@ def test_a_file_that_is_no_log(folder: Path) -> None:
         Log(folder, 0)
 
 
+@pytest.mark.parametrize("name", ["old-copy.log", "00000000000000000001-0000 copy.log"])
+def test_a_file_of_another_name(folder: Path, name: str) -> None:
+    filled(folder)
+    (folder / name).write_bytes(b"")
+    with pytest.raises(DamagedError, match="take it out of the folder"):
+        Log(folder, 0)
+
+
 def test_segments_go_once_a_checkpoint_covers_them(folder: Path) -> None:
     log = Log(folder, 0)
     log.append([samples(1)])
@@ -232,8 +240,30 @@ def test_a_full_disk_leaves_nothing_behind(folder: Path, monkeypatch: pytest.Mon
     assert left(folder) == told([samples(1), samples(3)])
 
 
-def test_after_a_failed_sync_nothing_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
+def test_after_a_failed_sync_nothing_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Also where a disk is full that says so late: cuts that were written before may be gone."""
     log = Log(folder, 0)
+    log.append([samples(1)])
+
+    def fail(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(WriteError, match="Restart the service"):
+            log.append([samples(3)])
+    with pytest.raises(WriteError, match=os.strerror(number)):
+        log.append([samples(3)])
+    assert left(folder) == told([samples(1)])
+
+
+@pytest.mark.parametrize("end", ["full", "covered"])
+def test_after_a_failed_sync_at_the_end_of_a_segment_nothing_is_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """Another segment behind a damaged one could never be read."""
+    log = Log(folder, 0, segment_bytes=50 if end == "full" else 10**6)
     log.append([samples(1)])
 
     def fail(_: int) -> None:
@@ -242,10 +272,10 @@ def test_after_a_failed_sync_nothing_is_written(folder: Path, monkeypatch: pytes
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fail)
         with pytest.raises(WriteError, match="Restart the service"):
-            log.append([samples(3)])
-    with pytest.raises(WriteError, match="Input/output error"):
+            log.covered(1) if end == "covered" else log.append([samples(3)])
+    with pytest.raises(WriteError, match="Restart the service"):
         log.append([samples(3)])
-    assert left(folder) == told([samples(1)])
+    assert len(log.segments()) == 1
 
 
 def test_reading_stops_at_what_is_not_whole(folder: Path) -> None:

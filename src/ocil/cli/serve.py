@@ -2,6 +2,7 @@
 
 import json
 import os
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -155,12 +156,14 @@ def serve(
 
 def _refuse_folder(folder: Path, begins: bool) -> None:
     from ocil.online.feed import has_model
+    from ocil.online.model import FILE
 
     if has_model(folder):
         return
     if folder.exists() and not folder.is_dir():
         raise OcilError(f"{folder} is a file, not the folder of a model.")
-    if folder.is_dir() and {path.name for path in folder.iterdir()} - OWN:
+    found = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    if any(name not in OWN and not fnmatch(name, f".{FILE}.*.tmp") for name in found):  # it was killed while it saved
         raise OcilError(f"{folder} is not the folder of a model, and it is not empty. Choose another one.")
     if not begins:
         raise OcilError(f"there is no model in {folder}: to begin one, name a method, for example --method afs.")

@@ -64,7 +64,7 @@ async def read_body(request: Request, limits: Limits, take: Callable[[int], None
         raise RefusedError(408, f"the request took more than {limits.body_seconds:g} s to arrive.") from error
     except ClientDisconnect as error:
         raise RefusedError(400, "the request broke off.") from error
-    return await asyncio.to_thread(_read_json, content, learning)
+    return await asyncio.to_thread(_read_json, content, limits, learning)
 
 
 async def _bounded(request: Request, limits: Limits, take: Callable[[int], None]) -> AsyncGenerator[bytes, None]:
@@ -84,6 +84,11 @@ class _InMemory(MultiPartParser):  # type: ignore[misc]
     """Files stay in memory: the body has a limit, and nothing that a client sends is written to the disk unasked."""
 
     spool_max_size = 2**62
+    ended = False
+
+    def on_end(self) -> None:
+        """Behind the last boundary. A form that stops before it may have lost whole fields."""
+        self.ended = True
 
     def close(self) -> None:
         """Also what a form that broke off had brought."""
@@ -96,6 +101,8 @@ async def _read_form(headers: Headers, stream: AsyncGenerator[bytes, None], limi
     parser = _InMemory(headers, stream, max_files=most, max_fields=most, max_part_size=2**16)
     try:
         form = await parser.parse()
+        if not parser.ended:
+            raise RefusedError(400, "the form cannot be read: its end is missing.")
         return await _sorted_out(form.multi_items(), learning)
     except (RefusedError, TimeoutError, ClientDisconnect):
         raise
@@ -126,7 +133,10 @@ async def _sorted_out(items: list[tuple[str, Any]], learning: bool) -> Sent:
     return Sent(images, labels)
 
 
-def _read_json(content: bytes, learning: bool) -> Sent:
+def _read_json(content: bytes, limits: Limits, learning: bool) -> Sent:
+    # Of a long list of nothing, the parser and the list of its mistakes would take gigabytes. Base64 has no commas.
+    if content.count(b",") > limits.batch * (limits.label + 10):
+        raise RefusedError(422, f"the JSON has far more parts than a request of {limits.batch} images.")
     try:
         if learning:
             samples = LearnRequest.model_validate_json(content).samples

@@ -14,6 +14,7 @@ replay takes the same steps. The CRC begins with the salt: no image can be made 
 import errno
 import json
 import os
+import re
 import struct
 import threading
 import zlib
@@ -76,6 +77,10 @@ class Cut:
 Record = Samples | Cut
 
 
+class DamagedError(OcilError):
+    """A record that should be whole is not, or a file is where none should be."""
+
+
 @dataclass(frozen=True)
 class Segment:
     path: Path
@@ -84,11 +89,9 @@ class Segment:
 
     @classmethod
     def of(cls, path: Path) -> "Segment":
+        if not re.fullmatch(r"\d{20}-\d{4,}", path.stem):
+            raise DamagedError(f"{path} does not belong to the log: take it out of the folder.")
         return cls(path, int(path.stem.partition("-")[0]))
-
-
-class DamagedError(OcilError):
-    """A record that should be whole is not."""
 
 
 class Log:
@@ -184,28 +187,34 @@ class Log:
             content = b"".join(framed(record.body(), self._salt) for record in records)
             try:
                 _write_all(file, content)
+            except OSError as error:
+                self._take_back(file, error, well=error.errno in (errno.ENOSPC, errno.EDQUOT))
+            try:
                 if sync:
                     os.fsync(file)
-            except OSError as error:
-                self._take_back(file, error)
+            except OSError as error:  # also of a full disk: cuts that were not synced yet may be gone
+                self._take_back(file, error, well=False)
             self._end += len(content)
             for record in records:
                 if isinstance(record, Samples):
                     self.last, self._has_samples = record.last, True
 
-    def _take_back(self, file: int, error: OSError) -> NoReturn:
-        """Remove what was written of a failed append. Raises in any case."""
+    def _take_back(self, file: int, error: OSError, well: bool) -> NoReturn:
+        """Remove what was written of a failed append. Raises in any case. ``well``: the disk is, but full."""
         message = f"cannot write to {self.folder.name}: {error.strerror or error}"
         try:
             os.ftruncate(file, self._end)
             os.lseek(file, self._end, os.SEEK_SET)
-            well = error.errno in (errno.ENOSPC, errno.EDQUOT)
         except OSError:
             well = False
         if well:
             raise WriteError(f"{message}. Free some space.") from error
-        # After a failed sync nobody knows what is on the disk: only reading it anew tells.
-        self.broken = f"{message}. Restart the service once the disk is well."
+        self._break(error)
+
+    def _break(self, error: OSError) -> NoReturn:
+        """After a failed sync nobody knows what is on the disk: only reading it anew tells."""
+        reason = error.strerror or error
+        self.broken = f"cannot write to {self.folder.name}: {reason}. Restart the service once the disk is well."
         raise WriteError(self.broken) from error
 
     def _begin_segment(self) -> int:
@@ -235,8 +244,7 @@ class Log:
                 try:
                     os.fsync(self._file)
                 except OSError as error:
-                    self.broken = f"cannot write to {self.folder.name}: {error.strerror}. Restart the service."
-                    raise WriteError(self.broken) from error
+                    self._break(error)
 
     def covered(self, position: int) -> None:
         """The model on disk has learned all samples up to ``position``: delete what it needs no more."""
@@ -257,6 +265,8 @@ class Log:
             file, self._file, self._has_samples = self._file, None, False
             try:
                 os.fsync(file)
+            except OSError as error:
+                self._break(error)
             finally:
                 os.close(file)
 

@@ -1,5 +1,6 @@
 """A socket, a server, and a clean stop."""
 
+import asyncio
 import errno
 import ipaddress
 import logging
@@ -10,8 +11,10 @@ import stat
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ocil.errors import OcilError
 from ocil.serve.app import LOOPBACK, create_app
@@ -21,6 +24,49 @@ TOKEN = "OCIL_TOKEN"  # noqa: S105 # the name of a variable
 SHORTEST_TOKEN = 16
 CONNECTIONS = 512
 STOP_SECONDS = 5
+REQUEST_SECONDS = 30
+"""From the beginning of a connection, or the last answer, to the end of a request's headers."""
+
+
+class Connection(H11Protocol):  # type: ignore[misc]
+    """uvicorn's, which would wait for ever for headers that come slowly, or not at all: a few hundred clients that do
+    that would keep out all others."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._give_time(self.cycle)
+
+    def on_response_complete(self) -> None:
+        answered = self.cycle
+        super().on_response_complete()  # may begin the next request, if that has come already
+        self._give_time(answered)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    def _give_time(self, answered: Any) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = self.loop.call_later(REQUEST_SECONDS, self._end_unless_asked, answered)
+
+    def _end_unless_asked(self, answered: Any) -> None:
+        if self.cycle is answered:  # no request has begun since
+            self.transport.close()
+
+
+class Server(uvicorn.Server):  # type: ignore[misc]
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self.service = service
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn answers requests that take too long now with an error, but what they sent may be acknowledged."""
+        self.service.stop_waiting()
+        await super().shutdown(sockets)
 
 
 def is_loopback(host: str) -> bool:
@@ -95,12 +141,17 @@ def serve(
     app = create_app(service, token, hosts)
     config = uvicorn.Config(
         app, lifespan="off", log_config=None, access_log=False, server_header=False, proxy_headers=False, ws="none",
-        limit_concurrency=CONNECTIONS, timeout_keep_alive=30, timeout_graceful_shutdown=STOP_SECONDS, http="h11",
+        limit_concurrency=CONNECTIONS, timeout_keep_alive=REQUEST_SECONDS, timeout_graceful_shutdown=STOP_SECONDS,
+        http=Connection,
     )  # fmt: skip
     logging.basicConfig(level=logging.WARNING, format="ocil: %(message)s")
-    server = uvicorn.Server(config)
+    server = Server(config, service)
     # uvicorn raises the signal once more when it has stopped; saving comes after that.
-    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+    # One that comes before uvicorn listens to them stops it as soon as it has begun.
+    before = {
+        number: signal.signal(number, lambda *_: setattr(server, "should_exit", True))
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
     service.start()
     try:
         bound.listen(2048)

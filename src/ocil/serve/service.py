@@ -143,7 +143,7 @@ class Service:
         self._in_flight: dict[str, _Waiting] = {}
         for key, entry in {**note.get("keys", {}), **self.log.keys}.items():
             self._remember(key, (entry[0], entry[1], entry[2]))
-        self._stopping = False
+        self._stopping = self._impatient = False
         self._stop_at = float("inf")
 
         self._context = ExitStack()
@@ -222,7 +222,8 @@ class Service:
         if self.backlog + len(labels) > self.limits.queue:
             message = f"{self.backlog} samples wait to be learned, the most there may be is {self.limits.queue}."
             raise RefusedError(429, message, self.retry_after())
-        if len(self._labels | set(labels)) > self.limits.classes:
+        new = set(labels) - self._labels  # a model may have more classes than a lower limit allows; it keeps them
+        if new and len(self._labels) + len(new) > self.limits.classes:
             message = f"the model would have more than {self.limits.classes} classes, which is the limit here."
             raise RefusedError(422, message)
 
@@ -239,11 +240,17 @@ class Service:
         """Done when the sample of this number is learned; False if it will not be for now."""
         waiter: Future[bool] = Future()
         with self._turn:
-            if number <= self.position or self.failed or self._stopping:
+            if number <= self.position or self.failed or self._impatient or self._stopping:
                 waiter.set_result(number <= self.position)
             else:
                 heapq.heappush(self._waiters, (number, next(self._tickets), waiter))
         return waiter
+
+    def stop_waiting(self) -> None:
+        """Answer those who wait for samples to be learned, now and from now on. They are acknowledged all the same."""
+        with self._turn:
+            self._impatient = True
+        self._release(lambda number: True)
 
     def _write(self) -> None:
         """The writing thread: what waits goes to the log with one sync, then it is acknowledged."""
@@ -354,7 +361,7 @@ class Service:
             return bool(self._jobs or ((replay or self._ready) and not self.failed))
 
         with self._turn:
-            self._turn.wait_for(lambda: work() or self._stopping, timeout=self.save_seconds)
+            self._turn.wait_for(lambda: work() or self._stopping, timeout=min(self.save_seconds, threading.TIMEOUT_MAX))
             if not self._stopping:
                 return True
             writing = self._unwritten > 0
@@ -406,7 +413,8 @@ class Service:
         self.model.learn(pixels, labels)
         self.model.check_loss()
         self._stale = True
-        if not self._dear or not more or self.model.batches % DEAR_EVERY == 0:
+        first = not self.snapshots.newest.labels  # until there is one, nothing can be predicted
+        if first or not self._dear or not more or self.model.batches % DEAR_EVERY == 0:
             self._publish(pixels[:PROBE])
         self.counts.add([self.model.numbers[label] for label in labels], guesses, known)
         with self._turn:
