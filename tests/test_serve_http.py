@@ -8,6 +8,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from ocil.serve.app import LOOPBACK, PATHS, create_app
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
 HERE = "http://127.0.0.1:8000"
-SMALL = Limits(body_bytes=40_000, pixels=10_000, batch=5, label=20, classes=6, wait_seconds=20)
+SMALL = Limits(body_bytes=40_000, pixels=10_000, batch=5, label=20, wait_seconds=20)
 
 
 @pytest.fixture(scope="module")
@@ -194,13 +195,18 @@ def test_a_file_name_is_never_used(client: Any, service: Service, tmp_path: Path
     assert {path.relative_to(service.folder).parts[0] for path in service.folder.rglob("*")} <= {"log", FILE, ".lock"}
 
 
-def test_too_many_images_and_classes(client: Any) -> None:
+def test_too_many_images(client: Any) -> None:
     refused(client.post("/learn", **form(*[(0, "a")] * 6)), 422, "there are 6 images, the most in one request is 5")
     refused(client.post("/predict", files=[("image", png(picture(0)))] * 6), 422, "most in one request is 5")
     refused(client.post("/predict", files=[("image", png(picture(0)))] * 60), 400, "Too many files")
-    many = [(n, f"new {n}") for n in range(5)]
-    client.post("/learn", **form(*many))
-    refused(client.post("/learn", **form(*[(n, f"newer {n}") for n in range(5)])), 422, "more than 6 classes")
+
+
+def test_too_many_classes(tmp_path: Path) -> None:
+    few = running(tmp_path, limits=replace(SMALL, classes=6))
+    with few as service, TestClient(create_app(service), base_url=HERE) as client:
+        assert client.post("/learn", **form(*[(n, f"new {n}") for n in range(5)])).status_code == 200
+        refused(client.post("/learn", **form(*[(n, f"newer {n}") for n in range(5)])), 422, "more than 6 classes")
+        assert client.post("/learn", **form((0, "new 0"), (9, "last"))).status_code == 200
 
 
 def huge_png(width: int, height: int) -> bytes:
@@ -316,10 +322,11 @@ LINE = re.compile(
 )
 
 
-def test_metrics_are_prometheus_text(client: Any, service: Service) -> None:
-    client.post("/learn?wait=true", **form((0, "a")))
-    client.get("/nowhere/at/all")
-    answer = client.get("/metrics")
+def test_metrics_are_prometheus_text(tmp_path: Path) -> None:
+    with running(tmp_path) as service, TestClient(create_app(service), base_url=HERE) as client:
+        client.post("/learn?wait=true", **form((0, "a")))
+        client.get("/nowhere/at/all")
+        answer = client.get("/metrics")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     kinds: dict[str, str] = {}
     values: dict[str, dict[str, float]] = {}
