@@ -1,23 +1,39 @@
 """Put the runs of a benchmark's JSON where ``ocil report`` finds them: FOLDER/CELL/seed-N/result.json.
 
-python tools/take_runs.py out.json results
+python tools/take_runs.py OUT.json results [--side-by-side N]
+
+N: how many runs shared the GPU, kept with each, as their times say little about one alone.
 """
 
+import argparse
 import json
-import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from ocil.longtail.results import LongTailResult
+from ocil.config import RunConfig
+from ocil.longtail.config import LongTailConfig
 from ocil.results import write_json
 
 
-def main(source: Path, folder: Path) -> int:
-    runs = json.loads(source.read_text())["runs"]
+def config_of(content: Mapping[str, Any]) -> RunConfig | LongTailConfig:
+    return LongTailConfig.from_json(content) if "variant" in content else RunConfig.from_json(content)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("source", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--side-by-side", type=int)
+    options = parser.parse_args()
+    runs = json.loads(options.source.read_text())["runs"]
     for content in runs:
-        config = LongTailResult.from_json(content).config
-        write_json(folder / config.cell / f"seed-{config.seed}" / "result.json", content)
-    return len(runs)
+        config = config_of(content["config"])
+        if options.side_by_side:
+            content["environment"]["side_by_side"] = options.side_by_side
+        write_json(options.folder / config.cell / f"seed-{config.seed}" / "result.json", content)
+    print(f"{len(runs)} runs")
 
 
 if __name__ == "__main__":
-    print(f"{main(Path(sys.argv[1]), Path(sys.argv[2]))} runs")
+    main()
