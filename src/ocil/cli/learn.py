@@ -3,8 +3,9 @@
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,17 +28,45 @@ MaybeWhole = Annotated[int | None, Parameter(converter=whole_number)]
 ModelDir = Annotated[Path, Parameter(name="--model", help="Folder of the model.")]
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
 class Asked:
     """What a command says about its model. A model keeps what it was made with; the command may repeat it."""
 
-    def __init__(self, given: Mapping[str, Any], settings: Mapping[str, Any], size: int | None, gray: bool) -> None:
-        """``given``: fields of a ``Recipe``, None where nothing was said."""
-        self.given = {name: value for name, value in given.items() if value is not None}
-        self.settings, self.size, self.gray = settings, size, gray
-        least = {name: self.given.get(name) for name in ("batch_size", "width")} | {"size": size}
-        for name, value in least.items():
+    method: str | None = None
+    """A name from `ocil methods`. Default: afs."""
+    memory: Annotated[int | None, Parameter(converter=whole_number, alias="-m")] = None
+    """Images kept for replay. Default: 1000."""
+    batch_size: MaybeWhole = None
+    """Images learned together. Default: 10."""
+    width: MaybeWhole = None
+    """Channels of the network's first stage. Default: 20."""
+    review_every: MaybeWhole = None
+    """Batches between two reviews, 0 for none. Default: 500 for methods that have reviews."""
+    size: MaybeWhole = None
+    """Images are resized to squares of this side. Default: 32."""
+    gray: Annotated[bool, Parameter(negative=())] = False
+    """Learn from gray images instead of coloured ones."""
+    seed: MaybeWhole = None
+    """Of all random numbers. Default: 0."""
+    set: Annotated[tuple[str, ...], Parameter(name="--set", alias="-s", consume_multiple=True, negative=())] = ()
+    """Any other setting of the method as FIELD=VALUE, for example `--set lr=0.05`."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "width", "size"):
+            value = getattr(self, name)
             if value is not None and value < 1:
                 raise OcilError(f"--{name.replace('_', '-')} {value} must be at least 1.")
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The fields of a recipe that were said."""
+        names = ("method", "memory", "batch_size", "width", "review_every", "seed")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return read_settings(self.set)
 
     def check(self, folder: Path) -> None:
         """Find a mistake in the settings of a new model before anything is written."""
@@ -65,17 +94,15 @@ class Asked:
         return Recipe(**self.given, settings=self.settings)
 
     def _refuse_other(self, found: "Model", folder: Path) -> None:
-        from dataclasses import replace
-
         from ocil.methods import method
 
-        given = self.given
+        given, settings = self.given, self.settings
         if "method" in given:
             given = given | {"method": method(given["method"]).name}
         asked = {name: (value, getattr(found.recipe, name)) for name, value in given.items()}
-        if self.settings:
-            config = replace(found.recipe, settings=self.settings).config()
-            asked |= {name: (getattr(config, name), getattr(found.config, name)) for name in self.settings}
+        if settings:
+            config = replace(found.recipe, settings=settings).config()
+            asked |= {name: (getattr(config, name), getattr(found.config, name)) for name in settings}
         asked["size"] = (self.size or found.images.shape[0], found.images.shape[0])
         asked["gray"] = (self.gray or found.images.shape[2] == 1, found.images.shape[2] == 1)
         for name, (wanted, has) in asked.items():
@@ -91,17 +118,9 @@ def learn(
     /,
     *,
     model: ModelDir,
-    method: str | None = None,
-    memory: Annotated[int | None, Parameter(converter=whole_number, alias="-m")] = None,
-    batch_size: MaybeWhole = None,
-    width: MaybeWhole = None,
-    review_every: MaybeWhole = None,
-    size: MaybeWhole = None,
-    gray: Annotated[bool, Parameter(negative=())] = False,
-    seed: MaybeWhole = None,
+    asked: Asked | None = None,
     shuffle: MaybeWhole = None,
     append: Annotated[bool, Parameter(negative=())] = False,
-    set: Annotated[tuple[str, ...], Parameter(name="--set", alias="-s", consume_multiple=True, negative=())] = (),  # noqa: A002
     device: str = "auto",
     save_seconds: float = 30.0,
     as_json: Json = False,
@@ -121,28 +140,10 @@ def learn(
     ----------
     source
         The .csv file or folder.
-    method
-        A name from `ocil methods`. Default: afs.
-    memory
-        Images kept for replay. Default: 1000.
-    batch_size
-        Images learned together. Default: 10.
-    width
-        Channels of the network's first stage. Default: 20.
-    review_every
-        Batches between two reviews, 0 for none. Default: 500 for methods that have reviews.
-    size
-        Images are resized to squares of this side. Default: 32.
-    gray
-        Learn from gray images instead of coloured ones.
-    seed
-        Of all random numbers. Default: 0.
     shuffle
         Learn in a random order, drawn from this seed.
     append
         The model has learned another list: learn this one too, from its beginning.
-    set
-        Any other setting of the method as FIELD=VALUE, for example `--set lr=0.05`.
     device
         auto, cpu or cuda.
     save_seconds
@@ -152,11 +153,7 @@ def learn(
     from ocil.online.model import locked
     from ocil.runner import pick_device
 
-    given: dict[str, Any] = {
-        "method": method, "memory": memory, "batch_size": batch_size, "width": width, "review_every": review_every,
-        "seed": seed,
-    }  # fmt: skip
-    asked = Asked(given, read_settings(set), size, gray)
+    asked = asked or Asked()
     asked.check(model)
     samples = read_list(source, shuffle)
     place = pick_device(device)

@@ -4,11 +4,11 @@ import json
 import os
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
-from ocil.cli.common import Whole, read_settings, say, whole_number
+from ocil.cli.common import Whole, say
 from ocil.cli.learn import Asked, MaybeWhole, ModelDir
 from ocil.errors import OcilError
 
@@ -22,15 +22,7 @@ def serve(
     port: Whole = 8000,
     token_file: Path | None = None,
     allow_host: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())] = (),
-    method: str | None = None,
-    memory: Annotated[int | None, Parameter(converter=whole_number, alias="-m")] = None,
-    batch_size: MaybeWhole = None,
-    width: MaybeWhole = None,
-    review_every: MaybeWhole = None,
-    size: MaybeWhole = None,
-    gray: Annotated[bool, Parameter(negative=())] = False,
-    seed: MaybeWhole = None,
-    set: Annotated[tuple[str, ...], Parameter(name="--set", alias="-s", consume_multiple=True, negative=())] = (),  # noqa: A002
+    asked: Asked | None = None,
     device: str = "auto",
     threads: MaybeWhole = None,
     save_seconds: float = 30.0,
@@ -64,24 +56,6 @@ def serve(
         File with the token that clients must send; else the variable OCIL_TOKEN is read.
     allow_host
         Further names that the service is reached by, as behind a proxy.
-    method
-        A name from `ocil methods`, for a new model.
-    memory
-        Images kept for replay. Default: 1000.
-    batch_size
-        Images learned together, if as many wait. Default: 10.
-    width
-        Channels of the network's first stage. Default: 20.
-    review_every
-        Batches between two reviews, 0 for none. Default: 500 for methods that have reviews.
-    size
-        Images are resized to squares of this side. Default: 32.
-    gray
-        Learn from gray images instead of coloured ones.
-    seed
-        Of all random numbers. Default: 0.
-    set
-        Any other setting of the method as FIELD=VALUE, for example `--set lr=0.05`.
     device
         auto, cpu or cuda.
     threads
@@ -105,16 +79,12 @@ def serve(
     as_json
         Print the addresses as one JSON object, when the service is ready.
     """
-    given: dict[str, Any] = {
-        "method": method, "memory": memory, "batch_size": batch_size, "width": width, "review_every": review_every,
-        "seed": seed,
-    }  # fmt: skip
-    asked = Asked(given, read_settings(set), size, gray)
+    asked = asked or Asked()
     if threads is not None and threads < 1:
         raise OcilError(f"--threads {threads} must be at least 1.")
     if not save_seconds > 0:
         raise OcilError(f"--save-seconds {save_seconds:g} must be more than 0.")
-    _refuse_folder(model, begins=bool(asked.given or asked.settings or size or gray))
+    _refuse_folder(model, begins=asked != Asked())
     try:
         from ocil.serve.run import address_of, listen, read_token
         from ocil.serve.run import serve as answer
