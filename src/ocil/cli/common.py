@@ -6,6 +6,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,15 +42,45 @@ def whole_number(_: Any, tokens: Sequence[Token]) -> int:
 Whole = Annotated[int, Parameter(converter=whole_number)]
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Where:
+    """Where runs are run, and what is told of them meanwhile."""
+
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    workers: Whole = 0
+    """Runs side by side. Default: as many as keep the cores busy on a CPU, ten on a GPU."""
+    threads: Whole = 1
+    """CPU threads a run uses. One is best for many seeds; results depend on it in the last digits."""
+    engine: Engine = "local"
+    """local: this machine. ray: the nodes of a Ray cluster, which must share the folder of the runs."""
+    address: str | None = None
+    """HOST:PORT of the Ray cluster. Default: the one this machine belongs to."""
+    gpu_share: float = 1.0
+    """With `--engine ray`: how much of a GPU a worker takes. Below 1, several workers share it."""
+    tensorboard: Path | None = None
+    """Folder for TensorBoard: loss and accuracy as runs go on, and what is measured after each task."""
+
+    def __post_init__(self) -> None:
+        refuse_small(self.workers, self.threads)
+        if self.address is not None and self.engine != "ray":
+            raise OcilError("--address is for a Ray cluster: add --engine ray.")
+
+    def job(self, out: Path, data_dir: Path | None) -> "Job":
+        from ocil.engine import device_for
+        from ocil.engine.local import Job
+
+        device = device_for(self.device, self.engine)
+        return Job(out, device, data_dir, threads=self.threads, gpu_share=self.gpu_share)
+
+
 def carry_out(
     order: "Sequence[RunConfig]",
+    where: Where,
     job: "Job",
-    workers: int,
     board: AbstractContextManager[Any],
-    engine: Engine = "local",
-    address: str | None = None,
     describe: "Callable[[RunConfig, Exception], str]" = lambda config, error: str(error),
-    tensorboard: Path | None = None,
 ) -> "tuple[dict[RunConfig, Outcome], list[str]]":
     """Run everything with live progress. Returns what came of each configuration, and a line for each that failed.
 
@@ -60,14 +91,17 @@ def carry_out(
     from ocil.runner import Interrupted
 
     unwritable = False
-    with first_ctrl_c() as stopped, logged(board, tensorboard, order) as shown:
+    with first_ctrl_c() as stopped, logged(board, where.tensorboard, order) as shown:
 
         def hear(number: int, event: Any) -> None:
             nonlocal unwritable
             unwritable = unwritable or isinstance(event, WriteError)
             shown.hear(number, event)
 
-        runs = execute(order, job, workers, hear, lambda: unwritable or stopped(), engine, address)
+        def stop() -> bool:
+            return unwritable or stopped()
+
+        runs = execute(order, job, where.workers, hear, stop, where.engine, where.address)
     outcomes = dict(zip(order, runs, strict=True))
     for outcome in outcomes.values():
         if isinstance(outcome, WriteError):
@@ -82,7 +116,7 @@ def carry_out(
 
 
 @contextmanager
-def first_ctrl_c() -> Iterator[Any]:
+def first_ctrl_c() -> Iterator[Callable[[], bool]]:
     """The first Ctrl-C asks the runs to save and stop; a second one stops at once."""
     asked = False
 
@@ -159,11 +193,6 @@ def dataset_of_a_run(name: str, loaded: "Dataset") -> str:
     """How a configuration names a dataset: a file by its whole path, one of a folder of datasets by its name."""
     path = Path(name).expanduser()
     return str(path.resolve()) if path.suffix.lower() == ".npz" or len(path.parts) > 1 else loaded.name
-
-
-def refuse_address(engine: Engine, address: str | None) -> None:
-    if address is not None and engine != "ray":
-        raise OcilError("--address is for a Ray cluster: add --engine ray.")
 
 
 def refuse_small(workers: int, threads: int) -> None:

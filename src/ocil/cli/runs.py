@@ -11,16 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from ocil.cli.common import (
-    Engine,
-    Whole,
+    Where,
     carry_out,
     dataset_of_a_run,
     must_be_a_folder,
     read_settings,
     read_toml,
     references_of,
-    refuse_address,
-    refuse_small,
     say,
     summary_json,
     summary_of,
@@ -54,20 +51,6 @@ class Options:
     """Any other setting as FIELD=VALUE, for example `--set beta=0.2 tasks=10 boundary=blurry`."""
     config: Annotated[Path | None, Parameter(alias="-c")] = None
     """A TOML file (method, dataset, memory, seeds, review, and any field). The command line wins."""
-    device: str = "auto"
-    """auto, cpu or cuda."""
-    workers: Whole = 0
-    """Runs side by side. Default: as many as keep the cores busy on a CPU, ten on a GPU."""
-    threads: Whole = 1
-    """CPU threads a run uses. One is best for many seeds; results depend on it in the last digits."""
-    engine: Engine = "local"
-    """local: this machine. ray: the nodes of a Ray cluster, which must share the folder of the runs."""
-    address: str | None = None
-    """HOST:PORT of the Ray cluster. Default: the one this machine belongs to."""
-    gpu_share: float = 1.0
-    """With `--engine ray`: how much of a GPU a worker takes. Below 1, several workers share it."""
-    tensorboard: Path | None = None
-    """Folder for TensorBoard: loss and accuracy as runs go on, and what is measured after each task."""
     reference: bool = True
     """Also run fine-tuning once a seed, to measure intransigence against. It is kept and used again."""
     out: Annotated[Path, Parameter(alias="-o")] = Path("runs")
@@ -75,7 +58,14 @@ class Options:
     data_dir: DataDir = None
 
 
-def run(method: str | None = None, /, *, options: Options | None = None, as_json: Json = False) -> int:
+def run(
+    method: str | None = None,
+    /,
+    *,
+    options: Options | None = None,
+    where: Where | None = None,
+    as_json: Json = False,
+) -> int:
     """Run one method on a stream, with several seeds, and report accuracy, forgetting and intransigence.
 
     Stop it with Ctrl-C, or kill it: the same command goes on where it stopped.
@@ -89,7 +79,7 @@ def run(method: str | None = None, /, *, options: Options | None = None, as_json
     """
     options = options or Options()
     plan = _plan(*_with_review(method, options))
-    summaries, folders, failed = _execute([plan], options)
+    summaries, folders, failed = _execute([plan], options, where or Where())
     if not summaries:
         return _nothing(failed, as_json)
     if as_json:
@@ -103,6 +93,7 @@ def run(method: str | None = None, /, *, options: Options | None = None, as_json
 def compare(
     *methods: str,
     options: Options | None = None,
+    where: Where | None = None,
     figure: Annotated[Path | None, Parameter()] = None,
     as_json: Json = False,
 ) -> int:
@@ -130,7 +121,7 @@ def compare(
     load = lru_cache(maxsize=1)(data.load)  # once, not for each method
     plans = [_plan(*_with_review(name, options), shared=True, load=load) for name in methods]
     must_be_a_folder(path.parent)
-    summaries, folders, failed = _execute(plans, options)
+    summaries, folders, failed = _execute(plans, options, where or Where())
     if not summaries:
         return _nothing(failed, as_json)
     from ocil.files import write_bytes
@@ -234,7 +225,6 @@ def _plan(
     dataset = in_file["dataset"] if options.dataset is None else options.dataset
     seeds = _whole("seeds", options.seeds, in_file["seeds"], default=3, least=1)
     first = _whole("seed", options.seed, in_file["seed"], default=0, least=0)
-    refuse_small(options.workers, options.threads)
 
     from ocil import data, methods
     from ocil.config import resolve
@@ -271,24 +261,17 @@ def _whole(name: str, given: int | None, in_file: Any, default: int, least: int)
 
 
 def _execute(
-    plans: Sequence[list["RunConfig"]], options: Options
+    plans: Sequence[list["RunConfig"]], options: Options, where: Where
 ) -> tuple[list["Summary"], list[list[Path]], list[str]]:
     """Run everything with live progress. Returns a summary a plan, its run folders, and what failed."""
     from ocil.cli.progress import Board
-    from ocil.engine import device_for
-    from ocil.engine.local import Job
     from ocil.results import RunFolder
 
-    refuse_address(options.engine, options.address)
-    device = device_for(options.device, options.engine)
+    job = where.job(options.out, options.data_dir)
     wanted = {config: None for plan in plans for config in plan}
     references = references_of(list(wanted), options.reference)
     order = list(dict.fromkeys([*references.values(), *wanted]))
-    job = Job(options.out, device, options.data_dir, threads=options.threads, gpu_share=options.gpu_share)
-    outcomes, failed = carry_out(
-        order, job, options.workers, Board(order, set(wanted)), options.engine, options.address,
-        tensorboard=options.tensorboard,
-    )  # fmt: skip
+    outcomes, failed = carry_out(order, where, job, Board(order, set(wanted)))
     summaries, folders = [], []
     for plan in plans:
         if (found := summary_of(plan, outcomes, references)) is not None:

@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from ocil.cli.common import (
-    Engine,
-    Whole,
+    Where,
     carry_out,
     dataset_of_a_run,
     read_settings,
     references_of,
-    refuse_address,
-    refuse_small,
     say,
     summary_json,
     summary_of,
@@ -41,13 +38,7 @@ def sweep(
     only: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())] = (),
     seeds: Annotated[int | None, Parameter(converter=whole_number, alias="-n")] = None,
     set: Annotated[tuple[str, ...], Parameter(name="--set", alias="-s", consume_multiple=True, negative=())] = (),  # noqa: A002
-    engine: Engine = "local",
-    address: str | None = None,
-    gpu_share: float = 1.0,
-    workers: Whole = 0,
-    device: str = "auto",
-    threads: Whole = 1,
-    tensorboard: Path | None = None,
+    where: Where | None = None,
     reference: bool = True,
     skip_missing: Annotated[bool, Parameter(negative=())] = False,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
@@ -72,20 +63,6 @@ def sweep(
         How many seeds a cell has. Default: the file's.
     set
         A setting for every cell whose method has it, as FIELD=VALUE, for example `--set precision=bf16`.
-    engine
-        local: this machine. ray: a Ray cluster.
-    address
-        Of the Ray cluster. Default: the one that this machine belongs to.
-    gpu_share
-        With ray: how much of a GPU a worker takes. Below 1, several workers share it.
-    workers
-        Runs side by side. Default: as many as keep the cores busy on a CPU, ten on a GPU.
-    device
-        auto, cpu or cuda.
-    threads
-        CPU threads a run uses.
-    tensorboard
-        Folder for TensorBoard: loss and accuracy as runs go on, and what is measured after each task.
     reference
         Also run fine-tuning for each stream and seed, to measure intransigence against.
     skip_missing
@@ -95,10 +72,7 @@ def sweep(
     out
         Folder of the runs.
     """
-    refuse_small(workers, threads)
-    refuse_address(engine, address)
-    from ocil.engine import device_for
-    from ocil.engine.local import Job
+    where = where or Where()
     from ocil.experiments import read
 
     datasets = Datasets(data_dir)
@@ -115,15 +89,15 @@ def sweep(
         others = f" To go on without: --skip-missing, or --only dataset={','.join(there)}." if there else ""
         raise OcilError(_missing_text(missing) + others)
     check_cells(experiment.cells, datasets)
-    job = Job(out, device_for(device, engine), data_dir, threads=threads, gpu_share=gpu_share)
+    job = where.job(out, data_dir)
     plan = Plan.of(experiment.cells, out, reference)
     from ocil.cli.estimate import Estimator
 
-    estimator = Estimator.of(job, workers, datasets.sizes)
+    estimator = Estimator.of(job, where.workers, datasets.sizes)
     if dry_run:
         _tell(experiment, plan, estimator, datasets, {} if skip_missing else missing, out, as_json)
         return 0
-    return _carry_out(experiment, plan, estimator, datasets, job, workers, engine, address, tensorboard, as_json)
+    return _carry_out(experiment, plan, estimator, datasets, where, job, as_json)
 
 
 class Datasets:
@@ -236,11 +210,8 @@ def _carry_out(
     plan: Plan,
     estimator: "Estimator",
     datasets: Datasets,
+    where: Where,
     job: "Job",
-    workers: int,
-    engine: Engine,
-    address: str | None,
-    tensorboard: Path | None,
     as_json: bool,
 ) -> int:
     from ocil.cli.progress import CellBoard
@@ -256,7 +227,7 @@ def _carry_out(
     seconds = [estimator.seconds(config, datasets.sizes[config.dataset]) for config in plan.order]
     to_come = [s for config, s in zip(plan.order, seconds, strict=True) if config not in plan.finished]
     board = CellBoard(experiment.cells, plan.order, seconds, estimator.together(to_come), plan.finished)
-    outcomes, failed = carry_out(plan.order, job, workers, board, engine, address, describe, tensorboard)
+    outcomes, failed = carry_out(plan.order, where, job, board, describe)
     found = [(cell, summary_of(cell.configs, outcomes, plan.references)) for cell in experiment.cells]
     if as_json:
         cells = []

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from ocil.cli.common import (
-    Engine,
+    Where,
     Whole,
     carry_out,
     dataset_of_a_run,
     numbers,
     read_settings,
-    refuse_address,
-    refuse_small,
     say,
     say_error,
     whole_number,
@@ -47,13 +45,7 @@ def tune(
     seeds: Annotated[int, Parameter(converter=whole_number, alias="-n")] = 3,
     validation: float = 0.1,
     set: Annotated[tuple[str, ...], Parameter(name="--set", alias="-s", consume_multiple=True, negative=())] = (),  # noqa: A002
-    engine: Engine = "local",
-    address: str | None = None,
-    gpu_share: float = 1.0,
-    workers: Whole = 0,
-    device: str = "auto",
-    threads: Whole = 1,
-    tensorboard: Path | None = None,
+    where: Where | None = None,
     out: Annotated[Path | None, Parameter(alias="-o")] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -87,33 +79,16 @@ def tune(
         Share of each class's training images that is held out to score on.
     set
         Other settings as FIELD=VALUE, the same for all points.
-    engine
-        local: this machine. ray: a Ray cluster.
-    address
-        Of the Ray cluster. Default: the one that this machine belongs to.
-    gpu_share
-        With ray: how much of a GPU a worker takes. Below 1, several workers share it.
-    workers
-        Runs side by side. Default: as many as keep the cores busy on a CPU, ten on a GPU.
-    device
-        auto, cpu or cuda.
-    threads
-        CPU threads a run uses.
-    tensorboard
-        Folder for TensorBoard: loss and accuracy as runs go on, and what is measured after each task.
     out
         Folder of the search: its runs, its data and tuning.json. Default: tuning/METHOD-DATASET-mMEMORY.
     """
-    refuse_small(workers, threads)
+    where = where or Where()
     if seeds < 1:
         raise OcilError(f"--seeds {seeds} must be at least 1.")
-    refuse_address(engine, address)
     given = read_settings(set)
 
     from ocil import data, methods, tuning
     from ocil.config import command, resolve
-    from ocil.engine import device_for
-    from ocil.engine.local import Job
     from ocil.experiments import Cell
     from ocil.metrics import average_accuracy, estimate
     from ocil.results import Result, RunFolder, write_json
@@ -135,7 +110,7 @@ def tune(
     first = next(iter(reals))
     ground = tuning.ground(loaded, first, tasks, validation)
     out = out or Path("tuning") / f"{first.label}-{Path(known).stem}{_memory(first)}"
-    job = Job(out, device_for(device, engine), data_dir, threads=threads, gpu_share=gpu_share)
+    job = where.job(out, data_dir)
     path = tuning.keep(ground.data, out / "data")
     fingerprint = ground.data.fingerprint()
     cells = []
@@ -147,8 +122,8 @@ def tune(
     order = [config for cell in cells for config in cell.configs]
     label_of = {config: cell.label for cell in cells for config in cell.configs}
     outcomes, failed = carry_out(
-        order, job, workers, _board(cells, order, job, workers, ground.data), engine, address,
-        lambda config, error: f"{label_of[config]}, seed {config.seed}: {error}", tensorboard,
+        order, where, job, _board(cells, order, job, where.workers, ground.data),
+        lambda config, error: f"{label_of[config]}, seed {config.seed}: {error}",
     )  # fmt: skip
     scores: list[Estimate | None] = []
     for cell in cells:
