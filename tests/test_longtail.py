@@ -137,16 +137,42 @@ def test_published_lists(listed: tuple[Path, Path], tmp_path: Path) -> None:
         ("train/n01/0.png", "is not 'PATH LABEL'"),
         ("train/n01/0.png one", "is not 'PATH LABEL'"),
         ("train/n01/0.png 7", "no image of class 3"),
+        (f"train/n01/0.png {10**30}", "is not 'PATH LABEL'"),
+        ("train/n01/0.png " + "9" * 5000, "is not 'PATH LABEL'"),
+        ("train/\0.png 0", "there is no"),
+        ("x" * 5000 + " 0", "there is no"),
+        ("train/loop.png 0", "there is no"),
     ],
 )
 def test_lists_that_are_wrong(listed: tuple[Path, Path], tmp_path: Path, line: str, message: str) -> None:
     lists, images = listed
     (tmp_path / "secret.png").write_bytes(b"")
     (images / "train" / "out.png").symlink_to(tmp_path / "secret.png")
+    (images / "train" / "loop.png").symlink_to("loop.png")
     path = lists / "ImageNet_LT_train.txt"
     path.write_text(path.read_text() + line + "\n")
     with pytest.raises(OcilError, match=message):
         data.read_lists("tail", lists, images, 16)
+
+
+def test_a_label_that_training_has_not(listed: tuple[Path, Path]) -> None:
+    lists, images = listed
+    path = lists / "ImageNet_LT_test.txt"
+    path.write_text("test/n01/0.png 3\n")
+    (images / "train" / "n01" / "0.png").write_bytes(b"")  # said before an image is read
+    with pytest.raises(OcilError, match=r"a label of test is 3, outside 0\.\.2"):
+        data.read_lists("tail", lists, images, 16)
+
+
+def test_a_prepared_file_of_other_shapes(listed: tuple[Path, Path], tmp_path: Path) -> None:
+    path = data.prepared_path("tail", tmp_path)
+    data.save_prepared(data.read_lists("tail", *listed, size=16), path)
+    arrays = dict(np.load(path))
+    for change in ({"train_x": arrays["train_x"][..., 0]}, {"train_y": arrays["train_y"][:, None]},
+                   {"open_x": arrays["open_x"][:, :8]}):  # fmt: skip
+        np.savez(path, **(arrays | change))
+        with pytest.raises(OcilError, match=f"{next(iter(change))} has the shape"):
+            data.load_prepared("tail", tmp_path)
 
 
 def test_lists_that_are_not_there(listed: tuple[Path, Path]) -> None:

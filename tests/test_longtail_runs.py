@@ -23,6 +23,7 @@ from ocil.networks import evaluating, to_float
 from ocil.report import longtail as table
 from ocil.report.collect import collect
 from ocil.report.write import write
+from ocil.results import RunFolder
 from ocil.runner import Interrupted, Progress
 from tests.conftest import Call, left_over, one_error
 from tests.reference.datasets import patterned
@@ -303,6 +304,37 @@ def test_a_finished_run_is_not_run_again(finished: tuple[Path, list[LongTailResu
     assert weights.stat().st_mtime_ns == before
 
 
+def test_a_kill_during_the_test_costs_no_epoch(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, seen = config(made), []
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "predict", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run(chosen, tmp_path, device="cpu")
+    result = run(chosen, tmp_path, device="cpu", on_progress=seen.append)
+    assert {progress.done for progress in seen} == {6}  # nothing was trained again
+    assert len(result.history) == 3
+    assert not list(tmp_path.rglob("checkpoint.safetensors"))
+
+
+def test_what_another_process_finished_meanwhile_is_not_run_again(made: Path, tmp_path: Path) -> None:
+    plan, others = [config(made, "oltr", seed) for seed in (0, 1)], {}
+
+    def watch(number: int, event: object) -> None:
+        if number == 0 and isinstance(event, Progress) and event.done == 1 and not others:
+            others[1] = None
+            others[1] = run(replace(plan[1], variant="ce"), tmp_path, device="cpu")  # it has stage 1 of seed 1
+            others[2] = stamp()
+        if number == 0 and isinstance(event, Progress) and event.done == 4 and len(others) == 2:
+            others[3] = run(plan[1], tmp_path, device="cpu")
+
+    def stamp() -> int:
+        return (stage1_folder(tmp_path, plan[1]).path / "weights.safetensors").stat().st_mtime_ns
+
+    outcomes = run_all(plan, Job(tmp_path, CPU), watch)
+    assert stamp() == others[2]
+    assert outcomes[1].to_json() == others[3].to_json()  # its seconds too
+
+
 def test_a_loss_that_explodes_is_said(made: Path, tmp_path: Path) -> None:
     with pytest.raises(OcilError, match=r"not finite in epoch \d+. Lower"):
         run(config(made, lr1=1e30), tmp_path, device="cpu")
@@ -419,6 +451,10 @@ def test_a_broken_long_tailed_result_is_left_out(finished: tuple[Path, list[Long
         good | {"config": good["config"] | {"variant": "<b>"}}, {"kind": "longtail"},
         good | {"config": good["config"] | {"width": "wide"}},
         good | {"config": good["config"] | {"dataset": "\ud800"}},
+        good | {"config": good["config"] | {"precision": []}},
+        good | {"config": good["config"] | {"imbalance": 10**400}},
+        good | {"wall_seconds": 10**400}, good | {"wall_seconds": 1e308}, good | {"wall_seconds": float("nan")},
+        good | {"measures": good["measures"] | {"few": 10**400}},
     ]  # fmt: skip
     for number, content in enumerate([good, *bad]):
         (tmp_path / str(number)).mkdir()
@@ -482,7 +518,20 @@ def test_from_lists_to_a_result(ocil_command: Call, tmp_path: Path) -> None:
     (cell,) = json.loads(said.out)["cells"]
     assert cell["cell"].startswith("tail-lt-oltr-")
     assert "by itself" in one_error(ocil_command("longtail", "run", "oltr", *common, "--open", 0.2, *settings))
+    for word in ("imbalance=50", "open_share=0.2", "validation=3"):
+        assert "by itself" in one_error(ocil_command("longtail", "run", "oltr", *common, *settings, word))
     assert "catalog" in one_error(ocil_command("longtail", "prepare", "cifar100", tmp_path, tmp_path, *folder))
+
+
+def test_a_run_of_another_process_does_not_hide_the_others(ocil_command: Call, made: Path, tmp_path: Path) -> None:
+    words = ("longtail", "run", "ce", "--dataset", made, "--imbalance", 8, "--out", tmp_path, "--device", "cpu")
+    assert ocil_command(*words, "--seeds", 1, "--set", *WORDS).code == 0
+    (folder,) = tmp_path.glob("*-stage1-*")
+    with RunFolder(folder / "seed-1").lock():
+        said = ocil_command(*words, "--seeds", 3, "--json", "--set", *WORDS)
+    content = json.loads(said.out)
+    assert (said.code, content["cells"][0]["seeds"]) == (1, 2)
+    assert "another process is working on" in content["failed"][0]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 
 from ocil.cli.common import Whole, dataset_of_a_run, first_ctrl_c, numbers, read_settings, refuse_small, say, say_error
 from ocil.cli.data import DataDir, Json
-from ocil.errors import OcilError, WriteError
+from ocil.errors import OcilError
 
 if TYPE_CHECKING:
     from ocil.longtail.config import LongTailConfig
@@ -27,6 +27,8 @@ Variants: ce (stage 1 alone), oltr, oltr-fl (focal loss), oltr-rfl (revised foca
 A try of some seconds on a CPU: `ocil longtail run oltr-rfld --seeds 1 --set epochs1=2 epochs2=2 width=4 batch_size=64`
 """,
 )
+
+CUTTING = {"imbalance", "open_share", "validation"}  # settings of a cut: a dataset with lists of its own has none
 
 
 @Parameter(name="*")
@@ -207,10 +209,10 @@ def plan(variants: Sequence[str], options: Options) -> list["LongTailConfig"]:
     name = options.dataset or data.DEFAULT
     fingerprint, whole = "", None
     if tailed.is_prepared(name, options.data_dir):
-        if options.imbalance is not None or options.open is not None:
-            raise OcilError(f"{name} is long-tailed by itself: leave out --imbalance and --open.")
+        if options.imbalance is not None or options.open is not None or CUTTING & given.keys():
+            raise OcilError(f"{name} is long-tailed by itself: leave out --imbalance, --open and --set validation.")
         prepared = tailed.load_prepared(name, options.data_dir)
-        given |= {"imbalance": 0, "open_share": 0, "validation": 0}
+        given |= dict.fromkeys(CUTTING, 0)
         fingerprint, side, dataset = prepared.summary()["digest"], max(prepared.image_shape[:2]), name
     else:
         whole = data.load(name, options.data_dir)
@@ -248,9 +250,6 @@ def _carry_out(variants: Sequence[str], options: Options, as_json: bool) -> int:
             outcomes = run_all(configs, job, board.hear, stopped)
     finally:
         torch.set_num_threads(before)
-    for outcome in outcomes:
-        if isinstance(outcome, WriteError):
-            raise outcome
     failed = list(dict.fromkeys(str(outcome) for outcome in outcomes if isinstance(outcome, OcilError)))
     for message in failed:
         say_error(message)

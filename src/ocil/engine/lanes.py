@@ -4,6 +4,7 @@ Threads would not do: while one records a graph, no other may ask the device for
 """
 
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -88,7 +89,7 @@ def take_turns(
                 try:
                     live[number] = start(number)
                 except Exception as error:
-                    settle(number, explained(number, error))
+                    settle(number, _without_locals(explained(number, error)))
             ready = [number for number, lane in live.items() if lane.has_room()]
             for number in ready:
                 try:
@@ -96,13 +97,23 @@ def take_turns(
                         continue
                     outcome = live[number].outcome()
                 except Exception as error:
-                    outcome = explained(number, error)
+                    outcome = _without_locals(explained(number, error))
                 lane = live.pop(number)
                 streams.append(lane.stream)
                 lane.held.close()
+                del lane  # and all it worked with: the next one needs the room
                 settle(number, outcome)
             if live and not ready:
                 time.sleep(POLL_SECONDS)
     finally:
         for lane in live.values():
             lane.held.close()
+
+
+def _without_locals(outcome: Any) -> Any:
+    """An error that is kept would keep all that its functions worked with, on the device too."""
+    error = outcome
+    while isinstance(error, BaseException):
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+    return outcome

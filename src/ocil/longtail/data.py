@@ -29,6 +29,7 @@ ARRAYS = ("train_x", "train_y", "val_x", "val_y", "test_x", "test_y", "open_x")
 LISTS = ("train", "val", "test", "open")
 FOLDER = "longtail"  # of prepared long-tailed datasets, in the folder of the datasets
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+LABEL_DIGITS = 9  # more than any list has
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,8 +174,11 @@ def load_prepared(name: str, data_dir: Path | None = None) -> LongTailed:
             f"cannot read {path}: {what}. Prepare it again: ocil longtail prepare {name} LISTS IMAGES"
         ) from None
     for key, array in arrays.items():
-        if array.dtype != (np.uint8 if key.endswith("_x") else np.int64):
+        of_images = key.endswith("_x")
+        if array.dtype != (np.uint8 if of_images else np.int64):
             raise OcilError(f"{path}: {key} is {array.dtype}. Prepare it again.")
+        if array.ndim != (4 if of_images else 1) or (of_images and array.shape[1:] != arrays["train_x"].shape[1:]):
+            raise OcilError(f"{path}: {key} has the shape {list(array.shape)}. Prepare it again.")
     return LongTailed(name, **arrays, classes=classes, digest=digest)
 
 
@@ -190,6 +194,9 @@ def read_lists(name: str, lists: Path, images: Path, size: int) -> LongTailed:
     if needed > MAX_BYTES:
         raise OcilError(f"these images need {needed / 2**30:.0f} GiB of memory. Make them smaller with --size.")
     classes = _class_names(entries["train"])
+    for split in ("val", "test"):  # before the images, which take long
+        if (most := max(label for _, label in entries[split])) >= len(classes):
+            raise OcilError(f"{name}: a label of {split} is {most}, outside 0..{len(classes) - 1}.")
     decoded = {split: _decode(found, size) for split, found in entries.items()}
     labels = {split: np.array([label for _, label in found], np.int64) for split, found in entries.items()}
     return LongTailed(
@@ -218,7 +225,7 @@ def _read_list(path: Path, images: Path, unlabelled: bool) -> list[tuple[Path, i
         where, _, label = line.strip().rpartition(" ")
         if unlabelled and not where:
             where, label = label, "0"
-        if not where or not (unlabelled or label.isdecimal()):
+        if not where or not (unlabelled or (label.isdecimal() and len(label) <= LABEL_DIGITS)):
             raise OcilError(f"line {number} of {path} is not 'PATH LABEL': {line.strip()[:80]!r}.")
         found.append((_inside(root, where, path, number), 0 if unlabelled else int(label)))
     if not found:
@@ -230,10 +237,15 @@ def _inside(root: Path, where: str, path: Path, number: int) -> Path:
     """A file below the folder of the images, whatever a list says."""
     named = PurePosixPath(where)
     target = root / named
-    if named.is_absolute() or ".." in named.parts or not target.resolve().is_relative_to(root):
+    try:
+        inside = not named.is_absolute() and ".." not in named.parts and target.resolve().is_relative_to(root)
+        there = inside and target.is_file()
+    except (OSError, ValueError, RuntimeError):  # too long a name, no permission, a null byte, a loop of links
+        inside, there = True, False
+    if not inside:
         raise OcilError(f"line {number} of {path} leads out of the folder of the images: {where[:80]!r}.")
-    if not target.is_file():
-        raise OcilError(f"line {number} of {path}: there is no {target}.")
+    if not there:
+        raise OcilError(f"line {number} of {path}: there is no image {where[:80]!r} in {root}.")
     return target
 
 

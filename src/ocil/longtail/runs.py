@@ -176,7 +176,7 @@ class StageWork:
             raise OcilError(unreadable(self.folder.checkpoint, error)) from error
 
     def finish(self) -> dict[str, Any]:
-        """Write the best weights, with what is to be known of them; the checkpoint has served."""
+        """Write the best weights, with what is to be known of them. The checkpoint stays until they have been used."""
         best = {name: value.detach().cpu().contiguous() for name, value in self.stage.best.items()}
         found = {
             "best_epoch": int(self.stage.best_epoch),
@@ -186,7 +186,6 @@ class StageWork:
             "history": self.history,
         }
         write_bytes(weights_path(self.folder), safetensors.torch.save(best, {"found": json.dumps(found)}))
-        self.folder.checkpoint.unlink(missing_ok=True)
         return found
 
 
@@ -224,6 +223,7 @@ class StageOneRun:
 
     def finish(self) -> None:
         self.work.finish()
+        self.folder.checkpoint.unlink(missing_ok=True)
 
 
 class VariantRun:
@@ -264,6 +264,7 @@ class VariantRun:
             found["digest"], environment(self.resident.device),
         )  # fmt: skip
         write_json(self.folder.path / "result.json", result.to_json())
+        self.folder.checkpoint.unlink(missing_ok=True)  # not before: a kill during the test would cost all of stage 2
         return result
 
 
@@ -339,6 +340,9 @@ def _run_group(
         config = configs[number]
         return StageOneRun(config, job, residents.of(config), _epochs(config))
 
+    def is_there(number: int) -> bool | None:
+        return weights_path(stage1_folder(job.root, configs[number])).is_file() or None
+
     def hear_stage1(number: int, progress: Progress) -> None:
         for other in first[number]:
             watch(other, Progress(progress.done, _epochs(configs[other]), progress.loss, progress.accuracy))
@@ -348,13 +352,14 @@ def _run_group(
             failed.update(dict.fromkeys(first[number], outcome))
 
     _interleave(list(first), job, stage1, lambda n: stage1_folder(job.root, configs[n]), hear_stage1, end_stage1,
-                should_stop)  # fmt: skip
+                should_stop, is_there)  # fmt: skip
     for number, outcome in failed.items():
         settle(number, outcome)
     _interleave(
         [number for number in numbers if number not in failed], job,
         lambda number: VariantRun(configs[number], job, residents.of(configs[number])),
         lambda number: run_folder(job.root, configs[number]), watch, settle, should_stop,
+        lambda number: read_result(run_folder(job.root, configs[number]).path / "result.json"),
     )  # fmt: skip
 
 
@@ -370,11 +375,17 @@ def _interleave(
     hear: Callable[[int, Progress], None],
     settle: Callable[[int, Any], None],
     should_stop: Callable[[], bool],
+    finished: Callable[[int], Any],
 ) -> None:
-    """Runs take turns, a step each; when one ends, the next one begins."""
+    """Runs take turns, a step each; when one ends, the next one begins.
+
+    ``finished`` is what there is of a run that another process has ended while this one waited for its turn.
+    """
 
     def begin(number: int, held: ExitStack) -> tuple[Iterator[None], Callable[[], Any]]:
         held.enter_context(folder(number).lock())
+        if (found := finished(number)) is not None:
+            return iter(()), lambda: found
         run = make(number)
         if run.work is None:
             return iter(()), run.finish
