@@ -441,6 +441,12 @@ def test_what_shares_a_stage_1_and_what_names_a_cell() -> None:
     assert resolve("oltr", "cifar100", settings={"epochs1": 5}).stage1_cell != oltr.stage1_cell
     assert resolve("oltr", "cifar100", settings={"capture": "false"}).cell == oltr.cell
     assert resolve("oltr", "cifar100", seed=3).cell == oltr.cell
+    others = {"alpha": "0.5", "gamma": "1", "mu": "0.5", "sigma": "0.2", "bins": "10", "share": "0.5"}
+    has = {"oltr": "", "oltr-fl": "alpha gamma", "oltr-rfl": "alpha mu sigma", "oltr-rfld": "alpha sigma bins share"}
+    for variant, names in has.items():  # a setting that a loss does not have makes no other run
+        usual = resolve(variant, "cifar100").cell
+        for name, value in others.items():
+            assert (resolve(variant, "cifar100", settings={name: value}).cell != usual) == (name in names.split())
     assert LongTailConfig.from_json(oltr.to_json()) == oltr
 
 

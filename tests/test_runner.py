@@ -8,6 +8,8 @@ from torch import Tensor
 
 from ocil.config import RunConfig, resolve
 from ocil.data import Dataset
+from ocil.engine import gpu
+from ocil.engine.local import Job
 from ocil.errors import OcilError
 from ocil.methods.fine_tune import FineTune
 from ocil.results import Result, RunFolder
@@ -68,6 +70,29 @@ def test_a_finished_run_is_left_alone(tiny: Dataset, tmp_path: Path, monkeypatch
     after = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in tmp_path.rglob("*") if path.is_file()}
     assert before == after
     assert {path.name for path in before} == {".lock", "config.json", "result.json", "checkpoint.safetensors"}
+
+
+@pytest.mark.parametrize("engine", ["alone", "together"])
+def test_a_run_that_another_process_ended_meanwhile(
+    tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    """Whoever comes second to the lock finds the result, and learns nothing again."""
+    config = tiny_config("fine-tune")
+    lock = RunFolder.lock
+
+    def slow_lock(folder: RunFolder) -> Any:
+        monkeypatch.setattr(RunFolder, "lock", lock)
+        run(config, tmp_path, dataset=tiny, device="cpu")  # the other one
+        monkeypatch.setattr(FineTune, "learn", None)
+        return lock(folder)
+
+    monkeypatch.setattr(RunFolder, "lock", slow_lock)
+    if engine == "alone":
+        outcome: Any = run(config, tmp_path, dataset=tiny, device="cpu")
+    else:
+        (outcome,) = gpu.run_together([config], Job(tmp_path, "cpu", None), dataset=tiny)
+    assert isinstance(outcome, Result)
+    assert outcome.digest == RunFolder.of(tmp_path, config).result().digest  # type: ignore[union-attr]
 
 
 def test_stopped_after_the_last_batch(tiny: Dataset, tmp_path: Path) -> None:

@@ -124,6 +124,8 @@ def run(
     device = pick_device(device) if isinstance(device, str) else device
     dataset = dataset or data.load(config.dataset, data_dir)
     with folder.lock():
+        if (finished := folder.result()) is not None:  # by another process, since we looked
+            return finished
         try:
             with numerics(config.learner.precision):
                 work = Work(config, folder, dataset, DeviceData(dataset, device))

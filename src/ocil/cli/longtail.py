@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ocil.longtail.config import LongTailConfig
     from ocil.longtail.results import LongTailCell, LongTailResult
 
+SAVE_SECONDS = 30.0  # on a GPU: an epoch takes less than to save it
+
 app = App(
     name="longtail",
     version_flags=(),
@@ -244,7 +246,8 @@ def _carry_out(variants: Sequence[str], options: Options, as_json: bool) -> int:
     device = pick_device(options.device)
     before = torch.get_num_threads()
     torch.set_num_threads(options.threads)
-    job = Job(options.out, device, options.data_dir, side_by_side=options.workers if device.type == "cuda" else 0)
+    on_gpu = device.type == "cuda"
+    job = Job(options.out, device, options.data_dir, SAVE_SECONDS if on_gpu else 0, options.workers if on_gpu else 0)
     try:
         with first_ctrl_c() as stopped, Board(configs) as board:
             outcomes = run_all(configs, job, board.hear, stopped)
@@ -254,7 +257,7 @@ def _carry_out(variants: Sequence[str], options: Options, as_json: bool) -> int:
     for message in failed:
         say_error(message)
     if any(isinstance(outcome, Interrupted) for outcome in outcomes):
-        say("Stopped. Every finished epoch is saved; the same command goes on from there.")
+        say("Stopped. The same command goes on from what was last saved.")
         raise KeyboardInterrupt
     found = cells([outcome for outcome in outcomes if isinstance(outcome, LongTailResult)])
     if as_json:

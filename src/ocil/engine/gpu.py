@@ -82,6 +82,8 @@ def run_together(
         config = configs[number]
         folder = RunFolder.of(job.root, config)
         held.enter_context(folder.lock())
+        if (finished := folder.result()) is not None:  # by another process, while this one waited for its turn
+            return iter(()), lambda: finished
         captured = device.type == "cuda" and method(config.method).capturable
         work = Work(config, folder, dataset, resident, CapturedStepper if captured else Stepper)
         seconds = max(job.checkpoint_seconds, CHECKPOINT_SECONDS)

@@ -22,6 +22,11 @@ VARIANTS: dict[str, str] = {
     "oltr-rfld": "OLTR with revised focal loss whose mu follows each class's scores",
 }
 LOSSES: dict[str, Loss] = {"oltr": "ce", "oltr-fl": "focal", "oltr-rfl": "revised", "oltr-rfld": "dynamic"}
+OF_LOSSES: dict[str, tuple[Loss, ...]] = {
+    "alpha": ("focal", "revised", "dynamic"), "gamma": ("focal",), "mu": ("revised",), "sigma": ("revised", "dynamic"),
+    "bins": ("dynamic",), "share": ("dynamic",),
+}  # fmt: skip
+"""Settings that only some losses have."""
 SMALL_IMAGE = 48  # pixels: up to here the stem keeps the size of the image
 SMALL_CROP = 0.5  # a twelfth of a 32x32 image shows nothing
 
@@ -152,7 +157,8 @@ class LongTailConfig:
         relevant = self.to_json()
         if self.variant == "ce":
             relevant = {name: relevant[name] for name in (*STAGE1, "variant", "reject_below")}
-        relevant.pop("capture", None)
+        for name in ("capture", *(name for name, losses in OF_LOSSES.items() if self.loss not in losses)):
+            relevant.pop(name, None)
         return f"{self.place}-{self.variant}-{_digest(relevant | {'seed': None})}"
 
     @property
