@@ -257,7 +257,7 @@ def _carry_out(variants: Sequence[str], options: Options, as_json: bool) -> int:
     for message in failed:
         say_error(message)
     if any(isinstance(outcome, Interrupted) for outcome in outcomes):
-        say("Stopped. The same command goes on from what was last saved.")
+        say("Stopped: the same command goes on from what was last saved.")
         raise KeyboardInterrupt
     found = cells([outcome for outcome in outcomes if isinstance(outcome, LongTailResult)])
     if as_json:
