@@ -16,66 +16,40 @@ from ocil.config import RunConfig, resolve
 from ocil.results import Result, RunFolder
 from ocil.runner import run
 from tests.conftest import left_over
+from tests.forking import START, Driver
 
-# Loads torch once. A line {"config", "root", "die_at_sync"} starts a process, the next line waits for it: until then
-# its number is its own, even if it has ended.
-DRIVER = """
-import json, os, signal, sys
-import torch
-import torch._dynamo  # the first step of an optimiser would load it, in every process again
+# An order is {"config", "root", "die_at_sync"}.
+DRIVER = (
+    START
+    + """
 import ocil
 from ocil.config import RunConfig
 
 ocil.run
-torch.set_num_threads(1)
 print("ready", flush=True)
 while line := sys.stdin.readline():
     order = json.loads(line)
     pid = os.fork()
     if pid == 0:
-        sync, count = os.fsync, 0
-
-        def sync_or_die(descriptor):
-            global count
-            count += 1
-            if count == order["die_at_sync"]:
-                os.kill(os.getpid(), signal.SIGKILL)
-            sync(descriptor)
-
-        os.fsync = sync_or_die
+        die_at_sync(order["die_at_sync"])
         ocil.run(RunConfig.from_json(order["config"]), order["root"], device="cpu", checkpoint_seconds=0.01)
         os._exit(0)
     print(pid, flush=True)
-    sys.stdin.readline()
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    wait_for(pid)
 """
+)
 
 
-class Runs:
+class Runs(Driver):
     """Runs in processes of their own."""
-
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        self.process = process
-        assert self.read() == "ready"
-
-    def read(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
 
     def start(self, config: RunConfig, root: Path, die_at_sync: int = 0) -> int:
         """Its process id."""
         order = {"config": config.to_json(), "root": str(root), "die_at_sync": die_at_sync}
-        pid = int(self.ask(json.dumps(order)))
+        self.tell(json.dumps(order))
+        pid = int(self.read())
         assert pid > 1
         return pid
-
-    def exit_code(self) -> int:
-        return int(self.ask("wait"))
-
-    def ask(self, line: str) -> str:
-        assert self.process.stdin is not None
-        print(line, file=self.process.stdin, flush=True)
-        return self.read()
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,5 @@
 """The report's page in a real browser: sorting, details, light and dark, a phone; no errors, no network."""
 
-import importlib.util
-import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,14 +9,10 @@ import pytest
 from ocil.config import resolve
 from ocil.report.collect import Collection, collect
 from ocil.report.write import write
+from tests.browsing import launched, needs_browser
 from tests.test_report_page import hostile, paper_like, save
 
-BROWSER = shutil.which("chromium")
-MISSING = "playwright is not installed" if importlib.util.find_spec("playwright") is None else None
-MISSING = MISSING or (None if BROWSER else "there is no chromium")
-if MISSING and "playwright" in os.environ.get("OCIL_NO_SKIP", ""):
-    raise RuntimeError(f"OCIL_NO_SKIP names playwright: {MISSING}")
-pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+pytestmark = needs_browser()
 
 WIDE, PHONE = {"width": 1200, "height": 900}, {"width": 375, "height": 700}
 
@@ -48,12 +41,7 @@ def address(collection: Collection, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as play:
-        running = play.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"] if os.getuid() == 0 else [])
-        yield running
-        running.close()
+    yield from launched()
 
 
 @pytest.fixture

@@ -1,9 +1,6 @@
 """The page of ``ocil serve`` in a real browser: drop, predict, correct, see it learned; no errors, no network."""
 
 import base64
-import importlib.util
-import os
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -12,16 +9,11 @@ from typing import Any
 import pytest
 
 from ocil.serve.service import Service
+from tests.browsing import launched, needs_browser
 from tests.serving import picture, png, running
 
-BROWSER = shutil.which("chromium")
-WANTED = ("playwright", "fastapi", "uvicorn", "python_multipart")
-MISSING = next((f"{name} is not installed" for name in WANTED if importlib.util.find_spec(name) is None), None)
-MISSING = MISSING or (None if BROWSER else "there is no chromium")
-if MISSING and "playwright" in os.environ.get("OCIL_NO_SKIP", ""):
-    raise RuntimeError(f"OCIL_NO_SKIP names playwright: {MISSING}")
 pytestmark = [
-    pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
+    needs_browser("fastapi", "uvicorn", "python_multipart"),
     pytest.mark.usefixtures("quick_convolution"),
 ]
 
@@ -69,12 +61,7 @@ def address(service: Service) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as play:
-        running = play.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"] if os.getuid() == 0 else [])
-        yield running
-        running.close()
+    yield from launched()
 
 
 @pytest.fixture

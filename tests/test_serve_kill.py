@@ -19,21 +19,20 @@ import pytest
 from ocil.online.model import FILE, Model, Recipe
 from ocil.runner import digest
 from tests.conftest import left_over
+from tests.forking import START, Driver
 from tests.serving import FORM, as_json, batches_of, picture, png
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 pytest.importorskip("python_multipart")
 
-# Loads everything once, starts no thread, and forks a server for each line it reads; the next line waits for its end.
-DRIVER = """
-import json, os, signal, sys
-import torch
-import torch._dynamo  # the first step of an optimiser would load it, in every process again
+# Starts no thread before it forks. An order is {"words", "die_at_sync"}.
+DRIVER = (
+    START
+    + """
 import ocil.convolution, ocil.serve.run
 from ocil.cli import main
 
-torch.set_num_threads(1)
 torch._C._set_mkldnn_enabled(False)
 ocil.convolution.SLOW_BACKWARD = False
 print("ready", flush=True)
@@ -43,24 +42,15 @@ while line := sys.stdin.readline():
     pid = os.fork()
     if pid == 0:
         os.dup2(there, 1)
-        sync, count = os.fsync, 0
-
-        def sync_or_die(descriptor):
-            global count
-            count += 1
-            if count == order["die_at_sync"]:
-                os.kill(os.getpid(), signal.SIGKILL)
-            sync(descriptor)
-
-        os.fsync = sync_or_die
+        die_at_sync(order["die_at_sync"])
         main(order["words"])
     os.close(there)
     print(pid, flush=True)
     with os.fdopen(back) as said:
         print(said.readline().strip(), flush=True)
-    sys.stdin.readline()
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    wait_for(pid)
 """
+)
 
 RECIPE = Recipe("er", memory=20, width=1, batch_size=4)
 WORDS = [
@@ -81,20 +71,8 @@ WORDS += ["--max-queue", "100", "--max-batch", "10"]
 KILLS, CLIENTS = 30, 4
 
 
-class Servers:
+class Servers(Driver):
     """Real servers, one after the other, in processes of their own."""
-
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        self.process = process
-        assert self.read() == "ready"
-
-    def read(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def tell(self, line: str) -> None:
-        assert self.process.stdin is not None
-        print(line, file=self.process.stdin, flush=True)
 
     def start(self, folder: Path, *words: str, die_at_sync: int = 0) -> tuple[int, int]:
         """Process id and port, once it listens; port 0 if it died before."""
@@ -103,10 +81,6 @@ class Servers:
         pid, told = int(self.read()), self.read()
         assert pid > 1
         return pid, int(json.loads(told)["address"].rpartition(":")[2]) if told else 0
-
-    def exit_code(self) -> int:
-        self.tell("wait")
-        return int(self.read())
 
 
 @pytest.fixture(scope="module")

@@ -102,14 +102,21 @@ def _attempt(
 
 
 def explained(error: Exception, config: RunConfig) -> Exception:
-    """The error as it is, if it was meant for a person, else a line that says where it came from."""
+    return in_a_line(error, f"{config.label} seed {config.seed}", does_not_fit(config))
+
+
+def in_a_line(error: Exception, name: str, too_large: OcilError) -> Exception:
+    """The error as it is, if it was meant for a person, else a line that says where it came from.
+
+    ``name``: of the run. ``too_large``: what to say if there was no memory left.
+    """
     if isinstance(error, OcilError | Interrupted):
         return error
     if out_of_memory(error):
-        return does_not_fit(config)
+        return too_large
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{Path(place.filename).name}, line {place.lineno}"
-    return OcilError(f"{config.label} seed {config.seed}: {type(error).__name__}: {error} ({where})")
+    return OcilError(f"{name}: {type(error).__name__}: {error} ({where})")
 
 
 class _Pool:

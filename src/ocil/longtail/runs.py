@@ -2,7 +2,6 @@
 
 import json
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from torch import Tensor
 from ocil import data
 from ocil.engine.captured import record
 from ocil.engine.lanes import take_turns
+from ocil.engine.local import in_a_line
 from ocil.errors import OcilError
 from ocil.files import write_bytes
 from ocil.longtail import metrics
@@ -27,7 +27,7 @@ from ocil.longtail.results import LongTailResult, read_result
 from ocil.longtail.training import Stage, StageOne, StageTwo, check, plain_network, predict
 from ocil.precision import numerics
 from ocil.results import RunFolder, unreadable, write_json
-from ocil.runner import Interrupted, Progress, check_begun, digest_of, environment, out_of_memory, pick_device
+from ocil.runner import Interrupted, Progress, check_begun, digest_of, environment, pick_device
 
 WARM = 3  # steps as they are written before one is recorded: they prepare what may not be prepared in a graph
 SIDE_BY_SIDE = 6  # on a GPU; on a CPU one after the other
@@ -395,15 +395,10 @@ def _interleave(
     take_turns(numbers, size, job.device, begin, settle, lambda n, e: _explained(e, folder(n)), should_stop)
 
 
-def _explained(error: Exception, folder: RunFolder) -> OcilError | Interrupted:
-    """The error as it is, if it was meant for a person, else a line that says where it came from."""
-    if isinstance(error, OcilError | Interrupted):
-        return error
+def _explained(error: Exception, folder: RunFolder) -> Exception:
     name = f"{folder.path.parent.name} {folder.path.name}"
-    if out_of_memory(error):
-        return OcilError(f"{name} does not fit on the device: use a smaller batch_size or width, or fewer --workers.")
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return OcilError(f"{name}: {type(error).__name__}: {error} ({Path(place.filename).name}, line {place.lineno})")
+    advice = "use a smaller batch_size or width, or fewer --workers"
+    return in_a_line(error, name, OcilError(f"{name} does not fit on the device: {advice}."))
 
 
 class _Residents:
