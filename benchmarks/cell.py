@@ -4,8 +4,9 @@ python benchmarks/cell.py DATASET METHOD [FIELD=VALUE ...] [+ METHOD [FIELD=VALU
 python benchmarks/cell.py EXPERIMENT.toml [FIELD=VALUE ...] [--only 'FIELD=VALUE ...']
                           [--seeds N] [--workers N] [--root runs] [--data-dir DIR] [--json OUT]
 
-Several cells, joined by ``+`` or from a file, share the GPU: a run begins when another ends. On Ctrl-C runs are saved;
-the same command goes on. OUT is written anew whenever a run ends.
+Several cells, joined by ``+`` or from a file, share the GPU: a run begins when another ends. ``seeds=N`` among a cell's
+settings is for that cell alone. On Ctrl-C runs are saved; the same command goes on. OUT is written anew whenever a run
+ends.
 """
 
 import time
@@ -26,7 +27,7 @@ from ocil.files import write_bytes  # noqa: E402
 from ocil.metrics import average_accuracy  # noqa: E402
 from ocil.report import tables  # noqa: E402
 from ocil.results import Result, summarise  # noqa: E402
-from ocil.runner import pick_device  # noqa: E402
+from ocil.runner import Progress, pick_device  # noqa: E402
 
 
 def plan(place: str, words: list[str], seeds: int | None, only: str = "") -> list[RunConfig]:
@@ -39,7 +40,8 @@ def plan(place: str, words: list[str], seeds: int | None, only: str = "") -> lis
         if not is_plus:
             method, *settings_given = group
             given = dict(word.split("=", 1) for word in settings_given)
-            found += [resolve(method, place, seed=seed, settings=given) for seed in range(seeds or 10)]
+            count = int(given.pop("seeds", seeds or 10))
+            found += [resolve(method, place, seed=seed, settings=given) for seed in range(count)]
     return found
 
 
@@ -57,6 +59,7 @@ def main() -> None:
     configs = plan(options.place, options.cells, options.seeds, options.only)
     ready = time.perf_counter() - STARTED
     results: list[Result] = []
+    latest: dict[int, Progress] = {}
     asked = False
 
     def stop(*_: object) -> None:
@@ -64,7 +67,9 @@ def main() -> None:
         asked = True
 
     def hear(number: int, event: object) -> None:
-        if isinstance(event, Result):
+        if isinstance(event, Progress):
+            latest[number] = event
+        elif isinstance(event, Result):
             results.append(event)
             now, config = f"{time.perf_counter() - STARTED:6.1f} s", event.config
             print(f"{now}  {config.label} seed {config.seed}: {average_accuracy(event.matrix):.4f}", flush=True)
@@ -76,9 +81,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, stop)
     job = Job(options.root, str(pick_device()), options.data_dir)
     outcomes = execute(configs, job, options.workers, hear, lambda: asked)
-    for outcome in outcomes:
+    for number, outcome in enumerate(outcomes):
         if not isinstance(outcome, Result):
-            print(f"not finished: {outcome}")
+            far = f" ({latest[number].done} of {latest[number].total} batches)" if number in latest else ""
+            print(f"not finished: {outcome}{far}")
     finished = [outcome for outcome in outcomes if isinstance(outcome, Result)]
     if cells := [list(group) for _, group in groupby(finished, lambda result: result.config.cell)]:
         print(tables.markdown([summarise(cell) for cell in cells]))

@@ -580,7 +580,9 @@ def test_the_benchmark_writes_as_runs_end(start_python: Callable[..., Any], made
     content = json.loads((tmp_path / "out.json").read_text())
     assert [LongTailResult.from_json(run).config.variant for run in content["runs"]] == ["ce", "oltr"]
     tool = Path(__file__).parents[1] / "tools" / "take_runs.py"
-    assert start_python(tool, tmp_path / "out.json", tmp_path / "taken").communicate(timeout=60)[0] == "2 runs\n"
+    for words, said in (((), "2 of 2"), (("--side-by-side", "2"), "0 of 2")):
+        taken = start_python(tool, tmp_path / "out.json", tmp_path / "taken", *words).communicate(timeout=60)[0]
+        assert taken == f"{said} runs are new\n"
     assert collect([tmp_path / "taken"]).longtail == collect([tmp_path / "runs"]).longtail
 
 

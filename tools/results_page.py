@@ -7,22 +7,28 @@ import re
 from pathlib import Path
 
 from ocil.config import command
+from ocil.data import CATALOG
+from ocil.longtail.config import resolve
 from ocil.methods import METHODS
 from ocil.report import longtail, tables
 from ocil.report.collect import Cell, Collection, collect
 from ocil.report.comparison import counterpart, difference, overlap
 from ocil.report.formats import beside, gap
+from ocil.report.published import MEMORY, STUDY
 
 ROOT = Path(__file__).resolve().parent.parent
 DATASETS = {"cifar100": "CIFAR-100", "cifar10": "CIFAR-10", "mini_imagenet": "Mini-ImageNet"}
+STUDIED = ("alpha", "sigma")
+IN_EVERY_COLUMN = ("afs", "er-rv", "scr")
 HEAD = ("method", "memory", "seeds", "accuracy %", "published %", "difference", "forgetting %", "intransigence %")
 
 
 def load(found: Collection) -> list[Cell]:
     order = list(METHODS)
 
-    def place(cell: Cell) -> tuple[int, str, str]:
-        return order.index(cell.config.method), cell.config.label, cell.config.learner.precision
+    def place(cell: Cell) -> tuple[int, str, int, str]:
+        learner = cell.config.learner
+        return order.index(cell.config.method), cell.config.label, -learner.memory, learner.precision
 
     return sorted(found.cells, key=place)
 
@@ -36,7 +42,16 @@ def group(cell: Cell) -> str:
     """Which table of the page a cell stands in."""
     if not (names := changed(cell)):
         return "table"
-    return "ablation" if cell.config.method == "afs" and names <= {"loss", "regulariser"} else "further"
+    if cell.config.method != "afs":
+        return "further"
+    if names <= {"loss", "regulariser"}:
+        return "ablation"
+    return "study" if studied(cell) and len(names) == 1 and names <= {*STUDIED} else "further"
+
+
+def studied(cell: Cell) -> bool:
+    config = cell.config
+    return (config.method, config.learner.precision, config.dataset, config.learner.memory) == ("afs", "bf16", *STUDY)
 
 
 def words_of(cell: Cell) -> str:
@@ -76,15 +91,36 @@ def longtail_tables(found: Collection) -> str:
     return "### " + text.replace("\n## ", "\n### ").strip()
 
 
+def longtail_cells(found: Collection) -> str:
+    rows = []
+    for cell in found.longtail:
+        config = cell.config
+        usual = resolve(config.variant, config.dataset, settings={"precision": config.precision},
+                        image_side=max(CATALOG[config.dataset].image_shape[:2]))  # fmt: skip
+        if config != usual:
+            raise SystemExit(f"{config.cell}: the page has no words for its settings")
+        words = f"ocil longtail run {config.variant} --dataset {config.dataset} --set precision={config.precision}"
+        rows.append([f"`{config.cell}`", f"`{words}`", str(len(cell.results)), tables.percent(cell.value("overall")),
+                     f"{cell.wall_seconds:.0f} s a run"])  # fmt: skip
+    return table(("folder", "command", "seeds", "overall %", "time"), rows)
+
+
 def main() -> None:
     found = collect([ROOT / "results"])
     cells = load(found)
     if found.longtail:
         place(ROOT / "docs/results.md", "longtail", longtail_tables(found))
+        place(ROOT / "results/README.md", "longtail", longtail_cells(found))
     for dataset in DATASETS:
         for kind in ("table", "ablation", "further"):
             if rows := [row(cell) for cell in cells if (cell.config.dataset, group(cell)) == (dataset, kind)]:
                 place(ROOT / "docs/results.md", f"{dataset} {kind}", table(HEAD, rows))
+    for name in STUDIED:
+        chosen = [cell for cell in cells if studied(cell) and changed(cell) <= {name}]
+        chosen.sort(key=lambda cell: getattr(cell.config.learner, name))
+        place(ROOT / "docs/results.md", name, table(HEAD, [row(cell) for cell in chosen]))
+    place(ROOT / "docs/results.md", "sizes", sizes(cells))
+    place(ROOT / "README.md", "sizes", sizes(cells))
     rows = [
         [f"`{cell.name}`", f"`{command(cell.config)}`", str(len(cell.runs)),
          tables.percent(cell.summary.average_accuracy), seconds(cell)]
@@ -92,6 +128,21 @@ def main() -> None:
     ]  # fmt: skip
     place(ROOT / "README.md", "overview", overview(cells))
     place(ROOT / "results/README.md", "cells", table(("folder", "command", "seeds", "accuracy %", "time"), rows))
+
+
+def sizes(cells: list[Cell]) -> str:
+    """Three methods in every column of Table I."""
+    found = {
+        (cell.config.dataset, cell.config.learner.memory, cell.config.label): cell
+        for cell in cells
+        if group(cell) == "table" and cell.config.learner.precision == "bf16"
+    }
+    rows = [
+        [DATASETS[dataset], str(memory), *(shown(found.get((dataset, memory, label))) for label in IN_EVERY_COLUMN)]
+        for dataset in DATASETS
+        for memory in MEMORY[dataset]
+    ]
+    return table(("dataset", "memory", *IN_EVERY_COLUMN), rows)
 
 
 def overview(cells: list[Cell]) -> str:

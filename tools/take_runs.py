@@ -2,7 +2,8 @@
 
 python tools/take_runs.py OUT.json results [--side-by-side N]
 
-N: how many runs shared the GPU, kept with each, as their times say little about one alone.
+N: how many runs shared the GPU, kept with each, as their times say little about one alone. A run that is there already
+stays as it is.
 """
 
 import argparse
@@ -27,12 +28,17 @@ def main() -> None:
     parser.add_argument("--side-by-side", type=int)
     options = parser.parse_args()
     runs = json.loads(options.source.read_text())["runs"]
+    taken = 0
     for content in runs:
         config = config_of(content["config"])
+        path = options.folder / config.cell / f"seed-{config.seed}" / "result.json"
+        if path.exists():
+            continue
         if options.side_by_side:
             content["environment"]["side_by_side"] = options.side_by_side
-        write_json(options.folder / config.cell / f"seed-{config.seed}" / "result.json", content)
-    print(f"{len(runs)} runs")
+        write_json(path, content)
+        taken += 1
+    print(f"{taken} of {len(runs)} runs are new")
 
 
 if __name__ == "__main__":
