@@ -1,8 +1,9 @@
 """The fused network on a GPU: is it right, which tiles are fastest, how long does a pass take and where does it go.
 
-    python benchmarks/fused_kernels.py [--plain] [--tune] [--out FOLDER]
+    python benchmarks/fused_kernels.py [--plain] [--tune] [--side 84] [--no-groups] [--out FOLDER]
 
-A pass is forward and backward of CIFAR-sized images, captured as a CUDA graph, replayed alone and ten on ten streams.
+A pass is forward and backward of images of 32 pixels, or ``--side``, captured as a CUDA graph, replayed alone and ten
+on ten streams. ``--no-groups``: every row of a product is one pixel.
 """
 
 import argparse
@@ -29,6 +30,7 @@ from ocil.precision import numerics
 
 STARTED = time.perf_counter()
 WORKERS = 14
+SIDE = 32
 
 
 def say(*what: object) -> None:
@@ -36,12 +38,12 @@ def say(*what: object) -> None:
 
 
 def network(seed: int = 0, precision: str = "bf16", device: str = "cuda") -> ReducedResNet18:
-    return build((32, 32, 3), 100, 20, seed, torch.device(device), precision)
+    return build((SIDE, SIDE, 3), 100, 20, seed, torch.device(device), precision)
 
 
 def images(batch: int, seed: int = 0, device: str = "cuda") -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    found = torch.rand((batch, 3, 32, 32), generator=generator).to(device)
+    found = torch.rand((batch, 3, SIDE, SIDE), generator=generator).to(device)
     return found.to(memory_format=torch.channels_last)
 
 
@@ -279,7 +281,7 @@ def check() -> dict:
 
     result = {}
     for batch in (10, 200):
-        x, direction = images(batch), torch.randn(batch, 160, device="cuda")
+        x, direction = images(batch), torch.randn(batch, network().feature_size, device="cuda")
         found = {}
         for name in ("fp32", "autocast", "fused", "again"):
             net = network(precision="fp32" if name == "fp32" else "bf16")
@@ -321,9 +323,15 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="time cuDNN too")
     parser.add_argument("--limit", type=float, default=150, help="seconds after which tuning stops")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--side", type=int, default=SIDE, help="of the images, in pixels")
+    parser.add_argument("--no-groups", action="store_true", help="without pixels in groups where channels are few")
     parser.add_argument("--cold", action="store_true", help="only say how long compiling everything takes")
     parser.add_argument("--compile", type=int, help="(a worker of the above)")
     options = parser.parse_args()
+    globals()["SIDE"] = options.side
+    if options.no_groups:
+        tiles.GROUP_UP_TO = 0
+    shape = ["--side", str(options.side), *(["--no-groups"] if options.no_groups else [])]
     if options.compile is not None:
         compile_part(options.compile, WORKERS, options.tune)
         return
@@ -335,9 +343,10 @@ def main() -> None:
         say(f"a first pass with nothing compiled: {time.perf_counter() - started:.1f} s")
         return
     fused_network._compile = lambda plan, images: None  # the workers do that here
-    command = [sys.executable, __file__, *(["--tune"] if options.tune else []), "--compile"]
+    command = [sys.executable, __file__, *shape, *(["--tune"] if options.tune else []), "--compile"]
     workers = [subprocess.Popen([*command, str(number)]) for number in range(WORKERS)]
-    result: dict[str, object] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "passes": []}
+    result: dict[str, object] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    result |= {"side": options.side, "groups": not options.no_groups, "passes": []}
 
     def save() -> None:
         if options.out:
@@ -368,7 +377,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as cache:
         environment = os.environ | {"TRITON_CACHE_DIR": cache}
         try:
-            subprocess.run([sys.executable, __file__, "--cold"], env=environment, timeout=60)
+            subprocess.run([sys.executable, __file__, *shape, "--cold"], env=environment, timeout=60)
         except subprocess.TimeoutExpired:
             say("compiling took more than a minute")
 

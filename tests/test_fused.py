@@ -60,11 +60,13 @@ def made(batch: int, height: int, width: int, channels: int, base: int) -> tuple
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize(
     ("shape", "pad_from"),
-    # Some maps with zeros beside them; all, and channels filled up; pixels in groups of three.
-    [((3, 9, 10, 3, 4), 20), ((4, 12, 7, 1, 3), 1), ((3, 9, 11, 3, 6), 60)],
+    # Some maps with zeros beside them; all, and channels filled up; pixels in groups of three, with one and three lines
+    # of zeros.
+    [((3, 9, 10, 3, 4), 20), ((4, 12, 7, 1, 3), 1), ((3, 9, 11, 3, 6), 60), ((2, 9, 12, 3, 6), 60)],
 )
 def test_same_as_pytorch(shape: tuple[int, int, int, int, int], pad_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "PAD_FROM", pad_from)
+    monkeypatch.setattr(tiles, "PAD_AT_MOST", 2.0 if pad_from == 60 else 1.1)
     network, images, direction = made(*shape)
     network.precision = "fp32"
     plain = copy.deepcopy(network)
@@ -77,7 +79,9 @@ def test_same_as_pytorch(shape: tuple[int, int, int, int, int], pad_from: int, m
     found_errors = errors(network, plain)
     assert max(found_errors.values()) < 1e-4, max(found_errors.items(), key=lambda item: item[1])
     if pad_from == 60:
-        assert [unit.group for unit in plan_for(network, images).units[:5]] == [1, 3, 3, 3, 3]
+        units = plan_for(network, images).units
+        assert [unit.group for unit in units[:5]] == [1, 3, 3, 3, 3]
+        assert {unit.pad_in for unit in units[1:5]} == {3 if shape[2] == 12 else 1}
     if pad_from == 20:  # a second pass adds to the gradients in place
         grads = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
         once = {name: grad.clone() for name, grad in grads.items()}
@@ -87,6 +91,14 @@ def test_same_as_pytorch(shape: tuple[int, int, int, int, int], pad_from: int, m
             if name in grads:
                 assert parameter.grad is grads[name]
                 torch.testing.assert_close(grads[name], 2 * once[name])
+
+
+@pytest.mark.parametrize(
+    ("side", "channels", "padding"),
+    [(32, 20, 1), (84, 20, 3), (28, 20, 2), (84, 40, 1), (16, 20, 1), (10, 20, 1), (8, 20, 0), (42, 10, 3)],
+)
+def test_stored_lines_end_where_a_group_ends_if_that_is_cheap(side: int, channels: int, padding: int) -> None:
+    assert tiles.padding(side, side, channels) == padding
 
 
 def test_as_near_to_float32_as_autocast() -> None:
@@ -123,11 +135,15 @@ def test_falls_back() -> None:
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize(("shape", "pad_from"), [((3, 9, 10, 3, 4), 20), ((1, 12, 7, 1, 3), 1), ((2, 9, 11, 3, 6), 60)])
+@pytest.mark.parametrize(
+    ("shape", "pad_from"),
+    [((3, 9, 10, 3, 4), 20), ((1, 12, 7, 1, 3), 1), ((2, 9, 11, 3, 6), 60), ((2, 9, 12, 3, 6), 60)],
+)
 def test_running_statistics_give_what_pytorch_gives(
     shape: tuple[int, int, int, int, int], pad_from: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tiles, "PAD_FROM", pad_from)
+    monkeypatch.setattr(tiles, "PAD_AT_MOST", 2.0 if pad_from == 60 else 1.1)
     network, images, _ = made(*shape)
     network.precision = "fp32"
     for norm in network.modules():

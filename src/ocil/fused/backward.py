@@ -164,7 +164,7 @@ def spread(
             back = tap & odd_w
             kernel = (1 - odd_h + 2 * up) * 3 + 1 - odd_w + 2 * back
         where = base[:, None] + (co - (up * WY + back) * CO)[None, :]
-        if PO == 1:  # what is read past the end of k meets a weight of zero
+        if PO > 0:  # what is read past the end of k meets a weight of zero
             inside = where.to(tl.uint32) < limit
         else:
             oh = bottom[:, None] - up[None, :]
@@ -212,7 +212,7 @@ def dgrad_kernel(
         valid = valid[:, None]
     else:
         pixel = pm * BM + tl.arange(0, BM)
-        acc, valid = convolve_groups(dy, w, pixel, cols, B, H, W, CO, CI, GROUP, LENGTH, BM, BN, BK)
+        acc, valid = convolve_groups(dy, w, pixel, cols, B, H, W, PI, CO, CI, GROUP, LENGTH, BM, BN, BK)
     if RESIDUAL:
         inside = valid & (cols < GROUP * CI)[None, :]
         where = pixel[:, None] * (GROUP * CI) + cols[None, :]
@@ -264,12 +264,12 @@ def wgrad_kernel(
         image, top, left, valid = split_rows(rows, B, HO, WO, PO)
         valid = (valid & (rows < stop))[:, None]
         if GROUP > 1:
-            valid = group_pixels(rows, cols, B, H, W, CO, GROUP) & (rows < stop)[:, None]
+            valid = group_pixels(rows, cols, B, H, W, PI, CO, GROUP) & (rows < stop)[:, None]
         base = ((image * (H + PI) + top * STRIDE) * WI + left * STRIDE) * CI
         if STRIDE == 1 and PI == PO:
             base = rows * (GROUP * CI)
         where = base[:, None] + shift[None, :]
-        if PI == 1:  # where a row is no pixel, dy is zero
+        if PI > 0:  # where a row is no pixel, dy is zero
             inside = where.to(tl.uint32) < limit
         else:
             ih = (top * STRIDE)[:, None] + kh[None, :]

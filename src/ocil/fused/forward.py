@@ -6,10 +6,10 @@ taps and channels form one axis ``k = tap * channels + channel`` that only its e
 
 What limits these kernels is not memory but the number of instructions, most of them to find out which inputs lie
 outside the map. So a map may be stored with one more row and column, of zeros (``PI`` and ``PO``, the padding of a
-kernel's input and output, are 1 then): every neighbour of a pixel is then at a fixed distance from it, the zeros on the
-right of a row being those on the left of the next. Only activations and ``dy`` need to hold those zeros. For the same
-reason channels are stored in multiples of four, which a thread loads at once: ``CI`` and ``CO`` are stored channels,
-``CIR`` and ``COR`` real ones. All weights of the others are zero, so they are zero everywhere.
+kernel's input and output, are 1 then, or more): every neighbour of a pixel is then at a fixed distance from it, the
+zeros on the right of a row being those on the left of the next. Only activations and ``dy`` need to hold those zeros.
+For the same reason channels are stored in multiples of four, which a thread loads at once: ``CI`` and ``CO`` are stored
+channels, ``CIR`` and ``COR`` real ones. All weights of the others are zero, so they are zero everywhere.
 
 Where channels are few, a row of the product stands for ``GROUP`` stored pixels side by side instead of one: their
 patches overlap, so five pixels of each kernel row serve three outputs, and loads fall by 45 %. The weight is then
@@ -131,7 +131,7 @@ def convolve(
         kh = k // CI // SIZE
         kw = k // CI % SIZE
         where = base[:, None] + ((kh * WI + kw) * CI + k % CI)[None, :]
-        if PI == 1:  # what is read past K meets a weight of zero
+        if PI > 0:  # what is read past K meets a weight of zero
             inside = where.to(tl.uint32) < limit
         else:
             ih = top[:, None] + kh[None, :]
@@ -144,10 +144,12 @@ def convolve(
 
 
 @triton.jit
-def group_pixels(rows, cols, B, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr):
+def group_pixels(
+    rows, cols, B, H: tl.constexpr, W: tl.constexpr, PAD: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
     """Which channels ``cols`` of which groups ``rows`` of a padded map belong to pixels of it: ``[rows, cols]``."""
-    GROUPS: tl.constexpr = (W + 1) // GROUP  # in a stored line, which ends where a group ends
-    inside = (rows < B * ((H + 1) * GROUPS)) & (rows // GROUPS % (H + 1) < H)
+    GROUPS: tl.constexpr = (W + PAD) // GROUP  # in a stored line, which ends where a group ends
+    inside = (rows < B * ((H + PAD) * GROUPS)) & (rows // GROUPS % (H + PAD) < H)
     pixels = tl.where(inside, W - rows % GROUPS * GROUP, 0)  # from the group's first to the end of the line
     return (cols // C)[None, :] < pixels[:, None]
 
@@ -155,23 +157,23 @@ def group_pixels(rows, cols, B, H: tl.constexpr, W: tl.constexpr, C: tl.constexp
 @triton.jit
 def convolve_groups(
     x, w, rows, cols, B,
-    H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, PAD: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
     GROUP: tl.constexpr, LENGTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """What ``convolve`` gives for 3x3 at stride 1 between padded maps, rows being groups of pixels and columns a
     group's channels; and ``group_pixels``.
     """
-    LINE: tl.constexpr = (W + 1) * CI
+    LINE: tl.constexpr = (W + PAD) * CI
     PATCH: tl.constexpr = (GROUP + 2) * CI  # of one kernel row
     base = (rows * GROUP - 1) * CI - LINE
     acc = tl.zeros([BM, BN], tl.float32)
     for k0 in range(0, 3 * PATCH, BK):
         k = k0 + tl.arange(0, BK)
-        patch = load_padded(x, base, jump(k, LINE, PATCH), k, B * ((H + 1) * LINE), CI)
+        patch = load_padded(x, base, jump(k, LINE, PATCH), k, B * ((H + PAD) * LINE), CI)
         inside = (k < LENGTH)[:, None] & (cols < GROUP * CO)[None, :]
         weight = tl.load(w + cols[None, :] * LENGTH + k[:, None], mask=inside, other=0.0)
         acc = tl.dot(patch.to(FACTOR), weight.to(FACTOR), acc)
-    return acc, group_pixels(rows, cols, B, H, W, CO, GROUP)
+    return acc, group_pixels(rows, cols, B, H, W, PAD, CO, GROUP)
 
 
 @triton.jit
@@ -197,7 +199,7 @@ def infer_kernel(
         valid = valid[:, None]
         channels = cols
     else:
-        value, valid = convolve_groups(x, w, rows, cols, B, H, W, CI, CO, GROUP, LENGTH, BM, BN, BK)
+        value, valid = convolve_groups(x, w, rows, cols, B, H, W, PI, CI, CO, GROUP, LENGTH, BM, BN, BK)
         channels = cols % CO
     used = (cols < GROUP * CO)[None, :]
     real = channels < COR
@@ -239,7 +241,7 @@ def conv_kernel(
         acc, valid = convolve(x, w, rows, cols, B, H, W, HO, WO, PI, PO, CI, CO, SIZE, STRIDE, BM, BN, BK)
         valid = valid[:, None]
     else:
-        acc, valid = convolve_groups(x, w, rows, cols, B, H, W, CI, CO, GROUP, LENGTH, BM, BN, BK)
+        acc, valid = convolve_groups(x, w, rows, cols, B, H, W, PI, CI, CO, GROUP, LENGTH, BM, BN, BK)
     rounded = acc.to(y.dtype.element_ty)
     inside = valid
     if GROUP > 1:  # padding may hold anything, and needs no look at every pixel

@@ -32,7 +32,7 @@ class Unit:
     ho: int
     wo: int
     pad_in: int
-    """1 if the input is stored with a row and a column of zeros, else 0."""
+    """Rows, and columns, of zeros that the input is stored with."""
     pad_out: int
     group: int
     """Stored pixels that are one row of the products."""
@@ -122,12 +122,12 @@ class _Builder:
         co, ci, size, _ = conv.weight.shape
         stride = conv.stride[0]
         ho, wo = -(-h // stride), -(-w // stride)
-        pad_in = 0 if not self.units else padding(h, w)  # images come as they are
-        pad_out = padding(ho, wo)
+        pad_in = 0 if not self.units else padding(h, w, ci)  # images come as they are
+        pad_out = padding(ho, wo, co)
         rows = self.batch * (ho + pad_out) * (wo + pad_out)
         ci_stored = stored(ci) if self.units else ci
         co_stored = stored(co)
-        pixels = group(size, stride, ci_stored, co_stored, pad_in == pad_out == 1, w + pad_in)
+        pixels = group(size, stride, ci_stored, co_stored, pad_in == pad_out > 0, w + pad_in)
         t = tile("wgrad" if pixels == 1 else "wgrad" + GROUPED, ci, co, size, stride)
         parts, span = weight_splits(t, rows, size, ci_stored, co_stored, pixels)
         unit = Unit(

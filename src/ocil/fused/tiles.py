@@ -67,8 +67,18 @@ PAD_FROM = 65
 """Pixels of a map from which on it is stored with zeros beside it: in smaller ones they are too many to pay off."""
 
 
-def padding(height: int, width: int) -> int:
-    return int(height * width >= PAD_FROM)
+PAD_AT_MOST = 1.1
+"""How much larger than by one row and column a map may become for its stored lines to end where a group of pixels ends:
+84 pixels are stored as 87, 32 as 33."""
+
+
+def padding(height: int, width: int, channels: int) -> int:
+    """Rows and columns of zeros that a map is stored with."""
+    if height * width < PAD_FROM:
+        return 0
+    more = 1 + -(width + 1) % GROUP
+    larger = (height + more) * (width + more) / ((height + 1) * (width + 1))
+    return more if stored(channels) <= GROUP_UP_TO and larger <= PAD_AT_MOST else 1
 
 
 STORED = 4
