@@ -200,6 +200,7 @@ def test_it_can_be_read_without_scripts(visit: Any, collection: Collection) -> N
 
 def test_figures_have_size_names_and_captions(visit: Any) -> None:
     page = visit().page
+    page.get_by_role("group", name="Figures of").get_by_text("all").click()
     figures = page.locator("figure")
     assert figures.count() >= 9
     for number in range(figures.count()):
@@ -222,3 +223,30 @@ def test_nothing_hostile_runs(visit: Any) -> None:
     assert "<script>alert(1)" in page.locator("#cells").inner_text()
     assert alerts == []
     assert page.locator("script").count() == 1
+
+
+def test_figures_of_one_dataset_and_memory_at_a_time(visit: Any) -> None:
+    page = visit().page
+    chips, figures = page.get_by_role("group", name="Figures of"), page.locator("figure")
+    everything = figures.count()
+    assert figures.filter(visible=True).count() < everything
+    first = chips.locator("[aria-pressed=true]").inner_text()
+    assert page.locator("figure:visible h3", has_text=first).count() > 0
+    other = chips.locator("button[data-dataset=cifar10]").first
+    other.click()
+    assert chips.locator("[aria-pressed=true]").all_inner_texts() == [other.inner_text()]
+    shown = page.locator("figure:visible h3").all_inner_texts()
+    assert any(title.endswith("CIFAR-10") for title in shown)
+    assert not any("CIFAR-100" in title for title in shown)
+    assert any("focal" in title for title in shown)  # of no dataset: always there
+    chips.locator("button").last.click()
+    assert figures.filter(visible=True).count() == everything
+    assert visit(java_script_enabled=False).page.locator("figure:visible").count() == everything
+
+
+def test_a_link_to_a_figure_that_is_not_chosen_shows_it(visit: Any) -> None:
+    page = visit().page
+    hidden = page.locator("figure[hidden]").first.get_attribute("id")
+    assert hidden is not None
+    page.evaluate(f"location.hash = '#{hidden}'")
+    page.locator(f"#{hidden}").wait_for(state="visible")

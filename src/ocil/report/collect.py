@@ -180,12 +180,14 @@ def _cell(runs: list[Run], cells: dict[str, dict[int, Run]]) -> Cell:
 
 
 def _order(cell: Cell) -> tuple[Any, ...]:
-    """Datasets as in the paper, then memory, then methods as they are listed, plain cells before changed ones."""
+    """Datasets as in the paper, then memory, then methods as they are listed, plain cells before changed ones, and
+    those by what was changed, numbers by their size."""
     config, datasets, methods = cell.config, list(MEMORY), list(METHODS)
     known = datasets.index(config.dataset) if config.dataset in datasets else len(datasets)
+    values = [(0, v, "") if isinstance(v, int | float) else (1, 0, str(v)) for v in cell.changed.values()]
     return (
         known, title_of(config.dataset), config.dataset, memory_of(config), methods.index(config.method),
-        config.learner.review, len(cell.changed), cell.name,
+        config.learner.review, len(cell.changed), tuple(cell.changed), values, cell.name,
     )  # fmt: skip
 
 

@@ -28,6 +28,8 @@ class Drawing:
     caption: str
     svg: str
     group: str
+    place: "Place | None" = None
+    """What it is about; a memory of 0 means all sizes, None no dataset in particular."""
 
 
 class Gallery:
@@ -36,12 +38,21 @@ class Gallery:
     def __init__(self) -> None:
         self.drawings: list[Drawing] = []
 
-    def add(self, group: str, name: str, title: str, caption: str, paint: Callable[..., Any], *args: Any) -> None:
+    def add(
+        self,
+        group: str,
+        name: str,
+        title: str,
+        caption: str,
+        paint: Callable[..., Any],
+        *args: Any,
+        place: "Place | None" = None,
+    ) -> None:
         name = re.sub(r"[^A-Za-z0-9]+", "-", name)[:100].strip("-") or "figure"
         taken = {drawing.name for drawing in self.drawings}
         free = next(n for n in (name, *(f"{name}-{i}" for i in range(2, len(taken) + 3))) if n not in taken)
         svg = draw(paint, *args) if args else _drawn(paint)
-        self.drawings.append(Drawing(free, title, caption, svg, group))
+        self.drawings.append(Drawing(free, title, caption, svg, group, place))
 
 
 @cache
@@ -107,7 +118,7 @@ def _bias(shown: Gallery, place: Place, cells: Mapping[str, Cell]) -> None:
                 "bias", f"{what}s-{place.slug}", f"{what.capitalize()}s of old and new classes, {place.title}",
                 f"The {what} {where} of the classes just learned (solid) and of all before them (dashed). "
                 f"The further apart, the more a learner leans to new classes. {_seeds(known.values())}",
-                drawings.old_and_new, known, quantity, what,
+                drawings.old_and_new, known, quantity, what, place=place,
             )  # fmt: skip
     known = {n: c for n, c in rows.items() if np.isfinite(drawings.over_seeds(c, "hard")).any()}
     if known:
@@ -115,7 +126,7 @@ def _bias(shown: Gallery, place: Place, cells: Mapping[str, Cell]) -> None:
             "bias", f"sample-types-{place.slug}", f"Hard, ambiguous and easy samples, {place.title}",
             "How many training samples of the newest classes have a true-class score in each range, after each task. "
             + _seeds(known.values()),
-            drawings.sample_types, known,
+            drawings.sample_types, known, place=place,
         )  # fmt: skip
 
 
@@ -145,7 +156,7 @@ def _accuracy(shown: Gallery, place: Place, cells: Mapping[str, Cell]) -> None:
         shown.add(
             "accuracy", f"accuracy-{place.slug}", f"Accuracy after each task, {place.title}",
             f"Mean accuracy over all classes so far; the band is the 95 % interval. {left_out}{_seeds(rows.values())}",
-            drawings.accuracy, {name: cell.summary.accuracy_curve for name, cell in rows.items()},
+            drawings.accuracy, {name: cell.summary.accuracy_curve for name, cell in rows.items()}, place=place,
         )  # fmt: skip
 
 
@@ -160,7 +171,7 @@ def _balance(shown: Gallery, place: Place, cells: Mapping[str, Cell]) -> None:
             "balance", f"intransigence-forgetting-{place.slug}", f"Intransigence against forgetting, {place.title}",
             "The nearer to the lower left, the better old and new are balanced. Lines are 95 % intervals. "
             + _seeds(cells[name] for name in points),
-            drawings.balance, points,
+            drawings.balance, points, place=place,
         )  # fmt: skip
 
 
@@ -177,7 +188,7 @@ def _times(shown: Gallery, collection: Collection) -> None:
                 "time", f"running-time-{place.slug}-{device}", f"Running time, {place.title}, {device}",
                 "Training and evaluation of one run. Runs of several seeds may have shared the device, so these are "
                 "times of a run among others, not of a run alone.",
-                drawings.running_time, times,
+                drawings.running_time, times, place=place,
             )  # fmt: skip
 
 
@@ -194,7 +205,7 @@ def _memory_batch(shown: Gallery, collection: Collection) -> None:
             shown.add(
                 "memory-batch", f"memory-batch-{place.slug}", f"Retrieved batch size, {place.title}",
                 "Average accuracy at the end by how many images are drawn from the memory for each stream batch.",
-                drawings.memory_batch, curves,
+                drawings.memory_batch, curves, place=place,
             )  # fmt: skip
 
 
@@ -213,7 +224,7 @@ def _differences(shown: Gallery, collection: Collection) -> None:
             "difference", f"difference-{Path(dataset).stem}", f"Measured less published, {title_of(dataset)}",
             "A bar is the sum of the two 95 % intervals, so it reaches zero where they overlap; a diamond marks those "
             "that do not. Rows are named by method, what differs from its defaults, and memory.",
-            drawings.differences, rows,
+            drawings.differences, rows, place=Place(dataset, 0),
         )  # fmt: skip
 
 

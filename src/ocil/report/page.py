@@ -41,6 +41,7 @@ def page(collection: Collection, tables: Sequence[Table], drawings: Sequence[Dra
             asdict(drawing) | {"svg": Markup(inline(drawing.svg, drawing.name, drawing.title))}  # noqa: S704
             for drawing in drawings
         ],
+        places=_places(collection, drawings),
         longtail=longtail.page_section(collection.longtail),
         cells=[_cell(cell) for cell in collection.cells],
         warnings=collection.warnings,
@@ -62,6 +63,20 @@ def lead(collection: Collection) -> str:
         f"{_count(len(cells), 'cell')}, {_count(len(runs), 'run')} on {', '.join(datasets)}, "
         f"measured on {', '.join(devices)}.{when}"
     )
+
+
+def _places(collection: Collection, drawings: Sequence[Drawing]) -> list[dict[str, Any]]:
+    """What to choose figures by. The one with most cells is chosen first; where there is one alone, none is needed."""
+    about = dict.fromkeys(drawing.place for drawing in drawings if drawing.place)
+    sized = {place.dataset for place in about if place.memory}
+    places = [place for place in about if place.memory or place.dataset not in sized]
+    if len(places) < 2:
+        return []
+    largest = max(places, key=lambda place: len(collection.of(place.dataset, place.memory)))
+    return [
+        {"dataset": place.dataset, "memory": place.memory, "title": place.title, "first": place == largest}
+        for place in places
+    ]
 
 
 def agreement(cells: Sequence[Cell]) -> str:

@@ -49,6 +49,30 @@
     });
   }
 
+  // Figures: those of one dataset and memory size, or all.
+  const chips = document.querySelector(".chips");
+  if (chips) {
+    const figures = document.querySelectorAll(".figures figure");
+    const choose = (chip) => {
+      for (const other of chips.children) other.setAttribute("aria-pressed", String(other === chip));
+      const { dataset, memory } = chip.dataset;
+      for (const figure of figures) {
+        const about = figure.dataset;
+        figure.hidden = dataset !== undefined && about.dataset !== undefined
+          && (about.dataset !== dataset || !["0", memory].includes(about.memory));
+      }
+    };
+    chips.hidden = false;
+    chips.addEventListener("click", (event) => { if (event.target !== chips) choose(event.target); });
+    const follow = () => {
+      const wanted = location.hash.startsWith("#figure-") && document.getElementById(location.hash.slice(1));
+      if (wanted && wanted.hidden) { choose(chips.lastElementChild); wanted.scrollIntoView(); }
+    };
+    choose(chips.querySelector("[aria-pressed=true]"));
+    addEventListener("hashchange", follow);
+    follow();
+  }
+
   // A cell's runs, settings and command.
   const detail = document.getElementById("detail");
   const content = detail.querySelector(".content");
