@@ -425,7 +425,7 @@ def test_what_holds_is_judged_by_runs_of_the_same_seed(finished: tuple[Path, lis
 
 
 def test_the_report_has_the_table(finished: tuple[Path, list[LongTailResult]], tmp_path: Path, run_tiny: Call) -> None:
-    root, _ = finished
+    root, results = finished
     found = collect([root])
     assert not found.warnings
     assert (len(found.cells), len(found.longtail)) == (0, 5)
@@ -439,6 +439,7 @@ def test_the_report_has_the_table(finished: tuple[Path, list[LongTailResult]], t
     assert (len(both.cells), len(both.longtail)) == (1, 5)
     page = write(both, tmp_path / "both").page.read_text()
     assert 'id="longtail"' in page
+    assert f"And {len(results)} long-tailed runs." in page
     none = write(collect([tmp_path / "runs"]), tmp_path / "none")
     assert 'id="longtail"' not in none.page.read_text()
     assert not [path for path in none.tables if path.name.startswith("longtail")]

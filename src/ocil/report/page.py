@@ -50,18 +50,18 @@ def page(collection: Collection, tables: Sequence[Table], drawings: Sequence[Dra
 
 def lead(collection: Collection) -> str:
     """What the page is made of, in two sentences."""
-    cells = collection.cells
+    cells, tailed = collection.cells, sum(len(cell.results) for cell in collection.longtail)
     if not cells:
-        runs_found = sum(len(cell.results) for cell in collection.longtail)
-        return f"{_count(runs_found, 'long-tailed run')}; no run on a stream."
+        return f"{_count(tailed, 'long-tailed run')}; no run on a stream."
     runs = [run for cell in cells for run in cell.runs]
     datasets = dict.fromkeys(title_of(cell.config.dataset) for cell in cells)
     devices = dict.fromkeys(run.device for run in runs)
     days = sorted({str(day)[:10] for run in runs if (day := run.result.environment.get("finished"))})
     when = f" Finished {days[0]}{f' to {days[-1]}' if len(days) > 1 else ''}." if days else ""
+    also = f" And {_count(tailed, 'long-tailed run')}." if tailed else ""
     return (
         f"{_count(len(cells), 'cell')}, {_count(len(runs), 'run')} on {', '.join(datasets)}, "
-        f"measured on {', '.join(devices)}.{when}"
+        f"measured on {', '.join(devices)}.{when}{also}"
     )
 
 
