@@ -4,6 +4,7 @@ python tools/results_page.py
 """
 
 import re
+from collections.abc import Container
 from pathlib import Path
 
 from ocil.config import command
@@ -119,8 +120,8 @@ def main() -> None:
         chosen = [cell for cell in cells if studied(cell) and changed(cell) <= {name}]
         chosen.sort(key=lambda cell: getattr(cell.config.learner, name))
         place(ROOT / "docs/results.md", name, table(HEAD, [row(cell) for cell in chosen]))
-    place(ROOT / "docs/results.md", "sizes", sizes(cells))
-    place(ROOT / "README.md", "sizes", sizes(cells))
+    place(ROOT / "docs/results.md", "sizes", sizes(cells, DATASETS))
+    place(ROOT / "README.md", "sizes", sizes(cells, {cell.config.dataset for cell in cells}))
     rows = [
         [f"`{cell.name}`", f"`{command(cell.config)}`", str(len(cell.runs)),
          tables.percent(cell.summary.average_accuracy), seconds(cell)]
@@ -130,7 +131,7 @@ def main() -> None:
     place(ROOT / "results/README.md", "cells", table(("folder", "command", "seeds", "accuracy %", "time"), rows))
 
 
-def sizes(cells: list[Cell]) -> str:
+def sizes(cells: list[Cell], datasets: Container[str]) -> str:
     """Three methods in every column of Table I."""
     found = {
         (cell.config.dataset, cell.config.learner.memory, cell.config.label): cell
@@ -140,6 +141,7 @@ def sizes(cells: list[Cell]) -> str:
     rows = [
         [DATASETS[dataset], str(memory), *(shown(found.get((dataset, memory, label))) for label in IN_EVERY_COLUMN)]
         for dataset in DATASETS
+        if dataset in datasets
         for memory in MEMORY[dataset]
     ]
     return table(("dataset", "memory", *IN_EVERY_COLUMN), rows)
