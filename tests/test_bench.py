@@ -7,6 +7,7 @@ import torch
 
 from ocil.bench import _cost, made_up, measure
 from ocil.config import resolve
+from ocil.evaluate import batch_for
 from tests.conftest import Call, one_error
 
 
@@ -20,6 +21,18 @@ def test_a_step_of_afs_passes_stream_and_both_views() -> None:
     assert timing.steps_per_second == pytest.approx(1000 / timing.ms_per_step)
     assert timing.images_per_second == pytest.approx(timing.images_per_step * timing.steps_per_second)
     assert timing.share_of_floor == pytest.approx(timing.floor_ms / timing.ms_per_step)
+
+
+def test_a_review_batch_larger_than_the_memory() -> None:
+    settings = {"width": 2, "memory": 20, "memory_batch": 6, "tasks": 2, "review": True, "review_batch": 50}
+    data = made_up(4, (8, 8, 3), 30)
+    timing = measure([resolve("er", "made-up", settings=settings)], data, torch.device("cpu"), repeats=3, seconds=0.05)
+    assert timing.ms_per_review_step is not None
+
+
+def test_large_images_are_scored_fewer_at_a_time() -> None:
+    assert [batch_for("cuda", side * side) for side in (32, 84, 168, 10_000)] == [2500, 2500, 625, 1]
+    assert batch_for("cpu", 32 * 32) == batch_for("mps", 84 * 84) == 500
 
 
 def test_cost_of_the_paper_network() -> None:

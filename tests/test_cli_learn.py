@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from ocil.errors import OcilError
-from ocil.online.feed import Feed, read_list
+from ocil.online.feed import Feed, Sample, read_list
 from ocil.online.images import ImageFormat
 from ocil.online.model import FILE, Model, Recipe
 from ocil.runner import digest
@@ -255,9 +255,20 @@ def test_broken_images_are_left_out(ocil_command: Call, table: Path, photos: Pat
 def test_nothing_can_be_read(ocil_command: Call, tmp_path: Path) -> None:
     table = tmp_path / "list.csv"
     table.write_text("path,label\na.png,a\nb.png,b\n")
-    message = one_error(ocil_command("learn", table, "--model", tmp_path / "model", *SMALL))
-    assert "not one of 2 images could be read" in message
-    assert not (tmp_path / "model" / FILE).exists()
+    for _ in range(2):  # the second finds nothing of the first
+        words = ("learn", table, "--model", tmp_path / "model", *SMALL)
+        message = one_error(ocil_command(*words))
+        assert "not one of 2 images could be read" in message
+        assert not (tmp_path / "model" / FILE).exists()
+
+
+def test_nothing_that_was_read_is_not_saved_in_between(tmp_path: Path) -> None:
+    samples = [Sample(f"{number}.png", tmp_path / f"{number}.png", "a") for number in range(25)]
+    for _ in range(2):
+        feed = Feed(Model(Recipe("er", width=2), ImageFormat((8, 8, 1))), samples)
+        with pytest.raises(OcilError, match="not one of 25 images could be read, the first because"):
+            feed.run(tmp_path / "model", save_seconds=0.0)
+        assert not (tmp_path / "model" / FILE).exists()
 
 
 @pytest.mark.parametrize(

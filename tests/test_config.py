@@ -226,6 +226,8 @@ def test_bad_settings(given_settings: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize("key", ["memory", "review"])
 def test_fine_tune_has_no_memory(key: str) -> None:
+    for nothing in ({"review": "false"}, {"memory": "0"}, {"review": False, "memory": 0}):
+        assert resolve("fine-tune", settings=nothing) == resolve("fine-tune")
     with pytest.raises(OcilError, match=f"fine-tune keeps no memory: leave out --{key}"):
         resolve("fine-tune", settings={key: 1})
 

@@ -200,3 +200,13 @@ def test_graphs_on_a_gpu_give_the_bits_of_plain_steps(tmp_path: Path, dataset: D
         alone = run(config, tmp_path / "alone", device="cuda", dataset=dataset)
         assert isinstance(outcome, Result)
         assert (outcome.digest, outcome.matrix) == (alone.digest, alone.matrix)
+
+
+def test_a_dataset_that_is_gone_leaves_the_others_alone(tmp_path: Path, dataset: Dataset) -> None:
+    good, lost = configs(tmp_path, "er", 1)[0], resolve("er", str(tmp_path / "lost.npz"), settings=SETTINGS | REPLAY)
+    heard: list[tuple[int, object]] = []
+    job = Job(tmp_path / "runs", "cpu", tmp_path)
+    outcomes = gpu.run_all([lost, good], job, watch=lambda number, event: heard.append((number, event)))
+    assert isinstance(outcomes[0], OcilError)
+    assert isinstance(outcomes[1], Result)
+    assert (0, outcomes[0]) in heard

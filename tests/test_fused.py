@@ -2,6 +2,9 @@
 
 import copy
 import os
+import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +16,7 @@ if DEVICE == "cpu":
 pytest.importorskip("triton", reason="Triton comes with PyTorch's CUDA builds only")
 
 from ocil import fused  # noqa: E402
-from ocil.fused import tiles  # noqa: E402
+from ocil.fused import launch, tiles  # noqa: E402
 from ocil.fused.network import plan_for  # noqa: E402
 from ocil.networks import ReducedResNet18, build  # noqa: E402
 
@@ -132,6 +135,35 @@ def test_falls_back() -> None:
         assert fused.fits(network, images)
     network.precision = "tf32"
     assert not fused.fits(network, images)
+    wide = build((224, 224, 3), 3, 20, seed=1, device=torch.device("cpu"), precision="bf16")
+    for batch, fits in ((1000, True), (2500, False)):  # more elements than 32 bits can count
+        assert fused.fits(wide, torch.empty(batch, 3, 224, 224, device="meta")) is fits
+
+
+def test_one_thread_may_launch_while_another_looks_what_to_compile() -> None:
+    launched, looking, go_on = [], threading.Event(), threading.Event()
+
+    class Kernel:
+        fn = type("fn", (), {"__name__": "kernel"})
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            return lambda *arguments, **options: launched.append(arguments)
+
+        def warmup(self, *arguments: Any, grid: tuple[int, ...]) -> None:
+            pass
+
+    def look() -> None:
+        launch._call(Kernel(), (1,), "asked")
+        looking.set()
+        go_on.wait(10)
+
+    thread = threading.Thread(target=launch.compile_all, args=(look,))
+    thread.start()
+    assert looking.wait(10)
+    launch._call(Kernel(), (1,), "meant")
+    go_on.set()
+    thread.join(10)
+    assert launched == [("meant",)]
 
 
 @pytest.mark.usefixtures("exact")

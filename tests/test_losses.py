@@ -228,6 +228,12 @@ def test_sample_values_against_slow() -> None:
 
 
 @pytest.mark.parametrize("value", ["smu", "gini", "entropy", "gen"])
+def test_one_class_alone_is_certain(value: Any) -> None:
+    logits = torch.tensor([[1.0], [-2.0]])
+    assert losses.sample_value(logits, value, features=torch.ones(2, 3)).tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("value", ["smu", "gini", "entropy", "gen"])
 def test_sample_values_run_from_unsure_to_sure(value: Any) -> None:
     logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [4.0, 0.0, 0.0, 0.0], [90.0, 0.0, 0.0, 0.0]])
     u = losses.sample_value(logits, value, torch.ones(4, 3))

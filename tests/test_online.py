@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 from PIL import Image
 
+from ocil.data.images import probe, read_image
 from ocil.errors import OcilError, WriteError
 from ocil.methods import METHODS
 from ocil.online.images import ImageFormat, InputError, is_pictures
@@ -132,6 +133,28 @@ def test_a_photo_is_turned_upright(tmp_path: Path) -> None:
     assert (image[:, 10:] == 255).all()
 
 
+def test_a_photo_taken_sideways_has_the_sides_of_the_upright_one(tmp_path: Path) -> None:
+    pixels = np.zeros((20, 40, 3), np.uint8)
+    pixels[:, :20] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(pixels).save(tmp_path / "photo.png", exif=exif)
+    form = ImageFormat.of([tmp_path / "photo.png"])
+    assert form.shape == (40, 20, 3)
+    image = form.read([tmp_path / "photo.png"])[0]
+    assert (image[:20] == 255).all()
+    assert not image[20:].any()
+    assert probe(tmp_path / "photo.png") == ((20, 40), "RGB")
+    assert np.array_equal(read_image(tmp_path / "photo.png", gray=False), image)  # a dataset has the same image
+
+
+def test_a_broken_orientation_is_none(tmp_path: Path) -> None:
+    Image.new("L", (5, 4), 7).save(tmp_path / "photo.png", exif=b"Exif\0\0not a TIFF header")
+    assert probe(tmp_path / "photo.png") == ((5, 4), "L")
+    assert read_image(tmp_path / "photo.png", gray=True).shape == (4, 5, 1)
+    assert ImageFormat.of([tmp_path / "photo.png"]).read([tmp_path / "photo.png"]).min() == 7
+
+
 def test_files_that_are_no_images(tmp_path: Path) -> None:
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"\x89PNG\r\n\x1a\n")
@@ -236,6 +259,8 @@ def test_a_small_memory_is_replayed_in_full() -> None:
     assert Recipe("afs", memory=1000).config().memory_batch == 100
     assert Recipe("afs", memory=30).config().memory_batch == 30
     assert Recipe("afs", memory=30, settings={"memory_batch": 5}).config().memory_batch == 5
+    assert Recipe("scr", memory=50).config().review_batch == 50  # or no review would have a whole batch
+    assert Recipe("scr").config().review_batch == 100
     assert Recipe("fine-tune").config().memory == 0
     assert Recipe("er").config().growing
 

@@ -366,12 +366,33 @@ def test_the_same_runs_give_the_same_bytes(collection: Collection, written: Writ
 def test_a_report_written_over_another_leaves_nothing_of_it(collection: Collection, tmp_path: Path) -> None:
     out = tmp_path / "report"
     first = write(collection, out)
-    (out / "tables" / "notes.txt").write_text("of the user")
+    theirs = out / "tables" / "notes.txt", out / "tables" / "data.csv", out / "figures" / "logo.svg"
+    for path in theirs:
+        path.write_text("of the user")
     save(tmp_path / "few", resolve("er", "cifar10"))
     second = write(collect([tmp_path / "few"]), out)
     assert {*first.tables, *first.figures} - {*second.tables, *second.figures}  # there was something to leave behind
-    kept = {out / "index.html", out / "tables" / "notes.txt", *second.tables, *second.figures}
+    kept = {out / "index.html", out / ".ocil-report.json", *theirs, *second.tables, *second.figures}
     assert {path for path in out.rglob("*") if path.is_file()} == kept
+
+
+def test_files_beside_a_page_that_is_none_of_ours_stay(collection: Collection, tmp_path: Path) -> None:
+    for name in ("index.html", "tables/data.csv", "figures/logo.svg"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("of the user")
+    for listed in ("[", "3", "[3]", '["../x"]'):
+        (tmp_path / ".ocil-report.json").write_text(listed)
+        write(collection, tmp_path)
+        for name in ("tables/data.csv", "figures/logo.svg"):
+            assert (tmp_path / name).read_text() == "of the user"
+
+
+def test_a_memory_smaller_than_the_usual_batch(tmp_path: Path) -> None:
+    """The run can be, though the method's usual settings could not have so small a memory."""
+    save(tmp_path, resolve("er", "cifar10", memory=5, settings={"batch_size": 5, "memory_batch": 5}))
+    (cell,) = collect([tmp_path]).cells
+    assert cell.changed == {"batch_size": 5, "memory_batch": 5}
+    assert cell.command.endswith("--memory 5 --set batch_size=5 memory_batch=5 --seeds 3")
 
 
 def test_figures_are_svg_that_a_page_can_take_in(written: Written) -> None:
@@ -627,6 +648,12 @@ def test_example_images(ocil_command: Call, a_run: Path, tiny: Dataset, tmp_path
     for kind in ("hard", "ambiguous", "easy"):
         assert kind in svg
     assert svg.count("<image") == sum(min(8, result[kind]) for kind in ("hard", "ambiguous", "easy"))
+    checkpoint = RunFolder(a_run / "seed-0").load_checkpoint()
+    assert checkpoint is not None
+    tensors = {n: t[:16] if n.startswith("rng.") else t for n, t in checkpoint[0].items()}  # as a GPU's generators are
+    RunFolder(a_run / "seed-0").save_checkpoint(tensors, checkpoint[1])
+    assert ocil_command(*words).code == 0
+    assert figure.read_text() == svg
     figure.unlink()
     (a_run / "seed-0/checkpoint.safetensors").unlink()
     said = ocil_command(*words)

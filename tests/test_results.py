@@ -50,6 +50,7 @@ def changed(content: dict[str, Any], **values: Any) -> str:
         lambda content: "",
         lambda content: json.dumps(content)[:-20],
         lambda content: "{}",
+        lambda content: changed(content, schema=2),
         lambda content: "[]",
         lambda content: "3",
         lambda content: "null",

@@ -202,6 +202,11 @@ def test_reviews_that_would_never_come_are_refused(tiny: Dataset) -> None:
     config = resolve("er", "tiny", memory=20, review=True, settings={"boundary": "none", "tasks": 2, "memory_batch": 5})
     with pytest.raises(OcilError, match=r"review_every = 500 is more than the 8 batches of the stream"):
         check(config, tiny)
+    config = resolve("er", "tiny", memory=20, review=True, settings={"tasks": 2, "memory_batch": 5, "review_batch": 50})
+    with pytest.raises(OcilError, match=r"review_batch = 50 is more than memory = 20.* Give --set review_batch=20"):
+        check(config, tiny)
+    settings = {"tasks": 2, "memory_batch": 5, "review_batch": 50, "review_keep_last": True}
+    check(resolve("er", "tiny", memory=20, review=True, settings=settings), tiny)
 
 
 def test_a_batch_of_one_tiny_image_is_refused_and_a_review_leaves_it_out(tiny: Dataset, tmp_path: Path) -> None:

@@ -158,8 +158,8 @@ class _Lane:
     def review(self) -> None:
         with torch.cuda.stream(self.cuda):
             if self.learner.config.review:
-                slots = torch.arange(self.learner.config.review_batch, device=self.learner.device)
-                self.stepper.review_one(slots)
+                size = min(self.learner.config.review_batch, self.learner.config.memory)
+                self.stepper.review_one(torch.arange(size, device=self.learner.device))
 
 
 def _time(

@@ -127,7 +127,7 @@ def resolve(
     refuse_unknown(info.name, given, {f.name for f in (*fields(StreamConfig), *fields(learner.Config))})
     if not info.memory:
         for key in ("memory", "review"):
-            if given.get(key):
+            if str(given.get(key)).lower() not in ("none", "false", "no", "0"):
                 raise OcilError(f"{info.name} keeps no memory: leave out --{key}.")
     chosen = {"tasks": usual_tasks(dataset, classes)}
     chosen |= _defaults(info, dataset, given) | {k: v for k, v in given.items() if v is not None}
@@ -141,22 +141,27 @@ def resolve(
 def command(config: RunConfig) -> str:
     """What to type for a configuration, seeds left out: names what differs from ``resolve``'s choice."""
     words = ["ocil", "run", config.method, "--dataset", shlex.quote(config.dataset)]
-    memory = config.learner.memory if method(config.method).memory else None
-    given = {} if memory is None else {"memory": memory}
-    info, chosen = method(config.method), {"tasks": usual_tasks(config.dataset)}
-    chosen |= _defaults(info, config.dataset, given) | given
+    if method(config.method).memory:
+        words += ["--memory", str(config.learner.memory)]
+    different = changed(config)
+    if "review" in different:
+        words.append("--review" if different.pop("review") else "--no-review")
+    settings = [f"{name}={_written(value)}" for name, value in different.items()]
+    return " ".join([*words, *(["--set", *settings] if settings else [])])
+
+
+def changed(config: RunConfig) -> dict[str, Any]:
+    """Settings that differ from ``resolve``'s choice for the same method, dataset and memory."""
+    info = method(config.method)
+    given = {"memory": config.learner.memory} if info.memory else {}
+    chosen = {"tasks": usual_tasks(config.dataset)} | _defaults(info, config.dataset, given) | given
     usual_stream, usual = fill(StreamConfig, chosen), fill(info.load().Config, chosen)
-    if memory is not None:
-        words += ["--memory", str(memory)]
-    if config.learner.review != usual.review:
-        words.append("--review" if config.learner.review else "--no-review")
-    changed = [
-        f"{f.name}={_written(getattr(mine, f.name))}"
+    return {
+        f.name: getattr(mine, f.name)
         for mine, theirs in ((config.stream, usual_stream), (config.learner, usual))
         for f in fields(mine)
-        if f.name != "review" and getattr(mine, f.name) != getattr(theirs, f.name)
-    ]
-    return " ".join([*words, *(["--set", *changed] if changed else [])])
+        if getattr(mine, f.name) != getattr(theirs, f.name)
+    }
 
 
 def _written(value: Any) -> str:

@@ -18,6 +18,7 @@ from ocil.streams import Stream
 
 HARD, EASY = 0.3, 0.6  # the paper's bounds on the true class's score: below is hard, above is easy
 BATCH = {"cpu": 500, "cuda": 2500}  # on a CPU what fits its cache, on a GPU few launches
+LARGE = 84 * 84  # pixels of an image from which on there are fewer in a batch
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,14 @@ class _Look(NamedTuple):
 
 
 def scores_of(scorer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    return torch.cat([scorer(part) for part in x.split(BATCH.get(x.device.type, 500))]).float()
+    size = batch_for(x.device.type, x.shape[1] * x.shape[2])
+    return torch.cat([scorer(part) for part in x.split(size)]).float()
+
+
+def batch_for(device: str, pixels: int) -> int:
+    """Images of so many pixels to score at once."""
+    size = BATCH.get(device, 500)
+    return max(1, min(size, size * LARGE // pixels))
 
 
 def _of_all(scorer: Callable[[Tensor], Tensor], classes: int) -> Callable[[Tensor], Tensor]:

@@ -2,7 +2,7 @@
 
 import fcntl
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,12 +17,13 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     temporary = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        name = str(path.parent / f".{path.name}.{secrets.token_hex(6)}.tmp")
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)  # less the user's umask
+        temporary = name
         with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
     except OSError as error:
         reason = "its folder is a file" if isinstance(error, FileExistsError) else error.strerror or error

@@ -80,14 +80,14 @@ def sample_value(
     log_p = _log_softmax(_among(met, logits))
     p = log_p.exp()
     if value == "smu":
-        first, second = torch.topk(p, 2, dim=1).values.unbind(1)
-        return torch.sub(first, second)
+        two = torch.topk(F.pad(p, (0, 1)), 2, dim=1).values  # one class alone has a margin to nothing
+        return torch.sub(*two.unbind(1))
     if value == "gini":
         return torch.sum(p.square(), dim=1)
     with torch.no_grad():
         if value == "entropy":
             # One class alone has no entropy.
-            most = math.log(logits.shape[1]) if met is None else met.sum().clamp_min(2).double().log()
+            most = math.log(max(2, logits.shape[1])) if met is None else met.sum().clamp_min(2).double().log()
             return 1 + (p * log_p).sum(1) / most
         if value == "gen":
             if features is None:

@@ -59,6 +59,7 @@ class Result:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Result":
+        refuse_newer(content, SCHEMA)
         return cls(
             RunConfig.from_json(content["config"]),
             *(content[name] for name in (
@@ -145,6 +146,12 @@ def summarise(results: Sequence[Result], references: Sequence[Result | None] | N
         estimate([result.wall_seconds for result in results]),
         [estimate(values) for values in curves],
     )
+
+
+def refuse_newer(content: Mapping[str, Any], schema: int) -> None:
+    """A later version may mean something else by the same names."""
+    if content["schema"] != schema:
+        raise ValueError(f"its schema is {content['schema']}, this version of ocil reads {schema}")
 
 
 def unreadable(path: Path, error: Exception) -> str:

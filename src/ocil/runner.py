@@ -93,6 +93,11 @@ def check(config: RunConfig, dataset: Dataset) -> None:
             f"review_every = {learner.review_every} is more than the {len(stream)} batches of the stream: "
             "no review would come. Give a smaller one with --set review_every=N, or --no-review."
         )
+    if learner.review and not learner.review_keep_last and learner.review_batch > learner.memory:
+        raise OcilError(
+            f"review_batch = {learner.review_batch} is more than memory = {learner.memory}: no review would have a "
+            f"whole batch. Give --set review_batch={learner.memory}, or --no-review."
+        )
     smallest = min(last - first for first, last in stream.bounds)
     if method(config.method).memory:
         smallest = min(smallest, learner.memory_batch)

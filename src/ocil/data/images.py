@@ -7,25 +7,43 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 
 from ocil.errors import OcilError
 
 MAX_PIXELS = 40_000_000  # a small file can unpack to gigabytes
 SUFFIXES = (".png", ".jpg", ".jpeg")
+ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)  # EXIF: how the camera was held, and when width and height change places
 EIGHT_BIT_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 
 
 def probe(path: Path) -> tuple[tuple[int, int], str]:
-    """(width, height) and colour mode from the header, without decoding the pixels."""
+    """(width, height) of the upright image and its colour mode, from the header, without decoding the pixels."""
     with _opened(path) as image:
-        return image.size, image.mode
+        return upright_size(image), image.mode
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """Turned as the camera was held. An image that does not say so in a readable way stays as it is."""
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # whatever is wrong with the pixels will be said where they are read
+        return image
+
+
+def upright_size(image: Image.Image) -> tuple[int, int]:
+    """(width, height) of ``upright``."""
+    try:
+        sideways = image.getexif().get(ORIENTATION) in SIDEWAYS
+    except Exception:
+        sideways = False
+    return (image.height, image.width) if sideways else image.size
 
 
 def read_image(path: Path, gray: bool, size: int | None = None, crop: bool = False) -> NDArray[np.uint8]:
     """uint8 [H,W,1] or [H,W,3]; ``size`` resizes to a square, bilinear; ``crop`` first cuts out the middle square."""
     with _opened(path) as image:
-        pixels = image.convert("L" if gray else "RGB")
+        pixels = upright(image).convert("L" if gray else "RGB")
         if crop and pixels.width != pixels.height:
             side = min(pixels.size)
             left, top = (pixels.width - side) // 2, (pixels.height - side) // 2

@@ -5,9 +5,11 @@ import torch
 from ocil.config import RunConfig
 from ocil.data import Dataset
 from ocil.errors import OcilError
+from ocil.evaluate import batch_for
 from ocil.methods import method
 
 RESERVE = 1 << 30  # CUDA's own, the libraries' workspaces, fragments
+MAPS = 3  # that an evaluation holds at a time: a layer's input and output, and what is added to it
 COPIES = 4  # of each activation: as it is, its gradient, and what the layers before and after keep of it
 
 
@@ -16,17 +18,22 @@ def dataset_bytes(dataset: Dataset) -> int:
 
 
 def run_bytes(config: RunConfig, dataset: Dataset) -> int:
-    """Memory store, weights with gradients, and the activations of the largest batch a step has: an upper estimate."""
+    """Memory store, weights with gradients, and the activations of the largest batch that a step has or an evaluation
+    keeps: an upper estimate.
+    """
     learner, stream = config.learner, config.stream
     height, width, channels = dataset.image_shape
     image = height * width * channels
-    batch = method(config.method).load().images_at_once(learner, stream.batch_size)
+    batch = method(config.method).load().images_at_once(learner, stream.batch_size, dataset.num_classes)
     pixels, written, weights = height * width, 0, learner.width * 8 * 4 * dataset.num_classes
     for factor in (1, 2, 4, 8):
         written += 5 * factor * learner.width * max(1, pixels // factor**2)
         weights += 4 * 9 * (factor * learner.width) ** 2
     order = 8 * len(dataset.train_y) * stream.epochs
-    return (learner.memory + 1) * (image + 8) + 12 * weights + COPIES * 4 * batch * (written + image) + order
+    step = COPIES * 4 * batch * (written + image)
+    scored = min(batch_for("cuda", pixels), max(len(dataset.train_y), len(dataset.test_y)))
+    evaluation = 4 * scored * (image + MAPS * learner.width * pixels)
+    return (learner.memory + 1) * (image + 8) + 12 * weights + max(step, evaluation) + order
 
 
 def how_many_fit(config: RunConfig, dataset: Dataset, free: int) -> int:

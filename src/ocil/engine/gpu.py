@@ -37,7 +37,13 @@ def run_all(
         if number not in outcomes:
             groups.setdefault((config.dataset, config.learner.precision), []).append(number)
     for numbers in groups.values():
-        dataset = data.load(configs[numbers[0]].dataset, job.data_dir)
+        try:
+            dataset = data.load(configs[numbers[0]].dataset, job.data_dir)
+        except OcilError as error:
+            for number in numbers:
+                outcomes[number] = error
+                watch(number, error)
+            continue
         size = side_by_side or SIDE_BY_SIDE
         free = free_bytes(torch.device(job.device))
         for number in numbers.copy():

@@ -47,8 +47,10 @@ def fits(network: nn.Module, images: Tensor) -> bool:
         return False
     norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
     height, width = (-(-side // 8) for side in images.shape[2:])
+    stored = (images.shape[2] + 3) * (images.shape[3] + 3) * (max(images.shape[1], norms[0].num_features) + 3)
     return (
         images.dtype == torch.float32
+        and len(images) * stored < 1 << 31  # kernels count in 32 bits
         and not images.requires_grad
         # One value has no variance: PyTorch says so best.
         and (len(images) * height * width > 1 or (not network.training and len(images) > 0))
@@ -64,18 +66,21 @@ def features(network: nn.Module, images: Tensor, into_grad: bool = False) -> Ten
     """
     from ocil.fused.network import run  # Triton only now: it is absent where there is no GPU
 
-    return run(network, images, into_grad)
+    with torch.cuda.device_of(images):  # Triton launches on the current device
+        return run(network, images, into_grad)
 
 
 def views(images: Tensor, draw: "Draw") -> Tensor:
     """The views of channels-last float32 images that these parameters make."""
     from ocil.fused.view_kernel import views as make
 
-    return make(images, draw)
+    with torch.cuda.device_of(images):
+        return make(images, draw)
 
 
 def loss(kind: str, logits: Tensor, labels: Tensor, scale: float, **parameters: float) -> Tensor:
     """One value a sample of a loss in ``LOSSES``; its parameters are those of ``ocil.losses``."""
     from ocil.fused.loss_kernel import evaluate
 
-    return evaluate(LOSSES[kind], logits, labels, scale, **parameters)
+    with torch.cuda.device_of(logits):
+        return evaluate(LOSSES[kind], logits, labels, scale, **parameters)

@@ -1,6 +1,7 @@
 """One function for each kernel: grid, output, and arguments from a layer."""
 
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -54,25 +55,30 @@ class Pass:
         return torch.empty(programs * planes * channels, dtype=torch.float32, device=self.device)
 
 
-_pending: dict[str, tuple[Any, ...]] | None = None
+class _Pending(threading.local):
+    """What a thread would launch, while it only asks which kernels there will be."""
+
+    calls: dict[str, tuple[Any, ...]] | None = None
+
+
+_pending = _Pending()
 
 
 def _call(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-    if _pending is None:
+    if _pending.calls is None:
         kernel[grid](*arguments, **options)
     else:
-        _pending.setdefault(f"{kernel.fn.__name__} {sorted(options.items())}", (kernel, grid, arguments, options))
+        _pending.calls.setdefault(f"{kernel.fn.__name__} {sorted(options.items())}", (kernel, grid, arguments, options))
 
 
 def compile_all(work: Callable[[], object]) -> None:
     """Compile the kernels that ``work`` would launch, many at a time; launch none."""
-    global _pending
-    _pending = {}
+    _pending.calls = {}
     try:
         work()
-        calls = list(_pending.values())
+        calls = list(_pending.calls.values())
     finally:
-        _pending = None
+        _pending.calls = None
 
     def compile_one(call: tuple[Any, ...]) -> None:
         kernel, grid, arguments, options = call

@@ -72,8 +72,8 @@ class Loss(torch.autograd.Function):
         values = torch.empty(count, device=logits.device)
         grads = torch.empty(count, classes, device=logits.device)
         loss_kernel[(triton.cdiv(count, ROWS),)](
-            logits.contiguous(), labels, values, grads, count, scale, gamma, mu, sigma, temperature, epsilon,
-            C=classes, KIND=kind, ROWS=ROWS, BC=triton.next_power_of_2(classes),
+            logits.contiguous(), labels.contiguous(), values, grads, count, scale, gamma, mu, sigma, temperature,
+            epsilon, C=classes, KIND=kind, ROWS=ROWS, BC=triton.next_power_of_2(classes),
         )  # fmt: skip
         ctx.save_for_backward(grads)
         ctx.dtype = logits.dtype

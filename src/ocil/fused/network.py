@@ -1,6 +1,7 @@
 """The whole backbone as one autograd function over the kernels."""
 
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,6 +14,7 @@ from ocil.fused.plan import Blocks, Plan, Unit, addresses, build
 
 _plans: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], Plan]] = WeakKeyDictionary()
 _compiled: set[tuple[object, ...]] = set()
+_compiling = Lock()
 
 
 def plan_for(network: nn.Module, images: Tensor) -> Plan:
@@ -23,9 +25,11 @@ def plan_for(network: nn.Module, images: Tensor) -> Plan:
     if plan is None or plan.addresses != addresses(network):
         plan = plans[key] = build(network, images)
         kind = (*images.shape[1:], plan.stem.co, images.device)
-        if kind not in _compiled and images.device.type == "cuda":
-            _compiled.add(kind)
-            _compile(plan, images)
+        if images.device.type == "cuda":
+            with _compiling:  # another thread waits rather than compile the same
+                if kind not in _compiled:
+                    _compile(plan, images)
+                    _compiled.add(kind)
     return plan
 
 

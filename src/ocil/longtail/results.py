@@ -11,6 +11,7 @@ from ocil.errors import OcilError
 from ocil.longtail.config import VARIANTS, LongTailConfig
 from ocil.longtail.metrics import MEASURES
 from ocil.metrics import Estimate, estimate
+from ocil.results import refuse_newer
 
 KIND = "longtail"
 SCHEMA = 1
@@ -54,6 +55,7 @@ class LongTailResult:
         """Checked: a file may come from anywhere."""
         if content.get("kind") != KIND:
             raise ValueError("it is not a long-tailed result")
+        refuse_newer(content, SCHEMA)
         result = cls(
             LongTailConfig.from_json(content["config"]),
             *(content[name] for name in (

@@ -52,6 +52,11 @@ class ASER(Learner):
         self.bn_momentum = 1 - 0.9**config.bn_updates
 
     @classmethod
+    def images_at_once(cls, config: Any, batch_size: int, classes: int) -> int:
+        valued = batch_size + 2 * int(config.per_class) * classes
+        return max(super().images_at_once(config, batch_size, classes), valued)
+
+    @classmethod
     def settings_for(cls, dataset: str, memory: int) -> dict[str, Any]:
         if dataset not in PER_CLASS:
             return {}

@@ -160,7 +160,7 @@ class Learner(nn.Module):
         return {}
 
     @classmethod
-    def images_at_once(cls, config: LearnerConfig, batch_size: int) -> int:
+    def images_at_once(cls, config: LearnerConfig, batch_size: int, classes: int) -> int:
         """Images of the largest pass that a step makes, from above: device memory is estimated from it."""
         return max(batch_size + 2 * config.memory_batch, config.review_batch)
 

@@ -75,6 +75,10 @@ class DVC(Learner):
         self.optimizer = self.make_optimizer()
 
     @classmethod
+    def images_at_once(cls, config: Any, batch_size: int, classes: int) -> int:
+        return max(super().images_at_once(config, batch_size, classes), 2 * int(config.candidates))
+
+    @classmethod
     def settings_for(cls, dataset: str, memory: int) -> dict[str, Any]:
         return DATASET_SETTINGS.get(dataset, {})
 

@@ -1,7 +1,7 @@
 """GSS-greedy (Aljundi et al., Gradient Based Sample Selection for Online Continual Learning, NeurIPS 2019)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,11 @@ class GSS(Learner):
 
     def steady(self) -> bool:
         return super().steady() and self.memory.holds_more_than(self.config.groups * self.config.group_size - 1)
+
+    @classmethod
+    def images_at_once(cls, config: Any, batch_size: int, classes: int) -> int:
+        scored = batch_size + int(config.groups * config.group_size)
+        return max(super().images_at_once(config, batch_size, classes), scored)
 
     def learn(self, x: Tensor, y: Tensor) -> None:
         replay = self.memory.retrieve(self.config.memory_batch)

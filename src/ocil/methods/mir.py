@@ -3,7 +3,7 @@ NeurIPS 2019)."""
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -38,6 +38,10 @@ class MIR(Learner):
 
     Config = MIRConfig
     config: MIRConfig
+
+    @classmethod
+    def images_at_once(cls, config: Any, batch_size: int, classes: int) -> int:
+        return max(super().images_at_once(config, batch_size, classes), int(config.candidates))
 
     def learn(self, x: Tensor, y: Tensor) -> None:
         candidates = self.memory.retrieve(self.config.candidates)

@@ -98,7 +98,7 @@ class OCM(Learner):
             self.register_buffer(name, value.view(-1, 1, 1), persistent=False)
 
     @classmethod
-    def images_at_once(cls, config: LearnerConfig, batch_size: int) -> int:
+    def images_at_once(cls, config: LearnerConfig, batch_size: int, classes: int) -> int:
         return 2 * VARIANTS * (batch_size + config.memory_batch)
 
     @classmethod

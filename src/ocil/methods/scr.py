@@ -99,13 +99,13 @@ class SCR(Learner):
     def class_means(self, stored: int) -> tuple[Tensor, Tensor]:
         """Of the first ``stored`` images of the memory: unit vectors ``[C, d]``, and whether a class has an image."""
         labels, classes = self.memory.labels[:stored], self.problem.classes
-        means = torch.zeros(classes, self.network.feature_size, device=self.device)
+        means = torch.zeros(classes, self.network.feature_size, dtype=torch.float64, device=self.device)
         chunk = CHUNK.get(self.device.type, 500)
         for x, y in zip(self.memory.images[:stored].split(chunk), labels.split(chunk), strict=True):
-            if len(y):
-                means.index_add_(0, y, self.encode(x))
+            if len(y):  # a product: index_add_ adds in no fixed order on a GPU
+                means += F.one_hot(y, classes).double().T @ self.encode(x).double()
         present = torch.zeros(classes, dtype=torch.bool, device=self.device).index_fill_(0, labels, True)
-        return F.normalize(means), present  # sums and means of a class have the same direction
+        return F.normalize(means.float()), present  # sums and means of a class have the same direction
 
     def encode(self, x: Tensor) -> Tensor:
         with networks.evaluating(self.network):

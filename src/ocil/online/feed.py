@@ -154,11 +154,12 @@ class Feed:
             self.step()
             on_step(self)
             stop = should_stop()
-            if time.monotonic() - saved >= save_seconds:
+            if self.model.samples and time.monotonic() - saved >= save_seconds:
                 self.save(folder)
                 saved = time.monotonic()
         if not self.model.samples:
-            raise OcilError(f"not one of {self.position} images could be read, the first because {self.problems[0]}")
+            why = f", the first because {self.problems[0]}" if self.problems else "."
+            raise OcilError(f"not one of {self.position} images could be read{why}")
         if not stop and not self.reviewed and self.model.review_every:
             self.model.review()
             self.reviewed = True

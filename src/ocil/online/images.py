@@ -10,9 +10,9 @@ from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 
-from ocil.data.images import MAX_PIXELS
+from ocil.data.images import MAX_PIXELS, upright, upright_size
 from ocil.errors import OcilError
 from ocil.networks import ImageShape, smallest_batch
 
@@ -67,7 +67,7 @@ class ImageFormat:
         if is_pictures(given):
             if wanted is None or len(wanted) == 2:
                 with opened(given[0]) as picture:
-                    sides = wanted or (picture.height, picture.width)
+                    sides = wanted or upright_size(picture)[::-1]
                     wanted = (*sides, 1 if picture.mode in GRAY_MODES else 3)
             return cls(_three(wanted))
         array = np.asarray(given)
@@ -90,8 +90,7 @@ class ImageFormat:
         """One image as [H, W, C], turned upright, in gray or colour as the model has them, resized bilinearly."""
         height, width, channels = self.shape
         with opened(picture) as image:
-            upright = ImageOps.exif_transpose(_eight_bit(image))
-            pixels = upright.convert("L" if channels == 1 else "RGB")
+            pixels = upright(_eight_bit(image)).convert("L" if channels == 1 else "RGB")
             if pixels.size != (width, height):
                 pixels = pixels.resize((width, height), Image.Resampling.BILINEAR)
             return np.asarray(pixels, np.uint8).reshape(self.shape)

@@ -53,9 +53,11 @@ class Recipe:
         if taken := given.keys() & {"memory", "batch_size", "review_every", "seed"}:
             raise OcilError(f"give {min(taken)} by its own name, not among the settings.")
         if info.memory:
-            # A memory that is smaller than the method's usual draw from it is drawn from in full.
-            usual = info.load().Config().memory_batch
-            given = {"memory": self.memory, "memory_batch": max(1, min(usual, self.memory))} | given
+            # A memory that is smaller than the method's usual draw from it, or a review's, is drawn from in full.
+            usual = info.load().Config()
+            for name in ("memory_batch", "review_batch"):
+                given.setdefault(name, max(1, min(getattr(usual, name), self.memory)))
+            given["memory"] = self.memory
         return resolve(info.name, "stream", settings=given | {"batch_size": self.batch_size}).learner
 
 

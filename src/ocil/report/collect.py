@@ -8,7 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ocil.config import RunConfig, command, resolve
+from ocil.config import RunConfig, command
+from ocil.config import changed as different
 from ocil.data import CATALOG
 from ocil.errors import OcilError
 from ocil.longtail.results import LongTailCell, read_if_longtail
@@ -134,15 +135,8 @@ def read(path: Path) -> Result:
 
 
 def changed(config: RunConfig) -> dict[str, Any]:
-    """Settings that differ from ``resolve``'s choice for the same method, dataset and memory, but for the review."""
-    memory = config.learner.memory if method(config.method).memory else None
-    usual = resolve(config.method, config.dataset, memory=memory)
-    return {
-        f.name: getattr(mine, f.name)
-        for mine, theirs in ((config.stream, usual.stream), (config.learner, usual.learner))
-        for f in fields(mine)
-        if f.name != "review" and getattr(mine, f.name) != getattr(theirs, f.name)
-    }
+    """Settings that differ from the usual ones, but for the review, which a row's name tells."""
+    return {name: value for name, value in different(config).items() if name != "review"}
 
 
 def memory_of(config: RunConfig) -> int:

@@ -39,11 +39,11 @@ DRAWING: Any = STYLE | {
 PALETTE = (*COLOURS[:-1], INK)
 
 
-def draw(paint: Callable[..., Figure], *args: Any, **options: Any) -> str:
+def draw(paint: Callable[..., Figure], *args: Any) -> str:
     """A figure's SVG, equal bytes for equal numbers."""
     with mpl.rc_context(DRAWING), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # the reader's font has it, where ours has not
-        figure = paint(*args, **options)
+        figure = paint(*args)
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None})
     return file.getvalue().replace("#000000", INK)

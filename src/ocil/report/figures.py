@@ -26,9 +26,8 @@ MARKERS = "osD^vP*"
 LINES = ("-", "--", ":")
 
 
-def accuracy_after_each_task(summaries: Sequence[Summary], labels: Sequence[str] | None = None) -> Figure:
+def accuracy_after_each_task(summaries: Sequence[Summary]) -> Figure:
     """Mean accuracy over the classes shown so far, with its 95 % confidence interval, one line a method."""
-    names = labels or [summary.config.label for summary in summaries]
     with mpl.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
         for number, summary in enumerate(summaries):
@@ -38,7 +37,7 @@ def accuracy_after_each_task(summaries: Sequence[Summary], labels: Sequence[str]
             colour = COLOURS[number % len(COLOURS)]
             axes.plot(
                 tasks, mean, LINES[number // len(COLOURS) % len(LINES)], color=colour,
-                marker=MARKERS[number % len(MARKERS)], markersize=5, label=f"{names[number]}  {mean[-1]:.1f} %",
+                marker=MARKERS[number % len(MARKERS)], markersize=5, label=f"{summary.config.label}  {mean[-1]:.1f} %",
             )  # fmt: skip
             low = [max(0.0, m - s) for m, s in zip(mean, spread, strict=True)]
             high = [min(100.0, m + s) for m, s in zip(mean, spread, strict=True)]

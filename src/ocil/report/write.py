@@ -1,6 +1,7 @@
 """A report on disk: one page, tables in three formats, figures. All is made before anything is written."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from ocil.report.collect import Collection
 from ocil.report.comparison import paper_tables
 from ocil.report.gallery import Drawing, gallery
 from ocil.report.page import page
+
+LIST = ".ocil-report.json"  # what was written, so that the next report deletes that and nothing else
 
 
 @dataclass(frozen=True)
@@ -27,17 +30,25 @@ def write(collection: Collection, out: Path, more: Sequence[Drawing] = ()) -> Wr
     contents = {out / "tables" / name: text for name, text in texts.items()}
     pictures = {out / "figures" / f"{drawing.name}.svg": drawing.svg for drawing in drawings}
     index = {out / "index.html": page(collection, tables, drawings)}
-    earlier = _earlier(out)
+    ours, earlier = {*contents, *pictures}, _earlier(out)
+    _keep_list(out, ours | earlier)
     for path, text in (contents | pictures | index).items():
         write_bytes(path, text.encode())
-    for path in earlier - contents.keys() - pictures.keys():  # they tell of runs that this report does not have
+    for path in earlier - ours:  # they tell of runs that this report does not have
         path.unlink()
+    _keep_list(out, ours)
     return Written(out / "index.html", tuple(contents), tuple(pictures))
 
 
 def _earlier(out: Path) -> set[Path]:
-    """Tables and figures of the report that is there already."""
-    if not (out / "index.html").is_file():
+    """Tables and figures of the report that is there already. Files of others are none of our business."""
+    try:
+        listed = {str(name) for name in json.loads((out / LIST).read_bytes())}
+    except (OSError, ValueError, TypeError):
         return set()
     patterns = ("tables/*.md", "tables/*.csv", "tables/*.tex", "figures/*.svg")
-    return {path for pattern in patterns for path in out.glob(pattern)}
+    return {path for pattern in patterns for path in out.glob(pattern) if str(path.relative_to(out)) in listed}
+
+
+def _keep_list(out: Path, paths: Iterable[Path]) -> None:
+    write_bytes(out / LIST, json.dumps(sorted(str(path.relative_to(out)) for path in paths), indent=1).encode())

@@ -4,7 +4,6 @@ import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -51,7 +50,7 @@ class Metrics:
         """Everything, and some numbers as they are now."""
         lines: list[str] = []
         for gauge in gauges:
-            lines += [*_head(gauge.name, gauge.explained, gauge.kind), _line(gauge.name, {}, gauge.value)]
+            lines += [*_head(gauge.name, gauge.explained, "gauge"), _line(gauge.name, {}, gauge.value)]
         with self._lock:
             for name, values in self._counters.items():
                 lines += _head(name, self._help[name], "counter")
@@ -65,12 +64,11 @@ class Metrics:
 
 @dataclass(frozen=True)
 class Gauge:
-    """One number as it is now. ``counter`` for one that only grows."""
+    """One number as it is now."""
 
     name: str
     explained: str
     value: float
-    kind: Literal["gauge", "counter"] = "gauge"
 
 
 def _head(name: str, explained: str, kind: str) -> list[str]:
