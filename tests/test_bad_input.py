@@ -78,7 +78,7 @@ OPTIONS: list[tuple[list[str], str]] = [
     (["--seeds", "-1"], "seeds = -1 must be"),
     (["--seeds", "many"], "Invalid value for --seeds: 'many' is not a whole number."),
     (["--seed", "-1"], "seed = -1 must be a whole number of at least 0"),
-    (["--device", "tpu"], "device 'tpu' is not there: use auto, cpu or cuda"),
+    (["--device", "tpu"], "device 'tpu' is not there: use auto"),
     (["--device", "meta"], "device 'meta' is not there"),
     (["--device", "cuda:99"], "device 'cuda:99' is not there"),
     (["--workers", "-1"], "--workers -1 is too small"),

@@ -1,6 +1,8 @@
 """What the documentation promises to list, it lists."""
 
+import importlib.util
 import re
+import shutil
 from dataclasses import fields
 from pathlib import Path
 
@@ -44,3 +46,22 @@ def test_links_between_pages_lead_somewhere() -> None:
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("results/*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_tables_are_those_of_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``tools/results_page.py`` has nothing to change."""
+    root = ROOT
+    spec = importlib.util.spec_from_file_location("results_page", root / "tools" / "results_page.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    pages = ("README.md", "docs/results.md", "results/README.md")
+    shutil.copytree(root / "results", tmp_path / "results")
+    for page in pages[:2]:
+        (tmp_path / page).parent.mkdir(exist_ok=True)
+        shutil.copy(root / page, tmp_path / page)
+    monkeypatch.setattr(tool, "ROOT", tmp_path)
+    tool.main()
+    for page in pages:
+        assert (tmp_path / page).read_text() == (root / page).read_text(), f"run tools/results_page.py: {page}"

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from ocil.cli.longtail import _print
 from ocil.data import Dataset
 from ocil.errors import OcilError
 from ocil.longtail import data, runs
@@ -422,6 +425,23 @@ def test_what_holds_is_judged_by_runs_of_the_same_seed(finished: tuple[Path, lis
     assert verdict((0.50, 0.71), (0.40, 0.60)).difference.mean == pytest.approx(0.105)
     assert verdict((0.40, 0.60), (0.50, 0.71)).verdict == "does not hold"
     assert verdict((0.50, 0.60), (0.40, 0.71)).verdict.startswith("not settled")
+
+
+@pytest.mark.parametrize("columns", [80, 160])
+def test_the_table_fits_a_terminal(
+    finished: tuple[Path, list[LongTailResult]],
+    columns: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    _print(collect([finished[0]]).longtail)
+    out = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert max(map(len, out.splitlines())) <= columns
+    assert "…" not in out
+    for name in ("OLTR + RFL^d", "open: medium", "F-measure", "time / run"):
+        assert name in out
 
 
 def test_the_report_has_the_table(finished: tuple[Path, list[LongTailResult]], tmp_path: Path, run_tiny: Call) -> None:

@@ -221,6 +221,18 @@ def test_global_generators_are_neither_read_nor_moved(name: str) -> None:
 
 
 @every_method
+def test_the_end_of_a_task_in_one_call(name: str) -> None:
+    one, other = make(name), make(name)
+    for learner in (one, other):
+        learn(learner, range(4))
+    one.end_task()
+    end_task(other)
+    if other.config.review:
+        other.review()
+    assert digest(one) == digest(other)
+
+
+@every_method
 def test_the_seed_decides_everything(name: str) -> None:
     def run(seed: int) -> str:
         learner = make(name, seed)

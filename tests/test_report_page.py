@@ -128,7 +128,7 @@ def test_tables_agree_with_the_files_they_come_from() -> None:
     table = rows_of(formats.table1_csv(comparison.table1(found)))
     assert list(table[0]) == list(TABLE1_COLUMNS)
     (afs,) = (r for r in table if (r["dataset"], r["memory"], r["method"]) == ("cifar100", "5000", "afs"))
-    mean, interval, seeds = by_hand(RESULTS / "cifar100-afs-m5000-68357a2c")
+    mean, interval, seeds = by_hand(RESULTS / "cifar100-afs-m5000-df043f90")  # bf16, as most cells
     assert (float(afs["mean"]), float(afs["interval"])) == pytest.approx((mean, interval), abs=2e-3)
     assert (afs["published"], afs["published_interval"], afs["review"]) == ("42.3", "0.4", "true")
     assert float(afs["difference"]) == pytest.approx(mean - 42.3, abs=2e-3)
@@ -385,6 +385,29 @@ def test_files_beside_a_page_that_is_none_of_ours_stay(collection: Collection, t
         write(collection, tmp_path)
         for name in ("tables/data.csv", "figures/logo.svg"):
             assert (tmp_path / name).read_text() == "of the user"
+
+
+def test_a_table_keeps_to_the_precision_that_most_of_it_has(tmp_path: Path) -> None:
+    for name in ("er", "mir", "gss"):
+        save(tmp_path, resolve(name, "cifar100", settings={"precision": "bf16"}), level=0.3)
+    save(tmp_path, resolve("er", "cifar100"), level=0.9)
+    save(tmp_path, resolve("aser", "cifar100"), level=0.2)
+    found = collect([tmp_path])
+    text = formats.markdown(comparison.table1(found))
+    assert "Precision bf16; tf32: aser." in text
+    save(tmp_path, resolve("er", "cifar100"), level=0.9, seeds=4)
+    table = comparison.table1(collect([tmp_path]))  # more seeds count for more
+    for text in (formats.markdown(table), formats.latex(table)):
+        assert "Precision bf16; tf32: er, aser." in text
+
+
+def test_times_among_others_are_no_running_times(tmp_path: Path) -> None:
+    for name in ("er", "mir"):
+        save(tmp_path / "alone", resolve(name, "cifar100"))
+        save(tmp_path / "beside", resolve(name, "cifar10"), side_by_side=10)
+    figures = {path.stem for path in write(collect([tmp_path]), tmp_path / "out").figures}
+    assert any(name.startswith("running-time-cifar100") for name in figures)
+    assert not any(name.startswith("running-time-cifar10-") for name in figures)
 
 
 def test_a_memory_smaller_than_the_usual_batch(tmp_path: Path) -> None:

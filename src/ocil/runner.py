@@ -54,7 +54,8 @@ def pick_device(name: str = "auto") -> torch.device:
         device = torch.device(name)
         torch.ones(1, device=device).item()
     except (RuntimeError, AssertionError):
-        raise OcilError(f"device '{name}' is not there: use auto, cpu or cuda.") from None
+        there = "auto, cpu or cuda" if torch.cuda.is_available() else "auto or cpu"
+        raise OcilError(f"device '{name}' is not there: use {there}.") from None
     return device
 
 

@@ -34,7 +34,7 @@ class Asked:
     """What a command says about its model. A model keeps what it was made with; the command may repeat it."""
 
     method: str | None = None
-    """A name from `ocil methods`. Default: afs."""
+    """A name from `ocil methods`. Default of `ocil learn`: afs; `ocil serve` needs one to begin a model."""
     memory: Annotated[int | None, Parameter(converter=whole_number, alias="-m")] = None
     """Images kept for replay. Default: 1000."""
     batch_size: MaybeWhole = None

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ocil.longtail.config import LongTailConfig
     from ocil.longtail.results import LongTailCell, LongTailResult
 
+NARROW = 120  # columns of a terminal below which a table has one row a measure
 SAVE_SECONDS = 30.0  # on a GPU: an epoch takes less than to save it
 
 app = App(
@@ -289,17 +290,27 @@ def _print(cells: "Sequence[LongTailCell]") -> None:
 
     console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
     headings = list(longtail.HEADINGS.values())
-    for part in longtail.parts(cells):
-        shown = Table("method", "seeds", *headings, "time / run", title=Text(part.title))
-        for row in part.rows:
-            shown.add_row(row.name, str(row.seeds), *row.values, row.time)
+    narrow = console.width < NARROW
+
+    def show(title: str, head: list[str], rows: list[list[str]]) -> None:
+        """One row a method, or on a narrow terminal one row a measure."""
+        content = [head, *rows]
+        if narrow:
+            content = [[text.removesuffix(" (one seed)") for text in line] for line in zip(*content, strict=True)]
+        shown = Table(*content[0], title=Text(title), padding=(0, 1, 0, 0) if narrow else (0, 1), pad_edge=not narrow)
+        for column in shown.columns:
+            column.overflow = "fold"
+        for line in content[1:]:
+            shown.add_row(*line)
         console.print(shown)
+
+    for part in longtail.parts(cells):
+        rows = [[row.name, str(row.seeds), *row.values, row.time] for row in part.rows]
+        show(part.title, ["method", "seeds", *headings, "time / run"], rows)
         for claim in part.claims:
             console.print(f"{claim.text}: {claim.verdict} ({longtail.points(claim.difference)} points)", markup=False)
-    published = Table("method", *headings, title=Text(longtail.ELSEWHERE))
-    for name, values in longtail.PUBLISHED.items():
-        published.add_row(name, *(f"{value:.1f}" for value in values))
-    console.print(published)
+    rows = [[name, *(f"{value:.1f}" for value in values)] for name, values in longtail.PUBLISHED.items()]
+    show(longtail.ELSEWHERE, ["method", *headings], rows)
 
 
 class Board:

@@ -35,6 +35,7 @@ class Board:
             console=self.console,
         )
         self.tasks: dict[int, TaskID] = {}
+        self.begun: set[int] = set()
         self.finished = 0
         self.all: TaskID | None = None
 
@@ -52,12 +53,13 @@ class Board:
 
     def hear(self, number: int, event: Where | Result | Exception) -> None:
         if isinstance(event, Where):
+            self.begun.add(number)
             if self.live:
                 self.show(number, event)
             return
         self.finished += 1
         if isinstance(event, Result):
-            seconds = f"{event.wall_seconds:.1f} s"
+            seconds = f"{event.wall_seconds:.1f} s" + ("" if number in self.begun else ", finished before")
             outcome = f"accuracy {100 * accuracy_curve(event.matrix)[-1]:.1f} %   {seconds}"
         else:
             outcome = "stopped" if type(event).__name__ == "Interrupted" else "failed"

@@ -50,7 +50,7 @@ class Options:
     set: Annotated[tuple[str, ...], Parameter(name="--set", alias="-s", consume_multiple=True, negative=())] = ()
     """Any other setting as FIELD=VALUE, for example `--set beta=0.2 tasks=10 boundary=blurry`."""
     config: Annotated[Path | None, Parameter(alias="-c")] = None
-    """A TOML file (method, dataset, memory, seeds, review, and any field). The command line wins."""
+    """A TOML file (method, dataset, memory, seeds, seed, review, and any field). The command line wins."""
     reference: bool = True
     """Also run fine-tuning once a seed, to measure intransigence against. It is kept and used again."""
     out: Annotated[Path, Parameter(alias="-o")] = Path("runs")
@@ -161,7 +161,7 @@ def methods(name: str | None = None, /, *, as_json: Json = False) -> None:
             return
         table = Table("setting", "default", "meaning")
         for row in rows:
-            table.add_row(row["name"], str(row["default"]), row["meaning"])
+            table.add_row(row["name"], str(row["default"]), row["meaning"].replace("``", ""))
         console.print(table)
         return
     if as_json:

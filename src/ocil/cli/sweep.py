@@ -260,7 +260,9 @@ def _print_results(experiment: "Experiment", found: "Sequence[tuple[Cell, Any]]"
     from ocil.report.tables import duration, percent
 
     columns = ("row", "dataset", "memory", "seeds", "accuracy %", "forgetting %", "intransigence %", "time / run")
-    table = Table(*columns, title=Text(experiment.title), box=SIMPLE)
+    table = Table(*columns, title=Text(experiment.title), box=SIMPLE, padding=(0, 1, 0, 0))
+    for column in table.columns:
+        column.overflow = "fold"
     for cell, known in found:
         place = (Text(cell.label), Text(Path(cell.config.dataset).stem), str(cell.config.learner.memory or "-"))
         if known is None:
@@ -310,6 +312,7 @@ def _tell(
         head = {"experiment": experiment.name, "title": experiment.title, "about": experiment.about}
         print(json.dumps(head | {"cells": cells} | total | {"estimate": source, "missing": [*missing.values()]}))
         return
+    from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -321,7 +324,10 @@ def _tell(
         for cell in experiment.cells:
             if cell.config.dataset == dataset:
                 groups.setdefault((dataset, cell.label), []).append(cell)
-    table = Table("dataset", "row", "memory", "runs", "finished", "to run", "about", title=Text(experiment.title))
+    columns = ("dataset", "row", "memory", "runs", "finished", "to run", "about")
+    table = Table(*columns, title=Text(experiment.title), box=SIMPLE, padding=(0, 1, 0, 0))
+    for column in table.columns:
+        column.overflow = "fold"
     for (dataset, label), cells_of in groups.items():
         configs = [config for cell in cells_of for config in cell.configs]
         left = [config for config in configs if config not in plan.finished]

@@ -271,6 +271,14 @@ class Learner(nn.Module):
         self.tasks += 1
         self.tasks_ended += 1
 
+    def end_task(self) -> None:
+        """All that a task's end calls for: what the method is defined by, and a review if its settings have one."""
+        self.task_ended()
+        for slots in self.rehearsal():
+            self.rehearsal_step(slots)
+        if self.config.review:
+            self.review()
+
     def rehearsal(self) -> Iterator[Tensor]:
         """Memory slots of the batches that a task's end calls for, one after the other; for most methods none."""
         return iter(())

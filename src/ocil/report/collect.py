@@ -2,8 +2,9 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ class Cell:
 
     runs: tuple[Run, ...]
     summary: Summary
+    common: bool = False
+    """Whether most cells of its dataset have its precision."""
 
     @property
     def config(self) -> RunConfig:
@@ -116,7 +119,7 @@ def collect(paths: Sequence[Path]) -> Collection:
         where = ", ".join(map(str, paths))
         raise OcilError(f"no finished run (result.json) under {where}.{reason} Run something first: ocil run afs")
     grouped = [_cell([runs[seed] for seed in sorted(runs)], cells) for runs in cells.values()]
-    return Collection(tuple(sorted(grouped, key=_order)), tuple(warnings), longtail_cells(tailed))
+    return Collection(tuple(sorted(_marked(grouped), key=_order)), tuple(warnings), longtail_cells(tailed))
 
 
 def read(path: Path) -> Result:
@@ -128,7 +131,9 @@ def read(path: Path) -> Result:
         _check(result)
     except OSError as error:
         raise OcilError(f"cannot read {path}: {error.strerror}.") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OcilError) as error:
+    except OcilError as error:  # a method that is not registered here, or settings that cannot be
+        raise OcilError(f"{path} cannot be read here: {' '.join(str(error).split())[:200]}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         what = " ".join(str(error).split())[:200]
         raise OcilError(f"{path} is not a result of ocil: {type(error).__name__}: {what}") from None
     return result
@@ -153,8 +158,8 @@ def written(settings: dict[str, Any]) -> str:
 
 
 def pick(cells: Iterable[Cell]) -> Cell | None:
-    """Of cells that stand for the same row: most seeds first, then the usual precision."""
-    return min(cells, key=lambda c: (-len(c.runs), "precision" in c.changed, c.name), default=None)
+    """Of cells that stand for the same row: most seeds first, then the precision that most of the table has."""
+    return min(cells, key=lambda c: (-len(c.runs), not c.common, "precision" in c.changed, c.name), default=None)
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:
@@ -171,6 +176,15 @@ def _cell(runs: list[Run], cells: dict[str, dict[int, Run]]) -> Cell:
     references = [cells.get(run.result.config.reference().cell, {}).get(run.result.config.seed) for run in runs]
     compared = [reference.result if reference else None for reference in references]
     return Cell(tuple(runs), summarise([run.result for run in runs], compared))
+
+
+def _marked(cells: Sequence[Cell]) -> list[Cell]:
+    """With a mark on those of the precision that most cells of their dataset have."""
+    counts: dict[str, Counter[str]] = {}
+    for cell in cells:
+        counts.setdefault(cell.config.dataset, Counter())[cell.config.learner.precision] += 1
+    most = {dataset: max(found, key=lambda name: (found[name], name)) for dataset, found in counts.items()}
+    return [replace(cell, common=cell.config.learner.precision == most[cell.config.dataset]) for cell in cells]
 
 
 def _order(cell: Cell) -> tuple[Any, ...]:

@@ -51,6 +51,17 @@ def verdict(value: bool | None) -> str:
     return {True: "overlap", False: "apart", None: ""}[value]
 
 
+def precisions(part: Part) -> str:
+    """What was computed in which precision, in a line."""
+    rows: dict[str, dict[str, None]] = {}
+    for row in (*part.bounds, *part.rows):
+        for entry in row.entries:
+            if entry.cell is not None:
+                rows.setdefault(entry.cell.config.learner.precision, {})[row.name] = None
+    first, *others = sorted(rows, key=lambda name: (-len(rows[name]), name))
+    return "; ".join([f"Precision {first}", *(f"{name}: {', '.join(map(md, rows[name]))}" for name in others)]) + "."
+
+
 # Markdown
 
 
@@ -61,6 +72,8 @@ def markdown(table: Table) -> str:
         lines += [f"## {md(part.title)}", ""]
         if not part.measured:
             lines += ["Nothing measured.", ""]
+        elif said := precisions(part):
+            lines += [said, ""]
         head = [table.row_name, *part.headings]
         lines += ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
         for row in (*part.bounds, *part.rows):
@@ -216,7 +229,7 @@ def _latex_part(table: Table, number: int) -> str:
     lines = [
         r"\begin{table*}",
         r"\centering",
-        rf"\caption{{{tex(table.title)}. {dataset}. {tex(table.caption)} "
+        rf"\caption{{{tex(table.title)}. {dataset}. {tex(table.caption)} {tex(precisions(part))} "
         r"Best in bold, second underlined; $^{*}$: the intervals do not overlap; --: not measured.}",
         rf"\begin{{tabular}}{{l{'rrr' * columns}}}",
         r"\toprule",

@@ -176,18 +176,20 @@ def _balance(shown: Gallery, place: Place, cells: Mapping[str, Cell]) -> None:
 
 
 def _times(shown: Gallery, collection: Collection) -> None:
-    """One figure a dataset, memory and device: times on two devices say nothing of the methods."""
+    """One figure a dataset, memory and device: times on two devices say nothing of the methods. Nor do those of runs
+    that had others of all kinds beside them."""
     groups: dict[tuple[str, int, str], dict[str, Estimate]] = {}
     for dataset, memory in collection.places:
         for cell in collection.of(dataset, memory):
-            groups.setdefault((dataset, memory, cell.devices), {})[_name(cell)] = cell.summary.wall_seconds
+            if not any("side_by_side" in run.result.environment for run in cell.runs):
+                groups.setdefault((dataset, memory, cell.devices), {})[_name(cell)] = cell.summary.wall_seconds
     for (dataset, memory, device), times in groups.items():
         place = Place(dataset, memory)
         if len(times) > 1:
             shown.add(
                 "time", f"running-time-{place.slug}-{device}", f"Running time, {place.title}, {device}",
-                "Training and evaluation of one run. Runs of several seeds may have shared the device, so these are "
-                "times of a run among others, not of a run alone.",
+                "Training and evaluation of one run. The seeds of a cell may have shared the device, so these may be "
+                "times of a run among its like, not of a run alone.",
                 drawings.running_time, times, place=place,
             )  # fmt: skip
 
