@@ -405,8 +405,10 @@ def test_times_among_others_are_no_running_times(tmp_path: Path) -> None:
     for name in ("er", "mir"):
         save(tmp_path / "alone", resolve(name, "cifar100"))
         save(tmp_path / "beside", resolve(name, "cifar10"), side_by_side=10)
+        save(tmp_path / "a-cell-alone", resolve(name, "mini_imagenet"), side_by_side=10, seconds_for_all=30.0)
     figures = {path.stem for path in write(collect([tmp_path]), tmp_path / "out").figures}
     assert any(name.startswith("running-time-cifar100") for name in figures)
+    assert any(name.startswith("running-time-mini-imagenet") for name in figures)
     assert not any(name.startswith("running-time-cifar10-") for name in figures)
 
 

@@ -177,11 +177,13 @@ def _balance(shown: Gallery, place: Place, cells: Mapping[str, Cell]) -> None:
 
 def _times(shown: Gallery, collection: Collection) -> None:
     """One figure a dataset, memory and device: times on two devices say nothing of the methods. Nor do those of runs
-    that had others of all kinds beside them."""
+    that had others of all kinds beside them; where a cell had the device for itself, the time for all of it is known.
+    """
     groups: dict[tuple[str, int, str], dict[str, Estimate]] = {}
     for dataset, memory in collection.places:
         for cell in collection.of(dataset, memory):
-            if not any("side_by_side" in run.result.environment for run in cell.runs):
+            surroundings = [run.result.environment for run in cell.runs]
+            if all("seconds_for_all" in known or "side_by_side" not in known for known in surroundings):
                 groups.setdefault((dataset, memory, cell.devices), {})[_name(cell)] = cell.summary.wall_seconds
     for (dataset, memory, device), times in groups.items():
         place = Place(dataset, memory)
