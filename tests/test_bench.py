@@ -62,5 +62,11 @@ def test_methods_shows_every_setting_of_one(ocil_command: Call) -> None:
     assert "memory" in rows["memory_batch"]["meaning"]
     assert "replay" in rows["memory"]["meaning"]
     assert rows["boundary"]["meaning"].startswith("``clear``")
-    assert "beta" in ocil_command("methods", "afs").out
+    assert rows["memory"]["by_dataset"]["cifar100"] == 5000
+    assert rows["memory_batch"]["by_dataset"]["cifar10"] == 100 != rows["memory_batch"]["by_dataset"]["fashion-mini"]
+    assert "by_dataset" not in rows["lr"]
+    text = ocil_command("methods", "afs").out
+    assert "beta" in text
+    assert "5000  cifar100" in text
+    assert "``" not in text
     assert "Did you mean 'afs'" in one_error(ocil_command("methods", "afss"))

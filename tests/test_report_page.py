@@ -344,6 +344,16 @@ def check_latex(text: str) -> None:
     assert not re.search(r"(?<!\\)[#^_%~]", bare)
 
 
+def test_latex_has_minus_signs(tmp_path: Path) -> None:
+    save(tmp_path, resolve("afs", "cifar100", settings={"loss": "ce"}), level=0.9)
+    save(tmp_path, resolve("fine-tune", "cifar100"), level=0.1)
+    table = comparison.table2(collect([tmp_path]))
+    assert table is not None
+    text = formats.latex(table)
+    assert "$-$" in text
+    assert not re.search(r"(& |\{)-\d", text)
+
+
 def test_latex(written: Written) -> None:
     for path in written.tables:
         if path.suffix == ".tex":

@@ -161,7 +161,9 @@ def methods(name: str | None = None, /, *, as_json: Json = False) -> None:
             return
         table = Table("setting", "default", "meaning")
         for row in rows:
-            table.add_row(row["name"], str(row["default"]), row["meaning"].replace("``", ""))
+            values = row.get("by_dataset", {"": row["default"]})
+            default = "\n".join(f"{value}  {dataset}".rstrip() for dataset, value in values.items())
+            table.add_row(row["name"], default, row["meaning"].replace("``", ""))
         console.print(table)
         return
     if as_json:
@@ -176,15 +178,22 @@ def methods(name: str | None = None, /, *, as_json: Json = False) -> None:
 
 
 def _settings_of(name: str) -> list[dict[str, Any]]:
-    """Name, default and meaning of every field, a method's own first, then the stream's."""
-    from ocil.config import meanings
+    """Name, default and meaning of every field, a method's own first, then the stream's. Where the default is another
+    for some datasets, ``by_dataset`` has it for each.
+    """
+    from ocil.config import meanings, resolve
+    from ocil.data import CATALOG
     from ocil.methods import method
     from ocil.streams import StreamConfig
 
-    found = []
-    for config in (method(name).load().Config, StreamConfig):
+    runs = {dataset: resolve(name, dataset) for dataset in CATALOG}
+    found: list[dict[str, Any]] = []
+    for part, config in (("learner", method(name).load().Config), ("stream", StreamConfig)):
         texts = meanings(config)
-        found += [{"name": f.name, "default": f.default, "meaning": texts.get(f.name, "")} for f in fields(config)]
+        for f in fields(config):
+            values = {dataset: getattr(getattr(run, part), f.name) for dataset, run in runs.items()}
+            differ = {"by_dataset": values} if len(set(values.values())) > 1 else {}
+            found.append({"name": f.name, "default": f.default, "meaning": texts.get(f.name, "")} | differ)
     return found
 
 

@@ -251,13 +251,18 @@ def _latex_row(row: Row, part: Part) -> str:
     for entry in across(row, part):
         measured = "--"
         if entry.value is not None:
-            measured = tex(percent(entry.value))
+            measured = _tex_number(percent(entry.value))
             style = {1: "textbf", 2: "underline"}.get(entry.rank)
             measured = rf"\{style}{{{measured}}}" if style else measured
         star = "$^{*}$" if entry.overlap is False else ""
         change = "" if entry.difference is None else f"${gap(entry.difference)}${star}"
-        words += [measured, tex(beside(entry.paper)) if entry.paper else "", change]
+        words += [measured, _tex_number(beside(entry.paper)) if entry.paper else "", change]
     return " & ".join(words) + r" \\"
+
+
+def _tex_number(text: str) -> str:
+    """With a minus sign where a hyphen stands for one."""
+    return re.sub(r"^-", "$-$", tex(text))
 
 
 _TEX = {
