@@ -75,6 +75,13 @@ def test_fine_tune_has_no_intransigence_against_itself(run_tiny: Call, tmp_path:
     assert len(results_in(tmp_path / "runs")) == 2
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_that_was_finished_before_says_so(run_tiny: Call, workers: int) -> None:
+    first, again = (run_tiny("fine-tune", "--seeds", 2, "--workers", workers) for _ in range(2))
+    assert "finished before" not in first.out + first.err
+    assert (again.out + again.err).count("finished before") == 2
+
+
 def test_references_are_computed_once_and_used_again(run_tiny: Call, tmp_path: Path) -> None:
     run_tiny("er", "--seeds", 1)
     assert len(results_in(tmp_path / "runs")) == 2
