@@ -144,13 +144,13 @@ def test_a_photo_taken_sideways_has_the_sides_of_the_upright_one(tmp_path: Path)
     image = form.read([tmp_path / "photo.png"])[0]
     assert (image[:20] == 255).all()
     assert not image[20:].any()
-    assert probe(tmp_path / "photo.png") == ((20, 40), "RGB")
+    assert probe(tmp_path / "photo.png") == ((20, 40), False)
     assert np.array_equal(read_image(tmp_path / "photo.png", gray=False), image)  # a dataset has the same image
 
 
 def test_a_broken_orientation_is_none(tmp_path: Path) -> None:
     Image.new("L", (5, 4), 7).save(tmp_path / "photo.png", exif=b"Exif\0\0not a TIFF header")
-    assert probe(tmp_path / "photo.png") == ((5, 4), "L")
+    assert probe(tmp_path / "photo.png") == ((5, 4), True)
     assert read_image(tmp_path / "photo.png", gray=True).shape == (4, 5, 1)
     assert ImageFormat.of([tmp_path / "photo.png"]).read([tmp_path / "photo.png"]).min() == 7
 

@@ -178,7 +178,7 @@ def test_mini_imagenet_pickles_with_wrong_content(content: Any, message: str, tm
         ("a,b\nx.png,n01\n", "must begin with the line 'filename,label'"),
         ("filename,label\n../secret.png,n01\n", "line 2: needs the name of a file in images/"),
         ("filename,label\nx.png\n", "line 2: needs"),
-        ("filename,label\n" + "x.png,n01\n" * 6, "x.png is not a readable PNG or JPEG"),
+        ("filename,label\n" + "x.png,n01\n" * 6, "there is no file .*x.png"),
     ],
 )
 def test_mini_imagenet_csv_with_wrong_content(text: str, message: str, tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_image_folders_that_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with refused("no class folders"):
         import_dataset("birds", source, tmp_path / "data")
     (source / "train" / "empty").mkdir()
-    with refused("hold no .png, .jpg or .jpeg"):
+    with refused("hold no images "):
         import_dataset("birds", source, tmp_path / "data")
     tiny.write_images(source / "train" / "one", 1)
     with refused("'one' has one image; it needs two"):
@@ -291,11 +291,19 @@ def test_broken_images_and_bombs_are_named(content: bytes, message: str, tmp_pat
     assert nothing_stored(tmp_path / "data")
 
 
-def test_sixteen_bit_images_are_refused(tmp_path: Path) -> None:
-    folder = tiny.write_images(tmp_path / "birds" / "train" / "a", 2)
-    Image.fromarray(np.zeros((6, 8), np.uint16)).save(folder / "01.png")
-    with refused("8 bits a channel"):
-        import_dataset("birds", tmp_path / "birds", tmp_path / "data")
+def test_gray_images_of_sixteen_bits_and_other_formats(tmp_path: Path) -> None:
+    folder = tmp_path / "birds" / "train" / "a"
+    folder.mkdir(parents=True)
+    Image.fromarray(np.full((6, 8), 200 * 257, np.uint16)).save(folder / "0.png")
+    Image.fromarray(np.full((6, 8), 100 * 257, np.uint16)).save(folder / "1.tif")
+    for number, ending in enumerate(("bmp", "webp", "gif", "pgm"), 2):
+        Image.new("L", (8, 6), 10 * number).save(
+            folder / f"{number}.{ending}", **({"lossless": True} if ending == "webp" else {})
+        )
+    import_dataset("birds", tmp_path / "birds", tmp_path / "data")
+    data = load("birds", tmp_path / "data")
+    found = sorted(int(image.min()) for image in (*data.train_x, *data.test_x))
+    assert found == sorted(int(image.max()) for image in (*data.train_x, *data.test_x)) == [20, 30, 40, 50, 100, 200]
 
 
 def test_prepared_npz(tmp_path: Path) -> None:

@@ -303,7 +303,7 @@ def _shown(feed: "Feed", name: str) -> Iterator[Any]:
 
 def _files(images: Sequence[Path]) -> list[Path]:
     """Folders stand for the images in them, sorted."""
-    from ocil.online.images import SUFFIXES
+    from ocil.data.images import SUFFIXES
 
     found: list[Path] = []
     for path in images:

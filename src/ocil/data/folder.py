@@ -81,14 +81,14 @@ def _common_format(paths: list[Path], size: int | None) -> tuple[tuple[int, int]
     first: tuple[Path, tuple[int, int]] | None = None
     gray = True
     for path in paths:
-        sides, mode = probe(path)
-        gray = gray and mode == "L"
+        sides, is_gray = probe(path)
+        gray = gray and is_gray
         first = first or (path, sides)
         if size is None and sides != first[1]:
             here, there = ("x".join(map(str, pair)) for pair in (sides, first[1]))
             raise OcilError(f"{path} is {here} but {first[0]} is {there}. Resize all with --size N (for example 32).")
     if first is None:
-        raise OcilError("the class folders hold no .png, .jpg or .jpeg images.")
+        raise OcilError(f"the class folders hold no images ({', '.join(SUFFIXES)}).")
     width, height = (size, size) if size is not None else first[1]
     needed = len(paths) * height * width * (1 if gray else 3)
     if needed > MAX_BYTES:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -12,23 +12,41 @@ from PIL import Image, ImageOps
 from ocil.errors import OcilError
 
 MAX_PIXELS = 40_000_000  # a small file can unpack to gigabytes
-SUFFIXES = (".png", ".jpg", ".jpeg")
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+GRAY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N")
 ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)  # EXIF: how the camera was held, and when width and height change places
-EIGHT_BIT_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 
 
-def probe(path: Path) -> tuple[tuple[int, int], str]:
-    """(width, height) of the upright image and its colour mode, from the header, without decoding the pixels."""
-    with _opened(path) as image:
-        return upright_size(image), image.mode
+def probe(path: Path) -> tuple[tuple[int, int], bool]:
+    """(width, height) of the upright image and whether it is gray, from the header, without decoding the pixels."""
+    with opened(path) as image:
+        return upright_size(image), image.mode in GRAY_MODES
 
 
-def upright(image: Image.Image) -> Image.Image:
-    """Turned as the camera was held. An image that does not say so in a readable way stays as it is."""
-    try:
-        return ImageOps.exif_transpose(image)
-    except Exception:  # whatever is wrong with the pixels will be said where they are read
-        return image
+def read_image(path: Path, gray: bool, size: int | None = None, crop: bool = False) -> NDArray[np.uint8]:
+    """uint8 [H,W,1] or [H,W,3]; ``size`` resizes to a square, bilinear; ``crop`` first cuts out the middle square."""
+    with opened(path) as image:
+        pixels = upright(image, gray)
+        if crop and pixels.width != pixels.height:
+            side = min(pixels.size)
+            left, top = (pixels.width - side) // 2, (pixels.height - side) // 2
+            pixels = pixels.crop((left, top, left + side, top + side))
+        if size is not None and pixels.size != (size, size):
+            pixels = pixels.resize((size, size), Image.Resampling.BILINEAR)
+        array = np.asarray(pixels, dtype=np.uint8)
+    return array[:, :, None] if gray else array
+
+
+def upright(image: Image.Image, gray: bool) -> Image.Image:
+    """In gray or colour with eight bits a channel, turned as the camera was held, where the image says so."""
+    if image.mode.startswith("I"):  # sixteen bits; Pillow alone would cut them off at 255
+        exif = image.info.get("exif")
+        image = Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) // 257).astype(np.uint8))
+        image.info |= {} if exif is None else {"exif": exif}
+    with suppress(Exception):  # what is wrong with the pixels is said below; how it was held may stay unknown
+        image = ImageOps.exif_transpose(image)
+    return image.convert("L" if gray else "RGB")
 
 
 def upright_size(image: Image.Image) -> tuple[int, int]:
@@ -40,36 +58,22 @@ def upright_size(image: Image.Image) -> tuple[int, int]:
     return (image.height, image.width) if sideways else image.size
 
 
-def read_image(path: Path, gray: bool, size: int | None = None, crop: bool = False) -> NDArray[np.uint8]:
-    """uint8 [H,W,1] or [H,W,3]; ``size`` resizes to a square, bilinear; ``crop`` first cuts out the middle square."""
-    with _opened(path) as image:
-        pixels = upright(image).convert("L" if gray else "RGB")
-        if crop and pixels.width != pixels.height:
-            side = min(pixels.size)
-            left, top = (pixels.width - side) // 2, (pixels.height - side) // 2
-            pixels = pixels.crop((left, top, left + side, top + side))
-        if size is not None and pixels.size != (size, size):
-            pixels = pixels.resize((size, size), Image.Resampling.BILINEAR)
-        array = np.asarray(pixels, dtype=np.uint8)
-    return array[:, :, None] if gray else array
-
-
 @contextmanager
-def _opened(path: Path) -> Iterator[Image.Image]:
+def opened(path: Path) -> Iterator[Image.Image]:
+    """A file as a Pillow image, its pixels not read yet. Whatever fails while it is open is the image's fault."""
     too_large = OcilError(f"{path} has more than {MAX_PIXELS // 1_000_000} million pixels. Shrink it or take it out.")
     try:
         with warnings.catch_warnings():
-            # Pillow only warns about moderately large images and about odd palettes.
-            warnings.simplefilter("ignore")
-            with Image.open(path, formats=("PNG", "JPEG")) as image:
+            warnings.simplefilter("ignore")  # Pillow warns of moderately large images and of odd palettes
+            with Image.open(path, formats=FORMATS) as image:
                 if image.width * image.height > MAX_PIXELS:
                     raise too_large
-                if image.mode not in EIGHT_BIT_MODES:
-                    raise OcilError(f"{path} has pixel format {image.mode}. Save it with 8 bits a channel.")
                 yield image
     except Image.DecompressionBombError as error:
         raise too_large from error
     except OcilError:
         raise
+    except FileNotFoundError as error:
+        raise OcilError(f"there is no file {path}.") from error
     except Exception as error:  # a broken image can fail in any way
-        raise OcilError(f"{path} is not a readable PNG or JPEG image. Replace it or take it out.") from error
+        raise OcilError(f"{path} is not a readable image. Replace it or take it out.") from error

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ocil.data.images import SUFFIXES
 from ocil.errors import OcilError
-from ocil.online.images import SUFFIXES, InputError
+from ocil.online.images import InputError
 from ocil.online.model import FILE, Model
 
 

@@ -1,7 +1,6 @@
 """Whatever a caller has (arrays, rows of numbers, files, Pillow images) as the uint8 images that learners take."""
 
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,13 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ocil.data.images import MAX_PIXELS, upright, upright_size
+from ocil.data import images as files
+from ocil.data.images import GRAY_MODES
 from ocil.errors import OcilError
 from ocil.networks import ImageShape, smallest_batch
-
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
-GRAY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N")
 
 Picture = str | Path | Image.Image
 
@@ -67,7 +63,7 @@ class ImageFormat:
         if is_pictures(given):
             if wanted is None or len(wanted) == 2:
                 with opened(given[0]) as picture:
-                    sides = wanted or upright_size(picture)[::-1]
+                    sides = wanted or files.upright_size(picture)[::-1]
                     wanted = (*sides, 1 if picture.mode in GRAY_MODES else 3)
             return cls(_three(wanted))
         array = np.asarray(given)
@@ -90,7 +86,7 @@ class ImageFormat:
         """One image as [H, W, C], turned upright, in gray or colour as the model has them, resized bilinearly."""
         height, width, channels = self.shape
         with opened(picture) as image:
-            pixels = upright(_eight_bit(image)).convert("L" if channels == 1 else "RGB")
+            pixels = files.upright(image, channels == 1)
             if pixels.size != (width, height):
                 pixels = pixels.resize((width, height), Image.Resampling.BILINEAR)
             return np.asarray(pixels, np.uint8).reshape(self.shape)
@@ -124,30 +120,14 @@ def opened(picture: Picture) -> Iterator[Image.Image]:
     if isinstance(picture, Image.Image):
         yield picture
         return
-    too_large = InputError(f"{picture} has more than {MAX_PIXELS // 1_000_000} million pixels. Shrink it.")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow warns of moderately large images and of odd palettes
-            with Image.open(picture, formats=FORMATS) as image:
-                if image.width * image.height > MAX_PIXELS:
-                    raise too_large
-                image.load()
-                yield image
-    except Image.DecompressionBombError as error:
-        raise too_large from error
-    except OcilError:
+        with files.opened(Path(picture)) as image:
+            image.load()
+            yield image
+    except InputError:
         raise
-    except FileNotFoundError as error:
-        raise InputError(f"there is no file {picture}.") from error
-    except Exception as error:  # a broken image can fail in any way
-        raise InputError(f"{picture} is not a readable image. Replace it or take it out.") from error
-
-
-def _eight_bit(image: Image.Image) -> Image.Image:
-    """Sixteen bits a pixel to eight; Pillow alone would cut them off at 255."""
-    if not image.mode.startswith("I"):
-        return image
-    return Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) // 257).astype(np.uint8))
+    except OcilError as error:
+        raise InputError(str(error)) from error
 
 
 def _checked_shape(image_shape: Sequence[int] | None) -> tuple[int, ...] | None:

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ocil.online.images import FORMATS, ImageFormat
+from ocil.data.images import FORMATS
+from ocil.online.images import ImageFormat
 from ocil.online.model import Label
 from ocil.serve.limits import Limits, RefusedError
 
