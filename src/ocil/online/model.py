@@ -117,12 +117,9 @@ class Model:
         """One pass over the memory at a small learning rate. A method that is defined by task ends hears of one."""
         with numerics(self.config.precision):
             if method(self.recipe.method).needs_task_ends:
-                self.learner.task_ended()
-                for slots in self.learner.rehearsal():
-                    self.learner.rehearsal_step(slots)
-                if not self.config.review:
-                    return
-            self.learner.review()
+                self.learner.end_task()
+            else:
+                self.learner.review()
 
     def check_loss(self) -> None:
         """Raise if a loss was not finite. Reads from the device: not after every batch."""
