@@ -16,6 +16,8 @@ from ocil.engine import Engine as Engine
 from ocil.errors import OcilError, WriteError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ocil.config import RunConfig
     from ocil.data import Dataset
     from ocil.engine.local import Job, Outcome
@@ -214,3 +216,9 @@ def say_error(message: str) -> None:
 
 def say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
+
+
+def fold(table: "Table") -> None:
+    """What is too long for its column goes on in the next line instead of being cut off."""
+    for column in table.columns:
+        column.overflow = "fold"

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from ocil.cli.common import Whole, dataset_of_a_run, first_ctrl_c, numbers, read_settings, refuse_small, say, say_error
+from ocil.cli.common import (
+    Whole,
+    dataset_of_a_run,
+    first_ctrl_c,
+    fold,
+    numbers,
+    read_settings,
+    refuse_small,
+    say,
+    say_error,
+)
 from ocil.cli.data import DataDir, Json
 from ocil.errors import OcilError
 
@@ -298,8 +308,7 @@ def _print(cells: "Sequence[LongTailCell]") -> None:
         if narrow:
             content = [[text.removesuffix(" (one seed)") for text in line] for line in zip(*content, strict=True)]
         shown = Table(*content[0], title=Text(title), padding=(0, 1, 0, 0) if narrow else (0, 1), pad_edge=not narrow)
-        for column in shown.columns:
-            column.overflow = "fold"
+        fold(shown)
         for line in content[1:]:
             shown.add_row(*line)
         console.print(shown)

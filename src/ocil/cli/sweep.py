@@ -13,6 +13,7 @@ from ocil.cli.common import (
     Where,
     carry_out,
     dataset_of_a_run,
+    fold,
     read_settings,
     references_of,
     say,
@@ -261,8 +262,7 @@ def _print_results(experiment: "Experiment", found: "Sequence[tuple[Cell, Any]]"
 
     columns = ("row", "dataset", "memory", "seeds", "accuracy %", "forgetting %", "intransigence %", "time / run")
     table = Table(*columns, title=Text(experiment.title), box=SIMPLE, padding=(0, 1, 0, 0))
-    for column in table.columns:
-        column.overflow = "fold"
+    fold(table)
     for cell, known in found:
         place = (Text(cell.label), Text(Path(cell.config.dataset).stem), str(cell.config.learner.memory or "-"))
         if known is None:
@@ -326,8 +326,7 @@ def _tell(
                 groups.setdefault((dataset, cell.label), []).append(cell)
     columns = ("dataset", "row", "memory", "runs", "finished", "to run", "about")
     table = Table(*columns, title=Text(experiment.title), box=SIMPLE, padding=(0, 1, 0, 0))
-    for column in table.columns:
-        column.overflow = "fold"
+    fold(table)
     for (dataset, label), cells_of in groups.items():
         configs = [config for cell in cells_of for config in cell.configs]
         left = [config for config in configs if config not in plan.finished]
