@@ -35,7 +35,7 @@ def plan(options: argparse.Namespace) -> list[LongTailConfig]:
             side, fingerprint = max(entry.image_shape[:2]), ""
         else:
             whole = data.load(name, options.data_dir)
-            side, fingerprint = max(whole.image_shape[:2]), whole.fingerprint()
+            side, fingerprint = max(whole.image_shape[:2]), whole.fingerprint
         found += [
             resolve(variant, name, seed=seed, image_side=side, fingerprint=fingerprint, settings=given)
             for seed in range(options.seeds)

@@ -298,7 +298,7 @@ def test_two_processes_on_one_run(
 ) -> None:
     settings = dict(setting.split("=") for setting in SMALL)
     config = resolve("er", str(tiny_npz), memory=20, settings=settings)
-    config = replace(config, fingerprint=load(tiny_npz).fingerprint())
+    config = replace(config, fingerprint=load(tiny_npz).fingerprint)
     folders = [RunFolder.of(tmp_path / "runs", c).path for c in (config, config.reference())[: 1 + both]]
     script = f"""
 import fcntl, pathlib, sys

@@ -171,7 +171,7 @@ def test_a_driver_that_is_killed(
     """Its workers end with it, and the same command does the rest."""
     words = ["-m", "ocil", "run", "fine-tune", "--dataset", npz, "--seeds", 3, "--out", tmp_path, "--device", "cpu"]
     words += ["--engine", "ray", "--address", cluster.address, "--json", "--set", "width=2", "tasks=4"]
-    plan = [replace(configs[1], seed=seed, fingerprint=patterned(BATCHES * 10 // 4).fingerprint()) for seed in range(3)]
+    plan = [replace(configs[1], seed=seed, fingerprint=patterned(BATCHES * 10 // 4).fingerprint) for seed in range(3)]
     folders = [RunFolder.of(tmp_path, config) for config in plan]
     process, end = start_python(*words), time.monotonic() + 120
     try:

@@ -640,6 +640,18 @@ def test_two_runs_of_one_seed(tmp_path: Path) -> None:
     assert "is left out" in warning
 
 
+def test_runs_of_other_images_under_one_name(tmp_path: Path) -> None:
+    save(tmp_path / "a", resolve("er", "mini_imagenet"), images="1")
+    save(tmp_path / "b", resolve("afs", "mini_imagenet"))  # from before it was kept
+    save(tmp_path / "c", resolve("er", "cifar100"), images="3")
+    assert collect([tmp_path]).warnings == ()
+    save(tmp_path / "d", resolve("er", "mini_imagenet", review=True), images="2")
+    (warning,) = collect([tmp_path]).warnings
+    assert warning.startswith("Mini-ImageNet was not the same images in all runs, as in ")
+    assert "/a/" in warning
+    assert "/d/" in warning
+
+
 # The command
 
 

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,19 @@ def test_a_run_begun_with_other_threads_is_not_mixed(tiny: Dataset, tmp_path: Pa
     finally:
         torch.set_num_threads(1)
     assert run(config, tmp_path, dataset=tiny, device="cpu").matrix
+
+
+def test_a_run_begun_with_other_images_is_not_mixed(tiny: Dataset, tmp_path: Path) -> None:
+    config = tiny_config("er")
+    with pytest.raises(Interrupted):
+        run(config, tmp_path, dataset=tiny, device="cpu", should_stop=lambda: True)
+    train_x = tiny.train_x.copy()
+    train_x[0, 0, 0, 0] ^= 1
+    other = replace(tiny, train_x=train_x)
+    with pytest.raises(OcilError, match="was begun with other images of that name: import those again, or delete"):
+        run(config, tmp_path, dataset=other, device="cpu")
+    result = run(config, tmp_path, dataset=tiny, device="cpu")
+    assert result.environment["images"] == tiny.fingerprint != other.fingerprint
 
 
 def test_make_learner_refuses_what_is_not_the_methods(tiny: Dataset) -> None:

@@ -81,15 +81,15 @@ def test_the_ground_has_a_name_and_a_fingerprint_of_its_own(six: Dataset) -> Non
     names = {data.name for data in grounds} | {six.name}
     assert len(names) == 4
     assert "six-first-2-tasks-20-percent-held-out" in names
-    assert len({data.fingerprint() for data in [*grounds, six]}) == 4
-    assert tuning.ground(six, config, 2, 0.2).data.fingerprint() == grounds[0].fingerprint()
+    assert len({data.fingerprint for data in [*grounds, six]}) == 4
+    assert tuning.ground(six, config, 2, 0.2).data.fingerprint == grounds[0].fingerprint
 
 
 def test_poison_changes_nothing(six: Dataset) -> None:
     config = resolve("er", "six", settings={"tasks": TASKS}, classes=CLASSES)
     clean, other = (tuning.ground(data, config, 2, 0.1).data for data in (six, poisoned(six)))
-    assert clean.fingerprint() == other.fingerprint()
-    assert poisoned(six).fingerprint() != six.fingerprint()
+    assert clean.fingerprint == other.fingerprint
+    assert poisoned(six).fingerprint != six.fingerprint
 
 
 def test_a_search_from_start_to_end(tune: Tune, six: Dataset, tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_the_network_has_an_output_for_every_class(six: Dataset, tmp_path: Path)
     config = resolve("er", "six", settings={"tasks": TASKS, "width": 2}, classes=CLASSES)
     ground = tuning.ground(six, config, 2, 0.1).data
     kept = data.load(tuning.keep(ground, tmp_path))
-    assert (kept.num_classes, kept.unseen, kept.fingerprint()) == (4, 2, ground.fingerprint())
+    assert (kept.num_classes, kept.unseen, kept.fingerprint) == (4, 2, ground.fingerprint)
     assert build(config, kept).problem.classes == CLASSES
 
 

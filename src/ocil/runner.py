@@ -205,7 +205,7 @@ class Work:
         resident: DeviceData,
         stepper: Callable[[Learner, Stream], Stepper] = Stepper,
     ) -> None:
-        self.config, self.folder, self.device = config, folder, resident.device
+        self.config, self.folder, self.device, self.dataset = config, folder, resident.device, dataset
         self.stream = Stream(dataset, config.stream, config.seed, resident=resident)
         self.evaluator = Evaluator(self.stream)
         self.learner = build(config, dataset, self.device)
@@ -221,7 +221,7 @@ class Work:
         if found is None:
             return
         tensors, progress = found
-        check_begun(self.folder, progress, self.device)
+        check_begun(self.folder, progress, self.device, self.dataset.fingerprint)
         try:
             self.learner.load_state(tensors)
             self.cursor, self.seconds = progress["cursor"], progress["seconds"]
@@ -236,6 +236,7 @@ class Work:
             "seconds": self.seconds,
             "device": self.device.type,
             "threads": torch.get_num_threads(),
+            "images": self.dataset.fingerprint,
             "evaluations": [row.to_json() for row in self.evaluations],
         }
         self.folder.save_checkpoint(self.learner.state(), progress)
@@ -316,14 +317,14 @@ class Work:
             round(self.seconds, 3),
             peak,
             digest(self.learner),
-            environment(self.device),
+            environment(self.device) | {"images": self.dataset.fingerprint},
         )
         self.folder.save_result(result)
         return result
 
 
-def check_begun(folder: RunFolder, progress: Mapping[str, Any], device: torch.device) -> None:
-    """Raise if a checkpoint was made where other bits would come out than here."""
+def check_begun(folder: RunFolder, progress: Mapping[str, Any], device: torch.device, images: str = "") -> None:
+    """Raise if a checkpoint was made where other bits would come out than here. ``images``: a dataset's fingerprint."""
     begun = progress.get("device", device.type)
     if begun != device.type:
         raise OcilError(f"{folder.path} was begun on {begun}: go on with --device {begun}, or delete that folder.")
@@ -331,6 +332,10 @@ def check_begun(folder: RunFolder, progress: Mapping[str, Any], device: torch.de
     if device.type == "cpu" and threads != torch.get_num_threads():
         raise OcilError(
             f"{folder.path} was begun with {threads} threads: go on with --threads {threads}, or delete that folder."
+        )
+    if progress.get("images", images) != images:
+        raise OcilError(
+            f"{folder.path} was begun with other images of that name: import those again, or delete that folder."
         )
 
 

@@ -78,7 +78,7 @@ def keep(data: Dataset, folder: Path) -> Path:
     """Write the dataset below ``folder``, unless it is there already, so that workers anywhere can read it."""
     path = (folder / f"{data.name}.npz").resolve()
     try:
-        if load_npz(path, data.name).fingerprint() == data.fingerprint():
+        if load_npz(path, data.name).fingerprint == data.fingerprint:
             return path
     except OcilError:  # not there, or not whole
         pass

@@ -232,7 +232,7 @@ def plan(variants: Sequence[str], options: Options) -> list["LongTailConfig"]:
         given |= {} if options.imbalance is None else {"imbalance": options.imbalance}
         given |= {} if options.open is None else {"open_share": options.open}
         dataset, side = dataset_of_a_run(name, whole), max(whole.image_shape[:2])
-        fingerprint = "" if dataset in data.CATALOG else whole.fingerprint()
+        fingerprint = "" if dataset in data.CATALOG else whole.fingerprint
     configs = [
         resolve(variant, dataset, seed=seed, image_side=side, fingerprint=fingerprint, settings=given)
         for variant in variants

@@ -168,13 +168,15 @@ def _examples(path: Path, data_dir: Path | None) -> "Drawing | str":
     folder = RunFolder(path.parent if path.name == "result.json" else path)
     if not (folder.path / "result.json").is_file():
         raise OcilError(f"--examples {path}: there is no finished run (result.json) in that folder.")
-    config = read(folder.path / "result.json").config
+    result = read(folder.path / "result.json")
+    config = result.config
     if not folder.checkpoint.is_file():
         return f"{folder.path} has no checkpoint.safetensors: no example images of it."
     from ocil import data
 
     dataset = data.load(config.dataset, data_dir)
-    if config.fingerprint and dataset.fingerprint() != config.fingerprint:
+    trained_on = config.fingerprint or result.environment.get("images", dataset.fingerprint)
+    if dataset.fingerprint != trained_on:
         return f"{config.dataset} has changed since {folder.path} was run: no example images of it."
     memory = f", memory {memory_of(config)}" if memory_of(config) else ""
     place = f"{config.label}, {title_of(config.dataset)}{memory}, seed {config.seed}"

@@ -251,7 +251,7 @@ def _plan(
     loaded = load(dataset, options.data_dir)  # before anything runs: is it there, is it whole?
     config = resolve(name, dataset_of_a_run(dataset, loaded), settings=file | given, classes=loaded.num_classes)
     if config.dataset not in data.CATALOG:
-        config = replace(config, fingerprint=loaded.fingerprint())
+        config = replace(config, fingerprint=loaded.fingerprint)
     plan = [replace(config, seed=seed) for seed in range(first, first + seeds)]
     for config in plan:
         check(config, loaded)

@@ -136,7 +136,7 @@ class Datasets:
             return Source(known)
         known = dataset_of_a_run(name, loaded)
         self.sizes[known] = Size.of(loaded)
-        return Source(known, loaded.num_classes, loaded.fingerprint())
+        return Source(known, loaded.num_classes, loaded.fingerprint)
 
     def missing_of(self, cells: "Sequence[Cell]") -> dict[str, str]:
         used = {cell.config.dataset for cell in cells}

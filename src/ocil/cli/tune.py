@@ -112,7 +112,7 @@ def tune(
     out = out or Path("tuning") / f"{first.label}-{Path(known).stem}{_memory(first)}"
     job = where.job(out, data_dir)
     path = tuning.keep(ground.data, out / "data")
-    fingerprint = ground.data.fingerprint()
+    fingerprint = ground.data.fingerprint
     cells = []
     for real, point in reals.items():
         config = tuning.on_ground(real, path, fingerprint, tasks)

@@ -5,6 +5,7 @@ import zipfile
 import zlib
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ class Dataset:
     def num_classes(self) -> int:
         return len(self.classes)
 
+    @cached_property
     def fingerprint(self) -> str:
         """Short digest of all images, labels and class names."""
         sha = hashlib.sha256("\n".join(self.classes).encode())

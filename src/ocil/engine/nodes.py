@@ -43,7 +43,7 @@ def examiner() -> Examine:
         for name in datasets:
             try:
                 loaded = data.load(name, None if data_dir is None else Path(data_dir))
-                facts["images"][name] = loaded.fingerprint()
+                facts["images"][name] = loaded.fingerprint
             except ocil.OcilError as error:
                 facts["no images"][name] = str(error)
         return facts

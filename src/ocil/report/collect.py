@@ -78,7 +78,7 @@ class Cell:
 class Collection:
     cells: tuple[Cell, ...]
     warnings: tuple[str, ...]
-    """A line for each file that could not be used."""
+    """A line for each file that could not be used, and for runs that should not be compared."""
     longtail: tuple[LongTailCell, ...] = ()
     """Cells of long-tailed runs, which have a table of their own."""
 
@@ -118,6 +118,7 @@ def collect(paths: Sequence[Path]) -> Collection:
         reason = f" {warnings[0]}" if warnings else ""
         where = ", ".join(map(str, paths))
         raise OcilError(f"no finished run (result.json) under {where}.{reason} Run something first: ocil run afs")
+    warnings += _mixed(run for runs in cells.values() for run in runs.values())
     grouped = [_cell([runs[seed] for seed in sorted(runs)], cells) for runs in cells.values()]
     return Collection(tuple(sorted(_marked(grouped), key=_order)), tuple(warnings), longtail_cells(tailed))
 
@@ -170,6 +171,22 @@ def _files(paths: Sequence[Path]) -> list[Path]:
         for file in [path] if path.is_file() else sorted(path.rglob("result.json")):
             found.setdefault(file.resolve(), file)
     return list(found.values())
+
+
+def _mixed(runs: Iterable[Run]) -> list[str]:
+    """A line for each dataset that was not the same images in all runs: the catalog's names do not vouch for that."""
+    found: dict[tuple[str, str], dict[str, Path]] = {}
+    for run in runs:
+        if images := run.result.environment.get("images"):
+            config = run.result.config
+            found.setdefault((config.dataset, config.fingerprint), {}).setdefault(str(images), run.path)
+    lines = []
+    for (dataset, _), paths in found.items():
+        if len(paths) > 1:
+            first, second, *_ = paths.values()
+            what = f"{title_of(dataset)} was not the same images in all runs"
+            lines.append(f"{what}, as in {first} and {second}: do not compare them.")
+    return lines
 
 
 def _cell(runs: list[Run], cells: dict[str, dict[int, Run]]) -> Cell:
