@@ -202,8 +202,8 @@ def _by_score(config: "RunConfig", folder: "RunFolder", dataset: "Dataset") -> "
         raise OcilError(f"{folder.checkpoint} has gone.")
     with numerics(config.learner.precision), torch.no_grad():
         learner = build(config, dataset)
-        try:  # the generators' states aside: they may be another device's, and scores need none
-            learner.load_state({name: value for name, value in state[0].items() if not name.startswith("rng.")})
+        try:
+            learner.load_state(state[0], generators=False)  # they may be another device's, and scores need none
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise OcilError(unreadable(folder.checkpoint, error)) from error
         x, y = torch.from_numpy(dataset.train_x[new]), torch.from_numpy(dataset.train_y[new])

@@ -217,8 +217,11 @@ class Learner(nn.Module):
         state |= {f"optimizer.{name}": value for name, value in self.optimizer.state().items()}
         return state | {f"rng.{name}": value for name, value in self.rng.state().items()}
 
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Go on exactly where ``state`` was taken. Of a growing learner the state says how much room there is."""
+    def load_state(self, state: dict[str, Tensor], generators: bool = True) -> None:
+        """Go on exactly where ``state`` was taken. Of a growing learner the state says how much room there is.
+
+        ``generators=False`` leaves random generators as they are: another device's states mean nothing here.
+        """
         if self.met is not None:
             if len(state["met"]) != self.problem.classes:
                 self.grow(len(state["met"]))
@@ -228,7 +231,8 @@ class Learner(nn.Module):
         self.memory.recount()
         self.tasks = int(self.tasks_ended)
         self.optimizer.load_state(_below("optimizer.", state))
-        self.rng.load_state(_below("rng.", state))
+        if generators:
+            self.rng.load_state(_below("rng.", state))
 
     def learn(self, x: Tensor, y: Tensor) -> None:
         """Learn from one stream batch."""

@@ -187,8 +187,8 @@ class OCM(Learner):
             for parameter, value in zip(kept.parameters(), now.parameters(), strict=True):
                 parameter.copy_(value)  # in place: recorded steps go on reading it
 
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        super().load_state(state)
+    def load_state(self, state: dict[str, Tensor], generators: bool = True) -> None:
+        super().load_state(state, generators)
         self.known = int(self.old_classes.sum())
 
     def review_loss(self, x: Tensor, y: Tensor) -> Tensor:

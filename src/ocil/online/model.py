@@ -193,9 +193,7 @@ class Model:
             config = method(content["recipe"]["method"]).load().Config(**content["config"])
             place = pick_device(device) if isinstance(device, str) else device
             model = cls(Recipe(**content["recipe"]), ImageFormat(tuple(shape), **content["images"]), place, config)
-            if content["device"] != place.type:  # a generator's state means something else there
-                tensors = {name: value for name, value in tensors.items() if not name.startswith("rng.")}
-            model.learner.load_state(tensors)
+            model.learner.load_state(tensors, generators=content["device"] == place.type)
             model.labels = [decoded(label) for label in content["labels"]]
             model.numbers = {label: number for number, label in enumerate(model.labels)}
             model.batches, model.samples, model.note = content["batches"], content["samples"], content["note"]
