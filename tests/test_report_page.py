@@ -216,6 +216,8 @@ def test_overlap_best_and_second() -> None:
     assert rows["er"].difference == pytest.approx(25 - 20.1)
     assert rows["gss"].value is None
     assert rows["gss"].rank == 0
+    (part,) = (p for p in comparison.table1(Collection(cells[:1], ())).parts if p.title == "CIFAR-100")
+    assert {row.entries[-1].rank for row in part.rows} == {0}  # the only one is not the best
 
 
 def test_forgetting_is_best_when_low(collection: Collection) -> None:

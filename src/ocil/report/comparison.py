@@ -334,14 +334,14 @@ def split(label: str) -> tuple[str, bool]:
 
 
 def _ranked(rows: Iterable[Row]) -> tuple[Row, ...]:
-    """Mark the best and the second of each column; values that print alike share their rank."""
+    """Mark the best and the second of each column; values that print alike share their rank. One alone has none."""
     rows = list(rows)
     width = len(rows[0].entries) if rows else 0
     ranks: list[dict[float, int]] = []
     for number in range(width):
         entries = [row.entries[number] for row in rows]
-        values = {_shown(entry) for entry in entries if entry.value is not None}
-        best = sorted(values, reverse=entries[0].column.measure == ACCURACY)[:2]
+        values = [_shown(entry) for entry in entries if entry.value is not None]
+        best = sorted(set(values), reverse=entries[0].column.measure == ACCURACY)[:2] if len(values) > 1 else []
         ranks.append({value: place for place, value in enumerate(best, 1)})
     return tuple(
         replace(row, entries=tuple(
