@@ -153,8 +153,10 @@ def test_commands(
         (b"dataset = 10", "dataset = 10 in "),
         (b'method = ["er"]', "method = ['er'] in "),
         (b"boundary = 3", "boundary = 3 is not a choice"),
+        (b"memory = " + b"9" * 5000, "is not a TOML file"),
+        (b"lr = " + b"[" * 3000, "is not a TOML file"),
     ],
-    ids=lambda value: value.decode(errors="replace").replace("\n", " ") if isinstance(value, bytes) else "",
+    ids=lambda value: value[:30].decode(errors="replace").replace("\n", " ") if isinstance(value, bytes) else "",
 )
 def test_toml(ocil_command: Call, tiny_npz: Path, tmp_path: Path, content: bytes, message: str) -> None:
     file = tmp_path / "run.toml"
@@ -310,15 +312,38 @@ for name in {list(map(str, folders))}:
 print("locked", flush=True)
 sys.stdin.read()
 """
+    wait = "wait for it, or use another --out."
     other = start_python("-c", script)
     try:
         assert other.stdout is not None
         assert other.stdout.readline() == "locked\n"
-        message = one_error(run_tiny("er", "--seeds", 1))
+        said = run_tiny("er", "--seeds", 1)
     finally:
         other.communicate("")
-    assert message.startswith(f"another process is working on {folders[-1]}: wait for it")
+    assert (said.code, said.out) == (2, "")
+    assert sorted(said.errors) == sorted(
+        f"ocil: error: another process is working on {folder}: {wait}" for folder in folders
+    )
     assert run_tiny("er", "--seeds", 1).code == 0
+
+
+def test_other_images_under_a_name_of_the_catalog(ocil_command: Call, tiny: Dataset, tmp_path: Path) -> None:
+    """Copies of Mini-ImageNet differ: runs of one are not taken for runs of another."""
+    file = tmp_path / "data/mini_imagenet.npz"
+    tiny.save(file)
+    words = ("--dataset", "mini_imagenet", "--memory", 20, "--data-dir", tmp_path / "data", "--workers", 1)
+    words += ("--out", tmp_path / "runs", "--set", *SMALL)
+    assert ocil_command("run", "er", "--seeds", 1, *words).code == 0
+    assert ocil_command("run", "er", "--seeds", 1, *words).code == 0
+    replace(tiny, train_x=np.ascontiguousarray(tiny.train_x[:, ::-1])).save(file)
+    for method, seeds in (("er", 2), ("er", 1), ("agem", 1)):  # of the last one only what it compares with is finished
+        message = one_error(ocil_command("run", method, "--seeds", seeds, *words))
+        assert "was begun with other images of that name: import those again, use another --out" in message
+    experiment = tmp_path / "some.toml"
+    settings = "\n".join(s if s.split("=")[1].isdigit() else s.replace("=", "='") + "'" for s in SMALL)
+    experiment.write_text(f"[settings]\ndataset = 'mini_imagenet'\nmemory = 20\n{settings}\n[[cells]]\nmethod = 'er'")
+    words = ("--data-dir", tmp_path / "data", "--out", tmp_path / "runs", "--workers", 1)
+    assert "other images of that name" in one_error(ocil_command("sweep", experiment, *words))
 
 
 @pytest.mark.parametrize("name", ["result.json", "checkpoint.safetensors"])

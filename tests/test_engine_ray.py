@@ -23,7 +23,7 @@ from ocil.engine import device_for, execute, local, ray
 from ocil.engine.local import Job
 from ocil.engine.nodes import examiner, place_marker, unfit
 from ocil.engine.ray import Crew, Hand, Node, Sweep, Worker
-from ocil.errors import OcilError, WriteError
+from ocil.errors import InUseError, OcilError
 from ocil.results import Result, RunFolder
 from ocil.runner import Interrupted, Progress
 from tests.conftest import Call, left_over, one_error
@@ -340,7 +340,7 @@ def test_a_worker_waits_for_a_folder_that_is_held(
     with RunFolder.of(tmp_path, configs[2]).lock():
         monkeypatch.setattr(ray, "PATIENCE", 0.0)
         worker.take({0: configs[2]})
-        assert isinstance(drain(worker, ended)[-1][1], WriteError)
+        assert isinstance(drain(worker, ended)[-1][1], InUseError)
 
 
 def test_what_keeps_a_worker_from_any_run_fails_all_of_them(configs: list[RunConfig], tmp_path: Path) -> None:

@@ -242,6 +242,9 @@ def test_a_dataset_of_one_s_own(write) -> None:  # type: ignore[no-untyped-def]
         ("[[cells]]\nmethod='er'\ndataset=3", "dataset = 3 is not a name"),
         ("[[cells]]\nmethod='ocm'\nboundary='none'", "cell 1: ocm needs task ends"),
         ("[[cells\n", "is not a TOML file"),
+        (f"[[cells]]\nmethod='er'\nmemory={'9' * 5000}", "is not a TOML file"),
+        ("[[cells]]\nmethod='er'\nlr=" + "[" * 3000, "is not a TOML file"),
+        ("[[cells]]\nmethod='fine-tune'\nmemory_bach=3", "cell 1: unknown setting 'memory_bach' for fine-tune"),
     ],
 )
 def test_mistakes_in_a_file(write, text: str, says: str) -> None:  # type: ignore[no-untyped-def]
@@ -256,6 +259,12 @@ def test_mistakes_on_the_command_line(write, tmp_path: Path) -> None:  # type: i
     path = write('[[cells]]\nmethod = "er"\n')
     with pytest.raises(OcilError, match="--set: unknown setting 'betta'"):
         read(path, settings={"betta": "1"})
+    with pytest.raises(OcilError, match=r"--set epochs: it concerns no cell of .*mine.toml"):
+        read(path, settings={"epochs": "3"})
+    with pytest.raises(OcilError, match="--seeds: seeds = 0 must be"):
+        read(path, seeds=0)
+    with pytest.raises(OcilError, match='--only method="er: No closing quotation'):
+        read(path, only='method="er')
     with pytest.raises(OcilError, match="choose methods with --only"):
         read(path, settings={"method": "afs"})
     with pytest.raises(OcilError, match=r"Did you mean '.*mine.toml'"):

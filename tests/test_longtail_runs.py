@@ -353,6 +353,24 @@ def test_a_checkpoint_of_other_threads_is_refused(made: Path, tmp_path: Path, mo
         run(config(made), tmp_path, device="cpu")
 
 
+def test_other_images_of_that_name_are_refused(tmp_path: Path) -> None:
+    file, root = tmp_path / "made.npz", tmp_path / "runs"
+    first, other = patterned(per_class=48, classes=5), patterned(per_class=48, classes=5)
+    other = replace(other, train_x=np.ascontiguousarray(other.train_x[:, ::-1]))
+    first.save(file)
+    with pytest.raises(Interrupted):
+        run(config(file), root, device="cpu", should_stop=stopping(10))
+    other.save(file)
+    with pytest.raises(OcilError, match="was begun with other images of that name"):
+        run(config(file), root, device="cpu")
+    first.save(file)
+    result = run(config(file, "oltr"), root, device="cpu")
+    assert result.environment["images"] == first.fingerprint
+    other.save(file)
+    with pytest.raises(OcilError, match=r"stage1-.* was begun with other images of that name"):  # its stage 1 is shared
+        run(config(file, "oltr-fl"), root, device="cpu")
+
+
 def test_broken_files_are_named(made: Path, tmp_path: Path) -> None:
     chosen = config(made)
     with pytest.raises(Interrupted):

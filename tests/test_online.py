@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from ocil.data.images import probe, read_image
-from ocil.errors import OcilError, WriteError
+from ocil.errors import InUseError, OcilError, WriteError
 from ocil.methods import METHODS
 from ocil.online.images import ImageFormat, InputError, is_pictures
 from ocil.online.model import FILE, Model, Recipe, locked
@@ -380,7 +380,7 @@ def test_random_numbers_begin_anew_on_another_kind_of_device(tmp_path: Path) -> 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     (tmp_path / ".model.safetensors.x.tmp").touch()
-    with locked(tmp_path), pytest.raises(WriteError, match="another process is learning"), locked(tmp_path):
+    with locked(tmp_path), pytest.raises(InUseError, match="another process is learning"), locked(tmp_path):
         pass
     assert not left_over(tmp_path)
     (tmp_path / "file").touch()

@@ -5,6 +5,7 @@ import html.parser
 import io
 import json
 import math
+import os
 import re
 import statistics
 from dataclasses import replace
@@ -14,15 +15,18 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import torch
 
 from ocil.config import RunConfig, resolve
 from ocil.data import Dataset
 from ocil.errors import OcilError
+from ocil.evaluate import EASY, HARD
 from ocil.report import comparison, drawings, formats, published
 from ocil.report.collect import Cell, Collection, collect, read
 from ocil.report.formats import CELL_COLUMNS, ENTRY_COLUMNS, TABLE1_COLUMNS
 from ocil.report.write import Written, write
 from ocil.results import Result, RunFolder
+from ocil.runner import build
 from tests.conftest import Call, left_over, one_error
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -654,6 +658,52 @@ def test_runs_of_other_images_under_one_name(tmp_path: Path) -> None:
     assert "/d/" in warning
 
 
+def test_runs_of_other_images_in_one_cell_are_left_out(tmp_path: Path) -> None:
+    config = resolve("er", "mini_imagenet")
+    save(tmp_path / "a", config, seeds=2, images="1")
+    RunFolder.of(tmp_path / "b", replace(config, seed=2)).save_result(made_up(replace(config, seed=2), images="2"))
+    save(tmp_path / "c", config.reference(), images="2")
+    found = collect([tmp_path])
+    cells = {cell.config.method: cell for cell in found.cells}
+    assert [run.result.config.seed for run in cells["er"].runs] == [0, 1]
+    assert cells["er"].summary.average_intransigence is None  # the reference had other images
+    left_out, mixed = found.warnings
+    assert "/b/" in left_out
+    assert "it had other images than the other runs of its cell" in left_out
+    assert "do not compare them" in mixed
+
+
+def test_an_imported_dataset_that_was_imported_again(tmp_path: Path) -> None:
+    for place, fingerprint in (("a", "1"), ("b", "2")):
+        save(tmp_path / place, replace(resolve("er", "birds"), fingerprint=fingerprint))
+    (warning,) = collect([tmp_path]).warnings
+    assert warning.startswith("birds was not the same images in all runs")
+
+
+def test_a_path_that_is_no_text(tmp_path: Path) -> None:
+    save(tmp_path, resolve("er", "cifar100"))
+    bad = tmp_path / os.fsdecode(b"bad\xff")
+    bad.mkdir()
+    (bad / "result.json").write_text("{}")
+    written = write(collect([tmp_path]), tmp_path / "report")
+    assert "bad\\udcff" in written.page.read_text()
+
+
+@pytest.mark.parametrize("place", ["tables/cells.md", "index.html", "figures", "tables"])
+def test_what_stands_in_the_way_of_a_report(tmp_path: Path, place: str) -> None:
+    save(tmp_path / "runs", resolve("er", "cifar100"))
+    way = tmp_path / "report" / place
+    if "." in place:
+        way.mkdir(parents=True)
+    else:
+        way.parent.mkdir()
+        way.touch()
+    with pytest.raises(OcilError, match=r"cannot write .* Choose another place"):
+        write(collect([tmp_path / "runs"]), tmp_path / "report")
+    files = [path.name for path in (tmp_path / "report").rglob("*") if path.is_file()]
+    assert files == ([] if "." in place else [place])
+
+
 # The command
 
 
@@ -693,12 +743,16 @@ def test_example_images(ocil_command: Call, a_run: Path, tiny: Dataset, tmp_path
     (figure,) = (tmp_path / "report/figures").glob("examples-*.svg")
     svg = figure.read_text()
     assert svg.count("<image") >= 8
-    result = json.loads((a_run / "seed-0/result.json").read_text())["evaluations"][-1]
-    for kind in ("hard", "ambiguous", "easy"):
-        assert kind in svg
-    assert svg.count("<image") == sum(min(8, result[kind]) for kind in ("hard", "ambiguous", "easy"))
+    assert all(kind in svg for kind in ("hard", "ambiguous", "easy"))
     checkpoint = RunFolder(a_run / "seed-0").load_checkpoint()
     assert checkpoint is not None
+    learner = build(read(a_run / "seed-0/result.json").config, tiny)
+    learner.load_state(checkpoint[0])
+    old = tiny.train_y < 2  # of two tasks of two classes
+    probability = learner.scores(torch.from_numpy(tiny.train_x[old])).softmax(1).numpy()
+    scores = probability[np.arange(old.sum()), tiny.train_y[old]]
+    kinds = (scores < HARD, (scores >= HARD) & (scores <= EASY), scores > EASY)
+    assert svg.count("<image") == sum(min(8, kind.sum()) for kind in kinds)
     tensors = {n: t[:16] if n.startswith("rng.") else t for n, t in checkpoint[0].items()}  # as a GPU's generators are
     RunFolder(a_run / "seed-0").save_checkpoint(tensors, checkpoint[1])
     assert ocil_command(*words).code == 0
@@ -709,6 +763,21 @@ def test_example_images(ocil_command: Call, a_run: Path, tiny: Dataset, tmp_path
     assert said.code == 0
     assert "no checkpoint.safetensors" in said.err
     assert not figure.exists()
+
+
+def test_runs_of_one_stream_share_their_example_images(ocil_command: Call, a_run: Path, tmp_path: Path) -> None:
+    (reference,) = (tmp_path / "runs").glob("tiny-fine-tune-*")
+    folders = [reference / "seed-0", a_run / "seed-0", a_run / "seed-1"]
+    named = [word for folder in folders for word in ("--examples", folder)]
+    assert ocil_command("report", tmp_path / "runs", "--out", tmp_path / "report", *named[:4]).code == 0
+    (figure,) = (tmp_path / "report/figures").glob("examples-*.svg")
+    svg = figure.read_text()
+    assert figure.name.startswith("examples-tiny-er-")
+    for name in ("fine-tune", "er"):
+        assert len(re.findall(rf">{name} [01]\.\d\d<", svg)) == svg.count("<image") > 0
+    assert ocil_command("report", tmp_path / "runs", "--out", tmp_path / "report", *named).code == 0
+    (figure,) = (tmp_path / "report/figures").glob("examples-*.svg")
+    assert ">er, seed 1 0." in figure.read_text()
 
 
 def test_examples_of_images_that_have_changed(
@@ -726,7 +795,9 @@ def test_examples_of_images_that_have_changed(
 
 def test_a_class_with_a_hostile_name() -> None:
     image = np.zeros((4, 4, 3), np.uint8)
-    svg = drawings.draw(drawings.examples, {"hard": [drawings.Example(image, 0.1, f"\0\v{HOSTILE}")], "easy": []})
+    svg = drawings.draw(
+        drawings.examples, {"hard": [drawings.Example(image, {"er": 0.1}, f"\0\v{HOSTILE}")], "easy": []}
+    )
     ElementTree.fromstring(svg.encode())
     assert "<script" not in svg
 

@@ -238,10 +238,28 @@ def test_a_run_begun_with_other_images_is_not_mixed(tiny: Dataset, tmp_path: Pat
     train_x = tiny.train_x.copy()
     train_x[0, 0, 0, 0] ^= 1
     other = replace(tiny, train_x=train_x)
-    with pytest.raises(OcilError, match="was begun with other images of that name: import those again, or delete"):
+    with pytest.raises(OcilError, match="was begun with other images of that name: import those again, use another"):
         run(config, tmp_path, dataset=other, device="cpu")
     result = run(config, tmp_path, dataset=tiny, device="cpu")
     assert result.environment["images"] == tiny.fingerprint != other.fingerprint
+    with pytest.raises(OcilError, match="was begun with other images of that name"):  # finished, but not of these
+        run(config, tmp_path, dataset=other, device="cpu")
+
+
+def test_images_that_changed_after_planning_are_refused(tiny: Dataset, tmp_path: Path) -> None:
+    config = replace(tiny_config("er"), fingerprint="another")
+    with pytest.raises(OcilError, match="tiny has changed since this was planned: give the same command again"):
+        run(config, tmp_path, dataset=tiny, device="cpu")
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_a_task_end_reviews_where_the_settings_have_it_there(tiny: Dataset) -> None:
+    for every, reviews in ((0, 1), (300, 0)):
+        learner = make_learner("er", tiny, memory=20, review=True, review_every=every, width=2, memory_batch=5)
+        seen: list[int] = []
+        learner.review = lambda seen=seen: seen.append(1)  # type: ignore[method-assign, misc]
+        learner.end_task()
+        assert len(seen) == reviews
 
 
 def test_make_learner_refuses_what_is_not_the_methods(tiny: Dataset) -> None:

@@ -238,6 +238,28 @@ def test_mistakes(sweep: Sweep, tmp_path: Path, words: tuple[object, ...], says:
     assert not (tmp_path / "runs").exists()
 
 
+def test_reviews_that_would_never_come_are_seen_at_every_memory_size(sweep: Sweep, experiment: Path) -> None:
+    text = experiment.read_text().replace("memory = 20\n", "memory = [50, 20]\nreview_batch = 30\n")
+    experiment.write_text(text)
+    assert "er-rv: review_batch = 30 is more than memory = 20" in one_error(sweep())
+
+
+def test_a_run_that_another_process_works_on_fails_alone(sweep: Sweep, tmp_path: Path) -> None:
+    words = ("--only", "method=afs", "--seeds", 1, "--no-reference", "--json")
+    run = Path(json.loads(sweep(*words).out)["cells"][0]["runs"][0])
+    (run / "result.json").unlink()
+    with RunFolder(run).lock():
+        said = sweep("--seeds", 1, "--no-reference", "--json")
+    assert said.code == 1
+    assert "another process is working on" in said.errors[0]
+    assert [cell["seeds"] for cell in json.loads(said.out)["cells"]] == [1, 1, 0, 1]
+
+
+def test_a_label_with_spaces(sweep: Sweep) -> None:
+    told = sweep("--only", 'label="AFS, beta 0.1"', "--dry-run", "--json")
+    assert [cell["label"] for cell in json.loads(told.out)["cells"]] == ["AFS, beta 0.1"]
+
+
 def test_a_result_that_cannot_be_read(sweep: Sweep) -> None:
     words = ("--only", "label=er", "--seeds", 1, "--no-reference")
     run = Path(json.loads(sweep(*words, "--json").out)["cells"][0]["runs"][0])

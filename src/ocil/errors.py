@@ -12,6 +12,10 @@ class WriteError(OcilError):
     """A file or folder cannot be written: no other run to the same place will do better."""
 
 
+class InUseError(OcilError):
+    """Another process works in that folder. Others of the same place may still be free."""
+
+
 def suggest(word: str, known: Iterable[str]) -> str:
     """``" Did you mean 'er'? Known: afs, er."`` for a name that is not among the known ones."""
     names = sorted(known)

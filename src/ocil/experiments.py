@@ -16,6 +16,7 @@ Settings of the whole file go to the methods that have them: a memory does not c
 """
 
 import re
+import shlex
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -23,7 +24,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ocil.config import RunConfig, resolve
+from ocil.config import RunConfig, refuse_unknown, resolve
 from ocil.data import DEFAULT
 from ocil.data.catalog import find, same_name
 from ocil.errors import OcilError, suggest
@@ -92,7 +93,7 @@ def read(
     """Read and expand a file. ``settings`` win over the file's; ``only`` keeps some cells, see ``select``."""
     content = _content(path)
     settings = dict(settings or {})
-    seeds = _seeds(path, content.get("seeds", SEEDS) if seeds is None else seeds)
+    seeds = _seeds(str(path), content.get("seeds", SEEDS)) if seeds is None else _seeds("--seeds", seeds)
     expansion = _Expansion(_table(path, "settings", content.get("settings", {})), settings, source)
     cells: dict[RunConfig, Cell] = {}
     for number, written in enumerate(_cells(path, content), 1):
@@ -115,17 +116,22 @@ def read(
 def select(cells: Sequence[Cell], only: str) -> list[Cell]:
     """The cells that a filter such as ``dataset=cifar100 method=afs,er review=true`` describes.
 
-    A method is meant by its name or by its row's: ``er`` is ER with and without review, ``er-rv`` with it.
+    A method is meant by its name or by its row's: ``er`` is ER with and without review, ``er-rv`` with it. A label with
+    spaces stands in quotes: ``label="AFS, beta 0.1"``.
     """
     kept = list(cells)
-    for word in only.split():
+    try:
+        words = shlex.split(only)
+    except ValueError as error:
+        raise OcilError(f"--only {only}: {error}.") from None
+    for word in words:
         name, equals, values = word.partition("=")
         if not equals or not name or not values:
             raise OcilError(f"--only {word}: write FIELD=VALUE or FIELD=VALUE,VALUE, for example --only method=afs,er.")
         known = {f.name for cell in cells for part in (cell.config.stream, cell.config.learner) for f in fields(part)}
         if name not in known | set(NAMES):
             raise OcilError(f"--only {word}: no cell has a field '{name}'.{suggest(name, known | set(NAMES))}")
-        wanted = values.split(",")
+        wanted = [values] if name == "label" else values.split(",")
         for value in wanted:
             if not any(_matches(cell, name, value) for cell in cells):
                 there = {_text(cell.value(name)) for cell in cells if cell.value(name) is not None}
@@ -172,6 +178,7 @@ class _Expansion:
         info = method(name)
         has = {f.name for f in (*fields(StreamConfig), *fields(info.load().Config))}
         self.known |= has
+        refuse_unknown(info.name, own & set(point), has)
         concerned = {key: value for key, value in point.items() if key in own or _concerns(info, key, has)}
         if not info.memory:
             concerned = {key: value for key, value in concerned.items() if not key.startswith(("memory", "review"))}
@@ -186,6 +193,8 @@ class _Expansion:
         for key in sorted(self.unused - self.known):
             where = "--set" if key in self.given else f"{path}, settings"
             raise OcilError(f"{where}: unknown setting '{key}'.{suggest(key, self.known)}")
+        for key in sorted(self.unused & set(self.given)):
+            raise OcilError(f"--set {key}: it concerns no cell of {path}.")
 
 
 def _concerns(info: MethodInfo, key: str, has: set[str]) -> bool:
@@ -238,7 +247,7 @@ def _matches(cell: Cell, name: str, wanted: str) -> bool:
             return float(wanted) == value
         except ValueError:
             return False
-    return value is not None and _text(value) == wanted.lower() if isinstance(value, bool) else value == wanted
+    return _text(value) == wanted.lower() if isinstance(value, bool) else value == wanted
 
 
 def _text(value: Any) -> str:
@@ -252,7 +261,7 @@ def _content(path: Path) -> dict[str, Any]:
         there = sorted(str(other) for other in path.parent.glob("*.toml"))
         hint = suggest(str(path), there) if there else ""
         raise OcilError(f"cannot read {path}: {error.strerror}.{hint}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not TOML, not text, or a number or a nesting beyond measure
         raise OcilError(f"{path} is not a TOML file: {error}.") from None
     for key in content:
         if key not in KEYS:
@@ -274,7 +283,7 @@ def _table(path: Path, key: str, value: Any) -> dict[str, Any]:
     return value
 
 
-def _seeds(path: Path, seeds: Any) -> int:
+def _seeds(where: str, seeds: Any) -> int:
     if not isinstance(seeds, int) or isinstance(seeds, bool) or seeds < 1:
-        raise OcilError(f"{path}: seeds = {seeds!r} must be a whole number of at least 1.")
+        raise OcilError(f"{where}: seeds = {seeds!r} must be a whole number of at least 1.")
     return seeds

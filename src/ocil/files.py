@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from ocil.errors import WriteError
+from ocil.errors import InUseError, WriteError
 
 
 @contextmanager
@@ -38,6 +38,17 @@ def write_bytes(path: Path, content: bytes) -> None:
         file.write(content)
 
 
+def must_be_free(path: Path) -> None:
+    """Raise if something stands where a file is to be written: a folder, or a file in the place of its folder."""
+    if path.is_dir():
+        raise WriteError(f"cannot write {path}: it is a folder. Choose another place.")
+    for parent in path.parents:
+        if parent.exists():
+            if not parent.is_dir():
+                raise WriteError(f"cannot write {path}: {parent} is not a folder. Choose another place.")
+            return
+
+
 @contextmanager
 def locked(folder: Path, elsewhere: str, taken: str) -> Iterator[None]:
     """One process at a time works in a folder. The lock goes with the process, however that ends.
@@ -53,7 +64,7 @@ def locked(folder: Path, elsewhere: str, taken: str) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise WriteError(taken) from None
+            raise InUseError(taken) from None
         for left_over in folder.glob(".*.tmp"):  # of a process that was killed while it wrote
             left_over.unlink(missing_ok=True)
         yield

@@ -6,9 +6,10 @@ CELL names the dataset, the method, the memory and a digest of every other setti
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from torch import Tensor
 
 from ocil import metrics
 from ocil.config import RunConfig
+from ocil.data import Dataset
 from ocil.errors import OcilError
 from ocil.files import locked, write_bytes
 from ocil.metrics import Estimate, estimate
 
 SCHEMA = 1
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -60,12 +63,23 @@ class Result:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Result":
         refuse_newer(content, SCHEMA)
-        return cls(
+        result = cls(
             RunConfig.from_json(content["config"]),
             *(content[name] for name in (
                 "matrix", "evaluations", "wall_seconds", "peak_memory", "digest", "environment",
             )),
         )  # fmt: skip
+        _check(result)
+        return result
+
+    @property
+    def images(self) -> str:
+        """Fingerprint of the dataset; empty in results from before it was kept."""
+        return str(self.environment.get("images", self.config.fingerprint))
+
+    def same_images(self, dataset: Dataset) -> bool:
+        """As far as is known."""
+        return not self.images or self.images == dataset.fingerprint
 
 
 @dataclass(frozen=True)
@@ -87,7 +101,7 @@ class RunFolder:
             return Result.from_json(json.loads(path.read_text()))
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, ValueError, KeyError, TypeError, OcilError) as error:
+        except (*UNREADABLE, OcilError) as error:
             raise OcilError(unreadable(path, error)) from error
 
     def save_result(self, result: Result) -> None:
@@ -158,6 +172,11 @@ def unreadable(path: Path, error: Exception) -> str:
     return f"cannot read {path}: {type(error).__name__}: {error}. Delete it to start that run again."
 
 
+def other_images(path: Path) -> str:
+    found = f"{path} was begun with other images of that name"
+    return f"{found}: import those again, use another --out, or delete that folder."
+
+
 def write_json(path: Path, content: Any) -> None:
     write_bytes(path, (json.dumps(content, indent=1) + "\n").encode())
 
@@ -166,3 +185,37 @@ def _estimate(values: list[float | None]) -> Estimate | None:
     """None where the quantity is not defined for every run."""
     known = [value for value in values if value is not None]
     return estimate(known) if known and len(known) == len(values) else None
+
+
+def _check(result: Result) -> None:
+    """Raise what could not be shown or averaged. A file may come from anywhere."""
+    config = result.config
+    if not isinstance(config.dataset, str) or not config.dataset or not _whole(config.seed):
+        raise ValueError("dataset or seed is not what it should be")
+    for part in (config.stream, config.learner):
+        for f in fields(part):
+            value, usual = getattr(part, f.name), f.default
+            if not isinstance(value, type(usual)) and not (isinstance(usual, float) and _number(value)):
+                raise ValueError(f"{f.name} = {str(value)[:40]} is not what it should be")
+    rows = 1 if config.stream.boundary == "iid" else config.stream.tasks
+    if not isinstance(result.matrix, list) or len(result.matrix) != rows:
+        raise ValueError(f"the accuracy matrix does not have {rows} rows")
+    for row in result.matrix:
+        if len(row) != config.stream.tasks or not all(_number(a) and 0 <= a <= 1 for a in row):
+            raise ValueError(f"a row of the accuracy matrix is not {config.stream.tasks} shares")
+    for evaluation in result.evaluations:
+        for name, value in evaluation.items():
+            if name != "accuracy" and value is not None and not _number(value):
+                raise ValueError(f"{name} of an evaluation is not a number")
+    if not _number(result.wall_seconds) or not isinstance(result.digest, str):
+        raise ValueError("wall_seconds or digest is not what it should be")
+    if not isinstance(result.environment, dict) or not isinstance(result.peak_memory, dict):
+        raise ValueError("environment or peak_memory is not an object")
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

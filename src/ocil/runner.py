@@ -24,7 +24,7 @@ from ocil.methods import method
 from ocil.methods.base import Learner, Problem, capacity_for
 from ocil.networks import smallest_batch
 from ocil.precision import numerics
-from ocil.results import Result, RunFolder, unreadable
+from ocil.results import Result, RunFolder, other_images, unreadable
 from ocil.streams import DeviceData, Stream
 
 LOOK_EVERY = 50  # stream batches between two looks at the loss: each look waits for the device
@@ -126,6 +126,8 @@ def run(
     """
     folder = RunFolder.of(Path(root), config)
     if (finished := folder.result()) is not None:
+        if dataset is not None and not finished.same_images(dataset):
+            raise OcilError(other_images(folder.path))
         return finished
     device = pick_device(device) if isinstance(device, str) else device
     dataset = dataset or data.load(config.dataset, data_dir)
@@ -205,6 +207,8 @@ class Work:
         resident: DeviceData,
         stepper: Callable[[Learner, Stream], Stepper] = Stepper,
     ) -> None:
+        if config.fingerprint and config.fingerprint != dataset.fingerprint:
+            raise OcilError(f"{config.dataset} has changed since this was planned: give the same command again.")
         self.config, self.folder, self.device, self.dataset = config, folder, resident.device, dataset
         self.stream = Stream(dataset, config.stream, config.seed, resident=resident)
         self.evaluator = Evaluator(self.stream)
@@ -334,9 +338,7 @@ def check_begun(folder: RunFolder, progress: Mapping[str, Any], device: torch.de
             f"{folder.path} was begun with {threads} threads: go on with --threads {threads}, or delete that folder."
         )
     if progress.get("images", images) != images:
-        raise OcilError(
-            f"{folder.path} was begun with other images of that name: import those again, or delete that folder."
-        )
+        raise OcilError(other_images(folder.path))
 
 
 def digest(learner: Learner) -> str:

@@ -153,6 +153,20 @@ def references_of(configs: "Sequence[RunConfig]", wanted: bool) -> "dict[RunConf
     return {config: config.reference() for config in configs if wanted and config.stream.boundary != "iid"}
 
 
+def refuse_other_images(configs: "Sequence[RunConfig]", out: Path, dataset: "Dataset", reference: bool) -> None:
+    """Raise if a finished run, or one that it would be compared with, was trained on other images of that name."""
+    from ocil.results import RunFolder, other_images
+
+    for config in dict.fromkeys([*configs, *references_of(configs, reference).values()]):
+        folder = RunFolder.of(out, config)
+        try:
+            result = folder.result()
+        except OcilError:  # said when it would be used
+            continue
+        if result is not None and not result.same_images(dataset):
+            raise OcilError(other_images(folder.path))
+
+
 def summary_json(summary: "Summary", folders: list[Path]) -> dict[str, Any]:
     config = summary.config
     note = {} if len(folders) > 1 else {"note": "one seed: no interval"}
@@ -187,13 +201,17 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text())
     except OSError as error:
         raise OcilError(f"cannot read {path}: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not TOML, not text, or a number or a nesting beyond measure
         raise OcilError(f"{path} is not a TOML file: {error}.") from None
 
 
 def dataset_of_a_run(name: str, loaded: "Dataset") -> str:
     """How a configuration names a dataset: a file by its whole path, one of a folder of datasets by its name."""
     path = Path(name).expanduser()
+    try:
+        str(path.resolve()).encode()
+    except UnicodeEncodeError:
+        raise OcilError(f"the name of {name!r} is not text, so no result could hold it: rename the file.") from None
     return str(path.resolve()) if path.suffix.lower() == ".npz" or len(path.parts) > 1 else loaded.name
 
 

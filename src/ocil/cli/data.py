@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
+from ocil.cli.common import whole_number
+
 if TYPE_CHECKING:
     from ocil.data import Entry
 
@@ -45,7 +47,12 @@ def list_datasets(*, data_dir: DataDir = None, as_json: Json = False) -> None:
 
 @app.command(name="import")
 def import_(
-    name: str, source: Path, *, data_dir: DataDir = None, size: int | None = None, as_json: Json = False
+    name: str,
+    source: Path,
+    *,
+    data_dir: DataDir = None,
+    size: Annotated[int | None, Parameter(converter=whole_number)] = None,
+    as_json: Json = False,
 ) -> None:
     """Bring a dataset in from files you have.
 

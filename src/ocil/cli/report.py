@@ -12,15 +12,8 @@ from ocil.cli.data import DataDir, Json
 from ocil.errors import OcilError
 
 if TYPE_CHECKING:
-    from ocil.config import RunConfig
-    from ocil.data import Dataset
     from ocil.report.collect import Cell
-    from ocil.report.drawings import Example
     from ocil.report.gallery import Drawing
-    from ocil.results import RunFolder
-
-SCORED = 500  # training images of which examples are chosen
-ACROSS = 8
 
 
 def report(
@@ -44,8 +37,8 @@ def report(
     out
         Folder for the report.
     examples
-        A run folder with its checkpoint: also draw training images of its last task, hard, ambiguous and easy, with
-        the score of their true class. May be given several times.
+        A run folder with its checkpoint: also draw training images of the task before the last, hard, ambiguous and
+        easy, with the score of their true class. May be given several times: runs of one stream share the images.
     """
     if not runs:
         raise OcilError("name the folders of the runs, for example: ocil report runs --out report")
@@ -56,13 +49,12 @@ def report(
 
     collection = collect(runs)
     warnings = list(collection.warnings)
-    more = []
-    for run in examples:
-        drawing = _examples(run, data_dir)
-        if isinstance(drawing, str):
-            warnings.append(drawing)
-        else:
-            more.append(drawing)
+    more: list[Drawing] = []
+    if examples:
+        from ocil.cli.examples import example_images
+
+        more, told = example_images(examples, data_dir)
+        warnings += told
     for warning in warnings:
         _warn(warning)
     written = write(collection, out, more)
@@ -135,7 +127,8 @@ def _one_cell(path: Path) -> tuple["Cell", Sequence[str]]:
         if (beside / "result.json").is_file():
             references.append(beside)
     together = collect([path, *references])
-    return next(other for other in together.cells if other.name == cell.name), found.warnings
+    (shown,) = (other for other in together.cells if other.name == cell.name)
+    return shown, list(dict.fromkeys([*found.warnings, *together.warnings]))
 
 
 def _must_be_finished(path: Path) -> None:
@@ -157,70 +150,6 @@ def _brief(cell: "Cell") -> dict[str, object]:
     names = ("cell", "method", "dataset", "memory", "command", "published", "overlap", "average_accuracy")
     content = summary_json(cell)
     return {name: content[name] for name in names} | {"runs": [str(run.path) for run in cell.runs]}
-
-
-def _examples(path: Path, data_dir: Path | None) -> "Drawing | str":
-    """Images of a run's last task by the score that its final learner gives them, or why there are none."""
-    from ocil.report.collect import memory_of, read, title_of
-    from ocil.report.gallery import examples
-    from ocil.results import RunFolder
-
-    folder = RunFolder(path.parent if path.name == "result.json" else path)
-    if not (folder.path / "result.json").is_file():
-        raise OcilError(f"--examples {path}: there is no finished run (result.json) in that folder.")
-    result = read(folder.path / "result.json")
-    config = result.config
-    if not folder.checkpoint.is_file():
-        return f"{folder.path} has no checkpoint.safetensors: no example images of it."
-    from ocil import data
-
-    dataset = data.load(config.dataset, data_dir)
-    trained_on = config.fingerprint or result.environment.get("images", dataset.fingerprint)
-    if dataset.fingerprint != trained_on:
-        return f"{config.dataset} has changed since {folder.path} was run: no example images of it."
-    memory = f", memory {memory_of(config)}" if memory_of(config) else ""
-    place = f"{config.label}, {title_of(config.dataset)}{memory}, seed {config.seed}"
-    return examples(f"{config.cell}-{config.seed}", place, _by_score(config, folder, dataset))
-
-
-def _by_score(config: "RunConfig", folder: "RunFolder", dataset: "Dataset") -> "dict[str, list[Example]]":
-    import numpy as np
-    import torch
-
-    from ocil.evaluate import EASY, HARD, scores_of
-    from ocil.precision import numerics
-    from ocil.report.drawings import Example
-    from ocil.results import unreadable
-    from ocil.runner import build
-    from ocil.streams import Stream
-
-    stream = Stream(dataset, config.stream, config.seed)
-    new = np.flatnonzero(np.isin(dataset.train_y, stream.new_classes(stream.checkpoints - 1)))
-    new = new[np.linspace(0, len(new) - 1, min(SCORED, len(new))).astype(int)]
-    state = folder.load_checkpoint()
-    if state is None:
-        raise OcilError(f"{folder.checkpoint} has gone.")
-    with numerics(config.learner.precision), torch.no_grad():
-        learner = build(config, dataset)
-        try:
-            learner.load_state(state[0], generators=False)  # they may be another device's, and scores need none
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise OcilError(unreadable(folder.checkpoint, error)) from error
-        x, y = torch.from_numpy(dataset.train_x[new]), torch.from_numpy(dataset.train_y[new])
-        scores = scores_of(learner.scorer(), x).softmax(1).gather(1, y[:, None])[:, 0].numpy()
-    kinds = {
-        f"hard\n(below {HARD:g})": scores < HARD,
-        "ambiguous": (scores >= HARD) & (scores <= EASY),
-        f"easy\n(above {EASY:g})": scores > EASY,
-    }
-    groups = {}
-    for kind, chosen in kinds.items():
-        order = np.flatnonzero(chosen)[np.argsort(scores[chosen], kind="stable")]
-        few = order[np.linspace(0, len(order) - 1, min(ACROSS, len(order))).astype(int)]
-        groups[kind] = [
-            Example(dataset.train_x[new[i]], float(scores[i]), dataset.classes[dataset.train_y[new[i]]]) for i in few
-        ]
-    return groups
 
 
 def _warn(message: str) -> None:

@@ -18,6 +18,7 @@ from ocil.cli.common import (
     read_settings,
     read_toml,
     references_of,
+    refuse_other_images,
     say,
     summary_json,
     summary_of,
@@ -119,7 +120,7 @@ def compare(
     from ocil import data
 
     load = lru_cache(maxsize=1)(data.load)  # once, not for each method
-    plans = [_plan(*_with_review(name, options), shared=True, load=load) for name in methods]
+    plans = [_plan(*_with_review(name, options), shared=True, load=load) for name in dict.fromkeys(methods)]
     must_be_a_folder(path.parent)
     summaries, folders, failed = _execute(plans, options, where or Where())
     if not summaries:
@@ -255,6 +256,7 @@ def _plan(
     plan = [replace(config, seed=seed) for seed in range(first, first + seeds)]
     for config in plan:
         check(config, loaded)
+    refuse_other_images(plan, options.out, loaded, options.reference)
     return plan
 
 

@@ -16,6 +16,7 @@ from ocil.cli.common import (
     fold,
     read_settings,
     references_of,
+    refuse_other_images,
     say,
     summary_json,
     summary_of,
@@ -89,7 +90,7 @@ def sweep(
         there = sorted({Path(cell.config.dataset).stem for cell in experiment.cells} - {Path(n).stem for n in missing})
         others = f" To go on without: --skip-missing, or --only dataset={','.join(there)}." if there else ""
         raise OcilError(_missing_text(missing) + others)
-    check_cells(experiment.cells, datasets)
+    check_cells(experiment.cells, datasets, out, reference)
     job = where.job(out, data_dir)
     plan = Plan.of(experiment.cells, out, reference)
     from ocil.cli.estimate import Estimator
@@ -99,6 +100,9 @@ def sweep(
         _tell(experiment, plan, estimator, datasets, {} if skip_missing else missing, out, as_json)
         return 0
     return _carry_out(experiment, plan, estimator, datasets, where, job, as_json)
+
+
+REVIEW = ("review", "review_every", "review_batch", "review_keep_last")
 
 
 class Datasets:
@@ -152,7 +156,7 @@ def _missing_text(missing: dict[str, str]) -> str:
     return " ".join(text if text.endswith(".") else f"{text}." for text in missing.values())
 
 
-def check_cells(cells: "Sequence[Cell]", datasets: Datasets) -> None:
+def check_cells(cells: "Sequence[Cell]", datasets: Datasets, out: Path, reference: bool) -> None:
     """Raise now what a run would raise later, one dataset in memory at a time, each kind of stream once."""
     from ocil.runner import check
 
@@ -163,13 +167,15 @@ def check_cells(cells: "Sequence[Cell]", datasets: Datasets) -> None:
         seen = set()
         for cell in cells:
             config, learner = cell.config, cell.config.learner
-            kind = (config.stream, learner.review, learner.review_every, learner.memory_batch, bool(learner.memory))
+            kind = (config.stream, learner.memory, learner.memory_batch, *(getattr(learner, name) for name in REVIEW))
             if config.dataset == name and kind not in seen:
                 seen.add(kind)
                 try:
                     check(config, loaded)
                 except OcilError as error:
                     raise OcilError(f"{cell.label}: {error}") from None
+        runs = [config for cell in cells if cell.config.dataset == name for config in cell.configs]
+        refuse_other_images(runs, out, loaded, reference)
 
 
 @dataclass(frozen=True)

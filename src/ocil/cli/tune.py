@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -86,6 +87,7 @@ def tune(
     if seeds < 1:
         raise OcilError(f"--seeds {seeds} must be at least 1.")
     given = read_settings(set)
+    fixed = {*given, *(name for name, value in (("memory", memory), ("review", review)) if value is not None)}
 
     from ocil import data, methods, tuning
     from ocil.config import command, resolve
@@ -95,9 +97,11 @@ def tune(
     from ocil.runner import check
 
     info = methods.method(method)
-    searched = read_grid(grid, given) or tuning.GRIDS.get(info.name)
+    searched = read_grid(grid, fixed) or tuning.GRIDS.get(info.name)
     if not searched:
         raise OcilError(f"say what to search, for example: ocil tune {info.name} --grid lr=0.03,0.1,0.3")
+    if twice := fixed & searched.keys():
+        raise OcilError(f"{min(twice)} is what would be searched: leave it out, or name another with --grid.")
     name = data.DEFAULT if dataset is None else dataset
     loaded = data.load(name, data_dir)
     known = dataset_of_a_run(name, loaded)
@@ -111,12 +115,13 @@ def tune(
     ground = tuning.ground(loaded, first, tasks, validation)
     out = out or Path("tuning") / f"{first.label}-{Path(known).stem}{_memory(first)}"
     job = where.job(out, data_dir)
-    path = tuning.keep(ground.data, out / "data")
-    fingerprint = ground.data.fingerprint
+    fingerprint, folder = ground.data.fingerprint, out / "data"
+    for real in reals:
+        check(tuning.on_ground(real, folder, fingerprint, tasks), ground.data)
+    path = tuning.keep(ground.data, folder)
     cells = []
     for real, point in reals.items():
         config = tuning.on_ground(real, path, fingerprint, tasks)
-        check(config, ground.data)
         cells.append(Cell(_text(point), tuple(replace(config, seed=seed) for seed in range(seeds))))
 
     order = [config for cell in cells for config in cell.configs]
@@ -172,7 +177,7 @@ def tune(
     return 1 if failed else 0
 
 
-def read_grid(words: tuple[str, ...], given: dict[str, str]) -> dict[str, list[str]]:
+def read_grid(words: tuple[str, ...], given: Collection[str]) -> dict[str, list[str]]:
     grid: dict[str, list[str]] = {}
     for word in words:
         name, equals, text = word.partition("=")

@@ -185,9 +185,11 @@ class _Pool:
             event = connection.recv()
         except (EOFError, OSError):
             process.join()
+            config, killed = self.configs[number], process.exitcode == -signal.SIGKILL
+            perhaps = " If there was no memory left: fewer --workers, or a smaller --memory." if killed else ""
             event = OcilError(
-                f"{self.configs[number].cell} seed {self.configs[number].seed}: its process ended with code "
-                f"{process.exitcode}. The same command goes on from its last checkpoint."
+                f"{config.cell} seed {config.seed}: its process ended with code {process.exitcode}. "
+                f"The same command goes on from its last checkpoint.{perhaps}"
             )
             del self.busy[connection]
             self.outcomes[number] = event

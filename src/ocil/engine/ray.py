@@ -29,7 +29,7 @@ from ocil.config import RunConfig
 from ocil.engine import gpu, local
 from ocil.engine.local import Job, Outcome, Watcher, explained, look_up
 from ocil.engine.nodes import examiner, place_marker, unfit
-from ocil.errors import OcilError, WriteError
+from ocil.errors import InUseError, OcilError, WriteError
 from ocil.runner import Interrupted, Progress, pick_device
 
 RETRIES = 3  # of a run whose worker died
@@ -181,7 +181,7 @@ class Worker:
         numbers, left = list(unit), dict(unit)
 
         def tell(position: int, event: Progress | Outcome) -> None:
-            if isinstance(event, WriteError) and patient and not self.should_stop():
+            if isinstance(event, InUseError | WriteError) and patient and not self.should_stop():
                 return
             if not isinstance(event, Progress):
                 del left[numbers[position]]

@@ -52,6 +52,8 @@ class LongTailed:
     val_index: Labels | None = None
     digest: str = ""
     """Of which images these are: of their places in the dataset, or of the images themselves."""
+    images: str = ""
+    """Fingerprint of the dataset that this was cut from."""
 
     def __post_init__(self) -> None:
         for split in ("train", "val", "test"):
@@ -133,7 +135,7 @@ def cut(dataset: Dataset, imbalance: float, open_share: float, validation: int, 
         dataset.train_x[val], number[dataset.train_y[val]],
         dataset.test_x[test_y >= 0], test_y[test_y >= 0], dataset.test_x[test_y < 0],
         tuple(dataset.classes[label] for label in known), tuple(dataset.classes[label] for label in held_out),
-        train, val, _digest(train, val, test_y),
+        train, val, _digest(train, val, test_y), dataset.fingerprint,
     )  # fmt: skip
 
 
@@ -179,7 +181,7 @@ def load_prepared(name: str, data_dir: Path | None = None) -> LongTailed:
             raise OcilError(f"{path}: {key} is {array.dtype}. Prepare it again.")
         if array.ndim != (4 if of_images else 1) or (of_images and array.shape[1:] != arrays["train_x"].shape[1:]):
             raise OcilError(f"{path}: {key} has the shape {list(array.shape)}. Prepare it again.")
-    return LongTailed(name, **arrays, classes=classes, digest=digest)
+    return LongTailed(name, **arrays, classes=classes, digest=digest, images=digest)
 
 
 def read_lists(name: str, lists: Path, images: Path, size: int) -> LongTailed:

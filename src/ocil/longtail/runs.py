@@ -26,7 +26,7 @@ from ocil.longtail.data import LongTailed, Resident, load
 from ocil.longtail.results import LongTailResult, read_result
 from ocil.longtail.training import Stage, StageOne, StageTwo, check, plain_network, predict
 from ocil.precision import numerics
-from ocil.results import RunFolder, unreadable, write_json
+from ocil.results import RunFolder, other_images, unreadable, write_json
 from ocil.runner import Interrupted, Progress, check_begun, digest_of, environment, pick_device
 
 WARM = 3  # steps as they are written before one is recorded: they prepare what may not be prepared in a graph
@@ -160,6 +160,7 @@ class StageWork:
             "history": self.history,
             "device": self.stage.data.device.type,
             "threads": torch.get_num_threads(),
+            "images": self.stage.data.split.images,
         }
         self.folder.save_checkpoint(self.stage.state(), progress)
 
@@ -168,7 +169,7 @@ class StageWork:
         if found is None:
             return
         tensors, progress = found
-        check_begun(self.folder, progress, self.stage.data.device)
+        check_begun(self.folder, progress, self.stage.data.device, self.stage.data.split.images)
         try:
             self.stage.load_state(tensors, progress["epoch"])
             self.seconds, self.history = progress["seconds"], progress["history"]
@@ -183,6 +184,7 @@ class StageWork:
             "validation": float(self.stage.best_accuracy),
             "seconds": round(self.seconds, 3),
             "digest": digest_of(best),
+            "images": self.stage.data.split.images,
             "history": self.history,
         }
         write_bytes(weights_path(self.folder), safetensors.torch.save(best, {"found": json.dumps(found)}))
@@ -232,6 +234,8 @@ class VariantRun:
     def __init__(self, config: LongTailConfig, job: Job, resident: Resident) -> None:
         self.config, self.resident, self.folder = config, resident, run_folder(job.root, config)
         weights, self.stage1 = load_stage1(job.root, config)
+        if self.stage1.get("images", resident.split.images) != resident.split.images:
+            raise OcilError(other_images(stage1_folder(job.root, config).path))
         self.plain = plain_network(config, resident)
         try:
             self.plain.load_state_dict(weights)
@@ -261,7 +265,7 @@ class VariantRun:
             [None if value != value else float(value) for value in each],
             split.summary(), found["best_epoch"], found["validation"], found["history"], mu, found["seconds"],
             {name: self.stage1[name] for name in ("digest", "best_epoch", "validation", "seconds")},
-            found["digest"], environment(self.resident.device),
+            found["digest"], environment(self.resident.device) | {"images": split.images},
         )  # fmt: skip
         write_json(self.folder.path / "result.json", result.to_json())
         self.folder.checkpoint.unlink(missing_ok=True)  # not before: a kill during the test would cost all of stage 2

@@ -276,11 +276,14 @@ class Learner(nn.Module):
         self.tasks_ended += 1
 
     def end_task(self) -> None:
-        """All that a task's end calls for: what the method is defined by, and a review if its settings have one."""
+        """All that a task's end calls for: what the method is defined by, and a review if its settings have one there.
+
+        With ``review_every`` they have it elsewhere: call ``review`` after as many batches.
+        """
         self.task_ended()
         for slots in self.rehearsal():
             self.rehearsal_step(slots)
-        if self.config.review:
+        if self.config.review and not self.config.review_every:
             self.review()
 
     def rehearsal(self) -> Iterator[Tensor]:

@@ -1,10 +1,9 @@
 """Find results under folders, group them to cells (runs that differ only by their seed) and summarise each cell."""
 
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from ocil.longtail.results import LongTailCell, read_if_longtail
 from ocil.longtail.results import cells as longtail_cells
 from ocil.methods import METHODS, method
 from ocil.report.published import MEMORY
-from ocil.results import Result, Summary, summarise
+from ocil.results import UNREADABLE, Result, Summary, summarise
 
 BOUNDS = ("fine-tune", "iid-offline")  # they frame the comparison and take no part in it
 LABEL_FREE = {"precision"}  # the paper says nothing of it: such a cell still is what the paper's row names
@@ -104,7 +103,7 @@ def collect(paths: Sequence[Path]) -> Collection:
     for path in _files(paths):
         try:
             if (found := read_if_longtail(path)) is not None:
-                tailed.append(found)
+                tailed.append((path, found))
                 continue
             result = read(path)
         except OcilError as error:
@@ -118,9 +117,15 @@ def collect(paths: Sequence[Path]) -> Collection:
         reason = f" {warnings[0]}" if warnings else ""
         where = ", ".join(map(str, paths))
         raise OcilError(f"no finished run (result.json) under {where}.{reason} Run something first: ocil run afs")
-    warnings += _mixed(run for runs in cells.values() for run in runs.values())
+    for name, runs in cells.items():
+        cells[name], lines = _of_one_dataset(runs)
+        warnings += lines
+    used = [(r.result.config.dataset, r.result.images, r.path) for runs in cells.values() for r in runs.values()]
+    warnings += _mixed([*used, *((r.config.dataset, str(r.environment.get("images", "")), p) for p, r in tailed)])
     grouped = [_cell([runs[seed] for seed in sorted(runs)], cells) for runs in cells.values()]
-    return Collection(tuple(sorted(_marked(grouped), key=_order)), tuple(warnings), longtail_cells(tailed))
+    told = (warning.encode(errors="backslashreplace").decode() for warning in warnings)  # a path need not be text
+    long_tails = longtail_cells([found for _, found in tailed])
+    return Collection(tuple(sorted(_marked(grouped), key=_order)), tuple(told), long_tails)
 
 
 def read(path: Path) -> Result:
@@ -129,12 +134,11 @@ def read(path: Path) -> Result:
         content = json.loads(path.read_bytes())
         json.dumps(content, ensure_ascii=False).encode()  # half a character could not be written again
         result = Result.from_json(content)
-        _check(result)
     except OSError as error:
         raise OcilError(f"cannot read {path}: {error.strerror}.") from None
     except OcilError as error:  # a method that is not registered here, or settings that cannot be
         raise OcilError(f"{path} cannot be read here: {' '.join(str(error).split())[:200]}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except UNREADABLE as error:
         what = " ".join(str(error).split())[:200]
         raise OcilError(f"{path} is not a result of ocil: {type(error).__name__}: {what}") from None
     return result
@@ -173,15 +177,25 @@ def _files(paths: Sequence[Path]) -> list[Path]:
     return list(found.values())
 
 
-def _mixed(runs: Iterable[Run]) -> list[str]:
-    """A line for each dataset that was not the same images in all runs: the catalog's names do not vouch for that."""
-    found: dict[tuple[str, str], dict[str, Path]] = {}
-    for run in runs:
-        if images := run.result.environment.get("images"):
-            config = run.result.config
-            found.setdefault((config.dataset, config.fingerprint), {}).setdefault(str(images), run.path)
+def _of_one_dataset(runs: dict[int, Run]) -> tuple[dict[int, Run], list[str]]:
+    """Runs of the images that most runs of a cell have, and a line for each other run."""
+    counts = Counter(run.result.images for run in runs.values() if run.result.images)
+    if len(counts) < 2:
+        return runs, []
+    usual, _ = counts.most_common(1)[0]
+    kept = {seed: run for seed, run in runs.items() if run.result.images in (usual, "")}
+    others = [run.path for seed, run in runs.items() if seed not in kept]
+    return kept, [f"{path} is left out: it had other images than the other runs of its cell." for path in others]
+
+
+def _mixed(used: Iterable[tuple[str, str, Path]]) -> list[str]:
+    """A line for each dataset that was not the same images in all runs: its name does not vouch for that."""
+    found: dict[str, dict[str, Path]] = {}
+    for dataset, images, path in used:
+        if images:
+            found.setdefault(dataset, {}).setdefault(images, path)
     lines = []
-    for (dataset, _), paths in found.items():
+    for dataset, paths in found.items():
         if len(paths) > 1:
             first, second, *_ = paths.values()
             what = f"{title_of(dataset)} was not the same images in all runs"
@@ -191,8 +205,16 @@ def _mixed(runs: Iterable[Run]) -> list[str]:
 
 def _cell(runs: list[Run], cells: dict[str, dict[int, Run]]) -> Cell:
     references = [cells.get(run.result.config.reference().cell, {}).get(run.result.config.seed) for run in runs]
-    compared = [reference.result if reference else None for reference in references]
+    compared = [
+        reference.result if reference and _alike(run.result, reference.result) else None
+        for run, reference in zip(runs, references, strict=True)
+    ]
     return Cell(tuple(runs), summarise([run.result for run in runs], compared))
+
+
+def _alike(one: Result, other: Result) -> bool:
+    """Whether they had the same images, as far as they tell."""
+    return one.images == other.images or not (one.images and other.images)
 
 
 def _marked(cells: Sequence[Cell]) -> list[Cell]:
@@ -214,37 +236,3 @@ def _order(cell: Cell) -> tuple[Any, ...]:
         known, title_of(config.dataset), config.dataset, memory_of(config), methods.index(config.method),
         config.learner.review, len(cell.changed), tuple(cell.changed), values, cell.name,
     )  # fmt: skip
-
-
-def _check(result: Result) -> None:
-    """Raise what a page could not show. A file may come from anywhere."""
-    config = result.config
-    if not isinstance(config.dataset, str) or not config.dataset or not _whole(config.seed):
-        raise ValueError("dataset or seed is not what it should be")
-    for part in (config.stream, config.learner):
-        for f in fields(part):
-            value, usual = getattr(part, f.name), f.default
-            if not isinstance(value, type(usual)) and not (isinstance(usual, float) and _number(value)):
-                raise ValueError(f"{f.name} = {str(value)[:40]} is not what it should be")
-    rows = 1 if config.stream.boundary == "iid" else config.stream.tasks
-    if not isinstance(result.matrix, list) or len(result.matrix) != rows:
-        raise ValueError(f"the accuracy matrix does not have {rows} rows")
-    for row in result.matrix:
-        if len(row) != config.stream.tasks or not all(_number(a) and 0 <= a <= 1 for a in row):
-            raise ValueError(f"a row of the accuracy matrix is not {config.stream.tasks} shares")
-    for evaluation in result.evaluations:
-        for name, value in evaluation.items():
-            if name != "accuracy" and value is not None and not _number(value):
-                raise ValueError(f"{name} of an evaluation is not a number")
-    if not _number(result.wall_seconds) or not isinstance(result.digest, str):
-        raise ValueError("wall_seconds or digest is not what it should be")
-    if not isinstance(result.environment, dict) or not isinstance(result.peak_memory, dict):
-        raise ValueError("environment or peak_memory is not an object")
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

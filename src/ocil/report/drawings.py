@@ -309,17 +309,18 @@ def differences(rows: Mapping[str, tuple[float, float | None]]) -> Figure:
 
 @dataclass(frozen=True)
 class Example:
-    """A training image and the score of its true class."""
+    """A training image and the score of its true class, by each run."""
 
     image: NDArray[np.uint8]
-    score: float
+    scores: Mapping[str, float]
     name: str
 
 
 def examples(groups: Mapping[str, Sequence[Example]]) -> Figure:
     """A row of images for each kind of sample."""
     across = max(1, *(len(group) for group in groups.values()))
-    figure = Figure(figsize=(0.95 * across + 0.9, 1.35 * len(groups)), layout="constrained")
+    lines = max((len(example.scores) for group in groups.values() for example in group), default=1)
+    figure = Figure(figsize=(0.95 * across + 0.9, (1.2 + 0.15 * lines) * len(groups)), layout="constrained")
     grid = figure.subplots(len(groups), across, squeeze=False)
     for row, (kind, group) in zip(grid, groups.items(), strict=True):
         for axes in row:
@@ -334,6 +335,7 @@ def examples(groups: Mapping[str, Sequence[Example]]) -> Figure:
             axes.imshow(image[..., 0] if image.shape[-1] == 1 else image, cmap="gray", vmin=0, vmax=255)
             name = "".join(letter for letter in example.name if letter.isprintable())
             name = name if len(name) <= 14 else f"{name[:13]}…"
-            axes.set_title(f"{example.score:.2f}", fontsize=9, pad=3)
+            told = [f"{score:.2f}" if lines == 1 else f"{run} {score:.2f}" for run, score in example.scores.items()]
+            axes.set_title("\n".join(told), fontsize=9 if lines == 1 else 7, pad=3)
             axes.set_xlabel(name, fontsize=7, labelpad=2)
     return figure

@@ -250,12 +250,12 @@ def _seeds(cells: Iterable[Cell]) -> str:
 
 
 def examples(cell: str, place: str, groups: Mapping[str, Sequence[drawings.Example]]) -> Drawing:
-    """Training images of the last task by the score of their true class."""
+    """Training images of the task before the last by the score of their true class."""
     shown = Gallery()
     shown.add(
         "examples", f"examples-{cell}", f"Hard, ambiguous and easy samples: {place}",
-        "Training images of the last task after it was learned, from low to high score of their true class (above each "
-        "image; its class below).",
+        "Training images of the task before the last, after the last was learned, from low to high score of their true "
+        "class (above each image; its class below). Of several runs the last decides of what kind a sample is.",
         drawings.examples, groups,
     )  # fmt: skip
     return shown.drawings[0]

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ocil.files import write_bytes
+from ocil.files import must_be_free, write_bytes
 from ocil.report import formats, longtail
 from ocil.report.collect import Collection
 from ocil.report.comparison import paper_tables
@@ -30,10 +30,13 @@ def write(collection: Collection, out: Path, more: Sequence[Drawing] = ()) -> Wr
     contents = {out / "tables" / name: text for name, text in texts.items()}
     pictures = {out / "figures" / f"{drawing.name}.svg": drawing.svg for drawing in drawings}
     index = {out / "index.html": page(collection, tables, drawings)}
+    written = {path: text.encode() for path, text in (contents | pictures | index).items()}
+    for path in written:
+        must_be_free(path)
     ours, earlier = {*contents, *pictures}, _earlier(out)
     _keep_list(out, ours | earlier)
-    for path, text in (contents | pictures | index).items():
-        write_bytes(path, text.encode())
+    for path, content in written.items():
+        write_bytes(path, content)
     for path in earlier - ours:  # they tell of runs that this report does not have
         path.unlink()
     _keep_list(out, ours)
