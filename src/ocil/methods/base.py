@@ -52,8 +52,9 @@ class LearnerConfig:
     width: int = 20
     """Channels of the network's first stage; the next ones have 2, 4 and 8 times as many."""
     precision: Precision = "tf32"
-    """On a GPU. ``fp32``: exact and repeatable bit for bit. ``tf32``: convolutions round their factors to TF32, as
-    PyTorch does by default. ``bf16``: the network's inside in bfloat16, its head and the losses in float32."""
+    """On a GPU. ``fp32``: exact and repeatable bit for bit (in a loop of your own, inside ``precision.numerics``).
+    ``tf32``: convolutions round their factors to TF32, as PyTorch does by default. ``bf16``: the network's inside in
+    bfloat16, its head and the losses in float32."""
     review: bool = False
     """The review trick: a pass over the memory at a small learning rate."""
     review_every: int = 0
