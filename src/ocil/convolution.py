@@ -56,14 +56,14 @@ class _PatchConvolution(torch.autograd.Function):
             else:
                 for_input = conv2d_input(x.shape, weight, grad, ctx.stride, kernel // 2)
         if ctx.needs_input_grad[1]:
-            patches = _patches(x, kernel, ctx.stride)
+            seen = patches(x, kernel, ctx.stride).flatten(0, 1)
             flat = grad.permute(1, 0, 2, 3).reshape(out_channels, -1)
-            for_weight = (flat @ patches).view(out_channels, kernel, kernel, in_channels).permute(0, 3, 1, 2)
+            for_weight = (flat @ seen).view(out_channels, kernel, kernel, in_channels).permute(0, 3, 1, 2)
         return for_input, for_weight, None
 
 
-def _patches(x: Tensor, kernel: int, stride: int) -> Tensor:
-    """One row an output pixel: the kernel² · C inputs it sees, channels innermost."""
+def patches(x: Tensor, kernel: int, stride: int) -> Tensor:
+    """``[N, places, kernel² · C]``: what each output pixel of a convolution sees, channels innermost."""
     nhwc = F.pad(x.permute(0, 2, 3, 1), (0, 0) + (kernel // 2,) * 4)
     windows = nhwc.unfold(1, kernel, stride).unfold(2, kernel, stride)  # [N, H', W', C, k, k]
-    return windows.permute(0, 1, 2, 4, 5, 3).reshape(-1, kernel * kernel * x.shape[1])
+    return windows.permute(0, 1, 2, 4, 5, 3).reshape(len(x), -1, kernel * kernel * x.shape[1])

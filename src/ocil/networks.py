@@ -100,13 +100,13 @@ def bn_momentum(network: nn.Module, momentum: float) -> Iterator[None]:
 
 
 class Growing(nn.Module):
-    """Tensors with one row a class, named in ``per_class``, for classes that are not known in advance.
+    """Tensors with one row a class, named in ``class_rows``, for classes that are not known in advance.
 
     A row is 0 until its class is met. Then it is drawn from the seed and the class's number alone, so it does not
     depend on when that was, on what came before, or on how the room for it grew.
     """
 
-    per_class: ClassVar[tuple[str, ...]] = ("met", "weight")
+    class_rows: ClassVar[tuple[str, ...]] = ("met", "weight")
     met: Tensor
 
     def start(self, classes: int, seed: int, bound: float) -> None:
@@ -118,7 +118,7 @@ class Growing(nn.Module):
     def meet(self, classes: Iterable[int]) -> None:
         for number in classes:
             generator = torch.Generator().manual_seed(derive(self.seed, str(number)))
-            for name in self.per_class:
+            for name in self.class_rows:
                 row: Tensor = getattr(self, name)[number]
                 if name == "met":
                     row.fill_(True)
@@ -131,7 +131,7 @@ class GrowingHead(Growing, nn.Linear):
     without a gradient: it has no part in a softmax.
     """
 
-    per_class = ("met", "weight", "bias")
+    class_rows = ("met", "weight", "bias")
 
     def __init__(self, features: int, classes: int, seed: int) -> None:
         super().__init__(features, classes)
@@ -154,9 +154,9 @@ def meet(module: nn.Module, classes: Iterable[int]) -> None:
 
 
 def grow(module: nn.Module, classes: int) -> None:
-    """Room for ``classes`` classes in all that ``module`` or a part of it names in ``per_class``; new rows are 0."""
+    """Room for ``classes`` classes in all that ``module`` or a part of it names in ``class_rows``; new rows are 0."""
     for part in module.modules():
-        for name in getattr(part, "per_class", ()):
+        for name in getattr(part, "class_rows", ()):
             setattr(part, name, with_rows(getattr(part, name), classes))
         if isinstance(part, GrowingHead):
             part.out_features = classes

@@ -7,11 +7,11 @@ one layer's gradients at a time, and does not load PyTorch's compiler, which cos
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ocil import losses
+from ocil.convolution import patches
 
 
 def gradient_products(network: nn.Module, images: Tensor, labels: Tensor, singles: int, group_size: int) -> Tensor:
@@ -58,7 +58,7 @@ def _gradients(layer: nn.Module, inputs: Tensor, slope: Tensor, singles: int, gr
 
     if isinstance(layer, nn.Conv2d):
         places = slope.permute(0, 2, 3, 1).flatten(1, 2).to(inputs.dtype)
-        return products(places, _patches(inputs, layer.kernel_size[0], layer.stride[0]))
+        return products(places, patches(inputs, layer.kernel_size[0], layer.stride[0]))
     if isinstance(layer, nn.BatchNorm2d) and layer.running_mean is not None and layer.running_var is not None:
         centred = inputs - layer.running_mean[:, None, None]
         by_weight = (slope * centred).sum((2, 3)) * torch.rsqrt(layer.running_var + layer.eps)
@@ -66,10 +66,3 @@ def _gradients(layer: nn.Module, inputs: Tensor, slope: Tensor, singles: int, gr
     if isinstance(layer, nn.Linear):
         return torch.cat([products(slope[:, None], inputs[:, None]), sums(slope)], 1)
     raise TypeError(f"no rule for the gradients of a {type(layer).__name__}")
-
-
-def _patches(x: Tensor, kernel: int, stride: int) -> Tensor:
-    """``[N, places, kernel² · C]``: what each output pixel of a convolution that keeps the map's size sees."""
-    padded = F.pad(x.permute(0, 2, 3, 1), (0, 0) + (kernel // 2,) * 4)
-    windows = padded.unfold(1, kernel, stride).unfold(2, kernel, stride)  # [N, H', W', C, k, k]
-    return windows.permute(0, 1, 2, 4, 5, 3).reshape(len(x), -1, kernel * kernel * x.shape[1])

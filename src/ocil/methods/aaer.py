@@ -42,7 +42,7 @@ class AAER(Learner):
 
     Config = AAERConfig
     config: AAERConfig
-    per_class = (*Learner.per_class, "anchors", "known", "centres", "taken", "moved")
+    class_rows = (*Learner.class_rows, "anchors", "known", "centres", "taken", "moved")
 
     def __init__(self, config: AAERConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
         super().__init__(config, problem, seed, device)

@@ -83,6 +83,11 @@ class LearnerConfig:
             if low is not None and not value >= low:
                 raise OcilError(f"{field.name} = {value} must be at least {low}.")
 
+    def refuse_less(self, name: str, than: str) -> None:
+        mine, least = getattr(self, name), getattr(self, than)
+        if mine < least:
+            raise OcilError(f"{name} = {mine} must be at least {than} = {least}.")
+
 
 @dataclass(frozen=True)
 class AugmentedConfig(LearnerConfig):
@@ -123,7 +128,7 @@ class Learner(nn.Module):
     """
 
     Config: ClassVar[type[LearnerConfig]] = LearnerConfig
-    per_class: ClassVar[tuple[str, ...]] = ("met",)
+    class_rows: ClassVar[tuple[str, ...]] = ("met",)
     """Buffers with one row a class. They grow; new rows are 0."""
     config: LearnerConfig
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from ocil import losses, networks
 from ocil.augment import Augment
-from ocil.errors import OcilError
 from ocil.methods.base import AugmentedConfig, Learner, LearnerConfig, Problem
 from ocil.networks import Growing, GrowingHead, to_float
 from ocil.rng import derive
@@ -42,8 +41,7 @@ class DVCConfig(AugmentedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.candidates < self.memory_batch:
-            raise OcilError(f"candidates = {self.candidates} must be at least memory_batch = {self.memory_batch}.")
+        self.refuse_less("candidates", "memory_batch")
 
     def augment(self) -> Augment:
         return replace(super().augment(), per_batch=self.per_batch)

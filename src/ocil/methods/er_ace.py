@@ -45,7 +45,7 @@ class ERACE(Learner):
 
     Config = ERACEConfig
     config: ERACEConfig
-    per_class = (*Learner.per_class, "seen_classes")
+    class_rows = (*Learner.class_rows, "seen_classes")
 
     def __init__(
         self, config: ERACEConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu"

@@ -88,7 +88,7 @@ class BalancedMemory(Memory):
     ``seen`` counts filled slots here, not samples: what was refused leaves no trace.
     """
 
-    per_class: ClassVar[tuple[str, ...]] = ("counts", "since")
+    class_rows: ClassVar[tuple[str, ...]] = ("counts", "since")
 
     def __init__(self, size: int, image_shape: ImageShape, classes: int, generator: torch.Generator) -> None:
         super().__init__(size, image_shape, generator)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ocil import losses
-from ocil.errors import OcilError
 from ocil.methods.base import Learner, LearnerConfig
 from ocil.networks import evaluating, to_float, virtual_step
 
@@ -26,8 +25,7 @@ class MIRConfig(LearnerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.candidates < self.memory_batch:
-            raise OcilError(f"candidates = {self.candidates} must be at least memory_batch = {self.memory_batch}.")
+        self.refuse_less("candidates", "memory_batch")
 
 
 class MIR(Learner):

@@ -70,7 +70,7 @@ class OCM(Learner):
 
     Config = OCMConfig
     config: OCMConfig
-    per_class = (*Learner.per_class, "seen_classes", "old_classes")
+    class_rows = (*Learner.class_rows, "seen_classes", "old_classes")
 
     def __init__(self, config: OCMConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
         height, width, channels = problem.image_shape

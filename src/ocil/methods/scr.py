@@ -87,7 +87,7 @@ class SCR(Learner):
 
     def scorer(self) -> Callable[[Tensor], Tensor]:
         """Scores are negative distances to the class means; minus infinity for a class of which nothing is stored."""
-        means, present = self.class_means(len(self.memory))
+        means, present = self.class_means()
 
         @torch.no_grad()
         def scores(x: Tensor) -> Tensor:
@@ -96,9 +96,10 @@ class SCR(Learner):
         return scores
 
     @torch.no_grad()
-    def class_means(self, stored: int) -> tuple[Tensor, Tensor]:
-        """Of the first ``stored`` images of the memory: unit vectors ``[C, d]``, and whether a class has an image."""
-        labels, classes = self.memory.labels[:stored], self.problem.classes
+    def class_means(self) -> tuple[Tensor, Tensor]:
+        """Of the images in the memory: unit vectors ``[C, d]``, and whether a class has an image."""
+        stored, classes = len(self.memory), self.problem.classes
+        labels = self.memory.labels[:stored]
         means = torch.zeros(classes, self.network.feature_size, dtype=torch.float64, device=self.device)
         chunk = CHUNK.get(self.device.type, 500)
         for x, y in zip(self.memory.images[:stored].split(chunk), labels.split(chunk), strict=True):
