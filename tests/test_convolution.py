@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 import ocil.convolution
-from ocil.convolution import Conv2d
+from ocil.convolution import Conv2d, patches
 
 CASES = [
     (kernel, stride, height, width)
@@ -37,6 +37,10 @@ def layer(kernel: int, stride: int, dtype: torch.dtype = torch.float64, inputs: 
     with torch.no_grad():
         convolution.weight.copy_(normal(*convolution.weight.shape, dtype=dtype, seed=1))
     return convolution
+
+
+def test_no_image_has_no_patch() -> None:
+    assert patches(torch.zeros(0, 3, 8, 8), 3, 2).shape == (0, 16, 27)
 
 
 def uses_patches(y: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -11,7 +12,7 @@ from PIL import Image
 
 import ocil
 from ocil.methods import METHODS, MethodInfo, method, register
-from ocil.methods.er import ER
+from ocil.methods.er import ER, ERConfig
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SMALL = {"memory": 30, "width": 1, "device": "cpu"}
@@ -66,6 +67,24 @@ def test_own_method(methods: None, tiny_npz: Path, tmp_path: Path) -> None:
     result = ocil.run(config, tmp_path, device="cpu")
     assert len(result.matrix) == 2
     assert METHODS["repeat"].load() is module.Repeat
+
+
+@dataclass(frozen=True)
+class _LayersConfig(ERConfig):
+    layers: tuple[int, ...] = (1, 2)
+    limit: int | None = None
+
+
+class _Layers(ER):
+    Config = _LayersConfig
+
+
+def test_settings_of_any_type_can_be_read_again(methods: None, tiny_npz: Path, tmp_path: Path) -> None:
+    register(MethodInfo("layers", _Layers, "layers", "-"))
+    settings = {"memory": 20, "memory_batch": 5, "width": 2, "tasks": 2}
+    config = ocil.resolve("layers", str(tiny_npz), settings=settings)
+    config = replace(config, learner=replace(config.learner, limit=3))  # type: ignore[call-arg]
+    assert ocil.run(config, tmp_path, device="cpu").digest == ocil.run(config, tmp_path, device="cpu").digest
 
 
 def test_a_name_is_registered_once(methods: None) -> None:

@@ -26,7 +26,7 @@ from ocil.networks import evaluating, to_float
 from ocil.report import longtail as table
 from ocil.report.collect import collect
 from ocil.report.write import write
-from ocil.results import RunFolder
+from ocil.results import RunFolder, write_json
 from ocil.runner import Interrupted, Progress
 from tests.conftest import Call, left_over, one_error
 from tests.reference.datasets import patterned
@@ -369,6 +369,27 @@ def test_other_images_of_that_name_are_refused(tmp_path: Path) -> None:
     other.save(file)
     with pytest.raises(OcilError, match=r"stage1-.* was begun with other images of that name"):  # its stage 1 is shared
         run(config(file, "oltr-fl"), root, device="cpu")
+
+
+def test_finished_runs_of_other_images_are_refused(ocil_command: Call, tmp_path: Path) -> None:
+    file = tmp_path / "data/cifar10.npz"  # a name of the catalog does not vouch for the images
+    made = replace(patterned(per_class=48, classes=5), name="cifar10")
+    made.save(file)
+    words = ("longtail", "run", "ce", "--dataset", "cifar10", "--data-dir", tmp_path / "data", "--device", "cpu",
+             "--out", tmp_path / "runs", "--set", *WORDS)  # fmt: skip
+    assert ocil_command(*words, "--seeds", 1).code == 0
+    assert ocil_command(*words, "--seeds", 1).code == 0
+    replace(made, train_x=np.ascontiguousarray(made.train_x[:, ::-1])).save(file)
+    assert "was begun with other images of that name" in one_error(ocil_command(*words, "--seeds", 2))
+    (path,) = (tmp_path / "runs").rglob("result.json")
+    content = json.loads(path.read_text())
+    for seed, images in ((1, content["environment"]["images"]), (2, "others")):
+        content["config"]["seed"], content["environment"]["images"] = seed, images
+        write_json(path.parents[1] / f"seed-{seed}/result.json", content)
+    found = collect([tmp_path / "runs"])
+    assert [result.config.seed for result in found.longtail[0].results] == [0, 1]
+    (warning,) = found.warnings
+    assert "seed-2/result.json is left out: it had other images" in warning
 
 
 def test_broken_files_are_named(made: Path, tmp_path: Path) -> None:

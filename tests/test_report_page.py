@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from ocil.cli.examples import _names
 from ocil.config import RunConfig, resolve
 from ocil.data import Dataset
 from ocil.errors import OcilError
@@ -614,6 +615,7 @@ BAD = {
     "evaluation": json.dumps(spoil(GOOD, "evaluations.0.hard", "<b>")),
     "evaluations": json.dumps(spoil(GOOD, "evaluations", 3)),
     "time": json.dumps(spoil(GOOD, "wall_seconds", "1")),
+    "beyond numbers": json.dumps(spoil(GOOD, "wall_seconds", 10**400)),
     "environment": json.dumps(spoil(GOOD, "environment", [])),
     "half a character": json.dumps(spoil(GOOD, "environment.device", "\ud800")),
 }
@@ -778,6 +780,11 @@ def test_runs_of_one_stream_share_their_example_images(ocil_command: Call, a_run
     assert ocil_command("report", tmp_path / "runs", "--out", tmp_path / "report", *named).code == 0
     (figure,) = (tmp_path / "report/figures").glob("examples-*.svg")
     assert ">er, seed 1 0." in figure.read_text()
+    configs = [resolve("afs", "cifar10", memory=memory, seed=seed) for memory, seed in ((200, 0), (300, 0), (300, 1))]
+    assert _names(configs[:2]) == ["afs m200", "afs m300"]
+    assert _names(configs) == ["afs m200, seed 0", "afs m300, seed 0", "afs m300, seed 1"]
+    other = replace(configs[0], learner=replace(configs[0].learner, beta=0.7))  # type: ignore[call-arg]
+    assert _names([configs[0], other]) == ["1 afs", "2 afs"]
 
 
 def test_examples_of_images_that_have_changed(

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from ocil.cli.common import summary_of
 from ocil.cli.estimate import Estimator, Size, roughly, work
 from ocil.cli.progress import CellBoard
 from ocil.config import RunConfig, resolve
 from ocil.data import CATALOG, Dataset
+from ocil.errors import OcilError
 from ocil.experiments import Cell
 from ocil.methods.er import ER
 from ocil.results import Result, RunFolder
@@ -258,6 +260,19 @@ def test_a_run_that_another_process_works_on_fails_alone(sweep: Sweep, tmp_path:
 def test_a_label_with_spaces(sweep: Sweep) -> None:
     told = sweep("--only", 'label="AFS, beta 0.1"', "--dry-run", "--json")
     assert [cell["label"] for cell in json.loads(told.out)["cells"]] == ["AFS, beta 0.1"]
+    told = sweep("--only", "label=er-rv,er", "--dry-run", "--json")
+    assert [cell["label"] for cell in json.loads(told.out)["cells"]] == ["er", "er-rv"]
+
+
+def test_images_that_changed_while_runs_went_on_are_not_averaged() -> None:
+    configs = [resolve("er", "cifar100", seed=seed) for seed in range(2)]
+    results = {
+        config: Result(config, [[0.5] * 10] * 10, [], 1.0, {}, "", {"images": images})
+        for config, images in zip(configs, "ab", strict=True)
+    }
+    with pytest.raises(OcilError, match=r"the images changed while its runs went on\. Delete that folder"):
+        summary_of(configs, dict(results), {})
+    assert summary_of(configs[:1], dict(results), {}) is not None
 
 
 def test_a_result_that_cannot_be_read(sweep: Sweep) -> None:

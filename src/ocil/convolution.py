@@ -66,4 +66,4 @@ def patches(x: Tensor, kernel: int, stride: int) -> Tensor:
     """``[N, places, kernel² · C]``: what each output pixel of a convolution sees, channels innermost."""
     nhwc = F.pad(x.permute(0, 2, 3, 1), (0, 0) + (kernel // 2,) * 4)
     windows = nhwc.unfold(1, kernel, stride).unfold(2, kernel, stride)  # [N, H', W', C, k, k]
-    return windows.permute(0, 1, 2, 4, 5, 3).reshape(len(x), -1, kernel * kernel * x.shape[1])
+    return windows.permute(0, 1, 2, 4, 5, 3).flatten(3).flatten(1, 2)

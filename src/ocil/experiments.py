@@ -123,7 +123,7 @@ def select(cells: Sequence[Cell], only: str) -> list[Cell]:
     try:
         words = shlex.split(only)
     except ValueError as error:
-        raise OcilError(f"--only {only}: {error}.") from None
+        raise OcilError(f"--only {only}: {error}. Put the value in double quotes.") from None
     for word in words:
         name, equals, values = word.partition("=")
         if not equals or not name or not values:
@@ -131,7 +131,8 @@ def select(cells: Sequence[Cell], only: str) -> list[Cell]:
         known = {f.name for cell in cells for part in (cell.config.stream, cell.config.learner) for f in fields(part)}
         if name not in known | set(NAMES):
             raise OcilError(f"--only {word}: no cell has a field '{name}'.{suggest(name, known | set(NAMES))}")
-        wanted = [values] if name == "label" else values.split(",")
+        whole = name == "label" and any(_matches(cell, name, values) for cell in cells)
+        wanted = [values] if whole else values.split(",")
         for value in wanted:
             if not any(_matches(cell, name, value) for cell in cells):
                 there = {_text(cell.value(name)) for cell in cells if cell.value(name) is not None}
@@ -178,7 +179,7 @@ class _Expansion:
         info = method(name)
         has = {f.name for f in (*fields(StreamConfig), *fields(info.load().Config))}
         self.known |= has
-        refuse_unknown(info.name, own & set(point), has)
+        refuse_unknown(info.name, sorted(own & set(point)), has)
         concerned = {key: value for key, value in point.items() if key in own or _concerns(info, key, has)}
         if not info.memory:
             concerned = {key: value for key, value in concerned.items() if not key.startswith(("memory", "review"))}

@@ -40,13 +40,14 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def must_be_free(path: Path) -> None:
     """Raise if something stands where a file is to be written: a folder, or a file in the place of its folder."""
-    if path.is_dir():
-        raise WriteError(f"cannot write {path}: it is a folder. Choose another place.")
-    for parent in path.parents:
-        if parent.exists():
-            if not parent.is_dir():
-                raise WriteError(f"cannot write {path}: {parent} is not a folder. Choose another place.")
-            return
+    try:
+        if path.is_dir():
+            raise WriteError(f"cannot write {path}: it is a folder. Choose another place.")
+        there = next(parent for parent in path.absolute().parents if parent.exists())
+        if not there.is_dir():
+            raise WriteError(f"cannot write {path}: {there} is not a folder. Choose another place.")
+    except OSError as error:
+        raise WriteError(f"cannot write {path}: {error.strerror}. Choose another place.") from error
 
 
 @contextmanager

@@ -6,7 +6,7 @@ CELL names the dataset, the method, the memory and a digest of every other setti
 """
 
 import json
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
@@ -80,6 +80,12 @@ class Result:
     def same_images(self, dataset: Dataset) -> bool:
         """As far as is known."""
         return not self.images or self.images == dataset.fingerprint
+
+    def refuse_other(self, dataset: Dataset, path: Path) -> "Result":
+        """Itself, if it was measured on that dataset."""
+        if not self.same_images(dataset):
+            raise OcilError(other_images(path))
+        return self
 
 
 @dataclass(frozen=True)
@@ -195,6 +201,8 @@ def _check(result: Result) -> None:
     for part in (config.stream, config.learner):
         for f in fields(part):
             value, usual = getattr(part, f.name), f.default
+            if not isinstance(usual, bool | int | float | str):  # of a method of somebody's own, anything
+                continue
             if not isinstance(value, type(usual)) and not (isinstance(usual, float) and _number(value)):
                 raise ValueError(f"{f.name} = {str(value)[:40]} is not what it should be")
     rows = 1 if config.stream.boundary == "iid" else config.stream.tasks
@@ -214,7 +222,7 @@ def _check(result: Result) -> None:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _whole(value: Any) -> bool:

@@ -126,14 +126,12 @@ def run(
     """
     folder = RunFolder.of(Path(root), config)
     if (finished := folder.result()) is not None:
-        if dataset is not None and not finished.same_images(dataset):
-            raise OcilError(other_images(folder.path))
-        return finished
+        return finished if dataset is None else finished.refuse_other(dataset, folder.path)
     device = pick_device(device) if isinstance(device, str) else device
     dataset = dataset or data.load(config.dataset, data_dir)
     with folder.lock():
         if (finished := folder.result()) is not None:  # by another process, since we looked
-            return finished
+            return finished.refuse_other(dataset, folder.path)
         try:
             with numerics(config.learner.precision):
                 work = Work(config, folder, dataset, DeviceData(dataset, device))
@@ -209,7 +207,7 @@ class Work:
     ) -> None:
         if config.fingerprint and config.fingerprint != dataset.fingerprint:
             raise OcilError(f"{config.dataset} has changed since this was planned: give the same command again.")
-        self.config, self.folder, self.device, self.dataset = config, folder, resident.device, dataset
+        self.config, self.folder, self.device, self.images = config, folder, resident.device, dataset.fingerprint
         self.stream = Stream(dataset, config.stream, config.seed, resident=resident)
         self.evaluator = Evaluator(self.stream)
         self.learner = build(config, dataset, self.device)
@@ -225,7 +223,7 @@ class Work:
         if found is None:
             return
         tensors, progress = found
-        check_begun(self.folder, progress, self.device, self.dataset.fingerprint)
+        check_begun(self.folder, progress, self.device, self.images)
         try:
             self.learner.load_state(tensors)
             self.cursor, self.seconds = progress["cursor"], progress["seconds"]
@@ -240,7 +238,7 @@ class Work:
             "seconds": self.seconds,
             "device": self.device.type,
             "threads": torch.get_num_threads(),
-            "images": self.dataset.fingerprint,
+            "images": self.images,
             "evaluations": [row.to_json() for row in self.evaluations],
         }
         self.folder.save_checkpoint(self.learner.state(), progress)
@@ -321,13 +319,13 @@ class Work:
             round(self.seconds, 3),
             peak,
             digest(self.learner),
-            environment(self.device) | {"images": self.dataset.fingerprint},
+            environment(self.device) | {"images": self.images},
         )
         self.folder.save_result(result)
         return result
 
 
-def check_begun(folder: RunFolder, progress: Mapping[str, Any], device: torch.device, images: str = "") -> None:
+def check_begun(folder: RunFolder, progress: Mapping[str, Any], device: torch.device, images: str) -> None:
     """Raise if a checkpoint was made where other bits would come out than here. ``images``: a dataset's fingerprint."""
     begun = progress.get("device", device.type)
     if begun != device.type:

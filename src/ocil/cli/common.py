@@ -144,6 +144,9 @@ def summary_of(
     results = [result for config in configs if isinstance(result := outcomes[config], Result)]
     if not results:
         return None
+    if len({result.images for result in results if result.images}) > 1:
+        name = results[0].config.cell
+        raise OcilError(f"{name}: the images changed while its runs went on. Delete that folder and run it again.")
     compared = [outcomes[references[r.config]] if r.config in references else None for r in results]
     return summarise(results, [r if isinstance(r, Result) else None for r in compared]), results
 
@@ -155,7 +158,7 @@ def references_of(configs: "Sequence[RunConfig]", wanted: bool) -> "dict[RunConf
 
 def refuse_other_images(configs: "Sequence[RunConfig]", out: Path, dataset: "Dataset", reference: bool) -> None:
     """Raise if a finished run, or one that it would be compared with, was trained on other images of that name."""
-    from ocil.results import RunFolder, other_images
+    from ocil.results import RunFolder
 
     for config in dict.fromkeys([*configs, *references_of(configs, reference).values()]):
         folder = RunFolder.of(out, config)
@@ -163,8 +166,8 @@ def refuse_other_images(configs: "Sequence[RunConfig]", out: Path, dataset: "Dat
             result = folder.result()
         except OcilError:  # said when it would be used
             continue
-        if result is not None and not result.same_images(dataset):
-            raise OcilError(other_images(folder.path))
+        if result is not None:
+            result.refuse_other(dataset, folder.path)
 
 
 def summary_json(summary: "Summary", folders: list[Path]) -> dict[str, Any]:

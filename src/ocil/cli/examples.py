@@ -33,7 +33,7 @@ def example_images(paths: Sequence[Path], data_dir: Path | None) -> tuple[list[D
     load = lru_cache(maxsize=1)(data.load)
     streams: dict[tuple[Any, ...], list[Run]] = {}
     warnings = []
-    for path in paths:
+    for path in dict.fromkeys(paths):
         folder = RunFolder(path.parent if path.name == "result.json" else path)
         if not (folder.path / "result.json").is_file():
             raise OcilError(f"--examples {path}: there is no finished run (result.json) in that folder.")
@@ -54,8 +54,7 @@ def _drawing(runs: Sequence[Run], dataset: Dataset) -> Drawing:
     configs = [result.config for _, result in runs]
     chosen = _old_images(configs[-1], dataset)
     scores = [_scores(folder, result.config, dataset, chosen) for folder, result in runs]
-    labels = [config.label for config in configs]
-    names = labels if len({*labels}) == len(labels) else [f"{c.label}, seed {c.seed}" for c in configs]
+    names = _names(configs)
     kinds = {
         f"hard\n(below {HARD:g})": scores[-1] < HARD,
         "ambiguous": (scores[-1] >= HARD) & (scores[-1] <= EASY),
@@ -77,6 +76,18 @@ def _drawing(runs: Sequence[Run], dataset: Dataset) -> Drawing:
     memory = f", memory {memory_of(last)}" if memory_of(last) else ""
     place = f"{' and '.join(names)}, {title_of(last.dataset)}{memory}, seed {last.seed}"
     return examples(f"{last.cell}-{last.seed}", place, groups)
+
+
+def _names(configs: Sequence[RunConfig]) -> list[str]:
+    """As short as they may be and still differ."""
+    ways = (
+        [config.label for config in configs],
+        [f"{config.label} m{config.learner.memory}" for config in configs],
+        [f"{config.label}, seed {config.seed}" for config in configs],
+        [f"{config.label} m{config.learner.memory}, seed {config.seed}" for config in configs],
+    )
+    numbered = [f"{number} {config.label}" for number, config in enumerate(configs, 1)]
+    return next((names for names in ways if len({*names}) == len(names)), numbered)
 
 
 def _old_images(config: RunConfig, dataset: Dataset) -> NDArray[np.int64]:

@@ -243,7 +243,24 @@ def plan(variants: Sequence[str], options: Options) -> list["LongTailConfig"]:
             raise OcilError("imbalance = 0 is for a dataset that is long-tailed by itself: give at least 1.")
         split = tailed.load(configs[0], options.data_dir, whole)
         check(configs[0], len(split.train_y))
+        _refuse_other_images(configs, options.out, split.images)
     return configs
+
+
+def _refuse_other_images(configs: "Sequence[LongTailConfig]", out: Path, images: str) -> None:
+    """Raise if a finished run was trained on other images of that name."""
+    from ocil.longtail.results import read_result
+    from ocil.longtail.runs import run_folder
+    from ocil.results import other_images
+
+    for config in configs:
+        folder = run_folder(out, config).path
+        try:
+            found = read_result(folder / "result.json")
+        except OcilError:  # said when it would be used
+            continue
+        if found is not None and found.images not in ("", images):
+            raise OcilError(other_images(folder))
 
 
 def _carry_out(variants: Sequence[str], options: Options, as_json: bool) -> int:

@@ -89,7 +89,7 @@ def run_together(
         folder = RunFolder.of(job.root, config)
         held.enter_context(folder.lock())
         if (finished := folder.result()) is not None:  # by another process, while this one waited for its turn
-            return iter(()), lambda: finished
+            return iter(()), lambda: finished.refuse_other(dataset, folder.path)
         captured = device.type == "cuda" and method(config.method).capturable
         work = Work(config, folder, dataset, resident, CapturedStepper if captured else Stepper)
         seconds = max(job.checkpoint_seconds, CHECKPOINT_SECONDS)

@@ -53,7 +53,7 @@ class LongTailed:
     digest: str = ""
     """Of which images these are: of their places in the dataset, or of the images themselves."""
     images: str = ""
-    """Fingerprint of the dataset that this was cut from."""
+    """Fingerprint of the dataset that this was cut from; of a prepared one its digest."""
 
     def __post_init__(self) -> None:
         for split in ("train", "val", "test"):

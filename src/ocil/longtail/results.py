@@ -44,6 +44,11 @@ class LongTailResult:
     """SHA-256 of the tested network."""
     environment: dict[str, Any]
 
+    @property
+    def images(self) -> str:
+        """Fingerprint of the dataset; empty in results from before it was kept."""
+        return str(self.environment.get("images", self.config.fingerprint))
+
     def to_json(self) -> dict[str, Any]:
         names = ("measures", "class_accuracy", "split", "best_epoch", "validation", "history", "mu", "wall_seconds",
                  "stage1", "digest", "environment")  # fmt: skip

@@ -12,7 +12,7 @@ from ocil.config import RunConfig, command
 from ocil.config import changed as different
 from ocil.data import CATALOG
 from ocil.errors import OcilError
-from ocil.longtail.results import LongTailCell, read_if_longtail
+from ocil.longtail.results import LongTailCell, LongTailResult, read_if_longtail
 from ocil.longtail.results import cells as longtail_cells
 from ocil.methods import METHODS, method
 from ocil.report.published import MEMORY
@@ -20,6 +20,9 @@ from ocil.results import UNREADABLE, Result, Summary, summarise
 
 BOUNDS = ("fine-tune", "iid-offline")  # they frame the comparison and take no part in it
 LABEL_FREE = {"precision"}  # the paper says nothing of it: such a cell still is what the paper's row names
+
+
+Found = tuple[Path, Result | LongTailResult]
 
 
 @dataclass(frozen=True)
@@ -97,34 +100,33 @@ def collect(paths: Sequence[Path]) -> Collection:
 
     Intransigence is against fine-tuned runs of the same seed and settings, where they are among what was found.
     """
-    cells: dict[str, dict[int, Run]] = {}
+    found: dict[str, list[Found]] = {}
     warnings = []
-    tailed = []
     for path in _files(paths):
         try:
-            if (found := read_if_longtail(path)) is not None:
-                tailed.append((path, found))
-                continue
-            result = read(path)
+            result = read_if_longtail(path) or read(path)
         except OcilError as error:
             warnings.append(str(error))
             continue
-        seeds = cells.setdefault(result.config.cell, {})
-        other = seeds.setdefault(result.config.seed, Run(path, result))
-        if other.result.digest != result.digest:
-            warnings.append(f"{path} is left out: another run of the same settings and seed is {other.path}.")
-    if not cells and not tailed:
+        found.setdefault(result.config.cell, []).append((path, result))
+    if not found:
         reason = f" {warnings[0]}" if warnings else ""
         where = ", ".join(map(str, paths))
         raise OcilError(f"no finished run (result.json) under {where}.{reason} Run something first: ocil run afs")
-    for name, runs in cells.items():
-        cells[name], lines = _of_one_dataset(runs)
+    for name, runs in found.items():
+        found[name], lines = _of_one_dataset(runs)
         warnings += lines
-    used = [(r.result.config.dataset, r.result.images, r.path) for runs in cells.values() for r in runs.values()]
-    warnings += _mixed([*used, *((r.config.dataset, str(r.environment.get("images", "")), p) for p, r in tailed)])
+    everything = [run for runs in found.values() for run in runs]
+    warnings += _mixed((result.config.dataset, result.images, path) for path, result in everything)
+    cells: dict[str, dict[int, Run]] = {}
+    for path, result in everything:
+        if isinstance(result, Result):
+            other = cells.setdefault(result.config.cell, {}).setdefault(result.config.seed, Run(path, result))
+            if other.result.digest != result.digest:
+                warnings.append(f"{path} is left out: another run of the same settings and seed is {other.path}.")
     grouped = [_cell([runs[seed] for seed in sorted(runs)], cells) for runs in cells.values()]
     told = (warning.encode(errors="backslashreplace").decode() for warning in warnings)  # a path need not be text
-    long_tails = longtail_cells([found for _, found in tailed])
+    long_tails = longtail_cells([result for _, result in everything if isinstance(result, LongTailResult)])
     return Collection(tuple(sorted(_marked(grouped), key=_order)), tuple(told), long_tails)
 
 
@@ -177,14 +179,14 @@ def _files(paths: Sequence[Path]) -> list[Path]:
     return list(found.values())
 
 
-def _of_one_dataset(runs: dict[int, Run]) -> tuple[dict[int, Run], list[str]]:
-    """Runs of the images that most runs of a cell have, and a line for each other run."""
-    counts = Counter(run.result.images for run in runs.values() if run.result.images)
+def _of_one_dataset(found: Sequence[Found]) -> tuple[list[Found], list[str]]:
+    """The runs of a cell that had the images that most of them had, and a line for each other one."""
+    counts = Counter(result.images for _, result in found if result.images)
     if len(counts) < 2:
-        return runs, []
+        return list(found), []
     usual, _ = counts.most_common(1)[0]
-    kept = {seed: run for seed, run in runs.items() if run.result.images in (usual, "")}
-    others = [run.path for seed, run in runs.items() if seed not in kept]
+    others = [path for path, result in found if result.images not in (usual, "")]
+    kept = [(path, result) for path, result in found if path not in others]
     return kept, [f"{path} is left out: it had other images than the other runs of its cell." for path in others]
 
 
