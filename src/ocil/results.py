@@ -203,25 +203,26 @@ def _check(result: Result) -> None:
             value, usual = getattr(part, f.name), f.default
             if not isinstance(usual, bool | int | float | str):  # of a method of somebody's own, anything
                 continue
-            if not isinstance(value, type(usual)) and not (isinstance(usual, float) and _number(value)):
+            if not isinstance(value, type(usual)) and not (isinstance(usual, float) and is_number(value)):
                 raise ValueError(f"{f.name} = {str(value)[:40]} is not what it should be")
     rows = 1 if config.stream.boundary == "iid" else config.stream.tasks
     if not isinstance(result.matrix, list) or len(result.matrix) != rows:
         raise ValueError(f"the accuracy matrix does not have {rows} rows")
     for row in result.matrix:
-        if len(row) != config.stream.tasks or not all(_number(a) and 0 <= a <= 1 for a in row):
+        if len(row) != config.stream.tasks or not all(is_number(a) and 0 <= a <= 1 for a in row):
             raise ValueError(f"a row of the accuracy matrix is not {config.stream.tasks} shares")
     for evaluation in result.evaluations:
         for name, value in evaluation.items():
-            if name != "accuracy" and value is not None and not _number(value):
+            if name != "accuracy" and value is not None and not is_number(value):
                 raise ValueError(f"{name} of an evaluation is not a number")
-    if not _number(result.wall_seconds) or not isinstance(result.digest, str):
+    if not is_number(result.wall_seconds) or not isinstance(result.digest, str):
         raise ValueError("wall_seconds or digest is not what it should be")
     if not isinstance(result.environment, dict) or not isinstance(result.peak_memory, dict):
         raise ValueError("environment or peak_memory is not an object")
 
 
-def _number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """One that a float can hold: what JSON calls an integer may be longer."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 

@@ -1,7 +1,6 @@
 """What long-tailed runs leave: ``ROOT/CELL/seed-0/result.json`` beside those of streams, told apart by ``kind``."""
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from ocil.errors import OcilError
 from ocil.longtail.config import VARIANTS, LongTailConfig
 from ocil.longtail.metrics import MEASURES
 from ocil.metrics import Estimate, estimate
-from ocil.results import refuse_newer
+from ocil.results import is_number, refuse_newer
 
 KIND = "longtail"
 SCHEMA = 1
@@ -136,25 +135,19 @@ def _check(result: LongTailResult) -> None:
         if name in ("precision", "fingerprint"):
             good = isinstance(value, str)
         else:
-            good = isinstance(value, str | bool) or _number(value)
+            good = isinstance(value, str | bool) or is_number(value)
         if not good:
             raise ValueError(f"{name} is not what it should be")
     if not isinstance(result.measures, dict) or set(result.measures) != set(MEASURES):
         raise ValueError("the measures are not those of a long-tailed test")
     for name, value in result.measures.items():
-        if value is not None and not (_number(value) and 0 <= value <= 1):
+        if value is not None and not (is_number(value) and 0 <= value <= 1):
             raise ValueError(f"{name} = {str(value)[:40]} is not a share")
     if (
-        not _number(result.wall_seconds)
+        not is_number(result.wall_seconds)
         or not 0 <= result.wall_seconds <= MOST_SECONDS
         or not isinstance(result.digest, str)
     ):
         raise ValueError("wall_seconds or digest is not what it should be")
     if not isinstance(result.environment, dict) or not isinstance(result.split, dict):
         raise ValueError("environment or split is not an object")
-
-
-def _number(value: Any) -> bool:
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-    )  # an int may be longer
