@@ -17,7 +17,6 @@ Settings of the whole file go to the methods that have them: a memory does not c
 
 import re
 import shlex
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
@@ -28,6 +27,7 @@ from ocil.config import RunConfig, refuse_unknown, resolve
 from ocil.data import DEFAULT
 from ocil.data.catalog import find, same_name
 from ocil.errors import OcilError, suggest
+from ocil.files import read_toml
 from ocil.methods import MethodInfo, method
 from ocil.streams import StreamConfig
 
@@ -256,14 +256,11 @@ def _text(value: Any) -> str:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    try:
-        content = tomllib.loads(path.read_text())
-    except OSError as error:
+    def others() -> str:
         there = sorted(str(other) for other in path.parent.glob("*.toml"))
-        hint = suggest(str(path), there) if there else ""
-        raise OcilError(f"cannot read {path}: {error.strerror}.{hint}") from None
-    except (ValueError, RecursionError) as error:  # not TOML, not text, or a number or a nesting beyond measure
-        raise OcilError(f"{path} is not a TOML file: {error}.") from None
+        return suggest(str(path), there) if there else ""
+
+    content = read_toml(path, others)
     for key in content:
         if key not in KEYS:
             advice = f" Settings of a run go below [settings] or [[cells]].{suggest(key, KEYS)}"

@@ -3,12 +3,13 @@
 import fcntl
 import os
 import secrets
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from ocil.errors import InUseError, WriteError
+from ocil.errors import InUseError, OcilError, WriteError
 
 
 @contextmanager
@@ -48,6 +49,16 @@ def must_be_free(path: Path) -> None:
             raise WriteError(f"cannot write {path}: {there} is not a folder. Choose another place.")
     except OSError as error:
         raise WriteError(f"cannot write {path}: {error.strerror}. Choose another place.") from error
+
+
+def read_toml(path: Path, hint: Callable[[], str] = str) -> dict[str, Any]:
+    """``hint`` says, of a file that cannot be read, which one may be meant."""
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise OcilError(f"cannot read {path}: {error.strerror}.{hint()}") from None
+    except (ValueError, RecursionError) as error:  # not TOML, not text, or a number or a nesting beyond measure
+        raise OcilError(f"{path} is not a TOML file: {error}.") from None
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -197,15 +196,6 @@ def read_settings(words: Sequence[str]) -> dict[str, str]:
             raise OcilError(f"--set {word}: write FIELD=VALUE, for example --set beta=0.2.")
         settings[name.strip()] = value.strip()
     return settings
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text())
-    except OSError as error:
-        raise OcilError(f"cannot read {path}: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:  # not TOML, not text, or a number or a nesting beyond measure
-        raise OcilError(f"{path} is not a TOML file: {error}.") from None
 
 
 def dataset_of_a_run(name: str, loaded: "Dataset") -> str:

@@ -16,7 +16,6 @@ from ocil.cli.common import (
     dataset_of_a_run,
     must_be_a_folder,
     read_settings,
-    read_toml,
     references_of,
     refuse_other_images,
     say,
@@ -26,6 +25,7 @@ from ocil.cli.common import (
 )
 from ocil.cli.data import DataDir, Json
 from ocil.errors import OcilError
+from ocil.files import read_toml
 
 if TYPE_CHECKING:
     from ocil.config import RunConfig
