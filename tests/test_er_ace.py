@@ -174,7 +174,7 @@ def test_the_border_is_black_whatever_the_inputs() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {}, {"head": "linear", "inputs": "unit"}, {"future": "unseen"}, {"augment": "memory"},
+        {}, {"head": "linear", "inputs": "unit"}, {"future": "unseen"}, {"augment": "none"}, {"augment": "memory"},
         {"augment": "both", "pad": 2, "scale": 5.0},
     ],
 )  # fmt: skip
@@ -249,8 +249,8 @@ def test_old_classes_survive_a_new_task() -> None:
     x, y = torch.from_numpy(data.test_x), torch.from_numpy(data.test_y)
     old = y < 2
     mean = {}
-    for name in ("er-ace", "er"):
-        learner = make(name, data=data, width=4, memory=40, lr=0.03)
+    for name, changes in (("er-ace", {"augment": "none"}), ("er", {})):
+        learner = make(name, data=data, width=4, memory=40, lr=0.03, **changes)
         accuracy = []
         for number, part in enumerate(stream):
             learner.learn(part.x, part.y)
@@ -266,7 +266,7 @@ def test_settings() -> None:
     config = ocil.resolve("er-ace", "cifar100", memory=5000).learner
     assert (config.lr, config.memory_batch, config.review) == (0.1, 10, False)
     chosen = {name: getattr(config, name) for name in ("future", "head", "inputs", "augment", "review_augment")}
-    assert list(chosen.values()) == ["largest", "cosine", "signed", "none", True]
+    assert list(chosen.values()) == ["largest", "cosine", "signed", "both", True]
     for wrong in ({"future": "all"}, {"head": "mlp"}, {"inputs": "raw"}, {"augment": "yes"}, {"pad": -1}):
         with pytest.raises(OcilError, match=next(iter(wrong))):
             make("er-ace", **wrong)

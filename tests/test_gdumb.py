@@ -291,4 +291,4 @@ def test_impossible_settings_are_refused(wrong: dict[str, Any]) -> None:
 def test_settings() -> None:
     config = ocil.resolve("gdumb", "cifar100", memory=5000).learner
     assert (config.lr, config.momentum, config.weight_decay, config.review) == (0.1, 0, 1e-6, False)
-    assert (config.rehearsal_epochs, config.rehearsal_batch, config.clip) == (30, 10, 10)  # type: ignore[attr-defined]
+    assert (config.rehearsal_epochs, config.rehearsal_batch, config.clip) == (30, 16, 10)  # type: ignore[attr-defined]

@@ -27,7 +27,7 @@ class ERACEConfig(LearnerConfig):
     """Factor of the cosines."""
     inputs: Literal["signed", "unit"] = "signed"
     """Pixels from -1 to 1 (released code) or from 0 to 1 (the other methods)."""
-    augment: Literal["none", "memory", "both"] = "none"
+    augment: Literal["none", "memory", "both"] = "both"
     """Which batches of a step are randomly shifted and flipped: none, the memory's, the stream's too."""
     review_augment: bool = True
     """Whether the images of a review are (the paper's ER-ACE-RV row is "review + augmentation")."""

@@ -19,7 +19,7 @@ class GDumbConfig(LearnerConfig):
     weight_decay: float = 1e-6
     rehearsal_epochs: int = 30
     """Passes over the memory at each task's end."""
-    rehearsal_batch: int = 10
+    rehearsal_batch: int = 16
     """Images of a step on the memory; the incomplete last batch of a pass is dropped."""
     clip: float = 10.0
     """Longest gradient, as the norm over all parameters; longer ones are cut to it. 0 switches it off."""
