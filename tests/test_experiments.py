@@ -261,6 +261,10 @@ def test_mistakes_on_the_command_line(write, tmp_path: Path) -> None:  # type: i
         read(path, settings={"betta": "1"})
     with pytest.raises(OcilError, match=r"--set epochs: it concerns no cell of .*mine.toml"):
         read(path, settings={"epochs": "3"})
+    both = write('[[cells]]\nmethod = ["er", "afs"]\n')
+    assert read(both, settings={"beta": "0.2"}, only="method=afs").cells[0].value("beta") == 0.2
+    with pytest.raises(OcilError, match="--set beta: it concerns no cell that --only 'method=er' leaves"):
+        read(both, settings={"beta": "0.2"}, only="method=er")
     with pytest.raises(OcilError, match="--seeds: seeds = 0 must be"):
         read(path, seeds=0)
     with pytest.raises(OcilError, match='--only method="er: No closing quotation'):

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ocil.errors import OcilError
 from ocil.memory import Memory
 from tests.reference.memory import reservoir
 
@@ -102,6 +103,11 @@ def test_no_slots_keep_nothing() -> None:
     assert len(memory) == 0
     assert memory.retrieve(5) is None
     assert len(memory.epoch()) == 0
+
+
+def test_more_than_the_machine_has_is_refused() -> None:
+    with pytest.raises(OcilError, match=r"memory = 1000000000000 images need 1,000 GB.*cpu has \d+ GB.*smaller"):
+        make(10**12)
 
 
 def test_items_are_copied_not_shared() -> None:

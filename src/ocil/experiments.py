@@ -110,7 +110,11 @@ def read(
         if not isinstance(text, str):
             raise OcilError(f"{path}: {key} = {text!r} must be text.")
     texts["title"] = texts["title"] or path.stem
-    return Experiment(path.stem, **texts, cells=tuple(select(list(cells.values()), only)))
+    kept = select(list(cells.values()), only)
+    for key in set(settings) - set(NAMES):
+        if not any(_concerns(method(cell.config.method), key) for cell in kept):
+            raise OcilError(f"--set {key}: it concerns no cell that --only '{only}' leaves.")
+    return Experiment(path.stem, **texts, cells=tuple(kept))
 
 
 def select(cells: Sequence[Cell], only: str) -> list[Cell]:
@@ -177,12 +181,10 @@ class _Expansion:
         if not isinstance(name, str):
             raise OcilError(f"method = {name!r} is not a name.")
         info = method(name)
-        has = {f.name for f in (*fields(StreamConfig), *fields(info.load().Config))}
+        has = _settings(info)
         self.known |= has
         refuse_unknown(info.name, sorted(own & set(point)), has)
-        concerned = {key: value for key, value in point.items() if key in own or _concerns(info, key, has)}
-        if not info.memory:
-            concerned = {key: value for key, value in concerned.items() if not key.startswith(("memory", "review"))}
+        concerned = {key: value for key, value in point.items() if _concerns(info, key, key in own)}
         self.unused -= set(concerned)
         config = resolve(info.name, source.dataset, settings=concerned, classes=source.classes)
         if source.fingerprint:
@@ -198,9 +200,18 @@ class _Expansion:
             raise OcilError(f"--set {key}: it concerns no cell of {path}.")
 
 
-def _concerns(info: MethodInfo, key: str, has: set[str]) -> bool:
-    """How the stream is cut does not concern an offline method, nor how often it is seen the others."""
-    return key in has and key not in (("boundary", "blurry_share", "fade") if info.offline else ("epochs",))
+def _settings(info: MethodInfo) -> set[str]:
+    return {f.name for f in (*fields(StreamConfig), *fields(info.load().Config))}
+
+
+def _concerns(info: MethodInfo, key: str, own: bool = False) -> bool:
+    """Whether a setting for many cells is meant for this method's too. How the stream is cut does not concern an
+    offline method, nor how often it is seen the others, unless the cell itself (``own``) says so.
+    """
+    if not info.memory and key.startswith(("memory", "review")):
+        return False
+    elsewhere = ("boundary", "blurry_share", "fade") if info.offline else ("epochs",)
+    return own or (key in _settings(info) and key not in elsewhere)
 
 
 def _label(template: str | None, config: RunConfig, varied: list[str]) -> str:

@@ -1,8 +1,12 @@
 """What is kept of the stream: one tensor store on the device."""
 
+import math
+import os
+
 import torch
 from torch import Tensor, nn
 
+from ocil.errors import OcilError
 from ocil.networks import ImageShape
 
 
@@ -16,6 +20,7 @@ class Memory(nn.Module):
     def __init__(self, size: int, image_shape: ImageShape, generator: torch.Generator) -> None:
         super().__init__()
         device = generator.device
+        _refuse_what_cannot_fit(size, image_shape, device)
         self.size = size
         self.generator = generator
         self._at_least = 0  # a lower bound of the filled slots, known to the host
@@ -81,6 +86,20 @@ class Memory(nn.Module):
     def epoch(self) -> Tensor:
         """The filled slots in a random order: one pass over all that is stored."""
         return torch.randperm(len(self), generator=self.generator, device=self.labels.device)
+
+
+def _refuse_what_cannot_fit(size: int, image_shape: ImageShape, device: torch.device) -> None:
+    """Memory that the system promises but does not have ends in a kill, much later and without a word."""
+    needed = size * math.prod(image_shape)
+    if device.type == "cuda":
+        there = torch.cuda.get_device_properties(device).total_memory
+    else:
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise OcilError(
+            f"memory = {size} images need {needed / 1e9:,.0f} GB, and {device} has {there / 1e9:,.0f} GB: "
+            "give a smaller --memory."
+        )
 
 
 def _hit_again(slot: Tensor) -> Tensor:
