@@ -249,7 +249,7 @@ def test_old_classes_survive_a_new_task() -> None:
     x, y = torch.from_numpy(data.test_x), torch.from_numpy(data.test_y)
     old = y < 2
     mean = {}
-    for name, changes in (("er-ace", {"augment": "none"}), ("er", {})):
+    for name, changes in (("er-ace", {"pad": 0}), ("er", {})):
         learner = make(name, data=data, width=4, memory=40, lr=0.03, **changes)
         accuracy = []
         for number, part in enumerate(stream):
