@@ -20,6 +20,9 @@ from ocil.fused import launch, tiles  # noqa: E402
 from ocil.fused.network import plan_for  # noqa: E402
 from ocil.networks import ReducedResNet18, build  # noqa: E402
 
+Shape = tuple[int, int, int, int, int]
+"""Batch, height, width, channels, width of the network."""
+
 
 @pytest.fixture
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +70,7 @@ def made(batch: int, height: int, width: int, channels: int, base: int) -> tuple
     # of zeros.
     [((3, 9, 10, 3, 4), 20), ((4, 12, 7, 1, 3), 1), ((3, 9, 11, 3, 6), 60), ((2, 9, 12, 3, 6), 60)],
 )
-def test_same_as_pytorch(shape: tuple[int, int, int, int, int], pad_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_as_pytorch(shape: Shape, pad_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "PAD_FROM", pad_from)
     monkeypatch.setattr(tiles, "PAD_AT_MOST", 2.0 if pad_from == 60 else 1.1)
     network, images, direction = made(*shape)
@@ -104,9 +107,14 @@ def test_stored_lines_end_where_a_group_ends_if_that_is_cheap(side: int, channel
     assert tiles.padding(side, side, channels) == padding
 
 
-def test_as_near_to_float32_as_autocast() -> None:
+@pytest.mark.parametrize(
+    ("here", "on_a_gpu"),
+    [((4, 9, 10, 3, 4), (16, 32, 32, 3, 20)), ((2, 21, 21, 3, 4), (16, 84, 84, 3, 20))],
+    ids=["CIFAR", "Mini-ImageNet: odd sides, zeros beside every map"],
+)
+def test_as_near_to_float32_as_autocast(here: Shape, on_a_gpu: Shape) -> None:
     """On a GPU all of it; the interpreter cuts bfloat16 off instead of rounding, which the gradients would show."""
-    network, images, direction = made(4, 9, 10, 3, 4) if DEVICE == "cpu" else made(16, 32, 32, 3, 20)
+    network, images, direction = made(*(here if DEVICE == "cpu" else on_a_gpu))
     assert fused.usable(network, images) == (DEVICE == "cuda")
     cast, plain = copy.deepcopy(network), copy.deepcopy(network)
     plain.precision = "fp32"

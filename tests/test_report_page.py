@@ -767,6 +767,18 @@ def test_example_images(ocil_command: Call, a_run: Path, tiny: Dataset, tmp_path
     assert not figure.exists()
 
 
+def test_a_method_without_probabilities_has_no_example_images(
+    run_tiny: Call, ocil_command: Call, tmp_path: Path
+) -> None:
+    assert run_tiny("scr", "--no-review").code == 0
+    (folder,) = (tmp_path / "runs").glob("tiny-scr-*")
+    words = ("report", folder, "--out", tmp_path / "report", "--examples", folder / "seed-0")
+    said = ocil_command(*words)
+    assert said.code == 0, said.err
+    assert "scr tells classes by distance, so no sample is hard or easy" in said.err
+    assert not [*(tmp_path / "report/figures").glob("examples-*.svg")]
+
+
 def test_runs_of_one_stream_share_their_example_images(ocil_command: Call, a_run: Path, tmp_path: Path) -> None:
     (reference,) = (tmp_path / "runs").glob("tiny-fine-tune-*")
     folders = [reference / "seed-0", a_run / "seed-0", a_run / "seed-1"]

@@ -27,17 +27,17 @@ class Evaluation:
 
     Logits are averaged over the test samples of all classes shown so far. Weights are the last layer's, bias included.
     Sample types count the training samples of the new classes by the score of their true class. What does not apply
-    (no old class yet, no linear layer) is None.
+    (no old class yet, no linear layer, scores that are distances) is None.
     """
 
     accuracy: list[float]
-    mean_logit_old: float | None
-    mean_logit_new: float | None
-    mean_weight_old: float | None
-    mean_weight_new: float | None
-    hard: int
-    ambiguous: int
-    easy: int
+    mean_logit_old: float | None = None
+    mean_logit_new: float | None = None
+    mean_weight_old: float | None = None
+    mean_weight_new: float | None = None
+    hard: int | None = None
+    ambiguous: int | None = None
+    easy: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -81,6 +81,8 @@ class Evaluator:
         scores = scores_of(scorer, self.x)
         hits = (scores.argmax(1) == self.y).double()
         correct = torch.zeros_like(self.group_size, dtype=torch.float64).index_add_(0, self.group, hits)
+        if not learner.scores_are_logits:
+            return lambda: Evaluation((correct / self.group_size).tolist())
         logits = scores[look.shown]
         x, y = train.train_x[look.learned], train.train_y[look.learned]
         p = scores_of(scorer, x).softmax(1).gather(1, y[:, None])

@@ -14,6 +14,7 @@ from ocil.config import RunConfig
 from ocil.data import Dataset
 from ocil.errors import OcilError
 from ocil.evaluate import EASY, HARD, scores_of
+from ocil.methods import method
 from ocil.precision import numerics
 from ocil.report.collect import memory_of, read, title_of
 from ocil.report.drawings import Example
@@ -41,6 +42,8 @@ def example_images(paths: Sequence[Path], data_dir: Path | None) -> tuple[list[D
         config = result.config
         if not folder.checkpoint.is_file():
             warnings.append(f"{folder.path} has no checkpoint.safetensors: no example images of it.")
+        elif not method(config.method).load().scores_are_logits:
+            warnings.append(f"{folder.path}: {config.method} tells classes by distance, so no sample is hard or easy.")
         elif not result.same_images(load(config.dataset, data_dir)):
             warnings.append(f"{config.dataset} has changed since {folder.path} was run: no example images of it.")
         else:

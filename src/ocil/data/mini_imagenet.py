@@ -1,7 +1,8 @@
 """Mini-ImageNet from its three pickles, or from images and a CSV split.
 
-The classes of train, val and test follow each other, sorted by name within each. One permutation a class, drawn from
-seed 0 in class order, sets the split: its first 100 images are the test set, the other 500 the training set.
+The classes of train, val and test follow each other; within each, as their images lie in the pickle, or sorted by name
+with a CSV. One permutation a class, drawn from seed 0 in class order, sets the split: its first 100 images are the test
+set, the other 500 the training set.
 """
 
 import csv
@@ -108,7 +109,9 @@ def _pickle_classes(source: Path, split: str, expect: DatasetInfo) -> list[_Clas
     def of_class(name: str, indices: NDArray[np.int64]) -> _Class:
         return _Class(name, len(indices), lambda chosen: images[indices[chosen]])
 
-    return [of_class(name, _indices(path, name, members[name], len(images))) for name in sorted(members)]
+    listed = {name: _indices(path, name, members[name], len(images)) for name in sorted(members)}
+    first = {name: int(indices.min(initial=len(images))) for name, indices in listed.items()}
+    return [of_class(name, listed[name]) for name in sorted(listed, key=first.__getitem__)]
 
 
 def _pickle_parts(path: Path, content: Any) -> tuple[NDArray[Any], dict[str, Any]]:

@@ -43,6 +43,7 @@ class AAER(Learner):
     Config = AAERConfig
     config: AAERConfig
     class_rows = (*Learner.class_rows, "anchors", "known", "centres", "taken", "moved")
+    scores_are_logits = False
 
     def __init__(self, config: AAERConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
         super().__init__(config, problem, seed, device)

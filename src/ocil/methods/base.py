@@ -130,6 +130,8 @@ class Learner(nn.Module):
     Config: ClassVar[type[LearnerConfig]] = LearnerConfig
     class_rows: ClassVar[tuple[str, ...]] = ("met",)
     """Buffers with one row a class. They grow; new rows are 0."""
+    scores_are_logits: ClassVar[bool] = True
+    """False where scores only rank the classes, as distances do: their softmax says nothing of how sure it is."""
     config: LearnerConfig
 
     def __init__(

@@ -48,6 +48,7 @@ class SCR(Learner):
 
     Config = SCRConfig
     config: SCRConfig
+    scores_are_logits = False
 
     def __init__(self, config: SCRConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
         super().__init__(config, problem, seed, device)

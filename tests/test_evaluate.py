@@ -1,0 +1,68 @@
+"""What a run notes after each group, against a slow version that goes over the samples one by one."""
+
+from statistics import fmean
+
+import pytest
+import torch
+
+import ocil
+from ocil.data import Dataset
+from ocil.evaluate import EASY, HARD, Evaluation, Evaluator
+from ocil.methods.base import Learner
+from tests.reference.datasets import patterned
+
+TASKS, BATCH = 2, 5
+
+
+def trained(name: str, data: Dataset) -> tuple[Learner, ocil.Stream]:
+    stream = ocil.Stream(data, ocil.StreamConfig(tasks=TASKS, batch_size=BATCH), seed=0)
+    learner = ocil.make_learner(name, data, memory=20, width=4, batch_size=BATCH, memory_batch=BATCH, lr=0.03)
+    for part in stream:
+        learner.learn(part.x, part.y)
+    return learner, stream
+
+
+def slow(learner: Learner, data: Dataset) -> Evaluation:
+    """After the last of two tasks: classes 0 and 1 are old, 2 and 3 are new."""
+    logits = learner.scores(torch.from_numpy(data.test_x)).tolist()
+    hits = [row.index(max(row)) == label for row, label in zip(logits, data.test_y.tolist(), strict=True)]
+    accuracy = [
+        fmean(hit for hit, label in zip(hits, data.test_y, strict=True) if label in group) for group in ((0, 1), (2, 3))
+    ]
+    head = learner.network.head
+    assert isinstance(head, torch.nn.Linear)
+    weights = [[*row, bias] for row, bias in zip(head.weight.tolist(), head.bias.tolist(), strict=True)]
+    scores = learner.scores(torch.from_numpy(data.train_x)).softmax(1).tolist()
+    new = [row[label] for row, label in zip(scores, data.train_y.tolist(), strict=True) if label >= 2]
+    return Evaluation(
+        accuracy,
+        fmean(value for row in logits for value in row[:2]), fmean(value for row in logits for value in row[2:]),
+        fmean(value for row in weights[:2] for value in row), fmean(value for row in weights[2:] for value in row),
+        sum(p < HARD for p in new), sum(HARD <= p <= EASY for p in new), sum(p > EASY for p in new),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["er", "afs"])
+def test_against_the_slow_version(name: str) -> None:
+    data = patterned()
+    learner, stream = trained(name, data)
+    found, expected = Evaluator(stream)(learner, TASKS - 1), slow(learner, data)
+    assert found.accuracy == pytest.approx(expected.accuracy)
+    assert (found.hard, found.ambiguous, found.easy) == (expected.hard, expected.ambiguous, expected.easy)
+    for field in ("mean_logit_old", "mean_logit_new", "mean_weight_old", "mean_weight_new"):
+        assert getattr(found, field) == pytest.approx(getattr(expected, field), abs=1e-5), field
+    first = Evaluator(stream)(learner, 0)
+    assert first.mean_logit_old is None
+    assert first.mean_weight_old is None
+
+
+@pytest.mark.parametrize("name", ["scr", "aaer"])
+def test_distances_are_no_logits(name: str) -> None:
+    """The softmax of distances is nearly uniform, however sure the learner is: no sample would be easy."""
+    data = patterned()
+    learner, stream = trained(name, data)
+    found = Evaluator(stream)(learner, TASKS - 1)
+    assert found == Evaluation(found.accuracy)
+    scores = learner.scores(torch.from_numpy(data.test_x)).argmax(1)
+    right = (scores == torch.from_numpy(data.test_y)).double().view(-1, 4)  # classes take turns
+    assert found.accuracy == pytest.approx([right[:, :2].mean().item(), right[:, 2:].mean().item()])
