@@ -3,7 +3,9 @@
 import errno
 import json
 import os
+import signal
 import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -296,8 +298,9 @@ def test_a_file_too_large(start_python: Callable[..., "subprocess.Popen[str]"], 
 
 @pytest.mark.parametrize("both", [False, True])
 def test_two_processes_on_one_run(
-    start_python: Callable[..., "subprocess.Popen[str]"], run_tiny: Call, tiny_npz: Path, tmp_path: Path, both: bool
-) -> None:
+    start_python: Callable[..., "subprocess.Popen[str]"], run_tiny: Call, tiny_npz: Path, tmp_path: Path, both: bool,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     settings = dict(setting.split("=") for setting in SMALL)
     config = resolve("er", str(tiny_npz), memory=20, settings=settings)
     config = replace(config, fingerprint=load(tiny_npz).fingerprint)
@@ -312,19 +315,27 @@ for name in {list(map(str, folders))}:
 print("locked", flush=True)
 sys.stdin.read()
 """
-    wait = "wait for it, or use another --out."
     other = start_python("-c", script)
     try:
         assert other.stdout is not None
         assert other.stdout.readline() == "locked\n"
+        monkeypatch.setattr(time, "sleep", lambda seconds: other.communicate(""))  # it ends while we wait
         said = run_tiny("er", "--seeds", 1)
     finally:
-        other.communicate("")
-    assert (said.code, said.out) == (2, "")
-    assert sorted(said.errors) == sorted(
-        f"ocil: error: another process is working on {folder}: {wait}" for folder in folders
-    )
+        other.kill()
+    assert said.code == 0
+    assert f"Another process works on {1 + both} of the runs: waiting for it" in caplog.text
+
+
+def test_no_patience_with_another_process(run_tiny: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_tiny("er", "--seeds", 1).code == 0
+    (run,) = (tmp_path / "runs").glob("tiny-er-*/seed-0")
+    (run / "result.json").unlink()
+    monkeypatch.setattr(time, "sleep", lambda seconds: os.kill(os.getpid(), signal.SIGTERM))
+    with RunFolder(run).lock():
+        said = run_tiny("er", "--seeds", 1)
+    assert said.code == 130
+    assert "Stopped." in said.err
 
 
 def test_other_images_under_a_name_of_the_catalog(ocil_command: Call, tiny: Dataset, tmp_path: Path) -> None:

@@ -286,22 +286,28 @@ def test_a_second_ctrl_c_stops_at_once(run_tiny: Call, monkeypatch: pytest.Monke
 
 
 def start_and_interrupt(
-    start_python: Start, words: list[object], ready: Callable[["subprocess.Popen[str]"], None]
+    start_python: Start,
+    words: list[object],
+    ready: Callable[["subprocess.Popen[str]"], None],
+    number: signal.Signals = signal.SIGINT,
 ) -> Said:
     """What ``ocil`` says when Ctrl-C is pressed in its terminal once it is ready: all its processes get the signal."""
     process = start_python("-m", "ocil", *words)
     try:
         ready(process)
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, number)
         out, err = process.communicate(timeout=60)
     finally:
         process.kill()
     return Said(process.returncode, out, err)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_ctrl_c_saves_and_the_same_command_goes_on(
-    start_python: Start, ocil_command: Call, tiny_npz: Path, tmp_path: Path, workers: int
+@pytest.mark.parametrize(
+    ("workers", "number"), [(1, signal.SIGINT), (2, signal.SIGINT), (2, signal.SIGTERM)],
+    ids=["Ctrl-C", "Ctrl-C, two workers", "SIGTERM to all, two workers"],
+)  # fmt: skip
+def test_asked_to_stop_it_saves_and_the_same_command_goes_on(
+    start_python: Start, ocil_command: Call, tiny_npz: Path, tmp_path: Path, workers: int, number: signal.Signals
 ) -> None:
     words: list[object] = ["run", "fine-tune", "-d", tiny_npz, "--workers", workers, "--set", "width=2", "tasks=2"]
     seeds = ["--seeds", workers + 1]
@@ -310,7 +316,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(
         while process.poll() is None and len(list((tmp_path / "a").rglob("config.json"))) < 2:
             time.sleep(0.001)
 
-    said = start_and_interrupt(start_python, [*words, *seeds, "--out", tmp_path / "a"], the_second_run_begins)
+    said = start_and_interrupt(start_python, [*words, *seeds, "--out", tmp_path / "a"], the_second_run_begins, number)
     assert said.code == 130, said
     assert "Saving; once more stops at once." in said.err
     assert "Stopped. What was learned is saved; the same command goes on from there." in said.err

@@ -60,6 +60,19 @@ def test_a_run_among_others_equals_the_run_alone(tmp_path: Path, name: str) -> N
         assert (outcome.digest, outcome.matrix) == (alone.digest, alone.matrix)
 
 
+@pytest.mark.usefixtures("dataset")
+def test_a_result_says_that_runs_of_other_cells_shared_the_device(tmp_path: Path) -> None:
+    """Their times say little of a method."""
+    job, seeds = Job(tmp_path / "out", "cpu", tmp_path), configs(tmp_path, "fine-tune", 2)
+    for plan, side_by_side, said in (
+        (seeds, 2, None),
+        (configs(tmp_path, "er", 1) + configs(tmp_path, "afs", 1), 3, 2),
+    ):
+        for outcome in gpu.run_together(plan, job, side_by_side):
+            assert isinstance(outcome, Result)
+            assert outcome.environment.get("side_by_side") == said
+
+
 @pytest.mark.parametrize(
     ("name", "keep_last"),
     [*((name, True) for name, info in METHODS.items() if info.capturable and info.memory), ("afs", False)],

@@ -1,7 +1,9 @@
 import multiprocessing
 import os
 import signal
+import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,6 +95,48 @@ def test_a_second_ctrl_c_ends_the_workers(configs: list[RunConfig], tmp_path: Pa
     while multiprocessing.active_children() and time.monotonic() < end:
         time.sleep(0.01)
     assert not multiprocessing.active_children()
+
+
+def test_workers_end_when_their_parent_is_killed(
+    start_python: Callable[..., "subprocess.Popen[str]"], tiny_npz: Path, tmp_path: Path
+) -> None:
+    """In the middle of a rehearsal, too, which sends nothing for as long as it takes."""
+    script = f"""
+import multiprocessing, pathlib
+from ocil.config import resolve
+from ocil.engine.local import Job, run_all
+
+def tell(number, event):
+    if event.done:
+        print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+
+if __name__ == "__main__":
+    settings = dict(memory=20, width=2, tasks=2, batch_size=5, rehearsal_epochs=10**6)
+    configs = [resolve("gdumb", {str(tiny_npz)!r}, seed=seed, settings=settings) for seed in range(2)]
+    run_all(configs, Job(pathlib.Path({str(tmp_path / "runs")!r}), "cpu", None), 2, tell)
+"""
+    path = tmp_path / "driver.py"  # spawned workers import it
+    path.write_text(script)
+    with start_python(path) as driver:
+        assert driver.stdout is not None
+        workers = [int(word) for word in driver.stdout.readline().split()]
+        driver.kill()
+    try:
+        assert len(workers) == 2
+        end = time.monotonic() + 20
+        while any(map(alive, workers)) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not any(map(alive, workers))
+    finally:
+        for pid in filter(alive, workers):
+            os.kill(pid, signal.SIGKILL)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_a_failing_run_leaves_the_others_alone(

@@ -1,6 +1,9 @@
 import json
 import re
+import shutil
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -246,14 +249,29 @@ def test_reviews_that_would_never_come_are_seen_at_every_memory_size(sweep: Swee
     assert "er-rv: review_batch = 30 is more than memory = 20" in one_error(sweep())
 
 
-def test_a_run_that_another_process_works_on_fails_alone(sweep: Sweep, tmp_path: Path) -> None:
+def test_a_run_that_another_process_works_on_comes_last(
+    sweep: Sweep, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ("--only", "method=afs", "--seeds", 1, "--no-reference", "--json")
     run = Path(json.loads(sweep(*words).out)["cells"][0]["runs"][0])
     (run / "result.json").unlink()
-    with RunFolder(run).lock():
+    with ExitStack() as held:
+        held.enter_context(RunFolder(run).lock())
+        monkeypatch.setattr(time, "sleep", lambda seconds: held.close())
         said = sweep("--seeds", 1, "--no-reference", "--json")
+    assert said.code == 0
+    assert "Another process works on 1 of the runs: waiting" in caplog.text
+    assert [cell["seeds"] for cell in json.loads(said.out)["cells"]] == [1, 1, 1, 1]
+
+
+def test_a_file_in_the_place_of_a_run_fails_it_alone(sweep: Sweep) -> None:
+    words = ("--only", "method=afs", "--seeds", 1, "--no-reference", "--json")
+    run = Path(json.loads(sweep(*words).out)["cells"][0]["runs"][0])
+    shutil.rmtree(run)
+    run.write_text("a note")
+    said = sweep("--seeds", 1, "--no-reference", "--json")
     assert said.code == 1
-    assert "another process is working on" in said.errors[0]
+    assert f"cannot write to {run}: it is a file" in said.errors[0]
     assert [cell["seeds"] for cell in json.loads(said.out)["cells"]] == [1, 1, 0, 1]
 
 
@@ -368,14 +386,17 @@ def test_the_live_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.search(r"ER \[bold\] +cifar100 m5000 +1/3 +1 +50.0", text)
     assert re.search(r"AFS +cifar100 m5000 +0/3 +1 ", text)
     assert re.search(r"references +1/1 +10.0", text)
-    assert "1 cells done, 2 running, 0 with failures, 0 waiting; runs 1/6" in text
+    assert "0 cells done, 2 running, 0 with failures, 0 waiting; runs 1/6" in text
     assert "about 53 s left" in text  # 1.5 of 5.5 in 20 seconds, 4 to come
     board.hear(2, fake_result(configs[1], 0.7))
     board.hear(3, RuntimeError("no"))
+    assert "about 40 s left" in shown()  # 1.5 in 20 seconds, 3 to come; what failed is neither done nor to come
     board.hear(4, Interrupted("stopped"))
     text = shown()
+    assert "left" not in text
+    assert "done; " not in text
     assert re.search(r"ER \[bold\] +cifar100 m5000 +2/3 +1 +60.0", text)  # one failed
-    assert "0 running, 1 with failures" in text
+    assert "0 running, 1 with failures, 1 waiting" in text  # of AFS one was stopped
 
 
 def test_other_images_make_another_cell(sweep: Sweep, experiment: Path, tiny: Dataset, tmp_path: Path) -> None:

@@ -71,6 +71,8 @@ def locked(folder: Path, elsewhere: str, taken: str) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / ".lock").open("w")
     except OSError as error:
+        if folder.is_file():  # the folders beside it may be all right
+            raise OcilError(f"cannot write to {folder}: it is a file. {elsewhere}") from error
         raise WriteError(f"cannot write to {folder}: {error.strerror}. {elsewhere}") from error
     with file:
         try:

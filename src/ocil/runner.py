@@ -204,10 +204,13 @@ class Work:
         dataset: Dataset,
         resident: DeviceData,
         stepper: Callable[[Learner, Stream], Stepper] = Stepper,
+        surroundings: Mapping[str, Any] | None = None,
     ) -> None:
+        """``surroundings``: what its result is to say of where it was run."""
         if config.fingerprint and config.fingerprint != dataset.fingerprint:
             raise OcilError(f"{config.dataset} has changed since this was planned: give the same command again.")
         self.config, self.folder, self.device, self.images = config, folder, resident.device, dataset.fingerprint
+        self.surroundings = surroundings or {}
         self.stream = Stream(dataset, config.stream, config.seed, resident=resident)
         self.evaluator = Evaluator(self.stream)
         self.learner = build(config, dataset, self.device)
@@ -319,7 +322,7 @@ class Work:
             round(self.seconds, 3),
             peak,
             digest(self.learner),
-            environment(self.device) | {"images": self.images},
+            {**environment(self.device), "images": self.images, **self.surroundings},
         )
         self.folder.save_result(result)
         return result

@@ -35,7 +35,7 @@ app.command(serve.serve)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Exit codes: 0 done, 1 some run failed, 2 a mistake to mend, 130 stopped by Ctrl-C."""
+    """Exit codes: 0 done, 1 some run failed, 2 a mistake to mend, 130 stopped by Ctrl-C or SIGTERM."""
     try:
         code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:

@@ -85,14 +85,14 @@ def carry_out(
 ) -> "tuple[dict[RunConfig, Outcome], list[str]]":
     """Run everything with live progress. Returns what came of each configuration, and a line for each that failed.
 
-    A folder that cannot be written to stops all. After Ctrl-C what is running is saved first.
+    A place that cannot be written to stops all. After Ctrl-C what is running is saved first.
     """
     from ocil.cli.tensorboard import logged
     from ocil.engine import execute
     from ocil.runner import Interrupted
 
     unwritable = False
-    with first_ctrl_c() as stopped, logged(board, where.tensorboard, order) as shown:
+    with stop_when_asked() as stopped, logged(board, where.tensorboard, order) as shown:
 
         def hear(number: int, event: Any) -> None:
             nonlocal unwritable
@@ -117,21 +117,24 @@ def carry_out(
 
 
 @contextmanager
-def first_ctrl_c() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C asks the runs to save and stop; a second one stops at once."""
+def stop_when_asked() -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C, or SIGTERM as a scheduler sends it, asks runs to save and stop; a second one stops at once."""
     asked = False
+    usual: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
     def ask(*_: Any) -> None:
         nonlocal asked
         asked = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, handler in usual.items():
+            signal.signal(number, handler)
         os.write(2, b"Saving; once more stops at once.\n")  # not print: that may be in the middle of a line
 
-    before = signal.signal(signal.SIGINT, ask)
+    before = {number: signal.signal(number, ask) for number in usual}
     try:
         yield lambda: asked
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def summary_of(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from ocil.cli.common import first_ctrl_c, read_settings, say, whole_number
+from ocil.cli.common import read_settings, say, stop_when_asked, whole_number
 from ocil.cli.data import Json
 from ocil.errors import OcilError
 
@@ -161,7 +161,7 @@ def learn(
         found = asked.model(model, place)
         feed = Feed(found, samples, append)
         before, started = feed.scored, time.monotonic()
-        with first_ctrl_c() as stopped, _shown(feed, model.name) as show:
+        with stop_when_asked() as stopped, _shown(feed, model.name) as show:
             finished = feed.run(model, save_seconds, show, stopped)
     content = {
         "model": str(model),

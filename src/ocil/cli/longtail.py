@@ -13,13 +13,13 @@ from cyclopts import App, Parameter
 from ocil.cli.common import (
     Whole,
     dataset_of_a_run,
-    first_ctrl_c,
     fold,
     numbers,
     read_settings,
     refuse_small,
     say,
     say_error,
+    stop_when_asked,
 )
 from ocil.cli.data import DataDir, Json
 from ocil.errors import OcilError
@@ -277,7 +277,7 @@ def _carry_out(variants: Sequence[str], options: Options, as_json: bool) -> int:
     on_gpu = device.type == "cuda"
     job = Job(options.out, device, options.data_dir, SAVE_SECONDS if on_gpu else 0, options.workers if on_gpu else 0)
     try:
-        with first_ctrl_c() as stopped, Board(configs) as board:
+        with stop_when_asked() as stopped, Board(configs) as board:
             outcomes = run_all(configs, job, board.hear, stopped)
     finally:
         torch.set_num_threads(before)

@@ -100,6 +100,7 @@ class CellBoard:
         self.total = len(order) - len(self.known)
         self.parts = {number: 0.0 for number in range(len(order)) if number not in self.known}
         self.finished = 0
+        self.stopped = False
         self.started = time.monotonic()
         self.before: dict[int, float] = {}  # share of a run that was done when we first heard of it
         self.console = Console(stderr=True)
@@ -139,7 +140,11 @@ class CellBoard:
         if number in self.known:
             return
         self.finished += 1
-        self.parts[number] = 1.0
+        if isinstance(event, Result):
+            self.parts[number] = 1.0
+        else:  # neither work that was done nor work to come
+            self.parts.pop(number, None)
+            self.stopped = self.stopped or stopped
         if not self.console.is_terminal:
             name = f"{row.label} {row.place} seed {self.order[number].seed}".replace("  ", " ")
             line = f"[{self.finished}/{self.total}] {name}   {outcome}   {self.time_left()}"
@@ -150,8 +155,8 @@ class CellBoard:
         gone = sum(self.seconds[n] * (part - self.before.get(n, 0.0)) for n, part in list(self.parts.items()))
         to_come = sum(self.seconds[n] * (1.0 - part) for n, part in list(self.parts.items()))
         elapsed = time.monotonic() - self.started
-        if not to_come:
-            return "done"
+        if self.stopped or not to_come:
+            return "" if self.stopped else "done"
         left = self.expected - elapsed if gone <= 0 else to_come * elapsed / gone
         return f"about {roughly(left)} left"
 
@@ -165,11 +170,12 @@ class CellBoard:
             mean = f"{100 * sum(row.accuracies) / len(row.accuracies):.1f}" if row.accuracies else ""
             counts = (f"{row.done}/{row.runs}", str(len(row.running) or ""), str(row.failed or ""))
             table.add_row(Text(row.label), Text(row.place), *counts, mean)
+        idle = [row for row in self.rows if row.done < row.runs and not row.running and not row.failed]
         states = [
-            f"{sum(row.done == row.runs for row in rows)} cells done",
-            f"{sum(bool(row.running) for row in rows)} running",
-            f"{sum(bool(row.failed) for row in rows)} with failures",
-            f"{sum(not row.done and not row.running and not row.failed for row in rows)} waiting",
+            f"{sum(row.done == row.runs for row in self.rows)} cells done",
+            f"{sum(bool(row.running) for row in self.rows)} running",
+            f"{sum(bool(row.failed) for row in self.rows)} with failures",
+            f"{len(idle)} waiting",
         ]
         return Group(table, Text(f"{', '.join(states)}; runs {self.finished}/{self.total}; {self.time_left()}"))
 

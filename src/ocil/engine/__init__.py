@@ -19,7 +19,8 @@ def execute(
     engine: Engine = "local",
     address: str | None = None,
 ) -> "list[Outcome]":
-    """Run every configuration where it is fastest. ``workers`` run side by side; 0 chooses.
+    """Run every configuration where it is fastest. ``workers`` run side by side; 0 chooses. Runs that another process
+    works on are waited for.
 
     ``engine="ray"`` runs them on the Ray cluster at ``address``, by default the one this machine belongs to.
     """
@@ -28,9 +29,10 @@ def execute(
 
         return ray.run_all(configs, job, workers, watch, should_stop, address)
     from ocil.engine import gpu, local
+    from ocil.engine.patience import patiently
 
     run_all = gpu.run_all if job.device.startswith("cuda") else local.run_all
-    return run_all(configs, job, workers, watch, should_stop)
+    return patiently(run_all, configs, job, workers, watch, should_stop)
 
 
 def device_for(name: str, engine: Engine) -> str:

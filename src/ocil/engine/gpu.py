@@ -81,6 +81,9 @@ def run_together(
         watch(number, outcome)
 
     device = torch.device(job.device)
+    # The seeds of one cell have their like beside them, and their times compare with those of other cells.
+    mixed = len({config.cell for config in configs}) > 1 and side_by_side > 1
+    surroundings = {"side_by_side": min(side_by_side, len(configs))} if mixed else {}
     dataset = dataset or data.load(configs[0].dataset, job.data_dir)
     resident = DeviceData(dataset, device)
 
@@ -91,7 +94,7 @@ def run_together(
         if (finished := folder.result()) is not None:  # by another process, while this one waited for its turn
             return iter(()), lambda: finished.refuse_other(dataset, folder.path)
         captured = device.type == "cuda" and method(config.method).capturable
-        work = Work(config, folder, dataset, resident, CapturedStepper if captured else Stepper)
+        work = Work(config, folder, dataset, resident, CapturedStepper if captured else Stepper, surroundings)
         seconds = max(job.checkpoint_seconds, CHECKPOINT_SECONDS)
         return work.steps(seconds, watch_one(watch, number), should_stop), work.finish
 

@@ -8,6 +8,7 @@ run beside it.
 import multiprocessing
 import os
 import signal
+import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -152,15 +153,16 @@ class _Pool:
                     self.hear(connection)
         finally:
             for process, _ in self.busy.values():
-                process.terminate()
+                process.kill()
 
     def start(self) -> None:
         if not self.waiting:
             return
         ours, theirs = self.context.Pipe()
         process = self.context.Process(target=_work, args=(theirs, self.job, self.stop), daemon=True)
-        # A terminal sends Ctrl-C to the workers too; blocked here, it is blocked in them from their first moment.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        # A terminal sends Ctrl-C to the workers too, a scheduler its SIGTERM. Blocked here, both are blocked in them
+        # from their first moment; the parent tells them to save.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             with _threads_of_children(self.job.threads):
                 process.start()
@@ -209,12 +211,21 @@ def _send(connection: Any, message: Any) -> None:
 
 def _work(connection: "Connection[Any, Any]", job: Job, stop: Any) -> None:
     torch.set_num_threads(job.threads)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     with suppress(EOFError, OSError):  # the parent has died: there is nobody to work for
         while (config := connection.recv()) is not None:
             outcome = (
                 Interrupted("not started") if stop.is_set() else _attempt(config, job, connection.send, stop.is_set)
             )
             connection.send(outcome)
+
+
+def _end_with_parent() -> None:
+    """A run may be killed at any moment, and one whose parent was killed would hold its folder for long."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def watch_one(watch: Watcher, number: int) -> Callable[[Progress], None]:
