@@ -1,4 +1,5 @@
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from ocil.data import Dataset
 from ocil.errors import OcilError
 from ocil.methods.er import ER
 from ocil.metrics import estimate
+from ocil.results import Result
 from ocil.runner import Work, build
 from tests.conftest import Call, Said, left_over, one_error
 
@@ -108,6 +110,10 @@ def test_a_search_from_start_to_end(tune: Tune, six: Dataset, tmp_path: Path) ->
     means = [score["accuracy"]["mean"] for score in content["scores"]]
     assert content["chosen"] == content["scores"][means.index(max(means))]["values"]
     assert f"--dataset {tmp_path / 'six.npz'}" in content["command"]
+    result = json.loads((Path(content["scores"][0]["runs"][0]) / "result.json").read_text())["environment"]
+    same = {name: str(result[name]) for name in ("ocil", "python", "torch", "device", "threads")}
+    assert content["environment"].items() >= same.items()
+    assert content["environment"]["finished"] >= result["finished"]
     runs = [run for score in content["scores"] for run in score["runs"]]
     assert len(set(runs)) == 8
     for run in runs:
@@ -139,6 +145,79 @@ def test_a_search_from_start_to_end(tune: Tune, six: Dataset, tmp_path: Path) ->
     assert "chosen" in shown.out
     assert "Learned from 72 and scored on 8 training images of those tasks; 2 seeds a point." in shown.out
     assert "To run it: ocil run er " in shown.out
+
+
+WIDTH_2 = ("width=2", f"tasks={TASKS}", "memory_batch=5")
+
+
+@pytest.fixture
+def at_home(ocil_command: Call, six: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """A search without --out, from a folder of its own; what it says."""
+    monkeypatch.chdir(tmp_path)
+    six.save(tmp_path / "six.npz")
+
+    def call(*words: object) -> Any:
+        usual = () if "--seeds" in words else ("--seeds", 1)
+        said = ocil_command(
+            "tune", "er", "-d", "six.npz", "--memory", 20, "--workers", 1, "--json", *usual, *words, "--set", *WIDTH_2
+        )
+        assert said.code == 0, said.err
+        return json.loads(said.out)
+
+    return call
+
+
+def test_another_search_is_another_folder(at_home: Callable[..., Any], tmp_path: Path) -> None:
+    searches = [
+        ("--grid", "lr=0.1,0.2"),
+        ("--grid", "lr=0.1,0.3"),
+        ("--grid", "lr=0.1,0.2", "--tasks", 1),
+        ("--grid", "lr=0.1,0.2", "--validation", 0.2),
+        ("--grid", "lr=0.1,0.2", "--review"),
+        ("--grid", "lr=0.1,0.2", "forward=joint"),
+    ]
+    contents = [at_home(*words) for words in searches]
+    records = [Path(content["record"]) for content in contents]
+    assert len(set(records)) == len(list((tmp_path / "tuning").glob("*/tuning.json"))) == len(searches)
+    assert records[0].parent.name == f"er-six-m20-lr-{contents[0]['search']}"
+    assert records[-1].parent.name.startswith("er-six-m20-lr-forward-")
+    for content, record in zip(contents, records, strict=True):
+        assert json.loads(record.read_text())["grid"] == content["grid"]
+
+
+def test_the_same_search_goes_on_in_its_folder(at_home: Callable[..., Any], tmp_path: Path) -> None:
+    content = at_home("--grid", "lr=0.1,0.2")
+    for words in (("--grid", "lr=0.20,0.1"), ("--grid", "lr=0.1,0.2", "--seeds", 2)):
+        assert at_home(*words)["record"] == content["record"]
+    runs = list((tmp_path / "tuning").rglob("result.json"))
+    assert len(runs) == 4
+
+
+def test_the_record_says_how_to_repeat_it(at_home: Callable[..., Any], ocil_command: Call) -> None:
+    content = at_home("--grid", "lr=0.1,0.2", "--review", "--validation", 0.2)
+    words = shlex.split(content["repeat"])
+    assert words[:3] == ["ocil", "tune", "er"]
+    before = Path(content["record"]).read_text()
+    said = ocil_command(*words[1:])
+    assert said.code == 0, said.err
+    assert "2 runs are finished already." in said.err
+    assert Path(content["record"]).read_text() == before  # not even the date is another
+
+
+def test_a_record_that_is_in_the_way_is_kept(tune: Tune, tmp_path: Path) -> None:
+    grids = ("lr=0.1", "lr=0.1,0.2")
+    record = tmp_path / "search" / "tuning.json"
+    assert tune("fine-tune", "--grid", grids[0], "--seeds", 1).code == 0
+    first = record.read_text()
+    assert tune("fine-tune", "--grid", grids[0], "--seeds", 1).code == 0
+    assert [path.name for path in record.parent.glob("*.json")] == ["tuning.json"]
+    assert tune("fine-tune", "--grid", grids[1], "--seeds", 1).code == 0
+    (older,) = record.parent.glob("tuning-*.json")
+    assert older.read_text() == first
+    assert json.loads(record.read_text())["grid"] == {"lr": ["0.1", "0.2"]}
+    record.write_text("{")
+    assert tune("fine-tune", "--grid", grids[0], "--seeds", 1).code == 0
+    assert len(list(record.parent.glob("tuning-*.json"))) == 2
 
 
 def test_the_network_has_an_output_for_every_class(six: Dataset, tmp_path: Path) -> None:
@@ -205,6 +284,36 @@ def test_the_best_point() -> None:
     assert tuning.best([a, None, b]) == 0
     assert tuning.best([None, b, a, a]) == 2
     assert tuning.best([None]) is None
+
+
+def test_points_that_cannot_be_told_from_the_best() -> None:
+    best, near, far = estimate([0.6, 0.5]), estimate([0.5, 0.55]), estimate([0.1, 0.1])
+    sure = estimate([0.6, 0.6])
+    assert tuning.rivals([near, best, None, estimate([0.5, 0.5])], 1) == [0, 3]
+    assert tuning.rivals([far, sure], 1) == []
+    assert tuning.rivals([estimate([0.5]), estimate([0.6])], 1) == []
+
+
+def test_a_choice_that_is_not_sure_is_said_to_be(tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    accuracies = {0.1: [0.5, 0.51], 0.2: [0.5, 0.5], 0.3: [0.1, 0.1]}
+
+    def run_all(configs: list[RunConfig], *_: Any) -> list[Result]:
+        return [
+            Result(c, [[accuracies[c.learner.lr][c.seed]] * 2] * 2, [], 1.0, {}, "", {"ocil": "1", "torch": c.seed})
+            for c in configs
+        ]
+
+    monkeypatch.setattr("ocil.engine.local.run_all", run_all)
+    said = tune("er", "--grid", "lr=0.3,0.2,0.1", "--seeds", 2)
+    line = "lr=0.1 and lr=0.2 are within their intervals: more seeds may tell them apart."
+    assert line in said.out
+    content = json.loads((tmp_path / "search" / "tuning.json").read_text())
+    assert (content["note"], content["chosen"], content["close"]) == (line, {"lr": "0.1"}, [{"lr": "0.2"}])
+    assert (content["environment"]["ocil"], content["environment"]["torch"]) == ("1", "0 + 1")
+    accuracies[0.1] = [0.6, 0.6]
+    assert "within their intervals" not in tune("er", "--grid", "lr=0.3,0.2,0.1", "--seeds", 2).out
+    assert "One seed a point has no interval" in tune("er", "--grid", "lr=0.3,0.2", "--seeds", 1).out
+    assert "One seed" not in tune("er", "--grid", "lr=0.3", "--seeds", 1).out.replace("1 seeds a point", "")
 
 
 def test_data_that_was_cut_is_written_again(six: Dataset, tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ mean accuracy after them. It scores on the test images of those two tasks and th
 image has a say: a share of the two tasks' training images, the same of each class, is held out to score on.
 """
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
 from pathlib import Path
@@ -91,6 +93,14 @@ def on_ground(config: RunConfig, path: Path, fingerprint: str, tasks: int) -> Ru
     return replace(config, dataset=str(path), fingerprint=fingerprint, stream=replace(config.stream, tasks=tasks))
 
 
+def digest(configs: Iterable[RunConfig], fingerprint: str, tasks: int) -> str:
+    """Names a search: its points, in whatever order, and what they are tried on. The number of seeds is not in it,
+    so that a search goes on with more of them.
+    """
+    contents = sorted(json.dumps(config.to_json(), sort_keys=True) for config in configs)
+    return hashlib.sha256(json.dumps([contents, fingerprint, tasks]).encode()).hexdigest()[:8]
+
+
 def points(grid: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
     return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
 
@@ -99,3 +109,14 @@ def best(scores: Sequence[Estimate | None]) -> int | None:
     """The point with the highest mean accuracy; the first of equals. Points with a failed run do not count."""
     known = [number for number, score in enumerate(scores) if score is not None]
     return max(known, key=lambda number: scores[number].mean, default=None)  # type: ignore[union-attr]
+
+
+def rivals(scores: Sequence[Estimate | None], winner: int) -> list[int]:
+    """The other points whose interval overlaps that of the best, in the order of the grid. One seed has no interval."""
+    found, top = [], scores[winner]
+    for number, score in enumerate(scores):
+        if score is None or top is None or score.interval is None or top.interval is None:
+            continue
+        if number != winner and score.mean + score.interval >= top.mean - top.interval:
+            found.append(number)
+    return found

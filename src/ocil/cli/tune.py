@@ -1,8 +1,10 @@
 """``ocil tune``: choose settings on the first tasks, never on test images."""
 
+import hashlib
 import json
+import shlex
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from ocil.engine.local import Job
     from ocil.experiments import Cell
     from ocil.metrics import Estimate
+    from ocil.results import Result
 
 SCHEMA = 1
 
@@ -81,7 +84,8 @@ def tune(
     set
         Other settings as FIELD=VALUE, the same for all points.
     out
-        Folder of the search: its runs, its data and tuning.json. Default: tuning/METHOD-DATASET-mMEMORY.
+        Folder of the search: its runs, its data and tuning.json. Default: a folder of its own below tuning/ for each
+        grid, settings, tasks and validation.
     """
     where = where or Where()
     if seeds < 1:
@@ -113,9 +117,18 @@ def tune(
         reals.setdefault(config, point)
     first = next(iter(reals))
     ground = tuning.ground(loaded, first, tasks, validation)
-    out = out or Path("tuning") / f"{first.label}-{Path(known).stem}{_memory(first)}"
-    job = where.job(out, data_dir)
-    fingerprint, folder = ground.data.fingerprint, out / "data"
+    fingerprint = ground.data.fingerprint
+    search = tuning.digest(reals, fingerprint, tasks)
+    repeat = written(
+        ["ocil", "tune", info.name, "--dataset", known],
+        {"memory": memory, "grid": [f"{field}={','.join(values)}" for field, values in searched.items()],
+         "tasks": tasks, "seeds": seeds, "validation": validation,
+         "set": [f"{field}={value}" for field, value in given.items()],
+         "device": where.device, "threads": where.threads, "data-dir": data_dir, "out": out},
+        {None: [], True: ["--review"], False: ["--no-review"]}[review],
+    )  # fmt: skip
+    out = out or Path("tuning") / f"{first.label}-{Path(known).stem}{_memory(first)}-{'-'.join(searched)}-{search}"
+    job, folder = where.job(out, data_dir), out / "data"
     for real in reals:
         check(tuning.on_ground(real, folder, fingerprint, tasks), ground.data)
     path = tuning.keep(ground.data, folder)
@@ -131,8 +144,10 @@ def tune(
         lambda config, error: f"{label_of[config]}, seed {config.seed}: {error}",
     )  # fmt: skip
     scores: list[Estimate | None] = []
+    finished: list[Result] = []
     for cell in cells:
         results = [result for config in cell.configs if isinstance(result := outcomes[config], Result)]
+        finished += results
         complete = len(results) == len(cell.configs)
         scores.append(estimate([average_accuracy(r.matrix) for r in results]) if complete else None)
     winner = tuning.best(scores)
@@ -142,9 +157,10 @@ def tune(
             print(json.dumps({"chosen": None, "failed": failed}))
         return 2
     chosen, point = list(reals.items())[winner]
-    words = f"{command(chosen)} --seeds 10"
+    close = [list(reals.values())[number] for number in tuning.rivals(scores, winner)]
     content = {
         "schema": SCHEMA,
+        "search": search,
         "method": chosen.label,
         "dataset": known,
         "memory": chosen.learner.memory,
@@ -165,9 +181,14 @@ def tune(
             for point_of, score, cell in zip(reals.values(), scores, cells, strict=True)
         ],
         "chosen": point,
+        "close": close,
+        "note": note(point, close, seeds, len(reals)),
         "failed": failed,
-        "command": words,
+        "command": f"{command(chosen)} --seeds 10",
+        "repeat": repeat,
+        "environment": environment_of(finished),
     }
+    set_aside(out / "tuning.json", content)
     write_json(out / "tuning.json", content)
     if as_json:
         print(json.dumps(content | {"record": str(out / "tuning.json")}))
@@ -190,6 +211,46 @@ def read_grid(words: tuple[str, ...], given: Collection[str]) -> dict[str, list[
             raise OcilError(f"--grid {word}: {name} makes another problem; it cannot be searched.")
         grid[name] = list(dict.fromkeys(values))
     return grid
+
+
+def set_aside(record: Path, content: dict[str, Any]) -> None:
+    """A record of another search, or of other seeds, that is in the place of the new one gets a name of its own."""
+    if not record.is_file():
+        return
+    old = record.read_bytes()
+    try:
+        known = json.loads(old)
+        if (known["search"], known["seeds"]) == (content["search"], content["seeds"]):
+            return
+    except (ValueError, KeyError, TypeError):  # of an earlier version, perhaps
+        pass
+    record.rename(record.with_name(f"tuning-{hashlib.sha256(old).hexdigest()[:8]}.json"))
+
+
+def environment_of(results: "Sequence[Result]") -> dict[str, str]:
+    """What the runs were measured with, all of it where they differ, and when the last one finished."""
+    found = [result.environment for result in results]
+    names = ("ocil", "python", "torch", "device", "threads")
+    content = {name: " + ".join(dict.fromkeys(str(one.get(name, "unknown")) for one in found)) for name in names}
+    return content | {"finished": max(str(one.get("finished", "")) for one in found)}
+
+
+def note(chosen: dict[str, str], close: list[dict[str, str]], seeds: int, points: int) -> str:
+    """What is to be said if the choice is not sure."""
+    if seeds == 1 and points > 1:
+        return "One seed a point has no interval: with more seeds another point may win."
+    if not close:
+        return ""
+    *others, last = map(_text, [chosen, *close])
+    return f"{', '.join(others)} and {last} are within their intervals: more seeds may tell them apart."
+
+
+def written(words: list[str], options: dict[str, Any], more: list[str]) -> str:
+    """A command as it is typed. Options without a value are left out."""
+    for name, value in options.items():
+        if value not in (None, []):
+            words = [*words, f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    return shlex.join([*words, *more])
 
 
 def _text(point: dict[str, str]) -> str:
@@ -232,4 +293,6 @@ def _print_scores(
         f"Learned from {content['train_images']} and scored on {content['validation_images']} training images of those "
         f"tasks; {content['seeds']} seeds a point."
     )
+    if content["note"]:
+        print(content["note"])
     print(f"To run it: {content['command']}")
