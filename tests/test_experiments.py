@@ -93,6 +93,22 @@ def test_table_2_is_the_ladder_of_the_protocol() -> None:
     }
 
 
+@pytest.mark.parametrize("name", ["balance", "steps", "time"])
+def test_who_has_review_in_the_figures(name: str) -> None:
+    """All but GDumb, OCM and AAER, as in the paper's text and Table I."""
+    cells = shipped(name).cells
+    without = {cell.config.method for cell in cells if not cell.config.learner.review}
+    assert without == {"gdumb", "ocm", "aaer"}
+    table = set(shipped("table1").configs)
+    assert all(config in table for config in shipped(name).configs)
+
+
+def test_the_caption_of_the_steps_can_be_followed_too() -> None:
+    cells = shipped("steps", only="method=gdumb,aaer", settings={"review": "true"}).cells
+    assert {cell.label for cell in cells} == {"gdumb-rv", "aaer-rv"}
+    assert len(cells) == 6
+
+
 def test_equal_compute_is_equal() -> None:
     replayed: dict[str, set[int]] = {}
     for cell in shipped("equal-compute").cells:
