@@ -125,7 +125,9 @@ def test_mistakes(ocil_command: Call, root: Path, tmp_path: Path) -> None:
     broken = root / "broken"
     broken.mkdir()
     (broken / "result.json").write_text("{")
-    assert "broken/result.json is not a result of ocil" in one_error(ocil_command("show", broken))
+    message = one_error(ocil_command("show", broken))
+    assert "broken/result.json is not a result of ocil, or it is broken: JSONDecodeError" in message
+    assert "Run something first" not in message
 
 
 def test_a_real_run(run_tiny: Call, ocil_command: Call, tmp_path: Path) -> None:

@@ -110,9 +110,10 @@ def collect(paths: Sequence[Path]) -> Collection:
             continue
         found.setdefault(result.config.cell, []).append((path, result))
     if not found:
-        reason = f" {warnings[0]}" if warnings else ""
         where = ", ".join(map(str, paths))
-        raise OcilError(f"no finished run (result.json) under {where}.{reason} Run something first: ocil run afs")
+        if warnings:
+            raise OcilError(f"no result under {where} can be read: {warnings[0]}")
+        raise OcilError(f"no finished run (result.json) under {where}. Run something first: ocil run afs")
     for name, runs in found.items():
         found[name], lines = _of_one_dataset(runs)
         warnings += lines
@@ -142,7 +143,7 @@ def read(path: Path) -> Result:
         raise OcilError(f"{path} cannot be read here: {' '.join(str(error).split())[:200]}") from None
     except UNREADABLE as error:
         what = " ".join(str(error).split())[:200]
-        raise OcilError(f"{path} is not a result of ocil: {type(error).__name__}: {what}") from None
+        raise OcilError(f"{path} is not a result of ocil, or it is broken: {type(error).__name__}: {what}") from None
     return result
 
 
