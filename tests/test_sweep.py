@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ocil.cli.common import summary_of
-from ocil.cli.estimate import Estimator, Size, roughly, work
+from ocil.cli.estimate import MILLISECONDS, SLOWER, Estimator, Size, roughly, step, work
 from ocil.cli.progress import CellBoard
 from ocil.config import RunConfig, resolve
 from ocil.data import CATALOG, Dataset
@@ -297,10 +297,64 @@ def test_a_result_that_cannot_be_read(sweep: Sweep) -> None:
     words = ("--only", "label=er", "--seeds", 1, "--no-reference")
     run = Path(json.loads(sweep(*words, "--json").out)["cells"][0]["runs"][0])
     (run / "result.json").write_text("{")
-    assert sweep(*words, "--dry-run").code == 0
+    shown = sweep(*words, "--dry-run")
+    assert shown.code == 0
+    assert "0 finished, 0 begun, 0 to run." in shown.out
+    told = json.loads(sweep(*words, "--dry-run", "--json").out)
     said = sweep(*words)
     assert said.code == 1
-    assert "Delete it to start that run again." in said.errors[0]
+    (message,) = said.errors
+    assert "Delete it to start that run again." in message
+    assert message.removeprefix("ocil: error: ") in shown.out
+    assert (told["to_run"], told["seconds"], len(told["failed"])) == (0, 0, 1)
+
+
+def test_no_time_for_nothing_to_do(sweep: Sweep) -> None:
+    words = ("--only", "label=er", "--seeds", 1)
+    assert sweep(*words).code == 0
+    shown = sweep(*words, "--dry-run").out
+    assert re.search(r"er +20 +1 +1 +0 *$", shown, re.MULTILINE)
+    assert re.search(r"references \(fine-tune\) +1 +1 +0 *$", shown, re.MULTILINE)
+
+
+def test_the_dry_run_of_a_cluster_says_what_its_estimate_is_for(sweep: Sweep) -> None:
+    words = ("--only", "label=er", "--dry-run", "--device", "cpu")
+    assert "for this machine, the cluster was not asked" in sweep(*words, "--engine", "ray", "--address", "x:1").out
+    told = json.loads(sweep(*words, "--engine", "ray", "--json").out)
+    assert told["estimate"].endswith("for this machine, the cluster was not asked")
+    assert "was not asked" not in sweep(*words).out
+
+
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
+def test_a_place_that_can_hold_no_runs(
+    ocil_command: Call, experiment: Path, monkeypatch: pytest.MonkeyPatch, dry: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("ocil.engine.local.run_all", lambda *_: pytest.fail("a run was started"))
+    for out in (experiment, experiment / "runs"):
+        assert "small.toml is a file. Name a folder." in one_error(ocil_command("sweep", experiment, "-o", out, *dry))
+    long = experiment.parent / ("x" * 300)
+    assert "cannot write to" in one_error(ocil_command("sweep", experiment, "-o", long, *dry))
+    monkeypatch.setattr("os.access", lambda *_: False)
+    other = experiment.parent / "other"
+    assert "is not yours to write to" in one_error(ocil_command("sweep", experiment, "-o", other, *dry))
+    assert not other.exists()
+
+
+def test_finished_runs_are_shown_where_nothing_can_be_written(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("--only", "label=er", "--seeds", 1, "--no-reference")
+    assert sweep(*words).code == 0
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert sweep(*words).code == 0
+    assert sweep(*words, "--dry-run").code == 0
+
+
+def test_a_folder_that_cannot_be_made_is_said_before_any_run(
+    ocil_command: Call, experiment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ocil.engine.local.run_all", lambda *_: pytest.fail("a run was started"))
+    nowhere = experiment.parent / "nowhere"
+    nowhere.symlink_to(experiment.parent / "gone")
+    assert "cannot write to" in one_error(ocil_command("sweep", experiment, "-o", nowhere))
 
 
 # How long it takes
@@ -322,6 +376,46 @@ def test_the_table_of_times_agrees_with_the_results(method: str, settings: dict[
     config = resolve(method, "cifar100", settings=settings)
     seconds = Estimator("cuda", 10, {}).seconds(config, Size.of(CATALOG["cifar100"]))
     assert measured / 1.5 < seconds < measured * 1.5
+
+
+def in_repository(name: str) -> Path:
+    return Path(__file__).parents[1] / name
+
+
+def test_the_table_of_times_agrees_with_the_steps_that_were_timed() -> None:
+    """As docs/experiments.md says. GDumb only stores, which counts as nothing."""
+    a_pass, an_image = MILLISECONDS["cuda bf16"]
+    rows = json.loads(in_repository("results/performance/h200-steps.json").read_text())["rows"]
+    names = {row["method"].removesuffix("-rv"): row["ms_per_step"] for row in rows}
+    assert {"gss", "agem", "aser", "afs", "er"} < names.keys()
+    for name, measured in names.items():
+        passes, images = step(resolve(name, "cifar100"), Size.of(CATALOG["cifar100"]))
+        tabled = (a_pass * passes + an_image * images) * SLOWER.get(name, 1.0)
+        assert name == "gdumb" or measured / 1.15 < tabled < measured * 1.15, name
+
+
+def test_only_steps_that_were_timed_are_slower() -> None:
+    size = Size.of(CATALOG["cifar100"])
+    gss = {name: resolve("gss", "cifar100", settings={"precision": name}) for name in ("bf16", "tf32")}
+    gpu = Estimator("cuda", 10, {})
+    assert gpu.together([gpu.seconds(gss["bf16"], size)] * 10) == pytest.approx(156, rel=0.1)  # 5000 steps of 3.12 ms
+    plain = work(gss["tf32"], size)
+    a_pass, an_image = MILLISECONDS["cuda tf32"]
+    assert gpu.seconds(gss["tf32"], size) == pytest.approx((plain.passes * a_pass + plain.images * an_image) / 100)
+
+
+def test_the_table_of_times_agrees_with_cells_that_had_the_gpu_to_themselves() -> None:
+    """As docs/experiments.md says."""
+    seconds: dict[str, list[tuple[float, float]]] = {}
+    for path in in_repository("results").glob("*/seed-*/result.json"):
+        content = json.loads(path.read_text())
+        if "seconds_for_all" in content["environment"]:
+            config = RunConfig.from_json(content["config"])
+            tabled = Estimator("cuda", 10, {}).seconds(config, Size.of(CATALOG[config.dataset]))
+            seconds.setdefault(config.cell, []).append((content["wall_seconds"], tabled))
+    ratios = [np.median([measured / tabled for measured, tabled in runs]) for runs in seconds.values()]
+    assert len(ratios) == 9
+    assert all(0.85 < ratio < 1.45 for ratio in ratios)
 
 
 def test_the_table_of_times_agrees_with_the_cpu_page() -> None:

@@ -1,8 +1,9 @@
 """``ocil sweep``: the runs of a table or figure."""
 
 import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,7 @@ from ocil.cli.common import (
     carry_out,
     dataset_of_a_run,
     fold,
+    must_be_a_folder,
     read_settings,
     references_of,
     refuse_other_images,
@@ -75,6 +77,7 @@ def sweep(
         Folder of the runs.
     """
     where = where or Where()
+    ground = nearest_folder(out)
     from ocil.experiments import read
 
     datasets = Datasets(data_dir)
@@ -93,13 +96,28 @@ def sweep(
     check_cells(experiment.cells, datasets, out, reference)
     job = where.job(out, data_dir)
     plan = Plan.of(experiment.cells, out, reference)
+    if plan.to_run and not os.access(ground, os.W_OK | os.X_OK):
+        raise OcilError(f"cannot write to {out}: {ground} is not yours to write to. Choose another place.")
     from ocil.cli.estimate import Estimator
 
     estimator = Estimator.of(job, where.workers, datasets.sizes)
     if dry_run:
-        _tell(experiment, plan, estimator, datasets, {} if skip_missing else missing, out, as_json)
+        elsewhere = where.engine == "ray"
+        _tell(experiment, plan, estimator, datasets, {} if skip_missing else missing, out, elsewhere, as_json)
         return 0
+    must_be_a_folder(out)
     return _carry_out(experiment, plan, estimator, datasets, where, job, as_json)
+
+
+def nearest_folder(out: Path) -> Path:
+    """The folder, or the one it would be made in. Raises if that is none: nothing is made to find out."""
+    try:
+        there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+    except OSError as error:
+        raise OcilError(f"cannot write to {out}: {error.strerror}. Choose another place.") from None
+    if not there.is_dir():
+        raise OcilError(f"--out {out}: {there} is a file. Name a folder.")
+    return there
 
 
 REVIEW = ("review", "review_every", "review_batch", "review_keep_last")
@@ -180,13 +198,15 @@ def check_cells(cells: "Sequence[Cell]", datasets: Datasets, out: Path, referenc
 
 @dataclass(frozen=True)
 class Plan:
-    """All runs of some cells: what is finished, what was begun."""
+    """All runs of some cells: what is finished, what was begun, what is broken."""
 
     order: "list[RunConfig]"
     """References first, then the cells' runs, each once."""
     references: "dict[RunConfig, RunConfig]"
     finished: "frozenset[RunConfig]"
     begun: "frozenset[RunConfig]"
+    broken: "dict[RunConfig, OcilError]"
+    """Runs whose result cannot be read: a sweep fails them."""
 
     @classmethod
     def of(cls, cells: "Sequence[Cell]", out: Path, reference: bool) -> "Plan":
@@ -195,7 +215,7 @@ class Plan:
         wanted = [config for cell in cells for config in cell.configs]
         references = references_of(wanted, reference)
         order = list(dict.fromkeys([*references.values(), *wanted]))
-        finished, begun = set(), set()
+        finished, begun, broken = set(), set(), {}
         for config in order:
             folder = RunFolder.of(out, config)
             try:
@@ -203,13 +223,29 @@ class Plan:
                     finished.add(config)
                 elif folder.checkpoint.exists():
                     begun.add(config)
-            except OcilError:  # said when it would be used
-                continue
-        return cls(order, references, frozenset(finished), frozenset(begun))
+            except OcilError as error:
+                broken[config] = error
+        return cls(order, references, frozenset(finished), frozenset(begun), broken)
 
     @property
     def to_run(self) -> "list[RunConfig]":
-        return [config for config in self.order if config not in self.finished]
+        return self.left(self.order)
+
+    def left(self, configs: "Sequence[RunConfig]") -> "list[RunConfig]":
+        """Those that a sweep would run."""
+        return [config for config in configs if config not in self.finished and config not in self.broken]
+
+
+def describer(cells: "Sequence[Cell]") -> "Callable[[RunConfig, Exception], str]":
+    """What is said of a run that failed."""
+    label_of = {config: cell.label for cell in cells for config in cell.configs}
+
+    def describe(config: "RunConfig", error: Exception) -> str:
+        memory = f", memory {config.learner.memory}" if config.learner.memory else ""
+        name = label_of.get(config, "reference")
+        return f"{name}, {Path(config.dataset).stem}{memory}, seed {config.seed}: {error}"
+
+    return describe
 
 
 def _carry_out(
@@ -224,17 +260,10 @@ def _carry_out(
     from ocil.cli.progress import CellBoard
     from ocil.results import RunFolder
 
-    label_of = {config: cell.label for cell in experiment.cells for config in cell.configs}
-
-    def describe(config: "RunConfig", error: Exception) -> str:
-        memory = f", memory {config.learner.memory}" if config.learner.memory else ""
-        name = label_of.get(config, "reference")
-        return f"{name}, {Path(config.dataset).stem}{memory}, seed {config.seed}: {error}"
-
     seconds = [estimator.seconds(config, datasets.sizes[config.dataset]) for config in plan.order]
     to_come = [s for config, s in zip(plan.order, seconds, strict=True) if config not in plan.finished]
     board = CellBoard(experiment.cells, plan.order, seconds, estimator.together(to_come), plan.finished)
-    outcomes, failed = carry_out(plan.order, where, job, board, describe)
+    outcomes, failed = carry_out(plan.order, where, job, board, describer(experiment.cells))
     found = [(cell, summary_of(cell.configs, outcomes, plan.references)) for cell in experiment.cells]
     if as_json:
         cells = []
@@ -288,9 +317,10 @@ def _tell(
     datasets: Datasets,
     missing: dict[str, str],
     out: Path,
+    elsewhere: bool,
     as_json: bool,
 ) -> None:
-    """What ``--dry-run`` says."""
+    """What ``--dry-run`` says. ``elsewhere``: the runs would be on a cluster."""
 
     def seconds(configs: "Sequence[RunConfig]") -> float:
         return estimator.together(
@@ -298,25 +328,29 @@ def _tell(
         )
 
     def count(configs: "Sequence[RunConfig]") -> dict[str, Any]:
-        to_run = [config for config in configs if config not in plan.finished]
-        begun = sum(config in plan.begun for config in to_run)
-        return {"runs": len(configs), "finished": len(configs) - len(to_run), "begun": begun, "to_run": len(to_run)}
+        finished, begun = (sum(config in some for config in configs) for some in (plan.finished, plan.begun))
+        return {"runs": len(configs), "finished": finished, "begun": begun, "to_run": len(plan.left(configs))}
 
     wanted = {config for cell in experiment.cells for config in cell.configs}
     references = [config for config in plan.order if config not in wanted]
     to_run = plan.to_run
     total = count(plan.order) | {"references": len(references), "seconds": round(seconds(to_run), 1)}
     source = estimator.source(to_run)
+    if elsewhere:
+        source += "; for this machine, the cluster was not asked"
+    describe = describer(experiment.cells)
+    broken = [describe(config, error) for config, error in plan.broken.items()]
     if as_json:
         from ocil.config import command
 
         cells = []
         for cell in experiment.cells:
-            left = [config for config in cell.configs if config not in plan.finished]
-            entry = {"label": cell.label, **_names(cell), **count(cell.configs), "seconds": round(seconds(left), 1)}
+            spent = round(seconds(plan.left(cell.configs)), 1)
+            entry = {"label": cell.label, **_names(cell), **count(cell.configs), "seconds": spent}
             cells.append(entry | {"command": command(cell.config)})
         head = {"experiment": experiment.name, "title": experiment.title, "about": experiment.about}
-        print(json.dumps(head | {"cells": cells} | total | {"estimate": source, "missing": [*missing.values()]}))
+        foot = {"estimate": source, "missing": [*missing.values()], "failed": broken}
+        print(json.dumps(head | {"cells": cells} | total | foot))
         return
     from rich.box import SIMPLE
     from rich.console import Console
@@ -324,6 +358,10 @@ def _tell(
     from rich.text import Text
 
     from ocil.cli.estimate import roughly
+
+    def about(configs: "Sequence[RunConfig]") -> str:
+        left = plan.left(configs)
+        return roughly(seconds(left)) if left else ""
 
     groups: dict[tuple[str, str], list[Cell]] = {}
     for dataset in dict.fromkeys(cell.config.dataset for cell in experiment.cells):
@@ -335,14 +373,12 @@ def _tell(
     fold(table)
     for (dataset, label), cells_of in groups.items():
         configs = [config for cell in cells_of for config in cell.configs]
-        left = [config for config in configs if config not in plan.finished]
         memories = ", ".join(str(cell.config.learner.memory or "-") for cell in cells_of)
         numbers = (str(count(configs)[key]) for key in ("runs", "finished", "to_run"))
-        table.add_row(Text(Path(dataset).stem), Text(label), memories, *numbers, roughly(seconds(left)))
+        table.add_row(Text(Path(dataset).stem), Text(label), memories, *numbers, about(configs))
     if references:
-        left = [config for config in references if config not in plan.finished]
         numbers = (str(count(references)[key]) for key in ("runs", "finished", "to_run"))
-        table.add_row("", "references (fine-tune)", "", *numbers, roughly(seconds(left)))
+        table.add_row("", "references (fine-tune)", "", *numbers, about(references))
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     print(
         f"{len(experiment.cells)} cells, {total['runs']} runs ({total['references']} of them references): "
@@ -351,6 +387,8 @@ def _tell(
     if to_run:
         beside = f"{min(estimator.side_by_side, len(to_run))} side by side"
         print(f"About {roughly(total['seconds'])} on {estimator.device}, {beside}, {source}.")
+    for message in broken:
+        print(f"The sweep would fail: {' '.join(message.split())}")
     if missing:
         print(f"The sweep would not start: {_missing_text(missing)}")
     print(f"Nothing was run. Runs would be in {out}.")
