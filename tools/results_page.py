@@ -123,7 +123,7 @@ def main() -> None:
     place(ROOT / "docs/results.md", "sizes", sizes(cells, DATASETS))
     place(ROOT / "README.md", "sizes", sizes(cells, {cell.config.dataset for cell in cells}))
     rows = [
-        [f"`{cell.name}`", f"`{command(cell.config)}`", str(len(cell.runs)),
+        [f"`{cell.name}`", f"`{command(cell.config)} --seeds {len(cell.runs)}`", str(len(cell.runs)),
          tables.percent(cell.summary.average_accuracy), seconds(cell)]
         for cell in sorted(cells, key=lambda cell: cell.config.dataset)
     ]  # fmt: skip
