@@ -11,8 +11,9 @@
     method = ["er", "mir"]
     review = [false, true]      # a list is an axis; cells are the cross product of all axes
 
-A value may be a table by dataset. ``label`` names a cell in reports; ``{alpha}`` in it stands for the value of alpha.
-Settings of the whole file go to the methods that have them: a memory does not concern fine-tuning.
+A value may be a table by dataset. ``label`` names a cell in what a sweep prints; ``{alpha}`` in it stands for the value
+of alpha. Results do not keep it: a report names its rows by method and settings. Settings of the whole file go to the
+methods that have them: a memory does not concern fine-tuning.
 """
 
 import re
@@ -42,7 +43,7 @@ class Cell:
     """One entry of a table: the runs that differ by their seed alone."""
 
     label: str
-    """The row, as a report names it."""
+    """The row, as a sweep names it."""
     configs: tuple[RunConfig, ...]
 
     @property
