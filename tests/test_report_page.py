@@ -812,6 +812,14 @@ def test_examples_of_images_that_have_changed(
     assert "has changed since" in said.err
 
 
+def test_examples_of_a_cell_name_one_of_its_runs(ocil_command: Call, tmp_path: Path) -> None:
+    save(tmp_path / "runs", resolve("er", "cifar100"), seeds=11)
+    (cell,) = (tmp_path / "runs").iterdir()
+    for folder in (cell, tmp_path / "runs"):
+        said = one_error(ocil_command("report", cell, "--out", tmp_path / "report", "--examples", folder))
+        assert said.endswith(f"in that folder. Give one of its runs, for example {cell / 'seed-0'}")
+
+
 def test_a_class_with_a_hostile_name() -> None:
     image = np.zeros((4, 4, 3), np.uint8)
     svg = drawings.draw(

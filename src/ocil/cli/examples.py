@@ -37,7 +37,7 @@ def example_images(paths: Sequence[Path], data_dir: Path | None) -> tuple[list[D
     for path in dict.fromkeys(paths):
         folder = RunFolder(path.parent if path.name == "result.json" else path)
         if not (folder.path / "result.json").is_file():
-            raise OcilError(f"--examples {path}: there is no finished run (result.json) in that folder.")
+            raise OcilError(f"--examples {path}: there is no finished run (result.json) in that folder.{_inside(path)}")
         result = read(folder.path / "result.json")
         config = result.config
         if not folder.checkpoint.is_file():
@@ -50,6 +50,12 @@ def example_images(paths: Sequence[Path], data_dir: Path | None) -> tuple[list[D
             order = config.seed if config.stream.class_order == "seeded" else None
             streams.setdefault((config.dataset, config.stream, order), []).append((folder, result))
     return [_drawing(runs, load(runs[0][1].config.dataset, data_dir)) for runs in streams.values()], warnings
+
+
+def _inside(path: Path) -> str:
+    """Which folder may have been meant: a cell's holds its runs."""
+    first = min(path.rglob("result.json"), default=None)
+    return "" if first is None else f" Give one of its runs, for example {first.parent}"
 
 
 def _drawing(runs: Sequence[Run], dataset: Dataset) -> Drawing:
