@@ -150,6 +150,28 @@ def test_cells_open_with_their_own_command(visit: Any, collection: Collection) -
         page.get_by_role("button", name="Close").click()
 
 
+def test_every_cell_is_in_view_at_its_length_and_width(visit: Any) -> None:
+    page = visit(viewport={"width": 1400, "height": 500}).page
+    page.locator("#cells table.sortable tbody tr").last.scroll_into_view_if_needed()
+    for heading in page.locator("#cells table.sortable thead th").all():
+        box = heading.bounding_box()
+        assert 0 <= box["x"] <= box["x"] + box["width"] <= 1400
+        assert 0 <= box["y"] < 50  # it stays in view
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1400
+
+
+def test_what_reaches_beyond_the_screen_has_a_shadow(visit: Any) -> None:
+    page = visit(viewport=PHONE).page
+    figure = page.locator("figure:visible .scroll").first
+    assert figure.evaluate("box => box.scrollWidth > box.clientWidth")
+    figure.scroll_into_view_if_needed()
+    box = figure.bounding_box()
+    edge = {"x": box["x"] + box["width"] - 6, "y": box["y"], "width": 6, "height": 6}
+    shaded = page.screenshot(clip=edge)
+    figure.evaluate("box => box.scrollTo(box.scrollWidth, 0)")
+    assert page.screenshot(clip=edge) != shaded  # at the end there is nothing more to see
+
+
 def background(page: Any) -> float:
     red: str = page.evaluate("getComputedStyle(document.body).backgroundColor")
     return float(red.removeprefix("rgb(").split(",")[0])

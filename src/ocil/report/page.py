@@ -164,7 +164,7 @@ def _cell(cell: Cell) -> dict[str, Any]:
         return Field(_typeset(percent(value)), "" if value is None else f"{100 * value.mean:.4f}")
 
     columns = [
-        Field(title_of(config.dataset)),
+        Field(title_of(config.dataset), kind="dataset"),
         Field(str(memory or "–"), str(memory)),
         Field(written(cell.changed) or "–", written(cell.changed), "settings"),
         Field(str(len(cell.runs)), str(len(cell.runs))),
