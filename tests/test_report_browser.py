@@ -150,6 +150,15 @@ def test_cells_open_with_their_own_command(visit: Any, collection: Collection) -
         page.get_by_role("button", name="Close").click()
 
 
+def test_a_forgetting_of_table_2_is_in_what_it_opens(visit: Any) -> None:
+    page = visit().page
+    row = page.locator('#table2 [aria-label*="CIFAR-100"] tbody tr', has_text="Baseline + FL + VKD")
+    link = row.locator("a.value").nth(1)
+    number = link.inner_text()
+    link.click()
+    assert f"forgetting over all T tasks {number} %" in page.get_by_role("dialog").inner_text()
+
+
 def test_every_cell_is_in_view_at_its_length_and_width(visit: Any) -> None:
     page = visit(viewport={"width": 1400, "height": 500}).page
     page.locator("#cells table.sortable tbody tr").last.scroll_into_view_if_needed()

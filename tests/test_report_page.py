@@ -25,6 +25,8 @@ from ocil.evaluate import EASY, HARD
 from ocil.report import comparison, drawings, formats, published
 from ocil.report.collect import Cell, Collection, collect, read
 from ocil.report.formats import CELL_COLUMNS, ENTRY_COLUMNS, TABLE1_COLUMNS
+from ocil.report.page import agreement
+from ocil.report.tables import percent
 from ocil.report.write import Written, write
 from ocil.results import Result, RunFolder
 from ocil.runner import build
@@ -271,7 +273,79 @@ def test_other_datasets_have_a_part_of_their_own(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def birds(root: Path, name: str, memory: int, level: float = 0.5, **settings: Any) -> None:
+    save(root, resolve(name, "/data/birds.npz", memory=memory, settings=settings), seeds=2, level=level)
+
+
+def birds_rows(root: Path) -> dict[str, list[float | None]]:
+    """The names of the rows, and about what was measured in each column."""
+    part = comparison.table1(collect([root])).parts[-1]
+    return {row.name: [entry.value and round(entry.value.mean, 1) for entry in row.entries] for row in part.rows}
+
+
+def test_a_row_is_one_set_of_settings_at_all_memory_sizes(tmp_path: Path) -> None:
+    birds(tmp_path, "er", 100, 0.2)
+    birds(tmp_path, "er", 100, 0.4, memory_batch=5)
+    birds(tmp_path, "er", 200, 0.6, memory_batch=5)
+    rows = birds_rows(tmp_path)
+    assert list(rows) == ["er", "er memory_batch=5"]
+    assert rows["er"][1] is None
+    assert None not in rows["er memory_batch=5"]
+    table = rows_of(formats.table1_csv(comparison.table1(collect([tmp_path]))))
+    found = {(r["method"], r["memory"]): r["seeds"] for r in table if "birds" in r["dataset"]}
+    assert (found["er", "200"], found["er memory_batch=5", "200"]) == ("0", "2")
+
+
+def test_one_set_of_settings_is_one_row(tmp_path: Path) -> None:
+    for memory, width in ((100, 4), (100, 8), (200, 8)):
+        birds(tmp_path, "er", memory, width=width)
+    rows = birds_rows(tmp_path)
+    assert list(rows) == ["er width=4", "er width=8"]
+    assert None not in rows["er width=8"]
+
+
+def test_rows_say_what_methods_do_not_share(tmp_path: Path) -> None:
+    birds(tmp_path, "er", 100, width=4, lr=0.2)
+    birds(tmp_path, "afs", 100, width=8, lr=0.2, beta=0.3)
+    save(tmp_path, resolve("fine-tune", "/data/birds.npz"), seeds=2)
+    assert list(birds_rows(tmp_path)) == ["afs width=8", "er width=4"]  # not lr, which both have, nor AFS's own beta
+    assert comparison.table1(collect([tmp_path])).parts[-1].bounds[0].name == "fine-tune"
+    write(collect([tmp_path]), tmp_path / "report")
+    svg = (tmp_path / "report/figures/mean-weights-birds-m100.svg").read_text()
+    assert all(f"{name}, new classes" in svg for name in ("er width=4", "afs width=8"))
+
+
+def test_each_published_number_counts_once(tmp_path: Path) -> None:
+    for precision, level in (("bf16", 0.201), ("tf32", 0.9)):
+        save(tmp_path, resolve("er", "cifar100", settings={"precision": precision}), level=level)
+    save(tmp_path, resolve("mir", "cifar100", settings={"precision": "bf16"}), level=0.9)
+    found = collect([tmp_path])
+    (shown,) = (r for r in rows_of(formats.table1_csv(comparison.table1(found))) if r["method"] == "er" and r["mean"])
+    assert float(shown["mean"]) < 50  # in bf16, as most
+    assert agreement(found.cells).startswith(
+        "Measured with more than one seed: 2 of the published accuracies. With 1 of"
+    )
+
+
 # Formats
+
+
+def test_seeds_that_differ_are_said(tmp_path: Path) -> None:
+    for memory, seeds in ((1000, 2), (5000, 3)):
+        save(tmp_path, resolve("er", "cifar100", memory=memory), seeds=seeds)
+    for name in ("mir", "gss", "aser"):
+        save(tmp_path, resolve(name, "cifar100"), seeds=3)
+    save(tmp_path, resolve("afs", "cifar100"), seeds=4)
+    save(tmp_path, resolve("fine-tune", "cifar100"), seeds=1)
+    found = collect([tmp_path])
+    table = comparison.table1(found)
+    said = "3 seeds; 4 seeds: afs; 2 seeds: er (memory 1000); 1 seed: fine-tune."
+    for text in (formats.markdown(table), formats.latex(table)):
+        assert said in text
+    page = write(found, tmp_path / "report").page.read_text()
+    assert page.count("3 seeds where nothing else is said.") == 1  # nothing below a table that is empty
+    assert re.findall(r'<span class="note">(.*?)</span>', page) == ["2 seeds", "4 seeds"]
+    assert page.count("(one seed)</a>") == 1
 
 
 def test_every_file_is_there(written: Written) -> None:
@@ -536,6 +610,17 @@ def test_page(written: Written, collection: Collection) -> None:
     assert "How to read this" in page.text
     assert [tag for tag, _ in page.tags].count("script") == 1
     assert not re.search(r"""(?:src|href)=["'](?:https?:)?//|@import|url\((?!#)""", written.page.read_text())
+
+
+def test_a_cell_has_both_kinds_of_forgetting(written: Written, collection: Collection) -> None:
+    (afs,) = (cell for cell in collection.cells if cell.config.method == "afs" and not cell.changed)
+    summary = afs.summary
+    assert summary.average_forgetting
+    assert summary.average_forgetting_common
+    first, every = percent(summary.average_forgetting), percent(summary.average_forgetting_common)
+    assert first != every
+    text = Page(written.page.read_text()).text.replace("−", "-")
+    assert f"; forgetting over the first T - 1 tasks {first} %; forgetting over all T tasks {every} %; " in text
 
 
 def hostile(root: Path) -> None:

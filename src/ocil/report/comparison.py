@@ -1,5 +1,6 @@
 """The paper's tables, filled with what was measured: numbers side by side, ranked, not yet text."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -59,6 +60,11 @@ class Entry:
         return found
 
     @property
+    def seeds(self) -> int:
+        """How many the number is over; 0 where there is none."""
+        return 0 if self.value is None else len(self.value.values)
+
+    @property
     def difference(self) -> float | None:
         """Measured less published, in points."""
         return difference(self.value, self.paper)
@@ -98,7 +104,17 @@ class Part:
 
     @property
     def measured(self) -> int:
-        return sum(entry.value is not None for row in (*self.rows, *self.bounds) for entry in row.entries)
+        return sum(self._seeds.values())
+
+    @property
+    def usual_seeds(self) -> int:
+        """How many seeds most of its numbers have; the larger count, where two are as frequent."""
+        return max(self._seeds, key=lambda count: (self._seeds[count], count), default=0)
+
+    @property
+    def _seeds(self) -> Counter[int]:
+        rows = (*self.bounds, *self.rows)
+        return Counter(entry.seeds for row in rows for entry in row.entries if entry.seeds)
 
 
 @dataclass(frozen=True)
@@ -141,6 +157,16 @@ def counterpart(cell: Cell) -> Published | None:
         return paper.SAMPLE_VALUE.get((value, dataset, memory))
     study = {"alpha": paper.ALPHA, "sigma": paper.SIGMA}.get(name, {}) if (dataset, memory) == paper.STUDY else {}
     return study.get(value)
+
+
+def one_a_place(cells: Iterable[Cell]) -> list[Cell]:
+    """Of cells that differ by their precision alone, the one that a table shows."""
+    places: dict[tuple[str, str, int, str], list[Cell]] = {}
+    for cell in cells:
+        config = cell.config
+        place = (config.label, config.dataset, memory_of(config), written(_meant(cell)))
+        places.setdefault(place, []).append(cell)
+    return [picked for alike in places.values() if (picked := pick(alike))]
 
 
 def paper_tables(collection: Collection) -> list[Table]:
@@ -290,39 +316,42 @@ def _comparison(dataset: str, cells: Iterable[Cell]) -> Part:
 
 
 def _other_dataset(dataset: str, cells: Iterable[Cell]) -> Part:
-    """Every cell, for the paper has no settings for it. Settings are named where rows would else be alike."""
+    """Every cell, for the paper has no settings for it. A row is one set of settings, at all memory sizes."""
     here = [cell for cell in cells if cell.config.dataset == dataset]
     rows: dict[tuple[str, str], list[Cell]] = {}
     for cell in here:
-        rows.setdefault((cell.config.label, _distinct(cell, here)), []).append(cell)
+        rows.setdefault((cell.config.label, written(cell.changed)), []).append(cell)
     sizes = sorted({memory_of(cell.config) for cell in here} - {0})
     columns = tuple(Column(dataset, size) for size in sizes)
 
-    def row(label: str, settings: str, cells: list[Cell], columns: Sequence[Column]) -> Row:
-        config = cells[0].config
+    def row(cells: list[Cell], beside: list[list[Cell]], columns: Sequence[Column]) -> Row:
+        config, settings = cells[0].config, _distinct(cells[0], [others[0] for others in beside])
 
         def find(column: Column) -> Cell | None:
             return pick(cell for cell in cells if memory_of(cell.config) == column.memory)
 
-        made = _row(f"{label} {settings}".strip(), config.method, config.learner.review, columns, find, _same(None))
+        name = f"{config.label} {settings}".strip()
+        made = _row(name, config.method, config.learner.review, columns, find, _same(None))
         return replace(made, settings=settings)
 
-    replay, bounds = [], []
-    for (label, settings), group in rows.items():
-        if memory_of(group[0].config):
-            replay.append(row(label, settings, group, columns))
-        else:
-            bounds.append(row(label, settings, group, [Column(dataset, 0)]))
-    return Part(title_of(dataset), columns, _ranked(replay), tuple(bounds))
+    replay = [group for group in rows.values() if memory_of(group[0].config)]
+    bounds = [group for group in rows.values() if not memory_of(group[0].config)]
+    return Part(
+        title_of(dataset),
+        columns,
+        _ranked(row(group, replay, columns) for group in replay),
+        tuple(row(group, bounds, [Column(dataset, 0)]) for group in bounds),
+    )
 
 
 def _distinct(cell: Cell, others: Iterable[Cell]) -> str:
-    """The settings that differ among the cells of the same label and memory."""
-    key = (cell.config.label, memory_of(cell.config))
-    alike = [other for other in others if (other.config.label, memory_of(other.config)) == key]
-    differ = {name for other in alike for name in other.changed}
-    differ = {name for name in differ if len({str(other.changed.get(name)) for other in alike}) > 1}
-    return written({name: value for name, value in cell.changed.items() if name in differ})
+    """The changed settings that another row has otherwise. A method that has no such setting does not count."""
+    configs = [other.config for other in others]
+
+    def differs(name: str, value: Any) -> bool:
+        return any(getattr(c.stream, name, getattr(c.learner, name, value)) != value for c in configs)
+
+    return written({name: value for name, value in cell.changed.items() if differs(name, value)})
 
 
 def split(label: str) -> tuple[str, bool]:

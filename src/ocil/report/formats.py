@@ -21,7 +21,7 @@ from ocil.report.comparison import (
     overlap,
 )
 from ocil.report.published import Published
-from ocil.report.tables import duration, percent
+from ocil.report.tables import count, duration, percent
 
 TABLE1_COLUMNS = (
     "dataset", "memory", "method", "review", "seeds", "mean", "interval", "published", "published_interval",
@@ -59,7 +59,23 @@ def precisions(part: Part) -> str:
             if entry.cell is not None:
                 rows.setdefault(entry.cell.config.learner.precision, {})[row.name] = None
     first, *others = sorted(rows, key=lambda name: (-len(rows[name]), name))
-    return "; ".join([f"Precision {first}", *(f"{name}: {', '.join(map(md, rows[name]))}" for name in others)]) + "."
+    return "; ".join([f"Precision {first}", *(f"{name}: {', '.join(rows[name])}" for name in others)]) + "."
+
+
+def seeds(part: Part) -> str:
+    """Over how many seeds the numbers are, in a line: most of them, then the others by name."""
+    others: dict[int, list[str]] = {}
+    for row in (*part.bounds, *part.rows):
+        places: dict[int, list[str]] = {}
+        for heading, entry in zip(part.headings, row.entries, strict=False):
+            places.setdefault(entry.seeds, []).append(heading)
+        places.pop(0, None)
+        for number, headings in places.items():
+            name = row.name if len(places) == 1 else f"{row.name} ({', '.join(headings)})"
+            others.setdefault(number, []).append(name)
+    others.pop(part.usual_seeds, None)
+    words = [f"{count(number, 'seed')}: {', '.join(others[number])}" for number in sorted(others, reverse=True)]
+    return "; ".join([count(part.usual_seeds, "seed"), *words]) + "."
 
 
 # Markdown
@@ -72,8 +88,8 @@ def markdown(table: Table) -> str:
         lines += [f"## {md(part.title)}", ""]
         if not part.measured:
             lines += ["Nothing measured.", ""]
-        elif said := precisions(part):
-            lines += [said, ""]
+        else:
+            lines += [md(f"{precisions(part)} {seeds(part)}"), ""]
         head = [table.row_name, *part.headings]
         lines += ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
         for row in (*part.bounds, *part.rows):
@@ -173,7 +189,7 @@ def entries(table: Table) -> Iterator[tuple[Row, Entry]]:
 def _numbers(entry: Entry) -> dict[str, Any]:
     cell = entry.cell if entry.value is not None else None
     return {
-        "seeds": len(cell.runs) if cell else 0,
+        "seeds": entry.seeds,
         "mean": _percent(entry.value),
         "interval": _spread(entry.value),
         "published": entry.paper.mean if entry.paper else "",
@@ -229,7 +245,7 @@ def _latex_part(table: Table, number: int) -> str:
     lines = [
         r"\begin{table*}",
         r"\centering",
-        rf"\caption{{{tex(table.title)}. {dataset}. {tex(table.caption)} {tex(precisions(part))} "
+        rf"\caption{{{tex(table.title)}. {dataset}. {tex(table.caption)} {tex(precisions(part))} {tex(seeds(part))} "
         r"Best in bold, second underlined; $^{*}$: the intervals do not overlap; --: not measured.}",
         rf"\begin{{tabular}}{{l{'rrr' * columns}}}",
         r"\toprule",

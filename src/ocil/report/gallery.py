@@ -106,7 +106,10 @@ def _places(table: Table) -> Iterator[tuple[Place, dict[str, Cell]]]:
 
 
 def _bias(shown: Gallery, place: Place, cells: Mapping[str, Cell]) -> None:
-    rows = {name: cells[name] for name in SHOWN if name in cells}
+    first: dict[str, str] = {}
+    for name, cell in cells.items():
+        first.setdefault(cell.config.label, name)
+    rows = {first[label]: cells[first[label]] for label in SHOWN if label in first}
     for quantity, what in (("mean_weight", "mean weight"), ("mean_logit", "mean logit")):
         known = {n: c for n, c in rows.items() if np.isfinite(drawings.over_seeds(c, f"{quantity}_new")).any()}
         if known:

@@ -10,11 +10,11 @@ from typing import Any
 from ocil.metrics import average_accuracy, average_forgetting
 from ocil.report import longtail
 from ocil.report.collect import Cell, Collection, Run, memory_of, title_of, written
-from ocil.report.comparison import ACCURACY, Entry, Part, Row, Table, counterpart, difference, overlap
+from ocil.report.comparison import ACCURACY, Entry, Part, Row, Table, counterpart, difference, one_a_place, overlap
 from ocil.report.drawings import inline
 from ocil.report.formats import beside, gap, verdict
 from ocil.report.gallery import Drawing
-from ocil.report.tables import duration, percent
+from ocil.report.tables import count, duration, percent
 
 MINUS = "−"
 
@@ -52,15 +52,15 @@ def lead(collection: Collection) -> str:
     """What the page is made of, in two sentences."""
     cells, tailed = collection.cells, sum(len(cell.results) for cell in collection.longtail)
     if not cells:
-        return f"{_count(tailed, 'long-tailed run')}; no run on a stream."
+        return f"{count(tailed, 'long-tailed run')}; no run on a stream."
     runs = [run for cell in cells for run in cell.runs]
     datasets = dict.fromkeys(title_of(cell.config.dataset) for cell in cells)
     devices = dict.fromkeys(run.device for run in runs)
     days = sorted({str(day)[:10] for run in runs if (day := run.result.environment.get("finished"))})
     when = f" Finished {days[0]}{f' to {days[-1]}' if len(days) > 1 else ''}." if days else ""
-    also = f" And {_count(tailed, 'long-tailed run')}." if tailed else ""
+    also = f" And {count(tailed, 'long-tailed run')}." if tailed else ""
     return (
-        f"{_count(len(cells), 'cell')}, {_count(len(runs), 'run')} on {', '.join(datasets)}, "
+        f"{count(len(cells), 'cell')}, {count(len(runs), 'run')} on {', '.join(datasets)}, "
         f"measured on {', '.join(devices)}.{when}{also}"
     )
 
@@ -80,24 +80,20 @@ def _places(collection: Collection, drawings: Sequence[Drawing]) -> list[dict[st
 
 
 def agreement(cells: Sequence[Cell]) -> str:
-    """How many of the cells with a published counterpart agree with it."""
-    verdicts = [overlap(cell.summary.average_accuracy, counterpart(cell)) for cell in cells]
+    """With how many published accuracies those measured agree. Each counts once, in however many precisions."""
+    verdicts = [overlap(cell.summary.average_accuracy, counterpart(cell)) for cell in one_a_place(cells)]
     known = [v for v in verdicts if v is not None]
     if not known:
         return ""
     return (
-        f"{len(known)} of {len(cells)} cells have a published counterpart and more than one seed; in {sum(known)} of "
-        f"them the measured and the published interval of accuracy overlap."
+        f"Measured with more than one seed: {len(known)} of the published accuracies. With {sum(known)} of them the "
+        "measured and the published interval overlap."
     )
 
 
 def anchor(cell: Cell) -> str:
     """A name that is safe in an address, whatever the dataset is called."""
     return f"cell-{hashlib.sha256(cell.name.encode()).hexdigest()[:12]}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _typeset(text: str) -> str:
@@ -117,16 +113,17 @@ def _part(part: Part) -> dict[str, Any]:
         "measured": part.measured,
         "headings": part.headings,
         "lower": [column.measure != ACCURACY for column in part.columns] or [False],
-        "rows": [_row(row) for row in part.rows],
-        "bounds": [_row(row) for row in part.bounds],
+        "rows": [_row(row, part) for row in part.rows],
+        "bounds": [_row(row, part) for row in part.bounds],
+        "seeds": f"{count(part.usual_seeds, 'seed')} where nothing else is said.",
     }
 
 
-def _row(row: Row) -> dict[str, Any]:
-    return {"name": row.name, "entries": [_entry(entry) for entry in row.entries]}
+def _row(row: Row, part: Part) -> dict[str, Any]:
+    return {"name": row.name, "entries": [_entry(entry, part.usual_seeds) for entry in row.entries]}
 
 
-def _entry(entry: Entry) -> dict[str, Any]:
+def _entry(entry: Entry, usual_seeds: int) -> dict[str, Any]:
     value, cell = entry.value, entry.cell
     found: dict[str, Any] = {
         "measured": "", "sort": "", "anchor": "", "note": "", "rank": entry.rank,
@@ -136,11 +133,14 @@ def _entry(entry: Entry) -> dict[str, Any]:
     }  # fmt: skip
     if value is None or cell is None:
         return found
+    notes = [str(cell.changed["precision"])] if "precision" in cell.changed else []
+    if entry.seeds not in (1, usual_seeds):  # one seed is said with the number
+        notes.append(f"{entry.seeds} seeds")
     return found | {
         "measured": _typeset(percent(value)),
         "sort": f"{100 * value.mean:.4f}",
         "anchor": anchor(cell),
-        "note": str(cell.changed.get("precision", "")),
+        "note": ", ".join(notes),
     }
 
 
@@ -182,8 +182,12 @@ def _cell(cell: Cell) -> dict[str, Any]:
     changed = review | cell.changed
     place = title_of(config.dataset) + (f", memory {memory}" if memory else "")
     named = f" ({written(cell.changed)})" if cell.changed else ""
-    measures = (("accuracy", "average_accuracy"), ("forgetting", "average_forgetting"),
-                ("intransigence", "average_intransigence"))  # fmt: skip
+    measures = (
+        ("accuracy", "average_accuracy"),
+        (f"forgetting over the first T {MINUS} 1 tasks", "average_forgetting"),
+        ("forgetting over all T tasks", "average_forgetting_common"),
+        ("intransigence", "average_intransigence"),
+    )
     words = [f"{name} {estimate(field).text} %" for name, field in measures if getattr(summary, field) is not None]
     if paper:
         words.append(f"published accuracy {beside(paper)} %")

@@ -18,6 +18,10 @@ def percent(value: Estimate | None) -> str:
     return f"{100 * value.mean:z.1f} ± {100 * value.interval:.1f}"
 
 
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def duration(seconds: float) -> str:
     if seconds < 59.95:
         return f"{seconds:.1f} s"
