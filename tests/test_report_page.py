@@ -497,6 +497,8 @@ def test_times_among_others_are_no_running_times(tmp_path: Path) -> None:
         save(tmp_path / "alone", resolve(name, "cifar100"))
         save(tmp_path / "beside", resolve(name, "cifar10"), side_by_side=10)
         save(tmp_path / "a-cell-alone", resolve(name, "mini_imagenet"), side_by_side=10, seconds_for_all=30.0)
+    for precision in ("tf32", "bf16"):  # alone, but with nothing beside it to compare with
+        save(tmp_path / "alone", resolve("fine-tune", "cifar10", settings={"precision": precision}))
     figures = {path.stem for path in write(collect([tmp_path]), tmp_path / "out").figures}
     assert any(name.startswith("running-time-cifar100") for name in figures)
     assert any(name.startswith("running-time-mini-imagenet") for name in figures)

@@ -182,15 +182,16 @@ def _times(shown: Gallery, collection: Collection) -> None:
     """One figure a dataset, memory and device: times on two devices say nothing of the methods. Nor do those of runs
     that had others of all kinds beside them; where a cell had the device for itself, the time for all of it is known.
     """
-    groups: dict[tuple[str, int, str], dict[str, Estimate]] = {}
+    groups: dict[tuple[str, int, str], list[Cell]] = {}
     for dataset, memory in collection.places:
         for cell in collection.of(dataset, memory):
             surroundings = [run.result.environment for run in cell.runs]
             if all("seconds_for_all" in known or "side_by_side" not in known for known in surroundings):
-                groups.setdefault((dataset, memory, cell.devices), {})[_name(cell)] = cell.summary.wall_seconds
-    for (dataset, memory, device), times in groups.items():
+                groups.setdefault((dataset, memory, cell.devices), []).append(cell)
+    for (dataset, memory, device), cells in groups.items():
         place = Place(dataset, memory)
-        if len(times) > 1:
+        times = {_name(cell): cell.summary.wall_seconds for cell in cells}
+        if len(times) > 1 and any(memory_of(cell.config) for cell in cells):  # not of the bounds alone
             shown.add(
                 "time", f"running-time-{place.slug}-{device}", f"Running time, {place.title}, {device}",
                 "Training and evaluation of one run. The seeds of a cell may have shared the device, so these may be "
