@@ -13,7 +13,7 @@ from ocil.errors import OcilError
 from ocil.longtail import data, metrics, sampler
 from ocil.longtail.attention import ModulatedAttention
 from ocil.longtail.centroids import disc_centroids
-from ocil.longtail.config import VARIANTS, LongTailConfig, resolve
+from ocil.longtail.config import CUTTING, VARIANTS, LongTailConfig, command, resolve
 from ocil.longtail.dynamic import DynamicMu
 from ocil.longtail.embedding import MetaEmbedding
 from ocil.longtail.network import OpenNetwork, PlainNetwork, ResNet10, he_normal
@@ -427,6 +427,26 @@ def test_every_published_default() -> None:
         "repel_weight": 0.01, "reject_below": 0.1, "sigma": 0.5, "width": 64,
     }.items():  # fmt: skip
         assert getattr(config, name) == value, name
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, ""),
+        ({"imbalance": 50.0, "capture": False}, " --set imbalance=50.0 capture=false"),
+        ({"crop_scale": 0.3}, " --set crop_scale=0.3"),
+        (dict.fromkeys(CUTTING, 0), ""),  # a dataset with lists of its own
+    ],
+)
+def test_the_command_of_a_configuration(settings: dict[str, float], words: str) -> None:
+    config = resolve("oltr", "cifar100", image_side=32, settings=settings)
+    assert command(config) == f"ocil longtail run oltr --dataset cifar100{words}"
+    typed = dict(word.split("=") for word in words.split()[1:])
+    again = resolve("oltr", "cifar100", image_side=32, settings=typed)
+    assert (again == config) == bool(config.imbalance)
+    assert "crop_scale=0.5" in command(
+        resolve("oltr", "mine.npz", image_side=32)
+    )  # how large its images are is not known
 
 
 def test_what_shares_a_stage_1_and_what_names_a_cell() -> None:

@@ -10,7 +10,7 @@ from ocil.config import resolve
 from ocil.report.collect import Collection, collect
 from ocil.report.write import write
 from tests.browsing import launched, needs_browser
-from tests.test_report_page import hostile, paper_like, save
+from tests.test_report_page import RESULTS, hostile, paper_like, save
 
 pytestmark = needs_browser()
 
@@ -31,7 +31,7 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Collection:
     root = paper_like(tmp_path_factory.mktemp("runs"))
     save(root, resolve("mir", "cifar100", settings={"precision": "bf16"}), level=0.22)
     hostile(root / "hostile")
-    return collect([root])
+    return collect([root, *RESULTS.glob("cifar100-lt100-*")])
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +93,21 @@ def test_sorting_by_click(visit: Any) -> None:
     assert names(table) == sorted(before)
     assert (first.get_attribute("aria-sort"), heading.get_attribute("aria-sort")) == ("ascending", "none")
     assert table.locator("tbody.fixed th").all_inner_texts() == ["fine-tune", "iid-offline"]
+
+
+def test_long_tails_are_sorted_and_opened_like_the_others(visit: Any) -> None:
+    page = visit().page
+    table = page.locator("#longtail table.sortable")
+    heading = table.locator("thead th", has_text="overall")
+    heading.get_by_role("button").click()
+    assert names(table) == ["OLTR + RFL^d", "OLTR", "OLTR + RFL", "OLTR + FL", "plain CE (stage 1)"]
+    table.get_by_role("link", name="OLTR", exact=True).click()
+    dialog = page.locator("#detail")
+    assert dialog.locator("h3").inner_text().startswith("OLTR on CIFAR-100, long-tailed")
+    command = "ocil longtail run oltr --dataset cifar100 --set precision=bf16 --seeds 3"
+    assert dialog.locator("code").first.inner_text() == command
+    assert dialog.locator("table.runs tbody tr").count() == 3
+    assert "cifar100-lt100-oltr-c8051d65/seed-2" in dialog.locator("table.runs").inner_text()
 
 
 def test_sorting_by_keyboard(visit: Any) -> None:

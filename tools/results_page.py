@@ -8,8 +8,7 @@ from collections.abc import Container
 from pathlib import Path
 
 from ocil.config import command
-from ocil.data import CATALOG
-from ocil.longtail.config import resolve
+from ocil.longtail.config import command as longtail_command
 from ocil.methods import METHODS
 from ocil.report import longtail, tables
 from ocil.report.collect import Cell, Collection, collect
@@ -95,14 +94,9 @@ def longtail_tables(found: Collection) -> str:
 def longtail_cells(found: Collection) -> str:
     rows = []
     for cell in found.longtail:
-        config = cell.config
-        usual = resolve(config.variant, config.dataset, settings={"precision": config.precision},
-                        image_side=max(CATALOG[config.dataset].image_shape[:2]))  # fmt: skip
-        if config != usual:
-            raise SystemExit(f"{config.cell}: the page has no words for its settings")
-        words = f"ocil longtail run {config.variant} --dataset {config.dataset} --set precision={config.precision}"
-        rows.append([f"`{config.cell}`", f"`{words}`", str(len(cell.results)), tables.percent(cell.value("overall")),
-                     f"{cell.wall_seconds:.0f} s a run"])  # fmt: skip
+        words = f"{longtail_command(cell.config)} --seeds {len(cell.results)}"
+        rows.append([f"`{cell.config.cell}`", f"`{words}`", str(len(cell.results)),
+                     tables.percent(cell.value("overall")), f"{cell.wall_seconds:.0f} s a run"])  # fmt: skip
     return table(("folder", "command", "seeds", "overall %", "time"), rows)
 
 

@@ -146,7 +146,7 @@ def command(config: RunConfig) -> str:
     different = changed(config)
     if "review" in different:
         words.append("--review" if different.pop("review") else "--no-review")
-    settings = [f"{name}={_written(value)}" for name, value in different.items()]
+    settings = [f"{name}={typed(value)}" for name, value in different.items()]
     return " ".join([*words, *(["--set", *settings] if settings else [])])
 
 
@@ -164,7 +164,8 @@ def changed(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _written(value: Any) -> str:
+def typed(value: Any) -> str:
+    """As it is typed after ``--set NAME=``."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -41,8 +41,6 @@ A try of some seconds on a CPU: `ocil longtail run oltr-rfld --seeds 1 --set epo
 """,
 )
 
-CUTTING = {"imbalance", "open_share", "validation"}  # settings of a cut: a dataset with lists of its own has none
-
 
 @Parameter(name="*")
 @dataclass(frozen=True)
@@ -212,7 +210,7 @@ def plan(variants: Sequence[str], options: Options) -> list["LongTailConfig"]:
     """The configurations of all variants and seeds, complete and checked against the data, before anything runs."""
     from ocil import data
     from ocil.longtail import data as tailed
-    from ocil.longtail.config import resolve
+    from ocil.longtail.config import CUTTING, resolve
     from ocil.longtail.training import check
 
     if options.seeds < 1 or options.seed < 0:

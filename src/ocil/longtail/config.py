@@ -2,13 +2,14 @@
 
 import hashlib
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from ocil.config import fill, refuse_unknown
-from ocil.data import DEFAULT
+from ocil.config import fill, refuse_unknown, typed
+from ocil.data import CATALOG, DEFAULT
 from ocil.errors import OcilError, suggest
 from ocil.precision import Precision
 
@@ -35,6 +36,8 @@ STAGE1 = (
     "flip", "jitter", "momentum", "weight_decay", "decay", "epochs1", "lr1", "decay_every1", "precision",
 )  # fmt: skip
 """What stage 1 depends on. Runs that agree on these share it."""
+CUTTING = {"imbalance", "open_share", "validation"}
+"""Settings of a cut: a dataset with lists of its own has none."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +195,24 @@ def resolve(
     if image_side is not None and image_side <= SMALL_IMAGE:
         chosen["crop_scale"] = SMALL_CROP
     return fill(LongTailConfig, chosen | given)
+
+
+def changed(config: LongTailConfig) -> dict[str, Any]:
+    """Settings that differ from ``resolve``'s choice for the same variant and dataset."""
+    known = CATALOG.get(config.dataset)
+    side = max(known.image_shape[:2]) if known else None
+    usual = resolve(config.variant, config.dataset, seed=config.seed, image_side=side, fingerprint=config.fingerprint)
+    return {f.name: value for f in fields(config) if (value := getattr(config, f.name)) != getattr(usual, f.name)}
+
+
+def command(config: LongTailConfig) -> str:
+    """What to type for a configuration, seeds left out."""
+    different = changed(config)
+    if not config.imbalance:  # the dataset's own lists say what is cut
+        different = {name: value for name, value in different.items() if name not in CUTTING}
+    settings = [f"{name}={typed(value)}" for name, value in different.items()]
+    words = ["ocil", "longtail", "run", config.variant, "--dataset", shlex.quote(config.dataset)]
+    return " ".join([*words, *(["--set", *settings] if settings else [])])
 
 
 def _digest(content: Mapping[str, Any]) -> str:

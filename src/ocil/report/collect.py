@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ocil.config import RunConfig, command
+from ocil.config import RunConfig, command, typed
 from ocil.config import changed as different
 from ocil.data import CATALOG
 from ocil.errors import OcilError
@@ -162,7 +162,7 @@ def title_of(dataset: str) -> str:
 
 def written(settings: dict[str, Any]) -> str:
     """``loss=ce regulariser=none``, as ``--set`` takes it."""
-    return " ".join(f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in settings.items())
+    return " ".join(f"{name}={typed(value)}" for name, value in settings.items())
 
 
 def pick(cells: Iterable[Cell]) -> Cell | None:

@@ -1,10 +1,11 @@
 """Tables as Markdown, CSV and LaTeX. Names come from files, so each format escapes them its own way."""
 
 import csv
+import hashlib
 import html
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ocil.metrics import Estimate
@@ -36,6 +37,20 @@ CELL_COLUMNS = (
     "published_interval", "difference", "overlap", "forgetting", "forgetting_interval", "intransigence",
     "intransigence_interval", "wall_seconds", "device", "command",
 )  # fmt: skip
+
+
+def anchor(name: str) -> str:
+    """Of a cell: safe in an address, whatever the dataset is called."""
+    return f"cell-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+
+
+SURROUNDINGS = ("device", "versions", "finished")
+
+
+def surroundings(environment: Mapping[str, Any]) -> tuple[str, str, str]:
+    """What a run was measured with, and when."""
+    versions = [f"{name} {environment[name]}" for name in ("ocil", "torch", "python") if name in environment]
+    return str(environment.get("device", "unknown")), ", ".join(versions), str(environment.get("finished", "–"))
 
 
 def beside(paper: Published | None) -> str:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ocil.config import typed
 from ocil.data import CATALOG
-from ocil.longtail.config import LongTailConfig
+from ocil.longtail.config import LongTailConfig, changed, command
 from ocil.longtail.metrics import MEASURES
-from ocil.longtail.results import LongTailCell
+from ocil.longtail.results import LongTailCell, LongTailResult
 from ocil.metrics import Estimate, estimate
-from ocil.report.formats import harmless, md, tex
+from ocil.report.formats import SURROUNDINGS, anchor, harmless, md, surroundings, tex
 from ocil.report.tables import duration, percent
 
 NAMES = {
@@ -161,13 +162,54 @@ def page_section(cells: Sequence[LongTailCell]) -> dict[str, Any] | None:
         "parts": [
             {
                 "title": part.title,
-                "rows": [(row.name, str(row.seeds), row.values, row.time) for row in part.rows],
+                "rows": [_shown(row) for row in part.rows],
                 "claims": [f"{c.text}: {c.verdict} ({points(c.difference)} points)" for c in part.claims],
             }
             for part in parts(cells)
         ],
         "published": [(name, [f"{v:.1f}" for v in values]) for name, values in PUBLISHED.items()],
     }  # fmt: skip
+
+
+def _shown(row: Row) -> dict[str, Any]:
+    """Its fields are seeds, measures and time, each as it is shown and as it is sorted."""
+    means = [row.cell.value(measure) for measure in MEASURES]
+    measures = zip(row.values, ("" if mean is None else f"{100 * mean.mean:.4f}" for mean in means), strict=True)
+    fields = [(str(row.seeds), str(row.seeds)), *measures, (row.time, f"{row.cell.wall_seconds:.3f}")]
+    return {"name": row.name, "anchor": anchor(row.cell.config.cell), "fields": fields}
+
+
+def details(cells: Sequence[LongTailCell]) -> list[dict[str, Any]]:
+    """What the page says of each cell: its command, settings and runs."""
+    found = []
+    for part in parts(cells):
+        for row in part.rows:
+            config, results = row.cell.config, row.cell.results
+            settings = {name: value for name, value in config.to_json().items() if name != "seed"}
+            first = f" --seed {results[0].config.seed}" if results[0].config.seed else ""
+            found.append({
+                "anchor": anchor(config.cell),
+                "title": f"{row.name} on {part.title}",
+                "numbers": "; ".join(
+                    f"{heading} {value} %" for heading, value in zip(HEADINGS.values(), row.values, strict=True)
+                ),
+                "command": f"{command(config)} --seeds {len(results)}{first}",
+                "changed": [(name, typed(value)) for name, value in changed(config).items()],
+                "settings": [(name, typed(value)) for name, value in settings.items()],
+                "run_heads": ("seed", "overall %", "F-measure %", "wall time", *SURROUNDINGS, "folder"),
+                "runs": [_run(result) for result in results],
+            })  # fmt: skip
+    return found
+
+
+def _run(result: LongTailResult) -> list[str]:
+    measures = (
+        "–" if (value := result.measures[name]) is None else f"{100 * value:.2f}" for name in ("overall", "f_measure")
+    )
+    return [
+        str(result.config.seed), *measures, duration(result.wall_seconds), *surroundings(result.environment),
+        f"{result.config.cell}/seed-{result.config.seed}",
+    ]  # fmt: skip
 
 
 def points(difference: Estimate) -> str:

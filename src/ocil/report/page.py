@@ -7,16 +7,18 @@ from dataclasses import asdict, dataclass
 from importlib.resources import files
 from typing import Any
 
+from ocil.config import typed
 from ocil.metrics import average_accuracy, average_forgetting
 from ocil.report import longtail
 from ocil.report.collect import Cell, Collection, Run, memory_of, title_of, written
 from ocil.report.comparison import ACCURACY, Entry, Part, Row, Table, counterpart, difference, one_a_place, overlap
 from ocil.report.drawings import inline
-from ocil.report.formats import beside, gap, verdict
+from ocil.report.formats import SURROUNDINGS, anchor, beside, gap, surroundings, verdict
 from ocil.report.gallery import Drawing
 from ocil.report.tables import count, duration, percent
 
 MINUS = "−"
+RUN_HEADS = ("seed", "accuracy %", f"forgetting %, T {MINUS} 1 tasks", "wall time", *SURROUNDINGS, "file")
 
 
 def page(collection: Collection, tables: Sequence[Table], drawings: Sequence[Drawing]) -> str:
@@ -43,6 +45,7 @@ def page(collection: Collection, tables: Sequence[Table], drawings: Sequence[Dra
         ],
         places=_places(collection, drawings),
         longtail=longtail.page_section(collection.longtail),
+        tailed=longtail.details(collection.longtail),
         cells=[_cell(cell) for cell in collection.cells],
         warnings=collection.warnings,
     )
@@ -91,11 +94,6 @@ def agreement(cells: Sequence[Cell]) -> str:
     )
 
 
-def anchor(cell: Cell) -> str:
-    """A name that is safe in an address, whatever the dataset is called."""
-    return f"cell-{hashlib.sha256(cell.name.encode()).hexdigest()[:12]}"
-
-
 def _typeset(text: str) -> str:
     return text.replace("-", MINUS)
 
@@ -139,7 +137,7 @@ def _entry(entry: Entry, usual_seeds: int) -> dict[str, Any]:
     return found | {
         "measured": _typeset(percent(value)),
         "sort": f"{100 * value.mean:.4f}",
-        "anchor": anchor(cell),
+        "anchor": anchor(cell.name),
         "note": ", ".join(notes),
     }
 
@@ -192,14 +190,15 @@ def _cell(cell: Cell) -> dict[str, Any]:
     if paper:
         words.append(f"published accuracy {beside(paper)} %")
     return {
-        "anchor": anchor(cell),
+        "anchor": anchor(cell.name),
         "label": config.label,
         "title": f"{config.label}{named} on {place}",
         "numbers": "; ".join(words),
         "command": cell.command,
-        "changed": [(name, _value(value)) for name, value in changed.items()],
-        "settings": [(name, _value(value)) for name, value in _settings(cell).items()],
+        "changed": [(name, typed(value)) for name, value in changed.items()],
+        "settings": [(name, typed(value)) for name, value in _settings(cell).items()],
         "columns": [asdict(column) for column in columns],
+        "run_heads": RUN_HEADS,
         "runs": [_run(run) for run in cell.runs],
     }
 
@@ -211,22 +210,11 @@ def _settings(cell: Cell) -> dict[str, Any]:
     return settings
 
 
-def _value(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _run(run: Run) -> dict[str, Any]:
-    result, environment = run.result, run.result.environment
+def _run(run: Run) -> list[str]:
+    result = run.result
     forgetting = average_forgetting(result.matrix)
-    return {
-        "seed": result.config.seed,
-        "accuracy": f"{100 * average_accuracy(result.matrix):.2f}",
-        "forgetting": "–" if forgetting is None else _typeset(f"{100 * forgetting:.2f}"),
-        "time": duration(result.wall_seconds),
-        "device": run.device,
-        "versions": ", ".join(
-            f"{name} {environment[name]}" for name in ("ocil", "torch", "python") if name in environment
-        ),
-        "finished": str(environment.get("finished", "–")),
-        "path": str(run.path),
-    }
+    return [
+        str(result.config.seed), f"{100 * average_accuracy(result.matrix):.2f}",
+        "–" if forgetting is None else _typeset(f"{100 * forgetting:.2f}"), duration(result.wall_seconds),
+        *surroundings(result.environment), str(run.path),
+    ]  # fmt: skip
