@@ -296,6 +296,11 @@ def test_a_file_too_large(start_python: Callable[..., "subprocess.Popen[str]"], 
     assert not left_over(tmp_path)
 
 
+def test_a_memory_beyond_the_machine_is_refused_before_anything_runs(run_tiny: Call, tmp_path: Path) -> None:
+    assert "memory = 1000000000000 images need" in one_error(run_tiny("er", "--memory", 10**12))
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize("both", [False, True])
 def test_two_processes_on_one_run(
     start_python: Callable[..., "subprocess.Popen[str]"], run_tiny: Call, tiny_npz: Path, tmp_path: Path, both: bool,
@@ -331,7 +336,15 @@ def test_no_patience_with_another_process(run_tiny: Call, tmp_path: Path, monkey
     assert run_tiny("er", "--seeds", 1).code == 0
     (run,) = (tmp_path / "runs").glob("tiny-er-*/seed-0")
     (run / "result.json").unlink()
-    monkeypatch.setattr(time, "sleep", lambda seconds: os.kill(os.getpid(), signal.SIGTERM))
+    slept: list[float] = []
+
+    def terminate(seconds: float) -> None:
+        slept.append(seconds)
+        assert len(slept) == 1, "it did not stop"
+        assert callable(signal.getsignal(signal.SIGTERM))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(time, "sleep", terminate)
     with RunFolder(run).lock():
         said = run_tiny("er", "--seeds", 1)
     assert said.code == 130

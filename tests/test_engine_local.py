@@ -3,7 +3,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from ocil.config import RunConfig, resolve
 from ocil.engine import local
 from ocil.engine.local import Job, Outcome, run_all
+from ocil.engine.patience import patiently
 from ocil.errors import OcilError
 from ocil.methods.fine_tune import FineTune
 from ocil.results import Result, RunFolder
@@ -97,6 +99,7 @@ def test_a_second_ctrl_c_ends_the_workers(configs: list[RunConfig], tmp_path: Pa
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see who is alive")
 def test_workers_end_when_their_parent_is_killed(
     start_python: Callable[..., "subprocess.Popen[str]"], tiny_npz: Path, tmp_path: Path
 ) -> None:
@@ -137,6 +140,33 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_runs_that_come_free_moments_apart_go_on_together(
+    configs: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first is free at once; another process gives up the others one by one."""
+    begun: list[list[int]] = []
+
+    def run_all(plan: Sequence[RunConfig], *_: Any) -> list[Outcome]:
+        begun.append([config.seed for config in plan])
+        outcomes: list[Outcome] = []
+        for config in plan:
+            try:
+                with RunFolder.of(tmp_path, config).lock():
+                    outcomes.append(Interrupted("as if it had been run"))
+            except OcilError as error:
+                outcomes.append(error)
+        return outcomes
+
+    held = [ExitStack(), ExitStack()]
+    for stack, config in zip(held, configs[1:], strict=True):
+        stack.enter_context(RunFolder.of(tmp_path, config).lock())
+    monkeypatch.setattr(time, "sleep", lambda seconds: held.pop(0).close())
+    outcomes = patiently(run_all, configs, job(tmp_path), 2, lambda number, event: None, lambda: False)
+    assert begun == [[0, 1, 2], [1, 2]]
+    assert all(isinstance(outcome, Interrupted) for outcome in outcomes)
+    assert caplog.text.count("Another process works on 2 of the runs") == 1
 
 
 def test_a_failing_run_leaves_the_others_alone(

@@ -204,7 +204,9 @@ def test_runs_packed_on_a_share_of_a_gpu(
     cluster: Any, configs: list[RunConfig], expected: list[tuple[Any, ...]], tmp_path: Path
 ) -> None:
     """The second node's GPU is only said to be one, so the runs are packed on a CPU, as tests of the GPU engine do."""
+    before = signal.getsignal(signal.SIGTERM)
     with ray.connected(cluster.address) as package:
+        assert signal.getsignal(signal.SIGTERM) is before  # Ray's own would end the driver before its runs are saved
         crew = Crew(0.5, 0.5, 2, packed=True)
         sweep = Sweep(package, configs, [1, 2], job(tmp_path.resolve()), crew)
         found = sweep.go()

@@ -384,5 +384,5 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         pass
     assert not left_over(tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(WriteError, match="cannot write"), locked(tmp_path / "file"):
+    with pytest.raises(OcilError, match=r"cannot write to .*: it is a file"), locked(tmp_path / "file"):
         pass

@@ -414,7 +414,7 @@ def test_the_table_of_times_agrees_with_cells_that_had_the_gpu_to_themselves() -
             tabled = Estimator("cuda", 10, {}).seconds(config, Size.of(CATALOG[config.dataset]))
             seconds.setdefault(config.cell, []).append((content["wall_seconds"], tabled))
     ratios = [np.median([measured / tabled for measured, tabled in runs]) for runs in seconds.values()]
-    assert len(ratios) == 9
+    assert len(ratios) >= 9
     assert all(0.85 < ratio < 1.45 for ratio in ratios)
 
 

@@ -112,7 +112,7 @@ def read(
             raise OcilError(f"{path}: {key} = {text!r} must be text.")
     texts["title"] = texts["title"] or path.stem
     kept = select(list(cells.values()), only)
-    for key in set(settings) - set(NAMES):
+    for key in sorted(set(settings) - set(NAMES)):
         if not any(_concerns(method(cell.config.method), key) for cell in kept):
             raise OcilError(f"--set {key}: it concerns no cell that --only '{only}' leaves.")
     return Experiment(path.stem, **texts, cells=tuple(kept))

@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ class Memory(nn.Module):
     def __init__(self, size: int, image_shape: ImageShape, generator: torch.Generator) -> None:
         super().__init__()
         device = generator.device
-        _refuse_what_cannot_fit(size, image_shape, device)
+        refuse_what_cannot_fit(size, image_shape, [device])
         self.size = size
         self.generator = generator
         self._at_least = 0  # a lower bound of the filled slots, known to the host
@@ -88,18 +89,22 @@ class Memory(nn.Module):
         return torch.randperm(len(self), generator=self.generator, device=self.labels.device)
 
 
-def _refuse_what_cannot_fit(size: int, image_shape: ImageShape, device: torch.device) -> None:
-    """Memory that the system promises but does not have ends in a kill, much later and without a word."""
-    needed = size * math.prod(image_shape)
-    if device.type == "cuda":
-        there = torch.cuda.get_device_properties(device).total_memory
-    else:
-        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def refuse_what_cannot_fit(size: int, image_shape: ImageShape, devices: Sequence[torch.device]) -> None:
+    """Raise if none of the devices is large enough. Memory that the system promises but does not have ends in a kill,
+    much later and without a word.
+    """
+    needed, there = size * math.prod(image_shape), max(map(_bytes_of, devices))
     if needed > there:
         raise OcilError(
-            f"memory = {size} images need {needed / 1e9:,.0f} GB, and {device} has {there / 1e9:,.0f} GB: "
+            f"memory = {size} images need {needed / 1e9:,.0f} GB, and there are {there / 1e9:,.0f} GB: "
             "give a smaller --memory."
         )
+
+
+def _bytes_of(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _hit_again(slot: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from ocil.config import RunConfig, refuse_unknown, resolve
 from ocil.data import Dataset
 from ocil.errors import OcilError
 from ocil.evaluate import Evaluation, Evaluator
+from ocil.memory import refuse_what_cannot_fit
 from ocil.methods import method
 from ocil.methods.base import Learner, Problem, capacity_for
 from ocil.networks import smallest_batch
@@ -85,10 +86,14 @@ def make_learner(
 
 
 def check(config: RunConfig, dataset: Dataset) -> None:
-    """Raise now what a run would raise later: tasks that cannot be filled or tested, reviews that never come."""
+    """Raise now what a run would raise later: tasks that cannot be filled or tested, reviews that never come, a memory
+    beyond this machine's.
+    """
     stream = Stream(dataset, config.stream, config.seed)
     Evaluator(stream)
     learner = config.learner
+    gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+    refuse_what_cannot_fit(learner.memory, dataset.image_shape, [torch.device("cpu"), *gpus])
     if learner.review and learner.review_every > len(stream):
         raise OcilError(
             f"review_every = {learner.review_every} is more than the {len(stream)} batches of the stream: "

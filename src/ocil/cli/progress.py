@@ -147,7 +147,7 @@ class CellBoard:
             self.stopped = self.stopped or stopped
         if not self.console.is_terminal:
             name = f"{row.label} {row.place} seed {self.order[number].seed}".replace("  ", " ")
-            line = f"[{self.finished}/{self.total}] {name}   {outcome}   {self.time_left()}"
+            line = f"[{self.finished}/{self.total}] {name}   {outcome}   {self.time_left()}".rstrip()
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def time_left(self) -> str:
@@ -177,7 +177,8 @@ class CellBoard:
             f"{sum(bool(row.failed) for row in self.rows)} with failures",
             f"{len(idle)} waiting",
         ]
-        return Group(table, Text(f"{', '.join(states)}; runs {self.finished}/{self.total}; {self.time_left()}"))
+        parts = (", ".join(states), f"runs {self.finished}/{self.total}", self.time_left())
+        return Group(table, Text("; ".join(filter(None, parts))))
 
 
 class _Row:

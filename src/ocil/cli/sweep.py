@@ -261,7 +261,8 @@ def _carry_out(
     from ocil.results import RunFolder
 
     seconds = [estimator.seconds(config, datasets.sizes[config.dataset]) for config in plan.order]
-    to_come = [s for config, s in zip(plan.order, seconds, strict=True) if config not in plan.finished]
+    left = set(plan.to_run)
+    to_come = [s for config, s in zip(plan.order, seconds, strict=True) if config in left]
     board = CellBoard(experiment.cells, plan.order, seconds, estimator.together(to_come), plan.finished)
     outcomes, failed = carry_out(plan.order, where, job, board, describer(experiment.cells))
     found = [(cell, summary_of(cell.configs, outcomes, plan.references)) for cell in experiment.cells]

@@ -19,10 +19,10 @@ def execute(
     engine: Engine = "local",
     address: str | None = None,
 ) -> "list[Outcome]":
-    """Run every configuration where it is fastest. ``workers`` run side by side; 0 chooses. Runs that another process
-    works on are waited for.
+    """Run every configuration where it is fastest. ``workers`` run side by side; 0 chooses.
 
-    ``engine="ray"`` runs them on the Ray cluster at ``address``, by default the one this machine belongs to.
+    Runs that another process works on are waited for. ``engine="ray"`` runs them on the Ray cluster at ``address``, by
+    default the one this machine belongs to; there a worker waits two minutes for such a run.
     """
     if engine == "ray":
         from ocil.engine import ray

@@ -166,6 +166,7 @@ class _Pool:
         try:
             with _threads_of_children(self.job.threads):
                 process.start()
+            self.busy[ours] = (process, self.waiting[0])  # from here on it is ended with the others, whatever happens
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()

@@ -29,13 +29,14 @@ def patiently(
     it goes on here.
     """
     outcomes: dict[int, Outcome] = {}
-    now, held = list(range(len(configs))), []
+    now, held, said = list(range(len(configs))), [], False
     while now:
         found = run_all([configs[number] for number in now], job, workers, _told(watch, now), should_stop)
         outcomes |= dict(zip(now, found, strict=True))
         held += [number for number in now if isinstance(outcomes[number], InUseError)]
-        if held and not should_stop():
+        if held and not said and not should_stop():
             log.warning("Another process works on %d of the runs: waiting for it. Ctrl-C stops.", len(held))
+            said = True
         now = _free(held, configs, job, should_stop)
         held = [number for number in held if number not in now]
     for number in held:
@@ -54,9 +55,15 @@ def _told(watch: Watcher, numbers: list[int]) -> Watcher:
 
 def _free(held: list[int], configs: Sequence[RunConfig], job: Job, should_stop: Callable[[], bool]) -> list[int]:
     """Wait until some can be taken. None: there was nothing to wait for, or it is to stop."""
+
+    def look() -> list[int]:
+        return [number for number in held if not _is_held(RunFolder.of(job.root, configs[number]))]
+
     while held and not should_stop():
-        if free := [number for number in held if not _is_held(RunFolder.of(job.root, configs[number]))]:
-            return free
+        if free := look():
+            if len(free) < len(held):  # a process that stops gives up its runs one by one, moments apart
+                time.sleep(LOOK_EVERY)
+            return look()
         time.sleep(LOOK_EVERY)
     return []
 

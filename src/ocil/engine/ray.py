@@ -11,7 +11,9 @@ the workers of a driver that has died. One that is cut off from its driver hears
 import importlib
 import logging
 import math
+import signal
 import socket
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -86,8 +88,11 @@ def connected(address: str | None) -> Iterator[Any]:
     how = "Start one with `ray start --head`, or give --address HOST:PORT."
     if address is not None and address != "auto":
         _must_answer(address, how)
+    terminated = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, terminated)  # Ray's own would end this process before its runs are saved
     except (ConnectionError, ValueError, RuntimeError) as error:
         if address is None:
             raise OcilError(f"this machine belongs to no Ray cluster. {how}") from error
