@@ -44,11 +44,15 @@ def must_be_free(path: Path) -> None:
     try:
         if path.is_dir():
             raise WriteError(f"cannot write {path}: it is a folder. Choose another place.")
-        there = next(parent for parent in path.absolute().parents if parent.exists())
-        if not there.is_dir():
+        if not (there := first_existing(path.parent)).is_dir():
             raise WriteError(f"cannot write {path}: {there} is not a folder. Choose another place.")
     except OSError as error:
         raise WriteError(f"cannot write {path}: {error.strerror}. Choose another place.") from error
+
+
+def first_existing(path: Path) -> Path:
+    """The path, or what is there of the folders above it."""
+    return next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
 
 
 def read_toml(path: Path, hint: Callable[[], str] = str) -> dict[str, Any]:

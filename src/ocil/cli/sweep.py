@@ -26,6 +26,7 @@ from ocil.cli.common import (
 )
 from ocil.cli.data import DataDir, Json
 from ocil.errors import OcilError
+from ocil.files import first_existing
 
 if TYPE_CHECKING:
     from ocil.cli.estimate import Estimator, Size
@@ -112,7 +113,7 @@ def sweep(
 def nearest_folder(out: Path) -> Path:
     """The folder, or the one it would be made in. Raises if that is none: nothing is made to find out."""
     try:
-        there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+        there = first_existing(out)
     except OSError as error:
         raise OcilError(f"cannot write to {out}: {error.strerror}. Choose another place.") from None
     if not there.is_dir():

@@ -37,6 +37,7 @@ CELL_COLUMNS = (
     "published_interval", "difference", "overlap", "forgetting", "forgetting_interval", "intransigence",
     "intransigence_interval", "wall_seconds", "device", "command",
 )  # fmt: skip
+SURROUNDINGS = ("device", "versions", "finished")
 
 
 def anchor(name: str) -> str:
@@ -44,11 +45,8 @@ def anchor(name: str) -> str:
     return f"cell-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
 
-SURROUNDINGS = ("device", "versions", "finished")
-
-
 def surroundings(environment: Mapping[str, Any]) -> tuple[str, str, str]:
-    """What a run was measured with, and when."""
+    """What a run was measured with, and when: the columns ``SURROUNDINGS``."""
     versions = [f"{name} {environment[name]}" for name in ("ocil", "torch", "python") if name in environment]
     return str(environment.get("device", "unknown")), ", ".join(versions), str(environment.get("finished", "–"))
 
