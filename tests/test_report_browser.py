@@ -238,7 +238,7 @@ def test_it_can_be_read_without_scripts(visit: Any, collection: Collection) -> N
     assert not page.locator("#theme").is_visible()
     assert not page.locator(".copy").first.is_visible()
     details = page.locator("details.cell")
-    assert details.count() == len(collection.cells)
+    assert details.count() == len(collection.cells) + len(collection.longtail)
     details.first.locator("summary").first.click()
     assert details.first.locator("code").inner_text() == collection.cells[0].command
     assert page.locator("figure svg").first.is_visible()
