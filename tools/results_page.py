@@ -8,7 +8,6 @@ from collections.abc import Container
 from pathlib import Path
 
 from ocil.config import command
-from ocil.longtail.config import command as longtail_command
 from ocil.methods import METHODS
 from ocil.report import longtail, tables
 from ocil.report.collect import Cell, Collection, collect
@@ -92,11 +91,11 @@ def longtail_tables(found: Collection) -> str:
 
 
 def longtail_cells(found: Collection) -> str:
-    rows = []
-    for cell in found.longtail:
-        words = f"{longtail_command(cell.config)} --seeds {len(cell.results)}"
-        rows.append([f"`{cell.config.cell}`", f"`{words}`", str(len(cell.results)),
-                     tables.percent(cell.value("overall")), f"{cell.wall_seconds:.0f} s a run"])  # fmt: skip
+    rows = [
+        [f"`{cell.config.cell}`", f"`{cell.command}`", str(len(cell.results)), tables.percent(cell.value("overall")),
+         f"{cell.wall_seconds:.0f} s a run"]
+        for cell in found.longtail
+    ]  # fmt: skip
     return table(("folder", "command", "seeds", "overall %", "time"), rows)
 
 
@@ -117,7 +116,7 @@ def main() -> None:
     place(ROOT / "docs/results.md", "sizes", sizes(cells, DATASETS))
     place(ROOT / "README.md", "sizes", sizes(cells, {cell.config.dataset for cell in cells}))
     rows = [
-        [f"`{cell.name}`", f"`{command(cell.config)} --seeds {len(cell.runs)}`", str(len(cell.runs)),
+        [f"`{cell.name}`", f"`{cell.command}`", str(len(cell.runs)),
          tables.percent(cell.summary.average_accuracy), seconds(cell)]
         for cell in sorted(cells, key=lambda cell: cell.config.dataset)
     ]  # fmt: skip

@@ -7,7 +7,7 @@ import json
 import math
 import shlex
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -70,8 +70,7 @@ class RunConfig:
     @property
     def cell(self) -> str:
         """Names everything but the seed: the folder that the runs of all seeds share."""
-        content = json.dumps(self.to_json() | {"seed": None}, sort_keys=True)
-        digest = hashlib.sha256(content.encode()).hexdigest()[:8]
+        digest = short_digest(self.to_json() | {"seed": None})
         memory = f"-m{self.learner.memory}" if self.learner.memory else ""
         return f"{Path(self.dataset).stem}-{self.label}{memory}-{digest}"
 
@@ -162,6 +161,17 @@ def changed(config: RunConfig) -> dict[str, Any]:
         for f in fields(mine)
         if getattr(mine, f.name) != getattr(theirs, f.name)
     }
+
+
+def for_seeds(words: str, seeds: Sequence[int]) -> str:
+    """A command, to get all of some ascending seeds."""
+    first = f" --seed {seeds[0]}" if seeds[0] else ""
+    return f"{words} --seeds {seeds[-1] - seeds[0] + 1}{first}"
+
+
+def short_digest(content: Any) -> str:
+    """Of anything JSON can hold; part of a folder's name."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def typed(value: Any) -> str:

@@ -93,12 +93,14 @@ def refuse_what_cannot_fit(size: int, image_shape: ImageShape, devices: Sequence
     """Raise if none of the devices is large enough. Memory that the system promises but does not have ends in a kill,
     much later and without a word.
     """
-    needed, there = size * math.prod(image_shape), max(map(_bytes_of, devices))
-    if needed > there:
-        raise OcilError(
-            f"memory = {size} images need {needed / 1e9:,.0f} GB, and there are {there / 1e9:,.0f} GB: "
-            "give a smaller --memory."
-        )
+    needed = size * math.prod(image_shape)
+    if any(needed <= _bytes_of(device) for device in devices):  # as a rule the first: no GPU has to be woken for it
+        return
+    there = max(map(_bytes_of, devices))
+    raise OcilError(
+        f"memory = {size} images need {needed / 1e9:,.0f} GB, and there are {there / 1e9:,.0f} GB: "
+        "give a smaller --memory."
+    )
 
 
 def _bytes_of(device: torch.device) -> int:

@@ -5,7 +5,6 @@ mean accuracy after them. It scores on the test images of those two tasks and th
 image has a say: a share of the two tasks' training images, the same of each class, is held out to score on.
 """
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ocil.config import RunConfig
+from ocil.config import RunConfig, short_digest
 from ocil.data import Dataset
 from ocil.data.dataset import load_npz
 from ocil.errors import OcilError
@@ -98,7 +97,7 @@ def digest(configs: Iterable[RunConfig], fingerprint: str, tasks: int) -> str:
     so that a search goes on with more of them.
     """
     contents = sorted(json.dumps(config.to_json(), sort_keys=True) for config in configs)
-    return hashlib.sha256(json.dumps([contents, fingerprint, tasks]).encode()).hexdigest()[:8]
+    return short_digest([contents, fingerprint, tasks])
 
 
 def points(grid: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:

@@ -1,14 +1,12 @@
 """One long-tailed run: every setting, each with the published value as its default."""
 
-import hashlib
-import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from ocil.config import fill, refuse_unknown, typed
+from ocil.config import fill, refuse_unknown, short_digest, typed
 from ocil.data import CATALOG, DEFAULT
 from ocil.errors import OcilError, suggest
 from ocil.precision import Precision
@@ -162,13 +160,13 @@ class LongTailConfig:
             relevant = {name: relevant[name] for name in (*STAGE1, "variant", "reject_below")}
         for name in ("capture", *(name for name, losses in OF_LOSSES.items() if self.loss not in losses)):
             relevant.pop(name, None)
-        return f"{self.place}-{self.variant}-{_digest(relevant | {'seed': None})}"
+        return f"{self.place}-{self.variant}-{short_digest(relevant | {'seed': None})}"
 
     @property
     def stage1_cell(self) -> str:
         """Names everything but the seed that stage 1 depends on."""
         content = self.to_json()
-        return f"{self.place}-stage1-{_digest({name: content[name] for name in STAGE1} | {'seed': None})}"
+        return f"{self.place}-stage1-{short_digest({name: content[name] for name in STAGE1} | {'seed': None})}"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -213,10 +211,6 @@ def command(config: LongTailConfig) -> str:
     settings = [f"{name}={typed(value)}" for name, value in different.items()]
     words = ["ocil", "longtail", "run", config.variant, "--dataset", shlex.quote(config.dataset)]
     return " ".join([*words, *(["--set", *settings] if settings else [])])
-
-
-def _digest(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def _check(good: bool, name: str, want: str, got: object) -> None:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ocil.config import for_seeds
 from ocil.errors import OcilError
-from ocil.longtail.config import VARIANTS, LongTailConfig
+from ocil.longtail.config import VARIANTS, LongTailConfig, command
 from ocil.longtail.metrics import MEASURES
 from ocil.metrics import Estimate, estimate
 from ocil.results import is_number, refuse_newer
@@ -80,6 +81,11 @@ class LongTailCell:
     @property
     def config(self) -> LongTailConfig:
         return self.results[0].config
+
+    @property
+    def command(self) -> str:
+        """What to type to get all its seeds."""
+        return for_seeds(command(self.config), [result.config.seed for result in self.results])
 
     @property
     def wall_seconds(self) -> float:

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ocil.config import RunConfig, command, typed
+from ocil.config import RunConfig, command, for_seeds, typed
 from ocil.config import changed as different
 from ocil.data import CATALOG
 from ocil.errors import OcilError
@@ -71,9 +71,7 @@ class Cell:
     @property
     def command(self) -> str:
         """What to type to get all its seeds."""
-        seeds = [run.result.config.seed for run in self.runs]
-        first = f" --seed {seeds[0]}" if seeds[0] else ""
-        return f"{command(self.config)} --seeds {seeds[-1] - seeds[0] + 1}{first}"
+        return for_seeds(command(self.config), [run.result.config.seed for run in self.runs])
 
 
 @dataclass(frozen=True)

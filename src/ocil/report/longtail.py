@@ -9,7 +9,7 @@ from typing import Any
 
 from ocil.config import typed
 from ocil.data import CATALOG
-from ocil.longtail.config import LongTailConfig, changed, command
+from ocil.longtail.config import LongTailConfig, changed
 from ocil.longtail.metrics import MEASURES
 from ocil.longtail.results import LongTailCell, LongTailResult
 from ocil.metrics import Estimate, estimate
@@ -157,6 +157,7 @@ def page_section(cells: Sequence[LongTailCell]) -> dict[str, Any] | None:
     """What the page shows; plain text, which the template escapes."""
     if not cells:
         return None
+    found = parts(cells)
     return {
         "title": TITLE, "caption": CAPTION, "headings": list(HEADINGS.values()), "elsewhere": ELSEWHERE,
         "parts": [
@@ -165,8 +166,9 @@ def page_section(cells: Sequence[LongTailCell]) -> dict[str, Any] | None:
                 "rows": [_shown(row) for row in part.rows],
                 "claims": [f"{c.text}: {c.verdict} ({points(c.difference)} points)" for c in part.claims],
             }
-            for part in parts(cells)
+            for part in found
         ],
+        "details": [_detail(row, part) for part in found for row in part.rows],
         "published": [(name, [f"{v:.1f}" for v in values]) for name, values in PUBLISHED.items()],
     }  # fmt: skip
 
@@ -179,27 +181,22 @@ def _shown(row: Row) -> dict[str, Any]:
     return {"name": row.name, "anchor": anchor(row.cell.config.cell), "fields": fields}
 
 
-def details(cells: Sequence[LongTailCell]) -> list[dict[str, Any]]:
-    """What the page says of each cell: its command, settings and runs."""
-    found = []
-    for part in parts(cells):
-        for row in part.rows:
-            config, results = row.cell.config, row.cell.results
-            settings = {name: value for name, value in config.to_json().items() if name != "seed"}
-            first = f" --seed {results[0].config.seed}" if results[0].config.seed else ""
-            found.append({
-                "anchor": anchor(config.cell),
-                "title": f"{row.name} on {part.title}",
-                "numbers": "; ".join(
-                    f"{heading} {value} %" for heading, value in zip(HEADINGS.values(), row.values, strict=True)
-                ),
-                "command": f"{command(config)} --seeds {len(results)}{first}",
-                "changed": [(name, typed(value)) for name, value in changed(config).items()],
-                "settings": [(name, typed(value)) for name, value in settings.items()],
-                "run_heads": ("seed", "overall %", "F-measure %", "wall time", *SURROUNDINGS, "folder"),
-                "runs": [_run(result) for result in results],
-            })  # fmt: skip
-    return found
+def _detail(row: Row, part: Part) -> dict[str, Any]:
+    """What the page says of a cell: its command, settings and runs."""
+    config = row.cell.config
+    settings = {name: value for name, value in config.to_json().items() if name != "seed"}
+    return {
+        "anchor": anchor(config.cell),
+        "title": f"{row.name} on {part.title}",
+        "numbers": "; ".join(
+            f"{heading} {value} %" for heading, value in zip(HEADINGS.values(), row.values, strict=True)
+        ),
+        "command": row.cell.command,
+        "changed": [(name, typed(value)) for name, value in changed(config).items()],
+        "settings": [(name, typed(value)) for name, value in settings.items()],
+        "run_heads": ("seed", "overall %", "F-measure %", "wall time", *SURROUNDINGS, "folder"),
+        "runs": [_run(result) for result in row.cell.results],
+    }
 
 
 def _run(result: LongTailResult) -> list[str]:

@@ -45,7 +45,6 @@ def page(collection: Collection, tables: Sequence[Table], drawings: Sequence[Dra
         ],
         places=_places(collection, drawings),
         longtail=longtail.page_section(collection.longtail),
-        tailed=longtail.details(collection.longtail),
         cells=[_cell(cell) for cell in collection.cells],
         warnings=collection.warnings,
     )
