@@ -1,8 +1,10 @@
 """Files that are either whole or not there."""
 
+import errno
 import fcntl
 import os
 import secrets
+import stat
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,6 +39,33 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 def write_bytes(path: Path, content: bytes) -> None:
     with atomic_write(path) as file:
         file.write(content)
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
+    """A descriptor of a regular file, opened with the flags of ``os.open``.
+
+    Folders come from strangers: a symbolic link in the place of a file would lead elsewhere, and a FIFO or a device
+    would wait for ever. Both are an ``OSError`` here, and nothing has been changed by then: ``O_TRUNC`` is refused.
+    """
+    if flags & os.O_TRUNC:
+        raise ValueError("open_regular does not truncate: what it opens may not be what was meant")
+    careful = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+    descriptor = os.open(path, flags | careful, mode)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        if path.is_symlink():  # where the system has no O_NOFOLLOW
+            raise OSError(errno.ELOOP, "it is a symbolic link", str(path))
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read_regular(path: Path) -> bytes:
+    """The content of a regular file; an ``OSError`` for a link, a FIFO, a device or a folder."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        return file.read()
 
 
 def must_be_free(path: Path) -> None:
