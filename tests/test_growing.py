@@ -490,12 +490,11 @@ def config(path: Path, name: str, **chosen: Any) -> RunConfig:
     return resolve(name, str(path), settings=usual | memory | chosen)
 
 
-def test_names_of_other_runs_stay(dataset: tuple[Path, Dataset]) -> None:
+def test_growing_makes_another_cell(dataset: tuple[Path, Dataset]) -> None:
     growing, plain = config(dataset[0], "er"), config(dataset[0], "er", growing=False)
-    assert growing.to_json()["learner"]["growing"] is True
-    assert "growing" not in plain.to_json()["learner"]
     assert growing.cell != plain.cell
     for each in (growing, plain):
+        assert each.to_json()["learner"]["growing"] is each.learner.growing
         assert RunConfig.from_json(each.to_json()) == each
 
 

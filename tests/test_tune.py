@@ -193,6 +193,21 @@ def test_the_same_search_goes_on_in_its_folder(at_home: Callable[..., Any], tmp_
     assert len(runs) == 4
 
 
+def test_a_search_with_a_former_name_goes_on(at_home: Callable[..., Any], tmp_path: Path) -> None:
+    content = at_home("--grid", "lr=0.1,0.2")
+    settings = dict(word.split("=") for word in WIDTH_2)
+    points = [resolve("er", str(tmp_path / "six.npz"), memory=20, settings=settings | {"lr": lr}) for lr in (0.1, 0.2)]
+    search = tuning.former_digest(points, content["data"]["fingerprint"], 2)
+    record = Path(content["record"])
+    record.write_text(record.read_text().replace(content["search"], search))
+    former = record.parent.rename(record.parent.with_name(f"er-six-m20-lr-{search}"))
+    again = at_home("--grid", "lr=0.1,0.2")
+    assert again["search"] == content["search"]
+    assert [path.name for path in (tmp_path / "tuning").iterdir()] == [former.name]
+    assert [path.name for path in former.glob("*.json")] == ["tuning.json"]
+    assert again["environment"] == content["environment"]  # nothing was run again
+
+
 def test_the_record_says_how_to_repeat_it(at_home: Callable[..., Any], ocil_command: Call) -> None:
     content = at_home("--grid", "lr=0.1,0.2", "--review", "--validation", 0.2)
     words = shlex.split(content["repeat"])

@@ -1,9 +1,7 @@
 """From names to a complete configuration: every setting of a run, each with a value."""
 
 import ast
-import hashlib
 import inspect
-import json
 import math
 import shlex
 import textwrap
@@ -18,6 +16,7 @@ from ocil.data.catalog import find
 from ocil.errors import OcilError, suggest
 from ocil.methods import MethodInfo, method
 from ocil.methods.base import LearnerConfig
+from ocil.naming import as_formerly, distinct, readable, short_digest
 from ocil.streams import StreamConfig, usual_tasks
 
 DATASET_SETTINGS: dict[str, dict[str, Any]] = {  # tasks come from the catalog
@@ -68,26 +67,50 @@ class RunConfig:
         return f"{self.method}-rv" if review else f"{self.method}-no-rv"
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The method, and what differs from the defaults of ``StreamConfig`` and of the method's config class."""
+        return {"method": self.method, "stream": distinct(self.stream), "learner": distinct(self.learner)}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What sets it apart: settings, seed and images, known by their fingerprint or else by the dataset's name."""
+        images = {"images": self.fingerprint} if self.fingerprint else {"dataset": self.dataset}
+        return self.settings | images | {"seed": self.seed}
+
+    @property
     def cell(self) -> str:
         """Names everything but the seed: the folder that the runs of all seeds share."""
-        digest = short_digest(self.to_json() | {"seed": None})
-        memory = f"-m{self.learner.memory}" if self.learner.memory else ""
-        return f"{Path(self.dataset).stem}-{self.label}{memory}-{digest}"
+        digest = short_digest(self.identity | {"seed": None})
+        return f"{readable(Path(self.dataset).stem)}-{readable(self._words)}-{digest}"
+
+    @property
+    def former_cell(self) -> str:
+        """What ``cell`` was when the digest covered every setting and the path of the images."""
+        return f"{Path(self.dataset).stem}-{self._words}-{short_digest(self.as_formerly() | {'seed': None})}"
+
+    def as_formerly(self) -> dict[str, Any]:
+        """What the digests of former names covered."""
+        return self.to_json() | {"stream": as_formerly(self.stream), "learner": as_formerly(self.learner)}
+
+    @property
+    def _words(self) -> str:
+        return f"{self.label}-m{self.learner.memory}" if self.learner.memory else self.label
 
     def to_json(self) -> dict[str, Any]:
+        """Every setting, also those at their default: a later version may have another default."""
         content = asdict(self)
         if not self.fingerprint:
             del content["fingerprint"]
-        if not self.learner.growing:  # as in results from before there was the choice: the cell keeps its name
-            del content["learner"]["growing"]
         return content
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "RunConfig":
         info = method(content["method"])
+        refuse_later(cls, content)
         return cls(
             info.name, content["dataset"], content["seed"],
-            StreamConfig(**content["stream"]), info.load().Config(**content["learner"]), content.get("fingerprint", ""),
+            restored(StreamConfig, content["stream"]), restored(info.load().Config, content["learner"]),
+            content.get("fingerprint", ""),
         )  # fmt: skip
 
     def reference(self) -> "RunConfig":
@@ -169,11 +192,6 @@ def for_seeds(words: str, seeds: Sequence[int]) -> str:
     return f"{words} --seeds {seeds[-1] - seeds[0] + 1}{first}"
 
 
-def short_digest(content: Any) -> str:
-    """Of anything JSON can hold; part of a folder's name."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
-
-
 def typed(value: Any) -> str:
     """As it is typed after ``--set NAME=``."""
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -200,6 +218,18 @@ def fill(kind: type[T], chosen: Mapping[str, Any]) -> T:
     hints = get_type_hints(kind)
     names = [f.name for f in fields(kind)]  # type: ignore[arg-type]
     return kind(**{name: _parse(name, chosen[name], hints[name]) for name in names if name in chosen})
+
+
+def restored(kind: type[T], content: Mapping[str, Any]) -> T:
+    """A config class from a file. A setting that the file lacks was added since and has its default."""
+    refuse_later(kind, content)
+    return kind(**content)
+
+
+def refuse_later(kind: type, content: Iterable[str]) -> None:
+    """A setting that only a file has is of a later version: nobody here knows what it does."""
+    if later := sorted(set(content) - {f.name for f in fields(kind)}):
+        raise ValueError(f"this version of ocil has no setting '{later[0][:40]}'")
 
 
 def _parse(name: str, value: Any, kind: Any) -> Any:

@@ -2,16 +2,18 @@
 
     ROOT/CELL/seed-0/config.json, checkpoint.safetensors, result.json
 
-CELL names the dataset, the method, the memory and a digest of every other setting, so equal settings meet in one place.
+CELL names the dataset, the method and the memory; it ends in a digest of the images and of the settings that are not at
+their default, so equal settings meet in one place. Folders with former names are found too: see ``find_run``.
 """
 
 import json
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import safetensors
 import safetensors.torch
@@ -26,6 +28,8 @@ from ocil.metrics import Estimate, estimate
 
 SCHEMA = 1
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+
+C = TypeVar("C")
 
 
 @dataclass(frozen=True)
@@ -91,10 +95,12 @@ class Result:
 @dataclass(frozen=True)
 class RunFolder:
     path: Path
+    config: RunConfig | None = None
+    """The run that is looked for here: what is found of another one is refused."""
 
     @classmethod
     def of(cls, root: Path, config: RunConfig) -> "RunFolder":
-        return cls(root / config.cell / f"seed-{config.seed}")
+        return cls(find_run(root, config.cell, config.former_cell, config.seed, bool(config.fingerprint)), config)
 
     @property
     def checkpoint(self) -> Path:
@@ -104,16 +110,23 @@ class RunFolder:
         """The result, if the run is finished."""
         path = self.path / "result.json"
         try:
-            return Result.from_json(json.loads(path.read_text()))
+            result = Result.from_json(json.loads(path.read_text()))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (*UNREADABLE, OcilError) as error:
             raise OcilError(unreadable(path, error)) from error
+        if self.config is None:
+            return result
+        refuse_other_settings(self.path, result.config.identity, self.config.identity)
+        return replace(result, config=self.config)  # the same run; its images may have been moved since
 
     def save_result(self, result: Result) -> None:
         write_json(self.path / "result.json", result.to_json())
 
     def save_config(self, config: RunConfig) -> None:
+        if self.checkpoint.exists():
+            begun = begun_with(self.path, RunConfig.from_json, config)
+            refuse_other_settings(self.path, begun.identity, config.identity)
         write_json(self.path / "config.json", config.to_json())
 
     def save_checkpoint(self, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
@@ -137,6 +150,52 @@ class RunFolder:
         """One process at a time works on a run. The lock goes with the process, however that ends."""
         taken = f"another process is working on {self.path}: wait for it, or use another --out."
         return locked(self.path, "Choose another folder with --out.", taken)
+
+
+def find_run(root: Path, cell: str, former: str, seed: int, own_images: bool) -> Path:
+    """Where a run is, else where other seeds of its cell are, else where it will be: ROOT/CELL/seed-N.
+
+    ``former``: the cell's name when digests covered every default. ``own_images``: they are of a dataset outside the
+    catalog, whose file may have been renamed since; then the digest tells the cell, whatever stands before it.
+    """
+    renamed = sorted(root.glob(f"*-{cell[-8:]}")) if own_images and _is_folder(root) else []
+    cells = [path for path in (root / cell, *renamed, root / former) if _is_folder(path)]
+    runs = [path / f"seed-{seed}" for path in (*cells, root / cell)]
+    return next((path for path in runs if _is_folder(path)), runs[0])
+
+
+def _is_folder(path: Path) -> bool:
+    """Also asked of names that are too long for a file system, for which ``Path.is_dir`` raises."""
+    return os.path.isdir(path)  # noqa: PTH112
+
+
+def begun_with(folder: Path, read: Callable[[Any], C], otherwise: C) -> C:
+    """The configuration that a run was begun with, as its folder tells; ``otherwise`` if it does not tell."""
+    path = folder / "config.json"
+    try:
+        return read(json.loads(path.read_text()))
+    except (FileNotFoundError, NotADirectoryError):
+        return otherwise
+    except (*UNREADABLE, OcilError) as error:
+        raise OcilError(unreadable(path, error)) from error
+
+
+def refuse_other_settings(folder: Path, begun: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """Raise if a folder's run is another than the one that is asked for: its name does not tell where a default has
+    changed since."""
+    if begun == asked:
+        return
+    one, other = _flat(begun), _flat(asked)
+    names = ", ".join(sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name)))
+    raise OcilError(
+        f"{folder} holds a run with other settings ({names}): their defaults may have changed since. "
+        "Use another --out, or delete that folder."
+    )
+
+
+def _flat(identity: Mapping[str, Any]) -> dict[str, Any]:
+    parts = (value if isinstance(value, Mapping) else {name: value} for name, value in identity.items())
+    return {name: value for part in parts for name, value in part.items()}
 
 
 @dataclass(frozen=True)
@@ -198,6 +257,8 @@ def _check(result: Result) -> None:
     config = result.config
     if not isinstance(config.dataset, str) or not config.dataset or not _whole(config.seed):
         raise ValueError("dataset or seed is not what it should be")
+    if not isinstance(config.fingerprint, str):
+        raise ValueError("fingerprint is not what it should be")
     for part in (config.stream, config.learner):
         for f in fields(part):
             value, usual = getattr(part, f.name), f.default

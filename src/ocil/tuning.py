@@ -13,11 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ocil.config import RunConfig, short_digest
+from ocil.config import RunConfig
 from ocil.data import Dataset
 from ocil.data.dataset import load_npz
 from ocil.errors import OcilError
 from ocil.metrics import Estimate
+from ocil.naming import short_digest
 from ocil.rng import derive
 from ocil.streams import Stream
 
@@ -94,9 +95,15 @@ def on_ground(config: RunConfig, path: Path, fingerprint: str, tasks: int) -> Ru
 
 def digest(configs: Iterable[RunConfig], fingerprint: str, tasks: int) -> str:
     """Names a search: its points, in whatever order, and what they are tried on. The number of seeds is not in it,
-    so that a search goes on with more of them.
+    so that a search goes on with more of them; nor is the dataset's path, as ``fingerprint`` tells the images.
     """
-    contents = sorted(json.dumps(config.to_json(), sort_keys=True) for config in configs)
+    contents = sorted(json.dumps(config.settings, sort_keys=True) for config in configs)
+    return short_digest([contents, fingerprint, tasks])
+
+
+def former_digest(configs: Iterable[RunConfig], fingerprint: str, tasks: int) -> str:
+    """What ``digest`` was when it covered every setting and the dataset's path."""
+    contents = sorted(json.dumps(config.as_formerly(), sort_keys=True) for config in configs)
     return short_digest([contents, fingerprint, tasks])
 
 

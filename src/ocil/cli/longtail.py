@@ -247,18 +247,16 @@ def plan(variants: Sequence[str], options: Options) -> list["LongTailConfig"]:
 
 def _refuse_other_images(configs: "Sequence[LongTailConfig]", out: Path, images: str) -> None:
     """Raise if a finished run was trained on other images of that name."""
-    from ocil.longtail.results import read_result
-    from ocil.longtail.runs import run_folder
+    from ocil.longtail.runs import finished_run, run_folder
     from ocil.results import other_images
 
     for config in configs:
-        folder = run_folder(out, config).path
         try:
-            found = read_result(folder / "result.json")
+            found = finished_run(out, config)
         except OcilError:  # said when it would be used
             continue
         if found is not None and found.images not in ("", images):
-            raise OcilError(other_images(folder))
+            raise OcilError(other_images(run_folder(out, config).path))
 
 
 def _carry_out(variants: Sequence[str], options: Options, as_json: bool) -> int:

@@ -107,6 +107,7 @@ def show(run: Path, /, *, as_json: Json = False) -> None:
 def _one_cell(path: Path) -> tuple["Cell", Sequence[str]]:
     """The only cell at a path, compared with the fine-tuned runs that lie beside it."""
     from ocil.report.collect import collect
+    from ocil.results import RunFolder
 
     _must_be_finished(path)
     found = collect([path])
@@ -122,12 +123,12 @@ def _one_cell(path: Path) -> tuple["Cell", Sequence[str]]:
     (cell,) = found.cells
     references = []
     for run in cell.runs:
-        folder = run.path.resolve().parent
-        beside = folder.parent.parent / run.result.config.reference().cell / folder.name
+        root = run.path.resolve().parent.parent.parent
+        beside = RunFolder.of(root, run.result.config.reference()).path
         if (beside / "result.json").is_file():
             references.append(beside)
     together = collect([path, *references])
-    (shown,) = (other for other in together.cells if other.name == cell.name)
+    (shown,) = (other for other in together.cells if other.runs[0].path == cell.runs[0].path)
     return shown, list(dict.fromkeys([*found.warnings, *together.warnings]))
 
 

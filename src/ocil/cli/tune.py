@@ -97,6 +97,7 @@ def tune(
     from ocil.config import command, resolve
     from ocil.experiments import Cell
     from ocil.metrics import average_accuracy, estimate
+    from ocil.naming import readable
     from ocil.results import Result, RunFolder, write_json
     from ocil.runner import check
 
@@ -118,7 +119,7 @@ def tune(
     first = next(iter(reals))
     ground = tuning.ground(loaded, first, tasks, validation)
     fingerprint = ground.data.fingerprint
-    search = tuning.digest(reals, fingerprint, tasks)
+    search, former = (name(reals, fingerprint, tasks) for name in (tuning.digest, tuning.former_digest))
     repeat = written(
         ["ocil", "tune", info.name, "--dataset", known],
         {"memory": memory, "grid": [f"{field}={','.join(values)}" for field, values in searched.items()],
@@ -127,7 +128,10 @@ def tune(
          "device": where.device, "threads": where.threads, "data-dir": data_dir, "out": out},
         {None: [], True: ["--review"], False: ["--no-review"]}[review],
     )  # fmt: skip
-    out = out or Path("tuning") / f"{first.label}-{Path(known).stem}{_memory(first)}-{'-'.join(searched)}-{search}"
+    stem, words = Path(known).stem, f"{_memory(first)}-{'-'.join(searched)}"
+    usual = Path("tuning") / f"{first.label}-{readable(stem)}{words}-{search}"
+    old = Path("tuning") / f"{first.label}-{stem}{words}-{former}"
+    out = out or (old if old.is_dir() and not usual.is_dir() else usual)
     job, folder = where.job(out, data_dir), out / "data"
     for real in reals:
         check(tuning.on_ground(real, folder, fingerprint, tasks), ground.data)
@@ -188,7 +192,7 @@ def tune(
         "repeat": repeat,
         "environment": environment_of(finished),
     }
-    set_aside(out / "tuning.json", content)
+    set_aside(out / "tuning.json", content, former)
     write_json(out / "tuning.json", content)
     if as_json:
         print(json.dumps(content | {"record": str(out / "tuning.json")}))
@@ -213,14 +217,17 @@ def read_grid(words: tuple[str, ...], given: Collection[str]) -> dict[str, list[
     return grid
 
 
-def set_aside(record: Path, content: dict[str, Any]) -> None:
-    """A record of another search, or of other seeds, that is in the place of the new one gets a name of its own."""
+def set_aside(record: Path, content: dict[str, Any], former: str) -> None:
+    """A record of another search, or of other seeds, that is in the place of the new one gets a name of its own.
+
+    ``former``: how the same search was called in records from before digests left the defaults out.
+    """
     if not record.is_file():
         return
     old = record.read_bytes()
     try:
         known = json.loads(old)
-        if (known["search"], known["seeds"]) == (content["search"], content["seeds"]):
+        if known["search"] in (content["search"], former) and known["seeds"] == content["seeds"]:
             return
     except (ValueError, KeyError, TypeError):  # of an earlier version, perhaps
         pass

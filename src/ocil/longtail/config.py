@@ -1,14 +1,15 @@
 """One long-tailed run: every setting, each with the published value as its default."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from ocil.config import fill, refuse_unknown, short_digest, typed
+from ocil.config import fill, refuse_unknown, restored, typed
 from ocil.data import CATALOG, DEFAULT
 from ocil.errors import OcilError, suggest
+from ocil.naming import as_formerly, distinct, readable, short_digest
 from ocil.precision import Precision
 
 Loss = Literal["ce", "focal", "revised", "dynamic"]
@@ -34,6 +35,7 @@ STAGE1 = (
     "flip", "jitter", "momentum", "weight_decay", "decay", "epochs1", "lr1", "decay_every1", "precision",
 )  # fmt: skip
 """What stage 1 depends on. Runs that agree on these share it."""
+NOT_SETTINGS = {"variant", "dataset", "fingerprint", "seed"}
 CUTTING = {"imbalance", "open_share", "validation"}
 """Settings of a cut: a dataset with lists of its own has none."""
 
@@ -149,31 +151,64 @@ class LongTailConfig:
     @property
     def place(self) -> str:
         """The dataset and its imbalance: ``cifar100-lt100``."""
-        factor = f"{self.imbalance:g}" if self.imbalance else ""
-        return f"{Path(self.dataset).stem}-lt{factor}"
+        return f"{Path(self.dataset).stem}{self._cut}"
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What sets it apart: images, seed, variant, and the settings it depends on that are not at their default."""
+        return self._identity(self._depends_on) | {"variant": self.variant}
+
+    @property
+    def stage1_identity(self) -> dict[str, Any]:
+        """What sets its stage 1 apart, which the variants share."""
+        return self._identity(set(STAGE1))
+
+    def _identity(self, names: Set[str]) -> dict[str, Any]:
+        images = {"images": self.fingerprint} if self.fingerprint else {"dataset": self.dataset}
+        settings = {name: value for name, value in distinct(self).items() if name in names - NOT_SETTINGS}
+        return settings | images | {"seed": self.seed}
+
+    @property
+    def _depends_on(self) -> Set[str]:
+        names = {*STAGE1, "reject_below"} if self.variant == "ce" else {f.name for f in fields(self)} - {"capture"}
+        return names - {name for name, losses in OF_LOSSES.items() if self.loss not in losses}
 
     @property
     def cell(self) -> str:
         """Names everything but the seed that this variant depends on."""
-        relevant = self.to_json()
-        if self.variant == "ce":
-            relevant = {name: relevant[name] for name in (*STAGE1, "variant", "reject_below")}
-        for name in ("capture", *(name for name, losses in OF_LOSSES.items() if self.loss not in losses)):
-            relevant.pop(name, None)
-        return f"{self.place}-{self.variant}-{short_digest(relevant | {'seed': None})}"
+        return self._name(self.variant, self.identity)
 
     @property
     def stage1_cell(self) -> str:
         """Names everything but the seed that stage 1 depends on."""
-        content = self.to_json()
-        return f"{self.place}-stage1-{short_digest({name: content[name] for name in STAGE1} | {'seed': None})}"
+        return self._name("stage1", self.stage1_identity)
+
+    def _name(self, words: str, identity: dict[str, Any]) -> str:
+        return f"{readable(Path(self.dataset).stem)}{self._cut}-{words}-{short_digest(identity | {'seed': None})}"
+
+    @property
+    def former_cell(self) -> str:
+        """What ``cell`` was when the digest covered every setting and the path of the images."""
+        return self._former(self.variant, self._depends_on | {"variant"})
+
+    @property
+    def former_stage1_cell(self) -> str:
+        return self._former("stage1", set(STAGE1))
+
+    def _former(self, words: str, names: Set[str]) -> str:
+        content = {name: value for name, value in as_formerly(self).items() if name in names}
+        return f"{self.place}-{words}-{short_digest(content | {'seed': None})}"
+
+    @property
+    def _cut(self) -> str:
+        return f"-lt{self.imbalance:g}" if self.imbalance else "-lt"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "LongTailConfig":
-        return cls(**content)
+        return restored(cls, content)
 
 
 def resolve(
@@ -187,8 +222,7 @@ def resolve(
 ) -> LongTailConfig:
     """Fill in every setting. ``image_side``: the longer side of the images, in pixels; small ones are cropped less."""
     given = dict(settings or {})
-    own = {"variant", "dataset", "seed", "fingerprint"}
-    refuse_unknown(variant, given, {f.name for f in fields(LongTailConfig)} - own)
+    refuse_unknown(variant, given, {f.name for f in fields(LongTailConfig)} - NOT_SETTINGS)
     chosen: dict[str, Any] = {"variant": variant, "dataset": dataset, "seed": seed, "fingerprint": fingerprint}
     if image_side is not None and image_side <= SMALL_IMAGE:
         chosen["crop_scale"] = SMALL_CROP

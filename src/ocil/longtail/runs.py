@@ -26,7 +26,15 @@ from ocil.longtail.data import LongTailed, Resident, load
 from ocil.longtail.results import LongTailResult, read_result
 from ocil.longtail.training import Stage, StageOne, StageTwo, check, plain_network, predict
 from ocil.precision import numerics
-from ocil.results import RunFolder, other_images, unreadable, write_json
+from ocil.results import (
+    RunFolder,
+    begun_with,
+    find_run,
+    other_images,
+    refuse_other_settings,
+    unreadable,
+    write_json,
+)
 from ocil.runner import Interrupted, Progress, check_begun, digest_of, environment, pick_device
 
 WARM = 3  # steps as they are written before one is recorded: they prepare what may not be prepared in a graph
@@ -196,15 +204,33 @@ def weights_path(folder: RunFolder) -> Path:
 
 
 def stage1_folder(root: Path, config: LongTailConfig) -> RunFolder:
-    return RunFolder(root / config.stage1_cell / f"seed-{config.seed}")
+    own_images = bool(config.fingerprint)
+    return RunFolder(find_run(root, config.stage1_cell, config.former_stage1_cell, config.seed, own_images))
 
 
 def run_folder(root: Path, config: LongTailConfig) -> RunFolder:
-    return RunFolder(root / config.cell / f"seed-{config.seed}")
+    return RunFolder(find_run(root, config.cell, config.former_cell, config.seed, bool(config.fingerprint)))
+
+
+def finished_run(root: Path, config: LongTailConfig) -> LongTailResult | None:
+    """The result of a run, if it is finished."""
+    folder = run_folder(root, config).path
+    found = read_result(folder / "result.json")
+    if found is not None:
+        refuse_other_settings(folder, found.config.identity, config.identity)
+    return found
+
+
+def refuse_other_stage1(folder: RunFolder, config: LongTailConfig) -> None:
+    """Raise if a folder's stage 1 has other settings than are asked for."""
+    begun = begun_with(folder.path, LongTailConfig.from_json, config)
+    refuse_other_settings(folder.path, begun.stage1_identity, config.stage1_identity)
 
 
 def load_stage1(root: Path, config: LongTailConfig) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    path = weights_path(stage1_folder(root, config))
+    folder = stage1_folder(root, config)
+    refuse_other_stage1(folder, config)
+    path = weights_path(folder)
     try:
         with safetensors.safe_open(path, "pt") as file:
             found = json.loads(file.metadata()["found"])
@@ -218,6 +244,8 @@ class StageOneRun:
 
     def __init__(self, config: LongTailConfig, job: Job, resident: Resident, total: int) -> None:
         self.folder = stage1_folder(job.root, config)
+        if self.folder.checkpoint.exists():
+            refuse_other_stage1(self.folder, config)
         content = config.to_json()
         write_json(self.folder.path / "config.json", {name: content[name] for name in STAGE1})
         _save_split(self.folder.path / "split.safetensors", resident.split)
@@ -241,6 +269,9 @@ class VariantRun:
             self.plain.load_state_dict(weights)
         except RuntimeError as error:
             raise OcilError(unreadable(weights_path(stage1_folder(job.root, config)), error)) from error
+        if self.folder.checkpoint.exists():
+            begun = begun_with(self.folder.path, LongTailConfig.from_json, config)
+            refuse_other_settings(self.folder.path, begun.identity, config.identity)
         write_json(self.folder.path / "config.json", config.to_json())
         self.work: StageWork | None = None
         if config.variant != "ce":
@@ -310,7 +341,7 @@ def run_all(
     waiting = []
     for number, config in enumerate(configs):
         try:
-            found = read_result(run_folder(job.root, config).path / "result.json")
+            found = finished_run(job.root, config)
         except OcilError as error:
             settle(number, error)
             continue
@@ -363,7 +394,7 @@ def _run_group(
         [number for number in numbers if number not in failed], job,
         lambda number: VariantRun(configs[number], job, residents.of(configs[number])),
         lambda number: run_folder(job.root, configs[number]), watch, settle, should_stop,
-        lambda number: read_result(run_folder(job.root, configs[number]).path / "result.json"),
+        lambda number: finished_run(job.root, configs[number]),
     )  # fmt: skip
 
 

@@ -98,14 +98,15 @@ def collect(paths: Sequence[Path]) -> Collection:
 
     Intransigence is against fine-tuned runs of the same seed and settings, where they are among what was found.
     """
-    found: dict[str, list[Found]] = {}
+    results: list[Found] = []
     warnings = []
     for path in _files(paths):
         try:
-            result = read_if_longtail(path) or read(path)
+            results.append((path, read_if_longtail(path) or read(path)))
         except OcilError as error:
             warnings.append(str(error))
-            continue
+    found: dict[str, list[Found]] = {}
+    for path, result in _with_one_name(results):
         found.setdefault(result.config.cell, []).append((path, result))
     if not found:
         where = ", ".join(map(str, paths))
@@ -176,6 +177,22 @@ def _files(paths: Sequence[Path]) -> list[Path]:
         for file in [path] if path.is_file() else sorted(path.rglob("result.json")):
             found.setdefault(file.resolve(), file)
     return list(found.values())
+
+
+def _with_one_name(found: Sequence[Found]) -> list[Found]:
+    """Runs of the same images, with the name that these had last: their file may have been moved or renamed."""
+    in_time = sorted(found, key=lambda each: str(each[1].environment.get("finished", "")))
+    names = {result.config.fingerprint: result.config.dataset for _, result in in_time}
+    names.pop("", None)  # of the catalog
+    return [(path, _renamed(result, names.get(result.config.fingerprint))) for path, result in found]
+
+
+def _renamed(result: Result | LongTailResult, dataset: str | None) -> Result | LongTailResult:
+    if dataset is None:
+        return result
+    if isinstance(result, Result):
+        return replace(result, config=replace(result.config, dataset=dataset))
+    return replace(result, config=replace(result.config, dataset=dataset))
 
 
 def _of_one_dataset(found: Sequence[Found]) -> tuple[list[Found], list[str]]:

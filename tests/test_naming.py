@@ -1,0 +1,379 @@
+"""Names of run folders: what is added, moved or renamed later meets the finished runs, and nothing else does."""
+
+import importlib.util
+import json
+import re
+import shutil
+import sys
+from dataclasses import dataclass, field, fields, make_dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ocil import naming, tuning
+from ocil.config import RunConfig, resolve
+from ocil.data import Dataset
+from ocil.errors import OcilError
+from ocil.longtail import runs as longtail
+from ocil.longtail.config import LongTailConfig
+from ocil.longtail.config import resolve as resolve_longtail
+from ocil.methods import METHODS
+from ocil.report.collect import collect
+from ocil.results import RunFolder
+from ocil.runner import Interrupted, run
+from tests.conftest import Call, one_error
+from tests.test_report_page import made_up, save
+
+FORMER = {  # folders of results/ as they were named once, of `ocil run METHOD --dataset cifar100 --set precision=bf16`
+    "afs": "cifar100-afs-m5000-df043f90", "er": "cifar100-er-m5000-b4bd7e29", "agem": "cifar100-agem-m5000-d0ce7bc5",
+    "gss": "cifar100-gss-m5000-6dbc599c", "gdumb": "cifar100-gdumb-m5000-4bc374c1",
+    "mir": "cifar100-mir-m5000-de485cef", "er-ace": "cifar100-er-ace-m5000-e692283e",
+    "dvc": "cifar100-dvc-m5000-6cdadff1",
+    "ocm": "cifar100-ocm-m5000-1b14343e", "scr": "cifar100-scr-m5000-6b3dd1d7", "aser": "cifar100-aser-m5000-48422fc6",
+    "aaer": "cifar100-aaer-m5000-a53f9f98", "fine-tune": "cifar100-fine-tune-234404d1",
+    "iid-offline": "cifar100-iid-offline-232bad7e",
+}  # fmt: skip
+
+
+def with_one_more(config: Any) -> Any:
+    """The same settings in a later version, whose class has one more."""
+    later = make_dataclass("Later", [("later_setting", float, 0.5)], bases=(type(config),), frozen=True)
+    return later(**{f.name: getattr(config, f.name) for f in fields(config)})
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_setting_that_is_added_renames_nothing(name: str) -> None:
+    config = resolve(name, "cifar10", settings={"lr": 0.03, "drop_last": False})
+    later = replace(config, stream=with_one_more(config.stream), learner=with_one_more(config.learner))
+    assert later.cell == config.cell
+    assert tuning.digest([later], "abc", 2) == tuning.digest([config], "abc", 2)
+    changed = replace(later, learner=replace(later.learner, later_setting=0.25))  # type: ignore[call-arg]
+    assert changed.cell != config.cell
+    assert tuning.digest([changed], "abc", 2) != tuning.digest([config], "abc", 2)
+
+
+@pytest.mark.parametrize("variant", ["ce", "oltr-rfld"])
+def test_a_long_tailed_setting_that_is_added_renames_nothing(variant: str) -> None:
+    config = resolve_longtail(variant, "cifar100", settings={"lr1": 0.03})
+    later = with_one_more(config)
+    assert (later.cell, later.stage1_cell) == (config.cell, config.stage1_cell)
+
+
+def test_images_are_known_by_their_fingerprint_wherever_they_lie() -> None:
+    here = replace(resolve("er", "/home/me/birds.npz"), fingerprint="0123456789ab")
+    there = replace(here, dataset="/data/shared/birds.npz")
+    assert there.cell == here.cell
+    assert there.reference().cell == here.reference().cell
+    assert replace(here, fingerprint="ba9876543210").cell != here.cell
+    assert tuning.digest([there], "abc", 2) == tuning.digest([here], "abc", 2) != tuning.digest([here], "abd", 2)
+    tailed = resolve_longtail("oltr", "/home/me/birds.npz", fingerprint="0123456789ab")
+    moved = replace(tailed, dataset="birds.npz")
+    assert (moved.cell, moved.stage1_cell) == (tailed.cell, tailed.stage1_cell)
+
+
+def test_values_that_are_equal_make_one_name() -> None:
+    @dataclass(frozen=True)
+    class Part:
+        rate: Any = 0.5
+        sizes: Any = (1, 2)
+        more: Any = field(default_factory=dict)
+
+    assert naming.distinct(Part(sizes=[1.0, 2])) == naming.distinct(Part()) == {}
+    same = [Part(1), Part(1.0), Part(True), Part(1, more={})]
+    assert len({naming.short_digest(naming.distinct(part)) for part in same}) == 1
+    assert naming.distinct(Part(1, [3, (4.0, 0.1)], {"a": 2.0})) == {
+        "rate": 1,
+        "sizes": [3, [4, 0.1]],
+        "more": {"a": 2},
+    }
+    assert naming.distinct(Part(more=Part(2.0))) == {"more": {"rate": 2}}
+    learner = replace(resolve("er").learner, lr=1)
+    assert replace(resolve("er"), learner=learner).cell == resolve("er", settings={"lr": 1.0}).cell
+
+
+@given(st.text(min_size=1))
+def test_every_file_system_takes_a_name(stem: str) -> None:
+    for cell in (resolve("er", f"/data/{stem}.npz").cell, resolve_longtail("oltr", f"/data/{stem}.npz").stage1_cell):
+        assert len(cell.encode()) <= 255
+        assert cell.isprintable()
+        assert not re.search(r'^[.-]|[<>:"/\\|?*]', cell)
+
+
+# Former names
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_former_names_stay_what_they_were(name: str) -> None:
+    """If this fails because you added a setting: add it to ``naming.ADDED_SINCE``."""
+    assert resolve(name, "cifar100", settings={"precision": "bf16"}).former_cell == FORMER[name]
+
+
+def test_former_names_of_special_cases() -> None:
+    growing = resolve("afs", "cifar100", settings={"precision": "bf16", "growing": True})
+    assert growing.former_cell == "cifar100-afs-m5000-689acade"
+    own = replace(resolve("er", "/home/me/birds.npz", memory=5000), fingerprint="0123456789ab")
+    assert own.former_cell == "birds-er-m5000-113eaf92"
+    names = {
+        "ce": "b7ad1368",
+        "oltr": "c8051d65",
+        "oltr-fl": "3ff392d5",
+        "oltr-rfl": "3d7cd40c",
+        "oltr-rfld": "de859d26",
+    }
+    for variant, digest in names.items():
+        config = resolve_longtail(variant, "cifar100", image_side=32, settings={"precision": "bf16"})
+        assert config.former_cell == f"cifar100-lt100-{variant}-{digest}"
+        assert config.former_stage1_cell == "cifar100-lt100-stage1-2f36e806"
+
+
+def test_the_former_name_of_a_search() -> None:
+    points = [resolve("er", "cifar100", settings={"lr": lr}) for lr in (0.2, 0.1)]
+    assert tuning.former_digest(points, "abc", 2) == "1fe1c4a0"
+
+
+@pytest.fixture
+def config(tiny: Dataset, tiny_npz: Path) -> RunConfig:
+    settings = {"width": 2, "memory_batch": 5, "tasks": 2}
+    return replace(resolve("er", str(tiny_npz), memory=20, settings=settings), fingerprint=tiny.fingerprint)
+
+
+def stop_at_the_third_batch(config: RunConfig, root: Path) -> None:
+    asked = iter([False, False, True])
+    with pytest.raises(Interrupted):
+        run(config, root, device="cpu", should_stop=lambda: next(asked))
+
+
+def test_a_run_with_a_former_name_goes_on_and_is_found(config: RunConfig, tmp_path: Path) -> None:
+    stop_at_the_third_batch(config, tmp_path)
+    (tmp_path / config.cell).rename(tmp_path / config.former_cell)
+    result = run(config, tmp_path, device="cpu")
+    assert {path.name for path in tmp_path.iterdir()} == {config.former_cell}
+    assert run(config, tmp_path, device="cpu") == result
+    other = replace(config, seed=1)  # a new seed joins those that are there
+    run(other, tmp_path, device="cpu")
+    assert {path.name for path in tmp_path.iterdir()} == {config.former_cell}
+    assert run(config, tmp_path / "whole", device="cpu").digest == result.digest
+
+
+def test_of_two_folders_the_present_name_counts(config: RunConfig, tmp_path: Path) -> None:
+    now, once = (tmp_path / name / "seed-0" for name in (config.cell, config.former_cell))
+    for folder, level in ((now, 0.5), (once, 0.25)):
+        RunFolder(folder).save_result(made_up(config, level))
+    assert RunFolder.of(tmp_path, config).path == now
+    shutil.rmtree(now)
+    assert RunFolder.of(tmp_path, config).path == once
+    assert RunFolder.of(tmp_path, replace(config, seed=1)).path == now.parent / "seed-1"
+
+
+def test_former_names_of_long_tailed_runs_are_found(tmp_path: Path) -> None:
+    config = resolve_longtail("oltr", "cifar100")
+    assert longtail.run_folder(tmp_path, config).path == tmp_path / config.cell / "seed-0"
+    for name in (config.former_cell, config.former_stage1_cell):
+        (tmp_path / name / "seed-0").mkdir(parents=True)
+    assert longtail.run_folder(tmp_path, config).path == tmp_path / config.former_cell / "seed-0"
+    assert longtail.stage1_folder(tmp_path, config).path == tmp_path / config.former_stage1_cell / "seed-0"
+
+
+# Moved and renamed datasets
+
+
+@pytest.mark.parametrize("name", ["tiny.npz", "other name.npz"])
+def test_a_file_that_was_moved_meets_its_finished_runs(
+    run_tiny: Call, tiny_npz: Path, tmp_path: Path, name: str
+) -> None:
+    first = json.loads(run_tiny("er", "--seeds", 2, "--json").out)
+    moved = tmp_path / "elsewhere" / name
+    moved.parent.mkdir()
+    shutil.copy(tiny_npz, moved)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json")}
+    again = json.loads(run_tiny("er", "--seeds", 2, "--json", "--dataset", moved).out)
+    assert again == first | {"dataset": str(moved)}  # the comparison with fine-tuning included
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json")}
+
+
+def test_a_report_has_one_table_for_the_same_images(config: RunConfig, tmp_path: Path) -> None:
+    later = replace(config, dataset="/elsewhere/birds.npz")
+    save(tmp_path / "a", config, 2, finished="2026-01-01")
+    RunFolder.of(tmp_path / "b", replace(later, seed=2)).save_result(
+        made_up(replace(later, seed=2), finished="2026-02-01")
+    )
+    save(tmp_path / "b", replace(later, learner=replace(later.learner, lr=0.03)), 2, finished="2026-01-15")
+    save(tmp_path / "b", later.reference(), 3, finished="2026-01-15")
+    found = collect([tmp_path])
+    assert not found.warnings
+    assert [len(cell.runs) for cell in found.cells if cell.config.method == "er"] == [3, 2]
+    assert found.places == [("/elsewhere/birds.npz", 20)]
+    assert found.cells[1].summary.average_intransigence is not None
+
+
+def test_show_finds_references_that_knew_the_images_by_another_name(
+    config: RunConfig, tmp_path: Path, ocil_command: Call
+) -> None:
+    save(tmp_path, config, 2, finished="2026-01-01")
+    save(tmp_path, replace(config, dataset="/elsewhere/birds.npz").reference(), 2, finished="2026-02-01")
+    said = ocil_command("show", tmp_path / config.cell, "--json")
+    assert json.loads(said.out)["average_intransigence"] is not None
+
+
+# Other settings under the same name
+
+
+@pytest.mark.parametrize("change", [{"lr": 0.2}, {"review": True, "momentum": 0.5}])
+def test_a_result_of_other_settings_is_not_taken(config: RunConfig, tmp_path: Path, change: dict[str, Any]) -> None:
+    """As after a change of the defaults, which no name shows."""
+    other = replace(config, learner=replace(config.learner, **change))
+    RunFolder.of(tmp_path, config).save_result(made_up(other))
+    for attempt in (lambda: RunFolder.of(tmp_path, config).result(), lambda: run(config, tmp_path, device="cpu")):
+        with pytest.raises(OcilError, match=rf"a run with other settings \({', '.join(sorted(change))}\)"):
+            attempt()
+    assert RunFolder(RunFolder.of(tmp_path, config).path).result() is not None  # whoever asks for any run gets it
+
+
+def test_the_command_line_says_so_in_a_line(run_tiny: Call, tmp_path: Path) -> None:
+    (folder,) = json.loads(run_tiny("fine-tune", "--seeds", 1, "--json").out)["runs"]
+    path = Path(folder) / "result.json"
+    content = json.loads(path.read_text())
+    content["config"]["learner"]["lr"] = 0.25
+    path.write_text(json.dumps(content))
+    assert "holds a run with other settings (lr)" in one_error(run_tiny("fine-tune", "--seeds", 1))
+
+
+def test_the_result_of_another_seed_is_not_taken(config: RunConfig, tmp_path: Path) -> None:
+    RunFolder.of(tmp_path, config).save_result(made_up(replace(config, seed=1)))
+    with pytest.raises(OcilError, match=r"other settings \(seed\)"):
+        RunFolder.of(tmp_path, config).result()
+
+
+def test_a_checkpoint_of_other_settings_is_not_taken(config: RunConfig, tmp_path: Path) -> None:
+    stop_at_the_third_batch(config, tmp_path)
+    folder = RunFolder.of(tmp_path, config).path
+    content = config.to_json()
+    (folder / "config.json").write_text(json.dumps(content | {"learner": content["learner"] | {"lr": 0.5}}))
+    with pytest.raises(OcilError, match=r"a run with other settings \(lr\)"):
+        run(config, tmp_path, device="cpu")
+    (folder / "config.json").write_text("{")
+    with pytest.raises(OcilError, match=r"cannot read .*config\.json"):
+        run(config, tmp_path, device="cpu")
+    del content["learner"]["growing"]  # written before there was that setting
+    (folder / "config.json").write_text(json.dumps(content))
+    assert run(config, tmp_path, device="cpu").matrix
+
+
+def test_long_tailed_runs_of_other_settings_are_not_taken(tmp_path: Path) -> None:
+    path = next((Path(__file__).resolve().parents[1] / "results").glob("cifar100-lt100-oltr-rfld-*/seed-0/result.json"))
+    content = json.loads(path.read_text())
+    config = LongTailConfig.from_json(content["config"])
+    folder = longtail.run_folder(tmp_path, config).path
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text(json.dumps(content))
+    found = longtail.finished_run(tmp_path, replace(config, capture=False))  # which changes the speed only
+    assert found is not None
+    content["config"] |= {"lr1": 0.3, "lr2": 0.3}
+    (folder / "result.json").write_text(json.dumps(content))
+    with pytest.raises(OcilError, match=r"other settings \(lr1, lr2\)"):
+        longtail.finished_run(tmp_path, config)
+    stage1 = longtail.stage1_folder(tmp_path, config).path
+    stage1.mkdir(parents=True)
+    part = {name: content["config"][name] for name in longtail.STAGE1}
+    (stage1 / "config.json").write_text(json.dumps(part))
+    with pytest.raises(OcilError, match=r"other settings \(lr1\)"):
+        longtail.load_stage1(tmp_path, config)
+
+
+# Files of other versions
+
+
+@pytest.mark.parametrize("part", ["stream", "learner"])
+def test_a_setting_that_a_file_lacks_has_its_default(config: RunConfig, part: str) -> None:
+    content = config.to_json()
+    for name in ("class_order", "growing"):
+        content[part].pop(name, None)
+    assert RunConfig.from_json(content) == config
+    content[part]["of_a_later_version"] = 1
+    with pytest.raises(ValueError, match="this version of ocil has no setting 'of_a_later_version'"):
+        RunConfig.from_json(content)
+
+
+def test_unknown_settings_elsewhere_in_a_file(config: RunConfig) -> None:
+    with pytest.raises(ValueError, match="has no setting 'network'"):
+        RunConfig.from_json(config.to_json() | {"network": "large"})
+    tailed = resolve_longtail("oltr")
+    content = tailed.to_json()
+    del content["margin"]
+    assert LongTailConfig.from_json(content) == tailed
+    with pytest.raises(ValueError, match="has no setting 'later'"):
+        LongTailConfig.from_json(content | {"later": 1})
+
+
+def test_a_file_holds_every_setting(config: RunConfig) -> None:
+    content = config.to_json()
+    assert set(content["learner"]) == {f.name for f in fields(config.learner)}
+    assert set(content["stream"]) == {f.name for f in fields(config.stream)}
+
+
+# The tool that renames folders
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    path = Path(__file__).resolve().parents[1] / "tools" / "rename_runs.py"
+    spec = importlib.util.spec_from_file_location("rename_runs", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def tree(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+def test_folders_are_renamed_once(
+    tool: ModuleType,
+    config: RunConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    finished, begun = tmp_path / config.former_cell, tmp_path / config.reference().former_cell
+    RunFolder(finished / "seed-0").save_result(made_up(config))
+    RunFolder(begun / "seed-0").save_config(config.reference())
+    tailed = resolve_longtail("oltr", "cifar100")
+    content = {name: value for name, value in tailed.to_json().items() if name in longtail.STAGE1}
+    stage1 = tmp_path / tailed.former_stage1_cell / "seed-0"
+    stage1.mkdir(parents=True)
+    (stage1 / "config.json").write_text(json.dumps(content))
+    (tmp_path / "mine" / "seed-0").mkdir(parents=True)
+    (tmp_path / "mine" / "seed-0" / "result.json").write_text("{")
+    before = tree(tmp_path)
+
+    def call(*words: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["rename_runs.py", str(tmp_path), *words])
+        tool.main()
+        return capsys.readouterr().out
+
+    assert "3 runs would be moved" in call("--dry-run")
+    assert tree(tmp_path) == before
+    assert "3 runs were moved" in call()
+    cells = {config.cell: "result", config.reference().cell: "config", tailed.stage1_cell: "config", "mine": "result"}
+    assert tree(tmp_path) == {f"{cell}/seed-0/{name}.json" for cell, name in cells.items()}
+    assert {path.name for path in tmp_path.iterdir()} == set(cells)
+    assert "0 runs were moved" in call()
+
+
+def test_no_run_is_moved_onto_another(
+    tool: ModuleType, config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (config.former_cell, "by-hand"):
+        RunFolder(tmp_path / name / "seed-0").save_result(made_up(config))
+    RunFolder(tmp_path / "by-hand" / "seed-1").save_result(made_up(replace(config, seed=1)))
+    before = tree(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["rename_runs.py", str(tmp_path)])
+    with pytest.raises(SystemExit, match="both belong to"):
+        tool.main()
+    assert tree(tmp_path) == before
