@@ -13,7 +13,8 @@ from PIL import Image
 from ocil.online.feed import has_model
 from ocil.online.images import ImageFormat
 from ocil.online.model import Model, Recipe, locked
-from ocil.serve.log import Cut, Samples, read
+from ocil.serve.records import Cut, Samples
+from ocil.serve.segment import read
 from ocil.serve.service import Service
 
 RECIPE = Recipe("er", memory=20, width=1, batch_size=4)

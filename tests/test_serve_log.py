@@ -1,17 +1,21 @@
-"""The log of ``ocil serve``: what was appended is there, a torn end is cut off, other damage is said."""
+"""The log of ``ocil serve``: what was appended is there, what was never finished is cut off, damage is refused."""
 
 import errno
 import os
 import random
-import shutil
+from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
 
-from ocil.errors import WriteError
-from ocil.serve.log import HEAD, MAGIC, MARK, SALT, Cut, DamagedError, Log, Record, Samples, framed, read
+from ocil.errors import OcilError, WriteError
+from ocil.serve.log import Log, Segment
+from ocil.serve.records import BODY, Cut, Record, Samples
+from ocil.serve.segment import HEAD, HEADER, MARK, OLD_HEADER, OLD_MAGIC, DamagedError, framed, read
 
 SHAPE = (3, 4, 1)
 
@@ -77,32 +81,285 @@ def test_labels_of_all_kinds_come_back(folder: Path) -> None:
     assert [type(label) for label in record.labels] == [type(label) for label in labels]
 
 
-def test_a_torn_end_is_cut_at_every_byte(folder: Path, tmp_path: Path) -> None:
+def ends_of(content: bytes) -> list[int]:
+    """Where the header and each record of ``RECORDS`` end, in the format of the content."""
+    old = content.startswith(OLD_MAGIC)
+    around = HEAD.size if old else len(framed(b"", b""))
+    sizes = [around + len(record.body()) for record in RECORDS]
+    ends = list(accumulate([OLD_HEADER.size if old else HEADER.size, *sizes]))
+    assert ends[-1] == len(content)
+    return ends
+
+
+def in_old_format(content: bytes) -> bytes:
+    """The same records as an earlier version wrote them."""
+    salt = random.Random(3).randbytes(16)
+    bodies = [record.body() for record in RECORDS]
+    return OLD_HEADER.pack(OLD_MAGIC, salt) + b"".join(
+        HEAD.pack(MARK, len(body), crc32(body, crc32(salt))) + body for body in bodies
+    )
+
+
+FORMATS = {"new": bytes, "old": in_old_format}
+
+
+@pytest.fixture(params=FORMATS)
+def written(request: pytest.FixtureRequest, folder: Path) -> Path:
+    """A segment with all of ``RECORDS``, in either format."""
+    path = filled(folder)
+    path.write_bytes(FORMATS[request.param](path.read_bytes()))
+    return path
+
+
+@pytest.fixture
+def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that open a log thousands of times."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+def opens_unchanged_or_refuses(path: Path, content: bytes) -> bool:
+    """Whether the log opens with this content. If not, with one line that names the file, which stays as it was."""
+    path.write_bytes(content)
+    try:
+        Log(path.parent, 0)
+    except DamagedError as error:
+        message = str(error)
+    else:
+        return True
+    assert str(path) in message
+    assert "\n" not in message
+    assert path.read_bytes() == content
+    return False
+
+
+def test_both_formats_are_read(written: Path) -> None:
+    assert left(written.parent) == told(RECORDS)
+
+
+@pytest.mark.usefixtures("no_sync")
+def test_a_torn_end_is_cut_at_every_byte(folder: Path) -> None:
     path = filled(folder)
     content = path.read_bytes()
-    ends = [len(MAGIC) + SALT]
-    for record in RECORDS:
-        ends.append(ends[-1] + HEAD.size + len(record.body()))
-    assert ends[-1] == len(content)
+    ends = ends_of(content)
     for length in range(len(content)):
-        torn = tmp_path / "torn"
-        shutil.rmtree(torn, ignore_errors=True)
-        torn.mkdir()
-        (torn / path.name).write_bytes(content[:length])
+        path.write_bytes(content[:length])
         whole = sum(end <= length for end in ends) - 1
-        assert left(torn) == told(RECORDS[: max(0, whole)])
-        assert [p.stat().st_size for p in torn.iterdir()] == ([ends[whole]] if whole >= 0 else [])
+        assert left(folder) == told(RECORDS[: max(0, whole)])
+        assert [p.stat().st_size for p in folder.iterdir()] == ([ends[whole]] if whole >= 0 else [])
 
 
-@pytest.mark.parametrize(
-    "tail", [b"\0" * 300, MARK + b"\0" * 40, random.Random(0).randbytes(100)], ids=["zeros", "mark", "noise"]
-)
-def test_rubbish_behind_the_last_record_is_cut_off(folder: Path, tail: bytes) -> None:
+@pytest.mark.usefixtures("no_sync")
+def test_a_torn_end_of_the_old_format_is_cut_only_where_no_record_can_have_been(folder: Path) -> None:
+    path = filled(folder)
+    content = in_old_format(path.read_bytes())
+    ends = ends_of(content)
+    for length in range(len(content)):
+        whole = sum(end <= length for end in ends) - 1
+        opened = opens_unchanged_or_refuses(path, content[:length])
+        assert opened == (whole < 0 or length - ends[whole] < HEAD.size)
+        if opened and whole >= 0:
+            assert left(folder) == told(RECORDS[:whole])
+
+
+@pytest.mark.usefixtures("no_sync")
+def test_blocks_that_were_never_written_are_cut_at_every_byte(folder: Path) -> None:
+    """Some file systems leave a file of full length after a crash, with zeros where nothing was written."""
+    path = filled(folder)
+    content = path.read_bytes()
+    ends = ends_of(content)
+    for length in range(len(content)):
+        opened = opens_unchanged_or_refuses(path, content[:length].ljust(len(content), b"\0"))
+        assert opened == (length >= HEADER.size)  # the header is synced before anything follows it
+        if opened:
+            whole = sum(end <= length for end in ends) - 1
+            assert left(folder) == told(RECORDS[:whole])
+            assert path.stat().st_size == ends[whole]
+
+
+@pytest.mark.usefixtures("no_sync")
+@pytest.mark.parametrize("last", range(len(RECORDS) + 1))
+def test_a_flipped_bit_is_never_cut_off(written: Path, last: int) -> None:
+    """In the header and every part of every record, the last one too, with and without a cut behind it."""
+    whole = written.read_bytes()
+    content = whole[: ends_of(whole)[last]]
+    for at in range(len(content)):
+        for bit in range(8) if at == len(content) - 1 else (at % 8,):
+            flipped = bytearray(content)
+            flipped[at] ^= 1 << bit
+            opened = opens_unchanged_or_refuses(written, bytes(flipped))
+            assert not opened or last == 0  # of the old format, a salt alone may be any
+    assert opens_unchanged_or_refuses(written, content)
+    assert left(written.parent) == told(RECORDS[:last])
+
+
+def test_a_black_image_is_not_taken_for_one_that_was_never_written(folder: Path) -> None:
+    log = Log(folder, 0)
+    log.append([Samples(1, ("night",), np.zeros((1, *SHAPE), np.uint8))])
+    log.close()
+    (path,) = folder.iterdir()
+    content = path.read_bytes()
+    flipped = bytearray(content)
+    flipped[content.index(b"night")] ^= 1
+    assert not opens_unchanged_or_refuses(path, bytes(flipped))
+    assert opens_unchanged_or_refuses(path, content)
+
+
+@pytest.mark.parametrize("tail", [b"\0" * 300, MARK + b"\0" * 40, MARK], ids=["zeros", "mark and zeros", "mark"])
+def test_what_was_begun_behind_the_last_record_is_cut_off(folder: Path, tail: bytes) -> None:
     path = filled(folder)
     size = path.stat().st_size
     path.write_bytes(path.read_bytes() + tail)
     assert left(folder) == told(RECORDS)
     assert path.stat().st_size == size
+
+
+def test_other_bytes_behind_the_last_record_are_damage(written: Path) -> None:
+    noise = random.Random(0).randbytes(100)
+    assert not opens_unchanged_or_refuses(written, written.read_bytes() + noise)
+
+
+@pytest.mark.parametrize("torn", ["body", "head"])
+def test_opening_hashes_no_byte_more_than_a_few_times(
+    written: Path, torn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pixels that a client chose look like the heads of many records; the record that holds them is torn or damaged."""
+    old = written.read_bytes().startswith(OLD_MAGIC)
+    heads = b"".join(HEAD.pack(MARK, 40_000 - HEAD.size * n, n) for n in range(3000))
+    image = Samples(7, ("a",), np.frombuffer(heads, np.uint8).reshape(1, -1, 1, 1))
+    if old:
+        body, salt = image.body(), written.read_bytes()[len(OLD_MAGIC) : OLD_HEADER.size]
+        frame = HEAD.pack(MARK, len(body), crc32(body, crc32(salt))) + body
+        content = bytearray(written.read_bytes() + frame)
+    else:
+        Log(written.parent, 0).append([image])
+        written.unlink()
+        (written,) = written.parent.iterdir()
+        content = bytearray(written.read_bytes())
+    content[content.rindex(b'{"labels"') - BODY.size - HEAD.size] ^= torn == "head"
+    del content[-1:]
+    hashed = 0
+
+    def counted(data: bytes, value: int = 0) -> int:
+        nonlocal hashed
+        hashed += len(data)
+        return crc32(data, value)
+
+    monkeypatch.setattr("ocil.serve.segment.crc32", counted)
+    opens_unchanged_or_refuses(written, bytes(content))
+    assert hashed <= 3 * len(content)
+
+
+def test_a_segment_that_changes_while_the_service_runs_is_not_replayed(folder: Path) -> None:
+    path = filled(folder)
+    log = Log(folder, 0)
+    content = bytearray(path.read_bytes())
+    content[ends_of(bytes(content))[1] - 9] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DamagedError, match="has changed at byte"):
+        list(log.replay())
+
+
+@pytest.fixture
+def damaged(folder: Path) -> Path:
+    """A flipped bit in the second of ``RECORDS``."""
+    path = filled(folder)
+    content = bytearray(path.read_bytes())
+    content[ends_of(bytes(content))[2] - 20] ^= 1
+    path.write_bytes(content)
+    return path
+
+
+def test_damage_is_set_aside_only_on_demand(damaged: Path) -> None:
+    folder, content = damaged.parent, damaged.read_bytes()
+    with pytest.raises(DamagedError, match="--set-aside-damage"):
+        Log(folder, 0)
+    assert [path.name for path in folder.iterdir()] == [damaged.name]
+    log = Log(folder, 0, set_aside=True)
+    assert told(list(log.replay())) == told([RECORDS[0], *RECORDS[2:]])
+    (kept,) = folder.glob("*.damaged-1")
+    assert kept.read_bytes() == content
+    log.append([samples(7)])
+    with pytest.raises(DamagedError, match="goes on with sample 6 where 3 should be"):
+        Log(folder, 0)
+    again = Log(folder, 0, set_aside=True)
+    assert told(list(again.replay())) == told([RECORDS[0], *RECORDS[2:], samples(7)])
+    assert len(list(folder.glob("*.damaged-*"))) == 1
+    assert left(folder, 6) == told([samples(7)])  # once the model has learned what is there
+
+
+@pytest.mark.parametrize("at", [0, 12, 27])
+def test_a_segment_with_a_damaged_header_is_set_aside_as_a_whole(folder: Path, at: int) -> None:
+    path = filled(folder)
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+    log = Log(folder, 0, set_aside=True)
+    assert list(log.replay()) == []
+    assert [kept.read_bytes() for kept in folder.iterdir()] == [content]
+    path.write_bytes(content)
+    Log(folder, 0, set_aside=True)
+    assert sorted(kept.name for kept in folder.iterdir()) == [f"{path.name}.damaged-{n}" for n in (1, 2)]
+
+
+def test_the_end_of_an_earlier_segment_is_set_aside_too(folder: Path) -> None:
+    path = filled(folder)
+    Log(folder, 0).append([samples(7)])
+    path.write_bytes(path.read_bytes()[:-3])
+    log = Log(folder, 0, set_aside=True)
+    assert told(list(log.replay())) == told([*RECORDS[:4], samples(7)])
+    assert left(folder) == told([*RECORDS[:4], samples(7)])
+
+
+@pytest.fixture(params=["link", "dangling link", "fifo", "folder"])
+def elsewhere(request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> Iterator[Path]:
+    """Something in the place of a segment; the file it may lead to."""
+    target = tmp_path / "precious"
+    target.write_bytes(b"a file of somebody else, which is no log, and longer than a header")
+    folder.mkdir()
+    path = folder / "00000000000000000001-0000.log"
+    match request.param:
+        case "link":
+            path.symlink_to(target)
+        case "dangling link":
+            path.symlink_to(tmp_path / "nowhere")
+        case "fifo":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+    before = target.read_bytes()
+    yield path
+    assert target.read_bytes() == before
+    assert not (tmp_path / "nowhere").exists()
+    assert os.path.lexists(path)
+
+
+@pytest.mark.parametrize("position", [0, 5])
+@pytest.mark.parametrize("set_aside", [False, True])
+def test_only_regular_files_are_segments(elsewhere: Path, position: int, set_aside: bool) -> None:
+    with pytest.raises(DamagedError, match="is not a regular file: take it out") as caught:
+        Log(elsewhere.parent, position, set_aside=set_aside)
+    assert str(elsewhere) in str(caught.value)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_folder_of_the_log_must_not_be_a_link(tmp_path: Path, there: bool) -> None:
+    """Segments that a checkpoint covers are deleted: not those of another model."""
+    other = tmp_path / "other"
+    content = filled(other).read_bytes()
+    link = tmp_path / "model" / "log"
+    link.parent.mkdir()
+    link.symlink_to(other if there else tmp_path / "nowhere")
+    with pytest.raises(OcilError, match="is a symbolic link or a file"):
+        Log(link, 10)
+    assert [path.read_bytes() for path in other.iterdir()] == [content]
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_segments_are_read_in_the_order_in_which_they_were_begun(tmp_path: Path) -> None:
+    names = [f"{1:020d}-9999.log", f"{1:020d}-10000.log", f"{2:020d}-0000.log"]
+    for name in reversed(names):
+        (tmp_path / name).touch()
+    assert [segment.path.name for segment in sorted(map(Segment.of, tmp_path.iterdir()))] == names
 
 
 def test_writing_goes_on_behind_a_torn_end(folder: Path) -> None:
@@ -111,19 +368,6 @@ def test_writing_goes_on_behind_a_torn_end(folder: Path) -> None:
     log = Log(folder, 0)
     log.append([samples(7)])
     assert left(folder) == told([*RECORDS[:4], samples(7)])
-
-
-def test_damage_in_the_middle_is_an_error(folder: Path) -> None:
-    path = filled(folder)
-    content = bytearray(path.read_bytes())
-    for at in (len(MAGIC) + SALT, len(MAGIC) + SALT + 5, len(MAGIC) + SALT + 40, len(content) // 2):
-        damaged = bytearray(content)
-        damaged[at] ^= 0x10
-        path.write_bytes(damaged)
-        with pytest.raises(DamagedError, match="is damaged at byte") as caught:
-            Log(folder, 0)
-        assert "\n" not in str(caught.value)
-    assert path.read_bytes() == damaged  # nothing was cut off
 
 
 def test_damage_in_an_earlier_segment_is_an_error_even_at_its_end(folder: Path) -> None:
@@ -162,7 +406,7 @@ def test_missing_samples_are_an_error(folder: Path) -> None:
 def test_a_file_that_is_no_log(folder: Path) -> None:
     folder.mkdir()
     (folder / "00000000000000000001-0000.log").write_bytes(b"something else entirely, and long enough")
-    with pytest.raises(DamagedError, match="does not begin like a log"):
+    with pytest.raises(DamagedError, match="is damaged at byte 0"):
         Log(folder, 0)
 
 

@@ -27,6 +27,7 @@ def serve(
     threads: MaybeWhole = None,
     save_seconds: float = 30.0,
     keep_log: Annotated[bool, Parameter(negative=())] = False,
+    set_aside_damage: Annotated[bool, Parameter(negative=())] = False,
     max_body: Whole = 16,
     max_pixels: Whole = 16,
     max_batch: Whole = 64,
@@ -64,6 +65,8 @@ def serve(
         Time between two saves of the model. What came after the last one is learned again from the log after a crash.
     keep_log
         Never delete the log: every sample that was learned, in order, as an audit trail.
+    set_aside_damage
+        Go on without what cannot be read of a damaged log. The damaged file is kept beside it.
     max_body
         Largest request in MiB.
     max_pixels
@@ -104,7 +107,7 @@ def serve(
     place = pick_device(device)
     cores = threads or max(1, (os.cpu_count() or 1) - 1)
     with listen(host, port) as bound, locked(model):
-        service = Service(asked.model(model, place), model, limits, save_seconds, keep_log, cores)
+        service = Service(asked.model(model, place), model, limits, save_seconds, keep_log, cores, set_aside_damage)
         address = address_of(bound, host)
 
         def ready() -> None:

@@ -1,108 +1,65 @@
 """An append-only log of labelled images: what is acknowledged is in it, synced to disk.
 
-The log is a folder of segments. A segment begins with a magic word and a random salt and goes on with records:
-
-    mark (4 bytes), length, CRC-32 (4 bytes each), then so many bytes:
-    number (8 bytes), kind (1 byte), length of the JSON (4 bytes), JSON, pixels
-
-*Samples*: one request; ``number`` is that of its first sample, counted from 1. The pixels are decoded, in the model's
-format, so that a replay depends on no decoder. *Cut*: the samples up to ``number`` that no earlier cut took were one
-batch. Samples are written when they arrive and cuts when a batch begins, so an answer never waits for a step, and a
-replay takes the same steps. The CRC begins with the salt: no image can be made to look like a record.
+The log is a folder of segments, files that are written one after the other; ``ocil.serve.segment`` has their format and
+``ocil.serve.records`` what is in them.
 """
 
 import errno
-import json
+import logging
 import os
 import re
-import struct
+import stat
 import threading
-import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count, pairwise
 from pathlib import Path
-from typing import BinaryIO, NoReturn
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import NoReturn
 
 from ocil.errors import OcilError, WriteError
+from ocil.files import open_regular, read_regular, write_bytes
 from ocil.networks import ImageShape
-from ocil.online.model import Label, decoded, encoded
+from ocil.online.model import Label
+from ocil.serve.records import Cut, Record, Samples
+from ocil.serve.segment import SALT, Condition, DamagedError, examine, framed, header, read
 
-MAGIC = b"ocil log 1\n"
-SALT = 16
-MARK = b"\xf1rec"
-HEAD = struct.Struct("<4sII")
-BODY = struct.Struct("<QBI")
-SAMPLES, CUT = 1, 2
 SEGMENT_BYTES = 64 * 2**20
 
-
-@dataclass(frozen=True)
-class Samples:
-    """What one request brought: labelled images with consecutive numbers."""
-
-    first: int
-    labels: tuple[Label, ...]
-    pixels: NDArray[np.uint8]
-    """[N, H, W, C], as the network takes them."""
-    key: str | None = None
-    """What the client calls the request, to be able to repeat it."""
-    digest: str = ""
-    """Of labels and pixels: a key must not stand for two requests."""
-
-    @property
-    def last(self) -> int:
-        return self.first + len(self.labels) - 1
-
-    def body(self) -> bytes:
-        told = {"labels": [encoded(label) for label in self.labels], "shape": self.pixels.shape[1:]}
-        if self.key is not None:
-            told |= {"key": self.key, "digest": self.digest}
-        header = json.dumps(told).encode()
-        return BODY.pack(self.first, SAMPLES, len(header)) + header + np.ascontiguousarray(self.pixels).tobytes()
+warn = logging.getLogger("ocil.serve").warning
 
 
-@dataclass(frozen=True)
-class Cut:
-    """A batch ends with this sample."""
-
-    last: int
-
-    def body(self) -> bytes:
-        return BODY.pack(self.last, CUT, 0)
-
-
-Record = Samples | Cut
-
-
-class DamagedError(OcilError):
-    """A record that should be whole is not, or a file is where none should be."""
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Segment:
-    path: Path
     first: int
     """The number that the next sample had when it was begun."""
+    turn: int
+    """Among the segments that were begun before the same sample."""
+    path: Path
 
     @classmethod
     def of(cls, path: Path) -> "Segment":
-        if not re.fullmatch(r"\d{20}-\d{4,}", path.stem):
+        if not (name := re.fullmatch(r"(\d{20})-(\d{4,})", path.stem)):
             raise DamagedError(f"{path} does not belong to the log: take it out of the folder.")
-        return cls(path, int(path.stem.partition("-")[0]))
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise DamagedError(f"{path} is not a regular file: take it out of the folder.")
+        return cls(int(name[1]), int(name[2]), path)
 
 
 class Log:
     """The log of one model. ``position`` is the number of the last sample that the model on disk has learned.
 
-    Opening it cuts off a record that was not finished when the process or the machine stopped; such a record was
-    acknowledged to nobody. Damage anywhere else is an error.
+    Opening it cuts off a record that was provably not finished when the process or the machine stopped; such a record
+    was acknowledged to nobody. Anything else that cannot be read is an error, and nothing is changed, unless
+    ``set_aside`` asks to go on without it.
     """
 
     def __init__(
-        self, folder: Path, position: int, shape: ImageShape | None = None, segment_bytes: int = SEGMENT_BYTES
+        self,
+        folder: Path,
+        position: int,
+        shape: ImageShape | None = None,
+        segment_bytes: int = SEGMENT_BYTES,
+        set_aside: bool = False,
     ) -> None:
         """``shape``: what images the model takes, if they are to be checked."""
         self.folder, self.position, self.shape, self.segment_bytes = folder, position, shape, segment_bytes
@@ -121,32 +78,46 @@ class Log:
         self._next: int | None = None
         self._left: list[tuple[Segment, int]] = []
         """What a replay has to read: segments, and where they ended when the log was opened."""
-        self._open()
+        self._open(set_aside)
 
-    def _open(self) -> None:
-        needed = [segment for segment in self.segments() if not self._is_covered(segment, self.position)]
-        for segment in needed:
-            end = _good_end(segment.path, last=segment is needed[-1])
-            if end == 0:  # not even its first line was finished
-                segment.path.unlink()
-                sync_folder(self.folder)
-                continue
-            if end < segment.path.stat().st_size:
-                with segment.path.open("r+b") as file:
-                    file.truncate(end)
-                    os.fsync(file.fileno())
-            self._take_stock(segment, end)
-            self._left.append((segment, end))
+    def _open(self, set_aside: bool) -> None:
+        """All segments are read before any is changed: an error leaves them as they were."""
+        try:
+            needed = self._needed(self.position)
+            found = {segment: self._examined(segment, segment is needed[-1], set_aside) for segment in needed}
+            for segment, condition in found.items():
+                if condition.end:
+                    self._take_stock(segment, condition.end, gaps=set_aside)
+                    self._left.append((segment, condition.end))
+            for segment, condition in found.items():
+                if condition.unfinished:
+                    _cut_off(segment.path, condition)
+        except OSError as error:
+            raise WriteError(f"cannot open the log {self.folder}: {error.strerror or error}.") from error
 
-    def _take_stock(self, segment: Segment, end: int) -> None:
+    def _examined(self, segment: Segment, last: bool, set_aside: bool) -> Condition:
+        condition = examine(segment.path)
+        if condition.unfinished and not last:  # it was cut off before the next segment was begun
+            condition = replace(condition, damaged=(*condition.damaged, range(condition.end, condition.size)))
+        if not condition.damaged:
+            return condition
+        if not set_aside:
+            raise DamagedError(
+                f"{segment.path} is damaged at byte {condition.damaged[0].start}, where acknowledged samples may be. "
+                "Restore it from a copy, or start with --set-aside-damage to go on without them."
+            )
+        return _set_aside(segment.path, condition)
+
+    def _take_stock(self, segment: Segment, end: int, gaps: bool) -> None:
+        """``gaps``: samples may be missing."""
         for record in read(segment.path, end):
             if isinstance(record, Cut):
                 continue
             expected = self.position + 1 if self._next is None else self._next
-            if record.first > expected or (self._next is not None and record.first < expected):
+            if (record.first > expected and not gaps) or (self._next is not None and record.first < expected):
                 raise DamagedError(
-                    f"{segment.path} goes on with sample {record.first} where {expected} should be. "
-                    "Restore the whole folder from one and the same copy."
+                    f"{segment.path} goes on with sample {record.first} where {expected} should be. Restore the whole "
+                    "folder from one and the same copy, or start with --set-aside-damage to go on with what is there."
                 )
             if self.shape is not None and record.last > self.position and record.pixels.shape[1:] != self.shape:
                 has, wants = (" x ".join(map(str, shape)) for shape in (record.pixels.shape[1:], self.shape))
@@ -159,11 +130,13 @@ class Log:
                 self.labels.update(record.labels)
 
     def segments(self) -> list[Segment]:
-        return [Segment.of(path) for path in sorted(self.folder.glob("*-*.log"))]
+        return sorted(Segment.of(path) for path in self.folder.glob("*-*.log"))
 
-    def _is_covered(self, segment: Segment, position: int) -> bool:
-        """Whether it holds no sample behind ``position``: a later segment tells."""
-        return any(segment.path < later.path and later.first <= position + 1 for later in self.segments())
+    def _needed(self, position: int) -> list[Segment]:
+        """Those that may hold a sample behind ``position``, and the last one: where the next one begins tells."""
+        segments = self.segments()
+        before_last = [one for one, later in pairwise(segments) if later.first > position + 1]
+        return before_last + segments[-1:]
 
     def replay(self) -> Iterator[Record]:
         """What the model on disk has not learned, in order. Samples that it has are left out of their record."""
@@ -221,11 +194,13 @@ class Log:
         """Under a name that was never used: after a segment of cuts alone the next one begins at the same sample."""
         try:
             self._close()
-            taken = [int(s.path.stem.partition("-")[2]) for s in self.segments() if s.first == self.last + 1]
+            taken = [segment.turn for segment in self.segments() if segment.first == self.last + 1]
             path = self.folder / f"{self.last + 1:020d}-{max(taken, default=-1) + 1:04d}.log"
-            file, salt = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), os.urandom(SALT)
+            salt = os.urandom(SALT)
+            start = header(salt)
+            file = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
             try:
-                _write_all(file, MAGIC + salt)
+                _write_all(file, start)
                 os.fsync(file)
                 sync_folder(self.folder)
             except OSError:
@@ -234,7 +209,7 @@ class Log:
                 raise
         except OSError as error:
             raise WriteError(f"cannot write to {self.folder.name}: {error.strerror}. Free some space.") from error
-        self._file, self._salt, self._end, self._has_samples = file, salt, len(MAGIC) + SALT, False
+        self._file, self._salt, self._end, self._has_samples = file, salt, len(start), False
         return file
 
     def sync(self) -> None:
@@ -251,9 +226,10 @@ class Log:
         with self._lock:
             if self._has_samples:
                 self._close()  # so that this segment can go with a later checkpoint
+            all_of_it = self._file is None and self.last <= position
+            needed = set() if all_of_it else set(self._needed(position))
             for segment in self.segments():
-                all_of_it = self._file is None and self.last <= position
-                if all_of_it or self._is_covered(segment, position):
+                if segment not in needed:
                     segment.path.unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -271,91 +247,36 @@ class Log:
                 os.close(file)
 
 
-def framed(body: bytes, salt: bytes) -> bytes:
-    return HEAD.pack(MARK, len(body), zlib.crc32(body, zlib.crc32(salt))) + body
-
-
-def read(path: Path, end: int | None = None) -> Iterator[Record]:
-    """The records of a segment up to ``end``, or to the first one that is not whole."""
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        salt = _salt(file)
-        if salt is None:
-            return
-        while end is None or file.tell() < end:
-            body = _whole_body(file, salt, size)
-            if body is None:
-                return
-            yield _record(body, path)
-
-
-def _record(body: bytes, path: Path) -> Record:
+def _cut_off(path: Path, condition: Condition) -> None:
+    """Take away what was never finished; a segment that has not even begun goes."""
+    if condition.end == 0:
+        path.unlink(missing_ok=True)
+        sync_folder(path.parent)
+        return
+    file = open_regular(path, os.O_WRONLY)
     try:
-        number, kind, length = BODY.unpack_from(body)
-        if kind == CUT:
-            return Cut(number)
-        header = json.loads(body[BODY.size : BODY.size + length])
-        labels = tuple(decoded(label) for label in header["labels"])
-        pixels = np.frombuffer(body, np.uint8, offset=BODY.size + length).reshape(len(labels), *header["shape"])
-        return Samples(number, labels, pixels, header.get("key"), header.get("digest", ""))
-    except (struct.error, ValueError, KeyError, TypeError) as error:
-        raise DamagedError(f"{path} holds a record that this version of ocil does not know: {error}.") from error
+        os.ftruncate(file, condition.end)
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
-def _salt(file: BinaryIO) -> bytes | None:
-    start = file.read(len(MAGIC) + SALT)
-    return start[len(MAGIC) :] if len(start) == len(MAGIC) + SALT and start.startswith(MAGIC) else None
-
-
-def _whole_body(file: BinaryIO, salt: bytes, size: int) -> bytes | None:
-    """The body of the record here; None, and the file where it was, if it is not whole."""
-    start = file.tell()
-    head = file.read(HEAD.size)
-    if len(head) == HEAD.size:
-        mark, length, crc = HEAD.unpack(head)
-        if mark == MARK and BODY.size <= length <= size - file.tell():
-            body = file.read(length)
-            if zlib.crc32(body, zlib.crc32(salt)) == crc:
-                return body
-    file.seek(start)
-    return None
-
-
-def _good_end(path: Path, last: bool) -> int:
-    """Where the last whole record ends; 0 for a segment that has not even begun.
-
-    Whatever follows is a torn tail if this is the last segment and no whole record comes behind it.
-    """
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            salt = _salt(file)
-            if salt is None:
-                if last and size <= len(MAGIC) + SALT:
-                    return 0
-                raise DamagedError(f"{path} does not begin like a log of ocil. Restore it from a copy.")
-            while _whole_body(file, salt, size) is not None:
-                pass
-            end = file.tell()
-            if end < size and (not last or _any_whole(file, salt, size)):
-                raise DamagedError(
-                    f"{path} is damaged at byte {end}, and there are whole records behind it. Restore it from a copy."
-                )
-            return end
-    except OSError as error:
-        raise OcilError(f"{path} cannot be read: {error.strerror}.") from error
-
-
-def _any_whole(file: BinaryIO, salt: bytes, size: int) -> bool:
-    start = file.tell()
-    rest = file.read()
-    found = rest.find(MARK, 1)
-    while found >= 0:
-        file.seek(start + found)
-        if _whole_body(file, salt, size) is not None:
-            return True
-        found = rest.find(MARK, found + 1)
-    return False
+def _set_aside(path: Path, condition: Condition) -> Condition:
+    """Keep the segment as it is under another name, and only what can be read of it under its own."""
+    content = read_regular(path)
+    names = (path.with_name(f"{path.name}.damaged-{number}") for number in count(1))
+    copy = next(name for name in names if not os.path.lexists(name))
+    write_bytes(copy, content)
+    sync_folder(path.parent)
+    if condition.damaged[0].start == 0:  # without its header no record can be read
+        path.unlink()
+    else:
+        edges = [0, *(edge for span in condition.damaged for edge in (span.start, span.stop)), condition.end]
+        write_bytes(path, b"".join(content[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True)))
+    sync_folder(path.parent)
+    lost = sum(map(len, condition.damaged))
+    warn("%s: %d bytes cannot be read. The file as it was is kept as %s.", path, lost, copy.name)
+    return examine(path) if path.exists() else Condition(0, 0)
 
 
 def _write_all(descriptor: int, content: bytes) -> None:
@@ -365,8 +286,12 @@ def _write_all(descriptor: int, content: bytes) -> None:
 
 
 def _make_folder(folder: Path) -> None:
+    """It must be a folder itself: what a link leads to may belong to somebody else, and segments are deleted."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if not os.path.lexists(folder):
+            folder.mkdir(parents=True)
+        if not stat.S_ISDIR(folder.lstat().st_mode):
+            raise OcilError(f"{folder} is a symbolic link or a file: the log needs a folder of its own there.")
         sync_folder(folder.parent)
     except OSError as error:
         raise WriteError(f"cannot write to {folder}: {error.strerror}. Choose another folder.") from error

@@ -26,9 +26,10 @@ from ocil.online.model import Label, Model
 from ocil.precision import numerics
 from ocil.serve.counts import UNKNOWN, Counts
 from ocil.serve.limits import Limits, RefusedError, answer
-from ocil.serve.log import Cut, Log, Samples, sync_folder
+from ocil.serve.log import Log, sync_folder
 from ocil.serve.metrics import Gauge, Metrics
 from ocil.serve.predictor import Prediction, Predictor
+from ocil.serve.records import Cut, Samples
 from ocil.serve.snapshot import Snapshots
 
 NOTE = "serve"
@@ -113,13 +114,14 @@ class Service:
         save_seconds: float = 30.0,
         keep_log: bool = False,
         threads: int = 1,
+        set_aside_damage: bool = False,
     ) -> None:
         self.model, self.folder, self.limits = model, folder, limits or Limits()
         self.save_seconds, self.keep_log, self.threads = save_seconds, keep_log, threads
         self.metrics = _metrics()
         note: dict[str, Any] = model.note.get(NOTE, {})
         self.position: int = note.get("position", 0)
-        self.log = Log(folder / LOG, self.position, model.images.network_shape)
+        self.log = Log(folder / LOG, self.position, model.images.network_shape, set_aside=set_aside_damage)
         self.counts = Counts.from_json(note["counts"]) if "counts" in note else Counts()
         self.durable = self.log.last
         """The number of the last sample that is acknowledged."""

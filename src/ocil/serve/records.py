@@ -1,0 +1,77 @@
+"""What the log holds: labelled images, and where batches end.
+
+The body of a record is its number (8 bytes), its kind (1 byte), the length of its JSON (4 bytes), the JSON, and pixels.
+
+*Samples*: one request; ``number`` is that of its first sample, counted from 1. The pixels are decoded, in the model's
+format, so that a replay depends on no decoder. *Cut*: the samples up to ``number`` that no earlier cut took were one
+batch. Samples are written when they arrive and cuts when a batch begins, so an answer never waits for a step, and a
+replay takes the same steps.
+"""
+
+import json
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ocil.online.model import Label, decoded, encoded
+
+BODY = struct.Struct("<QBI")
+SAMPLES, CUT = 1, 2
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What one request brought: labelled images with consecutive numbers."""
+
+    first: int
+    labels: tuple[Label, ...]
+    pixels: NDArray[np.uint8]
+    """[N, H, W, C], as the network takes them."""
+    key: str | None = None
+    """What the client calls the request, to be able to repeat it."""
+    digest: str = ""
+    """Of labels and pixels: a key must not stand for two requests."""
+
+    @property
+    def last(self) -> int:
+        return self.first + len(self.labels) - 1
+
+    def body(self) -> bytes:
+        content = {"labels": [encoded(label) for label in self.labels], "shape": self.pixels.shape[1:]}
+        if self.key is not None:
+            content |= {"key": self.key, "digest": self.digest}
+        header = json.dumps(content).encode()
+        return BODY.pack(self.first, SAMPLES, len(header)) + header + np.ascontiguousarray(self.pixels).tobytes()
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A batch ends with this sample."""
+
+    last: int
+
+    def body(self) -> bytes:
+        return BODY.pack(self.last, CUT, 0)
+
+
+Record = Samples | Cut
+
+
+def parsed(body: bytes) -> Record:
+    """The record that a body holds; a ``ValueError`` if this version does not know such a record."""
+    try:
+        number, kind, length = BODY.unpack_from(body)
+        if kind == CUT:
+            return Cut(number)
+        if kind != SAMPLES:
+            raise ValueError(f"kind {kind}")
+        header = json.loads(body[BODY.size : BODY.size + length])
+        labels = tuple(decoded(label) for label in header["labels"])
+        pixels = np.frombuffer(body, np.uint8, offset=BODY.size + length).reshape(len(labels), *header["shape"])
+        key, digest = header.get("key"), header.get("digest", "")
+        hash((labels, key, digest))  # a class or a key that cannot be looked up is none
+        return Samples(number, labels, pixels, key, digest)
+    except (struct.error, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
