@@ -16,6 +16,7 @@ from ocil.errors import OcilError, WriteError
 from ocil.serve.log import Log, Segment
 from ocil.serve.records import BODY, Cut, Record, Samples
 from ocil.serve.segment import HEAD, HEADER, MARK, OLD_HEADER, OLD_MAGIC, DamagedError, framed, read
+from tests.conftest import Call, one_error
 
 SHAPE = (3, 4, 1)
 
@@ -35,7 +36,7 @@ def left(folder: Path, position: int = 0) -> list[Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return tmp_path / "log"
+    return tmp_path / "model" / "log"
 
 
 RECORDS: list[Record] = [samples(1), samples(3, 3, key="k"), Cut(4), samples(6, 1), Cut(6)]
@@ -315,7 +316,7 @@ def elsewhere(request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> I
     """Something in the place of a segment; the file it may lead to."""
     target = tmp_path / "precious"
     target.write_bytes(b"a file of somebody else, which is no log, and longer than a header")
-    folder.mkdir()
+    folder.mkdir(parents=True)
     path = folder / "00000000000000000001-0000.log"
     match request.param:
         case "link":
@@ -353,6 +354,15 @@ def test_the_folder_of_the_log_must_not_be_a_link(tmp_path: Path, there: bool) -
         Log(link, 10)
     assert [path.read_bytes() for path in other.iterdir()] == [content]
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_log_that_is_refused_is_one_line(damaged: Path, ocil_command: Call) -> None:
+    model = ("--model", damaged.parent.parent, "--method", "er", "--memory", 20, "--width", 1, "--port", 0)
+    assert f"{damaged} is damaged at byte" in one_error(ocil_command("serve", *model))
+    elsewhere = damaged.parent.parent.parent / "elsewhere"
+    damaged.parent.rename(elsewhere)
+    damaged.parent.symlink_to(elsewhere)
+    assert "is a symbolic link or a file" in one_error(ocil_command("serve", *model))
 
 
 def test_segments_are_read_in_the_order_in_which_they_were_begun(tmp_path: Path) -> None:
@@ -404,7 +414,7 @@ def test_missing_samples_are_an_error(folder: Path) -> None:
 
 
 def test_a_file_that_is_no_log(folder: Path) -> None:
-    folder.mkdir()
+    folder.mkdir(parents=True)
     (folder / "00000000000000000001-0000.log").write_bytes(b"something else entirely, and long enough")
     with pytest.raises(DamagedError, match="is damaged at byte 0"):
         Log(folder, 0)
