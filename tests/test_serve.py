@@ -480,7 +480,7 @@ def test_an_unexpected_error_stops_learning_alone(tmp_path: Path, caplog: pytest
         assert service.failed == "RuntimeError while learning."
         assert "boom" in caplog.text
         assert service.predict(pixels(0)).result(SECONDS).samples == 2
-        assert service.stored(2, 0, 10).result(SECONDS).samples == 2
+        assert service.stored(2, 0, 10, 20).result(SECONDS).samples == 2
     assert Model.load(tmp_path, "cpu").samples == 0
     with running(tmp_path) as service:  # it was acknowledged
         settle(service)
@@ -491,17 +491,20 @@ def test_the_memory_is_shown_between_two_steps(tmp_path: Path) -> None:
     with running(tmp_path) as service:
         send(service, "a", "b", "a", "c")
         settle(service)
-        found = service.stored(per_class=1, first=0, count=2).result(SECONDS)
+        found = service.stored(per_class=1, first=0, count=2, most=9).result(SECONDS)
         assert [(label, stored, len(images)) for label, stored, images in found.classes] == [("a", 2, 1), ("b", 1, 1)]
         sent = {sample.tobytes() for batch in batches_of(tmp_path) for _, label, sample in batch if label == "a"}
         assert found.classes[0][2][0].tobytes() in sent
-        assert service.stored(per_class=1, first=2, count=9).result(SECONDS).classes[0][0] == "c"
+        assert service.stored(per_class=1, first=2, count=9, most=9).result(SECONDS).classes[0][0] == "c"
+        for most, shown in ((0, [0, 0, 0]), (2, [1, 1, 0]), (3, [1, 1, 1]), (6, [2, 1, 1])):
+            found = service.stored(per_class=9, first=0, count=9, most=most).result(SECONDS)
+            assert [len(images) for _, _, images in found.classes] == shown
 
 
 def test_nothing_is_taken_once_it_stops(tmp_path: Path) -> None:
     with running(tmp_path) as service:
         service.close()
-        for ask in (lambda: send(service, "a"), lambda: service.predict(pixels(0)), lambda: service.stored(1, 0, 1)):
+        for ask in (lambda: send(service, "a"), lambda: service.predict(pixels(0)), lambda: service.stored(1, 0, 1, 1)):
             with pytest.raises(RefusedError, match="stopping"):
                 ask()
 
@@ -571,3 +574,22 @@ def test_images_of_another_shape_in_the_log_are_an_error(tmp_path: Path) -> None
         running(tmp_path, form=ImageFormat((14, 14, 1))),
     ):
         pass
+
+
+def test_a_service_starts_without_what_is_damaged_only_on_demand(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        send(service, "a", "b")
+        send(service, "c")
+        settle(service)
+    (tmp_path / FILE).unlink()
+    (segment,) = (tmp_path / "log").iterdir()
+    content = bytearray(segment.read_bytes())
+    content[content.index(b'"a"')] ^= 1
+    segment.write_bytes(content)
+    with pytest.raises(OcilError, match="is damaged at byte"), running(tmp_path):
+        pass
+    assert segment.read_bytes() == content
+    with running(tmp_path, set_aside_damage=True) as service:
+        settle(service)
+        assert service.view.labels == ("c",)
+        assert send(service, "d").first == 4

@@ -18,6 +18,7 @@ from PIL import Image
 
 from ocil.online.model import FILE, Model
 from ocil.runner import digest
+from ocil.serve import pictures
 from ocil.serve.limits import Limits
 from ocil.serve.service import Service
 from tests.serving import as_json, picture, png, relearned, running
@@ -317,6 +318,38 @@ def test_the_memory_as_thumbnails(client: Any, service: Service) -> None:
         refused(client.get(f"/memory?{query}"), 422, "query")
 
 
+def test_answers_about_the_memory_are_bounded(tmp_path: Path) -> None:
+    light = running(tmp_path, limits=Limits(memory_bytes=3 * 144 + 143))
+    with light as service, TestClient(create_app(service), base_url=HERE) as client:
+        client.post("/learn?wait=true", **form(*[(n, "ab"[n % 2]) for n in range(8)]))
+        found = client.get("/memory?per_class=16&count=100").json()["classes"]
+        assert [(one["stored"], len(one["images"])) for one in found] == [(4, 1), (4, 1)]
+    few = running(tmp_path, limits=Limits(memory_images=5))
+    with few as service, TestClient(create_app(service), base_url=HERE) as client:
+        found = client.get("/memory?per_class=16&count=100").json()["classes"]
+        assert [(one["stored"], len(one["images"])) for one in found] == [(4, 2), (4, 2)]
+    small = running(tmp_path, limits=Limits(memories_bytes=2**16 + 4 * 144))
+    with small as service, TestClient(create_app(service), base_url=HERE) as client:
+        for _ in range(3):  # what was taken is given back
+            refused(client.get("/memory?per_class=1&count=2"), 429, "too many large requests")
+            assert client.get("/memory?per_class=1&count=1").status_code == 200
+            assert client.get("/memory?first=9").json()["classes"] == []
+
+
+def test_thumbnails_are_drawn_in_a_thread_of_their_own(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images to be predicted must not wait for them."""
+    names, draw = set(), pictures.as_png
+    client.post("/learn?wait=true", **form((0, "a")))
+
+    def drawn(pixels: np.ndarray) -> str:
+        names.add(threading.current_thread().name)
+        return draw(pixels)
+
+    monkeypatch.setattr(pictures, "as_png", drawn)
+    assert client.get("/memory").json()["classes"][0]["images"]
+    assert {name.rpartition("_")[0] for name in names} == {"ocil-memory"}
+
+
 LINE = re.compile(
     r'^(?P<name>[a-z_]+)(?:\{(?P<labels>(?:[a-z]+="(?:[^"\\\n]|\\.)*",?)+)\})? (?P<value>[-+.0-9e]+|\+Inf)$'
 )
@@ -437,22 +470,34 @@ def test_own_names_are_answered(client: Any, host: str) -> None:
     assert client.get("/status", headers={"host": host}).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"origin": "http://evil.example"}, {"origin": "null"}, {"origin": "http://127.0.0.1:9000"},
-        {"origin": ""}, {"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"},
-    ],
-)  # fmt: skip
-def test_the_pages_of_other_sites_cannot_post(client: Any, service: Service, headers: dict[str, str]) -> None:
+FOREIGN = [
+    {"origin": "http://evil.example"}, {"origin": "null"}, {"origin": "http://127.0.0.1:9000"},
+    {"origin": ""}, {"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("headers", FOREIGN)
+def test_the_pages_of_other_sites_cannot_ask(client: Any, service: Service, headers: dict[str, str]) -> None:
     before = service.durable
     refused(client.post("/learn", headers=headers, **form((0, "a"))), 403, "another site")
+    refused(client.post("/predict", headers=headers, files={"image": png(picture(0))}), 403, "another site")
     assert service.durable == before
+    for path in ("/memory", "/status", "/metrics"):
+        refused(client.get(path, headers=headers), 403, "another site")
+        assert client.head(path, headers=headers).status_code == 403
 
 
-def test_the_own_page_can_post(client: Any) -> None:
+@pytest.mark.parametrize("headers", FOREIGN)
+def test_other_sites_can_link_to_the_page(client: Any, headers: dict[str, str]) -> None:
+    for path in ("/", "/docs", "/openapi.json", "/page.js", "/page.css"):
+        assert client.get(path, headers=headers).status_code == 200
+
+
+def test_the_own_page_can_ask(client: Any) -> None:
     own = {"origin": HERE, "sec-fetch-site": "same-origin"}
     assert client.post("/learn", headers=own, **form((0, "a"))).status_code == 200
+    for headers in (own, {"sec-fetch-site": "same-origin"}, {"sec-fetch-site": "none"}):  # the last is a bookmark
+        assert client.get("/memory", headers=headers).status_code == 200
 
 
 def test_other_methods_and_paths(client: Any) -> None:

@@ -89,7 +89,7 @@ class Status(BaseModel):  # type: ignore[misc]
 class StoredClass(BaseModel):  # type: ignore[misc]
     label: Label
     stored: Count
-    images: list[str] = Field(description="PNG images as data addresses.")
+    images: list[str] = Field(description="PNG images as data addresses; fewer than asked for where they are large.")
 
 
 class MemoryState(BaseModel):  # type: ignore[misc]

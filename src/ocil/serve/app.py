@@ -3,10 +3,11 @@
 import asyncio
 import hmac
 import json
+import math
 import os
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -24,7 +25,7 @@ from ocil.serve.bodies import Budget, explained, read_body
 from ocil.serve.limits import RefusedError
 from ocil.serve.metrics import CONTENT_TYPE
 from ocil.serve.predictor import Prediction
-from ocil.serve.service import Service
+from ocil.serve.service import Service, Stored
 
 T = TypeVar("T")
 
@@ -34,8 +35,9 @@ PAGE_FILES = {
     "/page.css": ("page.css", "text/css; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
 }
-WITHOUT_TOKEN = (*PAGE_FILES, "/docs", "/openapi.json")
-PATHS = (*WITHOUT_TOKEN, "/learn", "/predict", "/status", "/memory", "/metrics")
+OPEN = (*PAGE_FILES, "/docs", "/openapi.json")
+"""Nothing in these comes from the model: anybody may ask, and other sites may link to them."""
+PATHS = (*OPEN, "/learn", "/predict", "/status", "/memory", "/metrics")
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 HEADERS = {
     "content-security-policy": (
@@ -48,6 +50,9 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
+PART = 2**16  # bytes of a long answer that are written at once
+ANSWER_BYTES = 2**16  # that an answer about the memory takes beside its images
+COPIES = 4  # of these images, while it is made: pixels, PNG in base64, and JSON twice
 KEY = r"^[\x21-\x7e]{1,200}$"
 
 REFUSALS = {
@@ -85,7 +90,7 @@ def create_app(service: Service, token: str | None = None, hosts: tuple[str, ...
     )  # fmt: skip
     app.add_api_route(
         "/memory", routes.memory, methods=["GET"], response_model=answers.MemoryState, summary="What the memory holds",
-        responses=_refusals(401, 403, 422, 503), operation_id="memory",
+        responses=_refusals(401, 403, 422, 429, 503), operation_id="memory",
     )  # fmt: skip
     app.add_api_route(
         "/metrics", routes.metrics, methods=["GET"], response_class=Response, summary="Numbers for Prometheus",
@@ -111,6 +116,8 @@ class Routes:
         self.service, self.limits = service, service.limits
         self.budget = Budget(self.limits.bodies_bytes)
         self.pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "ocil-decode")
+        self.memory_budget = Budget(self.limits.memories_bytes)
+        self.memory_pool = ThreadPoolExecutor(1, "ocil-memory")  # predictions must not wait for it
         self.started = time.monotonic()
 
     async def learn(
@@ -192,25 +199,21 @@ class Routes:
         per_class: Annotated[int, Query(ge=1, le=16, description="Images of a class.")] = 4,
         first: Annotated[int, Query(ge=0, le=10**6, description="Leave out so many classes.")] = 0,
         count: Annotated[int, Query(ge=1, le=100, description="Classes.")] = 50,
-    ) -> answers.MemoryState:
-        """Some of the images that are kept for replay, between two steps."""
-        try:
-            found = await asyncio.wait_for(
-                _result(self.service.stored(per_class, first, count)), self.limits.wait_seconds
-            )
-        except TimeoutError as error:
-            raise RefusedError(503, "the learner is busy with a long step.", 5) from error
-
-        def drawn() -> list[answers.StoredClass]:
-            return [
-                answers.StoredClass(
-                    label=encoded(label), stored=stored, images=[pictures.as_png(one) for one in images]
-                )
-                for label, stored, images in found.classes
-            ]
-
-        classes = await asyncio.get_running_loop().run_in_executor(self.pool, drawn)
-        return answers.MemoryState(model_samples=found.samples, classes=classes)
+    ) -> Response:
+        """Some of the images that are kept for replay, between two steps: fewer than asked for where they are large."""
+        size = math.prod(self.service.model.images.shape)
+        most = min(self.limits.memory_images, self.limits.memory_bytes // size)
+        classes = max(0, min(count, len(self.service.view.labels) - first))
+        with ExitStack() as held:
+            take = held.enter_context(self.memory_budget.lease())
+            take(ANSWER_BYTES + COPIES * size * min(most, per_class * classes))
+            try:
+                wanted = self.service.stored(per_class, first, count, most)
+                found = await asyncio.wait_for(_result(wanted), self.limits.wait_seconds)
+            except TimeoutError as error:
+                raise RefusedError(503, "the learner is busy with a long step.", 5) from error
+            run = asyncio.get_running_loop().run_in_executor
+            return _Held(await run(self.memory_pool, _drawn, found), held.pop_all())
 
     async def metrics(self) -> Response:
         """In the text format."""
@@ -231,6 +234,35 @@ def _named(found: Prediction, top: int) -> list[answers.ImagePrediction]:
         label, probability = (classes[0].label, classes[0].probability) if classes else (None, None)
         predictions.append(answers.ImagePrediction(label=label, probability=probability, classes=classes))
     return predictions
+
+
+def _drawn(found: Stored) -> bytes:
+    classes = [
+        answers.StoredClass(label=encoded(label), stored=stored, images=[pictures.as_png(one) for one in images])
+        for label, stored, images in found.classes
+    ]
+    content: str = answers.MemoryState(model_samples=found.samples, classes=classes).model_dump_json()
+    return content.encode()
+
+
+class _Held(Response):  # type: ignore[misc]
+    """JSON that is sent part by part, each once the client has taken those before it.
+
+    What is held for it, a lease of memory, is given back when the last part is sent or the client is gone.
+    """
+
+    media_type = "application/json"
+
+    def __init__(self, content: bytes, held: ExitStack) -> None:
+        super().__init__(content)
+        self.held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self.held:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            for first in range(0, len(self.body), PART):
+                part, more = self.body[first : first + PART], first + PART < len(self.body)
+                await send({"type": "http.response.body", "body": part, "more_body": more})
 
 
 class Guard:
@@ -271,12 +303,12 @@ class Guard:
         if self.hosts is not None and _without_port(host) not in self.hosts:  # a name that leads here (DNS rebinding)
             names = ", ".join(self.hosts)
             return _problem(403, f"this service is called {names}: use that, or start it with --allow-host.")
-        if scope["method"] not in ("GET", "HEAD", "OPTIONS"):
+        if scope["path"] not in OPEN:
             origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site", "none")
             foreign = origin is not None and origin.partition("://")[2].lower() != host.lower()
             if foreign or site not in ("none", "same-origin"):
                 return _problem(403, "requests from the pages of another site are refused.")
-        if self.token is not None and scope["path"] not in WITHOUT_TOKEN:
+        if self.token is not None and scope["path"] not in OPEN:
             kind, _, given = headers.get(b"authorization", "").partition(" ")
             right = hmac.compare_digest(given.strip().encode(), self.token)
             if kind.lower() != "bearer" or not right:

@@ -30,6 +30,12 @@ class Limits:
     """Samples that are accepted and not learned yet."""
     predictions: int = 256
     """Images that wait for a prediction."""
+    memory_images: int = 600
+    """Of one answer about the memory."""
+    memory_bytes: int = 8 * 2**20
+    """Pixels of these images."""
+    memories_bytes: int = 128 * 2**20
+    """Of all answers about the memory that are being made or sent."""
     wait_seconds: float = 30.0
     """How long ``wait=true`` waits."""
     keys: int = 10_000

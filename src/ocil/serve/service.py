@@ -487,13 +487,13 @@ class Service:
         """By the newest snapshot."""
         return self.predictor.ask(pixels)
 
-    def stored(self, per_class: int, first: int, count: int) -> "Future[Stored]":
-        """Some images of the memory, of ``count`` classes from ``first`` on. Copied between two steps."""
+    def stored(self, per_class: int, first: int, count: int, most: int) -> "Future[Stored]":
+        """``most`` images of the memory, of ``count`` classes from ``first`` on, copied between two steps."""
         found: Future[Stored] = Future()
 
         def look() -> None:
             try:
-                answer(found, self._look(per_class, first, count))
+                answer(found, self._look(per_class, first, count, most))
             except Exception as error:
                 answer(found, error)
 
@@ -504,13 +504,17 @@ class Service:
             self._turn.notify_all()
         return found
 
-    def _look(self, per_class: int, first: int, count: int) -> Stored:
+    def _look(self, per_class: int, first: int, count: int, most: int) -> Stored:
         memory, factor = self.model.learner.memory, self.model.images.factor
         held = memory.labels[: len(memory)].cpu()
+        numbers = range(first, min(first + count, len(self.view.labels)))
+        share = min(per_class, max(1, most // max(1, len(numbers))))  # each class has one before one has more
         found = []
-        for number in range(first, min(first + count, len(self.view.labels))):
+        for number in numbers:
             slots = (held == number).nonzero().flatten()
-            images = memory.images[slots[:per_class].to(memory.images.device)][:, ::factor, ::factor].cpu().numpy()
+            shown = slots[: min(share, most)].to(memory.images.device)
+            most -= len(shown)
+            images = memory.images[shown][:, ::factor, ::factor].cpu().numpy()
             found.append((self.view.labels[number], len(slots), images.copy()))
         return Stored(self.view.samples, tuple(found))
 
