@@ -1,14 +1,20 @@
-"""Connections on which no request comes are ended."""
+"""Connections on which no request comes, or no answer is read, are ended; a half-closed one gets its answer."""
 
 import http.client
+import json
+import re
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.serving import running
+from ocil.serve.service import Service
+from tests.serving import as_json, picture, png, running
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
@@ -23,35 +29,120 @@ pytestmark = pytest.mark.usefixtures("quick_convolution")
 GET = b"GET /status HTTP/1.1\r\nHost: localhost\r\n"
 
 
-def test_a_request_that_does_not_come_ends_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "REQUEST_SECONDS", 1.0)
-    with running(tmp_path) as service, run.listen("127.0.0.1", 0) as bound:
+@contextmanager
+def listening(folder: Path, **options: Any) -> Iterator[tuple[Service, run.Server, int]]:
+    """A service on a real socket: the service, its server and the port."""
+    with running(folder, **options) as service, run.listen("127.0.0.1", 0) as bound:
         app = create_app(service)
         config = uvicorn.Config(app, lifespan="off", log_config=None, ws="none", http=run.Connection)
         server = run.Server(config, service)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
-        address = bound.getsockname()
         thread.start()
         try:
             while not server.started:
                 time.sleep(0.01)
-            beginnings = (b"", GET, GET + b"\r\n", GET + b"\r\n" + GET, GET + b"Content-Length: 99999\r\n\r\nx")
-            open_ones = [socket.create_connection(address, timeout=0.01) for _ in beginnings]
-            for connection, beginning in zip(open_ones, beginnings, strict=True):
-                connection.sendall(beginning)
-            assert _ended(open_ones, within=20) == len(beginnings)
-            client = http.client.HTTPConnection("127.0.0.1", address[1], timeout=10)
-            client.connect()
-            first = client.sock
-            for _ in range(4):  # longer than that in all, but never silent for so long
-                client.request("GET", "/status", headers={"Host": "localhost"})
-                assert client.getresponse().read()
-                time.sleep(0.4)
-            assert client.sock is first
-            client.close()
+            yield service, server, bound.getsockname()[1]
         finally:
             server.should_exit = True
             thread.join()
+
+
+def eventually(true: Callable[[], bool], within: float = 30.0) -> bool:
+    until = time.monotonic() + within
+    while not true() and time.monotonic() < until:
+        time.sleep(0.02)
+    return true()
+
+
+def test_a_request_that_does_not_come_ends_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "REQUEST_SECONDS", 1.0)
+    with listening(tmp_path) as (_, _, port):
+        beginnings = (b"", GET, GET + b"\r\n", GET + b"\r\n" + GET, GET + b"Content-Length: 99999\r\n\r\nx")
+        open_ones = [socket.create_connection(("127.0.0.1", port), timeout=0.01) for _ in beginnings]
+        for connection, beginning in zip(open_ones, beginnings, strict=True):
+            connection.sendall(beginning)
+        assert _ended(open_ones, within=20) == len(beginnings)
+        client = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        client.connect()
+        first = client.sock
+        for _ in range(4):  # longer than that in all, but never silent for so long
+            client.request("GET", "/status", headers={"Host": "localhost"})
+            assert client.getresponse().read()
+            time.sleep(0.4)
+        assert client.sock is first
+        client.close()
+
+
+def deaf(port: int, asked: bytes) -> socket.socket:
+    """A client that asks and does not read the answer."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", port))
+    connection.sendall(asked)
+    return connection
+
+
+@pytest.mark.parametrize("end", ["", "Connection: close\r\n"])
+def test_a_client_that_does_not_read_its_answer_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """Its memory is given back, however large the answer is, and others are answered meanwhile."""
+    monkeypatch.setattr(run, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr("ocil.serve.app._drawn", lambda _: b" " * 2**24)
+    with listening(tmp_path) as (_, server, port):
+        asked = f"GET /memory HTTP/1.1\r\nHost: localhost\r\n{end}\r\n".encode()
+        clients = [deaf(port, asked) for _ in range(3)]
+        assert eventually(lambda: len(server.server_state.connections) == 3)
+        client = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        client.request("GET", "/status", headers={"Host": "localhost", "Connection": "close"})
+        assert client.getresponse().status == 200
+        client.close()
+        assert eventually(lambda: not server.server_state.connections)
+        assert eventually(lambda: not server.server_state.tasks)
+        for one in clients:
+            one.close()
+
+
+def test_small_answers_that_nobody_reads_do_not_keep_a_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many requests on one connection, so that their answers fill every buffer."""
+    monkeypatch.setattr(run, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(run, "REQUEST_SECONDS", 2.0)
+    with listening(tmp_path) as (_, server, port):
+        connection = deaf(port, b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 400)
+        assert eventually(lambda: bool(server.server_state.connections))
+        assert eventually(lambda: not server.server_state.connections)
+        connection.close()
+
+
+def answers_after_half_close(port: int, asked: bytes) -> list[bytes]:
+    """The status lines of what comes when the client has closed its writing side."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(asked)
+        connection.shutdown(socket.SHUT_WR)
+        content = b""
+        while part := connection.recv(65536):
+            content += part
+    return re.findall(rb"HTTP/1.1 \d+ \w+", content)
+
+
+def test_a_half_closed_request_is_answered(tmp_path: Path) -> None:
+    body = json.dumps(as_json((png(picture(0)), "a"))).encode()
+    head = "POST /learn?wait=true HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    learn = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    whole = GET + b"\r\n"
+    with listening(tmp_path) as (service, server, port):
+        assert answers_after_half_close(port, learn) == [b"HTTP/1.1 200 OK"]
+        assert service.view.samples == 1
+        assert answers_after_half_close(port, whole) == [b"HTTP/1.1 200 OK"]
+        assert answers_after_half_close(port, learn + whole + learn) == [b"HTTP/1.1 200 OK"] * 3
+        assert service.view.samples == 3
+        for unfinished in (b"", GET, learn[:-1]):
+            answers_after_half_close(port, unfinished)
+            assert answers_after_half_close(port, whole + unfinished) == [b"HTTP/1.1 200 OK"]
+        assert service.durable == 3
+        assert eventually(lambda: not server.server_state.connections)
 
 
 def _ended(connections: list[socket.socket], within: float) -> int:

@@ -26,36 +26,76 @@ CONNECTIONS = 512
 STOP_SECONDS = 5
 REQUEST_SECONDS = 30
 """From the beginning of a connection, or the last answer, to the end of a request's headers."""
+ANSWER_SECONDS = 60
+"""For a client to take an answer that does not fit into the buffers of the connection."""
 
 
 class Connection(H11Protocol):  # type: ignore[misc]
-    """uvicorn's, which would wait for ever for headers that come slowly, or not at all: a few hundred clients that do
-    that would keep out all others."""
+    """uvicorn's, with deadlines, and with an answer for a client that closes its writing side after its request.
 
-    _deadline: asyncio.TimerHandle | None = None
+    Without deadlines it would wait for ever for headers that come slowly, or not at all, and for answers to be read: a
+    few hundred clients that do that would keep out all others, and the answers would stay in memory.
+    """
+
+    _idle: asyncio.TimerHandle | None = None
+    """Ends a connection on which no request begins."""
+    _unread: asyncio.TimerHandle | None = None
+    """Ends a connection whose client does not take its answer."""
+    _half_closed = False
+    """The client sends no more, but reads."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
-        self._give_time(self.cycle)
+        self._wait_for_request(self.cycle)
+
+    def eof_received(self) -> bool:
+        """True keeps the connection open, to answer requests that came whole."""
+        answering = self.cycle is not None and not self.cycle.response_complete
+        self._half_closed = answering and not self.cycle.more_body
+        return self._half_closed
 
     def on_response_complete(self) -> None:
         answered = self.cycle
         super().on_response_complete()  # may begin the next request, if that has come already
-        self._give_time(answered)
+        if self._half_closed and (self.cycle is answered or self.cycle.more_body):  # no whole one can come any more
+            self.transport.close()
+        if not self.flow.write_paused:
+            self._stop_unread()
+        self._wait_for_request(answered)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._unread is None:
+            self._unread = self.loop.call_later(ANSWER_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.cycle is None or self.cycle.response_complete:  # else the time is for the whole answer
+            self._stop_unread()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        if self._deadline is not None:
-            self._deadline.cancel()
+        self._stop_unread()
+        if self._idle is not None:
+            self._idle.cancel()
 
-    def _give_time(self, answered: Any) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._deadline = self.loop.call_later(REQUEST_SECONDS, self._end_unless_asked, answered)
+    def _stop_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _wait_for_request(self, answered: Any) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+        self._idle = self.loop.call_later(REQUEST_SECONDS, self._end_unless_asked, answered)
 
     def _end_unless_asked(self, answered: Any) -> None:
-        if self.cycle is answered:  # no request has begun since
+        if self.cycle is not answered:  # a request has begun since
+            return
+        if self.flow.write_paused:  # a long answer is being read: that has a deadline of its own
             self.transport.close()
+        else:
+            self.transport.abort()
 
 
 class Server(uvicorn.Server):  # type: ignore[misc]
