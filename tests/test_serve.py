@@ -23,6 +23,7 @@ from ocil.serve.limits import Limits, RefusedError
 from ocil.serve.metrics import Gauge, Metrics
 from ocil.serve.service import Receipt, Service
 from ocil.serve.snapshot import Snapshots
+from tests.conftest import Call, one_error
 from tests.serving import FORM, RECIPE, batches_of, picture, relearned, running
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
@@ -540,7 +541,7 @@ def test_bias_compares_how_often_new_classes_occur_and_are_predicted() -> None:
     assert (bias.accuracy_old, bias.accuracy_new) == (1 / 4, 3 / 4)
     assert counts.accuracy == 4 / 12
     assert counts.recent_accuracy == 4 / 12
-    assert Counts.from_json(json.loads(json.dumps(counts.to_json()))) == counts
+    assert Counts.from_json(json.loads(json.dumps(counts.to_json())), classes=4) == counts
     counts.add([0] * WINDOW, [0] * WINDOW, known=4)
     assert counts.recent_accuracy == 1
     assert counts.bias(1) is None
@@ -593,3 +594,90 @@ def test_a_service_starts_without_what_is_damaged_only_on_demand(tmp_path: Path)
         settle(service)
         assert service.view.labels == ("c",)
         assert send(service, "d").first == 4
+
+
+NOTES: dict[str, Any] = {
+    "no object": [],
+    "position of text": {"position": "7"},
+    "position of a truth value": {"position": True},
+    "position below zero": {"position": -1},
+    "position beyond measure": {"position": 2**70},
+    "keys in a list": {"keys": []},
+    "a key without a digest": {"keys": {"a": [1, 2]}},
+    "a key with a wrong digest": {"keys": {"a": [1, 2, 3]}},
+    "a key with a wrong number": {"keys": {"a": ["1", 2, "d"]}},
+    "a key that counts back": {"keys": {"a": [1, -2, "d"]}},
+    "counts of text": {"counts": "many"},
+    "counts with a part missing": {"counts": {"learned": [1, 1], "correct": [0, 0]}},
+    "counts of fractions": {"counts": {"learned": [1.5, 1], "correct": [0, 0], "recent": []}},
+    "counts of nothing": {"counts": {"learned": None, "correct": [0, 0], "recent": []}},
+    "counts below zero": {"counts": {"learned": [1, -1], "correct": [0, -1], "recent": []}},
+    "more correct than learned": {"counts": {"learned": [1, 1], "correct": [0, 2], "recent": []}},
+    "counts of different length": {"counts": {"learned": [1, 1], "correct": [0], "recent": []}},
+    "counts of more classes": {"counts": {"learned": [1, 1, 1], "correct": [0, 0, 0], "recent": []}},
+    "recent of text": {"counts": {"learned": [1, 1], "correct": [0, 0], "recent": ["ab"]}},
+    "recent of three": {"counts": {"learned": [1, 1], "correct": [0, 0], "recent": [[0, 0, 0]]}},
+    "recent of another class": {"counts": {"learned": [1, 1], "correct": [0, 0], "recent": [[0, 2]]}},
+}
+
+
+@pytest.mark.parametrize("note", NOTES.values(), ids=NOTES)
+def test_a_damaged_note_is_refused_at_the_start(tmp_path: Path, note: Any, ocil_command: Call) -> None:
+    model = Model(RECIPE, FORM)
+    model.learn(pixels(0, 100), ["a", "b"])
+    model.note["serve"] = note
+    model.save(tmp_path)
+    said = one_error(ocil_command("serve", "--model", tmp_path, "--port", 0))
+    assert f"what the service noted in {tmp_path / FILE} is damaged" in said
+    assert not (tmp_path / "log").exists()
+
+
+def test_labels_that_read_alike_are_one_class(tmp_path: Path) -> None:
+    """Called by the one that came first, also after a restart and when the log is learned again."""
+    with running(tmp_path) as service:
+        for labels in (("1", 1), (1, "2"), (2, "1"), (7, "7"), ("7", "07"), ("e\u0301", "\u00e9"), ("-3", -3)):
+            send(service, *labels)
+        settle(service)
+        expected = ("1", "2", 7, "07", "e\u0301", "-3")
+        assert service.view.labels == expected
+        assert [type(label) for label in service.view.labels] == [type(label) for label in expected]
+    with running(tmp_path) as service:
+        send(service, 1, 2, "7", "\u00e9")
+        settle(service)
+        assert service.view.labels == expected
+    before = state(tmp_path)
+    (tmp_path / FILE).unlink()
+    with running(tmp_path) as service:
+        settle(service)
+    assert state(tmp_path) == before
+    assert digest(Model.load(tmp_path, "cpu").learner) == digest(relearned(tmp_path).learner)
+
+
+def test_the_classes_of_a_model_keep_their_labels(tmp_path: Path) -> None:
+    model = Model(RECIPE, FORM)
+    known = [3, "3", 4, 1.5, True, ("x", 2)]
+    model.learn(pixels(*range(6)), known)
+    model.save(tmp_path)
+    with running(tmp_path, limits=Limits(classes=6)) as service:
+        send(service, "3", 3, "4", 4, "1.5", "true", '["x",2]')
+        settle(service)
+        assert service.view.labels == tuple(known)
+        assert service.view.counts.learned == [1, 1, 2, 1, 1, 1]
+        with pytest.raises(RefusedError, match="more than 6 classes"):
+            send(service, "new")
+
+
+def test_a_label_that_was_not_written_names_no_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(tmp_path) as service:
+        send(service, "a")
+
+        def full(*_: Any) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(service.log, "append", full)
+            with pytest.raises(RefusedError, match="nothing was learned"):
+                send(service, "5")
+        send(service, 5)
+        settle(service)
+        assert service.view.labels == ("a", 5)

@@ -34,7 +34,9 @@ def listening(folder: Path, **options: Any) -> Iterator[tuple[Service, run.Serve
     """A service on a real socket: the service, its server and the port."""
     with running(folder, **options) as service, run.listen("127.0.0.1", 0) as bound:
         app = create_app(service)
-        config = uvicorn.Config(app, lifespan="off", log_config=None, ws="none", http=run.Connection)
+        config = uvicorn.Config(
+            app, lifespan="off", log_config=None, ws="none", http=run.Connection, timeout_graceful_shutdown=1
+        )
         server = run.Server(config, service)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
         thread.start()

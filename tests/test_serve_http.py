@@ -142,9 +142,54 @@ def test_json_that_is_wrong(client: Any, body: Any, message: str) -> None:
     refused(client.post("/learn", json=body), 422, message)
 
 
-@pytest.mark.parametrize("label", ["", "   ", "x" * 21, "a\0b", "a\nb", "\x9f", "\u200b", "\u202eabc"])
-def test_labels_that_are_refused(client: Any, label: str) -> None:
+INVISIBLE = [
+    "\u200b", "\u200d\u200c", "\ufe0f", "\ufe00\ufe01", "\U000e0100", "\u3164", "\u115f\u1160", "\uffa0", "\u2800",
+    "\u034f", "\u17b4", "\u180b", "\u00ad", "\u2060\ufeff", "\U000e0041", "\U0001d159", "\ufdd0", "\U0001fffe",
+    "\u2800 \u3164\u200b \ufe0f",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "label", ["", "   ", "x" * 21, "a\0b", "a\nb", "a\u2028b", "a\u2029b", "\x9f", "\u202eabc", *INVISIBLE], ids=ascii
+)
+def test_labels_that_are_refused(client: Any, service: Service, label: str) -> None:
+    before = service.durable
     refused(client.post("/learn", json=as_json((png(picture(0)), label))), 422, "label")
+    refused(client.post("/learn", **form((0, label))), 422, "label")
+    assert service.durable == before
+
+
+@pytest.mark.parametrize(
+    "label", ["\u2764\ufe0f", "a\u200d", "\u0646\u200c\u0645", "\u28ff", "\U0001f600", "\ud55c"], ids=ascii
+)
+def test_invisible_parts_of_a_visible_label_are_kept(client: Any, service: Service, label: str) -> None:
+    assert client.post("/learn?wait=true", **form((0, label))).status_code == 200
+    assert label in service.view.labels
+
+
+@pytest.mark.parametrize("label", [b"\xff", b"caf\xe9", b"\xed\xa0\x80", b"\xc0\xaf", b"a\x80"])
+@pytest.mark.parametrize("charset", ["", "; charset=latin-1", "; charset=utf-16", "; charset=none"])
+def test_labels_that_are_not_utf8_are_refused(client: Any, service: Service, label: bytes, charset: str) -> None:
+    before = service.durable
+    part = '--x\r\nContent-Disposition: form-data; name="{}"\r\n\r\n'
+    image = part.format('image"; filename="i').encode() + png(picture(0)) + b"\r\n"
+    body = image + part.format("label").encode() + label + b"\r\n--x--\r\n"
+    headers = {"content-type": f"multipart/form-data; boundary=x{charset}"}
+    refused(client.post("/learn", content=body, headers=headers), 422, "label is not UTF-8")
+    content = json.dumps(as_json((png(picture(0)), "LABEL"))).encode().replace(b"LABEL", label)
+    headers = {"content-type": f"application/json{charset}"}
+    refused(client.post("/learn", content=content, headers=headers), 422, "Invalid JSON")
+    assert service.durable == before
+
+
+def test_a_number_in_a_form_and_in_json_are_one_class(tmp_path: Path) -> None:
+    with running(tmp_path) as service, TestClient(create_app(service), base_url=HERE) as client:
+        assert client.post("/learn?wait=true", **form((0, "1"))).status_code == 200
+        assert (
+            client.post("/learn?wait=true", json=as_json((png(picture(1)), 1), (png(picture(9)), 2))).status_code == 200
+        )
+        assert client.post("/learn?wait=true", **form((0, " 2 "), (5, "1"))).status_code == 200
+        assert [(one["label"], one["learned"]) for one in client.get("/status").json()["classes"]] == [("1", 3), (2, 2)]
 
 
 def test_a_lone_surrogate_is_refused(client: Any) -> None:

@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr
 
+from ocil.serve.labels import BIGGEST_NUMBER
 from ocil.serve.limits import Limits
-from ocil.serve.pictures import BIGGEST_NUMBER
 
 Label = str | int | float | bool | list[Any] | None
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -184,6 +184,9 @@ def request_schemas(limits: Limits) -> dict[str, Any]:
     found["LabelledImage"]["properties"]["label"]["anyOf"][0] |= {
         "maxLength": limits.label,
         "pattern": r"^[^\s\x00-\x1f\x7f-\x9f]([^\x00-\x1f\x7f-\x9f]*[^\s\x00-\x1f\x7f-\x9f])?$",
-        "description": "Blanks around it are left out. Control characters are refused.",
+        "description": (
+            "Blanks around it are left out. Control characters, and text without a visible character, are refused. "
+            "A label that reads like that of a known class means that class."
+        ),
     }
     return found

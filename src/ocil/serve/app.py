@@ -22,6 +22,7 @@ import ocil
 from ocil.online.model import encoded
 from ocil.serve import answers, pictures
 from ocil.serve.bodies import Budget, explained, read_body
+from ocil.serve.labels import checked_label
 from ocil.serve.limits import RefusedError
 from ocil.serve.metrics import CONTENT_TYPE
 from ocil.serve.predictor import Prediction
@@ -138,7 +139,7 @@ class Routes:
         service = self.service
         with self.budget.lease() as take:
             sent = await read_body(request, self.limits, take, learning=True)
-            labels = [pictures.checked_label(label, self.limits) for label in sent.labels]
+            labels = [checked_label(label, self.limits) for label in sent.labels]
             pixels = await self._decoded(sent.images)
         receipt = await _result(service.submit(pixels, labels, idempotency_key, pictures.digest(pixels, labels)))
         if wait == "true":

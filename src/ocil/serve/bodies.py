@@ -86,6 +86,17 @@ class _InMemory(MultiPartParser):  # type: ignore[misc]
     spool_max_size = 2**62
     ended = False
 
+    def on_part_end(self) -> None:
+        """Text that is not UTF-8 would be read as Latin-1."""
+        part = self._current_part
+        if part.file is not None:
+            super().on_part_end()
+            return
+        try:
+            self.items.append((part.field_name, part.data.decode("utf-8")))
+        except UnicodeDecodeError as error:
+            raise RefusedError(422, f"the field {part.field_name} is not UTF-8.") from error
+
     def on_end(self) -> None:
         """Behind the last boundary. A form that stops before it may have lost whole fields."""
         self.ended = True

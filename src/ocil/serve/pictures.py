@@ -4,7 +4,6 @@ import base64
 import binascii
 import hashlib
 import io
-import unicodedata
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,9 +14,6 @@ from ocil.data.images import FORMATS
 from ocil.online.images import ImageFormat
 from ocil.online.model import Label
 from ocil.serve.limits import Limits, RefusedError
-
-TURNING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}  # they make text read as it is not written
-BIGGEST_NUMBER = 2**53 - 1  # what every JSON reader can tell apart
 
 
 def decode(content: bytes, form: ImageFormat, limits: Limits, name: str) -> NDArray[np.uint8]:
@@ -52,25 +48,6 @@ def from_base64(text: str, number: int) -> bytes:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise RefusedError(422, f"image {number} is not base64.") from error
-
-
-def checked_label(label: str | int, limits: Limits) -> Label:
-    """A whole number, or text without blanks around it and without control characters."""
-    if isinstance(label, int):
-        if abs(label) > BIGGEST_NUMBER:
-            raise RefusedError(422, f"a label that is a number must lie within ±{BIGGEST_NUMBER}.")
-        return label
-    text = label.strip()
-    if not text:
-        raise RefusedError(422, "a label is empty.")
-    if len(text) > limits.label:
-        raise RefusedError(422, f"a label has {len(text)} characters, the most is {limits.label}.")
-    kinds = {unicodedata.category(character) for character in text}
-    if kinds & {"Cc", "Cs"} or any(unicodedata.bidirectional(character) in TURNING for character in text):
-        raise RefusedError(422, "a label has a control character or is not valid Unicode.")
-    if kinds <= {"Cf", "Zs"}:
-        raise RefusedError(422, "a label has no visible character.")
-    return text
 
 
 def digest(pixels: NDArray[np.uint8], labels: Sequence[Label]) -> str:

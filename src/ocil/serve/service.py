@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,12 +22,14 @@ from numpy.typing import NDArray
 from ocil.errors import OcilError, WriteError
 from ocil.methods.base import Learner
 from ocil.online.feed import has_model
-from ocil.online.model import Label, Model
+from ocil.online.model import FILE, Label, Model
 from ocil.precision import numerics
 from ocil.serve.counts import UNKNOWN, Counts
+from ocil.serve.labels import KnownLabels
 from ocil.serve.limits import Limits, RefusedError, answer
 from ocil.serve.log import Log, sync_folder
 from ocil.serve.metrics import Gauge, Metrics
+from ocil.serve.note import Entry, Note
 from ocil.serve.predictor import Prediction, Predictor
 from ocil.serve.records import Cut, Samples
 from ocil.serve.snapshot import Snapshots
@@ -119,10 +121,10 @@ class Service:
         self.model, self.folder, self.limits = model, folder, limits or Limits()
         self.save_seconds, self.keep_log, self.threads = save_seconds, keep_log, threads
         self.metrics = _metrics()
-        note: dict[str, Any] = model.note.get(NOTE, {})
-        self.position: int = note.get("position", 0)
+        note = self._noted()
+        self.position = note.position
         self.log = Log(folder / LOG, self.position, model.images.network_shape, set_aside=set_aside_damage)
-        self.counts = Counts.from_json(note["counts"]) if "counts" in note else Counts()
+        self.counts = note.counts
         self.durable = self.log.last
         """The number of the last sample that is acknowledged."""
         self.failed: str | None = None
@@ -139,12 +141,12 @@ class Service:
         self._jobs: deque[Callable[[], None]] = deque()
         self._waiters: list[tuple[int, int, Future[bool]]] = []
         self._tickets = itertools.count()
-        self._durable_labels = set(model.labels) | self.log.labels
-        self._labels = set(self._durable_labels)
-        self._keys: OrderedDict[str, tuple[int, int, str]] = OrderedDict()
+        self._durable_labels: dict[Label, None] = dict.fromkeys((*model.labels, *sorted(self.log.labels, key=repr)))
+        self._labels = KnownLabels(self._durable_labels)
+        self._keys: OrderedDict[str, Entry] = OrderedDict()
         self._in_flight: dict[str, _Waiting] = {}
-        for key, entry in {**note.get("keys", {}), **self.log.keys}.items():
-            self._remember(key, (entry[0], entry[1], entry[2]))
+        for key, entry in {**note.keys, **self.log.keys}.items():
+            self._remember(key, entry)
         self._stopping = self._impatient = False
         self._stop_at = float("inf")
 
@@ -159,6 +161,13 @@ class Service:
             threading.Thread(target=run, name=f"ocil-{run.__name__.strip('_')}", daemon=True)
             for run in (self._write, self._learn)
         ]
+
+    def _noted(self) -> Note:
+        try:
+            return Note.from_json(self.model.note.get(NOTE, {}), len(self.model.labels))
+        except ValueError as error:
+            path = self.folder / FILE
+            raise OcilError(f"what the service noted in {path} is damaged: {error}. Restore it from a copy.") from error
 
     def start(self) -> None:
         """Begin to learn what the log holds and the model does not, and to take requests."""
@@ -185,11 +194,11 @@ class Service:
     def submit(
         self, pixels: NDArray[np.uint8], labels: Sequence[Label], key: str | None = None, digest: str = ""
     ) -> "Future[Receipt]":
-        """Put samples in line. The answer comes when they are on the disk."""
-        waiting = _Waiting(tuple(labels), pixels, key, digest)
+        """Put samples in line, as samples of the classes that the labels mean. They are on the disk when it answers."""
         with self._turn:
             if key is not None and (known := self._known(key, digest)) is not None:
                 return known
+            waiting = _Waiting(self._labels.meant(labels), pixels, key, digest)
             self._admit(waiting.labels)
             self._labels.update(waiting.labels)
             self._unwritten += len(labels)
@@ -224,7 +233,7 @@ class Service:
         if self.backlog + len(labels) > self.limits.queue:
             message = f"{self.backlog} samples wait to be learned, the most there may be is {self.limits.queue}."
             raise RefusedError(429, message, self.retry_after())
-        new = set(labels) - self._labels  # a model may have more classes than a lower limit allows; it keeps them
+        new = self._labels.new(labels)  # a model may have more classes than a lower limit allows; it keeps them
         if new and len(self._labels) + len(new) > self.limits.classes:
             message = f"the model would have more than {self.limits.classes} classes, which is the limit here."
             raise RefusedError(422, message)
@@ -291,7 +300,7 @@ class Service:
                 if one.key is not None:
                     self._in_flight.pop(one.key)
                     self._remember(one.key, (record.first, len(record.labels), record.digest))
-                self._durable_labels.update(record.labels)
+                self._durable_labels.update(dict.fromkeys(record.labels))
             self.durable = records[-1].last
             self._turn.notify_all()
         for one, record in zip(group, records, strict=True):
@@ -308,11 +317,11 @@ class Service:
                 if one.key is not None:
                     self._in_flight.pop(one.key)
             waiting = itertools.chain.from_iterable(one.labels for one in self._line)
-            self._labels = {*self._durable_labels, *waiting}
+            self._labels = KnownLabels((*self._durable_labels, *waiting))
         for one in group:
             answer(one.answer, RefusedError(503, f"nothing was learned: {error}", 10))
 
-    def _remember(self, key: str, entry: tuple[int, int, str]) -> None:
+    def _remember(self, key: str, entry: Entry) -> None:
         self._keys[key] = entry
         while len(self._keys) > self.limits.keys:
             self._keys.popitem(last=False)
@@ -468,8 +477,8 @@ class Service:
         try:
             self.log.sync()  # or a log that is kept could miss a cut that the checkpoint has
             with self._turn:
-                keys = {key: list(entry) for key, entry in self._keys.items()}
-            self.model.note[NOTE] = {"position": self.position, "counts": self.counts.to_json(), "keys": keys}
+                keys = dict(self._keys)
+            self.model.note[NOTE] = Note(self.position, self.counts, keys).to_json()
             self.model.save(self.folder)
             sync_folder(self.folder)
             self.saved_position, self.saved_batches = self.position, self.model.batches

@@ -1,0 +1,100 @@
+"""Labels that strangers send: which are accepted, and which class they mean."""
+
+import json
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+from ocil.online.model import Label, encoded
+from ocil.serve.limits import Limits, RefusedError
+
+BIGGEST_NUMBER = 2**53 - 1  # what every JSON reader can tell apart
+TURNING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}  # they make text read as it is not written
+CONTROL = {"Cc", "Cs", "Zl", "Zp"}
+BLANK = {"Cf", "Zs"}
+INVISIBLE = (
+    (0x034F, 0x034F),  # combining grapheme joiner
+    (0x115F, 0x1160),  # Hangul fillers
+    (0x17B4, 0x17B5),  # Khmer inherent vowels
+    (0x180B, 0x180F),  # Mongolian variation selectors and vowel separator
+    (0x2065, 0x2065),  # reserved among invisible operators
+    (0x2800, 0x2800),  # braille pattern without dots
+    (0x3164, 0x3164),  # Hangul filler
+    (0xFDD0, 0xFDEF),  # noncharacters
+    (0xFE00, 0xFE0F),  # variation selectors
+    (0xFFA0, 0xFFA0),  # halfwidth Hangul filler
+    (0xFFF0, 0xFFF8),  # reserved
+    (0x13441, 0x13442),  # Egyptian hieroglyph blanks
+    (0x16FE4, 0x16FE4),  # Khitan small script filler
+    (0x1D159, 0x1D159),  # musical symbol null notehead
+    (0xE0000, 0xE0FFF),  # tags, more variation selectors, reserved
+)
+"""Characters that show nothing though their category is not blank: Unicode's default ignorable ones and a few more."""
+
+
+def checked_label(label: str | int, limits: Limits) -> Label:
+    """A whole number, or text without blanks around it and without control characters."""
+    if isinstance(label, int):
+        if abs(label) > BIGGEST_NUMBER:
+            raise RefusedError(422, f"a label that is a number must lie within ±{BIGGEST_NUMBER}.")
+        return label
+    text = label.strip()
+    if not text:
+        raise RefusedError(422, "a label is empty.")
+    if len(text) > limits.label:
+        raise RefusedError(422, f"a label has {len(text)} characters, the most is {limits.label}.")
+    for character in text:
+        if unicodedata.category(character) in CONTROL or unicodedata.bidirectional(character) in TURNING:
+            raise RefusedError(422, "a label has a control character or is not valid Unicode.")
+    if not any(map(_is_visible, text)):
+        raise RefusedError(422, "a label has no visible character.")
+    return text
+
+
+def _is_visible(character: str) -> bool:
+    code = ord(character)
+    hidden = code & 0xFFFE == 0xFFFE or any(first <= code <= last for first, last in INVISIBLE)
+    return not hidden and unicodedata.category(character) not in BLANK
+
+
+def reading(label: Label) -> str:
+    """How a label reads on the page. Canonically equivalent texts read the same."""
+    if isinstance(label, str):
+        return unicodedata.normalize("NFC", label)
+    if isinstance(label, float) and label.is_integer():
+        label = int(label)
+    return json.dumps(encoded(label), ensure_ascii=False, separators=(",", ":"))
+
+
+class KnownLabels:
+    """The labels of the classes that there are. A label that reads like a known one means the same class.
+
+    So the text "1" of a form and the number 1 of JSON are one class, called by the label that came first. A model that
+    has both keeps both: a label that is known as it is means itself.
+    """
+
+    def __init__(self, labels: Iterable[Label] = ()) -> None:
+        self._labels: set[Label] = set()
+        self._by_reading: dict[str, Label] = {}
+        self.update(labels)
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def update(self, labels: Iterable[Label]) -> None:
+        for label in labels:
+            self._labels.add(label)
+            self._by_reading.setdefault(reading(label), label)
+
+    def meant(self, labels: Sequence[Label]) -> tuple[Label, ...]:
+        """The label of the class that each of them means; of a new class, the first one of these."""
+        new: dict[str, Label] = {}
+        return tuple(self._meant(label, new) for label in labels)
+
+    def _meant(self, label: Label, new: dict[str, Label]) -> Label:
+        if label in self._labels:
+            return label
+        reads = reading(label)
+        return self._by_reading[reads] if reads in self._by_reading else new.setdefault(reads, label)
+
+    def new(self, labels: Iterable[Label]) -> set[Label]:
+        return set(labels) - self._labels
