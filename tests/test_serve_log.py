@@ -416,7 +416,7 @@ def test_missing_samples_are_an_error(folder: Path) -> None:
 def test_a_file_that_is_no_log(folder: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "00000000000000000001-0000.log").write_bytes(b"something else entirely, and long enough")
-    with pytest.raises(DamagedError, match="is damaged at byte 0"):
+    with pytest.raises(DamagedError, match="does not begin like a log"):
         Log(folder, 0)
 
 

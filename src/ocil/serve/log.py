@@ -102,9 +102,11 @@ class Log:
         if not condition.damaged:
             return condition
         if not set_aside:
+            at = condition.damaged[0].start
+            what = f"is damaged at byte {at}" if at else "does not begin like a log of this version of ocil"
             raise DamagedError(
-                f"{segment.path} is damaged at byte {condition.damaged[0].start}, where acknowledged samples may be. "
-                "Restore it from a copy, or start with --set-aside-damage to go on without them."
+                f"{segment.path} {what}, and acknowledged samples may be there. Restore it from a copy, or start with "
+                "--set-aside-damage to go on without them."
             )
         return _set_aside(segment.path, condition)
 
