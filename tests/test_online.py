@@ -379,7 +379,7 @@ def test_random_numbers_begin_anew_on_another_kind_of_device(tmp_path: Path) -> 
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
-    (tmp_path / ".model.safetensors.x.tmp").touch()
+    (tmp_path / ".model.safetensors.0123456789ab.tmp").touch()
     with locked(tmp_path), pytest.raises(InUseError, match="another process is learning"), locked(tmp_path):
         pass
     assert not left_over(tmp_path)

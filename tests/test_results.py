@@ -1,7 +1,4 @@
-import errno
-import io
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -158,37 +155,6 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         pass
     with folder.lock():  # free again
         pass
-
-
-def test_the_lock_sweeps_up_what_a_killed_process_left(tmp_path: Path) -> None:
-    (tmp_path / ".checkpoint.safetensors.abc.tmp").write_bytes(b"half")
-    (tmp_path / "checkpoint.safetensors").write_bytes(b"whole")
-    with RunFolder(tmp_path).lock():
-        assert {path.name for path in tmp_path.iterdir()} == {".lock", "checkpoint.safetensors"}
-
-
-@pytest.mark.parametrize("failing", ["fsync", "replace", "write"])
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
-def test_a_write_that_fails_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str, code: int
-) -> None:
-    path = tmp_path / "result.json"
-    write_bytes(path, b"old")
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise OSError(code, os.strerror(code))
-
-    class FullFile(io.FileIO):
-        write = fail
-
-    if failing == "write":
-        monkeypatch.setattr(os, "fdopen", FullFile)
-    else:
-        monkeypatch.setattr(*{"fsync": (os, "fsync"), "replace": (Path, "replace")}[failing], fail)
-    with pytest.raises(WriteError, match=os.strerror(code)):
-        write_bytes(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert not left_over(tmp_path)
 
 
 def test_an_exception_of_the_writer_leaves_the_old_file(tmp_path: Path) -> None:

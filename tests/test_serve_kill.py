@@ -235,7 +235,7 @@ def test_a_signal_right_after_the_start_stops_it(servers: Servers, tmp_path: Pat
 
 
 def test_killed_while_it_saved_for_the_first_time(servers: Servers, tmp_path: Path) -> None:
-    (tmp_path / f".{FILE}.abc.tmp").write_bytes(b"half a model")
+    (tmp_path / f".{FILE}.0123456789ab.tmp").write_bytes(b"half a model")
     pid, _ = servers.start(tmp_path)
     os.kill(pid, signal.SIGTERM)
     assert servers.exit_code() == 0

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class OcilError(Exception):
@@ -13,7 +14,11 @@ class WriteError(OcilError):
 
 
 class InUseError(OcilError):
-    """Another process works in that folder. Others of the same place may still be free."""
+    """Another process works in ``folder``. Others of the same place may still be free."""
+
+    def __init__(self, message: str, folder: Path | None = None) -> None:
+        super().__init__(message)
+        self.folder = folder
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

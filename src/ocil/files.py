@@ -1,39 +1,77 @@
-"""Files that are either whole or not there."""
+"""Files that are either whole or not there, and folders that one process at a time works in."""
 
 import errno
-import fcntl
+import io
 import os
+import re
 import secrets
 import stat
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from filelock import lock_descriptor
+
 from ocil.errors import InUseError, OcilError, WriteError
+
+LOCK = ".lock"
+TEMPORARY = re.compile(r"\..+\.[0-9a-f]{12}\.tmp", re.DOTALL)  # how atomic_write names what is not whole yet
+NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)  # of a path at which nothing can be
+TRIES = 100  # to take a lock that others remove meanwhile, with the folder they made for it
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file beside ``path``; it takes that name, synced to disk, only if the block succeeds."""
-    temporary = ""
-    try:
+    """Open a temporary file beside ``path``; it takes that name, synced to disk, only if the block succeeds.
+
+    A target that cannot be written is a ``WriteError``. Whatever else the block raises is its caller's.
+    """
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(6)}.tmp"
+    with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        name = str(path.parent / f".{path.name}.{secrets.token_hex(6)}.tmp")
-        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)  # less the user's umask
-        temporary = name
-        with os.fdopen(descriptor, "wb") as file:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # less the user's umask
+    try:
+        with io.BufferedWriter(_Target(descriptor, path)) as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except OSError as error:
-        reason = "its folder is a file" if isinstance(error, FileExistsError) else error.strerror or error
-        raise WriteError(f"cannot write {path}: {reason}. Free some space or choose another folder.") from error
+            with _writing(path):
+                file.flush()
+                os.fsync(file.fileno())
+                file.close()
+        with _writing(path):
+            temporary.replace(path)
     finally:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
+
+
+class _Target(io.FileIO):
+    """What is to become ``path``: if it cannot be written to, that is a ``WriteError``, whoever writes."""
+
+    def __init__(self, descriptor: int, path: Path) -> None:
+        super().__init__(descriptor, "wb")
+        self.path = path
+
+    def write(self, content: Any, /) -> int:
+        with _writing(self.path):
+            return super().write(content)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        misplaced = isinstance(error, FileExistsError | NotADirectoryError)
+        reason = "its folder is a file" if misplaced else error.strerror or error
+        raise WriteError(f"cannot write {path}: {reason}. {_advice(error)}") from error
+
+
+def _advice(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):  # Windows has no quota of that name
+        return "Free some space or choose another folder."
+    return "Choose a shorter name." if error.errno == errno.ENAMETOOLONG else "Choose another place."
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -49,23 +87,34 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, mode: int = 0o666) -> int
     """
     if flags & os.O_TRUNC:
         raise ValueError("open_regular does not truncate: what it opens may not be what was meant")
-    careful = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+    careful = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    if path.is_symlink():
+        raise OSError(errno.EINVAL, "it is a symbolic link", str(path))
     descriptor = os.open(path, flags | careful, mode)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        if path.is_symlink():  # where the system has no O_NOFOLLOW
-            raise OSError(errno.ELOOP, "it is a symbolic link", str(path))
-    except OSError:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return descriptor
 
 
-def read_regular(path: Path) -> bytes:
-    """The content of a regular file; an ``OSError`` for a link, a FIFO, a device or a folder."""
+def read_regular(path: Path, most: int | None = None) -> bytes:
+    """The content of a regular file; an ``OSError`` for anything else, and for more bytes than ``most`` or memory."""
     with os.fdopen(open_regular(path), "rb") as file:
-        return file.read()
+        size = os.fstat(file.fileno()).st_size
+        if most is not None and size > most:
+            raise OSError(errno.EFBIG, f"it has {size} bytes, more than any such file", str(path))
+        try:
+            return file.read()
+        except MemoryError:
+            raise OSError(errno.EFBIG, f"its {size} bytes do not fit in memory", str(path)) from None
+
+
+def is_link(path: Path) -> bool:
+    """Also of a path that cannot be: then it is none."""
+    try:
+        return path.is_symlink()
+    except OSError:
+        return False
 
 
 def must_be_free(path: Path) -> None:
@@ -98,20 +147,87 @@ def read_toml(path: Path, hint: Callable[[], str] = str) -> dict[str, Any]:
 def locked(folder: Path, elsewhere: str, taken: str) -> Iterator[None]:
     """One process at a time works in a folder. The lock goes with the process, however that ends.
 
+    A folder that nothing was written to is left as it was found: without the lock, and not there if it was made for it.
     ``elsewhere`` ends the message for a folder that cannot be written to; ``taken`` is the one for a folder in use.
     """
+    made: list[Path] = []
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("w")
+        made = [place for place in (folder, *folder.parents) if not place.exists()]
+        descriptor = _lock(folder)
     except OSError as error:
-        if folder.is_file():  # the folders beside it may be all right
+        _remove_empty(made)
+        misplaced = isinstance(error, FileExistsError)
+        if misplaced and folder.is_file():  # the folders beside it may be all right
             raise OcilError(f"cannot write to {folder}: it is a file. {elsewhere}") from error
-        raise WriteError(f"cannot write to {folder}: {error.strerror}. {elsewhere}") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InUseError(taken) from None
-        for left_over in folder.glob(".*.tmp"):  # of a process that was killed while it wrote
-            left_over.unlink(missing_ok=True)
+        place = folder / LOCK if str(error.filename) == str(folder / LOCK) else folder
+        reason = "a file or a broken link is in its place" if misplaced else error.strerror
+        raise WriteError(f"cannot write to {place}: {reason}. {elsewhere}") from error
+    if descriptor is None:
+        raise InUseError(taken, folder)
+    try:
+        _sweep(folder)
         yield
+    finally:
+        with suppress(OSError):
+            if [path.name for path in folder.iterdir()] == [LOCK]:
+                (folder / LOCK).unlink()  # while it is held: whoever waits for it will see that it has gone
+                _remove_empty(made)
+        os.close(descriptor)
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process works in a folder, as far as can be seen: whoever takes it will hear what is wrong with it."""
+    try:
+        with os.fdopen(open_regular(folder / LOCK, os.O_RDWR), "rb") as file:
+            return not lock_descriptor(file.fileno(), blocking=False)
+    except OSError:
+        return False
+
+
+def _lock(folder: Path) -> int | None:
+    """A descriptor that holds the folder's lock until it is closed; None if another one holds it."""
+    path = folder / LOCK
+    for _ in range(TRIES):
+        with ExitStack() as stack:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
+            except FileNotFoundError:  # another process has just removed the folder that it had made
+                continue
+            stack.callback(os.close, descriptor)
+            if not _try_lock(descriptor):
+                return None
+            if _is_at(path, descriptor):  # else it was removed before we held it, and keeps nobody out
+                stack.pop_all()
+                return descriptor
+    raise OSError(errno.ENOLCK, "its file system does not keep locks")
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        return lock_descriptor(descriptor, blocking=False)
+    except OSError as error:
+        raise OSError(error.errno, f"its file system has no locks ({error.strerror})") from error
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except FileNotFoundError:
+        return False
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what a process left that was killed while it wrote."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if TEMPORARY.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                with suppress(OSError):
+                    Path(entry.path).unlink()
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    """The inner ones first, as far as nothing is in them."""
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()

@@ -2,7 +2,6 @@
 
 import hashlib
 import platform
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -317,7 +316,7 @@ class Work:
 
     def finish(self) -> Result:
         self.save()
-        peak = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)}
+        peak = _peak_of_host()
         if self.device.type == "cuda":
             peak["device"] = torch.cuda.max_memory_allocated(self.device)
         result = Result(
@@ -331,6 +330,15 @@ class Work:
         )
         self.folder.save_result(result)
         return result
+
+
+def _peak_of_host() -> dict[str, int]:
+    """The most memory that this process has used, where the system counts it."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return {}
+    return {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)}
 
 
 def check_begun(folder: RunFolder, progress: Mapping[str, Any], device: torch.device, images: str) -> None:
