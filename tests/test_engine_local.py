@@ -3,7 +3,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -147,26 +147,68 @@ def test_runs_that_come_free_moments_apart_go_on_together(
 ) -> None:
     """The first is free at once; another process gives up the others one by one."""
     begun: list[list[int]] = []
-
-    def run_all(plan: Sequence[RunConfig], *_: Any) -> list[Outcome]:
-        begun.append([config.seed for config in plan])
-        outcomes: list[Outcome] = []
-        for config in plan:
-            try:
-                with RunFolder.of(tmp_path, config).lock():
-                    outcomes.append(Interrupted("as if it had been run"))
-            except OcilError as error:
-                outcomes.append(error)
-        return outcomes
-
     held = [ExitStack(), ExitStack()]
     for stack, config in zip(held, configs[1:], strict=True):
         stack.enter_context(RunFolder.of(tmp_path, config).lock())
     monkeypatch.setattr(time, "sleep", lambda seconds: held.pop(0).close())
-    outcomes = patiently(run_all, configs, job(tmp_path), 2, lambda number, event: None, lambda: False)
+    outcomes = patiently(taking(configs, tmp_path, begun), 3, lambda number, event: None, lambda: False)
     assert begun == [[0, 1, 2], [1, 2]]
-    assert all(isinstance(outcome, Interrupted) for outcome in outcomes)
+    assert outcomes == ["done"] * 3
     assert caplog.text.count("Another process works on 2 of the runs") == 1
+
+
+def taking(configs: list[RunConfig], root: Path, begun: list[list[int]]) -> Callable[..., list[Any]]:
+    """Runs that do nothing in their folders. What was begun together is noted."""
+
+    def attempt(numbers: list[int], _: Any) -> list[Any]:
+        begun.append(numbers)
+        outcomes: list[Any] = []
+        for number in numbers:
+            try:
+                with RunFolder.of(root, configs[number]).lock():
+                    outcomes.append("done")
+            except OcilError as error:
+                outcomes.append(error)
+        return outcomes
+
+    return attempt
+
+
+def test_a_third_process_may_take_what_came_free(
+    configs: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One process holds two runs. It gives up the first, a third process takes that, and then both come free."""
+    first, second = (RunFolder.of(tmp_path, config) for config in configs[:2])
+    ours, theirs, other = ExitStack(), ExitStack(), ExitStack()
+    ours.enter_context(first.lock())
+    other.enter_context(second.lock())
+    happens = iter([
+        ours.close,
+        lambda: theirs.enter_context(first.lock()),
+        lambda: None,
+        theirs.close,
+        other.close,
+    ])  # fmt: skip
+    monkeypatch.setattr(time, "sleep", lambda seconds: next(happens)())
+    begun: list[list[int]] = []
+    outcomes = patiently(taking(configs, tmp_path, begun), 2, lambda number, event: None, lambda: False)
+    assert outcomes == ["done"] * 2
+    assert begun == [[0, 1], [0, 1]]
+
+
+def test_what_is_held_until_the_end_is_stopped_and_not_failed(
+    configs: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[tuple[int, Any]] = []
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    with RunFolder.of(tmp_path, configs[1]).lock():
+        outcomes = patiently(
+            taking(configs, tmp_path, []), 2, lambda *event: heard.append(event), lambda: len(slept) == 2
+        )
+    assert outcomes[0] == "done"
+    assert isinstance(outcomes[1], Interrupted)
+    assert heard == [(1, outcomes[1])]
 
 
 def test_a_failing_run_leaves_the_others_alone(

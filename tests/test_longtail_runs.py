@@ -4,7 +4,9 @@ import csv
 import json
 import re
 import sys
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import torch
 
 from ocil.cli.longtail import _print
 from ocil.data import Dataset
-from ocil.errors import OcilError
+from ocil.errors import InUseError, OcilError
 from ocil.longtail import data, runs
 from ocil.longtail.config import VARIANTS, LongTailConfig, resolve
 from ocil.longtail.data import Resident
@@ -583,15 +585,34 @@ def test_from_lists_to_a_result(ocil_command: Call, tmp_path: Path) -> None:
     assert "catalog" in one_error(ocil_command("longtail", "prepare", "cifar100", tmp_path, tmp_path, *folder))
 
 
-def test_a_run_of_another_process_does_not_hide_the_others(ocil_command: Call, made: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage", ["stage1", "ce"])
+def test_a_run_of_another_process_is_waited_for(
+    ocil_command: Call, made: Path, tmp_path: Path, stage: str, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     words = ("longtail", "run", "ce", "--dataset", made, "--imbalance", 8, "--out", tmp_path, "--device", "cpu")
     assert ocil_command(*words, "--seeds", 1, "--set", *WORDS).code == 0
-    (folder,) = tmp_path.glob("*-stage1-*")
-    with RunFolder(folder / "seed-1").lock():
-        said = ocil_command(*words, "--seeds", 3, "--json", "--set", *WORDS)
+    (folder,) = tmp_path.glob(f"*-{stage}-*")
+    other = ExitStack()
+    other.enter_context(RunFolder(folder / "seed-1").lock())
+    finished: list[int] = []
+
+    def end(seconds: float) -> None:
+        finished.append(len(list(tmp_path.rglob("result.json"))))
+        other.close()
+
+    monkeypatch.setattr(time, "sleep", end)
+    said = ocil_command(*words, "--seeds", 3, "--json", "--set", *WORDS)
     content = json.loads(said.out)
-    assert (said.code, content["cells"][0]["seeds"]) == (1, 2)
-    assert "another process is working on" in content["failed"][0]
+    assert (said.code, content["cells"][0]["seeds"], content["failed"]) == (0, 3, [])
+    assert finished == [2]  # the others did not wait
+    assert "Another process works on 1 of the runs: waiting for it" in caplog.text
+
+
+def test_a_single_run_of_another_process_is_in_use(made: Path, tmp_path: Path) -> None:
+    one = config(made, "ce")
+    with stage1_folder(tmp_path, one).lock(), pytest.raises(InUseError, match="another process is working on"):
+        run(one, tmp_path, device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -623,6 +644,7 @@ def test_mistakes(ocil_command: Call, made: Path, tmp_path: Path, words: tuple[o
 def test_the_training_path_needs_no_library_of_the_command_line(start_python: Callable[..., Any]) -> None:
     script = """
 import sys
+import time
 import ocil.longtail.runs, ocil.report.longtail
 print(sorted({"rich", "cyclopts", "jinja2", "matplotlib", "sklearn"} & set(sys.modules)))
 """

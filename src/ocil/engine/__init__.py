@@ -32,7 +32,11 @@ def execute(
     from ocil.engine.patience import patiently
 
     run_all = gpu.run_all if job.device.startswith("cuda") else local.run_all
-    return patiently(run_all, configs, job, workers, watch, should_stop)
+
+    def attempt(numbers: list[int], hear: "Watcher") -> "list[Outcome]":
+        return run_all([configs[number] for number in numbers], job, workers, hear, should_stop)
+
+    return patiently(attempt, len(configs), watch, should_stop)
 
 
 def device_for(name: str, engine: Engine) -> str:

@@ -18,6 +18,7 @@ from ocil import data
 from ocil.engine.captured import record
 from ocil.engine.lanes import take_turns
 from ocil.engine.local import in_a_line
+from ocil.engine.patience import patiently
 from ocil.errors import OcilError
 from ocil.files import write_bytes
 from ocil.longtail import metrics
@@ -312,14 +313,15 @@ def run(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> LongTailResult:
-    """One run in its folder under ``root``, stage 1 included where it is not there yet."""
+    """One run in its folder under ``root``, stage 1 included where it is not there yet. If another process works on
+    either, that is an ``InUseError``."""
     device = pick_device(device) if isinstance(device, str) else device
 
     def watch(number: int, event: Progress | Outcome) -> None:
         if isinstance(event, Progress):
             on_progress(event)
 
-    (outcome,) = run_all([config], Job(Path(root), device, data_dir), watch, should_stop)
+    (outcome,) = _run_all([config], Job(Path(root), device, data_dir), watch, should_stop)
     if isinstance(outcome, Exception):
         raise outcome
     return outcome
@@ -331,7 +333,21 @@ def run_all(
     watch: Watcher = lambda number, event: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> list[Outcome]:
-    """Any configurations: finished ones are looked up; first every stage 1 that is needed, then the variants."""
+    """Any configurations: finished ones are looked up; first every stage 1 that is needed, then the variants.
+
+    A stage 1 or a run that another process works on is waited for, after all others.
+    """
+
+    def attempt(numbers: list[int], hear: Watcher) -> list[Outcome]:
+        return _run_all([configs[number] for number in numbers], job, hear, should_stop)
+
+    return patiently(attempt, len(configs), watch, should_stop)
+
+
+def _run_all(
+    configs: Sequence[LongTailConfig], job: Job, watch: Watcher, should_stop: Callable[[], bool]
+) -> list[Outcome]:
+    """The same, but what another process works on is an ``InUseError``."""
     outcomes: list[Outcome] = [Interrupted("not started")] * len(configs)
 
     def settle(number: int, outcome: Outcome) -> None:
