@@ -3,10 +3,11 @@
 import csv
 import json
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from ocil import tensorfile
 from ocil.cli.longtail import _print
 from ocil.data import Dataset
 from ocil.errors import InUseError, OcilError
@@ -28,8 +30,9 @@ from ocil.networks import evaluating, to_float
 from ocil.report import longtail as table
 from ocil.report.collect import collect
 from ocil.report.write import write
-from ocil.results import RunFolder, write_json
+from ocil.results import RunFolder, sealed, write_json
 from ocil.runner import Interrupted, Progress
+from ocil.tensorfile import DamagedFileError
 from tests.conftest import Call, left_over, one_error
 from tests.reference.datasets import patterned
 from tests.test_methods import HostWatch
@@ -387,7 +390,7 @@ def test_finished_runs_of_other_images_are_refused(ocil_command: Call, tmp_path:
     content = json.loads(path.read_text())
     for seed, images in ((1, content["environment"]["images"]), (2, "others")):
         content["config"]["seed"], content["environment"]["images"] = seed, images
-        write_json(path.parents[1] / f"seed-{seed}/result.json", content)
+        write_json(path.parents[1] / f"seed-{seed}/result.json", sealed(content))
     found = collect([tmp_path / "runs"])
     assert [result.config.seed for result in found.longtail[0].results] == [0, 1]
     (warning,) = found.warnings
@@ -411,6 +414,35 @@ def test_broken_files_are_named(made: Path, tmp_path: Path) -> None:
     result.write_text('{"kind": "longtail"}')
     with pytest.raises(OcilError, match="is not a long-tailed result"):
         run(chosen, tmp_path, device="cpu")
+
+
+def test_a_changed_byte_is_refused(finished: tuple[Path, list[LongTailResult]], tmp_path: Path) -> None:
+    result = finished[1][-1]
+    root = tmp_path / "runs"
+    shutil.copytree(finished[0], root)
+    path = run_folder(root, result.config).path / "result.json"
+    good = path.read_bytes()
+    for place in range(0, len(good), 11):
+        path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
+        with suppress(OcilError):
+            assert read_result(path) == result  # it was in the space between two words
+    path.write_bytes(good.replace(b'"checksum"', b'"chacksum"'))
+    with pytest.raises(OcilError, match="does not match its checksum"):
+        run(result.config, root, device="cpu")
+    path.unlink()
+    weights = stage1_folder(root, result.config).path / "weights.safetensors"
+    split = weights.with_name("split.safetensors")
+    for file in (weights, split):
+        content = file.read_bytes()
+        file.write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
+        with pytest.raises(DamagedFileError, match="does not match its checksum"):
+            tensorfile.read(file)
+    with pytest.raises(OcilError, match=re.escape(f"cannot read {weights}: it is damaged")):
+        run(result.config, root, device="cpu")
+    weights.rename(tmp_path / "weights")
+    weights.symlink_to(tmp_path / "weights")
+    with pytest.raises(OcilError, match=re.escape(f"cannot read {weights}: it is a symbolic link")):
+        run(result.config, root, device="cpu")
 
 
 def test_too_few_images_for_a_batch(made: Path, tmp_path: Path) -> None:
@@ -518,13 +550,14 @@ def test_a_broken_long_tailed_result_is_left_out(finished: tuple[Path, list[Long
         good | {"wall_seconds": 10**400}, good | {"wall_seconds": 1e308}, good | {"wall_seconds": float("nan")},
         good | {"measures": good["measures"] | {"few": 10**400}},
     ]  # fmt: skip
+    bad = [*map(sealed, bad), good | {"validation": 0.5}]  # and one that was changed since
     for number, content in enumerate([good, *bad]):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "result.json").write_text(json.dumps(content))
     found = collect([tmp_path])
     assert len(found.longtail) == 1
     assert len(found.warnings) == len(bad)
-    assert all("is not a long-tailed result" in warning for warning in found.warnings)
+    assert all("is not a" in warning and "result of ocil" in warning for warning in found.warnings)
 
 
 # Command line

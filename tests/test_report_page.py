@@ -28,7 +28,7 @@ from ocil.report.formats import CELL_COLUMNS, ENTRY_COLUMNS, TABLE1_COLUMNS
 from ocil.report.page import agreement
 from ocil.report.tables import percent
 from ocil.report.write import Written, write
-from ocil.results import Result, RunFolder
+from ocil.results import Result, RunFolder, sealed
 from ocil.runner import build
 from tests.conftest import Call, left_over, one_error
 
@@ -675,7 +675,7 @@ def spoil(content: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     for name in parents:
         inner = inner[int(name)] if isinstance(inner, list) else inner[name]
     inner[int(last) if isinstance(inner, list) else last] = value
-    return content
+    return sealed(content)
 
 
 GOOD = made_up(resolve("er", "cifar10")).to_json()
@@ -704,6 +704,7 @@ BAD = {
     "time": json.dumps(spoil(GOOD, "wall_seconds", "1")),
     "beyond numbers": json.dumps(spoil(GOOD, "wall_seconds", 10**400)),
     "environment": json.dumps(spoil(GOOD, "environment", [])),
+    "another number since": json.dumps(GOOD | {"wall_seconds": 2.0}),
     "half a character": json.dumps(spoil(GOOD, "environment.device", "\ud800")),
 }
 

@@ -1,5 +1,10 @@
 import json
+import os
+import re
+import runpy
 import shutil
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,13 +12,15 @@ import pytest
 import safetensors.torch
 import torch
 
+from ocil import tensorfile
 from ocil.config import resolve
 from ocil.data import Dataset
 from ocil.errors import OcilError, WriteError
 from ocil.files import atomic_write, write_bytes
-from ocil.results import Result, RunFolder, summarise
+from ocil.results import Result, RunFolder, sealed, summarise
 from ocil.runner import Interrupted, run
-from tests.conftest import left_over
+from ocil.tensorfile import DamagedFileError
+from tests.conftest import Call, left_over, one_error
 
 CONFIG = resolve("fine-tune", "tiny", settings={"width": 2, "tasks": 2})
 
@@ -29,7 +36,7 @@ def test_result_json_round_trip(result: Result, tmp_path: Path) -> None:
     folder.save_result(result)
     assert folder.result() == result
     content = json.loads((tmp_path / "result.json").read_text())
-    assert content["schema"] == 1
+    assert content["schema"] == 2
     assert content["config"]["learner"]["lr"] == 0.1
     for name in ("average_accuracy", "average_forgetting", "accuracy_curve", "matrix", "wall_seconds", "digest"):
         assert content[name] is not None
@@ -38,7 +45,7 @@ def test_result_json_round_trip(result: Result, tmp_path: Path) -> None:
 
 
 def changed(content: dict[str, Any], **values: Any) -> str:
-    return json.dumps(content | values)
+    return json.dumps(sealed(content | values))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +54,8 @@ def changed(content: dict[str, Any], **values: Any) -> str:
         lambda content: "",
         lambda content: json.dumps(content)[:-20],
         lambda content: "{}",
-        lambda content: changed(content, schema=2),
+        lambda content: changed(content, schema=3),
+        lambda content: changed(content, schema=0),
         lambda content: "[]",
         lambda content: "3",
         lambda content: "null",
@@ -55,7 +63,9 @@ def changed(content: dict[str, Any], **values: Any) -> str:
         lambda content: changed(content, config={}),
         lambda content: changed(content, config=content["config"] | {"method": "gone"}),
         lambda content: changed(content, config=content["config"] | {"stream": {"no_such": 1}}),
-        lambda content: json.dumps({key: content[key] for key in content if key != "matrix"}),
+        lambda content: json.dumps(sealed({key: content[key] for key in content if key != "matrix"})),
+        lambda content: json.dumps({key: content[key] for key in content if key != "checksum"}),
+        lambda content: json.dumps(content | {"schema": 1, "wall_seconds": 0.5}),
     ],
 )
 def test_a_corrupt_result_says_so(result: Result, tmp_path: Path, damage: Any) -> None:
@@ -70,6 +80,141 @@ def test_a_result_that_is_not_text(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(OcilError, match="Delete it"):
         RunFolder(tmp_path).result()
+
+
+def test_a_changed_byte_of_a_result_is_refused(result: Result, tmp_path: Path) -> None:
+    """Spacing may change, nothing else."""
+    folder, path = RunFolder(tmp_path), tmp_path / "result.json"
+    folder.save_result(result)
+    good, refused = path.read_bytes(), 0
+    for place in range(len(good)):
+        flipped = bytearray(good)
+        flipped[place] ^= 1
+        path.write_bytes(flipped)
+        if json_or_none(flipped) == json.loads(good):
+            assert folder.result() == result
+            continue
+        with pytest.raises(OcilError, match=re.escape(f"cannot read {path}: ")):
+            folder.result()
+        refused += 1
+    assert refused > len(good) * 0.6
+
+
+def json_or_none(content: bytes | bytearray) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError:
+        return None
+
+
+def test_results_of_before_there_was_a_checksum_are_read(result: Result, tmp_path: Path) -> None:
+    content = {name: value for name, value in result.to_json().items() if name != "checksum"} | {"schema": 1}
+    (tmp_path / "result.json").write_text(json.dumps(content))
+    assert RunFolder(tmp_path).result() == result
+
+
+def put(path: Path, kind: str, elsewhere: Path) -> None:
+    """Something that is no regular file of a usual size in the place of one. ``elsewhere`` is what a link leads to."""
+    path.unlink(missing_ok=True)
+    make: dict[str, Any] = {
+        "link": lambda: path.symlink_to(elsewhere),
+        "loop": lambda: path.symlink_to(path),
+        "fifo": lambda: os.mkfifo(path),
+        "folder": path.mkdir,
+        "huge": lambda: (path.touch(), os.truncate(path, 1 << 42)),
+    }
+    make[kind]()
+
+
+KINDS = ("link", "loop", "fifo", "folder", "huge")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["result.json", "checkpoint.safetensors"])
+def test_what_is_no_file_of_ours_is_named_and_left_alone(
+    tiny: Dataset, tmp_path: Path, stopped: RunFolder, result: Result, name: str, kind: str
+) -> None:
+    stopped.save_result(result)
+    elsewhere = (stopped.path / name).rename(tmp_path / name)
+    (stopped.path / "result.json").unlink(missing_ok=True)
+    content = elsewhere.read_bytes()
+    put(stopped.path / name, kind, elsewhere)
+    with pytest.raises(OcilError, match=re.escape(f"cannot read {stopped.path / name}: it is")) as error:
+        run(CONFIG, tmp_path, dataset=tiny, device="cpu")
+    assert "\n" not in str(error.value)
+    assert elsewhere.read_bytes() == content
+    assert {path.name for path in stopped.path.iterdir()} >= {name, ".lock", "config.json"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_report_names_what_is_no_file_of_ours(ocil_command: Call, result: Result, tmp_path: Path, kind: str) -> None:
+    good, bad = (RunFolder.of(tmp_path, replace(CONFIG, seed=seed)) for seed in (0, 1))
+    good.save_result(result)
+    bad.path.mkdir()
+    put(bad.path / "result.json", kind, good.path / "result.json")
+    for words in (("show", good.path.parent, "--json"), ("report", tmp_path, "--out", tmp_path / "report", "--json")):
+        said = ocil_command(*words)
+        assert said.code == 0, said.err
+        warnings = json.loads(said.out)["warnings"]
+        assert len(warnings) == 1 or kind == "loop"  # which leads to no file
+        assert all(warning.startswith(f"cannot read {bad.path / 'result.json'}: it is") for warning in warnings)
+    assert str(bad.path) in one_error(ocil_command("show", bad.path))
+
+
+def test_a_report_of_links_that_were_named(ocil_command: Call, result: Result, tmp_path: Path) -> None:
+    folder = RunFolder.of(tmp_path / "disk", CONFIG)
+    folder.save_result(result)
+    (tmp_path / "runs").symlink_to(tmp_path / "disk")
+    (tmp_path / "one.json").symlink_to(folder.path / "result.json")
+    for path in (tmp_path / "runs", tmp_path / "one.json"):
+        said = ocil_command("show", path, "--json")
+        assert (said.code, json.loads(said.out)["warnings"]) == (0, [])
+
+
+@pytest.mark.parametrize("place", ["loop", "loop/runs", "x" * 300, "file", "file/runs", "broken"])
+def test_a_place_that_cannot_be_is_said_once(run_tiny: Call, ocil_command: Call, tmp_path: Path, place: str) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    message = one_error(run_tiny("fine-tune", "--seeds", 3, "--out", tmp_path / place))
+    assert message.startswith(f"cannot write to {tmp_path / place}")
+    assert message.endswith("Choose another folder with --out.")
+    for command in ("show", "report"):
+        assert str(tmp_path / place) in one_error(ocil_command(command, tmp_path / place))
+
+
+def test_the_folder_of_all_runs_may_be_a_link_and_no_other(tiny: Dataset, tmp_path: Path, result: Result) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "runs").symlink_to(tmp_path / "disk")
+    assert run(CONFIG, tmp_path / "runs", dataset=tiny, device="cpu").digest == result.digest
+    cell = RunFolder.of(tmp_path / "others", CONFIG).path.parent
+    cell.parent.mkdir()
+    (tmp_path / "precious").mkdir()
+    for link in (cell, cell / "seed-0"):
+        link.symlink_to(tmp_path / "precious")
+        with pytest.raises(OcilError, match=re.escape(f"cannot write to {link}: it is a symbolic link")):
+            run(CONFIG, tmp_path / "others", dataset=tiny, device="cpu")
+        assert not list((tmp_path / "precious").iterdir())
+        link.unlink()
+        cell.mkdir(exist_ok=True)
+
+
+def test_runs_of_a_benchmark_are_taken_with_their_checksum(
+    result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, words = tmp_path / "out.json", ["take_runs.py", str(tmp_path / "out.json"), str(tmp_path / "results")]
+    monkeypatch.setattr(sys, "argv", [*words, "--side-by-side", "10"])
+    tool = str(Path(__file__).parents[1] / "tools" / "take_runs.py")
+    if not Path(tool).exists():
+        pytest.skip("the tools are in the repository only")
+    source.write_text(json.dumps({"runs": [result.to_json() | {"wall_seconds": 0.5}]}))
+    with pytest.raises(DamagedFileError, match="does not match its checksum"):
+        runpy.run_path(tool, run_name="__main__")
+    assert not (tmp_path / "results").exists()
+    source.write_text(json.dumps({"runs": [result.to_json()]}))
+    runpy.run_path(tool, run_name="__main__")
+    taken = RunFolder.of(tmp_path / "results", CONFIG).result()
+    assert taken == replace(result, environment=result.environment | {"side_by_side": 10})
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +252,7 @@ def rewritten(path: Path, metadata: dict[str, str] | None = None, drop: str | No
     with safetensors.safe_open(path, "pt") as file:
         old = file.metadata()
         tensors = {name: file.get_tensor(name) for name in file.keys() if name != drop}  # noqa: SIM118
-    path.write_bytes(safetensors.torch.save(tensors, old if metadata is None else metadata))
+    tensorfile.write(path, tensors, old if metadata is None else metadata)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +266,10 @@ def rewritten(path: Path, metadata: dict[str, str] | None = None, drop: str | No
         lambda path: rewritten(path, {}),
         lambda path: rewritten(path, {"progress": "{"}),
         lambda path: rewritten(path, {"progress": "{}"}),
+        lambda path: rewritten(path, {"progress": "[]"}),
+        lambda path: rewritten(path, {"progress": '{"cursor": 99, "seconds": 1, "evaluations": []}'}),
+        lambda path: rewritten(path, {"progress": '{"cursor": -1, "seconds": 1, "evaluations": []}'}),
+        lambda path: rewritten(path, {"progress": '{"cursor": 1, "seconds": "long", "evaluations": []}'}),
         lambda path: rewritten(path, {"progress": '{"cursor": 1, "seconds": 1, "evaluations": [{"x": 1}]}'}),
         lambda path: rewritten(path, drop="network.head.bias"),
         lambda path: path.write_bytes(safetensors.torch.save({"x": torch.zeros(1)})),
@@ -132,6 +281,23 @@ def test_a_corrupt_checkpoint_says_so(tiny: Dataset, tmp_path: Path, stopped: Ru
         run(CONFIG, tmp_path, dataset=tiny, device="cpu")
     assert str(stopped.checkpoint) in str(error.value)
     assert stopped.result() is None
+
+
+def test_a_changed_byte_of_a_checkpoint_is_refused(
+    tiny: Dataset, tmp_path: Path, stopped: RunFolder, result: Result
+) -> None:
+    good = stopped.checkpoint.read_bytes()
+    for place in [*range(0, 400, 7), *range(400, len(good), len(good) // 50), len(good) - 1]:
+        flipped = bytearray(good)
+        flipped[place] ^= 1
+        stopped.checkpoint.write_bytes(flipped)
+        with pytest.raises(OcilError, match=re.escape(f"cannot read {stopped.checkpoint}: it is damaged")):
+            stopped.load_checkpoint()
+    with pytest.raises(OcilError, match="Delete it to start that run again"):
+        run(CONFIG, tmp_path, dataset=tiny, device="cpu")
+    assert stopped.checkpoint.read_bytes() == flipped  # it is the user's to delete
+    stopped.checkpoint.write_bytes(good)
+    assert run(CONFIG, tmp_path, dataset=tiny, device="cpu").digest == result.digest
 
 
 def test_without_its_corrupt_checkpoint_a_run_starts_again(

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ocil.config import RunConfig
-from ocil.longtail.config import LongTailConfig
-from ocil.results import write_json
+from ocil.longtail.results import LongTailResult
+from ocil.results import Result, sealed, write_json
 
 
-def config_of(content: Mapping[str, Any]) -> RunConfig | LongTailConfig:
-    return LongTailConfig.from_json(content) if "variant" in content else RunConfig.from_json(content)
+def read(content: Mapping[str, Any]) -> Result | LongTailResult:
+    """Checked: what was damaged on its way is not taken."""
+    return LongTailResult.from_json(content) if "variant" in content["config"] else Result.from_json(content)
 
 
 def main() -> None:
@@ -30,13 +30,13 @@ def main() -> None:
     runs = json.loads(options.source.read_text())["runs"]
     taken = 0
     for content in runs:
-        config = config_of(content["config"])
+        config = read(content).config
         path = options.folder / config.cell / f"seed-{config.seed}" / "result.json"
         if path.exists():
             continue
         if options.side_by_side:
             content["environment"]["side_by_side"] = options.side_by_side
-        write_json(path, content)
+        write_json(path, sealed(content))
         taken += 1
     print(f"{taken} of {len(runs)} runs are new")
 

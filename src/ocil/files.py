@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import stat
+import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -101,12 +102,16 @@ def read_regular(path: Path, most: int | None = None) -> bytes:
     """The content of a regular file; an ``OSError`` for anything else, and for more bytes than ``most`` or memory."""
     with os.fdopen(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        if most is not None and size > most:
-            raise OSError(errno.EFBIG, f"it has {size} bytes, more than any such file", str(path))
-        try:
-            return file.read()
-        except MemoryError:
-            raise OSError(errno.EFBIG, f"its {size} bytes do not fit in memory", str(path)) from None
+        if size > (machine_memory() if most is None else most):
+            raise OSError(errno.EFBIG, f"it is too large ({size} bytes)", str(path))
+        return file.read()
+
+
+def machine_memory() -> int:
+    """Bytes of this machine's memory; a very large number where the system does not tell."""
+    if not hasattr(os, "sysconf"):  # Windows
+        return sys.maxsize
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def is_link(path: Path) -> bool:

@@ -1,13 +1,13 @@
 """What is kept of the stream: one tensor store on the device."""
 
 import math
-import os
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from ocil.errors import OcilError
+from ocil.files import machine_memory
 from ocil.networks import ImageShape
 
 
@@ -106,7 +106,7 @@ def refuse_what_cannot_fit(size: int, image_shape: ImageShape, devices: Sequence
 def _bytes_of(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return machine_memory()
 
 
 def _hit_again(slot: Tensor) -> Tensor:

@@ -4,8 +4,11 @@
 
 CELL names the dataset, the method and the memory; it ends in a digest of the images and of the settings that are not at
 their default, so equal settings meet in one place. Folders with former names are found too: see ``find_run``.
+ROOT may be a symbolic link. In the place of a cell, a run or a file, a link is refused: it may have come with a folder
+of somebody else and lead anywhere.
 """
 
+import hashlib
 import json
 import os
 import sys
@@ -15,18 +18,20 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import safetensors
-import safetensors.torch
 from torch import Tensor
 
-from ocil import metrics
+from ocil import metrics, tensorfile
 from ocil.config import RunConfig
 from ocil.data import Dataset
 from ocil.errors import OcilError
-from ocil.files import locked, write_bytes
+from ocil.files import NOWHERE, is_link, locked, read_regular, write_bytes
 from ocil.metrics import Estimate, estimate
+from ocil.tensorfile import DamagedFileError
 
-SCHEMA = 1
+SCHEMA = 2
+"""Of results; since 2 they have a checksum."""
+CHECKSUM = "checksum"
+MOST_BYTES = 1 << 26  # of a JSON file, far above any of ours
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 C = TypeVar("C")
@@ -49,7 +54,7 @@ class Result:
     environment: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        return sealed({
             "schema": SCHEMA,
             "config": self.config.to_json(),
             "average_accuracy": metrics.average_accuracy(self.matrix),
@@ -62,11 +67,11 @@ class Result:
             "peak_memory": self.peak_memory,
             "digest": self.digest,
             "environment": self.environment,
-        }
+        })  # fmt: skip
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Result":
-        refuse_newer(content, SCHEMA)
+        check_sealed(content, SCHEMA)
         result = cls(
             RunConfig.from_json(content["config"]),
             *(content[name] for name in (
@@ -110,10 +115,10 @@ class RunFolder:
         """The result, if the run is finished."""
         path = self.path / "result.json"
         try:
-            result = Result.from_json(json.loads(path.read_text()))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+            result = Result.from_json(read_json(path))
         except (*UNREADABLE, OcilError) as error:
+            if is_nowhere(error):
+                return None
             raise OcilError(unreadable(path, error)) from error
         if self.config is None:
             return result
@@ -131,23 +136,17 @@ class RunFolder:
 
     def save_checkpoint(self, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
         """Tensors and the JSON that goes with them, in one file, so that they cannot disagree."""
-        host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        content = safetensors.torch.save(host, {"progress": json.dumps(progress)})
-        write_bytes(self.checkpoint, content)
+        tensorfile.write(self.checkpoint, tensors, {"progress": json.dumps(progress)})
 
     def load_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        path = self.checkpoint
-        if not path.exists():
-            return None
-        try:
-            with safetensors.safe_open(path, "pt") as file:
-                progress = json.loads(file.metadata()["progress"])
-                return {name: file.get_tensor(name) for name in file.keys()}, progress  # noqa: SIM118
-        except (safetensors.SafetensorError, KeyError, ValueError, TypeError) as error:
-            raise OcilError(unreadable(path, error)) from error
+        """What was saved last, if there is something. What is not as it was written is an ``OcilError``."""
+        return read_tensors(self.checkpoint, "progress")
 
     def lock(self) -> AbstractContextManager[None]:
         """One process at a time works on a run. The lock goes with the process, however that ends."""
+        for place in (self.path.parent, self.path):
+            if is_link(place):
+                raise OcilError(f"cannot write to {place}: it is a symbolic link. Link the folder of all runs instead.")
         taken = f"another process is working on {self.path}: wait for it, or use another --out."
         return locked(self.path, "Choose another folder with --out.", taken)
 
@@ -173,10 +172,10 @@ def begun_with(folder: Path, read: Callable[[Any], C], otherwise: C) -> C:
     """The configuration that a run was begun with, as its folder tells; ``otherwise`` if it does not tell."""
     path = folder / "config.json"
     try:
-        return read(json.loads(path.read_text()))
-    except (FileNotFoundError, NotADirectoryError):
-        return otherwise
+        return read(read_json(path))
     except (*UNREADABLE, OcilError) as error:
+        if is_nowhere(error):
+            return otherwise
         raise OcilError(unreadable(path, error)) from error
 
 
@@ -196,6 +195,20 @@ def refuse_other_settings(folder: Path, begun: Mapping[str, Any], asked: Mapping
 def _flat(identity: Mapping[str, Any]) -> dict[str, Any]:
     parts = (value if isinstance(value, Mapping) else {name: value} for name, value in identity.items())
     return {name: value for part in parts for name, value in part.items()}
+
+
+def read_tensors(path: Path, text: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """The tensors of a file and the JSON object that it keeps as ``text``; None if there is no such file."""
+    try:
+        tensors, texts = tensorfile.read(path)
+        found = json.loads(texts[text])
+        if not isinstance(found, dict):
+            raise DamagedFileError(f"its {text} is not an object")
+    except UNREADABLE as error:
+        if is_nowhere(error):
+            return None
+        raise OcilError(unreadable(path, error)) from error
+    return tensors, found
 
 
 @dataclass(frozen=True)
@@ -227,19 +240,56 @@ def summarise(results: Sequence[Result], references: Sequence[Result | None] | N
     )
 
 
-def refuse_newer(content: Mapping[str, Any], schema: int) -> None:
-    """A later version may mean something else by the same names."""
-    if content["schema"] != schema:
-        raise ValueError(f"its schema is {content['schema']}, this version of ocil reads {schema}")
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """With a checksum of everything else, whatever checksum it had."""
+    return {**content, CHECKSUM: _checksum(content)}
+
+
+def check_sealed(content: Mapping[str, Any], schema: int) -> None:
+    """Raise if it has changed since it was written. The first schema had no checksum; a later one than ours may mean
+    something else by the same names.
+    """
+    if content["schema"] not in range(1, schema + 1):
+        raise ValueError(f"its schema is {content['schema']}, this version of ocil reads up to {schema}")
+    if content["schema"] == 1 and CHECKSUM not in content:
+        return
+    if content.get(CHECKSUM) != _checksum(content):
+        raise DamagedFileError("it is damaged: its content does not match its checksum")
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    """SHA-256 of what a file holds, however it is spaced and ordered."""
+    rest = json.loads(json.dumps({name: value for name, value in content.items() if name != CHECKSUM}))
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def is_nowhere(error: Exception) -> bool:
+    """Whether a file could not be read because there is none."""
+    return isinstance(error, OSError) and error.errno in NOWHERE
 
 
 def unreadable(path: Path, error: Exception) -> str:
-    return f"cannot read {path}: {type(error).__name__}: {error}. Delete it to start that run again."
+    return f"cannot read {path}: {reason_of(error)}. Delete it to start that run again."
+
+
+def reason_of(error: Exception) -> str:
+    """Why a file could not be read, in a line that is not too long."""
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    meant = isinstance(error, OcilError | DamagedFileError)
+    text = str(error) if meant else f"{type(error).__name__}: {error}"
+    return " ".join(text.split())[:200].rstrip(".")
 
 
 def other_images(path: Path) -> str:
     found = f"{path} was begun with other images of that name"
     return f"{found}: import those again, use another --out, or delete that folder."
+
+
+def read_json(path: Path) -> Any:
+    content = json.loads(read_regular(path, MOST_BYTES))
+    json.dumps(content, ensure_ascii=False).encode()  # half a character could not be written again
+    return content
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -233,7 +233,9 @@ class Work:
         check_begun(self.folder, progress, self.device, self.images)
         try:
             self.learner.load_state(tensors)
-            self.cursor, self.seconds = progress["cursor"], progress["seconds"]
+            self.cursor, self.seconds = int(progress["cursor"]), float(progress["seconds"])
+            if not 0 <= self.cursor <= len(self.stream):
+                raise ValueError(f"its cursor is {self.cursor}, the stream has {len(self.stream)} batches")
             self.evaluations = [Evaluation(**row) for row in progress["evaluations"]]
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise OcilError(unreadable(self.folder.checkpoint, error)) from error

@@ -1,6 +1,5 @@
 """About how long runs will take: from finished runs of the same kind, else from a table of measured times."""
 
-import json
 import math
 import platform
 import statistics
@@ -178,17 +177,18 @@ def roughly(seconds: float) -> str:
 def _ratios(root: Path, device: str, sizes: dict[str, Size], bare: Estimator) -> dict[tuple[str, str, str], float]:
     from ocil.config import RunConfig
     from ocil.errors import OcilError
+    from ocil.results import UNREADABLE, read_json
 
     found: dict[tuple[str, str, str], list[float]] = {}
     for path in root.glob("*/seed-*/result.json"):
         try:
-            content = json.loads(path.read_text())
+            content = read_json(path)
             if content["environment"]["device"] != device or content["config"]["dataset"] not in sizes:
                 continue
             config = RunConfig.from_json(content["config"])
             tabled = bare.tabled(config, sizes[config.dataset])
             found.setdefault(_kind(config), []).append(content["wall_seconds"] / tabled)
-        except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError, OcilError):
+        except (*UNREADABLE, ZeroDivisionError, OcilError):
             continue  # what cannot be read is reported when it is needed, not here
     return {kind: statistics.median(ratios) for kind, ratios in found.items()}
 

@@ -135,12 +135,13 @@ def _one_cell(path: Path) -> tuple["Cell", Sequence[str]]:
 def _must_be_finished(path: Path) -> None:
     """A run that has begun and not ended has a configuration and no result."""
     from ocil.config import RunConfig, command
+    from ocil.results import UNREADABLE, read_json
 
-    if not (path / "config.json").is_file() or (path / "result.json").exists():
-        return
     try:
-        config = RunConfig.from_json(json.loads((path / "config.json").read_bytes()))
-    except (OSError, ValueError, KeyError, TypeError, OcilError):
+        if (path / "result.json").exists():
+            return
+        config = RunConfig.from_json(read_json(path / "config.json"))
+    except (*UNREADABLE, OcilError):
         return
     raise OcilError(f"{path} is not finished. To go on: {command(config)} --seed {config.seed} --seeds 1")
 

@@ -1,6 +1,5 @@
 """What long-tailed runs leave: ``ROOT/CELL/seed-0/result.json`` beside those of streams, told apart by ``kind``."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +10,11 @@ from ocil.errors import OcilError
 from ocil.longtail.config import VARIANTS, LongTailConfig, command
 from ocil.longtail.metrics import MEASURES
 from ocil.metrics import Estimate, estimate
-from ocil.results import is_number, refuse_newer
+from ocil.results import UNREADABLE, check_sealed, is_nowhere, is_number, read_json, reason_of, sealed
 
 KIND = "longtail"
-SCHEMA = 1
+SCHEMA = 2
+"""Of results; since 2 they have a checksum."""
 MOST_SECONDS = 1e12
 
 
@@ -53,14 +53,14 @@ class LongTailResult:
         names = ("measures", "class_accuracy", "split", "best_epoch", "validation", "history", "mu", "wall_seconds",
                  "stage1", "digest", "environment")  # fmt: skip
         content = {name: getattr(self, name) for name in names}
-        return {"kind": KIND, "schema": SCHEMA, "config": self.config.to_json(), **content}
+        return sealed({"kind": KIND, "schema": SCHEMA, "config": self.config.to_json(), **content})
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "LongTailResult":
         """Checked: a file may come from anywhere."""
         if content.get("kind") != KIND:
             raise ValueError("it is not a long-tailed result")
-        refuse_newer(content, SCHEMA)
+        check_sealed(content, SCHEMA)
         result = cls(
             LongTailConfig.from_json(content["config"]),
             *(content[name] for name in (
@@ -103,7 +103,7 @@ class LongTailCell:
 def read_if_longtail(path: Path) -> LongTailResult | None:
     """The long-tailed result in a file; None if it is a file of another kind, whatever that is."""
     try:
-        content = json.loads(path.read_bytes())
+        content = read_json(path)
     except (OSError, ValueError, RecursionError):
         return None
     return read_result(path) if isinstance(content, dict) and content.get("kind") == KIND else None
@@ -112,14 +112,11 @@ def read_if_longtail(path: Path) -> LongTailResult | None:
 def read_result(path: Path) -> LongTailResult | None:
     """A finished run's result; None if there is none."""
     try:
-        content = json.loads(path.read_bytes())
-        json.dumps(content, ensure_ascii=False).encode()  # half a character could not be written again
-        return LongTailResult.from_json(content)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OcilError) as error:
-        what = " ".join(str(error).split())[:200]
-        raise OcilError(f"{path} is not a long-tailed result of ocil: {type(error).__name__}: {what}") from None
+        return LongTailResult.from_json(read_json(path))
+    except (*UNREADABLE, OcilError) as error:
+        if is_nowhere(error):
+            return None
+        raise OcilError(f"{path} is not a long-tailed result of ocil, or it is broken: {reason_of(error)}") from None
 
 
 def cells(results: Sequence[LongTailResult]) -> tuple[LongTailCell, ...]:

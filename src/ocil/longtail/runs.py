@@ -9,18 +9,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 
-from ocil import data
+from ocil import data, tensorfile
 from ocil.engine.captured import record
 from ocil.engine.lanes import take_turns
 from ocil.engine.local import in_a_line
 from ocil.engine.patience import patiently
 from ocil.errors import OcilError
-from ocil.files import write_bytes
+from ocil.files import is_link
 from ocil.longtail import metrics
 from ocil.longtail.config import STAGE1, LongTailConfig
 from ocil.longtail.data import LongTailed, Resident, load
@@ -32,6 +30,7 @@ from ocil.results import (
     begun_with,
     find_run,
     other_images,
+    read_tensors,
     refuse_other_settings,
     unreadable,
     write_json,
@@ -187,7 +186,7 @@ class StageWork:
 
     def finish(self) -> dict[str, Any]:
         """Write the best weights, with what is to be known of them. The checkpoint stays until they have been used."""
-        best = {name: value.detach().cpu().contiguous() for name, value in self.stage.best.items()}
+        best = self.stage.best
         found = {
             "best_epoch": int(self.stage.best_epoch),
             "validation": float(self.stage.best_accuracy),
@@ -196,12 +195,18 @@ class StageWork:
             "images": self.stage.data.split.images,
             "history": self.history,
         }
-        write_bytes(weights_path(self.folder), safetensors.torch.save(best, {"found": json.dumps(found)}))
+        tensorfile.write(weights_path(self.folder), best, {"found": json.dumps(found)})
         return found
 
 
 def weights_path(folder: RunFolder) -> Path:
     return folder.path / "weights.safetensors"
+
+
+def _has_weights(folder: RunFolder) -> bool:
+    """Or something else of that name, which is refused when it is read."""
+    path = weights_path(folder)
+    return is_link(path) or path.exists()
 
 
 def stage1_folder(root: Path, config: LongTailConfig) -> RunFolder:
@@ -232,12 +237,10 @@ def load_stage1(root: Path, config: LongTailConfig) -> tuple[dict[str, Tensor], 
     folder = stage1_folder(root, config)
     refuse_other_stage1(folder, config)
     path = weights_path(folder)
-    try:
-        with safetensors.safe_open(path, "pt") as file:
-            found = json.loads(file.metadata()["found"])
-            return {name: file.get_tensor(name) for name in file.keys()}, found  # noqa: SIM118
-    except (OSError, safetensors.SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise OcilError(unreadable(path, error)) from error
+    found = read_tensors(path, "found")
+    if found is None:
+        raise OcilError(f"{path} has gone: give the same command again.")
+    return found
 
 
 class StageOneRun:
@@ -385,14 +388,14 @@ def _run_group(
     for number in numbers:
         sharing.setdefault(stage1_folder(job.root, configs[number]).path, []).append(number)
     failed: dict[int, Outcome] = {}
-    first = {n[0]: n for path, n in sharing.items() if not (path / "weights.safetensors").is_file()}
+    first = {n[0]: n for path, n in sharing.items() if not _has_weights(RunFolder(path))}
 
     def stage1(number: int) -> StageOneRun:
         config = configs[number]
         return StageOneRun(config, job, residents.of(config), _epochs(config))
 
     def is_there(number: int) -> bool | None:
-        return weights_path(stage1_folder(job.root, configs[number])).is_file() or None
+        return _has_weights(stage1_folder(job.root, configs[number])) or None
 
     def hear_stage1(number: int, progress: Progress) -> None:
         for other in first[number]:
@@ -476,4 +479,4 @@ def _save_split(path: Path, split: LongTailed) -> None:
     if split.train_index is None or split.val_index is None:
         return
     tensors = {"train": torch.from_numpy(split.train_index), "validation": torch.from_numpy(split.val_index)}
-    write_bytes(path, safetensors.torch.save(tensors, {"summary": json.dumps(split.summary())}))
+    tensorfile.write(path, tensors, {"summary": json.dumps(split.summary())})

@@ -1,6 +1,5 @@
 """Find results under folders, group them to cells (runs that differ only by their seed) and summarise each cell."""
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from ocil.longtail.results import LongTailCell, LongTailResult, read_if_longtail
 from ocil.longtail.results import cells as longtail_cells
 from ocil.methods import METHODS, method
 from ocil.report.published import MEMORY
-from ocil.results import UNREADABLE, Result, Summary, summarise
+from ocil.results import UNREADABLE, Result, Summary, read_json, reason_of, summarise
 
 BOUNDS = ("fine-tune", "iid-offline")  # they frame the comparison and take no part in it
 LABEL_FREE = {"precision"}  # the paper says nothing of it: such a cell still is what the paper's row names
@@ -133,17 +132,13 @@ def collect(paths: Sequence[Path]) -> Collection:
 def read(path: Path) -> Result:
     """One result file, checked: whatever else it is, it is an ``OcilError`` that names the file."""
     try:
-        content = json.loads(path.read_bytes())
-        json.dumps(content, ensure_ascii=False).encode()  # half a character could not be written again
-        result = Result.from_json(content)
+        return Result.from_json(read_json(path))
     except OSError as error:
-        raise OcilError(f"cannot read {path}: {error.strerror}.") from None
+        raise OcilError(f"cannot read {path}: {reason_of(error)}.") from None
     except OcilError as error:  # a method that is not registered here, or settings that cannot be
-        raise OcilError(f"{path} cannot be read here: {' '.join(str(error).split())[:200]}") from None
+        raise OcilError(f"{path} cannot be read here: {reason_of(error)}") from None
     except UNREADABLE as error:
-        what = " ".join(str(error).split())[:200]
-        raise OcilError(f"{path} is not a result of ocil, or it is broken: {type(error).__name__}: {what}") from None
-    return result
+        raise OcilError(f"{path} is not a result of ocil, or it is broken: {reason_of(error)}") from None
 
 
 def changed(config: RunConfig) -> dict[str, Any]:
@@ -170,12 +165,18 @@ def pick(cells: Iterable[Cell]) -> Cell | None:
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:
+    """A path that was named may be a symbolic link; one below it is not followed."""
     found: dict[Path, Path] = {}
     for path in paths:
-        if not path.exists():
+        try:
+            inside = [path.resolve()] if path.is_file() else sorted(path.rglob("result.json"))
+            there = path.exists()
+        except OSError:  # its name is too long, for example
+            there = False
+        if not there:
             raise OcilError(f"there is no {path}: name folders of runs, such as the --out of ocil run.")
-        for file in [path] if path.is_file() else sorted(path.rglob("result.json")):
-            found.setdefault(file.resolve(), file)
+        for file in inside:
+            found.setdefault(file.parent.resolve() / file.name, file)
     return list(found.values())
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ocil.files import must_be_free, write_bytes
+from ocil.files import must_be_free, read_regular, write_bytes
 from ocil.report import formats, longtail
 from ocil.report.collect import Collection
 from ocil.report.comparison import paper_tables
@@ -46,7 +46,7 @@ def write(collection: Collection, out: Path, more: Sequence[Drawing] = ()) -> Wr
 def _earlier(out: Path) -> set[Path]:
     """Tables and figures of the report that is there already. Files of others are none of our business."""
     try:
-        listed = {str(name) for name in json.loads((out / LIST).read_bytes())}
+        listed = {str(name) for name in json.loads(read_regular(out / LIST))}
     except (OSError, ValueError, TypeError):
         return set()
     patterns = ("tables/*.md", "tables/*.csv", "tables/*.tex", "figures/*.svg")
