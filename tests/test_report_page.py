@@ -692,6 +692,7 @@ BAD = {
     "unknown setting": json.dumps(spoil(GOOD, "config.learner.nonesuch", 1)),
     "text for a number": json.dumps(spoil(GOOD, "config.learner.lr", "<b>")),
     "no dataset": json.dumps(spoil(GOOD, "config.dataset", None)),
+    "a dataset's name beyond folders": json.dumps(spoil(GOOD, "config.dataset", "x" * 5000)),
     "a text as seed": json.dumps(spoil(GOOD, "config.seed", "0")),
     "nan": json.dumps(spoil(GOOD, "matrix.0.0", float("nan"))),
     "above one": json.dumps(spoil(GOOD, "matrix.0.0", 42.0)),

@@ -32,6 +32,7 @@ SCHEMA = 2
 """Of results; since 2 they have a checksum."""
 CHECKSUM = "checksum"
 MOST_BYTES = 1 << 26  # of a JSON file, far above any of ours
+LONGEST_PATH = 4096  # of a dataset's file, in characters
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 C = TypeVar("C")
@@ -309,6 +310,8 @@ def _check(result: Result) -> None:
         raise ValueError("dataset or seed is not what it should be")
     if not isinstance(config.fingerprint, str):
         raise ValueError("fingerprint is not what it should be")
+    if len(config.dataset) > LONGEST_PATH:
+        raise ValueError("the name of its dataset is too long")
     for part in (config.stream, config.learner):
         for f in fields(part):
             value, usual = getattr(part, f.name), f.default

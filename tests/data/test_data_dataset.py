@@ -1,3 +1,4 @@
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,11 @@ def test_unreadable_files(tmp_path: Path) -> None:
     content = bytearray(whole.read_bytes())
     content[300:330] = bytes(30)
     damaged.write_bytes(content)
-    for path in (short, text, bare, damaged, tmp_path / "absent.npz"):
+    fifo, folder, loop = (tmp_path / f"{name}.npz" for name in ("fifo", "folder", "loop"))
+    os.mkfifo(fifo)
+    folder.mkdir()
+    loop.symlink_to(loop)
+    for path in (short, text, bare, damaged, tmp_path / "absent.npz", fifo, folder, loop):
         with pytest.raises(OcilError, match=f"cannot read .*{path.name}") as caught:
             load_npz(path, "x")
         assert "\n" not in str(caught.value)

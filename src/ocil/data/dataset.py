@@ -141,7 +141,7 @@ def shape_text(shape: tuple[int, ...]) -> str:
 def _open(path: Path) -> Any:
     # np.load takes a bare array or a pickle as well; only a zip archive can be a dataset.
     if not path.is_file():
-        raise FileNotFoundError("there is no such file")
+        raise FileNotFoundError("it is not a file" if path.exists() else "there is no such file")
     if not zipfile.is_zipfile(path):
         raise ValueError("it is cut short or not an .npz file")
     return np.load(path, allow_pickle=False)
