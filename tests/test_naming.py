@@ -23,7 +23,7 @@ from ocil.longtail.config import LongTailConfig
 from ocil.longtail.config import resolve as resolve_longtail
 from ocil.methods import METHODS
 from ocil.report.collect import collect
-from ocil.results import RunFolder
+from ocil.results import RunFolder, sealed
 from ocil.runner import Interrupted, run
 from tests.conftest import Call, one_error
 from tests.test_report_page import made_up, save
@@ -238,7 +238,7 @@ def test_the_command_line_says_so_in_a_line(run_tiny: Call, tmp_path: Path) -> N
     path = Path(folder) / "result.json"
     content = json.loads(path.read_text())
     content["config"]["learner"]["lr"] = 0.25
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps(sealed(content)))
     assert "holds a run with other settings (lr)" in one_error(run_tiny("fine-tune", "--seeds", 1))
 
 
