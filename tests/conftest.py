@@ -51,9 +51,9 @@ Call = Callable[..., Said]
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Results depend on the number of threads in their last digits, and small networks gain nothing from a second."""
-    import torch
+    from ocil.threads import set_threads
 
-    torch.set_num_threads(1)
+    set_threads(1)
 
 
 @pytest.fixture

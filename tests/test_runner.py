@@ -222,12 +222,8 @@ def test_a_run_begun_with_other_threads_is_not_mixed(tiny: Dataset, tmp_path: Pa
     config = tiny_config("er")
     with pytest.raises(Interrupted):
         run(config, tmp_path, dataset=tiny, device="cpu", should_stop=lambda: True)
-    torch.set_num_threads(2)
-    try:
-        with pytest.raises(OcilError, match="was begun with 1 threads: go on with --threads 1"):
-            run(config, tmp_path, dataset=tiny, device="cpu")
-    finally:
-        torch.set_num_threads(1)
+    with pytest.raises(OcilError, match="was begun with 1 threads: go on with --threads 1"):
+        run(config, tmp_path, dataset=tiny, device="cpu", threads=2)
     assert run(config, tmp_path, dataset=tiny, device="cpu").matrix
 
 

@@ -12,6 +12,7 @@ ocil.OnlineClassifier                           a scikit-learn estimator for str
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ocil import environment
 from ocil.errors import OcilError
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from ocil.streams import Batch, Stream, StreamConfig
 
 __version__ = "0.1.0"
+
+environment.prepare()  # before torch is loaded, which all that follows does on first use only
 
 _HOMES = {  # imported on first use, so that the command line answers --help without loading torch
     "Batch": "streams:Batch",

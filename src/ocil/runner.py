@@ -26,6 +26,7 @@ from ocil.networks import smallest_batch
 from ocil.precision import numerics
 from ocil.results import Result, RunFolder, other_images, unreadable
 from ocil.streams import DeviceData, Stream
+from ocil.threads import refuse_too_few, using
 
 LOOK_EVERY = 50  # stream batches between two looks at the loss: each look waits for the device
 
@@ -120,14 +121,18 @@ def run(
     device: torch.device | str = "auto",
     data_dir: Path | None = None,
     dataset: Dataset | None = None,
+    threads: int = 1,
     checkpoint_seconds: float = 30.0,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Result:
     """Run a configuration in its folder under ``root``; at once if it is finished there, from its checkpoint if not.
 
+    ``threads`` is how many CPU threads it takes, whatever PyTorch is set to: results depend on it in their last digits.
+
     ``should_stop`` is asked after every batch; on True the run saves a checkpoint and raises ``Interrupted``.
     """
+    refuse_too_few(threads)
     folder = RunFolder.of(Path(root), config)
     if (finished := folder.result()) is not None:
         return finished if dataset is None else finished.refuse_other(dataset, folder.path)
@@ -137,7 +142,7 @@ def run(
         if (finished := folder.result()) is not None:  # by another process, since we looked
             return finished.refuse_other(dataset, folder.path)
         try:
-            with numerics(config.learner.precision):
+            with numerics(config.learner.precision), using(threads):
                 work = Work(config, folder, dataset, DeviceData(dataset, device))
                 for _ in work.steps(checkpoint_seconds, on_progress, should_stop):
                     pass

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from ocil.cli.common import whole_number
 from ocil.cli.data import Json
 from ocil.errors import OcilError
 
@@ -16,12 +17,13 @@ def bench(
     seeds: Annotated[int, Parameter(alias="-n")] = 0,
     set: Annotated[tuple[str, ...], Parameter(name="--set", alias="-s", consume_multiple=True, negative=())] = (),  # noqa: A002
     seconds: float = 4.0,
+    threads: Annotated[int, Parameter(converter=whole_number)] = 1,
     as_json: Json = False,
 ) -> None:
     """Time the training step of methods in their steady state, on random images.
 
     On a GPU the shapes are CIFAR-100's with a memory of 5000, and seeds run side by side; on a CPU they are those of
-    the embedded dataset and one seed runs on one thread. `floor` is what the passes through the network must take, see
+    the embedded dataset and one seed runs alone. `floor` is what the passes through the network must take, see
     docs/performance.md.
 
     Example: `ocil bench afs er --set precision=bf16`
@@ -38,31 +40,29 @@ def bench(
         Settings as FIELD=VALUE.
     seconds
         Time to spend on each method.
+    threads
+        CPU threads of a step.
     """
-    import torch
-
     from ocil.bench import made_up, measure
     from ocil.cli.common import read_settings
     from ocil.config import resolve
     from ocil.methods import METHODS
     from ocil.runner import pick_device
+    from ocil.threads import refuse_too_few, using
 
     if seeds < 0 or seconds <= 0:
         raise OcilError("--seeds must not be negative and --seconds must be positive.")
+    refuse_too_few(threads)
     place = pick_device(device)
     gpu = place.type == "cuda"
     dataset, classes, shape = ("cifar100", 100, (32, 32, 3)) if gpu else ("fashion-mini", 10, (14, 14, 1))
     data = made_up(classes, shape, per_class=100)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     rows = []
-    try:
+    with using(threads):
         for name in methods or METHODS:
             count = (seeds or 10) if gpu else 1
             configs = [resolve(name, dataset, seed=seed, settings=read_settings(set)) for seed in range(count)]
             rows.append(measure(configs, data, place, seconds=seconds))
-    finally:
-        torch.set_num_threads(threads)
     if as_json:
         print(json.dumps({"timings": [row.to_json() for row in rows]}))
         return

@@ -25,6 +25,15 @@ SHOWN = 10  # broken images that are named one by one
 LINE_SECONDS = 30.0
 
 MaybeWhole = Annotated[int | None, Parameter(converter=whole_number)]
+ThreadCount = Annotated[
+    int | None,
+    Parameter(
+        name="--threads",
+        converter=whole_number,
+        help="CPU threads. Default: one for a small network, else all cores but one, up to 4. Results depend on it in "
+        "the last digits.",
+    ),
+]
 ModelDir = Annotated[Path, Parameter(name="--model", help="Folder of the model.")]
 
 
@@ -122,6 +131,7 @@ def learn(
     shuffle: MaybeWhole = None,
     append: Annotated[bool, Parameter(negative=())] = False,
     device: str = "auto",
+    threads: ThreadCount = None,
     save_seconds: float = 30.0,
     as_json: Json = False,
 ) -> int:
@@ -152,13 +162,16 @@ def learn(
     from ocil.online.feed import Feed, read_list
     from ocil.online.model import locked
     from ocil.runner import pick_device
+    from ocil.threads import refuse_too_few
 
+    refuse_too_few(threads)
     asked = asked or Asked()
     asked.check(model)
     samples = read_list(source, shuffle)
     place = pick_device(device)
     with locked(model):
         found = asked.model(model, place)
+        found.threads = threads
         feed = Feed(found, samples, append)
         before, started = feed.scored, time.monotonic()
         with stop_when_asked() as stopped, _shown(feed, model.name) as show:
@@ -190,6 +203,7 @@ def predict(
     model: ModelDir,
     top: Annotated[int, Parameter(converter=whole_number)] = 3,
     device: str = "auto",
+    threads: ThreadCount = None,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> int:
     """Classify images with a model made by `ocil learn` or by `OnlineClassifier.save`.
@@ -214,8 +228,11 @@ def predict(
     if top < 1:
         raise OcilError(f"--top {top} must be at least 1.")
     from ocil.online.model import Model
+    from ocil.threads import refuse_too_few
 
+    refuse_too_few(threads)
     loaded = Model.load(model, device)
+    loaded.threads = threads
     if not loaded.labels:
         raise OcilError(f"the model in {model} has learned nothing yet.")
     failed = 0
@@ -233,7 +250,13 @@ def predict(
     return 1 if failed else 0
 
 
-def export(*, model: ModelDir, out: Annotated[Path, Parameter(alias="-o")], as_json: Json = False) -> None:
+def export(
+    *,
+    model: ModelDir,
+    out: Annotated[Path, Parameter(alias="-o")],
+    threads: ThreadCount = None,
+    as_json: Json = False,
+) -> None:
     """Write a model as one file for serving elsewhere: ONNX, or a program of `torch.export`.
 
     Input `images`: uint8 [N, height, width, channels], any N. Output `probabilities`: float32 [N, classes]. The labels
@@ -248,9 +271,13 @@ def export(*, model: ModelDir, out: Annotated[Path, Parameter(alias="-o")], as_j
     """
     from ocil.online.export import export as write
     from ocil.online.model import Model, encoded
+    from ocil.threads import refuse_too_few
 
+    refuse_too_few(threads)
     loaded = Model.load(model, "cpu")
-    write(loaded, out)
+    loaded.threads = threads
+    with loaded.computing():
+        write(loaded, out)
     shape, labels = loaded.images.shape, [encoded(label) for label in loaded.labels]
     if as_json:
         print(json.dumps({"path": str(out), "image_shape": shape, "labels": labels}))

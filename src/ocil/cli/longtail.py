@@ -260,23 +260,17 @@ def _refuse_other_images(configs: "Sequence[LongTailConfig]", out: Path, images:
 
 
 def _carry_out(variants: Sequence[str], options: Options, as_json: bool) -> int:
-    import torch
-
     from ocil.longtail.results import LongTailResult, cells
     from ocil.longtail.runs import Job, run_all, run_folder
     from ocil.runner import Interrupted, pick_device
+    from ocil.threads import using
 
     configs = plan(variants, options)
     device = pick_device(options.device)
-    before = torch.get_num_threads()
-    torch.set_num_threads(options.threads)
     on_gpu = device.type == "cuda"
     job = Job(options.out, device, options.data_dir, SAVE_SECONDS if on_gpu else 0, options.workers if on_gpu else 0)
-    try:
-        with stop_when_asked() as stopped, Board(configs) as board:
-            outcomes = run_all(configs, job, board.hear, stopped)
-    finally:
-        torch.set_num_threads(before)
+    with using(options.threads), stop_when_asked() as stopped, Board(configs) as board:
+        outcomes = run_all(configs, job, board.hear, stopped)
     failed = list(dict.fromkeys(str(outcome) for outcome in outcomes if isinstance(outcome, OcilError)))
     for message in failed:
         say_error(message)

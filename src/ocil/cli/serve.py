@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from ocil.cli.common import Whole, say
-from ocil.cli.learn import Asked, MaybeWhole, ModelDir
+from ocil.cli.learn import Asked, ModelDir, ThreadCount
 from ocil.errors import OcilError
 
 OWN = {".lock", "log"}  # what a folder may hold that has no model yet
@@ -24,7 +24,7 @@ def serve(
     allow_host: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())] = (),
     asked: Asked | None = None,
     device: str = "auto",
-    threads: MaybeWhole = None,
+    threads: ThreadCount = None,
     save_seconds: float = 30.0,
     keep_log: Annotated[bool, Parameter(negative=())] = False,
     set_aside_damage: Annotated[bool, Parameter(negative=())] = False,
@@ -59,8 +59,6 @@ def serve(
         Further names that the service is reached by, as behind a proxy.
     device
         auto, cpu or cuda.
-    threads
-        CPU threads for learning. Default: all cores but one, which is left to predictions.
     save_seconds
         Time between two saves of the model. What came after the last one is learned again from the log after a crash.
     keep_log
@@ -83,8 +81,6 @@ def serve(
         Print the addresses as one JSON object, when the service is ready.
     """
     asked = asked or Asked()
-    if threads is not None and threads < 1:
-        raise OcilError(f"--threads {threads} must be at least 1.")
     if not save_seconds > 0:
         raise OcilError(f"--save-seconds {save_seconds:g} must be more than 0.")
     _refuse_folder(model, begins=asked != Asked())
@@ -97,7 +93,9 @@ def serve(
     from ocil.runner import pick_device
     from ocil.serve.limits import Limits
     from ocil.serve.service import Service
+    from ocil.threads import refuse_too_few
 
+    refuse_too_few(threads)
     limits = Limits(
         body_bytes=max_body * 2**20, pixels=max_pixels * 1_000_000, batch=max_batch, classes=max_classes,
         queue=max_queue, label=max_label, predictions=max(256, max_batch), bodies_bytes=max(256, max_body) * 2**20,
@@ -105,9 +103,8 @@ def serve(
     token = read_token(host, token_file)
     asked.check(model)
     place = pick_device(device)
-    cores = threads or max(1, (os.cpu_count() or 1) - 1)
     with listen(host, port) as bound, locked(model):
-        service = Service(asked.model(model, place), model, limits, save_seconds, keep_log, cores, set_aside_damage)
+        service = Service(asked.model(model, place), model, limits, save_seconds, keep_log, threads, set_aside_damage)
         address = address_of(bound, host)
 
         def ready() -> None:

@@ -18,6 +18,7 @@ from ocil.precision import numerics
 from ocil.results import RunFolder
 from ocil.runner import Interrupted, Stepper, Work
 from ocil.streams import DeviceData
+from ocil.threads import using
 
 SIDE_BY_SIDE = 10  # more gain little: ten keep an H200 busy
 CHECKPOINT_SECONDS = 120.0  # at least: while one run writes, the others soon have nothing to do
@@ -101,7 +102,7 @@ def run_together(
     def why(number: int, error: Exception) -> Outcome:
         return explained(error, configs[number])
 
-    with numerics(configs[0].learner.precision):
+    with numerics(configs[0].learner.precision), using(job.threads):
         take_turns(range(len(configs)), side_by_side, device, begin, settle, why, should_stop)
     return outcomes
 

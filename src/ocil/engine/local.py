@@ -18,12 +18,11 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ocil.config import RunConfig
 from ocil.errors import OcilError
 from ocil.results import Result, RunFolder
 from ocil.runner import Interrupted, Progress, does_not_fit, out_of_memory, run
+from ocil.threads import cores as cores
 
 Outcome = Result | Exception
 Watcher = Callable[[int, Progress | Outcome], None]
@@ -64,15 +63,10 @@ def run_all(
     if workers > 1:
         _Pool(configs, waiting, job, workers, watch, should_stop, outcomes).go()
         return outcomes
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(job.threads)
-        for number in waiting:
-            if not should_stop():
-                outcomes[number] = _attempt(configs[number], job, watch_one(watch, number), should_stop)
-                watch(number, outcomes[number])
-    finally:
-        torch.set_num_threads(threads)
+    for number in waiting:
+        if not should_stop():
+            outcomes[number] = _attempt(configs[number], job, watch_one(watch, number), should_stop)
+            watch(number, outcomes[number])
     return outcomes
 
 
@@ -96,7 +90,7 @@ def _attempt(
     try:
         return run(
             config, job.root, device=job.device, data_dir=job.data_dir, checkpoint_seconds=job.checkpoint_seconds,
-            on_progress=on_progress, should_stop=should_stop,
+            threads=job.threads, on_progress=on_progress, should_stop=should_stop,
         )  # fmt: skip
     except Exception as error:  # the other runs go on, whatever happened to this one
         return explained(error, config)
@@ -211,7 +205,6 @@ def _send(connection: Any, message: Any) -> None:
 
 
 def _work(connection: "Connection[Any, Any]", job: Job, stop: Any) -> None:
-    torch.set_num_threads(job.threads)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with suppress(EOFError, OSError):  # the parent has died: there is nobody to work for
         while (config := connection.recv()) is not None:
@@ -235,10 +228,7 @@ def watch_one(watch: Watcher, number: int) -> Callable[[Progress], None]:
 
 @contextmanager
 def _threads_of_children(count: int) -> Iterator[None]:
-    """Processes begun in this block use so many threads, even where ``torch.set_num_threads`` has no say.
-
-    On ARM the convolutions otherwise take every core in each worker, and two workers together are no faster than one.
-    """
+    """Processes begun in this block never make more threads, in any library: also where ``ocil.threads`` has no say."""
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = str(count)
     try:
@@ -247,7 +237,3 @@ def _threads_of_children(count: int) -> Iterator[None]:
         os.environ.pop("OMP_NUM_THREADS")
         if before is not None:
             os.environ["OMP_NUM_THREADS"] = before
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -25,8 +25,6 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
-import torch
-
 from ocil.config import RunConfig
 from ocil.engine import gpu, local
 from ocil.engine.local import Job, Outcome, Watcher, explained, look_up
@@ -176,7 +174,6 @@ class Worker:
 
     def work(self, unit: dict[int, RunConfig]) -> None:
         """Each run of the unit ends with one outcome among the events."""
-        torch.set_num_threads(self.job.threads)  # counts for this thread
         until = time.monotonic() + PATIENCE
         while unit := self.attempt(unit, patient=time.monotonic() < until):
             time.sleep(1)

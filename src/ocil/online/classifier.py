@@ -48,6 +48,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     pixel_range : the numbers that are black and white
     random_state : None, a number or a RandomState
     device : auto, cpu or cuda
+    threads : CPU threads to compute on; None: one for a small network, some for others (docs/performance.md)
     settings : any other field of the method's config, by name
 
     Attributes
@@ -69,6 +70,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         pixel_range: tuple[float, float] | None = None,
         random_state: Any = None,
         device: str = "auto",
+        threads: int | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.method = method
@@ -80,6 +82,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.pixel_range = pixel_range
         self.random_state = random_state
         self.device = device
+        self.threads = threads
         self.settings = settings
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
@@ -167,7 +170,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if recipe.batch_size < 1:
             raise InputError(f"batch_size = {recipe.batch_size} must be at least 1.")
         form = ImageFormat.of(images, self.image_shape, self.pixel_range)
-        self.model_ = Model(recipe, form, pick_device(self.device))
+        self.model_ = Model(recipe, form, pick_device(self.device), threads=self.threads)
         self.n_features_in_ = int(np.prod(form.shape))
 
     def _learn(self, images: Any, labels: Sequence[Label], announced: list[Label]) -> None:

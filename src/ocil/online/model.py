@@ -1,8 +1,8 @@
 """A learner together with what its user sees: labels of any kind, an image format, one file on disk."""
 
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from ocil.methods.base import LearnerConfig, Problem, capacity_for
 from ocil.online.images import ImageFormat, InputError
 from ocil.precision import numerics
 from ocil.runner import pick_device
+from ocil.threads import default_threads, refuse_too_few, using
 
 FORMAT = 1
 FILE = "model.safetensors"
@@ -73,13 +74,17 @@ class Model:
         images: ImageFormat,
         device: torch.device | str = "cpu",
         config: LearnerConfig | None = None,
+        threads: int | None = None,
     ) -> None:
+        """``threads``: CPU threads to compute on. None: what ``ocil.threads.default_threads`` finds."""
+        refuse_too_few(threads)
         self.recipe, self.images = replace(recipe, method=method(recipe.method).name), images
         self.config = config or recipe.config()
         if self.recipe.review_every is not None and self.recipe.review_every < 0:
             raise OcilError(f"review_every = {self.recipe.review_every} must not be negative.")
         problem = Problem(images.network_shape, capacity_for(0))
         self.learner = method(recipe.method).load()(self.config, problem, recipe.seed, device)
+        self.threads = threads
         self.labels: list[Label] = []
         self.numbers: dict[Label, int] = {}
         self.batches = 0
@@ -105,7 +110,7 @@ class Model:
                 self.numbers[label] = len(self.labels)
                 self.labels.append(label)
         numbers = [self.numbers[label] for label in labels]
-        with numerics(self.config.precision):
+        with self.computing():
             self.learner.meet(numbers)
             self.learner.learn(self._on_device(x), torch.tensor(numbers, device=self.device))
         self.batches += 1
@@ -115,7 +120,7 @@ class Model:
 
     def review(self) -> None:
         """One pass over the memory at a small learning rate. A method that is defined by task ends hears of one."""
-        with numerics(self.config.precision):
+        with self.computing():
             if method(self.recipe.method).needs_task_ends:
                 self.learner.end_task()
             else:
@@ -132,13 +137,24 @@ class Model:
         found = np.zeros((len(x), len(self.labels)))
         if not self.labels or not len(x):
             return found
-        with numerics(self.config.precision):
+        with self.computing():
             scorer = self.learner.scorer()
             for first in range(0, len(x), CHUNK):
                 part = slice(first, first + CHUNK)
                 scores = scorer(self._on_device(x[part]))[:, : len(self.labels)]
                 found[part] = scores.double().softmax(1).cpu().numpy()
         return found
+
+    @property
+    def threads_used(self) -> int:
+        """CPU threads that it computes on."""
+        return self.threads or default_threads(self.images.network_shape, self.config.width)
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """PyTorch as this model needs it, inside the block only: its user may compute other things beside it."""
+        with numerics(self.config.precision), using(self.threads_used):
+            yield
 
     def _on_device(self, x: NDArray[np.uint8]) -> Tensor:
         return torch.from_numpy(np.array(x)).to(self.device)  # a copy: what is given may be read-only
@@ -204,11 +220,14 @@ class Model:
 
     def copy(self, device: torch.device | str) -> "Model":
         """The same model again, on a device."""
-        return self._from_parts("a copy of a model", self._header(), self._tensors(), device)
+        made = self._from_parts("a copy of a model", self._header(), self._tensors(), device)
+        made.threads = self.threads
+        return made
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For copies and for other processes; ``save`` is what to keep."""
-        return _unpickled, (self._header(), safetensors.torch.save(self._tensors()), str(self.device))
+        parts = self._header(), safetensors.torch.save(self._tensors()), str(self.device)
+        return _unpickled, parts, {"threads": self.threads}
 
 
 def _unpickled(header: str, tensors: bytes, device: str) -> Model:

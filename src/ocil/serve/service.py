@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ocil.errors import OcilError, WriteError
@@ -33,6 +32,7 @@ from ocil.serve.note import Entry, Note
 from ocil.serve.predictor import Prediction, Predictor
 from ocil.serve.records import Cut, Samples
 from ocil.serve.snapshot import Snapshots
+from ocil.threads import set_threads
 
 NOTE = "serve"
 LOG = "log"
@@ -115,11 +115,13 @@ class Service:
         limits: Limits | None = None,
         save_seconds: float = 30.0,
         keep_log: bool = False,
-        threads: int = 1,
+        threads: int | None = None,
         set_aside_damage: bool = False,
     ) -> None:
+        """``threads``: that learning takes, as in ``Model``. Predictions take one."""
         self.model, self.folder, self.limits = model, folder, limits or Limits()
-        self.save_seconds, self.keep_log, self.threads = save_seconds, keep_log, threads
+        self.save_seconds, self.keep_log = save_seconds, keep_log
+        model.threads = threads or model.threads_used
         self.metrics = _metrics()
         note = self._noted()
         self.position = note.position
@@ -332,7 +334,7 @@ class Service:
 
     def _learn(self) -> None:
         """The learning thread. The model is its own."""
-        torch.set_num_threads(self.threads)
+        set_threads(self.model.threads_used)
         if sys.platform == "linux":  # there a thread has a priority of its own: predictions come first
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
         replayed = self._replayed()

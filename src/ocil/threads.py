@@ -1,0 +1,105 @@
+"""How many CPU threads a piece of work takes. docs/performance.md has the measurements behind the rule."""
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from ocil.errors import OcilError
+
+LARGE = 50_000  # pixels of an image times the square of the network's width: from here on a second thread pays
+MOST = 4  # threads that are taken without being asked for
+
+
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def default_threads(image_shape: tuple[int, int, int], width: int) -> int:
+    """What learning from such images takes if nobody says otherwise.
+
+    One thread for small networks, else all cores but one, up to ``MOST``: with a core left to whatever else the machine
+    does, no thread waits for another that cannot run. ``OMP_NUM_THREADS`` wins. So does ``torch.set_num_threads`` with
+    any number but those that PyTorch begins with (all cores, or half of them where a core counts twice); it is never
+    exceeded.
+    """
+    now = torch.get_num_threads()
+    if "OMP_NUM_THREADS" in os.environ or now not in (cores(), cores() // 2):
+        return now
+    height, across, _ = image_shape
+    large = height * across * width**2 >= LARGE
+    return min(now, MOST, max(1, cores() - 1)) if large else 1
+
+
+def refuse_too_few(threads: int | None) -> None:
+    if threads is not None and threads < 1:
+        raise OcilError(f"threads = {threads} must be at least 1.")
+
+
+@contextmanager
+def using(count: int) -> Iterator[None]:
+    """Compute on so many threads inside the block, afterwards on as many as before."""
+    before, scheduler = torch.get_num_threads(), _arm_scheduler()
+    convolutions = scheduler.count if scheduler else 0
+    set_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        if scheduler:
+            scheduler.count = convolutions
+
+
+def set_threads(count: int) -> None:
+    """From now on. PyTorch's own number counts for the calling thread, that of ARM's convolutions for the process."""
+    torch.set_num_threads(count)
+    if scheduler := _arm_scheduler():
+        scheduler.count = count
+
+
+class _ArmScheduler:
+    """Arm Compute Library, which computes convolutions on ARM, asks for the number of threads once, when it is loaded.
+
+    ``torch.set_num_threads`` does not reach it, and PyTorch offers no other way, so its own functions are called.
+    """
+
+    OPENMP = 2  # the kind of scheduler whose functions these are
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._get = library._ZN11arm_compute9Scheduler3getEv
+        self._kind = library._ZN11arm_compute9Scheduler8get_typeEv
+        self._read = library._ZNK11arm_compute12OMPScheduler11num_threadsEv
+        self._write = library._ZN11arm_compute12OMPScheduler15set_num_threadsEj
+        self._get.restype = ctypes.c_void_p
+        self._read.argtypes, self._read.restype = [ctypes.c_void_p], ctypes.c_uint
+        self._write.argtypes, self._write.restype = [ctypes.c_void_p, ctypes.c_uint], None
+
+    @property
+    def usable(self) -> bool:
+        return bool(self._kind() == self.OPENMP)
+
+    @property
+    def count(self) -> int:
+        return int(self._read(self._get()))
+
+    @count.setter
+    def count(self, threads: int) -> None:
+        self._write(self._get(), threads)
+
+
+@cache
+def _arm_scheduler() -> _ArmScheduler | None:
+    """None where PyTorch was built without it, or with a version that is not known here."""
+    path = Path(torch.__file__).parent / "lib" / "libarm_compute.so"
+    if not path.is_file():
+        return None
+    try:
+        scheduler = _ArmScheduler(ctypes.CDLL(str(path)))
+    except (OSError, AttributeError):
+        return None
+    return scheduler if scheduler.usable else None
