@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from ocil.config import RunConfig, resolve
+from ocil.data import Dataset, store
 from ocil.engine import local
 from ocil.engine.local import Job, Outcome, run_all
 from ocil.engine.patience import patiently
@@ -251,6 +252,30 @@ def test_threads_are_put_back(configs: list[RunConfig], tmp_path: Path) -> None:
     run_all(configs[:1], work, 1, lambda number, event: seen.append(torch.get_num_threads()))
     assert seen[0] == before + 1
     assert torch.get_num_threads() == before
+
+
+def test_a_dataset_is_read_once_until_its_file_changes(
+    tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    load_npz = store.load_npz
+
+    def counted(path: Path, name: str) -> Dataset:
+        read.append(path)
+        return load_npz(path, name)
+
+    monkeypatch.setattr(store, "load_npz", counted)
+    path = tmp_path / "own.npz"
+    tiny.save(path)
+    settings = {"width": 2, "tasks": 2}
+    configs = [resolve("fine-tune", str(path), seed=seed, settings=settings) for seed in range(3)]
+    assert all(isinstance(found, Result) for found in run_all(configs[:2], job(tmp_path / "a"), 1))
+    assert len(read) == 1
+    replace(tiny, classes=("other", "names", "of", "classes")).save(path)
+    (found,) = run_all(configs[2:], job(tmp_path / "a"), 1)
+    assert len(read) == 2
+    assert isinstance(found, Result)
+    assert found.images != tiny.fingerprint
 
 
 def test_nothing_to_do(tmp_path: Path) -> None:

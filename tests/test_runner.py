@@ -12,10 +12,12 @@ from ocil.data import Dataset
 from ocil.engine import gpu
 from ocil.engine.local import Job
 from ocil.errors import OcilError
+from ocil.evaluate import BATCH
+from ocil.methods.er import ER
 from ocil.methods.fine_tune import FineTune
 from ocil.results import Result, RunFolder
-from ocil.runner import Interrupted, Progress, check, make_learner, pick_device, run
-from tests.conftest import left_over
+from ocil.runner import Interrupted, Progress, SaveTimes, check, make_learner, pick_device, run
+from tests.conftest import CLASSES, TEST, left_over
 
 BATCHES = 8  # of the tiny stream
 
@@ -97,13 +99,67 @@ def test_a_run_that_another_process_ended_meanwhile(
     assert written == [(path.stat().st_mtime_ns, path.read_bytes())]
 
 
-def test_stopped_after_the_last_batch(tiny: Dataset, tmp_path: Path) -> None:
-    config = tiny_config("fine-tune")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"name": "er", "review": True, "review_batch": 10},
+        {"name": "er", "boundary": "none", "review": True, "review_every": 3, "review_batch": 10},
+        {"name": "gdumb", "rehearsal_epochs": 1, "rehearsal_batch": 10},
+    ],
+    ids=lambda settings: "-".join(map(str, settings.values())),
+)
+@pytest.mark.usefixtures("quick_convolution")
+def test_stopped_at_every_point_it_ends_bit_identical(
+    tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    """Also inside a review, an evaluation and a rehearsal. Every question whether to stop is answered with yes once."""
+    monkeypatch.setitem(BATCH, "cpu", 20)  # so that an evaluation has several batches
+    config = tiny_config(**settings)
+    asked: list[int] = []
+    undisturbed = run(config, tmp_path / "a", dataset=tiny, device="cpu", should_stop=lambda: bool(asked.append(1)))
+    assert len(asked) > BATCHES + 2 * 2 * (TEST * CLASSES // 20)
+    for number in range(1, len(asked) + 1):
+        root = tmp_path / str(number)
+        with pytest.raises(Interrupted):
+            run(config, root, dataset=tiny, device="cpu", should_stop=stop_at(number))
+        assert told(run(config, root, dataset=tiny, device="cpu")) == told(undisturbed), f"stopped at {number}"
+
+
+def test_a_stop_inside_a_review_waits_for_no_further_batch(
+    tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what was learned before is not learned again."""
+    config = tiny_config("er", review=True, review_batch=5)
+    reviewed: list[int] = []
+    step = ER.review_step
+
+    def watched(self: ER, slots: Tensor) -> None:
+        reviewed.append(1)
+        step(self, slots)
+
+    monkeypatch.setattr(ER, "review_step", watched)
     with pytest.raises(Interrupted):
-        run(config, tmp_path / "a", dataset=tiny, device="cpu", should_stop=stop_at(BATCHES))
-    assert told(run(config, tmp_path / "a", dataset=tiny, device="cpu")) == told(
-        run(config, tmp_path / "b", dataset=tiny, device="cpu")
-    )
+        run(config, tmp_path, dataset=tiny, device="cpu", should_stop=lambda: bool(reviewed))
+    assert len(reviewed) == 1
+    found = RunFolder.of(tmp_path, config).load_checkpoint()
+    assert found is not None
+    assert found[1]["cursor"] == BATCHES // 2 - 1  # the batch before the review is taken again, and no other
+
+
+def test_the_first_saves_come_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("ocil.runner.time.monotonic", lambda: now)
+    saves = {seconds: SaveTimes(seconds) for seconds in (0.0, 30.0, 1e9)}
+    found: dict[float, list[float]] = {seconds: [] for seconds in saves}
+    while now < 120:
+        now += 1
+        for seconds, times in saves.items():
+            if times.due():
+                times.note()
+                found[seconds].append(now)
+    assert len(found[0]) == 120
+    assert found[30] == [3, 9, 27, 57, 87, 117]
+    assert found[1e9] == [3, 9, 27, 81]
 
 
 def test_the_time_spent_adds_up(tiny: Dataset, tmp_path: Path) -> None:
@@ -141,7 +197,10 @@ def loss_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("loss_that_fails")
 @pytest.mark.parametrize("checkpoint_seconds", [0.0, 1e9])
-def test_a_loss_that_is_not_finite(tiny: Dataset, tmp_path: Path, checkpoint_seconds: float) -> None:
+def test_a_loss_that_is_not_finite(
+    tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint_seconds: float
+) -> None:
+    monkeypatch.setattr("ocil.runner.FIRST_SAVE", 1e9)
     config = resolve("fine-tune", "tiny", seed=1, settings={"width": 2, "tasks": 2})
     with pytest.raises(OcilError, match=r"not finite at training step 2 .*: --set lr=0\.01") as e:
         run(config, tmp_path, dataset=tiny, device="cpu", checkpoint_seconds=checkpoint_seconds)

@@ -74,18 +74,23 @@ class Evaluator:
     def __call__(self, learner: Learner, checkpoint: int) -> Evaluation:
         return self.start(learner, checkpoint)()
 
-    def start(self, learner: Learner, checkpoint: int) -> Callable[[], Evaluation]:
-        """Ask the device for an evaluation; calling what comes back waits for it. So many learners share a device."""
+    def start(
+        self, learner: Learner, checkpoint: int, after_batch: Callable[[], None] = lambda: None
+    ) -> Callable[[], Evaluation]:
+        """Ask the device for an evaluation; calling what comes back waits for it. So many learners share a device.
+
+        ``after_batch`` is called after each batch of images; it may raise to give the evaluation up.
+        """
         look, train = self.looks[checkpoint], self.stream.resident
         scorer = learner.scorer() if learner.met is None else _of_all(learner.scorer(), self.stream.data.num_classes)
-        scores = scores_of(scorer, self.x)
+        scores = scores_of(scorer, self.x, after_batch)
         hits = (scores.argmax(1) == self.y).double()
         correct = torch.zeros_like(self.group_size, dtype=torch.float64).index_add_(0, self.group, hits)
         if not learner.scores_are_logits:
             return lambda: Evaluation((correct / self.group_size).tolist())
         logits = scores[look.shown]
         x, y = train.train_x[look.learned], train.train_y[look.learned]
-        p = scores_of(scorer, x).softmax(1).gather(1, y[:, None])
+        p = scores_of(scorer, x, after_batch).softmax(1).gather(1, y[:, None])
         head = getattr(learner.network, "head", None)
         weights = None
         if isinstance(head, torch.nn.Linear):
@@ -113,9 +118,12 @@ class _Look(NamedTuple):
     learned: Tensor
 
 
-def scores_of(scorer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    size = batch_for(x.device.type, x.shape[1] * x.shape[2])
-    return torch.cat([scorer(part) for part in x.split(size)]).float()
+def scores_of(scorer: Callable[[Tensor], Tensor], x: Tensor, after_batch: Callable[[], None] = lambda: None) -> Tensor:
+    found = []
+    for part in x.split(batch_for(x.device.type, x.shape[1] * x.shape[2])):
+        found.append(scorer(part))
+        after_batch()
+    return torch.cat(found).float()
 
 
 def batch_for(device: str, pixels: int) -> int:

@@ -29,6 +29,7 @@ from ocil.streams import DeviceData, Stream
 from ocil.threads import refuse_too_few, using
 
 LOOK_EVERY = 50  # stream batches between two looks at the loss: each look waits for the device
+FIRST_SAVE = 3.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,25 @@ class Progress:
 
 class Interrupted(Exception):  # noqa: N818
     """The run was asked to stop. It has saved what is needed to go on."""
+
+
+class SaveTimes:
+    """When work that may be killed is to be saved: after 3, 9 and 27 seconds, then every ``seconds`` of the caller.
+
+    So a kill costs at most about two thirds of what was done, and never more than ``seconds``.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.started = self.saved = time.monotonic()
+
+    def due(self) -> bool:
+        gap = max(FIRST_SAVE, 2 * (self.saved - self.started))
+        return time.monotonic() - self.saved >= min(self.seconds, gap)
+
+    def note(self) -> None:
+        """It was saved now."""
+        self.saved = time.monotonic()
 
 
 def pick_device(name: str = "auto") -> torch.device:
@@ -130,7 +150,8 @@ def run(
 
     ``threads`` is how many CPU threads it takes, whatever PyTorch is set to: results depend on it in their last digits.
 
-    ``should_stop`` is asked after every batch; on True the run saves a checkpoint and raises ``Interrupted``.
+    ``should_stop`` is asked after every batch, also of a review or an evaluation; on True the run raises
+    ``Interrupted`` as soon as it has a checkpoint to go on from.
     """
     refuse_too_few(threads)
     folder = RunFolder.of(Path(root), config)
@@ -226,6 +247,8 @@ class Work:
         folder.save_config(config)
         self.stepper = stepper(self.learner, self.stream)
         self.cursor = 0
+        self.saved_cursor = -1
+        """Of the checkpoint on the disk."""
         self.evaluations: list[Evaluation] = []
         self.seconds = 0.0
         self.resume()
@@ -238,7 +261,8 @@ class Work:
         check_begun(self.folder, progress, self.device, self.images)
         try:
             self.learner.load_state(tensors)
-            self.cursor, self.seconds = int(progress["cursor"]), float(progress["seconds"])
+            self.cursor = self.saved_cursor = int(progress["cursor"])
+            self.seconds = float(progress["seconds"])
             if not 0 <= self.cursor <= len(self.stream):
                 raise ValueError(f"its cursor is {self.cursor}, the stream has {len(self.stream)} batches")
             self.evaluations = [Evaluation(**row) for row in progress["evaluations"]]
@@ -256,6 +280,7 @@ class Work:
             "evaluations": [row.to_json() for row in self.evaluations],
         }
         self.folder.save_checkpoint(self.learner.state(), progress)
+        self.saved_cursor = self.cursor
 
     def steps(
         self,
@@ -264,44 +289,58 @@ class Work:
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Iterator[None]:
         """The run itself. Yields when something was handed to the device: a batch, a review batch, an evaluation."""
-        config = self.config.learner
-        started = saved = time.monotonic()
+        saves = SaveTimes(checkpoint_seconds)
         earlier = self.seconds
+
+        def stop_here() -> None:
+            """Inside a batch there is nothing to save: stop if the checkpoint from before it was written."""
+            if self.saved_cursor == self.cursor and should_stop():
+                raise Interrupted(str(self.folder.path))
+
         on_progress(self.progress())
         for number in range(self.cursor, len(self.stream)):
             checkpoint = self.stream.checkpoint_after(number)
             ends_task = checkpoint is not None and self.stream.announces_tasks
-            if ends_task and self.learner.rehearses:
-                self.save()  # the next point at which it could be saved may be far away
-                saved = time.monotonic()
+            rehearses, reviews = ends_task and self.learner.rehearses, self.reviews_after(number, ends_task)
+            # The next point at which it could be saved may be far away. On a GPU a review or an evaluation is short.
+            far = rehearses or (self.device.type == "cpu" and (reviews or checkpoint is not None))
+            if far and self.saved_cursor != self.cursor:
+                self.save()
+                saves.note()
             self.stepper.learn(number)
             if ends_task:
                 self.learner.task_ended()
                 for slots in self.learner.rehearsal():
                     self.stepper.rehearse_one(slots)
-                    if should_stop():
-                        raise Interrupted(str(self.folder.path))
+                    stop_here()
                     yield
-            periodic = config.review_every and (number + 1) % config.review_every == 0
-            if config.review and (periodic or (ends_task and not config.review_every)):
-                yield from self.stepper.review()
+            if reviews:
+                for _ in self.stepper.review():
+                    stop_here()
+                    yield
             if checkpoint is not None:
-                evaluation = self.evaluator.start(self.learner, checkpoint)
+                evaluation = self.evaluator.start(self.learner, checkpoint, stop_here)
                 yield
                 self.evaluations.append(evaluation())
             self.cursor = number + 1
 
-            stop, now = should_stop(), time.monotonic()
-            self.seconds = earlier + now - started
-            if stop or now - saved >= checkpoint_seconds:
+            stop = should_stop()
+            self.seconds = earlier + time.monotonic() - saves.started
+            if stop or saves.due():
                 self.save()
-                saved = time.monotonic()
+                saves.note()
             if stop:
                 raise Interrupted(str(self.folder.path))
             if number % LOOK_EVERY == 0 or checkpoint is not None:
                 self.check_loss()
                 on_progress(self.progress())
             yield
+
+    def reviews_after(self, number: int, ends_task: bool) -> bool:
+        """Whether the review trick follows a batch: at its period if it has one, else where a task ends."""
+        config = self.config.learner
+        here = (number + 1) % config.review_every == 0 if config.review_every else ends_task
+        return config.review and here
 
     def progress(self) -> Progress:
         accuracy = None

@@ -2,6 +2,6 @@
 
 from ocil.data.catalog import CATALOG, DEFAULT, DatasetInfo
 from ocil.data.dataset import Dataset
-from ocil.data.store import Entry, available, load
+from ocil.data.store import Entry, available, load, load_once
 
-__all__ = ["CATALOG", "DEFAULT", "Dataset", "DatasetInfo", "Entry", "available", "load"]
+__all__ = ["CATALOG", "DEFAULT", "Dataset", "DatasetInfo", "Entry", "available", "load", "load_once"]

@@ -1,6 +1,8 @@
 """Datasets by name: the embedded one, those of the catalog and those the user imported."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Literal
@@ -33,15 +35,33 @@ class Entry:
 
 def load(name: str | Path = DEFAULT, data_dir: Path | None = None) -> Dataset:
     """A dataset by name, or from the path of an .npz file."""
-    if _is_path(name):
-        path = Path(name).expanduser()
+    with _file_of(name, data_dir) as path:
         return load_npz(path, path.stem)
+
+
+def load_once(name: str | Path = DEFAULT, data_dir: Path | None = None) -> Dataset:
+    """The same, but the file that this process read last is not read and hashed again unless it has changed."""
+    with _file_of(name, data_dir) as path:
+        try:
+            state = path.stat()
+        except OSError:
+            return load_npz(path, path.stem)  # says what is wrong
+        return _load_state(path.resolve(), path.stem, state.st_ino, state.st_size, state.st_mtime_ns)
+
+
+@lru_cache(maxsize=1)  # one: it may be large, and runs come sorted by their dataset
+def _load_state(path: Path, name: str, *state: int) -> Dataset:
+    """``state`` of the file is not read: it tells the cache whether the file is still the same."""
+    return load_npz(path, name)
+
+
+def _file_of(name: str | Path, data_dir: Path | None) -> AbstractContextManager[Path]:
+    if _is_path(name):
+        return nullcontext(Path(name).expanduser())
     info = catalog.find(str(name))
     if info is not None and info.name == DEFAULT:
-        with resources.as_file(resources.files("ocil.data") / "embedded" / f"{DEFAULT}.npz") as path:
-            return load_npz(path, DEFAULT)
-    path = locate(str(name), data_dir)
-    return load_npz(path, path.stem)
+        return resources.as_file(resources.files("ocil.data") / "embedded" / f"{DEFAULT}.npz")
+    return nullcontext(locate(str(name), data_dir))
 
 
 def locate(name: str, data_dir: Path | None = None) -> Path:

@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from ocil import data
 from ocil.config import RunConfig
 from ocil.errors import OcilError
 from ocil.results import Result, RunFolder
@@ -88,9 +89,10 @@ def _attempt(
     config: RunConfig, job: Job, on_progress: Callable[[Progress], None], should_stop: Callable[[], bool]
 ) -> Outcome:
     try:
+        dataset = data.load_once(config.dataset, job.data_dir)
         return run(
-            config, job.root, device=job.device, data_dir=job.data_dir, checkpoint_seconds=job.checkpoint_seconds,
-            threads=job.threads, on_progress=on_progress, should_stop=should_stop,
+            config, job.root, device=job.device, dataset=dataset, threads=job.threads,
+            checkpoint_seconds=job.checkpoint_seconds, on_progress=on_progress, should_stop=should_stop,
         )  # fmt: skip
     except Exception as error:  # the other runs go on, whatever happened to this one
         return explained(error, config)

@@ -35,7 +35,7 @@ from ocil.results import (
     unreadable,
     write_json,
 )
-from ocil.runner import Interrupted, Progress, check_begun, digest_of, environment, pick_device
+from ocil.runner import Interrupted, Progress, SaveTimes, check_begun, digest_of, environment, pick_device
 
 WARM = 3  # steps as they are written before one is recorded: they prepare what may not be prepared in a graph
 SIDE_BY_SIDE = 6  # on a GPU; on a CPU one after the other
@@ -116,7 +116,7 @@ class StageWork:
         should_stop: Callable[[], bool],
     ) -> Iterator[None]:
         """Yields when a batch or an evaluation was handed to the device. An epoch's numbers are read in the next."""
-        started = saved = time.monotonic()
+        saves = SaveTimes(checkpoint_seconds)
         earlier, reading = self.seconds, None
         on_progress(self.progress())
         while self.stage.epoch < self.stage.epochs:
@@ -132,17 +132,16 @@ class StageWork:
                     reading = None
             reading = Reading(self.stage.end_epoch())
             yield
-            now = time.monotonic()
-            self.seconds = earlier + now - started
-            if now - saved >= checkpoint_seconds:
+            self.seconds = earlier + time.monotonic() - saves.started
+            if saves.due():
                 self.note(reading)
                 reading = None
                 self.save()
                 on_progress(self.progress())
-                saved = time.monotonic()
+                saves.note()
         if reading is not None:
             self.note(reading)
-            self.seconds = earlier + time.monotonic() - started
+            self.seconds = earlier + time.monotonic() - saves.started
             on_progress(self.progress())
 
     def note(self, reading: Reading) -> None:

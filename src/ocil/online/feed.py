@@ -2,7 +2,6 @@
 
 import csv
 import hashlib
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from ocil.data.images import SUFFIXES
 from ocil.errors import OcilError
 from ocil.online.images import InputError
 from ocil.online.model import FILE, Model
+from ocil.runner import SaveTimes
 
 
 class Sample(NamedTuple):
@@ -150,14 +150,14 @@ class Feed:
 
         False: it was asked to stop, and has saved.
         """
-        saved, stop = time.monotonic(), False
+        saves, stop = SaveTimes(save_seconds), False
         while self.position < len(self.samples) and not stop:
             self.step()
             on_step(self)
             stop = should_stop()
-            if self.model.samples and time.monotonic() - saved >= save_seconds:
+            if self.model.samples and saves.due():
                 self.save(folder)
-                saved = time.monotonic()
+                saves.note()
         if not self.model.samples:
             why = f", the first because {self.problems[0]}" if self.problems else "."
             raise OcilError(f"not one of {self.position} images could be read{why}")
