@@ -59,6 +59,13 @@ def test_the_variable_wins(machine: Callable[..., None], monkeypatch: pytest.Mon
     assert threads.default_threads(*SMALL) == 16
 
 
+def test_a_block_around_it_wins(machine: Callable[..., None]) -> None:
+    with threads.using(2):
+        machine(2, 2)
+        assert threads.default_threads(*SMALL) == 2
+    assert threads.default_threads(*SMALL) == 1
+
+
 def test_threads_are_put_back_also_after_an_error() -> None:
     scheduler = threads._arm_scheduler()
     before = torch.get_num_threads(), scheduler and scheduler.count

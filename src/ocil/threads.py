@@ -4,6 +4,7 @@ import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from ocil.errors import OcilError
 
 LARGE = 50_000  # pixels of an image times the square of the network's width: from here on a second thread pays
 MOST = 4  # threads that are taken without being asked for
+
+_chosen: ContextVar[bool] = ContextVar("_chosen", default=False)  # whether the code is inside a block of ``using``
 
 
 def cores() -> int:
@@ -24,12 +27,12 @@ def default_threads(image_shape: tuple[int, int, int], width: int) -> int:
     """What learning from such images takes if nobody says otherwise.
 
     One thread for small networks, else all cores but one, up to ``MOST``: with a core left to whatever else the machine
-    does, no thread waits for another that cannot run. ``OMP_NUM_THREADS`` wins. So does ``torch.set_num_threads`` with
-    any number but those that PyTorch begins with (all cores, or half of them where a core counts twice); it is never
-    exceeded.
+    does, no thread waits for another that cannot run. ``OMP_NUM_THREADS`` wins, and so does a block of ``using`` around
+    it. So does ``torch.set_num_threads`` with any number but those that PyTorch begins with (all cores, or half of them
+    where a core counts twice); it is never exceeded.
     """
     now = torch.get_num_threads()
-    if "OMP_NUM_THREADS" in os.environ or now not in (cores(), cores() // 2):
+    if _chosen.get() or "OMP_NUM_THREADS" in os.environ or now not in (cores(), cores() // 2):
         return now
     height, across, _ = image_shape
     large = height * across * width**2 >= LARGE
@@ -46,10 +49,12 @@ def using(count: int) -> Iterator[None]:
     """Compute on so many threads inside the block, afterwards on as many as before."""
     before, scheduler = torch.get_num_threads(), _arm_scheduler()
     convolutions = scheduler.count if scheduler else 0
+    chosen = _chosen.set(True)
     set_threads(count)
     try:
         yield
     finally:
+        _chosen.reset(chosen)
         torch.set_num_threads(before)
         if scheduler:
             scheduler.count = convolutions
