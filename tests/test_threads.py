@@ -12,10 +12,14 @@ import pytest
 import torch
 
 from ocil import environment, threads
+from ocil.data import Dataset
 from ocil.errors import OcilError
+from ocil.evaluate import Evaluator
 from ocil.methods.er import ER
 from ocil.online.images import ImageFormat
 from ocil.online.model import Model, Recipe
+from ocil.runner import make_learner
+from ocil.streams import Stream, StreamConfig
 from tests.conftest import Call, one_error
 
 Start = Callable[..., "Popen[str]"]
@@ -100,6 +104,38 @@ def test_a_model_computes_on_its_threads_and_leaves_the_users_alone(monkeypatch:
     copied.learn(x, ["a", "b"] * 5)
     assert seen == [2, 2, 1]
     assert torch.get_num_threads() == 1
+
+
+def test_a_learner_of_ones_own_computes_on_the_default(
+    tiny: Dataset, machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever verb is called, also of a class that the user wrote, unless a block around it settles the number."""
+    seen: list[int] = []
+    set_threads = threads.set_threads
+
+    class Mine(ER):
+        def learn(self, x: torch.Tensor, y: torch.Tensor) -> None:
+            super().learn(x, y)
+
+    learner = make_learner("er", tiny, memory=20, width=2, memory_batch=5, review=True)
+    learner.__class__ = Mine
+    x, y = torch.from_numpy(tiny.train_x[::8]), torch.from_numpy(tiny.train_y[::8])
+    evaluate = Evaluator(Stream(tiny, StreamConfig(tasks=2)))
+
+    def verbs() -> None:
+        learner.learn(x, y)
+        learner.scores(x)
+        learner.end_task()
+        evaluate(learner, 0)
+
+    machine(16, 16)
+    monkeypatch.setattr(threads, "set_threads", lambda count: seen.append(count) or set_threads(count))
+    verbs()
+    assert seen == [1] * 4
+    with threads.using(2):
+        verbs()
+    assert seen == [1] * 4 + [2]
+    set_threads(1)
 
 
 @pytest.mark.parametrize("count", [0, -1])

@@ -15,6 +15,7 @@ from ocil.errors import OcilError
 from ocil.methods.base import Learner
 from ocil.networks import NOT_MET
 from ocil.streams import Stream
+from ocil.threads import default_if_free
 
 HARD, EASY = 0.3, 0.6  # the paper's bounds on the true class's score: below is hard, above is easy
 BATCH = {"cpu": 500, "cuda": 2500}  # on a CPU what fits its cache, on a GPU few launches
@@ -72,7 +73,8 @@ class Evaluator:
             self.looks.append(_Look(numbers(old), numbers(new), numbers(shown), numbers(learned)))
 
     def __call__(self, learner: Learner, checkpoint: int) -> Evaluation:
-        return self.start(learner, checkpoint)()
+        with default_if_free(learner.problem.image_shape, learner.config.width):
+            return self.start(learner, checkpoint)()
 
     def start(
         self, learner: Learner, checkpoint: int, after_batch: Callable[[], None] = lambda: None

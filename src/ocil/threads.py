@@ -3,7 +3,7 @@
 import ctypes
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
@@ -58,6 +58,11 @@ def using(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
         if scheduler:
             scheduler.count = convolutions
+
+
+def default_if_free(image_shape: tuple[int, int, int], width: int) -> AbstractContextManager[None]:
+    """``using`` the default, unless a block of ``using`` has settled it already."""
+    return nullcontext() if _chosen.get() else using(default_threads(image_shape, width))
 
 
 def set_threads(count: int) -> None:

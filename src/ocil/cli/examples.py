@@ -22,6 +22,7 @@ from ocil.report.gallery import Drawing, examples
 from ocil.results import Result, RunFolder, unreadable
 from ocil.runner import build
 from ocil.streams import Stream
+from ocil.threads import using
 
 SCORED = 500  # training images of which examples are chosen
 ACROSS = 8
@@ -113,7 +114,7 @@ def _scores(folder: RunFolder, config: RunConfig, dataset: Dataset, chosen: NDAr
     state = folder.load_checkpoint()
     if state is None:
         raise OcilError(f"{folder.checkpoint} has gone.")
-    with numerics(config.learner.precision), torch.no_grad():
+    with numerics(config.learner.precision), using(1), torch.no_grad():
         learner = build(config, dataset)
         try:
             learner.load_state(state[0], generators=False)  # they may be another device's, and scores need none

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
+from functools import wraps
 from operator import index
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from ocil.networks import ImageShape, to_float
 from ocil.precision import Precision
 from ocil.rng import Rng, derive
 from ocil.sgd import SGD
+from ocil.threads import default_if_free
 
 FIRST_CAPACITY = 16  # of a learner whose classes are not known; it doubles, so that growth is rare
 
@@ -117,6 +119,22 @@ class AugmentedConfig(LearnerConfig):
         )  # fmt: skip
 
 
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+
+def _on_its_threads(verb: Verb) -> Verb:
+    """On a CPU a verb that a user calls takes as many threads as pay for this network, see ``ocil.threads``."""
+
+    @wraps(verb)
+    def scoped(self: "Learner", *arguments: Any) -> Any:
+        if self.device.type != "cpu":
+            return verb(self, *arguments)
+        with default_if_free(self.problem.image_shape, self.config.width):
+            return verb(self, *arguments)
+
+    return cast(Verb, scoped)
+
+
 class Learner(nn.Module):
     """Learns from one batch at a time. Subclasses write ``learn`` out in full.
 
@@ -161,6 +179,12 @@ class Learner(nn.Module):
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64, device=self.device))
         self.register_buffer("failed_at", torch.full((), -1, dtype=torch.int64, device=self.device))
         self.register_buffer("last_loss", torch.zeros((), device=self.device))
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in ("learn", "end_task", "review", "scores"):
+            if name in vars(cls):
+                setattr(cls, name, _on_its_threads(vars(cls)[name]))
 
     @classmethod
     def settings_for(cls, dataset: str, memory: int) -> dict[str, Any]:
@@ -246,6 +270,7 @@ class Learner(nn.Module):
         """Learn from one stream batch."""
         raise NotImplementedError
 
+    @_on_its_threads
     def scores(self, x: Tensor) -> Tensor:
         """Class scores ``[B, C]``; changes nothing."""
         return self.scorer()(x)
@@ -273,6 +298,7 @@ class Learner(nn.Module):
         """Changes when ``learn`` begins to do something else, as after a task. Does not read the device."""
         return 0
 
+    @_on_its_threads
     def review(self) -> None:
         """The review trick: one shuffled pass over the memory at a tenth of the learning rate."""
         for slots in self.review_slots():
@@ -283,6 +309,7 @@ class Learner(nn.Module):
         self.tasks += 1
         self.tasks_ended += 1
 
+    @_on_its_threads
     def end_task(self) -> None:
         """All that a task's end calls for: what the method is defined by, and a review if its settings have one there.
 

@@ -65,7 +65,7 @@ class Predictor:
 
     def _run(self) -> None:
         """The predicting thread."""
-        torch.set_num_threads(1)
+        torch.set_num_threads(1)  # counts for this thread
         while True:
             with self._asked:
                 self._asked.wait_for(lambda: self._questions or self._stopping)
