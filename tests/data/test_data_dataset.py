@@ -1,4 +1,5 @@
 import os
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -128,3 +129,107 @@ def test_pickled_arrays_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "y.npz", classes=np.arange(3), **parts)
     with pytest.raises(OcilError, match="classes must be a list of names"):
         load_npz(tmp_path / "y.npz", "y")
+
+
+def repacked(path: Path, members: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> Path:
+    """An archive of these members, with sizes and checksums that are right."""
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path
+
+
+def mutated(content: bytes, rng: np.random.Generator) -> bytes:
+    """A few bytes replaced, cut out or doubled."""
+    changed = bytearray(content)
+    for _ in range(rng.integers(1, 6)):
+        at = int(rng.integers(0, max(1, len(changed))))
+        size = int(rng.integers(1, 5))
+        match rng.integers(0, 4):
+            case 0:
+                del changed[at : at + size]
+            case 1:
+                changed[at:at] = changed[at : at + size]
+            case _:
+                changed[at : at + size] = rng.integers(0, 256, size, dtype=np.uint8).tobytes()
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_whatever_bytes_an_archive_has_it_is_a_dataset_or_an_error_of_ours(inside: bool, tmp_path: Path) -> None:
+    """``inside``: the arrays are damaged and packed anew, so that no checksum of the archive gives them away."""
+    GOOD.save(tmp_path / "whole.npz", compressed=True)
+    content = (tmp_path / "whole.npz").read_bytes()
+    with zipfile.ZipFile(tmp_path / "whole.npz") as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    rng, path = np.random.default_rng(0), tmp_path / "x.npz"
+    refused: list[str] = []
+    for _ in range(400):
+        if inside:
+            name = list(members)[rng.integers(len(members))]
+            head = int(rng.choice([128, len(members[name])]))  # as a rule the header: most bytes are not
+            damaged = mutated(members[name][:head], rng) + members[name][head:]
+            repacked(path, members | {name: damaged})
+        else:
+            path.write_bytes(mutated(content, rng))
+        for read in (lambda: load_npz(path, "x"), lambda: peek_npz(path)):
+            try:
+                read()
+            except OcilError as error:
+                refused.append(str(error))
+    assert len(refused) > 100
+    assert not any("\n" in message for message in refused)
+
+
+def header(shape: str, descr: str = "'|u1'") -> bytes:
+    text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (header("(1, 2"), "damaged or not an .npz file"),
+        (header("(" * 3000), "damaged or not an .npz file"),
+        (header("(99999999999999, 8, 8, 1)"), "does not fit its shape"),
+        (header("(-1, 8, 8, 1)"), "has the shape"),
+        (header("(4, 2, 2, 1)") + bytes(15), "does not fit its shape"),
+        (header("(1,)", "'|O'") + b"cos\nsystem\n", "pickled objects, which are not loaded"),
+        (b"", "damaged or not an .npz file"),
+        (b"\x93NUMPY\x09\x00", "damaged or not an .npz file"),
+    ],
+)
+def test_headers_that_lie(content: bytes, message: str, tmp_path: Path) -> None:
+    GOOD.save(tmp_path / "whole.npz")
+    with zipfile.ZipFile(tmp_path / "whole.npz") as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    path = repacked(tmp_path / "x.npz", members | {"train_x.npy": content})
+    with pytest.raises(OcilError, match=message):
+        load_npz(path, "x")
+
+
+def test_an_archive_that_unpacks_to_more_than_the_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    GOOD.save(tmp_path / "x.npz", compressed=True)
+    monkeypatch.setattr("ocil.data.archive._machine_memory", lambda: GOOD.train_x.nbytes)
+    with pytest.raises(OcilError, match="of memory, and there are"):
+        load_npz(tmp_path / "x.npz", "x")
+
+
+@pytest.mark.parametrize("unseen", [np.int64(-1), np.int64(2**60), np.array([1, 2]), np.array("many"), np.float64(1)])
+def test_a_number_of_unseen_classes_that_is_none(unseen: Any, tmp_path: Path) -> None:
+    GOOD.save(tmp_path / "x.npz")
+    with np.load(tmp_path / "x.npz") as archive:
+        arrays = dict(archive)
+    np.savez(tmp_path / "x.npz", **arrays, unseen=unseen)
+    with pytest.raises(OcilError, match="unseen"):
+        load_npz(tmp_path / "x.npz", "x")
+
+
+def test_class_names_that_are_not_text(tmp_path: Path) -> None:
+    GOOD.save(tmp_path / "x.npz")
+    with np.load(tmp_path / "x.npz") as archive:
+        arrays = dict(archive)
+    arrays["classes"] = np.full(len(GOOD.classes), 2**31, np.uint32).view("U1")
+    np.savez(tmp_path / "x.npz", **arrays)
+    with pytest.raises(OcilError, match="not text"):
+        load_npz(tmp_path / "x.npz", "x")

@@ -1,5 +1,7 @@
+import gzip
 import pickle
 import struct
+import tarfile
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -82,6 +84,33 @@ def test_cifar_archives_that_are_not(tmp_path: Path) -> None:
         with refused("has no file 'train', so it is not cifar100"):
             import_dataset("cifar100", source, tmp_path / "data")
     assert nothing_stored(tmp_path / "data")
+
+
+def test_whatever_bytes_a_cifar_archive_has_it_is_imported_or_refused(tmp_path: Path) -> None:
+    whole = gzip.decompress(tiny.write_cifar_archive("cifar10", tmp_path / "whole.tar.gz").read_bytes())
+    headers = [at for at in range(0, len(whole), 512) if whole[at : at + 6] == b"cifar-"]
+    rng, source = np.random.default_rng(0), tmp_path / "x.tar.gz"
+    errors: list[str] = []
+    for _ in range(60):
+        content = bytearray(whole)
+        for at in rng.choice(headers, 2):
+            content[at + rng.integers(512)] = rng.integers(256)
+        source.write_bytes(gzip.compress(bytes(content), 1))
+        try:
+            import_dataset("cifar10", source, tmp_path / "data", expect=tiny.TINY_CIFAR10)
+        except OcilError as error:
+            errors.append(str(error))
+    assert len(errors) > 20
+    assert not any("\n" in message for message in errors)
+
+
+@pytest.mark.parametrize("name", ["cifar-10-batches-py/data_batch_1", "a-stranger"])
+def test_a_tar_bomb_is_refused_before_it_is_read(name: str, tmp_path: Path) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = 2**40
+    (tmp_path / "x.tar.gz").write_bytes(gzip.compress(member.tobuf()))
+    with refused("far larger than it should be"):
+        import_dataset("cifar10", tmp_path / "x.tar.gz", tmp_path / "data")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 """A labelled image dataset in memory: plain arrays, checked once when it is made."""
 
 import hashlib
-import zipfile
-import zlib
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,11 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ocil.data.archive import names_in, read_arrays, read_shapes
 from ocil.errors import OcilError
 from ocil.files import atomic_write
 
 KEYS = ("train_x", "train_y", "test_x", "test_y", "classes")
-UNREADABLE = (OSError, ValueError, EOFError, KeyError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
+AGAIN = "Import or download the dataset again."
+MAX_UNSEEN = 1_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +59,8 @@ class Dataset:
     def validate(self) -> None:
         """Raise OcilError, in one line, for the first thing that is not as promised."""
         self._check_names()
+        if not 0 <= self.unseen <= MAX_UNSEEN:
+            self._refuse(f"unseen = {self.unseen} must be from 0 to {MAX_UNSEEN:,}")
         for split, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
             self._check_images(split, x)
             self._check_labels(split, x, y)
@@ -109,57 +111,22 @@ class Dataset:
 
 def load_npz(path: Path, name: str) -> Dataset:
     """Read what ``Dataset.save`` wrote. Pickled content is refused, never run."""
-    try:
-        with _open(path) as archive:
-            arrays = {key: archive[key] for key in KEYS}
-            unseen = int(archive["unseen"]) if "unseen" in archive else 0
-    except UNREADABLE as error:
-        raise OcilError(f"cannot read {path}: {_reason(error)}. Import or download the dataset again.") from error
-    classes = arrays.pop("classes")
-    if classes.dtype.kind != "U" or classes.ndim != 1:
-        raise OcilError(f"{path}: classes must be a list of names, but it is {classes.dtype} {list(classes.shape)}.")
-    return Dataset(name=name, classes=tuple(classes.tolist()), unseen=unseen, **arrays)
+    arrays = read_arrays(path, KEYS, ("unseen",), AGAIN)
+    classes, unseen = names_in(arrays.pop("classes"), path, AGAIN), arrays.pop("unseen", np.array(0))
+    if unseen.dtype.kind not in "iu" or unseen.ndim != 0:
+        raise OcilError(f"{path}: unseen must be a number of classes, but it is {unseen.dtype} {list(unseen.shape)}.")
+    return Dataset(name=name, classes=classes, unseen=int(unseen), **arrays)
 
 
 def peek_npz(path: Path) -> tuple[int, tuple[int, ...], int, int]:
     """Number of classes, image shape, training and test images, from the headers alone: a listing stays quick."""
-    try:
-        with _open(path) as archive:
-            (classes,), (train, *image), (test, *_) = (
-                _header_shape(archive, key) for key in ("classes", "train_x", "test_x")
-            )
-    except UNREADABLE as error:
-        raise OcilError(f"cannot read {path}: {_reason(error)}. Import or download the dataset again.") from error
+    shapes = read_shapes(path, ("classes", "train_x", "test_x"), AGAIN)
+    if [len(shape) for shape in shapes.values()] != [1, 4, 4]:
+        raise OcilError(f"cannot read {path}: its arrays are not those of a dataset. {AGAIN}")
+    (classes,), (train, *image), (test, *_) = shapes.values()
     return classes, tuple(image), train, test
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
     """``32x32x3``."""
     return "x".join(map(str, shape))
-
-
-def _open(path: Path) -> Any:
-    # np.load takes a bare array or a pickle as well; only a zip archive can be a dataset.
-    if not path.is_file():
-        raise FileNotFoundError("it is not a file" if path.exists() else "there is no such file")
-    if not zipfile.is_zipfile(path):
-        raise ValueError("it is cut short or not an .npz file")
-    return np.load(path, allow_pickle=False)
-
-
-def _header_shape(archive: Any, key: str) -> tuple[int, ...]:
-    with archive.zip.open(f"{key}.npy") as member:
-        version = np.lib.format.read_magic(member)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape: tuple[int, ...] = read(member)[0]
-    return shape
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, KeyError):
-        return f"an array is missing (it needs {', '.join(KEYS)})"
-    if isinstance(error, ValueError) and "allow_pickle" in str(error):
-        return "it holds pickled objects, which are not loaded"
-    if isinstance(error, MemoryError):
-        return "it does not fit in memory"
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__

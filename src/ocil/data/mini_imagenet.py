@@ -128,7 +128,7 @@ def _pickle_parts(path: Path, content: Any) -> tuple[NDArray[Any], dict[str, Any
 def _indices(path: Path, name: str, values: Any, total: int) -> NDArray[np.int64]:
     try:
         indices = np.asarray(values)
-    except ValueError:
+    except (ValueError, TypeError, OverflowError):
         indices = np.empty(0)
     if indices.ndim != 1 or indices.dtype.kind not in "iu" or not ((indices >= 0) & (indices < total)).all():
         raise OcilError(f"{path}: class {name} must list image numbers from 0 to {total - 1}. Get the published file.")

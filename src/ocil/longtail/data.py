@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ocil import data
 from ocil.data import Dataset, catalog
-from ocil.data.dataset import UNREADABLE
+from ocil.data.archive import names_in, read_arrays
 from ocil.data.folder import MAX_BYTES, MAX_SIDE
 from ocil.data.images import read_image
 from ocil.errors import OcilError
@@ -166,22 +166,18 @@ def save_prepared(split: LongTailed, path: Path) -> None:
 def load_prepared(name: str, data_dir: Path | None = None) -> LongTailed:
     """What ``ocil longtail prepare`` wrote. Pickled content is refused, never run."""
     path = prepared_path(name, data_dir)
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in ARRAYS}
-            classes, digest = tuple(map(str, archive["classes"].tolist())), str(archive["digest"])
-    except UNREADABLE as error:
-        what = " ".join(str(error).split())[:200]
-        raise OcilError(
-            f"cannot read {path}: {what}. Prepare it again: ocil longtail prepare {name} LISTS IMAGES"
-        ) from None
+    advice = f"Prepare it again: ocil longtail prepare {name} LISTS IMAGES"
+    arrays = read_arrays(path, (*ARRAYS, "classes", "digest"), (), advice)
+    classes, digest = names_in(arrays.pop("classes"), path, advice), arrays.pop("digest")
+    if digest.dtype.kind != "U" or digest.ndim:
+        raise OcilError(f"{path}: digest is {digest.dtype} {list(digest.shape)}. {advice}")
     for key, array in arrays.items():
         of_images = key.endswith("_x")
         if array.dtype != (np.uint8 if of_images else np.int64):
             raise OcilError(f"{path}: {key} is {array.dtype}. Prepare it again.")
         if array.ndim != (4 if of_images else 1) or (of_images and array.shape[1:] != arrays["train_x"].shape[1:]):
             raise OcilError(f"{path}: {key} has the shape {list(array.shape)}. Prepare it again.")
-    return LongTailed(name, **arrays, classes=classes, digest=digest, images=digest)
+    return LongTailed(name, **arrays, classes=classes, digest=str(digest), images=str(digest))
 
 
 def read_lists(name: str, lists: Path, images: Path, size: int) -> LongTailed:

@@ -1,0 +1,116 @@
+"""Arrays from .npz files that anyone may have made: nothing is unpickled, and no header is believed unchecked."""
+
+import math
+import os
+import sys
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ocil.errors import OcilError
+
+T = TypeVar("T")
+
+
+class _RefusedError(Exception):
+    """What is wrong with an archive, in words of our own."""
+
+
+def read_arrays(path: Path, keys: Sequence[str], optional: Sequence[str], advice: str) -> dict[str, NDArray[Any]]:
+    """The arrays of these names; an optional one may be missing. ``advice`` ends the message of the OcilError."""
+
+    def read(archive: zipfile.ZipFile) -> dict[str, NDArray[Any]]:
+        wanted = [*keys, *(key for key in optional if f"{key}.npy" in archive.namelist())]
+        _refuse_what_cannot_fit(sum(_member(archive, key, keys).file_size for key in wanted))
+        return {key: _array(archive, key) for key in wanted}
+
+    return _read(path, read, advice)
+
+
+def read_shapes(path: Path, keys: Sequence[str], advice: str) -> dict[str, tuple[int, ...]]:
+    """The shapes of the arrays of these names, from their headers alone: a listing stays quick."""
+
+    def read(archive: zipfile.ZipFile) -> dict[str, tuple[int, ...]]:
+        return {key: _header(archive, _member(archive, key, keys))[0] for key in keys}
+
+    return _read(path, read, advice)
+
+
+def names_in(array: NDArray[Any], path: Path, advice: str) -> tuple[str, ...]:
+    """A list of text, as class names are kept."""
+    try:
+        if array.dtype.kind == "U" and array.ndim == 1:
+            return tuple(array.tolist())
+    except (ValueError, SystemError):  # numbers that no character has
+        raise OcilError(f"cannot read {path}: its class names are not text. {advice}") from None
+    raise OcilError(f"{path}: classes must be a list of names, but it is {array.dtype} {list(array.shape)}.")
+
+
+def _read(path: Path, read: Callable[[zipfile.ZipFile], T], advice: str) -> T:
+    try:
+        if not path.is_file():
+            raise _RefusedError("there is no such file")
+        if not zipfile.is_zipfile(path):  # numpy would take a bare array or a pickle as well
+            raise _RefusedError("it is cut short or not an .npz file")
+        with zipfile.ZipFile(path) as archive:
+            return read(archive)
+    except Exception as error:  # a broken archive can fail in any way, down to numpy's parsing of Python source
+        raise OcilError(f"cannot read {path}: {_reason(error)}. {advice}") from error
+
+
+def _member(archive: zipfile.ZipFile, key: str, keys: Sequence[str]) -> zipfile.ZipInfo:
+    try:
+        return archive.getinfo(f"{key}.npy")
+    except KeyError:
+        raise _RefusedError(f"an array is missing (it needs {', '.join(keys)})") from None
+
+
+def _refuse_what_cannot_fit(needed: int) -> None:
+    """A small file can unpack to more than the machine has, and that ends in a kill without a word."""
+    if needed > (there := _machine_memory()):
+        raise _RefusedError(f"it needs {needed / 1e9:,.0f} GB of memory, and there are {there / 1e9:,.0f} GB")
+
+
+def _machine_memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not on every system
+        return sys.maxsize
+
+
+def _array(archive: zipfile.ZipFile, key: str) -> NDArray[Any]:
+    member = archive.getinfo(f"{key}.npy")
+    shape, dtype, begins = _header(archive, member)
+    if dtype.hasobject:
+        raise _RefusedError("it holds pickled objects, which are not loaded")
+    if math.prod(shape) * dtype.itemsize != member.file_size - begins:
+        raise _RefusedError(f"the content of {key} does not fit its shape {list(shape)}")
+    with archive.open(member) as file:
+        array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
+    return array
+
+
+def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+    """Shape, type, and where the content begins."""
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        read: Callable[[IO[bytes]], Any] = np.lib.format.read_array_header_1_0
+        if version != (1, 0):  # 3.0 differs from 2.0 in how names of fields are written, and there are none here
+            read = np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file)
+        if any(side < 0 for side in shape):
+            raise _RefusedError(f"an array has the shape {list(shape)}")
+        return shape, dtype, file.tell()
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, _RefusedError | OSError | zipfile.BadZipFile):
+        text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        return " ".join(text.split()).rstrip(".") or type(error).__name__
+    if isinstance(error, MemoryError):
+        return "it does not fit in memory"
+    return f"it is damaged or not an .npz file ({type(error).__name__})"
