@@ -1,6 +1,7 @@
 import hashlib
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,6 +26,7 @@ class Server(ThreadingHTTPServer):
     status: tuple[int, ...] = ()  # answers to give instead, one a request
     wrong_range = False
     redirect = ""
+    endless = False  # go on sending for as long as the client reads, and say nothing of how much
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -43,6 +45,12 @@ class Handler(BaseHTTPRequestHandler):
         server.asked.append(wanted)
         if server.redirect:
             self.answer(302, Location=server.redirect)
+        elif server.endless:
+            self.send_response(200)
+            self.end_headers()
+            with suppress(OSError):
+                while True:
+                    self.wfile.write(server.content)
         elif server.status:
             code, server.status = server.status[0], server.status[1:]
             self.answer(code)
@@ -94,11 +102,12 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 def info(server: Server) -> DatasetInfo:
     md5 = hashlib.md5(server.content).hexdigest()
-    return replace(TINY_CIFAR10, url=server.url, md5=md5)
+    return replace(TINY_CIFAR10, url=server.url, md5=md5, size=len(server.content))
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(name for name in found if name != "downloads/.lock")
 
 
 def test_download_imports_and_tells_progress(server: Server, tmp_path: Path) -> None:
@@ -179,6 +188,42 @@ def test_wrong_md5_is_deleted(server: Server, tmp_path: Path) -> None:
     assert names(tmp_path / "data") == []
 
 
+def test_a_server_that_never_ends_does_not_fill_the_disk(server: Server, tmp_path: Path) -> None:
+    server.endless = True
+    seen: list[int] = []
+    with pytest.raises(OcilError, match=r"sends more than the [0-9,]+ bytes of cifar-10-python\.tar\.gz") as caught:
+        download(info(server), tmp_path / "data", lambda done, _: seen.append(done))
+    assert "\n" not in str(caught.value)
+    assert max(seen) <= len(server.content)
+    assert len(server.asked) == 1
+    assert names(tmp_path / "data") == []
+
+
+def test_a_file_that_is_too_long_is_not_begun(server: Server, tmp_path: Path) -> None:
+    known = info(server)
+    server.content += b"more"
+    seen: list[int] = []
+    with pytest.raises(OcilError, match="sends more than"):
+        download(known, tmp_path / "data", lambda done, _: seen.append(done))
+    assert not seen
+    assert names(tmp_path / "data") == []
+
+
+def test_two_downloads_to_one_folder_do_not_mix(server: Server, tmp_path: Path) -> None:
+    """The second gives way at once, and the part of the first is left alone."""
+    refused: list[str] = []
+
+    def meanwhile(done: int, _: int | None) -> None:
+        if not refused:
+            with pytest.raises(OcilError, match="another process downloads to") as caught:
+                download(info(server), tmp_path / "data")
+            refused.append(str(caught.value))
+
+    download(info(server), tmp_path / "data", meanwhile)
+    assert len(refused) == len(server.asked) == 1
+    assert load("cifar10", tmp_path / "data").num_classes == 10
+
+
 def test_a_busy_server_is_asked_again(server: Server, tmp_path: Path) -> None:
     server.status = (503, 429)
     download(info(server), tmp_path / "data")
@@ -198,7 +243,7 @@ def test_redirects_stay_on_the_web(server: Server, tmp_path: Path) -> None:
     for address in (f"file://{tmp_path}/published.tar.gz", f"ftp://127.0.0.1:{server.server_address[1]}/x"):
         server.redirect = address
         with pytest.raises(OcilError, match=r"127\.0\.0\.1"):
-            fetch(server.url, tmp_path / "x", None, lambda _done, _total: None)
+            fetch(server.url, tmp_path / "x", None, 100, lambda _done, _total: None)
         assert not (tmp_path / "x").exists()
 
 

@@ -37,7 +37,7 @@ def test_catalog_entries_are_consistent() -> None:
         assert info.name == name
         assert info.classes % info.tasks == 0
         assert info.train % info.classes == 0
-        assert (info.url is None) == (info.md5 is None) == (info.filename is None)
+        assert len({part is None for part in (info.url, info.md5, info.filename, info.size)}) == 1
         assert info.licence
         assert info.how
 

@@ -10,7 +10,10 @@ DEFAULT = "fashion-mini"
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What a name stands for. ``train_md5`` is that of the prepared training images, where it is known."""
+    """What a name stands for. ``size`` is that of the archive in bytes: a download stops there.
+
+    ``train_md5`` is that of the prepared training images, where it is known.
+    """
 
     name: str
     title: str
@@ -25,9 +28,10 @@ class DatasetInfo:
     licence: str
     how: str
     train_md5: str | None = None
+    size: int | None = None
 
 
-def _cifar(classes: int, tasks: int, md5: str, train_md5: str) -> DatasetInfo:
+def _cifar(classes: int, tasks: int, md5: str, train_md5: str, size: int) -> DatasetInfo:
     name, filename = f"cifar{classes}", f"cifar-{classes}-python.tar.gz"
     return DatasetInfo(
         name=name,
@@ -43,6 +47,7 @@ def _cifar(classes: int, tasks: int, md5: str, train_md5: str) -> DatasetInfo:
         licence="none stated; cite Krizhevsky, 2009",
         how=f"ocil data download {name}",
         train_md5=train_md5,
+        size=size,
     )
 
 
@@ -64,8 +69,8 @@ CATALOG: dict[str, DatasetInfo] = {
             how="comes with ocil",
             train_md5="d27be5b085406e8668ce8c1fd72a09bd",
         ),
-        _cifar(10, 5, "c58f30108f718f92721af3b95e74349a", "17e2cb5a4119d89a4a13e02b91701bff"),
-        _cifar(100, 10, "eb9058c3a382ffc7106e4002c42a8d85", "111db26282d380128f3126515677de38"),
+        _cifar(10, 5, "c58f30108f718f92721af3b95e74349a", "17e2cb5a4119d89a4a13e02b91701bff", 170_498_071),
+        _cifar(100, 10, "eb9058c3a382ffc7106e4002c42a8d85", "111db26282d380128f3126515677de38", 169_001_437),
         DatasetInfo(
             name="mini_imagenet",
             title="Mini-ImageNet",

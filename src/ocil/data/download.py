@@ -17,6 +17,7 @@ from ocil.data.check import differences
 from ocil.data.dataset import load_npz
 from ocil.data.importers import import_dataset
 from ocil.errors import OcilError
+from ocil.files import locked
 
 Progress = Callable[[int, int | None], None]
 
@@ -30,12 +31,16 @@ class _CutError(OSError):
     """The connection ended before the file did."""
 
 
+class _TooLongError(Exception):
+    """The server sends more than the file has."""
+
+
 def download(
     info: DatasetInfo, data_dir: Path | None = None, progress: Progress | None = None, url: str | None = None
 ) -> Path:
     """Fetch, verify and import a dataset; returns the prepared file. ``progress`` gets (bytes, total or None)."""
     address = url or info.url
-    if address is None or info.filename is None:
+    if address is None or info.filename is None or info.size is None:
         raise OcilError(f"{info.title} has no download address. How to get it: {info.how}")
     if not _is_web_address(address):
         raise OcilError(f"'{address}' is not an http or https address.")
@@ -43,13 +48,15 @@ def download(
     if _is_ready(info, folder):
         return folder / f"{info.name}.npz"
     archive = folder / "downloads" / info.filename
-    if not (archive.is_file() and _md5_matches(archive, info.md5)):
-        fetch(address, archive, info.md5, progress or (lambda _done, _total: None))
-    return import_dataset(info.name, archive, folder, expect=info)
+    taken = f"another process downloads to {archive.parent}: wait for it, then run the same command again."
+    with locked(archive.parent, "Choose another folder.", taken):
+        if not (archive.is_file() and _md5_matches(archive, info.md5)):
+            fetch(address, archive, info.md5, info.size, progress or (lambda _done, _total: None))
+        return import_dataset(info.name, archive, folder, expect=info)
 
 
-def fetch(url: str, target: Path, md5: str | None, progress: Progress) -> None:
-    """Download to ``target``.part, and rename it only when it is complete and its md5 is right."""
+def fetch(url: str, target: Path, md5: str | None, size: int, progress: Progress) -> None:
+    """Download ``size`` bytes to ``target``.part, and rename it only when it is complete and its md5 is right."""
     part = target.with_name(f"{target.name}.part")
     try:
         part.parent.mkdir(parents=True, exist_ok=True)
@@ -60,8 +67,14 @@ def fetch(url: str, target: Path, md5: str | None, progress: Progress) -> None:
     while True:
         before = part.stat().st_size
         try:
-            _attempt(url, part, md5, progress)
+            _attempt(url, part, md5, size, progress)
             break
+        except _TooLongError:
+            part.unlink()
+            raise OcilError(
+                f"{url} sends more than the {size:,} bytes of {target.name}, so what came was deleted. "
+                "Check the address."
+            ) from None
         except NETWORK_ERRORS as error:
             failures = 0 if part.stat().st_size > before else failures + 1
             if failures > len(BACKOFF_S) or not _worth_retrying(error):
@@ -80,7 +93,7 @@ class _Answer:
     total: int | None
 
 
-def _attempt(url: str, part: Path, md5: str | None, progress: Progress) -> None:
+def _attempt(url: str, part: Path, md5: str | None, size: int, progress: Progress) -> None:
     have = part.stat().st_size
     try:
         answer = _ask(url, have)
@@ -95,9 +108,9 @@ def _attempt(url: str, part: Path, md5: str | None, progress: Progress) -> None:
         part.write_bytes(b"")
         answer = _ask(url, 0)
     with answer.response as response:
-        done = _receive(response, part, answer, progress)
-    if answer.total is not None and done < answer.total:
-        raise _CutError(f"the connection ended after {done} of {answer.total} bytes")
+        done = _receive(response, part, answer, size, progress)
+    if done < (answer.total or size):
+        raise _CutError(f"the connection ended after {done} of {answer.total or size} bytes")
 
 
 def _ask(url: str, have: int) -> _Answer:
@@ -118,13 +131,17 @@ def _ask(url: str, have: int) -> _Answer:
     return _Answer(response, start, None if size is None else start + size)
 
 
-def _receive(response: Any, part: Path, answer: _Answer, progress: Progress) -> int:
+def _receive(response: Any, part: Path, answer: _Answer, size: int, progress: Progress) -> int:
     done = answer.start
+    if (answer.total or 0) > size:
+        raise _TooLongError
     progress(done, answer.total)
     with part.open("r+b") as file:
         file.truncate(done)
         file.seek(done)
         while chunk := response.read(CHUNK):
+            if done + len(chunk) > size:  # a server that never ends would fill the disk
+                raise _TooLongError
             try:
                 file.write(chunk)
                 file.flush()
