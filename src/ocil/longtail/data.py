@@ -167,7 +167,7 @@ def load_prepared(name: str, data_dir: Path | None = None) -> LongTailed:
     """What ``ocil longtail prepare`` wrote. Pickled content is refused, never run."""
     path = prepared_path(name, data_dir)
     advice = f"Prepare it again: ocil longtail prepare {name} LISTS IMAGES"
-    arrays = read_arrays(path, (*ARRAYS, "classes", "digest"), (), advice)
+    arrays: dict[str, Any] = read_arrays(path, (*ARRAYS, "classes", "digest"), (), advice)
     classes, digest = names_in(arrays.pop("classes"), path, advice), arrays.pop("digest")
     if digest.dtype.kind != "U" or digest.ndim:
         raise OcilError(f"{path}: digest is {digest.dtype} {list(digest.shape)}. {advice}")
