@@ -112,7 +112,9 @@ def run_tiny(ocil_command: Call, tiny_npz: Path, tmp_path: Path) -> Call:
         workers = () if "--workers" in words else ("--workers", 1)
         out = () if {"--out", "-o"} & set(map(str, words)) else ("--out", tmp_path / "runs")
         dataset = () if {"--dataset", "-d"} & set(map(str, words)) else ("--dataset", tiny_npz)
-        return ocil_command("run", method, *dataset, *memory, *workers, *out, *words, "--set", *SMALL, *settings)
+        named = {setting.partition("=")[0] for setting in settings}
+        small = (setting for setting in SMALL if setting.partition("=")[0] not in named)
+        return ocil_command("run", method, *dataset, *memory, *workers, *out, *words, "--set", *small, *settings)
 
     return call
 

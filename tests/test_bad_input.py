@@ -28,10 +28,10 @@ def nothing_written(root: Path) -> bool:
 
 SETTINGS = {
     "lr=abc": "lr = 'abc' is not a number",
-    "lr=": "lr = '' is not a number",
+    "lr=": "--set lr=: write FIELD=VALUE",
     "lr=nan": "lr = 'nan' is not a number",
     "lr=inf": "lr = 'inf' is not a number",
-    "lr=-1": "lr = -1.0 must be at least 0",
+    "lr=-1": "lr = -1.0 must be more than 0",
     "tasks=2.5": "tasks = '2.5' is not a whole number",
     "tasks=two": "tasks = 'two' is not a whole number",
     "tasks=0": "tasks = 0 must be at least 1",
@@ -91,7 +91,7 @@ OPTIONS: list[tuple[list[str], str]] = [
     (["--dataset", "mini-imagenet", "--data-dir", "/nowhere"], "To get it: ocil data import mini_imagenet PATH"),
     (["--dataset", "cifr10"], "there is no dataset 'cifr10' in"),
     (["--dataset", "fashion-mimi"], "Did you mean 'fashion-mini'?"),
-    (["--dataset", ""], "there is no dataset ''"),
+    (["--dataset", ""], "--dataset is empty: give it a value"),
     (["--dataset", "nowhere.npz"], "cannot read nowhere.npz: there is no such file"),
     (["--config", "nowhere.toml"], "cannot read nowhere.toml: No such file or directory"),
     (["--config", "."], "cannot read .: Is a directory"),
@@ -241,13 +241,30 @@ def test_a_batch_of_one_on_tiny_images(run_tiny: Call) -> None:
 def test_out_below_a_file(run_tiny: Call, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     message = one_error(run_tiny("er", "--seeds", 3, "--out", tmp_path / "file" / "runs"))
-    assert message.startswith("cannot write to ")
-    assert "Not a directory. Choose another folder with --out." in message
+    assert message.endswith(f"{tmp_path / 'file'} is a file. Name a folder.")
 
 
 def test_out_is_a_file(run_tiny: Call, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert "Choose another folder with --out." in one_error(run_tiny("er", "--out", tmp_path / "file"))
+    assert "is a file. Name a folder." in one_error(run_tiny("er", "--seeds", 3, "--out", tmp_path / "file"))
+
+
+def test_out_is_a_loop_of_links(run_tiny: Call, tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    for out in (tmp_path / "a", tmp_path / "a" / "below"):
+        assert "a link that leads nowhere" in one_error(run_tiny("er", "--seeds", 3, "--out", out))
+
+
+def test_names_that_are_too_long(run_tiny: Call, tiny: Dataset, tmp_path: Path) -> None:
+    assert "File name too long" in one_error(run_tiny("er", "--seeds", 3, "--out", tmp_path / ("x" * 300)))
+    assert "there is no dataset" in one_error(run_tiny("er", "--dataset", "x" * 300))
+    assert "File name too long" in one_error(run_tiny("er", "--dataset", f"{'x' * 300}.npz"))
+    tiny.save(tmp_path / "short.npz")
+    (tmp_path / "short.npz").rename(tmp_path / f"{'x' * 245}.npz")  # a whole name, but not with a cell's digest
+    said = run_tiny("er", "--seeds", 3, "--dataset", tmp_path / f"{'x' * 245}.npz")
+    assert "File name too long" in one_error(said)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_out_is_read_only(run_tiny: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from ocil.evaluate import BATCH
 from ocil.methods.er import ER
 from ocil.methods.fine_tune import FineTune
 from ocil.results import Result, RunFolder
-from ocil.runner import Interrupted, Progress, SaveTimes, check, make_learner, pick_device, run
+from ocil.runner import Interrupted, Progress, SaveTimes, Stepper, check, make_learner, pick_device, run
 from tests.conftest import CLASSES, TEST, left_over
 
 BATCHES = 8  # of the tiny stream
@@ -260,7 +260,8 @@ def test_make_learner(tiny: Dataset) -> None:
 
 
 def test_reviews_that_would_never_come_are_refused(tiny: Dataset) -> None:
-    config = resolve("er", "tiny", memory=20, review=True, settings={"boundary": "none", "tasks": 2, "memory_batch": 5})
+    settings = {"boundary": "none", "tasks": 2, "memory_batch": 5, "review_every": 500}
+    config = resolve("er", "tiny", memory=20, review=True, settings=settings)
     with pytest.raises(OcilError, match=r"review_every = 500 is more than the 8 batches of the stream"):
         check(config, tiny)
     config = resolve("er", "tiny", memory=20, review=True, settings={"tasks": 2, "memory_batch": 5, "review_batch": 50})
@@ -268,6 +269,45 @@ def test_reviews_that_would_never_come_are_refused(tiny: Dataset) -> None:
         check(config, tiny)
     settings = {"tasks": 2, "memory_batch": 5, "review_batch": 50, "review_keep_last": True}
     check(resolve("er", "tiny", memory=20, review=True, settings=settings), tiny)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_short_stream_without_tasks_is_reviewed_as_often_as_it_has_tasks(
+    tiny: Dataset, tmp_path: Path, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The documented default, 500 or the length of a task, whether the length is known when the settings are filled in
+    or only at the run."""
+    reviews: list[int] = []
+    monkeypatch.setattr(Stepper, "review", lambda self: iter([reviews.append(len(self.learner.memory))]))
+    settings = {"boundary": "none", "tasks": 2, "memory_batch": 5, "width": 2}
+    train = len(tiny.train_y) if known else None
+    config = resolve("er", "tiny", memory=20, review=True, settings=settings, classes=4, train=train)
+    assert config.learner.review_every == (4 if known else 0)
+    check(config, tiny)
+    run(config, tmp_path, dataset=tiny, device="cpu")
+    assert len(reviews) == 2
+
+
+@pytest.mark.parametrize(
+    ("train", "classes", "settings", "memory"),
+    [
+        (181, 10, {}, 18),
+        (181, 30, {}, 30),
+        (40, 2, {}, 10),
+        (40, 2, {"batch_size": 15}, 15),
+        (3000, 10, {}, 300),
+        (10**6, 10, {}, 5000),
+        (10**6, 10, {"memory": 70}, 70),
+    ],
+)
+def test_own_data_gets_a_memory_that_fits(train: int, classes: int, settings: dict[str, int], memory: int) -> None:
+    assert resolve("er", "mine", settings=settings, classes=classes, train=train).learner.memory == memory
+    assert resolve("er", "cifar10", classes=classes, train=train).learner.memory == 1000
+    assert resolve("afs", "mine", classes=classes, train=181).learner.memory >= 100  # what a step draws
+
+
+def test_a_learner_for_own_data_gets_a_memory_that_fits(tiny: Dataset) -> None:
+    assert make_learner("er", replace(tiny, name="mine"), width=2).config.memory == 10
 
 
 def test_a_batch_of_one_tiny_image_is_refused_and_a_review_leaves_it_out(tiny: Dataset, tmp_path: Path) -> None:

@@ -130,6 +130,12 @@ class Augment:
         return views.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
 
+def crop_range(smallest: float) -> tuple[float, float] | None:
+    """The ``crop_scale`` of a crop that keeps at least this share of the image; 1 switches the crop off."""
+    _check(0 < smallest <= 1, "crop", "more than 0 and at most 1", smallest)
+    return (smallest, 1.0) if smallest < 1 else None
+
+
 def crop_boxes(
     rows: int,
     height: int,

@@ -17,6 +17,7 @@ from ocil.errors import OcilError, suggest
 from ocil.methods import MethodInfo, method
 from ocil.methods.base import LearnerConfig
 from ocil.naming import as_formerly, distinct, readable, short_digest
+from ocil.rng import check_seed
 from ocil.streams import StreamConfig, usual_tasks
 
 DATASET_SETTINGS: dict[str, dict[str, Any]] = {  # tasks come from the catalog
@@ -47,6 +48,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         info, learner = method(self.method), self.learner
+        check_seed(self.seed)
         if info.needs_task_ends and self.stream.boundary == "none":
             raise OcilError(f"{info.name} needs task ends, which a stream with boundary = 'none' does not announce.")
         if not info.memory:
@@ -131,11 +133,13 @@ def resolve(
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
     classes: int | None = None,
+    train: int | None = None,
 ) -> RunConfig:
     """Fill in every setting: the user's, else the published one for this dataset and memory, else the method's default.
 
     ``settings`` holds any field of the method's config or of ``StreamConfig`` by its name; strings are parsed.
-    ``classes`` is how many there are, if known: a dataset outside the catalog gets at most that many tasks.
+    ``classes`` and ``train`` say how many classes and training images there are, if known: a dataset outside the
+    catalog gets at most that many tasks, and a memory and reviews that fit its length.
     """
     info = method(name)
     learner = info.load()
@@ -152,12 +156,24 @@ def resolve(
             if str(given.get(key)).lower() not in ("none", "false", "no", "0"):
                 raise OcilError(f"{info.name} keeps no memory: leave out --{key}.")
     chosen = {"tasks": usual_tasks(dataset, classes)}
-    chosen |= _defaults(info, dataset, given) | {k: v for k, v in given.items() if v is not None}
+    chosen |= _defaults(info, dataset, given, classes, train) | {k: v for k, v in given.items() if v is not None}
     stream, config = fill(StreamConfig, chosen), fill(learner.Config, chosen)
-    if stream.boundary == "none" and info.memory and not config.review_every:
-        batches = entry.train // stream.batch_size // stream.tasks if entry else REVIEW_EVERY
-        config = replace(config, review_every=max(1, min(REVIEW_EVERY, batches)))
+    train = entry.train if entry else train
+    if stream.boundary == "none" and info.memory and not config.review_every and train is not None:
+        config = replace(config, review_every=reviews_every(train // stream.batch_size, stream))
     return RunConfig(info.name, dataset, seed, stream, config)
+
+
+def reviews_every(batches: int, stream: StreamConfig) -> int:
+    """Batches between two reviews of a stream of so many batches that announces no tasks, where none is given."""
+    return max(1, min(REVIEW_EVERY, batches // stream.tasks))
+
+
+def fitting_memory(train: int, classes: int, least: int) -> int:
+    """The default for a dataset outside the catalog: a tenth of its training images, one per class or more, and no
+    more than the catalog's datasets have. ``least`` is what a step needs.
+    """
+    return max(least, classes, min(DEFAULT_MEMORY, train // 10))
 
 
 def command(config: RunConfig) -> str:
@@ -203,12 +219,18 @@ def refuse_unknown(name: str, given: Iterable[str], known: set[str]) -> None:
             raise OcilError(f"unknown setting '{key}' for {name}.{suggest(key, known)}")
 
 
-def _defaults(info: MethodInfo, dataset: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _defaults(
+    info: MethodInfo, dataset: str, given: Mapping[str, Any], classes: int | None = None, train: int | None = None
+) -> dict[str, Any]:
     defaults: dict[str, Any] = {"memory": DEFAULT_MEMORY} | DATASET_SETTINGS.get(dataset, {})
     if info.offline:
         defaults |= OFFLINE
     if not info.memory:
         return defaults | {"memory": 0}
+    if dataset not in DATASET_SETTINGS and train is not None:
+        usual = {"batch_size": StreamConfig().batch_size, "memory_batch": info.load().Config().memory_batch}
+        least = max(_parse(name, given.get(name, value), int) for name, value in usual.items())
+        defaults["memory"] = fitting_memory(train, classes or 1, least)
     memory = _parse("memory", given.get("memory", defaults["memory"]), int)
     return defaults | info.load().settings_for(dataset, memory)
 
@@ -246,18 +268,25 @@ def _parse(name: str, value: Any, kind: Any) -> Any:
             raise ValueError
         if kind is float and not math.isfinite(float(value)):
             raise ValueError
-        return kind(value)
+        found = kind(value)
     except (ValueError, TypeError, KeyError, OverflowError):
         wants = {bool: "true or false", int: "a whole number", float: "a number"}.get(kind, str(kind))
         raise OcilError(f"{name} = {value!r} is not {wants}.") from None
+    if kind is int and abs(found) >= 2**63:
+        raise OcilError(f"{name} = {value!r} is too large.")
+    return found
 
 
 def meanings(config: type) -> dict[str, str]:
-    """The text below each field of a config class, and of those it inherits from."""
+    """The text below each field of a config class, and of those it inherits from, as far as their source is known."""
     found: dict[str, str] = {}
     for kind in reversed(config.__mro__[:-1]):
-        body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
-        assert isinstance(body, ast.ClassDef)  # noqa: S101
+        try:
+            (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+        except (OSError, TypeError, SyntaxError, ValueError):  # made in a notebook or by a program: it has no source
+            continue
+        if not isinstance(body, ast.ClassDef):
+            continue
         for field_, text in pairwise(body.body):
             if isinstance(field_, ast.AnnAssign) and isinstance(field_.target, ast.Name) and isinstance(text, ast.Expr):
                 found[field_.target.id] = " ".join(str(ast.literal_eval(text.value)).split())

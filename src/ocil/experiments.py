@@ -71,11 +71,14 @@ class Experiment:
 
 
 class Source(NamedTuple):
-    """What a run has to know of a dataset: its name, how many classes if it is not of the catalog, its fingerprint."""
+    """What a run has to know of a dataset: its name and, if it is not of the catalog, how many classes and
+    training images it has and its fingerprint.
+    """
 
     dataset: str
     classes: int | None = None
     fingerprint: str = ""
+    train: int | None = None
 
 
 def by_name(dataset: str) -> Source:
@@ -187,7 +190,7 @@ class _Expansion:
         refuse_unknown(info.name, sorted(own & set(point)), has)
         concerned = {key: value for key, value in point.items() if _concerns(info, key, key in own)}
         self.unused -= set(concerned)
-        config = resolve(info.name, source.dataset, settings=concerned, classes=source.classes)
+        config = resolve(info.name, source.dataset, settings=concerned, classes=source.classes, train=source.train)
         if source.fingerprint:
             config = replace(config, fingerprint=source.fingerprint)
         return _label(label, config, [key for key in varied if key in concerned]), config

@@ -5,6 +5,15 @@ import hashlib
 import torch
 from torch import Tensor
 
+from ocil.errors import OcilError
+
+MAX_SEED = 2**64 - 1
+
+
+def check_seed(seed: int) -> None:
+    if not 0 <= seed <= MAX_SEED:
+        raise OcilError(f"seed = {seed} must be from 0 to {MAX_SEED}.")
+
 
 def derive(seed: int, name: str) -> int:
     """A 63-bit seed for one purpose. Adding a purpose does not shift the randomness of another."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import ocil
 from ocil import data
-from ocil.config import RunConfig, refuse_unknown, resolve
+from ocil.config import RunConfig, refuse_unknown, resolve, reviews_every
 from ocil.data import Dataset
 from ocil.errors import OcilError
 from ocil.evaluate import Evaluation, Evaluator
@@ -26,7 +26,7 @@ from ocil.networks import smallest_batch
 from ocil.precision import numerics
 from ocil.results import Result, RunFolder, other_images, unreadable
 from ocil.streams import DeviceData, Stream
-from ocil.threads import refuse_too_few, using
+from ocil.threads import check_threads, using
 
 LOOK_EVERY = 50  # stream batches between two looks at the loss: each look waits for the device
 FIRST_SAVE = 3.0  # seconds
@@ -101,7 +101,8 @@ def make_learner(
     says how many samples will arrive together, if not 10: a memory must hold a batch.
     """
     refuse_unknown(name, settings, {field.name for field in fields(method(name).load().Config)} | {"batch_size"})
-    config = resolve(name, dataset.name, memory=memory, seed=seed, settings=settings, classes=dataset.num_classes)
+    config = resolve(name, dataset.name, memory=memory, seed=seed, settings=settings,
+                     classes=dataset.num_classes, train=len(dataset.train_y))  # fmt: skip
     return build(config, dataset, device)
 
 
@@ -153,7 +154,7 @@ def run(
     ``should_stop`` is asked after every batch, also of a review or an evaluation; on True the run raises
     ``Interrupted`` as soon as it has a checkpoint to go on from.
     """
-    refuse_too_few(threads)
+    check_threads(threads)
     folder = RunFolder.of(Path(root), config)
     if (finished := folder.result()) is not None:
         return finished if dataset is None else finished.refuse_other(dataset, folder.path)
@@ -338,9 +339,11 @@ class Work:
 
     def reviews_after(self, number: int, ends_task: bool) -> bool:
         """Whether the review trick follows a batch: at its period if it has one, else where a task ends."""
-        config = self.config.learner
-        here = (number + 1) % config.review_every == 0 if config.review_every else ends_task
-        return config.review and here
+        every = self.config.learner.review_every
+        if not every and not self.stream.announces_tasks:  # resolved without knowing the stream's length
+            every = reviews_every(len(self.stream), self.stream.config)
+        here = (number + 1) % every == 0 if every else ends_task
+        return self.config.learner.review and here
 
     def progress(self) -> Progress:
         accuracy = None

@@ -19,6 +19,7 @@ ClassOrder = Literal["fixed", "seeded"]
 
 
 DEFAULT_TASKS = 5
+MAX_EPOCHS = 10_000  # the order of all of them is drawn at once
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,10 @@ class StreamConfig:
             raise OcilError(f"blurry_share = {self.blurry_share} must lie between 0 and 1.")
         if not self.fade >= 0:
             raise OcilError(f"fade = {self.fade} must not be negative.")
+        if self.boundary == "none" and not self.fade:
+            raise OcilError("fade = 0 with boundary = 'none' lets no class fade: give more, or boundary = 'clear'.")
+        if self.epochs > MAX_EPOCHS:
+            raise OcilError(f"epochs = {self.epochs} must be at most {MAX_EPOCHS:,}.")
         if self.epochs > 1 and self.boundary != "iid":
             raise OcilError("epochs > 1 needs boundary = 'iid': an online stream is seen once.")
 

@@ -14,6 +14,7 @@ from ocil.errors import OcilError
 
 LARGE = 50_000  # pixels of an image times the square of the network's width: from here on a second thread pays
 MOST = 4  # threads that are taken without being asked for
+LIMIT = 1024  # threads that may be asked for
 
 _chosen: ContextVar[bool] = ContextVar("_chosen", default=False)  # whether the code is inside a block of ``using``
 
@@ -39,9 +40,9 @@ def default_threads(image_shape: tuple[int, int, int], width: int) -> int:
     return min(now, MOST, max(1, cores() - 1)) if large else 1
 
 
-def refuse_too_few(threads: int | None) -> None:
-    if threads is not None and threads < 1:
-        raise OcilError(f"threads = {threads} must be at least 1.")
+def check_threads(threads: int | None) -> None:
+    if threads is not None and not 1 <= threads <= LIMIT:
+        raise OcilError(f"threads = {threads} must be at least 1 and at most {LIMIT}.")
 
 
 @contextmanager

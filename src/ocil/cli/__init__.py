@@ -2,6 +2,7 @@
 
 import os
 import sys
+from itertools import pairwise
 
 from cyclopts import App, CycloptsError
 
@@ -36,7 +37,9 @@ app.command(serve.serve)
 
 def main(arguments: list[str] | None = None) -> None:
     """Exit codes: 0 done, 1 some run failed, 2 a mistake to mend, 130 stopped by Ctrl-C or SIGTERM."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
+        _refuse_empty(arguments)
         code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         _fail(f"{error} See --help.")
@@ -47,7 +50,19 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:  # the reader of our output, `head` say, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:  # a place that cannot be read or written: a name too long, a loop of links, no permission
+        _fail(f"{error.filename or 'a file'}: {error.strerror or error}. Choose another place.")
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _refuse_empty(arguments: list[str]) -> None:
+    """An empty word is a variable that was not set: as a path it would stand for the folder we are in."""
+    for before, word in pairwise(["", *arguments]):
+        if not word.strip():
+            raise OcilError(f"{before if before.startswith('-') else 'an argument'} is empty: give it a value.")
+        option, equals, value = word.partition("=")
+        if option.startswith("--") and equals and not value.strip():
+            raise OcilError(f"{option} is empty: give it a value.")
 
 
 def _fail(message: str) -> None:

@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +13,12 @@ from cyclopts import Parameter, Token
 
 from ocil.engine import Engine as Engine
 from ocil.errors import OcilError, WriteError
+from ocil.files import first_existing
+from ocil.text import escaped
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
     from ocil.config import RunConfig
     from ocil.data import Dataset
@@ -43,6 +46,22 @@ def whole_number(_: Any, tokens: Sequence[Token]) -> int:
 Whole = Annotated[int, Parameter(converter=whole_number)]
 
 
+def _usable_folder(_: Any, place: Path | None) -> None:
+    if place is not None:
+        nearest_folder(place)
+
+
+FOLDER = Parameter(validator=_usable_folder)
+"""Of an option that names a folder, there or not: what cannot be one is refused before anything else is done."""
+Out = Annotated[Path, Parameter(alias="-o"), FOLDER]
+WORDS = Parameter(consume_multiple=1, negative=())
+"""Of an option that takes one or more words."""
+Settings = Annotated[tuple[str, ...], Parameter(name="--set", alias="-s"), WORDS]
+MAX_SEEDS = 10_000
+MOST_WORKERS = 1024  # and threads: more are processes that a machine cannot start
+LONGEST_SECONDS = 86_400.0
+
+
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Where:
@@ -60,13 +79,17 @@ class Where:
     """HOST:PORT of the Ray cluster. Default: the one this machine belongs to."""
     gpu_share: float = 1.0
     """With `--engine ray`: how much of a GPU a worker takes. Below 1, several workers share it."""
-    tensorboard: Path | None = None
+    tensorboard: Annotated[Path | None, FOLDER] = None
     """Folder for TensorBoard: loss and accuracy as runs go on, and what is measured after each task."""
 
     def __post_init__(self) -> None:
         refuse_small(self.workers, self.threads)
+        if not 0 < self.gpu_share <= 1:
+            raise OcilError(f"--gpu-share {self.gpu_share:g} must be more than 0 and at most 1.")
         if self.address is not None and self.engine != "ray":
             raise OcilError("--address is for a Ray cluster: add --engine ray.")
+        if self.gpu_share != 1 and self.engine != "ray":
+            raise OcilError("--gpu-share is for a Ray cluster: add --engine ray.")
 
     def job(self, out: Path, data_dir: Path | None) -> "Job":
         from ocil.engine import device_for
@@ -195,10 +218,20 @@ def read_settings(words: Sequence[str]) -> dict[str, str]:
     settings = {}
     for word in words:
         name, equals, value = word.partition("=")
-        if not equals or not name:
+        name, value = name.strip(), value.strip()
+        if not equals or not name or not value:
             raise OcilError(f"--set {word}: write FIELD=VALUE, for example --set beta=0.2.")
-        settings[name.strip()] = value.strip()
+        if name in settings:
+            raise OcilError(f"--set {word}: {name} is given twice.")
+        settings[name] = value
     return settings
+
+
+def refuse_twice(settings: Mapping[str, Any], options: Iterable[str]) -> None:
+    """Raise if what has an option of its own, and was given by it, is among the settings too."""
+    for name in options:
+        if name in settings:
+            raise OcilError(f"{name} is given twice, by its own option and with --set.")
 
 
 def dataset_of_a_run(name: str, loaded: "Dataset") -> str:
@@ -215,6 +248,20 @@ def refuse_small(workers: int, threads: int) -> None:
     for name, value, least in (("workers", workers, 0), ("threads", threads, 1)):
         if value < least:
             raise OcilError(f"--{name} {value} is too small.")
+        if value > MOST_WORKERS:
+            raise OcilError(f"--{name} {value} is too large: at most {MOST_WORKERS}.")
+
+
+def refuse_seeds(count: int) -> None:
+    if not 1 <= count <= MAX_SEEDS:
+        raise OcilError(f"--seeds {count} must be a whole number from 1 to {MAX_SEEDS:,}.")
+
+
+def refuse_seconds(name: str, value: float, zero: bool = False) -> None:
+    """``zero``: it may be 0 too."""
+    if not 0 <= value <= LONGEST_SECONDS or (value == 0 and not zero):
+        least = "at least 0" if zero else "more than 0"
+        raise OcilError(f"--{name} {value:g} must be {least} and at most {LONGEST_SECONDS:g}.")
 
 
 def must_be_a_folder(path: Path) -> None:
@@ -224,12 +271,53 @@ def must_be_a_folder(path: Path) -> None:
         raise OcilError(f"cannot write to {path}: {error.strerror}. Choose another place.") from None
 
 
+def nearest_folder(place: Path) -> Path:
+    """The folder, or the one it would be made in. Raises if that is none: nothing is made to find out."""
+    try:
+        there = first_existing(place)
+        inside = there.is_dir()
+        way = place.absolute().relative_to(there).parts
+        if way and (there / way[0]).is_symlink():
+            raise OcilError(f"{place}: {there / way[0]} is a link that leads nowhere. Name a folder.")
+    except OSError as error:
+        raise OcilError(f"{place}: {error.strerror}. Name another folder.") from None
+    if not inside:
+        raise OcilError(f"{place}: {there} is a file. Name a folder.")
+    return there
+
+
+def refuse_place(out: Path, configs: "Iterable[RunConfig]") -> None:
+    """Raise, before anything runs, if the folders of these runs cannot be made: one line, not one per run."""
+    there = nearest_folder(out)
+    try:
+        (there / max((config.cell for config in configs), key=len)).exists()
+    except OSError as error:
+        raise OcilError(f"cannot write to {out}: {error.strerror}. Give the dataset a shorter name.") from None
+
+
 def say_error(message: str) -> None:
     say(f"ocil: error: {' '.join(message.split())}")  # one line, whatever a library wrote
 
 
+def say_warning(message: str) -> None:
+    say(f"ocil: warning: {' '.join(message.split())}")
+
+
 def say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
+    """One line on standard error. What it names comes from others: control characters are escaped."""
+    print(escaped(message), file=sys.stderr, flush=True)
+
+
+def print_line(message: str) -> None:
+    """One line on standard output for a person, escaped as in ``say``."""
+    print(escaped(message))
+
+
+def plain(text: str) -> "Text":
+    """What others wrote, for a table: neither markup nor control characters have an effect."""
+    from rich.text import Text
+
+    return Text(escaped(text))
 
 
 def fold(table: "Table") -> None:

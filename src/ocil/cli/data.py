@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from ocil.cli.common import whole_number
+from ocil.cli.common import FOLDER, plain, print_line, whole_number
 
 if TYPE_CHECKING:
     from ocil.data import Entry
@@ -25,6 +25,7 @@ Nothing is needed to begin: fashion-mini comes with ocil. For the benchmarks of 
 DataDir = Annotated[
     Path | None,
     Parameter(help="Folder of the datasets. Default: $OCIL_DATA, else the user's cache folder."),
+    FOLDER,
 ]
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON object and nothing else.")]
 
@@ -147,7 +148,7 @@ def check(name: str, *, data_dir: DataDir = None, as_json: Json = False) -> None
         raise OcilError(f"{report.name} is not what it should be: {'; '.join(report.problems)}. Get it again.")
     if not as_json:
         images = "the published images" if report.known_md5 else "well formed"
-        print(
+        print_line(
             f"{report.name}: ok, {images}; {report.classes} classes, {shape_text(report.image_shape)}, "
             f"{report.train} train, {report.test} test"
         )
@@ -162,8 +163,8 @@ def _print_stored(path: Path, notes: list[str], as_json: bool) -> None:
         _print_json({"name": path.stem, "path": str(path), **sizes, "notes": notes})
         return
     for note in notes:
-        print(f"note: {note}")
-    print(f"{path.stem}: {classes} classes, {shape_text(image_shape)}, {train} train, {test} test, in {path}")
+        print_line(f"note: {note}")
+    print_line(f"{path.stem}: {classes} classes, {shape_text(image_shape)}, {train} train, {test} test, in {path}")
 
 
 def _entry_json(entry: "Entry") -> dict[str, Any]:
@@ -175,11 +176,10 @@ def _entry_json(entry: "Entry") -> dict[str, Any]:
 def _print_table(entries: "list[Entry]", title: str) -> None:
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
     from ocil.data.dataset import shape_text
 
-    table = Table(title=Text(title), title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table = Table(title=plain(title), title_justify="left", box=None, padding=(0, 1, 0, 0))
     for heading in ("name", "classes", "image", "tasks", "train/test", "state"):
         table.add_column(heading, no_wrap=True)
     table.add_column("how to get it", overflow="fold")
@@ -193,8 +193,7 @@ def _print_table(entries: "list[Entry]", title: str) -> None:
             entry.state,
             entry.how,
         )
-        # Text, not str: a name from the disk is no markup.
-        table.add_row(*map(Text, cells))
+        table.add_row(*map(plain, cells))
     Console().print(table)
 
 

@@ -11,18 +11,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from ocil.cli.common import read_settings, say, stop_when_asked, whole_number
+from ocil.cli.common import (
+    FOLDER,
+    Settings,
+    plain,
+    print_line,
+    read_settings,
+    refuse_seconds,
+    say,
+    stop_when_asked,
+    whole_number,
+)
 from ocil.cli.data import Json
 from ocil.errors import OcilError
+from ocil.files import must_be_free
+from ocil.text import escaped
 
 if TYPE_CHECKING:
     import torch
 
     from ocil.online.feed import Feed
+    from ocil.online.images import ImageFormat
     from ocil.online.model import Model, Recipe
 
 SHOWN = 10  # broken images that are named one by one
 LINE_SECONDS = 30.0
+MAX_SIDE = 1024  # of an image, in pixels
+MAX_BATCH = 10_000
 
 MaybeWhole = Annotated[int | None, Parameter(converter=whole_number)]
 ThreadCount = Annotated[
@@ -34,7 +49,7 @@ ThreadCount = Annotated[
         "the last digits.",
     ),
 ]
-ModelDir = Annotated[Path, Parameter(name="--model", help="Folder of the model.")]
+ModelDir = Annotated[Path, Parameter(name="--model", help="Folder of the model."), FOLDER]
 
 
 @Parameter(name="*")
@@ -58,14 +73,18 @@ class Asked:
     """Learn from gray images instead of coloured ones."""
     seed: MaybeWhole = None
     """Of all random numbers. Default: 0."""
-    set: Annotated[tuple[str, ...], Parameter(name="--set", alias="-s", consume_multiple=True, negative=())] = ()
+    set: Settings = ()
     """Any other setting of the method as FIELD=VALUE, for example `--set lr=0.05`."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "width", "size"):
+        for name, most in (("batch_size", MAX_BATCH), ("width", None), ("size", MAX_SIDE)):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OcilError(f"--{name.replace('_', '-')} {value} must be at least 1.")
+            if value is not None and most is not None and value > most:
+                raise OcilError(f"--{name.replace('_', '-')} {value} must be at most {most:,}.")
+        if self.review_every is not None and self.review_every < 0:
+            raise OcilError(f"--review-every {self.review_every} must be at least 0.")
 
     @property
     def given(self) -> dict[str, Any]:
@@ -79,23 +98,42 @@ class Asked:
 
     def check(self, folder: Path) -> None:
         """Find a mistake in the settings of a new model before anything is written."""
-        from ocil.online.feed import has_model
+        import torch
 
-        if not has_model(folder):
-            self._recipe().config()
+        from ocil.memory import refuse_what_cannot_fit
+        from ocil.online.feed import has_model
+        from ocil.rng import check_seed
+
+        if has_model(folder):
+            return
+        recipe = self._recipe()
+        check_seed(recipe.seed)
+        refuse_what_cannot_fit(recipe.config().memory, self._format().shape, [torch.device("cpu")])
 
     def model(self, folder: Path, place: "torch.device") -> "Model":
         """The folder's, or a new one."""
         from ocil.online.feed import has_model
-        from ocil.online.images import ImageFormat
         from ocil.online.model import Model
+        from ocil.runner import out_of_memory
 
         if has_model(folder):
             found = Model.load(folder, place)
             self._refuse_other(found, folder)
             return found
+        try:
+            return Model(self._recipe(), self._format(), place)
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            raise OcilError(
+                "this model does not fit on the device: give a smaller --width, --size or --memory."
+            ) from None
+
+    def _format(self) -> "ImageFormat":
+        from ocil.online.images import ImageFormat
+
         side = self.size or 32
-        return Model(self._recipe(), ImageFormat((side, side, 1 if self.gray else 3)), place)
+        return ImageFormat((side, side, 1 if self.gray else 3))
 
     def _recipe(self) -> "Recipe":
         from ocil.online.model import Recipe
@@ -159,16 +197,19 @@ def learn(
     save_seconds
         Time between two saves.
     """
-    from ocil.online.feed import Feed, read_list
+    from ocil.online.feed import Feed, has_model, must_be_readable, read_list
     from ocil.online.model import locked
     from ocil.runner import pick_device
-    from ocil.threads import refuse_too_few
+    from ocil.threads import check_threads
 
-    refuse_too_few(threads)
+    check_threads(threads)
     asked = asked or Asked()
+    refuse_seconds("save-seconds", save_seconds, zero=True)
     asked.check(model)
     samples = read_list(source, shuffle)
     place = pick_device(device)
+    if not has_model(model):  # whatever can go wrong with a new one does so before its folder is made
+        must_be_readable(samples, asked.model(model, place).images)
     with locked(model):
         found = asked.model(model, place)
         found.threads = threads
@@ -191,7 +232,7 @@ def learn(
     if as_json:
         print(json.dumps(content))
     else:
-        print(f"{model}: {found.recipe.method}, {content['learned']} images learned now, {_state(feed)}")
+        print_line(f"{model}: {found.recipe.method}, {content['learned']} images learned now, {_state(feed)}")
     if not finished:
         say("Stopped. What was learned is saved; the same command goes on from there.")
         raise KeyboardInterrupt
@@ -228,9 +269,9 @@ def predict(
     if top < 1:
         raise OcilError(f"--top {top} must be at least 1.")
     from ocil.online.model import Model
-    from ocil.threads import refuse_too_few
+    from ocil.threads import check_threads
 
-    refuse_too_few(threads)
+    check_threads(threads)
     loaded = Model.load(model, device)
     loaded.threads = threads
     if not loaded.labels:
@@ -269,11 +310,14 @@ def export(
     out
         A name that ends in .onnx (needs the extra `onnx`) or .pt2.
     """
+    if out.suffix not in (".onnx", ".pt2"):
+        raise OcilError(f"{out}: the name must end in .onnx or .pt2.")
+    must_be_free(out)
     from ocil.online.export import export as write
     from ocil.online.model import Model, encoded
-    from ocil.threads import refuse_too_few
+    from ocil.threads import check_threads
 
-    refuse_too_few(threads)
+    check_threads(threads)
     loaded = Model.load(model, "cpu")
     loaded.threads = threads
     with loaded.computing():
@@ -283,7 +327,7 @@ def export(
         print(json.dumps({"path": str(out), "image_shape": shape, "labels": labels}))
     else:
         size = "x".join(map(str, shape))
-        print(f"{out}: uint8 images [N, {size.replace('x', ', ')}] to the probabilities of {len(labels)} classes")
+        print_line(f"{out}: uint8 images [N, {size.replace('x', ', ')}] to the probabilities of {len(labels)} classes")
 
 
 def _state(feed: "Feed") -> str:
@@ -299,10 +343,10 @@ def _shown(feed: "Feed", name: str) -> Iterator[Any]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=12), MofNCompleteColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=12), MofNCompleteColumn())
     state = TextColumn("{task.fields[state]}")
     bar = Progress(*columns, state, TimeRemainingColumn(compact=True), console=console, transient=True)
-    task = bar.add_task(name, total=len(feed.samples), completed=feed.position, state="")
+    task = bar.add_task(escaped(name), total=len(feed.samples), completed=feed.position, state="")
     told, line = 0, time.monotonic()
 
     def show(feed: "Feed") -> None:
@@ -310,7 +354,7 @@ def _shown(feed: "Feed", name: str) -> Iterator[Any]:
         for problem in feed.problems[told:]:
             told += 1
             if told <= SHOWN:
-                console.print(f"left out: {problem}", markup=False, highlight=False, soft_wrap=True)
+                console.print(plain(f"left out: {problem}"), highlight=False, soft_wrap=True)
         if console.is_terminal:
             accuracy = "" if feed.accuracy is None else f"acc {100 * feed.accuracy:.1f} %"
             bar.update(task, completed=feed.position, state=f"{len(feed.model.labels)} classes  {accuracy}")
@@ -372,11 +416,9 @@ def _predictions(model: "Model", paths: Sequence[Path], top: int) -> Iterator[di
 def _print_predictions(rows: Sequence[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
     table = Table("image", "class", "%", "then", box=None, padding=(0, 2, 0, 0))
     for row in rows:
         then = ", ".join(f"{one['label']} {100 * one['probability']:.1f}" for one in row["top"][1:])
-        # Text, not str: a name from the disk is no markup.
-        table.add_row(Text(row["path"]), Text(str(row["label"])), f"{100 * row['probability']:.1f}", Text(then))
+        table.add_row(plain(row["path"]), plain(str(row["label"])), f"{100 * row['probability']:.1f}", plain(then))
     Console(width=None if sys.stdout.isatty() else 120).print(table)

@@ -11,18 +11,26 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from ocil.cli.common import (
+    Out,
+    Settings,
     Whole,
     dataset_of_a_run,
     fold,
     numbers,
+    plain,
+    print_line,
     read_settings,
+    refuse_seeds,
     refuse_small,
+    refuse_twice,
     say,
     say_error,
+    say_warning,
     stop_when_asked,
 )
 from ocil.cli.data import DataDir, Json
 from ocil.errors import OcilError
+from ocil.text import escaped
 
 if TYPE_CHECKING:
     from ocil.longtail.config import LongTailConfig
@@ -57,7 +65,7 @@ class Options:
     """How many seeds to run: 0, 1, 2, ..."""
     seed: Whole = 0
     """The first seed."""
-    set: Annotated[tuple[str, ...], Parameter(name="--set", alias="-s", consume_multiple=True, negative=())] = ()
+    set: Settings = ()
     """Any other setting as FIELD=VALUE, for example `--set epochs2=30`. `ocil longtail settings` lists them."""
     device: str = "auto"
     """auto, cpu or cuda."""
@@ -65,7 +73,7 @@ class Options:
     """Runs side by side on a GPU. Default: six. On a CPU they run one after the other."""
     threads: Whole = 1
     """CPU threads a run uses. Results depend on it in the last digits."""
-    out: Annotated[Path, Parameter(alias="-o")] = Path("runs")
+    out: Out = Path("runs")
     """Folder of the runs. A finished run in it is not run again, an unfinished one goes on from its last epoch."""
     data_dir: DataDir = None
 
@@ -129,7 +137,7 @@ def table(
     if not found.longtail:
         raise OcilError(f"no finished long-tailed run under {', '.join(map(str, runs))}: ocil longtail run oltr-rfld")
     for warning in found.warnings:
-        say(f"ocil: warning: {' '.join(warning.split())}")
+        say_warning(warning)
     if as_json:
         print(json.dumps({"cells": [_cell_json(cell) for cell in found.longtail], "warnings": list(found.warnings)}))
     elif form == "terminal":
@@ -203,7 +211,8 @@ def prepare(
         print(json.dumps({"path": str(path), "classes": len(split.classes), **summary}))
     else:
         counted = ", ".join(f"{count} {part}" for part, count in summary.items())
-        print(f"{name}: {len(split.classes)} classes, images: {counted}\n{path}")
+        print_line(f"{name}: {len(split.classes)} classes, images: {counted}")
+        print_line(str(path))
 
 
 def plan(variants: Sequence[str], options: Options) -> list["LongTailConfig"]:
@@ -213,10 +222,11 @@ def plan(variants: Sequence[str], options: Options) -> list["LongTailConfig"]:
     from ocil.longtail.config import CUTTING, resolve
     from ocil.longtail.training import check
 
-    if options.seeds < 1 or options.seed < 0:
-        raise OcilError("--seeds must be at least 1 and --seed at least 0.")
+    refuse_seeds(options.seeds)
     refuse_small(options.workers, options.threads)
     given: dict[str, Any] = read_settings(options.set)
+    own = {"imbalance": options.imbalance, "open_share": options.open}
+    refuse_twice(given, (name for name, value in own.items() if value is not None))
     name = options.dataset or data.DEFAULT
     fingerprint, whole = "", None
     if tailed.is_prepared(name, options.data_dir):
@@ -227,8 +237,7 @@ def plan(variants: Sequence[str], options: Options) -> list["LongTailConfig"]:
         fingerprint, side, dataset = prepared.summary()["digest"], max(prepared.image_shape[:2]), name
     else:
         whole = data.load(name, options.data_dir)
-        given |= {} if options.imbalance is None else {"imbalance": options.imbalance}
-        given |= {} if options.open is None else {"open_share": options.open}
+        given |= {name: value for name, value in own.items() if value is not None}
         dataset, side = dataset_of_a_run(name, whole), max(whole.image_shape[:2])
         fingerprint = "" if dataset in data.CATALOG else whole.fingerprint
     configs = [
@@ -301,7 +310,6 @@ def _cell_json(cell: "LongTailCell") -> dict[str, Any]:
 def _print(cells: "Sequence[LongTailCell]") -> None:
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
     from ocil.report import longtail
 
@@ -314,10 +322,15 @@ def _print(cells: "Sequence[LongTailCell]") -> None:
         content = [head, *rows]
         if narrow:
             content = [[text.removesuffix(" (one seed)") for text in line] for line in zip(*content, strict=True)]
-        shown = Table(*content[0], title=Text(title), padding=(0, 1, 0, 0) if narrow else (0, 1), pad_edge=not narrow)
+        shown = Table(
+            *map(escaped, content[0]),
+            title=plain(title),
+            padding=(0, 1, 0, 0) if narrow else (0, 1),
+            pad_edge=not narrow,
+        )
         fold(shown)
         for line in content[1:]:
-            shown.add_row(*line)
+            shown.add_row(*map(plain, line))
         console.print(shown)
 
     for part in longtail.parts(cells):

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
+from ocil.cli.common import plain
 from ocil.cli.estimate import roughly
 from ocil.config import RunConfig
 from ocil.experiments import Cell
@@ -148,7 +149,7 @@ class CellBoard:
         if not self.console.is_terminal:
             name = f"{row.label} {row.place} seed {self.order[number].seed}".replace("  ", " ")
             line = f"[{self.finished}/{self.total}] {name}   {outcome}   {self.time_left()}".rstrip()
-            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self.console.print(plain(line), highlight=False, soft_wrap=True)
 
     def time_left(self) -> str:
         """From the pace so far, once there is one; from the estimate before that."""
@@ -169,7 +170,7 @@ class CellBoard:
         for row in (busy + ended[::-1])[: max(1, self.console.height - 4)]:
             mean = f"{100 * sum(row.accuracies) / len(row.accuracies):.1f}" if row.accuracies else ""
             counts = (f"{row.done}/{row.runs}", str(len(row.running) or ""), str(row.failed or ""))
-            table.add_row(Text(row.label), Text(row.place), *counts, mean)
+            table.add_row(plain(row.label), plain(row.place), *counts, mean)
         idle = [row for row in self.rows if row.done < row.runs and not row.running and not row.failed]
         states = [
             f"{sum(row.done == row.runs for row in self.rows)} cells done",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from ocil.cli.common import Out, print_line, say, say_warning
 from ocil.cli.data import DataDir, Json
 from ocil.errors import OcilError
 
@@ -16,10 +17,16 @@ if TYPE_CHECKING:
     from ocil.report.gallery import Drawing
 
 
+def _are_there(_: object, paths: tuple[Path, ...]) -> None:
+    for path in paths:
+        if not path.exists():
+            raise OcilError(f"--examples {path}: there is no such run.")
+
+
 def report(
     *runs: Path,
-    out: Annotated[Path, Parameter(alias="-o")] = Path("report"),
-    examples: Annotated[tuple[Path, ...], Parameter(name="--examples", negative=())] = (),
+    out: Out = Path("report"),
+    examples: Annotated[tuple[Path, ...], Parameter(name="--examples", negative=(), validator=_are_there)] = (),
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -42,8 +49,6 @@ def report(
     """
     if not runs:
         raise OcilError("name the folders of the runs, for example: ocil report runs --out report")
-    if out.exists() and not out.is_dir():
-        raise OcilError(f"--out {out} is a file: name a folder.")
     from ocil.report.collect import collect
     from ocil.report.write import write
 
@@ -56,7 +61,7 @@ def report(
         more, told = example_images(examples, data_dir)
         warnings += told
     for warning in warnings:
-        _warn(warning)
+        say_warning(warning)
     written = write(collection, out, more)
     if as_json:
         print(json.dumps({
@@ -69,13 +74,13 @@ def report(
         }))  # fmt: skip
         return
     runs_found = sum(len(cell.runs) for cell in collection.cells)
-    print(f"{len(collection.cells)} cells, {runs_found} runs", file=sys.stderr)
+    say(f"{len(collection.cells)} cells, {runs_found} runs")
     if collection.longtail:
         tailed = sum(len(cell.results) for cell in collection.longtail)
-        print(f"{len(collection.longtail)} long-tailed cells, {tailed} runs", file=sys.stderr)
-    print(f"Page:    {written.page}")
-    print(f"Tables:  {out / 'tables'} ({len(written.tables)} files)")
-    print(f"Figures: {out / 'figures'} ({len(written.figures)} files)")
+        say(f"{len(collection.longtail)} long-tailed cells, {tailed} runs")
+    print_line(f"Page:    {written.page}")
+    print_line(f"Tables:  {out / 'tables'} ({len(written.tables)} files)")
+    print_line(f"Figures: {out / 'figures'} ({len(written.figures)} files)")
 
 
 def show(run: Path, /, *, as_json: Json = False) -> None:
@@ -90,7 +95,7 @@ def show(run: Path, /, *, as_json: Json = False) -> None:
     """
     cell, warnings = _one_cell(run)
     for warning in warnings:
-        _warn(warning)
+        say_warning(warning)
     from ocil.report import terminal
 
     if as_json:
@@ -101,7 +106,7 @@ def show(run: Path, /, *, as_json: Json = False) -> None:
     console = Console(width=None if sys.stdout.isatty() else 100, highlight=False)
     for part in terminal.renderables(cell):
         console.print(part)
-    print(cell.command)  # in one line, to be copied
+    print_line(cell.command)  # in one line, to be copied
 
 
 def _one_cell(path: Path) -> tuple["Cell", Sequence[str]]:
@@ -152,7 +157,3 @@ def _brief(cell: "Cell") -> dict[str, object]:
     names = ("cell", "method", "dataset", "memory", "command", "published", "overlap", "average_accuracy")
     content = summary_json(cell)
     return {name: content[name] for name in names} | {"runs": [str(run.path) for run in cell.runs]}
-
-
-def _warn(message: str) -> None:
-    print(f"ocil: warning: {' '.join(message.split())}", file=sys.stderr)

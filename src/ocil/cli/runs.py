@@ -11,13 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from ocil.cli.common import (
+    Out,
+    Settings,
     Where,
     carry_out,
     dataset_of_a_run,
     must_be_a_folder,
+    plain,
     read_settings,
     references_of,
     refuse_other_images,
+    refuse_place,
+    refuse_seeds,
+    refuse_twice,
     say,
     summary_json,
     summary_of,
@@ -41,20 +47,21 @@ class Options:
     dataset: Annotated[str | None, Parameter(alias="-d")] = None
     """A name from `ocil datasets`, or a prepared .npz. Default: the embedded fashion-mini."""
     memory: Annotated[int | None, Parameter(converter=whole_number, alias="-m")] = None
-    """Images kept for replay. Default: 200 for fashion-mini, 1000 for CIFAR-10, else 5000."""
+    """Images kept for replay. Default: 200 for fashion-mini, 1000 for CIFAR-10, 5000 for CIFAR-100 and Mini-ImageNet;
+    for your own data a tenth of the training images, at least one per class and at most 5000."""
     seeds: Annotated[int | None, Parameter(converter=whole_number, alias="-n")] = None
     """How many seeds to run: 0, 1, 2, ... Default: 3."""
     seed: Annotated[int | None, Parameter(converter=whole_number)] = None
     """The first seed. Default: 0."""
     review: bool | None = None
     """The review trick: after each task one pass over memory at a tenth of the learning rate. Default: the paper's."""
-    set: Annotated[tuple[str, ...], Parameter(name="--set", alias="-s", consume_multiple=True, negative=())] = ()
+    set: Settings = ()
     """Any other setting as FIELD=VALUE, for example `--set beta=0.2 tasks=10 boundary=blurry`."""
     config: Annotated[Path | None, Parameter(alias="-c")] = None
     """A TOML file (method, dataset, memory, seeds, seed, review, and any field). The command line wins."""
     reference: bool = True
     """Also run fine-tuning once a seed, to measure intransigence against. It is kept and used again."""
-    out: Annotated[Path, Parameter(alias="-o")] = Path("runs")
+    out: Out = Path("runs")
     """Folder of the runs. A finished run in it is not run again, an unfinished one goes on."""
     data_dir: DataDir = None
 
@@ -135,7 +142,9 @@ def compare(
         print(json.dumps({"cells": cells, "figure": str(path), "failed": failed}))
     else:
         _print_table(summaries)
-        say(f"Picture: {path}\nTable:   {options.out / 'table.md'}\nRuns:    {options.out}")
+        say(f"Picture: {path}")
+        say(f"Table:   {options.out / 'table.md'}")
+        say(f"Runs:    {options.out}")
     return 1 if failed else 0
 
 
@@ -228,12 +237,15 @@ def _plan(
         if not isinstance(in_file[key], str | None):
             raise OcilError(f"{key} = {in_file[key]!r} in {options.config} is not a name.")
     given: dict[str, Any] = read_settings(options.set)
-    given |= {key: value for key in ("memory", "review") if (value := getattr(options, key)) is not None}
+    options_given = {key: value for key in ("memory", "review") if (value := getattr(options, key)) is not None}
+    refuse_twice(given, options_given)
+    given |= options_given
     name = method or in_file["method"]
     if name is None:
         raise OcilError("name a method, for example: ocil run afs. `ocil methods` lists them.")
     dataset = in_file["dataset"] if options.dataset is None else options.dataset
     seeds = _whole("seeds", options.seeds, in_file["seeds"], default=3, least=1)
+    refuse_seeds(seeds)
     first = _whole("seed", options.seed, in_file["seed"], default=0, least=0)
 
     from ocil import data, methods
@@ -250,12 +262,20 @@ def _plan(
     dataset = data.DEFAULT if dataset is None else dataset
     load = load or data.load
     loaded = load(dataset, options.data_dir)  # before anything runs: is it there, is it whole?
-    config = resolve(name, dataset_of_a_run(dataset, loaded), settings=file | given, classes=loaded.num_classes)
+    named = dataset_of_a_run(dataset, loaded)
+    settings = file | given
+    config = resolve(name, named, settings=settings, classes=loaded.num_classes, train=len(loaded.train_y))
+    if info.memory and "memory" not in settings and config.dataset not in data.CATALOG:
+        images = f"{len(loaded.train_y)} training images"
+        say(
+            f"{config.label}: a memory of {config.learner.memory} images, chosen for {images}. --memory N sets another."
+        )
     if config.dataset not in data.CATALOG:
         config = replace(config, fingerprint=loaded.fingerprint)
     plan = [replace(config, seed=seed) for seed in range(first, first + seeds)]
     for config in plan:
         check(config, loaded)
+    refuse_place(options.out, plan)
     refuse_other_images(plan, options.out, loaded, options.reference)
     return plan
 
@@ -294,11 +314,10 @@ def _execute(
 def _print_table(summaries: Sequence["Summary"]) -> None:
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
     from ocil.report.tables import COLUMNS, heading, row
 
-    table = Table(*COLUMNS, title=Text(heading(summaries)))  # Text, not str: a name from the disk is no markup
+    table = Table(*COLUMNS, title=plain(heading(summaries)))
     for summary in summaries:
-        table.add_row(*row(summary))
+        table.add_row(*map(plain, row(summary)))
     Console(width=None if sys.stdout.isatty() else 100).print(table)

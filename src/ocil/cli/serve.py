@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from ocil.cli.common import Whole, say
+from ocil.cli.common import WORDS, Whole, refuse_seconds, say
 from ocil.cli.learn import Asked, ModelDir, ThreadCount
 from ocil.errors import OcilError
 
@@ -21,7 +21,7 @@ def serve(
     host: str = "127.0.0.1",
     port: Whole = 8000,
     token_file: Path | None = None,
-    allow_host: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())] = (),
+    allow_host: Annotated[tuple[str, ...], WORDS] = (),
     asked: Asked | None = None,
     device: str = "auto",
     threads: ThreadCount = None,
@@ -81,8 +81,7 @@ def serve(
         Print the addresses as one JSON object, when the service is ready.
     """
     asked = asked or Asked()
-    if not save_seconds > 0:
-        raise OcilError(f"--save-seconds {save_seconds:g} must be more than 0.")
+    refuse_seconds("save-seconds", save_seconds)
     _refuse_folder(model, begins=asked != Asked())
     try:
         from ocil.serve.run import address_of, listen, read_token
@@ -93,9 +92,9 @@ def serve(
     from ocil.runner import pick_device
     from ocil.serve.limits import Limits
     from ocil.serve.service import Service
-    from ocil.threads import refuse_too_few
+    from ocil.threads import check_threads
 
-    refuse_too_few(threads)
+    check_threads(threads)
     limits = Limits(
         body_bytes=max_body * 2**20, pixels=max_pixels * 1_000_000, batch=max_batch, classes=max_classes,
         queue=max_queue, label=max_label, predictions=max(256, max_batch), bodies_bytes=max(256, max_body) * 2**20,

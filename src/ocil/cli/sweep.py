@@ -11,14 +11,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from ocil.cli.common import (
+    WORDS,
+    Out,
+    Settings,
     Where,
     carry_out,
     dataset_of_a_run,
     fold,
     must_be_a_folder,
+    nearest_folder,
+    plain,
+    print_line,
     read_settings,
     references_of,
     refuse_other_images,
+    refuse_seeds,
     say,
     summary_json,
     summary_of,
@@ -26,7 +33,6 @@ from ocil.cli.common import (
 )
 from ocil.cli.data import DataDir, Json
 from ocil.errors import OcilError
-from ocil.files import first_existing
 
 if TYPE_CHECKING:
     from ocil.cli.estimate import Estimator, Size
@@ -40,14 +46,14 @@ def sweep(
     file: Path,
     /,
     *,
-    only: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())] = (),
+    only: Annotated[tuple[str, ...], WORDS] = (),
     seeds: Annotated[int | None, Parameter(converter=whole_number, alias="-n")] = None,
-    set: Annotated[tuple[str, ...], Parameter(name="--set", alias="-s", consume_multiple=True, negative=())] = (),  # noqa: A002
+    set: Settings = (),  # noqa: A002
     where: Where | None = None,
     reference: bool = True,
     skip_missing: Annotated[bool, Parameter(negative=())] = False,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
-    out: Annotated[Path, Parameter(alias="-o")] = Path("runs"),
+    out: Out = Path("runs"),
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> int:
@@ -79,6 +85,8 @@ def sweep(
     """
     where = where or Where()
     ground = nearest_folder(out)
+    if seeds is not None:
+        refuse_seeds(seeds)
     from ocil.experiments import read
 
     datasets = Datasets(data_dir)
@@ -108,17 +116,6 @@ def sweep(
         return 0
     must_be_a_folder(out)
     return _carry_out(experiment, plan, estimator, datasets, where, job, as_json)
-
-
-def nearest_folder(out: Path) -> Path:
-    """The folder, or the one it would be made in. Raises if that is none: nothing is made to find out."""
-    try:
-        there = first_existing(out)
-    except OSError as error:
-        raise OcilError(f"cannot write to {out}: {error.strerror}. Choose another place.") from None
-    if not there.is_dir():
-        raise OcilError(f"--out {out}: {there} is a file. Name a folder.")
-    return there
 
 
 REVIEW = ("review", "review_every", "review_batch", "review_keep_last")
@@ -159,7 +156,7 @@ class Datasets:
             return Source(known)
         known = dataset_of_a_run(name, loaded)
         self.sizes[known] = Size.of(loaded)
-        return Source(known, loaded.num_classes, loaded.fingerprint)
+        return Source(known, loaded.num_classes, loaded.fingerprint, len(loaded.train_y))
 
     def missing_of(self, cells: "Sequence[Cell]") -> dict[str, str]:
         used = {cell.config.dataset for cell in cells}
@@ -293,15 +290,14 @@ def _print_results(experiment: "Experiment", found: "Sequence[tuple[Cell, Any]]"
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
     from ocil.report.tables import duration, percent
 
     columns = ("row", "dataset", "memory", "seeds", "accuracy %", "forgetting %", "intransigence %", "time / run")
-    table = Table(*columns, title=Text(experiment.title), box=SIMPLE, padding=(0, 1, 0, 0))
+    table = Table(*columns, title=plain(experiment.title), box=SIMPLE, padding=(0, 1, 0, 0))
     fold(table)
     for cell, known in found:
-        place = (Text(cell.label), Text(Path(cell.config.dataset).stem), str(cell.config.learner.memory or "-"))
+        place = (plain(cell.label), plain(Path(cell.config.dataset).stem), str(cell.config.learner.memory or "-"))
         if known is None:
             table.add_row(*place, f"0/{len(cell.configs)}", *["-"] * 4)
             continue
@@ -357,7 +353,6 @@ def _tell(
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
     from ocil.cli.estimate import roughly
 
@@ -371,13 +366,13 @@ def _tell(
             if cell.config.dataset == dataset:
                 groups.setdefault((dataset, cell.label), []).append(cell)
     columns = ("dataset", "row", "memory", "runs", "finished", "to run", "about")
-    table = Table(*columns, title=Text(experiment.title), box=SIMPLE, padding=(0, 1, 0, 0))
+    table = Table(*columns, title=plain(experiment.title), box=SIMPLE, padding=(0, 1, 0, 0))
     fold(table)
     for (dataset, label), cells_of in groups.items():
         configs = [config for cell in cells_of for config in cell.configs]
         memories = ", ".join(str(cell.config.learner.memory or "-") for cell in cells_of)
         numbers = (str(count(configs)[key]) for key in ("runs", "finished", "to_run"))
-        table.add_row(Text(Path(dataset).stem), Text(label), memories, *numbers, about(configs))
+        table.add_row(plain(Path(dataset).stem), plain(label), memories, *numbers, about(configs))
     if references:
         numbers = (str(count(references)[key]) for key in ("runs", "finished", "to_run"))
         table.add_row("", "references (fine-tune)", "", *numbers, about(references))
@@ -390,7 +385,7 @@ def _tell(
         beside = f"{min(estimator.side_by_side, len(to_run))} side by side"
         print(f"About {roughly(total['seconds'])} on {estimator.device}, {beside}, {source}.")
     for message in broken:
-        print(f"The sweep would fail: {' '.join(message.split())}")
+        print_line(f"The sweep would fail: {' '.join(message.split())}")
     if missing:
-        print(f"The sweep would not start: {_missing_text(missing)}")
-    print(f"Nothing was run. Runs would be in {out}.")
+        print_line(f"The sweep would not start: {_missing_text(missing)}")
+    print_line(f"Nothing was run. Runs would be in {out}.")

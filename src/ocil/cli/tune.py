@@ -12,12 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from ocil.cli.common import (
+    FOLDER,
+    WORDS,
+    Settings,
     Where,
     Whole,
     carry_out,
     dataset_of_a_run,
     numbers,
+    plain,
+    print_line,
     read_settings,
+    refuse_seeds,
+    refuse_twice,
     say,
     say_error,
     whole_number,
@@ -44,13 +51,13 @@ def tune(
     dataset: Annotated[str | None, Parameter(alias="-d")] = None,
     memory: Annotated[int | None, Parameter(converter=whole_number, alias="-m")] = None,
     review: bool | None = None,
-    grid: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())] = (),
+    grid: Annotated[tuple[str, ...], WORDS] = (),
     tasks: Whole = 2,
     seeds: Annotated[int, Parameter(converter=whole_number, alias="-n")] = 3,
     validation: float = 0.1,
-    set: Annotated[tuple[str, ...], Parameter(name="--set", alias="-s", consume_multiple=True, negative=())] = (),  # noqa: A002
+    set: Settings = (),  # noqa: A002
     where: Where | None = None,
-    out: Annotated[Path | None, Parameter(alias="-o")] = None,
+    out: Annotated[Path | None, Parameter(alias="-o"), FOLDER] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> int:
@@ -88,9 +95,9 @@ def tune(
         grid, settings, tasks and validation.
     """
     where = where or Where()
-    if seeds < 1:
-        raise OcilError(f"--seeds {seeds} must be at least 1.")
+    refuse_seeds(seeds)
     given = read_settings(set)
+    refuse_twice(given, (name for name, value in (("memory", memory), ("review", review)) if value is not None))
     fixed = {*given, *(name for name, value in (("memory", memory), ("review", review)) if value is not None)}
 
     from ocil import data, methods, tuning
@@ -114,7 +121,7 @@ def tune(
     reals: dict[RunConfig, dict[str, str]] = {}  # points that come to the same are one
     for point in tuning.points(searched):
         config = resolve(info.name, known, memory=memory, review=review, settings=given | point,
-                         classes=loaded.num_classes)  # fmt: skip
+                         classes=loaded.num_classes, train=len(loaded.train_y))  # fmt: skip
         reals.setdefault(config, point)
     first = next(iter(reals))
     ground = tuning.ground(loaded, first, tasks, validation)
@@ -286,20 +293,19 @@ def _print_scores(
 ) -> None:
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
     from ocil.report.tables import percent
 
     title = f"{content['method']} on the first {len(content['tasks'])} tasks of {Path(content['dataset']).stem}"
-    table = Table(*points[0], "accuracy on held-out images %", "", title=Text(title))
+    table = Table(*points[0], "accuracy on held-out images %", "", title=plain(title))
     for number, (point, score) in enumerate(zip(points, scores, strict=True)):
         state = "failed" if score is None else percent(score)
-        table.add_row(*map(Text, point.values()), state, "chosen" if number == winner else "")
+        table.add_row(*map(plain, point.values()), state, "chosen" if number == winner else "")
     Console(width=None if sys.stdout.isatty() else 100).print(table)
     print(
         f"Learned from {content['train_images']} and scored on {content['validation_images']} training images of those "
         f"tasks; {content['seeds']} seeds a point."
     )
     if content["note"]:
-        print(content["note"])
-    print(f"To run it: {content['command']}")
+        print_line(content["note"])
+    print_line(f"To run it: {content['command']}")

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import wraps
-from operator import index
+from operator import ge, gt, index, le, lt
 from typing import Any, ClassVar, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
 from ocil import losses, networks
-from ocil.augment import Augment
+from ocil.augment import Augment, crop_range
 from ocil.errors import OcilError
 from ocil.memory import Memory
 from ocil.networks import ImageShape, to_float
@@ -71,9 +71,12 @@ class LearnerConfig:
     the classes met so far."""
 
     minimum: ClassVar[dict[str, float]] = {
-        "memory": 0, "memory_batch": 1, "lr": 0, "momentum": 0, "weight_decay": 0, "width": 1,
+        "memory": 0, "memory_batch": 1, "momentum": 0, "weight_decay": 0, "width": 1,
         "review_every": 0, "review_batch": 1, "review_lr_scale": 0,
     }  # fmt: skip
+    maximum: ClassVar[dict[str, float]] = {"width": 1024}
+    above: ClassVar[dict[str, float]] = {"lr": 0}
+    below: ClassVar[dict[str, float]] = {"momentum": 1}
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
@@ -81,9 +84,14 @@ class LearnerConfig:
             value, hint = getattr(self, field.name), hints[field.name]
             if get_origin(hint) is Literal and value not in get_args(hint):
                 raise OcilError(f"{field.name} = {value!r} is not one of {', '.join(map(str, get_args(hint)))}.")
-            low = self.minimum.get(field.name)
-            if low is not None and not value >= low:
-                raise OcilError(f"{field.name} = {value} must be at least {low}.")
+            for bounds, holds, wanted in (
+                (self.minimum, ge, "at least"),
+                (self.maximum, le, "at most"),
+                (self.above, gt, "more than"),
+                (self.below, lt, "less than"),
+            ):
+                if field.name in bounds and not holds(value, bounds[field.name]):
+                    raise OcilError(f"{field.name} = {value} must be {wanted} {bounds[field.name]}.")
 
     def refuse_less(self, name: str, than: str) -> None:
         mine, least = getattr(self, name), getattr(self, than)
@@ -113,7 +121,7 @@ class AugmentedConfig(LearnerConfig):
 
     def augment(self) -> Augment:
         return Augment(
-            crop_scale=(self.crop, 1.0) if self.crop < 1 else None, flip=self.flip, jitter=self.jitter,
+            crop_scale=crop_range(self.crop), flip=self.flip, jitter=self.jitter,
             brightness=self.brightness, contrast=self.contrast, saturation=self.saturation, hue=self.hue,
             gray=self.gray,
         )  # fmt: skip

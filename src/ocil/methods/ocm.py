@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ocil import losses, networks
-from ocil.augment import Augment
+from ocil.augment import Augment, crop_range
 from ocil.errors import OcilError
 from ocil.methods.base import Learner, LearnerConfig, Problem
 from ocil.networks import ReducedResNet18, to_float
@@ -58,8 +58,7 @@ class OCMConfig(LearnerConfig):
         self.augment()
 
     def augment(self) -> Augment:
-        crop_scale = (self.crop, 1.0) if self.crop < 1 else None
-        return Augment(crop_scale=crop_scale, flip=self.flip, jitter=0.0, gray=self.gray)
+        return Augment(crop_scale=crop_range(self.crop), flip=self.flip, jitter=0.0, gray=self.gray)
 
 
 class OCM(Learner):

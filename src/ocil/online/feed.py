@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ocil.data.images import SUFFIXES
 from ocil.errors import OcilError
-from ocil.online.images import InputError
+from ocil.online.images import ImageFormat, InputError
 from ocil.online.model import FILE, Model
 from ocil.runner import SaveTimes
 
@@ -33,6 +33,8 @@ def read_list(source: Path, shuffle: int | None = None) -> list[Sample]:
     else:
         raise OcilError(f"{source} is neither a folder CLASS/IMAGE nor a .csv file with columns path and label.")
     if shuffle is not None:
+        if not 0 <= shuffle < 2**32:
+            raise OcilError(f"the seed {shuffle} of the random order must be from 0 to {2**32 - 1}.")
         order = np.random.RandomState(shuffle).permutation(len(samples))  # the same in every version of numpy
         samples = [samples[number] for number in order]
     return samples
@@ -66,6 +68,19 @@ def _read_csv(source: Path) -> list[Sample]:
     if not rows:
         raise OcilError(f"{source} has no rows below its first line.")
     return [Sample(path, source.parent / path, label) for _, path, label in rows]
+
+
+def must_be_readable(samples: Sequence[Sample], images: ImageFormat) -> None:
+    """Raise if not one of the images can be read; as a rule the first can, and no other is looked at."""
+    first: InputError | None = None
+    for sample in samples:
+        try:
+            images.read([sample.path])
+        except InputError as error:
+            first = first or error
+        else:
+            return
+    raise OcilError(f"not one of {len(samples)} images could be read, the first because {first}")
 
 
 class Digest:

@@ -23,7 +23,7 @@ from ocil.methods.base import LearnerConfig, Problem, capacity_for
 from ocil.online.images import ImageFormat, InputError
 from ocil.precision import numerics
 from ocil.runner import pick_device
-from ocil.threads import default_threads, refuse_too_few, using
+from ocil.threads import check_threads, default_threads, using
 
 FORMAT = 1
 FILE = "model.safetensors"
@@ -77,7 +77,7 @@ class Model:
         threads: int | None = None,
     ) -> None:
         """``threads``: CPU threads to compute on. None: what ``ocil.threads.default_threads`` finds."""
-        refuse_too_few(threads)
+        check_threads(threads)
         self.recipe, self.images = replace(recipe, method=method(recipe.method).name), images
         self.config = config or recipe.config()
         if self.recipe.review_every is not None and self.recipe.review_every < 0:

@@ -23,6 +23,7 @@ from ocil.report.comparison import (
 )
 from ocil.report.published import Published
 from ocil.report.tables import count, duration, percent
+from ocil.text import escaped
 
 TABLE1_COLUMNS = (
     "dataset", "memory", "method", "review", "seeds", "mean", "interval", "published", "published_interval",
@@ -143,7 +144,7 @@ def _md_entry(entry: Entry) -> str:
 
 
 def md(text: str) -> str:
-    text = html.escape(" ".join(text.split()), quote=False)
+    text = html.escape(escaped(" ".join(text.split())), quote=False)
     return re.sub(r"([\\|`*\[\]])", r"\\\1", text)
 
 
@@ -236,8 +237,9 @@ def _csv(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
 
 
 def harmless(text: str) -> str:
-    """A spreadsheet takes what begins like this for a formula."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+    """A spreadsheet takes what begins like this for a formula, blanks before it or not."""
+    formula = text.lstrip().startswith(("=", "+", "-", "@")) or text.startswith(("\t", "\r", "\n"))
+    return f"'{escaped(text)}" if formula else escaped(text)
 
 
 # LaTeX

@@ -12,6 +12,7 @@ from ocil.report.collect import Cell, memory_of, title_of, written
 from ocil.report.comparison import counterpart, difference, overlap
 from ocil.report.formats import beside, gap, verdict
 from ocil.report.tables import duration, percent
+from ocil.text import escaped
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -59,7 +60,7 @@ def renderables(cell: Cell) -> list["RenderableType"]:
     memory = f", memory {memory_of(cell.config)}" if memory_of(cell.config) else ""
     which = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds"
     parts: list[RenderableType] = [
-        Text(f"{cell.config.label} on {title_of(cell.config.dataset)}{memory}, {which}", style="bold"),
+        Text(escaped(f"{cell.config.label} on {title_of(cell.config.dataset)}{memory}, {which}"), style="bold"),
         _facts(cell),
         Text(),
         Text("accuracy % by task (columns) after each task (rows), and the mean so far", style="bold"),
@@ -103,7 +104,7 @@ def _facts(cell: Cell) -> "RenderableType":
     table.add_column(no_wrap=True, style="dim")
     table.add_column(overflow="fold")
     for name, value in facts.items():
-        table.add_row(name, Text(value))
+        table.add_row(name, Text(escaped(value)))
     return table
 
 
@@ -176,7 +177,7 @@ def _seeds(cell: Cell) -> "RenderableType":
         table.add_row(
             str(result.config.seed), f"{100 * metrics.average_accuracy(result.matrix):.2f}",
             "-" if forgetting is None else f"{100 * forgetting:z.2f}", duration(result.wall_seconds),
-            Text(run.device), Text(result.digest[:12]),
+            Text(escaped(run.device)), Text(escaped(result.digest[:12])),
         )  # fmt: skip
     return table
 
@@ -187,6 +188,6 @@ def _settings(cell: Cell) -> list["Text"]:
     content = cell.config.to_json()
     rest = {k: v for k, v in (content["stream"] | content["learner"]).items() if k not in cell.changed}
     return [
-        Text(f"changed: {written(cell.changed) or 'none'}"),
-        Text(f"as usual: {written(rest)}", style="dim"),
+        Text(escaped(f"changed: {written(cell.changed) or 'none'}")),
+        Text(escaped(f"as usual: {written(rest)}"), style="dim"),
     ]

@@ -7,6 +7,7 @@ from typing import TypeVar
 from ocil.errors import OcilError
 
 T = TypeVar("T")
+MOST = 2**40  # of any limit: more is none
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not value > 0:
-                raise OcilError(f"the limit {name} = {value} must be more than 0.")
+            if not 0 < value <= MOST:
+                raise OcilError(f"the limit {name} = {value} must be more than 0 and at most {MOST}.")
         for name in ("queue", "predictions"):
             if getattr(self, name) < self.batch:
                 raise OcilError(f"the limit {name} = {getattr(self, name)} must not be below batch = {self.batch}.")
