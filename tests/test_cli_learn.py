@@ -94,6 +94,15 @@ def test_the_accuracy_is_that_of_predictions_before_learning(table: Path) -> Non
     assert digest(feed.model.learner) == digest(other.learner)
 
 
+def test_a_folder_with_a_split_is_learned_from_its_training_images(photos: Path) -> None:
+    plain = [(sample.name, sample.label) for sample in read_list(photos)]
+    (photos.parent / "split" / "test" / "dark").mkdir(parents=True)
+    photos.rename(photos.parent / "split" / "train")
+    split = read_list(photos.parent / "split")
+    assert [(sample.name, sample.label) for sample in split] == plain
+    assert all(sample.path.is_file() and sample.path.parts[-3] == "train" for sample in split)
+
+
 def test_a_folder_in_sorted_or_random_order(photos: Path) -> None:
     (photos / "dark" / "notes.txt").touch()
     (photos / ".hidden").mkdir()

@@ -925,7 +925,7 @@ def test_a_class_with_a_hostile_name() -> None:
         (("nowhere",), "there is no nowhere"),
         (("empty",), "no finished run (result.json) under empty"),
         (("spoilt",), "spoilt/result.json is not a result of ocil"),
-        (("good", "--out", "file"), "is a file: name a folder"),
+        (("good", "--out", "file"), "is a file. Name a folder"),
         (("good", "--out", "file/inside"), "cannot write"),
         (("good", "--examples", "empty"), "there is no finished run"),
     ],

@@ -1,5 +1,6 @@
 import gzip
 import pickle
+import shutil
 import struct
 import tarfile
 import zlib
@@ -271,8 +272,12 @@ def test_image_folder_of_several_sizes(tmp_path: Path) -> None:
 def test_image_folders_that_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "birds"
     source.mkdir()
+    with refused("no class folders"):
+        import_dataset("birds", source, tmp_path / "data")
+    tiny.write_images(source / "test" / "one", 1)
     with refused("no folder 'train'"):
         import_dataset("birds", source, tmp_path / "data")
+    shutil.rmtree(source / "test")
     (source / "train").mkdir()
     with refused("no class folders"):
         import_dataset("birds", source, tmp_path / "data")
@@ -320,8 +325,67 @@ def test_broken_images_and_bombs_are_named(content: bytes, message: str, tmp_pat
     (folder / "02.png").write_bytes(content)
     for size in (None, 4):
         with refused(message):
-            import_dataset("birds", tmp_path / "birds", tmp_path / "data", size=size)
+            import_dataset("birds", tmp_path / "birds", tmp_path / "data", size=size, strict=True)
     assert nothing_stored(tmp_path / "data")
+
+
+@pytest.mark.parametrize("content", [b"not an image", png(8, 6), png(60_000, 60_000)])
+def test_broken_images_are_left_out_and_counted(content: bytes, tmp_path: Path) -> None:
+    """Whether the header gives it away or only the pixels do."""
+    folder = tiny.write_images(tmp_path / "birds" / "train" / "a", 8)
+    tiny.write_images(tmp_path / "birds" / "train" / "b", 8)
+    for number in range(7):
+        (folder / f"x{number}.png").write_bytes(content)
+    notes: list[str] = []
+    import_dataset("birds", tmp_path / "birds", tmp_path / "data", note=notes.append)
+    data = load("birds", tmp_path / "data")
+    assert len(data.train_y) + len(data.test_y) == 16
+    assert np.bincount(data.train_y).min() > 0
+    (note,) = (note for note in notes if "left out" in note)
+    assert "left out, 7: " in note
+    assert note.count(".png") == 5
+    assert note.endswith("and 2 more")
+
+
+def test_a_class_of_broken_images_is_refused(tmp_path: Path) -> None:
+    tiny.write_images(tmp_path / "birds" / "train" / "a", 3)
+    (tmp_path / "birds" / "train" / "b").mkdir()
+    (tmp_path / "birds" / "train" / "b" / "0.png").write_bytes(b"not an image")
+    with refused("class 'b' has no image that can be read: .*0.png is not a readable image"):
+        import_dataset("birds", tmp_path / "birds", tmp_path / "data")
+    assert nothing_stored(tmp_path / "data")
+
+
+def test_class_folders_alone_are_split(tmp_path: Path) -> None:
+    for name, count in (("auk", 10), ("wren", 20)):
+        tiny.write_images(tmp_path / "birds" / name, count, seed=count)
+    notes: list[str] = []
+    first = import_dataset("birds", tmp_path / "birds", tmp_path / "data", test_share=0.2, note=notes.append)
+    data = load("birds", tmp_path / "data")
+    assert data.classes == ("auk", "wren")
+    assert np.bincount(data.train_y).tolist() == [8, 16]
+    assert np.bincount(data.test_y).tolist() == [2, 4]
+    assert notes == [f"{tmp_path / 'birds'} has no test folder: 0.2 of each class is held out to test with"]
+    again = import_dataset("birds", tmp_path / "birds", tmp_path / "again", test_share=0.2)
+    assert again.read_bytes() == first.read_bytes()
+    assert {image.tobytes() for image in data.train_x}.isdisjoint(image.tobytes() for image in data.test_x)
+    for share in (0.0, 1.0, -1.0, float("nan")):
+        with refused("the test share .* must be more than 0 and less than 1"):
+            import_dataset("birds", tmp_path / "birds", tmp_path / "data", test_share=share)
+
+
+def test_a_class_may_be_called_train_or_test(tmp_path: Path) -> None:
+    for name in ("train", "test", "bus"):
+        tiny.write_images(tmp_path / "traffic" / name, 2)
+    import_dataset("traffic", tmp_path / "traffic", tmp_path / "data")
+    assert load("traffic", tmp_path / "data").classes == ("bus", "test", "train")
+
+
+def test_a_test_set_of_its_own_has_no_share(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        tiny.write_images(tmp_path / "birds" / part / "auk", 2)
+    with refused("leave out --test-share"):
+        import_dataset("birds", tmp_path / "birds", tmp_path / "data", test_share=0.2)
 
 
 def test_gray_images_of_sixteen_bits_and_other_formats(tmp_path: Path) -> None:
@@ -346,7 +410,7 @@ def test_prepared_npz(tmp_path: Path) -> None:
     again = load("own", tmp_path / "data")
     np.testing.assert_array_equal(again.train_x, original.train_x)
     assert again.name == "own"
-    with refused("Leave --size out"):
+    with refused("Leave them out"):
         import_dataset("own", tmp_path / "source.npz", tmp_path / "data", size=8)
 
 

@@ -53,14 +53,16 @@ def import_(
     *,
     data_dir: DataDir = None,
     size: Annotated[int | None, Parameter(converter=whole_number)] = None,
+    test_share: float | None = None,
+    strict: Annotated[bool, Parameter(negative=())] = False,
     as_json: Json = False,
 ) -> None:
     """Bring a dataset in from files you have.
 
     SOURCE is one of:
 
-    * an image folder, SOURCE/train/CLASS/IMAGE.png or .jpg, and SOURCE/test/CLASS/ if you have one (or val). Without it
-      a sixth of each class is held out to test with, always the same images.
+    * an image folder, SOURCE/CLASS/IMAGE.png or .jpg. A sixth of each class is held out to test with, always the same
+      images. With a split of your own: SOURCE/train/CLASS/ and SOURCE/test/CLASS/ (or val).
     * a prepared .npz with train_x, train_y, test_x, test_y and classes.
     * for cifar10 and cifar100: the published `*-python.tar.gz` or its unpacked folder.
     * for mini_imagenet: the folder with the three `mini-imagenet-cache-*.pkl`, or with train.csv, val.csv, test.csv and
@@ -76,11 +78,15 @@ def import_(
         The archive, folder or .npz file.
     size:
         Resize the images of a folder to squares of this side.
+    test_share:
+        Share of each class of a folder that is held out to test with, for example 0.2. Default: a sixth.
+    strict:
+        Refuse a folder with images that cannot be read, instead of leaving them out.
     """
     from ocil.data.importers import import_dataset
 
     notes: list[str] = []
-    path = import_dataset(name, source, data_dir, size, note=notes.append)
+    path = import_dataset(name, source, data_dir, size, test_share=test_share, strict=strict, note=notes.append)
     _print_stored(path, notes, as_json)
 
 

@@ -176,8 +176,9 @@ def learn(
     """Learn from labelled images on disk, in the order given, each one once. New labels become new classes.
 
     SOURCE is a .csv with columns path and label (paths are relative to it), or a folder CLASS/IMAGE.png, read class by
-    class and sorted by name. Each image is predicted before it is learned; the accuracy shown is that of these
-    predictions. The end of the list is followed by a review, if the method has reviews.
+    class and sorted by name. Of a folder with train/ and test/, the images of train/CLASS are learned. Each image is
+    predicted before it is learned; the accuracy shown is that of these predictions. The end of the list is followed by
+    a review, if the method has reviews.
 
     Stop it with Ctrl-C, or kill it: the same command goes on where the model was last saved. So it does when rows were
     added to the list. An image that cannot be read is named and left out.

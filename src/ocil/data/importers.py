@@ -9,7 +9,7 @@ from ocil.data.catalog import DEFAULT, DatasetInfo
 from ocil.data.check import differences
 from ocil.data.cifar import LAYOUTS, read_cifar
 from ocil.data.dataset import Dataset, load_npz
-from ocil.data.folder import find_test_folder, read_folder
+from ocil.data.folder import read_folder
 from ocil.data.mini_imagenet import read_mini_imagenet
 from ocil.errors import OcilError
 
@@ -22,13 +22,16 @@ def import_dataset(
     data_dir: Path | None = None,
     size: int | None = None,
     *,
+    test_share: float | None = None,
+    strict: bool = False,
     note: Callable[[str], None] | None = None,
     expect: DatasetInfo | None = None,
 ) -> Path:
     """Read ``source``, check it, and store it as DATA_DIR/NAME.npz; returns that path.
 
     A catalog name takes what the catalog describes and nothing else. Any other name takes an image folder or a prepared
-    .npz; an image folder without test or val has a seeded sixth of each class held out, which ``note`` is told.
+    .npz; an image folder without test or val has ``test_share`` of each class held out, a sixth by default. Images that
+    cannot be read are left out, unless ``strict``. ``note`` gets a line about either.
     ``expect`` replaces the catalog entry, for tests with a few images.
     """
     source = source.expanduser()
@@ -43,7 +46,15 @@ def import_dataset(
         raise OcilError(f"{source} does not exist. Give the archive, folder or .npz file to import.")
     stored = info.name if info else name
     try:
-        dataset = _read(stored, source, size, info, note or (lambda _: None))
+        if info is None and source.is_dir():
+            told = note or (lambda _: None)
+            dataset = read_folder(stored, source, size, test_share=test_share, strict=strict, note=told)
+        elif size is not None or test_share is not None:
+            raise OcilError(
+                "--size and --test-share are for an image folder; what you import has its own. Leave them out."
+            )
+        else:
+            dataset = _read(stored, source, info)
     except OSError as error:
         raise OcilError(f"cannot read {source}: {error.strerror or error}. Check its permissions.") from error
     except MemoryError as error:
@@ -55,14 +66,7 @@ def import_dataset(
     return path
 
 
-def _read(name: str, source: Path, size: int | None, info: DatasetInfo | None, note: Callable[[str], None]) -> Dataset:
-    is_folder = source.is_dir() and info is None
-    if size is not None and not is_folder:
-        raise OcilError("--size resizes an image folder; what you import has a fixed size. Leave --size out.")
-    if is_folder:
-        if find_test_folder(source) is None:
-            note(f"{source} has no test folder: a sixth of each class is held out to test with")
-        return read_folder(name, source, size)
+def _read(name: str, source: Path, info: DatasetInfo | None) -> Dataset:
     if source.suffix.lower() == ".npz":
         return load_npz(source, name)
     if name in LAYOUTS:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ocil.data.images import SUFFIXES
+from ocil.data.folder import class_folders, list_images, training_folder
 from ocil.errors import OcilError
 from ocil.online.images import ImageFormat, InputError
 from ocil.online.model import FILE, Model
@@ -25,7 +25,7 @@ class Sample(NamedTuple):
 
 def read_list(source: Path, shuffle: int | None = None) -> list[Sample]:
     """The rows of a CSV with columns ``path`` and ``label`` in their order, or the images of a folder CLASS/IMAGE,
-    sorted by class and name. ``shuffle`` is the seed of a random order."""
+    sorted by class and name; of a folder with a split, those of train/CLASS. ``shuffle``: seed of a random order."""
     if source.is_dir():
         samples = _read_folder(source)
     elif source.suffix.lower() == ".csv" and source.is_file():
@@ -41,15 +41,13 @@ def read_list(source: Path, shuffle: int | None = None) -> list[Sample]:
 
 
 def _read_folder(source: Path) -> list[Sample]:
-    classes = sorted(path for path in source.iterdir() if path.is_dir() and not path.name.startswith("."))
+    root = training_folder(source)
     files = [
-        Sample(f"{folder.name}/{path.name}", path, folder.name)
-        for folder in classes
-        for path in sorted(folder.iterdir())
-        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+        Sample(f"{path.parent.name}/{path.name}", path, path.parent.name)
+        for path, _ in list_images(root, class_folders(root))
     ]
     if not files:
-        raise OcilError(f"{source} holds no images. Lay them out as {source.name}/CLASS/IMAGE.png.")
+        raise OcilError(f"{root} holds no images. Lay them out as {source.name}/CLASS/IMAGE.png.")
     return files
 
 
