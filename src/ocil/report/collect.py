@@ -16,6 +16,7 @@ from ocil.longtail.results import cells as longtail_cells
 from ocil.methods import METHODS, method
 from ocil.report.published import MEMORY
 from ocil.results import UNREADABLE, Result, Summary, read_json, reason_of, summarise
+from ocil.text import escaped
 
 BOUNDS = ("fine-tune", "iid-offline")  # they frame the comparison and take no part in it
 LABEL_FREE = {"precision"}  # the paper says nothing of it: such a cell still is what the paper's row names
@@ -151,7 +152,8 @@ def memory_of(config: RunConfig) -> int:
 
 
 def title_of(dataset: str) -> str:
-    return CATALOG[dataset].title if dataset in CATALOG else Path(dataset).stem
+    """How pages, tables and figures call a dataset."""
+    return CATALOG[dataset].title if dataset in CATALOG else escaped(Path(dataset).stem)
 
 
 def written(settings: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from ocil.files import atomic_write
 from ocil.results import Summary
+from ocil.text import escaped
 
 STYLE: Any = {
     "font.size": 10,
@@ -51,7 +52,7 @@ def accuracy_after_each_task(summaries: Sequence[Summary]) -> Figure:
             ylabel="accuracy on all classes so far, %",
             xticks=range(1, longest + 1),
             ylim=(0, 100),
-            title=f"{Path(config.dataset).stem}, memory {memory}, {seeds} seed{'s' if seeds > 1 else ''}",
+            title=f"{escaped(Path(config.dataset).stem)}, memory {memory}, {seeds} seed{'s' if seeds > 1 else ''}",
         )
         if len(summaries) <= len(COLOURS):
             axes.legend(frameon=False, title="at the end")

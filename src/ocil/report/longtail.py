@@ -15,6 +15,7 @@ from ocil.longtail.results import LongTailCell, LongTailResult
 from ocil.metrics import Estimate, estimate
 from ocil.report.formats import SURROUNDINGS, anchor, harmless, md, surroundings, tex
 from ocil.report.tables import duration, percent
+from ocil.text import escaped
 
 NAMES = {
     "ce": "plain CE (stage 1)", "oltr": "OLTR", "oltr-fl": "OLTR + FL", "oltr-rfl": "OLTR + RFL",
@@ -220,7 +221,7 @@ def _place(config: LongTailConfig) -> tuple[Any, ...]:
 
 def _title(config: LongTailConfig) -> str:
     known = CATALOG.get(config.dataset)
-    name = known.title if known else Path(config.dataset).stem
+    name = known.title if known else escaped(Path(config.dataset).stem)
     how = (
         f"imbalance {config.imbalance:g}, {100 * config.open_share:g} % of the classes open"
         if config.imbalance

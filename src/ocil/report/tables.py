@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ocil.metrics import Estimate
 from ocil.results import Summary
+from ocil.text import escaped
 
 COLUMNS = ("method", "memory", "accuracy %", "forgetting %", "intransigence %", "time / run")
 
@@ -33,7 +34,7 @@ def heading(summaries: Sequence[Summary]) -> str:
     """``cifar100, 10 seeds (mean ± 95 % interval)``"""
     seeds = max(len(summary.average_accuracy.values) for summary in summaries)
     spread = f"{seeds} seeds (mean ± 95 % interval)" if seeds > 1 else "one seed, so no interval"
-    return f"{Path(summaries[0].config.dataset).stem}, {spread}"
+    return f"{escaped(Path(summaries[0].config.dataset).stem)}, {spread}"
 
 
 def row(summary: Summary) -> tuple[str, ...]:

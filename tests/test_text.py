@@ -1,0 +1,133 @@
+"""Text that others wrote does nothing to a terminal or a spreadsheet."""
+
+import csv
+import io
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ocil.data import Dataset
+from ocil.report.formats import harmless, md
+from ocil.text import escaped
+from tests.conftest import SMALL, Call, Said
+
+ESC, BELL, CSI, DEL, TURNED = "\x1b", "\x07", "\x9b", "\x7f", "\u202e"
+EVIL = f"bird{ESC}]0;title{BELL}{CSI}31m{DEL}{TURNED}gnp"
+FORBIDDEN = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def clean(said: Said) -> bool:
+    return not FORBIDDEN.search(said.out + said.err)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("robin", "robin"),
+        ("Ärger 鳥 👩‍👧 a b", "Ärger 鳥 👩‍👧 a b"),
+        (EVIL, r"bird\x1b]0;title\x07\x9b31m\x7f\u202egnp"),
+        ("a\nb\tc\r", r"a\nb\tc\r"),
+        ("\udc80", r"\udc80"),
+        ("\u2028\u2029\u2066\u0000", r"\u2028\u2029\u2066\x00"),
+    ],
+)
+def test_escaped(text: str, shown: str) -> None:
+    assert escaped(text) == shown
+    assert escaped(shown) == shown
+
+
+def test_every_character_that_moves_or_hides_text_is_escaped() -> None:
+    for letter in map(chr, range(sys.maxunicode + 1)):
+        if FORBIDDEN.match(letter) or letter == "\n":
+            assert escaped(letter) != letter, hex(ord(letter))
+
+
+def test_learn_and_predict(ocil_command: Call, tmp_path: Path) -> None:
+    for name in (EVIL, "plain"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(2):
+            Image.fromarray(np.full((12, 12), 40 * number, np.uint8)).save(
+                tmp_path / "photos" / name / f"{number}{ESC}[2J.png"
+            )
+    (tmp_path / "photos" / EVIL / "broken.png").write_bytes(b"no image")
+    words = ("--model", tmp_path / "model")
+    small = ("--method", "er", "--memory", 20, "--width", 1, "--size", 12, "--gray", "--batch-size", 4)
+    learned = ocil_command("learn", tmp_path / "photos", *words, *small)
+    assert learned.code == 1
+    assert "left out" in learned.err
+    assert clean(learned)
+    predicted = ocil_command("predict", tmp_path / "photos", *words)
+    assert predicted.code == 1
+    assert r"bird\x1b]0;title" in predicted.out.replace("\n", "")
+    assert clean(predicted)
+    rows = [
+        json.loads(line) for line in ocil_command("predict", tmp_path / "photos", *words, "--json").out.splitlines()
+    ]
+    assert EVIL in {found["label"] for row in rows for found in row.get("top", ())}
+
+
+def test_datasets_runs_and_reports(ocil_command: Call, tiny: Dataset, tmp_path: Path) -> None:
+    path = tmp_path / "data" / f"{EVIL}.npz"
+    tiny.save(path)
+    where = ("--data-dir", tmp_path / "data")
+    listed = ocil_command("datasets", *where)
+    assert r"\x1b]0;title" in listed.out
+    assert clean(listed)
+    assert EVIL in {entry["name"] for entry in json.loads(ocil_command("datasets", *where, "--json").out)["datasets"]}
+    assert clean(ocil_command("data", "check", EVIL, *where))
+    words = ("-d", path, "-n", 1, "--workers", 1, "-m", 20, "-o", tmp_path / "runs", "--set", *SMALL)
+    for command in (("run", "er"), ("compare", "er", "fine-tune")):
+        said = ocil_command(*command, *words)
+        assert said.code == 0, said
+        assert clean(said)
+    (run,) = (tmp_path / "runs").glob("*-er-*/seed-0")
+    for command in (("show", run), ("report", tmp_path / "runs", "--out", tmp_path / "report")):
+        said = ocil_command(*command)
+        assert said.code == 0, said
+        assert clean(said)
+    for table in (tmp_path / "report" / "tables").iterdir():
+        assert not FORBIDDEN.search(table.read_text()), table
+    assert not FORBIDDEN.search((tmp_path / "runs" / "table.md").read_text())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", EVIL),
+        ("run", "er", "--dataset", EVIL),
+        ("run", "er", "--set", f"{EVIL}=1"),
+        ("run", "er", f"--{EVIL}"),
+        ("data", "check", f"{EVIL}.npz"),
+        ("show", EVIL),
+        ("report", EVIL),
+        ("predict", EVIL, "--model", EVIL),
+        ("learn", EVIL, "--model", EVIL),
+    ],
+    ids=lambda words: words[0],
+)
+def test_errors(ocil_command: Call, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = ocil_command(*words)
+    assert said.code == 2
+    assert len(said.err.splitlines()) == 1
+    assert clean(said)
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-x", "@SUM(A1)", "\t=1", "\r=1", "\n=1", " =1+1", "  @x"])
+def test_a_spreadsheet_takes_no_name_for_a_formula(text: str) -> None:
+    file = io.StringIO()
+    csv.writer(file).writerow([harmless(text)])
+    (cell,) = next(csv.reader(io.StringIO(file.getvalue())))
+    assert cell.startswith("'")
+    assert cell == f"'{escaped(text)}"
+
+
+def test_names_that_are_no_formula_stay() -> None:
+    for text in ("er", "birds-2", "lr=0.1", "3.5", "a=b", ""):
+        assert harmless(text) == text
+    assert md(f"a{ESC}|b") == r"a\\x1b\|b"
