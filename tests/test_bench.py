@@ -1,12 +1,13 @@
 """The benchmark counts and reports what it says; how fast anything is, is not asserted."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
 
-from ocil.bench import _cost, made_up, measure
-from ocil.config import resolve
+from ocil.bench import Timing, _cost, made_up, measure
+from ocil.config import RunConfig, resolve
 from ocil.evaluate import batch_for
 from tests.conftest import Call, one_error
 
@@ -53,6 +54,36 @@ def test_bench_command(ocil_command: Call) -> None:
     table = ocil_command("bench", "fine-tune", "--device", "cpu", "--seconds", 0.2, "--set", "width=2")
     assert "fine-tune" in table.out
     assert "Did you mean 'er'" in one_error(ocil_command("bench", "err", "--device", "cpu"))
+
+
+def test_bench_leaves_out_settings_that_a_method_lacks(ocil_command: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[RunConfig] = []
+
+    def pretend(configs: list[RunConfig], *_: Any, **__: Any) -> Timing:
+        timed.append(configs[0])
+        if configs[0].method == "mir":
+            raise RuntimeError("can't allocate memory")
+        return Timing(configs[0].label, "cpu", "tf32", 1, 1.0, 0.0, None, None, 1.0, 1.0, 20, 1.0, 1.0, None)
+
+    monkeypatch.setattr("ocil.bench.measure", pretend)
+    words = ("--device", "cpu", "--set", "beta=0.2", "width=3")
+    said = ocil_command("bench", "afs", "er", "fine-tune", *words, "memory=300", "--json")
+    assert said.code == 0, said
+    assert [config.learner.width for config in timed] == [3, 3, 3]
+    assert timed[0].learner.beta == 0.2  # type: ignore[attr-defined]
+    assert [config.learner.memory for config in timed] == [300, 300, 0]
+    assert len(json.loads(said.out)["timings"]) == 3
+
+    timed.clear()
+    assert "unknown setting 'beta' for er or mir" in one_error(ocil_command("bench", "er", "mir", *words))
+    assert not timed
+
+    said = ocil_command("bench", "er", "mir", "fine-tune", "--device", "cpu")
+    assert said.code == 1
+    assert all(name in said.out for name in ("er", "fine-tune"))
+    (message,) = said.errors
+    assert "mir" in message
+    assert "does not fit on the device" in message
 
 
 def test_methods_shows_every_setting_of_one(ocil_command: Call) -> None:

@@ -1,16 +1,17 @@
 import json
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ocil.config import RunConfig, command, resolve
+from ocil.config import RunConfig, command, meanings, resolve
 from ocil.data import CATALOG, Dataset
 from ocil.errors import OcilError
 from ocil.methods import METHODS
 from ocil.methods.afs import AFSConfig
+from ocil.methods.base import LearnerConfig
 from ocil.runner import make_learner
 from ocil.streams import StreamConfig
 
@@ -266,3 +267,12 @@ def test_a_command_makes_its_configuration_again(name: str, dataset: str, option
     review = True if "--review" in words else False if "--no-review" in words else None
     settings = dict(word.split("=") for word in words[words.index("--set") + 1 :]) if "--set" in words else {}
     assert resolve(name, dataset, memory=memory, review=review, settings=settings) == config
+
+
+def test_a_config_class_without_source_has_no_meanings() -> None:
+    """As one is that was made in a notebook; what it inherits is known."""
+    space: dict[str, Any] = {"LearnerConfig": LearnerConfig, "dataclass": dataclass}
+    exec('@dataclass(frozen=True)\nclass Mine(LearnerConfig):\n    mine: int = 1\n    """What it means."""', space)
+    found = meanings(space["Mine"])
+    assert "mine" not in found
+    assert found["lr"] == meanings(LearnerConfig)["lr"]
