@@ -926,7 +926,7 @@ def test_a_class_with_a_hostile_name() -> None:
         (("empty",), "no finished run (result.json) under empty"),
         (("spoilt",), "spoilt/result.json is not a result of ocil"),
         (("good", "--out", "file"), "is a file. Name a folder"),
-        (("good", "--out", "file/inside"), "cannot write"),
+        (("good", "--out", "file/inside"), "is a file. Name a folder"),
         (("good", "--examples", "empty"), "there is no finished run"),
     ],
 )

@@ -247,7 +247,7 @@ def dataset_of_a_run(name: str, loaded: "Dataset") -> str:
 def refuse_small(workers: int, threads: int) -> None:
     for name, value, least in (("workers", workers, 0), ("threads", threads, 1)):
         if value < least:
-            raise OcilError(f"--{name} {value} is too small.")
+            raise OcilError(f"--{name} {value} is too small: at least {least}.")
         if value > MOST_WORKERS:
             raise OcilError(f"--{name} {value} is too large: at most {MOST_WORKERS}.")
 
