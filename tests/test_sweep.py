@@ -333,7 +333,7 @@ def test_a_place_that_can_hold_no_runs(
     for out in (experiment, experiment / "runs"):
         assert "small.toml is a file. Name a folder." in one_error(ocil_command("sweep", experiment, "-o", out, *dry))
     long = experiment.parent / ("x" * 300)
-    assert "cannot write to" in one_error(ocil_command("sweep", experiment, "-o", long, *dry))
+    assert "File name too long" in one_error(ocil_command("sweep", experiment, "-o", long, *dry))
     monkeypatch.setattr("os.access", lambda *_: False)
     other = experiment.parent / "other"
     assert "is not yours to write to" in one_error(ocil_command("sweep", experiment, "-o", other, *dry))
@@ -354,7 +354,7 @@ def test_a_folder_that_cannot_be_made_is_said_before_any_run(
     monkeypatch.setattr("ocil.engine.local.run_all", lambda *_: pytest.fail("a run was started"))
     nowhere = experiment.parent / "nowhere"
     nowhere.symlink_to(experiment.parent / "gone")
-    assert "cannot write to" in one_error(ocil_command("sweep", experiment, "-o", nowhere))
+    assert "is a link that leads nowhere" in one_error(ocil_command("sweep", experiment, "-o", nowhere))
 
 
 # How long it takes

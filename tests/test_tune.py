@@ -359,7 +359,7 @@ def test_data_that_was_cut_is_written_again(six: Dataset, tmp_path: Path) -> Non
         (("--grid", "lr=0.1", "--tasks", 0), "1 to 2 of the 3 tasks"),
         (("--grid", "lr=0.1", "--validation", 0), "--validation 0.0 must lie between 0 and 1"),
         (("--grid", "lr=0.1", "--validation", 0.99), "leaves no image of a"),
-        (("--grid", "lr=0.1", "--seeds", 0), "--seeds 0 must be at least 1"),
+        (("--grid", "lr=0.1", "--seeds", 0), "--seeds 0 must be a whole number from 1"),
         (("--grid", "lr=0.1", "--address", "x"), "add --engine ray"),
         (("--grid", "lr=0.1", "-s", "class_order=seeded"), "fixed order"),
     ],

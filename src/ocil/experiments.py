@@ -32,6 +32,7 @@ from ocil.files import read_toml
 from ocil.methods import MethodInfo, method
 from ocil.streams import StreamConfig
 
+MAX_SEEDS = 10_000
 KEYS = {"title", "about", "paper", "seeds", "settings", "cells"}
 NAMES = ("method", "dataset", "label")
 SEEDS = 3
@@ -297,6 +298,6 @@ def _table(path: Path, key: str, value: Any) -> dict[str, Any]:
 
 
 def _seeds(where: str, seeds: Any) -> int:
-    if not isinstance(seeds, int) or isinstance(seeds, bool) or seeds < 1:
-        raise OcilError(f"{where}: seeds = {seeds!r} must be a whole number of at least 1.")
+    if not isinstance(seeds, int) or isinstance(seeds, bool) or not 1 <= seeds <= MAX_SEEDS:
+        raise OcilError(f"{where}: seeds = {seeds!r} must be a whole number from 1 to {MAX_SEEDS:,}.")
     return seeds

@@ -86,6 +86,14 @@ def test_available_lists_catalog_and_imported(tmp_path: Path) -> None:
     assert len(available(tmp_path / "absent")) == len(CATALOG)
 
 
+def test_a_data_folder_that_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("OCIL_DATA", str(tmp_path / "file"))
+    for read in (available, lambda: load("cifar10"), lambda: load("mine")):
+        with pytest.raises(OcilError, match="is a file, not the folder of the datasets"):
+            read()
+
+
 def test_data_dir_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCIL_DATA", str(tmp_path / "named"))
     assert data_dir(tmp_path) == tmp_path

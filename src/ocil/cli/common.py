@@ -57,7 +57,6 @@ Out = Annotated[Path, Parameter(alias="-o"), FOLDER]
 WORDS = Parameter(consume_multiple=1, negative=())
 """Of an option that takes one or more words."""
 Settings = Annotated[tuple[str, ...], Parameter(name="--set", alias="-s"), WORDS]
-MAX_SEEDS = 10_000
 MOST_WORKERS = 1024  # and threads: more are processes that a machine cannot start
 LONGEST_SECONDS = 86_400.0
 
@@ -253,6 +252,8 @@ def refuse_small(workers: int, threads: int) -> None:
 
 
 def refuse_seeds(count: int) -> None:
+    from ocil.experiments import MAX_SEEDS
+
     if not 1 <= count <= MAX_SEEDS:
         raise OcilError(f"--seeds {count} must be a whole number from 1 to {MAX_SEEDS:,}.")
 

@@ -25,7 +25,6 @@ from ocil.cli.common import (
     read_settings,
     references_of,
     refuse_other_images,
-    refuse_seeds,
     say,
     summary_json,
     summary_of,
@@ -85,8 +84,6 @@ def sweep(
     """
     where = where or Where()
     ground = nearest_folder(out)
-    if seeds is not None:
-        refuse_seeds(seeds)
     from ocil.experiments import read
 
     datasets = Datasets(data_dir)

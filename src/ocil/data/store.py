@@ -66,7 +66,7 @@ def _file_of(name: str | Path, data_dir: Path | None) -> AbstractContextManager[
 
 def locate(name: str, data_dir: Path | None = None) -> Path:
     """The file of a catalog dataset or of one the user imported; OcilError says how to get it if it is not there."""
-    folder = catalog.data_dir(data_dir)
+    folder = _folder(data_dir)
     info = catalog.find(name)
     if info is not None:
         path = folder / f"{info.name}.npz"
@@ -84,9 +84,16 @@ def locate(name: str, data_dir: Path | None = None) -> Path:
 
 def available(data_dir: Path | None = None) -> list[Entry]:
     """The catalog in its order, then what the user imported, each ready, missing or broken."""
-    folder = catalog.data_dir(data_dir)
+    folder = _folder(data_dir)
     imported = [_user_entry(name, path) for name, path in _imported(folder).items()]
     return [_catalog_entry(info, folder) for info in CATALOG.values()] + imported
+
+
+def _folder(data_dir: Path | None) -> Path:
+    folder = catalog.data_dir(data_dir)
+    if folder.exists() and not folder.is_dir():
+        raise OcilError(f"{folder} is a file, not the folder of the datasets. Name one with --data-dir or OCIL_DATA.")
+    return folder
 
 
 def _is_path(name: str | Path) -> bool:
