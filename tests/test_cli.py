@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -403,3 +404,14 @@ def test_settings_of_an_offline_method_stand_beside_those_of_a_stream(ocil_comma
 
 def test_the_name_of_a_table_row_is_a_method(run_tiny: Call) -> None:
     assert json.loads(run_tiny("er-rv", "--seeds", 1, "--no-reference", "--json").out)["method"] == "er-rv"
+
+
+def test_a_memory_that_was_chosen_for_own_data_is_said(ocil_command: Call, tiny_npz: Path, tmp_path: Path) -> None:
+    words = ("run", "er", "-d", tiny_npz, "-n", 1, "--workers", 1, "--no-reference", "-o", tmp_path / "runs")
+    said = ocil_command(*words, "--json", "--set", *SMALL)
+    assert json.loads(said.out)["memory"] == 10
+    lines = [line for line in said.err.splitlines() if "memory of 10 images, chosen for 80 training images" in line]
+    assert len(lines) == 1
+    assert "images, chosen for" not in ocil_command(*words, "-m", 20, "--set", *SMALL).err
+    shown = re.sub(r"[^\w.;]+", " ", ocil_command("run", "--help").out)  # without the frame
+    assert "for your own data a tenth of the training images" in shown
