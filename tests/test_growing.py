@@ -107,6 +107,33 @@ def test_meeting_marks_classes_and_makes_room(name: str) -> None:
 
 
 @every_method
+def test_classes_that_nobody_announces_are_met_by_learning(name: str) -> None:
+    alone, announced = make(name), make(name)
+    before = [parameter.detach().clone() for parameter in alone.network.parameters()]
+    for number, classes in enumerate(([0, 2], [0, 2], [1, 5], [1, 5])):
+        alone.learn(*batch(number, classes))
+        learn(announced, range(number, number + 1), classes)
+    for each in (alone, announced):
+        end_task(each)
+    assert alone.classes_met == [0, 1, 2, 5]
+    assert any(not torch.equal(a, b) for a, b in zip(before, alone.network.parameters(), strict=True))
+    assert digest(alone) == digest(announced)
+
+
+def test_a_step_does_not_look_at_labels_of_announced_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a run promises it: on a GPU, reading them would wait for the device, and end a capture."""
+    learner = make("er")
+    learner.meet([0, 1])
+    stepper = Stepper(learner, ocil.Stream(DATA, ocil.StreamConfig(tasks=2, batch_size=BATCH)))
+    assert learner.classes_announced
+    monkeypatch.setattr(Tensor, "tolist", lambda self: pytest.fail("the labels were read"))
+    stepper.learn(0)
+    learner.classes_announced = False
+    with pytest.raises(pytest.fail.Exception, match="the labels were read"):
+        stepper.learn(1)
+
+
+@every_method
 def test_without_growing_nothing_is_met(name: str) -> None:
     learner = make(name, CLASSES, growing=False)
     before = frozen(learner)
@@ -307,6 +334,7 @@ def test_global_generators_stay(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in DISTINCT if METHODS[name].capturable])
 def test_steps_after_growth_read_nothing_and_keep_their_shapes(name: str) -> None:
     learner = make(name, memory=20) if METHODS[name].memory else make(name)
+    learner.classes_announced = True
     for classes in ([0, 2], [1, 2, 5]):
         learn(learner, range(4), classes)
         assert learner.steady()

@@ -190,6 +190,7 @@ class Stepper:
     def __init__(self, learner: Learner, stream: Stream) -> None:
         self.learner, self.stream = learner, stream
         self.arrivals = arrivals(stream) if learner.config.growing else {}
+        learner.classes_announced = True
 
     def meet(self, number: int) -> None:
         """Tell the learner of the classes that a batch is the first to show."""

@@ -150,7 +150,8 @@ class Learner(nn.Module):
     memory holds a replay batch, ``learn`` keeps static shapes and reads nothing back to the host, so that a step can be
     captured as a CUDA graph.
 
-    A growing learner is told of classes by ``meet`` before ``learn`` sees them.
+    A growing learner meets the classes of a batch before it learns it: by itself, which reads the labels back to the
+    host, or, where ``classes_announced``, by calls of ``meet``.
     """
 
     Config: ClassVar[type[LearnerConfig]] = LearnerConfig
@@ -159,6 +160,18 @@ class Learner(nn.Module):
     scores_are_logits: ClassVar[bool] = True
     """False where scores only rank the classes, as distances do: their softmax says nothing of how sure it is."""
     config: LearnerConfig
+    classes_announced: bool = False
+    """Whether the caller promises to ``meet`` every class before a batch shows it, as a run does. Then ``learn`` does
+    not look at the labels, and can be captured."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """What a method's verbs have in common, so that each method writes out its own step alone."""
+        super().__init_subclass__(**options)
+        if "learn" in vars(cls):
+            cls.learn = _meets_first(cls.learn)  # type: ignore[method-assign]
+        for name in ("learn", "end_task", "review", "scores"):
+            if name in vars(cls):
+                setattr(cls, name, _on_its_threads(vars(cls)[name]))
 
     def __init__(
         self, config: LearnerConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu"
@@ -188,12 +201,6 @@ class Learner(nn.Module):
         self.register_buffer("failed_at", torch.full((), -1, dtype=torch.int64, device=self.device))
         self.register_buffer("last_loss", torch.zeros((), device=self.device))
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        for name in ("learn", "end_task", "review", "scores"):
-            if name in vars(cls):
-                setattr(cls, name, _on_its_threads(vars(cls)[name]))
-
     @classmethod
     def settings_for(cls, dataset: str, memory: int) -> dict[str, Any]:
         """Defaults for a dataset and memory size, published ones first of all, where they differ from the config's."""
@@ -221,7 +228,7 @@ class Learner(nn.Module):
         return self.problem.classes if self.met is None else self.met.sum()
 
     def meet(self, classes: Iterable[int]) -> None:
-        """These classes are about to appear. Does nothing unless the learner grows.
+        """These classes are about to appear. Does nothing unless the learner grows, or if it has met them.
 
         Not for the inside of a step: rows are drawn on the host, and if the learner has no room for a class, all that
         it keeps by class is allocated anew.
@@ -368,6 +375,18 @@ class Learner(nn.Module):
         failed = torch.where(torch.isfinite(loss), -1, self.steps)
         self.failed_at.copy_(torch.where(self.failed_at < 0, failed, self.failed_at))
         self.steps += 1
+
+
+def _meets_first(learn: Callable[[Any, Tensor, Tensor], None]) -> Callable[[Any, Tensor, Tensor], None]:
+    """The step of a method, for every caller: classes that nobody announced would have no row to learn."""
+
+    @wraps(learn)
+    def step(self: Learner, x: Tensor, y: Tensor) -> None:
+        if self.met is not None and not self.classes_announced:
+            self.meet(y.tolist())
+        learn(self, x, y)
+
+    return step
 
 
 def _below(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -85,6 +85,7 @@ class Model:
         problem = Problem(images.network_shape, capacity_for(0))
         self.learner = method(recipe.method).load()(self.config, problem, recipe.seed, device)
         self.threads = threads
+        self.learner.classes_announced = True
         self.labels: list[Label] = []
         self.numbers: dict[Label, int] = {}
         self.batches = 0
