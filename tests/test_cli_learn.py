@@ -307,6 +307,8 @@ def test_bad_input(ocil_command: Call, photos: Path, tmp_path: Path) -> None:
         ((photos, "--method", "iid-offline"), "cannot learn from a stream"),
         ((photos, "--set", "lrr=1"), "unknown setting 'lrr'"),
         ((photos, "--set", "lr"), "write FIELD=VALUE"),
+        ((photos, "--set", "growing=false"), "growing = false does not suit a model"),
+        ((photos, "--set", "tasks=5"), "tasks is a setting of a benchmark's stream"),
         ((photos, "--memory", "2.5"), "not a whole number"),
         ((photos, "--memory", 5), "memory = 5 is smaller"),
         ((photos, "--size", 0), "--size 0"),

@@ -54,6 +54,8 @@ def test_settings_that_are_wrong(ocil_command: Call, tmp_path: Path) -> None:
         (("--method", "er", "--max-body", 0), "more than 0"),
         (("--method", "er", "--port", 70000), "70000"), (("--method", "er", "--host", "no such host"), "no such host"),
         (("--method", "er", "--width", 0), "at least 1"),
+        (("--method", "er", "--set", "growing=no"), "growing = false"),
+        (("--method", "er", "--set", "boundary=none"), "boundary is a setting of a benchmark's stream"),
     ):  # fmt: skip
         assert message in one_error(ocil_command("serve", "--model", tmp_path / "m", *words)), words
     assert not (tmp_path / "m" / FILE).exists()

@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import pickle
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from ocil.methods import METHODS
 from ocil.online.images import ImageFormat, InputError, is_pictures
 from ocil.online.model import FILE, Model, Recipe, locked
 from ocil.runner import digest
+from ocil.streams import StreamConfig
 from tests.conftest import left_over
 
 ONLINE = [name for name, info in METHODS.items() if not info.offline]
 SMALL: dict[str, Any] = {"memory": 20, "width": 1, "review_every": 2}
 GRAY = ImageFormat((10, 10, 1))
+OF_A_STREAM = {name: value for name, value in asdict(StreamConfig()).items() if name != "batch_size"}
 
 
 def model(method: str = "er", form: ImageFormat = GRAY, **changes: Any) -> Model:
@@ -272,6 +275,12 @@ def test_a_small_memory_is_replayed_in_full() -> None:
         (Recipe("earth"), "unknown method"),
         (Recipe("er", settings={"lrr": 1}), "unknown setting 'lrr'"),
         (Recipe("er", settings={"memory": 5}), "give memory by its own name"),
+        (Recipe("er", settings={"growing": False}), "growing = false does not suit a model"),
+        (Recipe("er", settings={"growing": "no"}), "growing = false does not suit a model"),
+        *(
+            (Recipe("er", settings={name: value}), f"{name} is a setting of a benchmark's stream")
+            for name, value in OF_A_STREAM.items()
+        ),
         (Recipe("er", memory=5), "batch_size"),
         (Recipe("er", width=0), "width"),
         (Recipe("er", review_every=-1), "review_every"),

@@ -168,7 +168,7 @@ class Learner(nn.Module):
         """What a method's verbs have in common, so that each method writes out its own step alone."""
         super().__init_subclass__(**options)
         if "learn" in vars(cls):
-            cls.learn = _meets_first(cls.learn)  # type: ignore[method-assign]
+            cls.learn = _meets_first(cls.learn)  # type: ignore[assignment,method-assign]
         for name in ("learn", "end_task", "review", "scores"):
             if name in vars(cls):
                 setattr(cls, name, _on_its_threads(vars(cls)[name]))

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,14 @@ from ocil.methods.base import LearnerConfig, Problem, capacity_for
 from ocil.online.images import ImageFormat, InputError
 from ocil.precision import numerics
 from ocil.runner import pick_device
+from ocil.streams import StreamConfig
 from ocil.threads import check_threads, default_threads, using
 
 FORMAT = 1
 FILE = "model.safetensors"
 CHUNK = 256  # images scored together
+
+OWN = {"memory", "batch_size", "review_every", "seed"}  # settings that have a place of their own in a recipe
 
 Label = Any  # hashable; to be saved: str, int, float, bool, None, or a tuple of these
 
@@ -51,15 +54,25 @@ class Recipe:
         if info.offline:
             raise OcilError(f"{info.name} sees the data mixed and many times: it cannot learn from a stream.")
         given = {"width": self.width, "growing": True} | dict(self.settings)
-        if taken := given.keys() & {"memory", "batch_size", "review_every", "seed"}:
+        if taken := given.keys() & OWN:
             raise OcilError(f"give {min(taken)} by its own name, not among the settings.")
+        of_streams = {one.name for one in fields(StreamConfig)} - {one.name for one in fields(info.load().Config)}
+        if idle := given.keys() & of_streams:
+            raise OcilError(
+                f"{min(idle)} is a setting of a benchmark's stream, a model learns what it is given: leave it out."
+            )
         if info.memory:
             # A memory that is smaller than the method's usual draw from it, or a review's, is drawn from in full.
             usual = info.load().Config()
             for name in ("memory_batch", "review_batch"):
                 given.setdefault(name, max(1, min(getattr(usual, name), self.memory)))
             given["memory"] = self.memory
-        return resolve(info.name, "stream", settings=given | {"batch_size": self.batch_size}).learner
+        config = resolve(info.name, "stream", settings=given | {"batch_size": self.batch_size}).learner
+        if not config.growing:
+            raise OcilError(
+                "growing = false does not suit a model, whose classes are not known in advance: leave it out."
+            )
+        return config
 
 
 class Model:
