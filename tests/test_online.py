@@ -26,6 +26,7 @@ from tests.conftest import left_over
 ONLINE = [name for name, info in METHODS.items() if not info.offline]
 SMALL: dict[str, Any] = {"memory": 20, "width": 1, "review_every": 2}
 GRAY = ImageFormat((10, 10, 1))
+SQUARE = (2, 2)
 OF_A_STREAM = {name: value for name, value in asdict(StreamConfig()).items() if name != "batch_size"}
 
 
@@ -52,8 +53,8 @@ def test_arrays_of_every_shape() -> None:
     assert (gray.read(x[..., 0]) == x[..., :1]).all()
     flat = ImageFormat.of(x.reshape(4, -1), (12, 9, 3))
     assert (flat.read(x.reshape(4, -1)) == x).all()
-    assert ImageFormat.of(np.zeros((2, 144))).shape == (12, 12, 1)
-    assert ImageFormat.of(np.zeros((2, 30))).shape == (1, 30, 1)
+    assert ImageFormat.of(np.zeros((2, 30)), (1, -1)).shape == (1, 30, 1)
+    assert ImageFormat.of(np.zeros((2, 108)), (-1, 9, 3)).shape == (4, 9, 3)
     assert ImageFormat.of(np.zeros((2, 108)), (12, 9)).shape == (12, 9, 1)
 
 
@@ -68,19 +69,19 @@ def test_tiny_images_are_enlarged_by_whole_pixels() -> None:
 
 def test_which_numbers_are_black_and_white() -> None:
     unit = np.array([[0.0, 0.5, 1.0, 0.2]])
-    assert ImageFormat.of(unit).read(unit)[0, ::5, ::5, 0].tolist() == [[0, 128], [255, 51]]
+    assert ImageFormat.of(unit, SQUARE).read(unit)[0, ::5, ::5, 0].tolist() == [[0, 128], [255, 51]]
     wide = np.array([[-2.0, 0.0, 2.0, 6.0]])
-    form = ImageFormat.of(wide)
+    form = ImageFormat.of(wide, SQUARE)
     assert (form.low, form.high) == (-2, 6)
     assert form.read(wide)[0, ::5, ::5, 0].tolist() == [[0, 64], [128, 255]]
     assert form.read(np.array([[-99.0, 99.0, 6.0, 6.0]]))[0, ::5, ::5, 0].tolist() == [[0, 255], [255, 255]]
-    assert ImageFormat.of(wide, pixel_range=(0, 10)).read(wide)[0, ::5, ::5, 0].tolist() == [[0, 0], [51, 153]]
+    assert ImageFormat.of(wide, SQUARE, pixel_range=(0, 10)).read(wide)[0, ::5, ::5, 0].tolist() == [[0, 0], [51, 153]]
     integers = np.array([[0, 16, 8, 4]])
-    assert ImageFormat.of(integers).read(integers)[0, 0, ::5, 0].tolist() == [0, 255]
+    assert ImageFormat.of(integers, SQUARE).read(integers)[0, 0, ::5, 0].tolist() == [0, 255]
     constant = np.full((2, 4), 7.0)
-    assert not ImageFormat.of(constant).read(constant).any()
+    assert not ImageFormat.of(constant, SQUARE).read(constant).any()
     bytes_ = np.array([[0, 1, 1, 0]], np.uint8)
-    assert ImageFormat.of(bytes_).read(bytes_)[0, 0, ::5, 0].tolist() == [0, 1]  # never stretched
+    assert ImageFormat.of(bytes_, SQUARE).read(bytes_)[0, 0, ::5, 0].tolist() == [0, 1]  # never stretched
     assert form.read(bytes_)[0, 0, ::5, 0].tolist() == [0, 1]
 
 
@@ -92,6 +93,18 @@ def test_which_numbers_are_black_and_white() -> None:
         (np.zeros((2, 9)), (0, 9), "image_shape"),
         (np.zeros((2, 9)), (3, 3, 2), "image_shape"),
         (np.zeros((2, 9)), (9,), "image_shape"),
+        (np.zeros((2, 9)), (-1, -1), "image_shape"),
+        (np.zeros((2, 9)), (-2, 3), "image_shape"),
+        (np.zeros((2, 9)), "large", "image_shape"),
+        (np.zeros((2, 9)), (-1, 2), "rows of 9 numbers cannot be folded"),
+        (np.zeros((2, 0)), (-1, 2), "rows of 0 numbers cannot be folded"),
+        (["a.png"], (-1, 2), "need a height and a width"),
+        (np.zeros((2, 384)), None, "Embeddings and other vectors are not supported yet"),
+        (np.zeros((2, 144)), None, "rows of 144 numbers need image_shape"),
+        (np.zeros((2, 0, 5)), None, "the shape of an image must be"),
+        (np.zeros((2, 4, 4), complex), None, "arrays of numbers"),
+        (np.array([[[0, "a"]]], object), None, "arrays of numbers"),
+        (np.array([[[0, np.nan]]]), None, "NaN or infinite"),
     ],
 )
 def test_images_that_are_none(wrong: np.ndarray, image_shape: Any, words: str) -> None:
@@ -99,12 +112,38 @@ def test_images_that_are_none(wrong: np.ndarray, image_shape: Any, words: str) -
         ImageFormat.of(wrong, image_shape)
 
 
+@pytest.mark.parametrize("shape", [(0, 0, 3), (8, 8), (8, 8, 2), (8, -8, 1), (8.0, 8, 1), ("8", 8, 1)])
+def test_shapes_that_no_image_has(shape: Any) -> None:
+    with pytest.raises(InputError, match="the shape of an image must be"):
+        ImageFormat(shape)
+
+
+@pytest.mark.parametrize("bounds", [(np.nan, 1.0), (0.0, np.inf), (2.0, 1.0)])
+def test_no_black_or_white(bounds: tuple[float, float]) -> None:
+    with pytest.raises(InputError, match="must be two numbers, the smaller one first"):
+        ImageFormat((8, 8, 1), *bounds)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_pixels_that_are_no_numbers_are_refused(wrong: float) -> None:
+    image = np.zeros((1, 10, 10, 1), np.float32)
+    image[0, 3, 4] = wrong
+    with pytest.raises(InputError, match="NaN or infinite"):
+        GRAY.read(image)
+
+
+@pytest.mark.parametrize("method", ["afs", "scr", "dvc", "aaer"])
+def test_lines_of_pixels_cannot_be_cropped(method: str) -> None:
+    with pytest.raises(InputError, match=f"{method} crops its images, which must be larger than 1x20 pixels"):
+        model(method, ImageFormat((1, 20, 1)))
+
+
 def test_arrays_must_fit() -> None:
     for wrong in (np.zeros((1, 9, 10, 1)), np.zeros((1, 10, 10, 3)), np.zeros((1, 99)), np.zeros((10, 10))):
         with pytest.raises(ValueError, match="the model has 10x10x1"):
             GRAY.read(wrong)
     with pytest.raises(InputError, match="pixel_range"):
-        ImageFormat.of(np.zeros((1, 4)), pixel_range=(1, 1))
+        ImageFormat.of(np.zeros((1, 4)), SQUARE, pixel_range=(1, 1))
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I;16"])

@@ -34,7 +34,8 @@ def classifier(method: str = "er", **changes: Any) -> OnlineClassifier:
 
 # A review at the end of ``fit`` is what makes 300 samples of two numbers each enough.
 @parametrize_with_checks(
-    [classifier(settings={"review": True})], expected_failed_checks=lambda estimator: EXPECTED_FAILURES
+    [classifier(image_shape=(1, -1), settings={"review": True})],
+    expected_failed_checks=lambda estimator: EXPECTED_FAILURES,
 )
 def test_the_estimator_checks_of_scikit_learn(estimator: Any, check: Any) -> None:
     check(estimator)
@@ -71,7 +72,7 @@ except ocil.OcilError as error:
 
 def test_in_a_pipeline_and_cross_validated(tiny: Dataset) -> None:
     x, y = tiny.train_x.reshape(len(tiny.train_x), -1).astype(float), np.array(tiny.classes)[tiny.train_y]
-    estimator = make_pipeline(MinMaxScaler(), classifier(settings={"review": True}))
+    estimator = make_pipeline(MinMaxScaler(), classifier(image_shape=(8, 8), settings={"review": True}))
     scores = cross_val_score(estimator, x, y, cv=2)
     assert scores.shape == (2,)
     estimator.fit(x, y)
@@ -194,6 +195,16 @@ def test_what_is_refused(tiny: Dataset) -> None:
         classifier(device="moon").fit(x, y)
     with pytest.raises(ocil.OcilError, match="not finite"):
         classifier(settings={"lr": 1e30}).fit(np.concatenate([x] * 3), np.arange(30) % 3)
+
+
+@pytest.mark.parametrize("method", ["er", "afs", "scr", "dvc"])
+def test_embeddings_are_not_taken_for_images(method: str) -> None:
+    for size in (20, 64, 384):  # also where they would make a square
+        embeddings = np.random.default_rng(0).normal(size=(6, size))
+        one = classifier(method)
+        with pytest.raises(ValueError, match="Embeddings and other vectors are not supported yet"):
+            one.fit(embeddings, [0, 1, 2] * 2)
+        assert not hasattr(one, "model_")
 
 
 def test_a_failed_first_call_leaves_it_unfitted(tiny: Dataset) -> None:

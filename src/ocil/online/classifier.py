@@ -29,11 +29,11 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     returns: what is left over makes a smaller last batch. ``fit`` forgets everything first, goes over the data once,
     and ends with a review if the method has reviews.
 
-    Images are arrays [N,H,W] or [N,H,W,C] with one or three channels, rows of pixels [N,D], or lists of files or of
-    Pillow images. Files and Pillow images are brought to the shape of the first one; arrays must have it. uint8 numbers
-    are taken as they are. Others are mapped to 0..255 from ``pixel_range``, which the first images fix for good if it
-    is not given: 0 to 1 if all their values lie in it, else from their smallest to their largest value.
-    Values outside are clipped.
+    Images are arrays [N,H,W] or [N,H,W,C] with one or three channels, lists of files or of Pillow images, or, with an
+    ``image_shape``, rows of pixels [N,D]. Embeddings and other vectors are not supported yet. Files and Pillow images
+    are brought to the shape of the first one; arrays must have it. uint8 numbers are taken as they are. Others are
+    mapped to 0..255 from ``pixel_range``, which the first images fix for good if it is not given: 0 to 1 if all their
+    values lie in it, else from their smallest to their largest value. Values outside are clipped.
 
     Parameters
     ----------
@@ -43,8 +43,8 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     width : channels of the network's first stage
     review_every : batches between two reviews; 0: none; None: 500 if the method has reviews or needs task ends.
         To a method that needs task ends each of these is one.
-    image_shape : (height, width) or (height, width, channels). For rows of pixels: how to fold them (else a square if
-        D is one, else one row). For files: what to resize to (else the first one's size).
+    image_shape : (height, width) or (height, width, channels). For rows of pixels: how to fold them; it must be given,
+        and one side may be -1, which then follows from D. For files: what to resize to (else the first one's size).
     pixel_range : the numbers that are black and white
     random_state : None, a number or a RandomState
     device : auto, cpu or cuda

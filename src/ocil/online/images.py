@@ -18,6 +18,8 @@ from ocil.networks import ImageShape, smallest_batch
 
 Picture = str | Path | Image.Image
 
+OPEN = -1  # in the place of a height or width: as many as there are, as in numpy's reshape
+
 
 class InputError(OcilError, ValueError):
     """Images or labels that cannot be used. Also a ``ValueError``, as scikit-learn's callers expect."""
@@ -31,6 +33,13 @@ class ImageFormat:
     """Height, width, channels."""
     low: float = 0.0
     high: float = 255.0
+
+    def __post_init__(self) -> None:
+        sides = self.shape
+        if len(sides) != 3 or any(type(side) is not int or side < 1 for side in sides) or sides[2] not in (1, 3):
+            raise InputError(f"the shape of an image must be (height, width, 1 or 3), not {sides}.")
+        if not -math.inf < self.low <= self.high < math.inf:
+            raise InputError(f"black = {self.low} and white = {self.high} must be two numbers, the smaller one first.")
 
     @property
     def factor(self) -> int:
@@ -55,19 +64,22 @@ class ImageFormat:
         """The format of the first images that a model sees; it keeps it.
 
         Numbers that are not uint8 are mapped from ``pixel_range`` to 0..255: if it is not given, from 0..1 where all of
-        these lie in it, else from their smallest to their largest.
+        these lie in it, else from their smallest to their largest. Rows of numbers are images only by an
+        ``image_shape``: nothing else tells pixels from an embedding.
         """
         wanted = _checked_shape(image_shape)
         if pixel_range is not None and not float(pixel_range[0]) < float(pixel_range[1]):
             raise InputError(f"pixel_range = {pixel_range} must be two numbers, the smaller one first.")
         if is_pictures(given):
+            if wanted is not None and OPEN in wanted:
+                raise InputError(f"image_shape = {image_shape}: files are resized, and need a height and a width.")
             if wanted is None or len(wanted) == 2:
                 with opened(given[0]) as picture:
                     sides = wanted or files.upright_size(picture)[::-1]
                     wanted = (*sides, 1 if picture.mode in GRAY_MODES else 3)
             return cls(_three(wanted))
-        array = np.asarray(given)
-        shape = _three(wanted) if wanted else _shape_of(array)
+        array = _numbers(given)
+        shape = _folded(_three(wanted), array) if wanted else _shape_of(array)
         if pixel_range is None:
             pixel_range = _range_of(array)
         return cls(shape, float(pixel_range[0]), float(pixel_range[1]))
@@ -79,7 +91,7 @@ class ImageFormat:
             for number, picture in enumerate(given):
                 images[number] = self.read_picture(picture)
         else:
-            images = self._from_array(np.asarray(given))
+            images = self._from_array(_numbers(given))
         return images.repeat(self.factor, axis=1).repeat(self.factor, axis=2)
 
     def read_picture(self, picture: Picture) -> NDArray[np.uint8]:
@@ -130,17 +142,51 @@ def opened(picture: Picture) -> Iterator[Image.Image]:
         raise InputError(str(error)) from error
 
 
+def _numbers(given: Any) -> NDArray[Any]:
+    """An array of finite numbers: a pixel that is none would become black without a word."""
+    try:
+        array = np.asarray(given)
+        if array.dtype == object:
+            array = array.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"images must be arrays of numbers: {error}.") from None
+    if array.dtype.kind not in "biuf":
+        raise InputError(f"images must be arrays of numbers, not of {array.dtype}.")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise InputError("an image has pixels that are NaN or infinite: replace them, or leave the image out.")
+    return array
+
+
 def _checked_shape(image_shape: Sequence[int] | None) -> tuple[int, ...] | None:
     if image_shape is None:
         return None
-    shape = tuple(int(side) for side in image_shape)
-    if len(shape) not in (2, 3) or min(shape) < 1 or (len(shape) == 3 and shape[2] not in (1, 3)):
-        raise InputError(f"image_shape = {image_shape} must be (height, width) or (height, width, 1 or 3).")
+    try:
+        shape = tuple(int(side) for side in image_shape)
+    except (TypeError, ValueError):
+        shape = ()
+    sides, channels = shape[:2], shape[2:]
+    whole = len(sides) == 2 and all(side > 0 or side == OPEN for side in sides) and sides != (OPEN, OPEN)
+    if not whole or channels not in ((), (1,), (3,)):
+        raise InputError(
+            f"image_shape = {image_shape} must be (height, width) or (height, width, 1 or 3); for rows of pixels one "
+            "of height and width may be -1."
+        )
     return shape
 
 
 def _three(shape: tuple[int, ...]) -> ImageShape:
     return shape[0], shape[1], shape[2] if len(shape) == 3 else 1
+
+
+def _folded(shape: ImageShape, array: NDArray[Any]) -> ImageShape:
+    """A side that is left open follows from the others and from how many numbers an image has."""
+    if OPEN not in shape:
+        return shape
+    count, known = math.prod(array.shape[1:]), -math.prod(shape)
+    if count % known or not count:
+        raise InputError(f"image_shape = {shape}: rows of {count} numbers cannot be folded to it.")
+    height, width = (count // known if side == OPEN else side for side in shape[:2])
+    return height, width, shape[2]
 
 
 def _shape_of(array: NDArray[Any]) -> ImageShape:
@@ -149,10 +195,12 @@ def _shape_of(array: NDArray[Any]) -> ImageShape:
     if array.ndim == 4 and array.shape[3] in (1, 3):
         return array.shape[1], array.shape[2], array.shape[3]
     if array.ndim == 2:
-        side = math.isqrt(array.shape[1])
-        return (side, side, 1) if side * side == array.shape[1] else (1, array.shape[1], 1)
+        raise InputError(
+            f"rows of {array.shape[1]} numbers need image_shape=(height, width) if they are pixels. Embeddings and "
+            "other vectors are not supported yet."
+        )
     size = "x".join(map(str, array.shape))
-    raise InputError(f"images must be [N,H,W], [N,H,W,1], [N,H,W,3] or rows [N,D], but this array is {size}.")
+    raise InputError(f"images must be [N,H,W], [N,H,W,1] or [N,H,W,3], but this array is {size}.")
 
 
 def _range_of(array: NDArray[Any]) -> tuple[float, float]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ocil import files
+from ocil.augment import Augment
 from ocil.config import REVIEW_EVERY, resolve
 from ocil.errors import OcilError
 from ocil.files import write_bytes
@@ -99,6 +100,9 @@ class Model:
         self.learner = method(recipe.method).load()(self.config, problem, recipe.seed, device)
         self.threads = threads
         self.learner.classes_announced = True
+        if min(images.network_shape[:2]) < 2 and isinstance(getattr(self.learner, "augment", None), Augment):
+            size = "x".join(map(str, images.shape[:2]))
+            raise InputError(f"{self.recipe.method} crops its images, which must be larger than {size} pixels.")
         self.labels: list[Label] = []
         self.numbers: dict[Label, int] = {}
         self.batches = 0
