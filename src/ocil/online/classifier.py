@@ -17,6 +17,7 @@ try:
 except ImportError:
     raise OcilError("OnlineClassifier needs scikit-learn: pip install 'ocil[sklearn]'") from None
 
+from ocil.online.header import entry, reading_note
 from ocil.online.images import ImageFormat, InputError, is_pictures
 from ocil.online.model import CHUNK, Label, Model, Recipe, decoded, encoded
 from ocil.runner import pick_device
@@ -147,16 +148,16 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def load(cls, folder: Path | str, device: str = "auto") -> Self:
         """A saved model, also one made by ``ocil learn``. Learning goes on exactly where it stopped."""
         model = Model.load(folder, device)
-        recipe, note = model.recipe, model.note.get("classifier", {"image_shape": model.images.shape})
+        recipe = model.recipe
+        image_shape, pixel_range, announced = _noted(model)
         classifier = cls(
             recipe.method, memory=recipe.memory, batch_size=recipe.batch_size, width=recipe.width,
-            review_every=recipe.review_every, image_shape=_tuple(note.get("image_shape")),
-            pixel_range=_tuple(note.get("pixel_range")), random_state=recipe.seed, device=device,
-            settings=dict(recipe.settings) or None,
+            review_every=recipe.review_every, image_shape=image_shape, pixel_range=pixel_range,
+            random_state=recipe.seed, device=device, settings=dict(recipe.settings) or None,
         )  # fmt: skip
         classifier.model_ = model
         classifier.n_features_in_ = int(np.prod(model.images.shape))
-        classifier._finish([decoded(label) for label in note.get("announced", [])])
+        classifier._finish(announced)
         return classifier
 
     def _begin(self, images: Any) -> None:
@@ -225,8 +226,18 @@ def _labels(y: Any, check: bool = False) -> list[Label]:
     return labels
 
 
-def _tuple(numbers: Sequence[Any] | None) -> tuple[Any, ...] | None:
-    return None if numbers is None else tuple(numbers)
+def _noted(model: Model) -> tuple[tuple[int, ...] | None, tuple[float, float] | None, list[Label]]:
+    """Image shape, pixel range and announced classes, as they were saved with a model."""
+    note: dict[str, Any] = {"image_shape": None, "pixel_range": None, "announced": []}
+    with reading_note("its estimator"):
+        note |= model.note.get("classifier", {"image_shape": list(model.images.shape)})
+        shape, bounds = (entry(note, name, list, type(None)) for name in ("image_shape", "pixel_range"))
+        announced = [decoded(label) for label in entry(note, "announced", list)]
+        for label in announced:
+            encoded(label)  # raises if it can be none
+        if bounds is not None:
+            ImageFormat(model.images.shape, *bounds)
+        return None if shape is None else tuple(shape), None if bounds is None else (bounds[0], bounds[1]), announced
 
 
 def _in_order(labels: list[Label]) -> list[Label]:

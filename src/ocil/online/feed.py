@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from ocil.data.folder import class_folders, list_images, training_folder
 from ocil.errors import OcilError
+from ocil.online.header import entry, reading_note, whole
 from ocil.online.images import ImageFormat, InputError
 from ocil.online.model import FILE, Model
 from ocil.runner import SaveTimes
@@ -103,15 +105,15 @@ class Feed:
 
     def __init__(self, model: Model, samples: list[Sample], append: bool = False) -> None:
         self.model, self.samples = model, samples
-        at: dict[str, Any] = model.note.get("feed", {})
-        self.position: int = at.get("position", 0)
-        self.scored: int = at.get("scored", 0)
+        at = _noted(model)
+        self.position: int = at["position"]
+        self.scored: int = at["scored"]
         """Samples that were predicted before they were learned, in all lists."""
-        self.correct: int = at.get("correct", 0)
+        self.correct: int = at["correct"]
         """How many of them rightly."""
-        self.skipped: int = at.get("skipped", 0)
+        self.skipped: int = at["skipped"]
         """Images that could not be read."""
-        self.reviewed: bool = at.get("reviewed", False) and len(samples) == self.position
+        self.reviewed: bool = at["reviewed"] and len(samples) == self.position
         """Whether the review at the end of the list is done."""
         self.problems: list[str] = []
         """What was wrong with those that this process skipped."""
@@ -186,5 +188,18 @@ class Feed:
         self.model.save(folder)
 
 
+def _noted(model: Model) -> dict[str, Any]:
+    """Where a model was in its list, as it was saved."""
+    at = {"position": 0, "scored": 0, "correct": 0, "skipped": 0, "reviewed": False, "digest": ""}
+    with reading_note("its list"):
+        at |= model.note.get("feed", {})
+        for name in ("position", "scored", "correct", "skipped"):
+            whole(at, name)
+        entry(at, "reviewed", bool)
+        entry(at, "digest", str)
+    return at
+
+
 def has_model(folder: Path) -> bool:
-    return (folder / FILE).is_file()
+    """Whether something stands in a model's place. ``Model.load`` refuses what is none."""
+    return os.path.lexists(folder / FILE)

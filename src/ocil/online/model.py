@@ -1,6 +1,8 @@
 """A learner together with what its user sees: labels of any kind, an image format, one file on disk."""
 
 import json
+import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -8,32 +10,32 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
 import safetensors.torch
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ocil import files
+from ocil import files, tensorfile
 from ocil.augment import Augment
 from ocil.config import REVIEW_EVERY, resolve
 from ocil.errors import OcilError
-from ocil.files import write_bytes
 from ocil.methods import method
 from ocil.methods.base import LearnerConfig, Problem, capacity_for
+from ocil.online.header import FORMAT, Header, NewerFormatError, check_tensors, parsed
+from ocil.online.header import Label as Label
+from ocil.online.header import decoded as decoded
+from ocil.online.header import encoded as encoded
 from ocil.online.images import ImageFormat, InputError
 from ocil.precision import numerics
 from ocil.runner import pick_device
 from ocil.streams import StreamConfig
 from ocil.threads import check_threads, default_threads, using
 
-FORMAT = 1
 FILE = "model.safetensors"
+ENTRY = "ocil"  # the file's metadata that hold the header
 CHUNK = 256  # images scored together
 
 OWN = {"memory", "batch_size", "review_every", "seed"}  # settings that have a place of their own in a recipe
-
-Label = Any  # hashable; to be saved: str, int, float, bool, None, or a tuple of these
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,9 @@ class Model:
     def learn(self, x: NDArray[np.uint8], labels: Sequence[Label]) -> None:
         """Learn from one batch, in the model's format; new labels become new classes."""
         for label in labels:
+            if isinstance(label, float) and not math.isfinite(label):
+                raise InputError(f"{label} is no label: use text or a finite number.")
+        for label in labels:
             if label not in self.numbers:
                 self.numbers[label] = len(self.labels)
                 self.labels.append(label)
@@ -177,26 +182,43 @@ class Model:
     def _on_device(self, x: NDArray[np.uint8]) -> Tensor:
         return torch.from_numpy(np.array(x)).to(self.device)  # a copy: what is given may be read-only
 
+    def check_weights(self) -> None:
+        """Raise if a weight is not finite. Reads from the device."""
+        weights = (*self.learner.parameters(), *self.learner.network.buffers())
+        if not bool(torch.stack([value.isfinite().all() for value in weights]).all()):
+            raise OcilError("the weights are not finite any more: begin again with a lower learning rate.")
+
     def save(self, folder: Path | str) -> None:
         """Write the folder's one file anew, whole or not at all."""
         self.check_loss()
-        write_bytes(Path(folder) / FILE, safetensors.torch.save(self._tensors(), {"ocil": self._header()}))
+        self.check_weights()
+        tensorfile.write(Path(folder) / FILE, self.learner.state(), {ENTRY: self._header()})
 
     @classmethod
     def load(cls, folder: Path | str, device: torch.device | str = "auto") -> "Model":
         """The model of a folder. On another kind of device its random numbers begin anew."""
         path = Path(folder) / FILE
-        if not path.is_file():
+        if not os.path.lexists(path):
             raise OcilError(f"there is no model in {folder}: it has no file {FILE}.")
+        place = pick_device(device) if isinstance(device, str) else device
         try:
-            with safetensors.safe_open(path, "pt") as file:
-                header = (file.metadata() or {}).get("ocil")
-                tensors = {} if header is None else {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (safetensors.SafetensorError, OSError) as error:
-            raise OcilError(f"{path} cannot be read: {error}. Restore it from a copy, or learn anew.") from error
-        if header is None:
+            tensors, texts = tensorfile.read(path)
+        except (tensorfile.DamagedFileError, OSError) as error:
+            reason = "it is a symbolic link" if path.is_symlink() else getattr(error, "strerror", None) or error
+            raise OcilError(f"{path} cannot be read: {reason}. Restore it from a copy, or learn anew.") from error
+        if ENTRY not in texts:
             raise OcilError(f"{path} was not written by ocil.")
-        return cls._from_parts(str(path), header, tensors, device)
+        try:
+            header = parsed(texts[ENTRY])
+            check_tensors(header, tensors)
+            model = cls._from_parts(header, tensors, place)
+            model.check_weights()
+            return model
+        except NewerFormatError as error:
+            raise OcilError(f"{path} {error}: update ocil.") from error
+        except (OcilError, KeyError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
+            reason = " ".join(str(error).split()).rstrip(".")
+            raise OcilError(f"{path} is not a whole model of this version of ocil: {reason}.") from error
 
     def _tensors(self) -> dict[str, Tensor]:
         return {name: tensor.detach().cpu().contiguous() for name, tensor in self.learner.state().items()}
@@ -217,28 +239,17 @@ class Model:
         )
 
     @classmethod
-    def _from_parts(cls, path: str, header: str, tensors: dict[str, Tensor], device: torch.device | str) -> "Model":
-        try:
-            content = json.loads(header)
-            if content["format"] > FORMAT:
-                newer = f"has format {content['format']}, this version of ocil reads up to {FORMAT}"
-                raise OcilError(f"{path} {newer}: update ocil.")
-            shape = content["images"].pop("shape")
-            config = method(content["recipe"]["method"]).load().Config(**content["config"])
-            place = pick_device(device) if isinstance(device, str) else device
-            model = cls(Recipe(**content["recipe"]), ImageFormat(tuple(shape), **content["images"]), place, config)
-            model.learner.load_state(tensors, generators=content["device"] == place.type)
-            model.labels = [decoded(label) for label in content["labels"]]
-            model.numbers = {label: number for number, label in enumerate(model.labels)}
-            model.batches, model.samples, model.note = content["batches"], content["samples"], content["note"]
-            return model
-        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise OcilError(f"{path} is not a whole model of this version of ocil: {reason}.") from error
+    def _from_parts(cls, header: Header, tensors: dict[str, Tensor], place: torch.device) -> "Model":
+        model = cls(Recipe(**header.recipe), header.images, place, header.config)
+        model.learner.load_state(tensors, generators=header.device == place.type)
+        model.labels = header.labels
+        model.numbers = {label: number for number, label in enumerate(model.labels)}
+        model.batches, model.samples, model.note = header.batches, header.samples, header.note
+        return model
 
     def copy(self, device: torch.device | str) -> "Model":
         """The same model again, on a device."""
-        made = self._from_parts("a copy of a model", self._header(), self._tensors(), device)
+        made = self._from_parts(parsed(self._header()), self._tensors(), torch.device(device))
         made.threads = self.threads
         return made
 
@@ -250,25 +261,10 @@ class Model:
 
 def _unpickled(header: str, tensors: bytes, device: str) -> Model:
     there = device if device == "cpu" or torch.cuda.is_available() else "cpu"
-    return Model._from_parts("a copy of a model", header, safetensors.torch.load(tensors), there)
+    return Model._from_parts(parsed(header), safetensors.torch.load(tensors), torch.device(there))
 
 
 def locked(folder: Path) -> AbstractContextManager[None]:
     """One process at a time learns in a folder. The lock goes with the process, however that ends."""
     taken = f"another process is learning in {folder}: wait for it, or choose another one."
     return files.locked(folder, "Choose another folder.", taken)
-
-
-def encoded(label: Label) -> Any:
-    """A label as JSON."""
-    if isinstance(label, tuple):
-        return [encoded(part) for part in label]
-    if label is None or type(label) in (str, int, float, bool):
-        return label
-    wanted = "text, numbers, true or false, or tuples of them"
-    raise InputError(f"a label of type {type(label).__name__} cannot be saved: use {wanted}.")
-
-
-def decoded(label: Any) -> Label:
-    """A label from JSON, which knows no tuples."""
-    return tuple(decoded(part) for part in label) if isinstance(label, list) else label
