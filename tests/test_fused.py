@@ -99,6 +99,76 @@ def test_same_as_pytorch(shape: Shape, pad_from: int, monkeypatch: pytest.Monkey
                 torch.testing.assert_close(grads[name], 2 * once[name])
 
 
+def body(network: ReducedResNet18) -> list[Tensor]:
+    return [parameter for name, parameter in network.named_parameters() if not name.startswith("head")]
+
+
+@pytest.fixture
+def pair() -> tuple[ReducedResNet18, ReducedResNet18, Callable[..., Tensor]]:
+    """A network, the same again for PyTorch's own kernels, and a loss of the one (fused) or of the other."""
+    network, images, direction = made(2, 9, 9, 1, 2)
+    network.precision = "fp32"
+    plain = copy.deepcopy(network)
+
+    def loss(of: ReducedResNet18) -> Tensor:
+        return (
+            (of.plain_features(images) if of is plain else fused.features(of, images, into_grad=True)) * direction
+        ).sum()
+
+    return network, plain, loss
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("before", [False, True], ids=["no gradients", "gradients in place"])
+def test_gradients_that_are_asked_for_are_returned(pair: Any, before: bool) -> None:
+    """As a method may ask with ``torch.autograd.grad``: nothing may reach ``.grad`` then."""
+    network, plain, loss = pair
+    if before:
+        loss(network).backward()
+    there = [None if p.grad is None else p.grad.clone() for p in body(network)]
+    found, expected = torch.autograd.grad(loss(network), body(network)), torch.autograd.grad(loss(plain), body(plain))
+    assert max(map(error, found, expected)) < 1e-4
+    for parameter, grad in zip(body(network), there, strict=True):
+        assert (parameter.grad is None) == (grad is None)
+        assert grad is None or torch.equal(parameter.grad, grad)
+
+
+@pytest.mark.usefixtures("exact")
+def test_gradients_of_some_parameters_only(pair: Any) -> None:
+    network, plain, loss = pair
+    for each in (network, plain):
+        loss(each).backward(inputs=body(each)[3:5])
+    assert [p.grad is None for p in body(network)] == [p.grad is None for p in body(plain)]
+    assert max(error(a.grad, b.grad) for a, b in zip(body(network)[3:5], body(plain)[3:5], strict=True)) < 1e-4
+    for each in (network, plain):
+        each.zero_grad()
+        body(each)[0].requires_grad_(False)
+        loss(each).backward()
+    assert body(network)[0].grad is None
+    assert error(body(network)[1].grad, body(plain)[1].grad) < 1e-4
+
+
+@pytest.mark.usefixtures("exact")
+def test_hooks_on_parameters_run(pair: Any) -> None:
+    network, plain, loss = pair
+    seen: dict[tuple[int, str], Tensor] = {}
+    for number, each in enumerate((network, plain)):
+        first, second = body(each)[:2]
+        first.register_hook(lambda grad, number=number: seen.update({(number, "grad"): grad}))
+        second.register_post_accumulate_grad_hook(lambda p, number=number: seen.update({(number, "post"): p.grad}))
+        loss(each).backward()
+    assert len(seen) == 4
+    assert all(error(seen[0, kind], seen[1, kind]) < 1e-4 for kind in ("grad", "post"))
+
+
+def test_a_gradient_of_a_gradient_is_refused() -> None:
+    network, images, direction = made(2, 9, 9, 1, 2)
+    loss = (fused.features(network, images, into_grad=True) * direction).square().sum()
+    (grad,) = torch.autograd.grad(loss, body(network)[:1], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
 @pytest.mark.parametrize(
     ("side", "channels", "padding"),
     [(32, 20, 1), (84, 20, 3), (28, 20, 2), (84, 40, 1), (16, 20, 1), (10, 20, 1), (8, 20, 0), (42, 10, 3)],

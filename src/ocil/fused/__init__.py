@@ -62,7 +62,8 @@ def features(network: nn.Module, images: Tensor, into_grad: bool = False) -> Ten
     """Features ``[B, feature_size]`` in float32 of float32 images ``[B, C, H, W]``; training moves statistics.
 
     With ``into_grad`` the backward pass adds to the parameters' ``.grad`` itself, in one kernel, where autograd would
-    take one kernel for each parameter. Then hooks on parameters do not run and ``torch.autograd.grad`` sees nothing.
+    take one kernel for each parameter. Where something else is asked for, as by ``torch.autograd.grad`` or by hooks on
+    the parameters, autograd gets the gradients as usual.
     """
     from ocil.fused.network import run  # Triton only now: it is absent where there is no GPU
 

@@ -1,5 +1,6 @@
 """The whole backbone as one autograd function over the kernels."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -7,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from ocil.fused import launch
 from ocil.fused.launch import Pass, Target
@@ -78,12 +80,14 @@ class _Backbone(torch.autograd.Function):
         return launch.pool(p, plan.blocks[-1].conv2, states[-1].out)
 
     @staticmethod
+    @once_differentiable  # the kernels have no derivative themselves
     def backward(ctx: Any, features_grad: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.kept is None:
             raise RuntimeError("The fused network keeps its activations for one backward pass only.")
         p, into_grad, images, y0, states = ctx.kept
         ctx.kept = None
         plan: Plan = p.plan
+        into_grad = into_grad and _all_accumulate(ctx.next_functions[3:], _parameters(plan))
         flat = _existing(plan) if into_grad else None
         p.accumulate = flat is not None
         p.grads = torch.empty(plan.grads_size, device=p.device) if flat is None else flat
@@ -149,6 +153,25 @@ def _backward(p: Pass, images: Tensor, y0: Tensor, states: list[BlockState], fea
 
 def _parameters(plan: Plan) -> list[Tensor]:
     return [p for unit in plan.units for p in (unit.conv.weight, unit.norm.weight, unit.norm.bias)]
+
+
+def _all_accumulate(edges: Sequence[tuple[Any, int]], parameters: Sequence[Tensor]) -> bool:
+    """Whether this backward pass is to add to the ``.grad`` of every parameter, and nothing else is to hear of it.
+
+    ``torch.autograd.grad`` wants gradients returned instead, ``backward(inputs=...)`` wants some of them only, a frozen
+    parameter wants none, and a hook wants to see its parameter's gradient pass by.
+    """
+    for (node, _), parameter in zip(edges, parameters, strict=True):
+        if getattr(node, "variable", None) is not parameter:
+            return False
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            return False
+        try:
+            if not torch._C._will_engine_execute_node(node):
+                return False
+        except RuntimeError:  # a leaf whose gradient is returned
+            return False
+    return True
 
 
 def _views(unit: Unit, flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
