@@ -289,6 +289,8 @@ def test_gen_needs_features_and_unknown_values_are_refused() -> None:
         losses.revised_focal(logits, labels, value="gen")
     with pytest.raises(ValueError, match="margin"):
         losses.revised_focal(logits, labels, value="margin")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'p_t': use smu, gini, entropy, gen, or p_t where there are labels"):
+        losses.sample_value(logits, "p_t")  # type: ignore[arg-type]
 
 
 # One mu a class

@@ -8,7 +8,7 @@ loss, as if their logits were not there.
 """
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,8 @@ from ocil import fused
 from ocil.networks import NOT_MET
 
 Reduction = Literal["mean", "none"]
-SampleValue = Literal["p_t", "smu", "gini", "entropy", "gen"]
+LabelFreeValue = Literal["smu", "gini", "entropy", "gen"]
+SampleValue = Literal["p_t", LabelFreeValue]
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, scale: float = 1.0, reduction: Reduction = "mean") -> Tensor:
@@ -69,14 +70,17 @@ def revised_focal(
 
 
 def sample_value(
-    logits: Tensor, value: SampleValue, features: Tensor | None = None, met: Tensor | None = None
+    logits: Tensor, value: LabelFreeValue, features: Tensor | None = None, met: Tensor | None = None
 ) -> Tensor:
     """How sure the model is of each sample, 0 to 1, without looking at the label (AFS, Table III).
 
     ``smu``: margin of the two largest scores. ``gini``: sum of squared scores. ``entropy``: 1 - H / ln C.
     ``gen``: 1 - norm of the last layer's gradient under the predicted label, relative to the batch's largest.
-    The last two carry no gradient, as in the paper.
+    The last two carry no gradient, as in the paper. (``p_t`` needs the label: see ``revised_focal``.)
     """
+    if value not in get_args(LabelFreeValue):
+        known = ", ".join(get_args(LabelFreeValue))
+        raise ValueError(f"unknown sample value {value!r}: use {known}, or p_t where there are labels")
     log_p = _log_softmax(_among(met, logits))
     p = log_p.exp()
     if value == "smu":
@@ -89,14 +93,12 @@ def sample_value(
             # One class alone has no entropy.
             most = math.log(max(2, logits.shape[1])) if met is None else met.sum().clamp_min(2).double().log()
             return 1 + (p * log_p).sum(1) / most
-        if value == "gen":
-            if features is None:
-                raise ValueError("value='gen' needs the features that the last layer reads")
-            predicted = p.argmax(1, keepdim=True)
-            residual = p.scatter_add(1, predicted, -torch.ones_like(p[:, :1]))
-            norm = torch.linalg.vector_norm(residual, dim=1) * torch.linalg.vector_norm(features.to(p.dtype), dim=1)
-            return torch.rsub(norm / norm.max().clamp_min(torch.finfo(p.dtype).tiny), 1)
-    raise ValueError(f"unknown sample value {value!r}: use p_t, smu, gini, entropy or gen")
+        if features is None:
+            raise ValueError("value='gen' needs the features that the last layer reads")
+        predicted = p.argmax(1, keepdim=True)
+        residual = p.scatter_add(1, predicted, -torch.ones_like(p[:, :1]))
+        norm = torch.linalg.vector_norm(residual, dim=1) * torch.linalg.vector_norm(features.to(p.dtype), dim=1)
+        return torch.rsub(norm / norm.max().clamp_min(torch.finfo(p.dtype).tiny), 1)
 
 
 def virtual_distillation(
