@@ -96,5 +96,18 @@ def test_a_name_is_registered_once(methods: None) -> None:
         register(MethodInfo("mine", ER, "another", "-"))
     with pytest.raises(ocil.OcilError, match="there is a method 'er' already"):
         register(MethodInfo("er", ER, "mine", "-"))
-    with pytest.raises(ocil.OcilError, match="a method's name"):
-        register(MethodInfo("My_Method", ER, "mine", "-"))
+    again = MethodInfo("mine", ER, "another", "-")
+    register(again, replace=True)
+    assert METHODS["mine"] is again
+
+
+@pytest.mark.parametrize("name", ["", "My_Method", "a b", "x/y", "../../etc", "-x", "x-", "x--y", "ä", "x\n"])
+def test_names_that_cannot_be_a_folder_or_a_setting(name: str, methods: None) -> None:
+    with pytest.raises(ocil.OcilError, match="a method's name has small letters and digits"):
+        register(MethodInfo(name, ER, "mine", "-"))
+
+
+@pytest.mark.parametrize("name", ["mine-rv", "mine-no-rv"])
+def test_names_that_tables_give_to_reviews(name: str, methods: None) -> None:
+    with pytest.raises(ocil.OcilError, match="how tables name a method with or without reviews"):
+        register(MethodInfo(name, ER, "mine", "-"))

@@ -1,5 +1,6 @@
 """The methods, by name. A new one is a file beside this and a line in ``METHODS``."""
 
+import re
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -90,12 +91,17 @@ METHODS: dict[str, MethodInfo] = {
 }  # fmt: skip
 
 
-def register(info: MethodInfo) -> None:
-    """Make a method of your own known by its name, in this process: everything that takes a name takes it."""
-    if info.name != info.name.strip().lower().replace("_", "-"):
-        raise OcilError(f"a method's name has small letters, digits and '-': '{info.name}' has others.")
-    if METHODS.get(info.name, info) != info:
-        raise OcilError(f"there is a method '{info.name}' already: choose another name.")
+def register(info: MethodInfo, replace: bool = False) -> None:
+    """Make a method of your own known by its name, in this process: everything that takes a name takes it.
+
+    ``replace`` lets it take the place of one of the same name, as when a cell of a notebook is run again.
+    """
+    if not re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", info.name):
+        raise OcilError(f"a method's name has small letters and digits, and '-' between them, not '{info.name}'.")
+    if info.name.endswith(("-rv", "-no-rv")):
+        raise OcilError(f"'{info.name}' is how tables name a method with or without reviews: choose another name.")
+    if METHODS.get(info.name, info) != info and not replace:
+        raise OcilError(f"there is a method '{info.name}' already: choose another name, or give replace=True.")
     METHODS[info.name] = info
 
 
