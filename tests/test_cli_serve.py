@@ -93,7 +93,7 @@ def test_a_missing_package_is_named(ocil_command: Call, tmp_path: Path, monkeypa
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     said = ocil_command("serve", "--model", tmp_path / "m", *SMALL)
-    assert "uvicorn is missing): pip install 'ocil[serve]'" in one_error(said)
+    assert "uvicorn is not installed: pip install 'ocil[serve]'" in one_error(said)
 
 
 def test_damaged_logs_are_said_in_one_line(ocil_command: Call, tmp_path: Path) -> None:

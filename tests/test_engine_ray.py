@@ -274,7 +274,7 @@ def test_mistakes_are_said_in_a_line(run_tiny: Call, words: tuple[str, ...], mes
 def test_without_the_package(run_tiny: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     assert one_error(run_tiny("er", "--engine", "ray")) == (
-        "--engine ray needs the package ray: pip install 'ocil[ray]'"
+        "--engine ray needs a package, and ray is not installed: pip install 'ocil[ray]'"
     )
     assert one_error(run_tiny("er", "--address", "here:1")) == "--address is for a Ray cluster: add --engine ray."
 

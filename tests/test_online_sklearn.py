@@ -67,7 +67,30 @@ except ocil.OcilError as error:
     print(error)
 """
     out, err = start_python("-c", script).communicate(timeout=60)
-    assert out == "OnlineClassifier needs scikit-learn: pip install 'ocil[sklearn]'\n", err
+    assert out == "OnlineClassifier needs scikit-learn, and sklearn is not installed: pip install 'ocil[sklearn]'\n", (
+        err
+    )
+
+
+def test_a_broken_scikit_learn(start_python: Any, tmp_path: Path) -> None:
+    (tmp_path / "sklearn").mkdir()
+    script = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+import ocil
+try:
+    ocil.OnlineClassifier
+except ocil.OcilError as error:
+    print(error)
+"""
+    for content, reason in (
+        ("raise ValueError('numpy.dtype size changed')", "ValueError: numpy.dtype size changed"),
+        ("import no_such_package", "ModuleNotFoundError: No module named 'no_such_package'"),
+        ("", "ModuleNotFoundError: No module named 'sklearn.base'"),
+    ):
+        (tmp_path / "sklearn" / "__init__.py").write_text(content)
+        out, err = start_python("-B", "-c", script).communicate(timeout=60)
+        assert f"OnlineClassifier needs scikit-learn, which cannot be imported ({reason})" in out, err
 
 
 def test_in_a_pipeline_and_cross_validated(tiny: Dataset) -> None:

@@ -1,7 +1,9 @@
 """What went wrong, said to a person in one line."""
 
 import difflib
-from collections.abc import Iterable
+import importlib.util
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -27,3 +29,29 @@ def suggest(word: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.5)
     hint = f" Did you mean '{close[0]}'?" if close else ""
     return f"{hint} Known: {', '.join(names)}."
+
+
+@contextmanager
+def optional(what: str, extra: str, *modules: str) -> Iterator[None]:
+    """Optional modules are imported inside this block.
+
+    The error for one that is not installed names the extra to install. One that is installed and yet cannot be
+    imported is another matter, and the error says why.
+    """
+    hint = f"pip install 'ocil[{extra}]'"
+    try:
+        yield
+    except OcilError:
+        raise
+    except Exception as error:  # a package that does not fit the others may raise anything while it is imported
+        if absent := [name for name in modules if not _is_there(name)]:
+            raise OcilError(f"{what}, and {absent[0]} is not installed: {hint}") from None
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise OcilError(f"{what}, which cannot be imported ({reason}): {hint} --force-reinstall") from error
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # not even the package that it is a part of
+        return False

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from ocil.cli.common import WORDS, Whole, refuse_seconds, say
 from ocil.cli.learn import Asked, ModelDir, ThreadCount
-from ocil.errors import OcilError
+from ocil.errors import OcilError, optional
 
 OWN = {".lock", "log"}  # what a folder may hold that has no model yet
 
@@ -83,11 +83,9 @@ def serve(
     asked = asked or Asked()
     refuse_seconds("save-seconds", save_seconds)
     _refuse_folder(model, begins=asked != Asked())
-    try:
+    with optional("ocil serve needs packages", "serve", "fastapi", "uvicorn", "python_multipart"):
         from ocil.serve.run import address_of, listen, read_token
         from ocil.serve.run import serve as answer
-    except ImportError as error:
-        raise OcilError(f"ocil serve needs packages ({error.name} is missing): pip install 'ocil[serve]'") from None
     from ocil.online.model import locked
     from ocil.runner import pick_device
     from ocil.serve.limits import Limits

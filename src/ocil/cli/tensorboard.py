@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from ocil.cli.common import must_be_a_folder
 from ocil.config import RunConfig
-from ocil.errors import OcilError
+from ocil.errors import optional
 from ocil.results import Result, RunFolder
 from ocil.runner import Progress
 
@@ -35,10 +35,8 @@ def logged(
     """The board as it is, or one that also writes what it hears to ``folder``."""
     if folder is None:
         return board
-    try:
+    with optional("--tensorboard needs a package", "tensorboard", "tensorboard", "torch.utils.tensorboard"):
         writer: Any = importlib.import_module("torch.utils.tensorboard").SummaryWriter
-    except ImportError:
-        raise OcilError("--tensorboard needs the package tensorboard: pip install 'ocil[tensorboard]'") from None
     must_be_a_folder(folder)
     return _both(board, Scalars(folder, configs, writer))
 

@@ -29,7 +29,7 @@ from ocil.config import RunConfig
 from ocil.engine import gpu, local
 from ocil.engine.local import Job, Outcome, Watcher, explained, look_up
 from ocil.engine.nodes import examiner, place_marker, unfit
-from ocil.errors import InUseError, OcilError, WriteError
+from ocil.errors import InUseError, OcilError, WriteError, optional
 from ocil.runner import Interrupted, Progress, pick_device
 
 RETRIES = 3  # of a run whose worker died
@@ -76,10 +76,8 @@ def run_all(
 @contextmanager
 def connected(address: str | None) -> Iterator[Any]:
     """The package ``ray`` with a connection to a cluster: the one there is, else one for this block."""
-    try:
+    with optional("--engine ray needs a package", "ray", "ray"):
         ray: Any = importlib.import_module("ray")
-    except ImportError:
-        raise OcilError("--engine ray needs the package ray: pip install 'ocil[ray]'") from None
     if ray.is_initialized():
         yield ray
         return

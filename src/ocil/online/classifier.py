@@ -7,15 +7,13 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ocil.errors import OcilError
+from ocil.errors import optional
 
-try:
+with optional("OnlineClassifier needs scikit-learn", "sklearn", "sklearn"):
     from sklearn.base import BaseEstimator, ClassifierMixin
     from sklearn.utils import check_array, check_consistent_length, check_random_state, column_or_1d
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import assert_all_finite, check_is_fitted, validate_data
-except ImportError:
-    raise OcilError("OnlineClassifier needs scikit-learn: pip install 'ocil[sklearn]'") from None
 
 from ocil.online.header import entry, reading_note
 from ocil.online.images import ImageFormat, InputError, is_pictures

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ocil.errors import OcilError
+from ocil.errors import OcilError, optional
 from ocil.files import write_bytes
 from ocil.online.model import Model, encoded
 
@@ -49,10 +49,8 @@ def to_onnx(model: Model) -> bytes:
 
     The labels are in the file's metadata, as a JSON list under ``labels``, in the order of the output's columns.
     """
-    try:
+    with optional("the export to ONNX needs a package", "onnx", "onnx"):
         import onnx
-    except ImportError:
-        raise OcilError("the export to ONNX needs a package: pip install 'ocil[onnx]'") from None
 
     file = io.BytesIO()
     batch = {INPUT: {0: "batch"}, OUTPUT: {0: "batch"}}
