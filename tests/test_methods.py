@@ -605,6 +605,61 @@ def test_a_rehearsal_whose_loss_is_not_finite_is_remembered(name: str) -> None:
     assert int(learner.failed_at) == 2
 
 
+PARTS = {
+    "afs": {"revised focal", "virtual distillation"}, "dvc": {"stream", "memory"}, "aaer": {"stream", "memory"},
+    "ocm": {"contrast", "cross entropy"}, **{name: {"stream", "memory"} for name in ("er", "er-ace", "mir", "gss")},
+}  # fmt: skip
+
+
+@every_method
+def test_losses_of_stream_and_memory_are_watched_apart(name: str) -> None:
+    learner, unwatched = make(name, review_batch=6), make(name, review_batch=6)
+    for each in (learner, unwatched):
+        learn(each, range(3))
+    seen = learner.watched.take()
+    assert seen.keys() == {"stream", *(f"stream/{part}" for part in PARTS.get(name, ()))}
+    assert seen["stream"] == float(learner.last_loss)
+    if name in PARTS:
+        assert sum(seen[f"stream/{part}"] for part in PARTS[name]) == pytest.approx(seen["stream"], rel=1e-5)
+    assert learner.watched.take() == {}  # nothing since
+    for each in (learner, unwatched):
+        end_task(each)
+        if METHODS[name].memory:
+            each.review()
+    seen = learner.watched.take()
+    phases = {"review"} if METHODS[name].memory else set()
+    assert seen.keys() == phases | ({"rehearsal"} if name in REHEARSES else set())
+    assert "review" not in seen or seen["review"] == float(learner.last_loss)
+    learner.learn(*batch(3))
+    unwatched.learn(*batch(3))
+    assert learner.watched.take().keys() >= {"stream"}
+    assert digest(learner) == digest(unwatched)
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        ({"loss": "ce", "regulariser": "none"}, {"cross entropy"}),
+        ({"loss": "focal", "regulariser": "lsr", "forward": "joint"}, {"focal", "label smoothing"}),
+    ],
+)
+def test_parts_are_named_by_what_they_are(settings: dict[str, Any], parts: set[str]) -> None:
+    seen = warm("afs", 3, **settings).watched.take()
+    assert seen.keys() == {"stream", *(f"stream/{part}" for part in parts)}
+    assert sum(seen[f"stream/{part}"] for part in parts) == pytest.approx(seen["stream"], rel=1e-5)
+
+
+def test_a_row_of_losses_is_never_replaced() -> None:
+    """A recorded step goes on writing to it."""
+    learner = make("er")
+    learn(learner, range(2))
+    rows = dict(learner.watched.rows)
+    assert [len(row) for row in rows.values()] == [1, 3]  # the first batch finds no memory
+    learner.watched.take()
+    learn(learner, range(2, 4))
+    assert all(learner.watched.rows[names] is row for names, row in rows.items())
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_watch(bad: float) -> None:
     learner = make("fine-tune")

@@ -9,6 +9,7 @@ import pytest
 from ocil.cli.tensorboard import TAGS, Scalars, logged
 from ocil.config import RunConfig, resolve
 from ocil.engine.local import Job, run_all
+from ocil.evaluate import Evaluation
 from ocil.results import Result, RunFolder
 from ocil.runner import Interrupted, Progress
 from tests.conftest import Call, one_error
@@ -63,8 +64,13 @@ def test_events_are_what_was_measured(run_tiny: Call, tmp_path: Path, workers: i
         result = RunFolder(folder).result()
         assert result is not None
         points = read(board / folder.relative_to(tmp_path / "runs"))
-        assert {tag: of for tag, of in points.items() if not tag.startswith("progress/")} == measured(result)
+        assert {tag: of for tag, of in points.items() if not tag.startswith(("progress/", "loss/"))} == measured(result)
         assert [step for step, _ in points["progress/loss"]] == [1, 4, 8]
+        assert [step for step, _ in points["loss/memory"]] == [4, 8]
+        for (_, loss), (_, stream), (_, memory) in zip(
+            points["progress/loss"][1:], points["loss/stream"], points["loss/memory"], strict=True
+        ):
+            assert stream.expected + memory.expected == pytest.approx(loss.expected, rel=1e-4)
         assert [step for step, _ in points["progress/accuracy"]] == [4, 8]
         assert points["progress/accuracy"][-1] == (8, sum(result.matrix[-1]) / 2)
     before = sorted(board.rglob("events.*"))
@@ -96,19 +102,42 @@ def test_a_finished_run_is_shown_too(config: RunConfig, tmp_path: Path) -> None:
     assert read(scalars.path(0)) == measured(result)
 
 
-def test_a_resumed_run_takes_back_what_it_does_again(config: RunConfig, tmp_path: Path) -> None:
+def test_reviews_have_a_line_of_their_own(run_tiny: Call, tmp_path: Path) -> None:
+    writer()
+    board = tmp_path / "board"
+    said = run_tiny("afs", "--seeds", 1, "--no-reference", "--tensorboard", board)
+    assert said.code == 0, said.err
+    (folder,) = [path.parent for path in board.rglob("events.*")]
+    points = read(folder)
+    assert [step for step, _ in points["progress/loss"]] == [1, 4, 8]
+    assert [step for step, _ in points["progress/review loss"]] == [4, 8]
+    assert points["progress/review loss"][-1][1].expected < points["loss/revised focal"][-1][1].expected * 2
+    distilled = points["loss/virtual distillation"]
+    assert [step for step, _ in distilled] == [1, 4, 8]
+    assert all(
+        part.expected < loss.expected for (_, part), (_, loss) in zip(distilled, points["progress/loss"], strict=True)
+    )
+
+
+@pytest.mark.parametrize("checkpoint", [2, 4])
+def test_a_resumed_run_takes_back_what_it_does_again(config: RunConfig, tmp_path: Path, checkpoint: int) -> None:
+    """Also the evaluation that came between the checkpoint and the kill."""
     (result,) = run_all([config], Job(tmp_path / "runs", "cpu", None), 1)
     assert isinstance(result, Result)
+    found = tuple(Evaluation(**row) for row in result.evaluations)
     first = Scalars(tmp_path, [config], writer())
-    for done in (0, 1, 2, 3):
-        first.hear(0, Progress(done, 8, loss=float(done)))
+    for done in (0, 1, 2, 3, 4, 5):
+        first.hear(0, Progress(done, 8, loss=float(done), evaluations=found[: done // 4]))
     first.hear(0, Interrupted("stopped"))
     second = Scalars(tmp_path, [config], writer())
-    for done in (2, 4):
-        second.hear(0, Progress(done, 8, loss=10.0 + done))
+    second.hear(0, Progress(checkpoint, 8, evaluations=found[: checkpoint // 4]))
+    for done in (4, 5, 8):
+        if done > checkpoint:
+            second.hear(0, Progress(done, 8, loss=10.0 + done, evaluations=found[: done // 4]))
     second.hear(0, result)
     points = read(second.path(0))
-    assert points.pop("progress/loss") == [(1, 1.0), (2, 12.0), (4, 14.0)]
+    before = [(done, float(done)) for done in range(1, checkpoint + 1)]
+    assert points.pop("progress/loss") == before + [(done, 10.0 + done) for done in (4, 5, 8) if done > checkpoint]
     assert points == measured(result)
 
 

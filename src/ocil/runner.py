@@ -5,7 +5,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,14 @@ class Progress:
     done: int
     total: int
     loss: float | None = None
+    """Of the last stream batch."""
     accuracy: float | None = None
     """Mean accuracy over the groups shown so far, once there is one."""
     evaluations: tuple[Evaluation, ...] = ()
     """What was found after each group so far."""
+    losses: Mapping[str, float] = field(default_factory=dict)
+    """Of the last batch of a ``review`` or a ``rehearsal``, if there was one since the last look, and the parts that
+    losses are sums of: ``stream/memory`` is a part of ``loss``."""
 
 
 class Interrupted(Exception):  # noqa: N818
@@ -352,8 +356,9 @@ class Work:
             row = self.evaluations[-1].accuracy
             shown = len(row) if self.stream.config.boundary == "iid" else len(self.evaluations)
             accuracy = float(np.mean(row[:shown]))
-        found = tuple(self.evaluations)
-        return Progress(self.cursor, len(self.stream), float(self.learner.last_loss), accuracy, found)
+        losses = self.learner.watched.take()
+        loss = losses.pop("stream", None)
+        return Progress(self.cursor, len(self.stream), loss, accuracy, tuple(self.evaluations), losses)
 
     def check_loss(self) -> None:
         failed = int(self.learner.failed_at)

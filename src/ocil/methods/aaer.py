@@ -12,6 +12,7 @@ from torch import Tensor
 from ocil import losses, networks
 from ocil.augment import Augment
 from ocil.methods._distances import nearness
+from ocil.methods._watched import total
 from ocil.methods.base import Learner, LearnerConfig, Problem
 from ocil.networks import to_float
 
@@ -71,14 +72,14 @@ class AAER(Learner):
         self.optimizer.zero_grad()
         loss = losses.cross_entropy(self.network(to_float(x)), y)
         loss.backward()
-        total = loss.detach()
+        parts = {"stream": loss.detach()}
         if replay is not None:
             replay_loss = self.anchored_loss(*self.views(*replay))
             replay_loss.backward()
-            total = total + replay_loss.detach()
+            parts["memory"] = replay_loss.detach()
         self.optimizer.step()
         self.memory.add(x, y)
-        self.watch(total)
+        self.watch(total(parts), **parts)
 
     def views(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         raw = to_float(x)

@@ -11,6 +11,7 @@ from ocil import losses
 from ocil.augment import Augment, CropRule
 from ocil.errors import OcilError
 from ocil.losses import SampleValue
+from ocil.methods._watched import total
 from ocil.methods.base import AugmentedConfig, Learner, LearnerConfig, Problem
 from ocil.networks import bn_momentum, to_float
 
@@ -113,15 +114,19 @@ class AFS(Learner):
             batches = [(torch.cat([images for images, _ in batches]), torch.cat([labels for _, labels in batches]))]
 
         self.optimizer.zero_grad()
-        total = torch.zeros((), device=self.device)
+        loss = torch.zeros((), device=self.device)
+        sums: dict[str, Tensor] = {}
         with bn_momentum(self.network, self.bn_momentum):
             for images, labels in batches:
-                loss = self.loss(images, labels, regularise=True)
-                loss.backward()
-                total += loss.detach()
+                parts = self.parts(images, labels, regularise=True)
+                part = total(parts)
+                part.backward()
+                loss += part.detach()
+                for name, value in parts.items():
+                    sums[name] = sums[name] + value.detach() if name in sums else value.detach()
         self.optimizer.step()
         self.memory.add(x, y)
-        self.watch(total)
+        self.watch(loss, **sums)
 
     def views(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         raw = to_float(x)
@@ -132,21 +137,27 @@ class AFS(Learner):
             return augmented, y
         return torch.cat([raw, augmented]), torch.cat([y, y])
 
-    def loss(self, images: Tensor, labels: Tensor, regularise: bool) -> Tensor:
-        c = self.config
+    def parts(self, images: Tensor, labels: Tensor, regularise: bool) -> dict[str, Tensor]:
+        """What the loss of a batch is the sum of."""
+        c, met = self.config, self.met
         features = self.network.features(images)
         logits = self.network.head(features)
+        parts: dict[str, Tensor] = {}
         if c.loss == "ce":
-            loss = losses.cross_entropy(logits, labels, c.ce_scale)
+            parts["cross_entropy"] = losses.cross_entropy(logits, labels, c.ce_scale)
         elif c.loss == "focal":
-            loss = losses.focal(logits, labels, c.alpha, c.gamma)
+            parts["focal"] = losses.focal(logits, labels, c.alpha, c.gamma)
         else:
-            loss = losses.revised_focal(logits, labels, c.alpha, c.mu, c.sigma, c.sample_value, features, met=self.met)
+            parts["revised_focal"] = losses.revised_focal(
+                logits, labels, c.alpha, c.mu, c.sigma, c.sample_value, features, met=met
+            )
         if regularise and c.regulariser == "vkd":
-            loss = loss + losses.virtual_distillation(logits, labels, c.beta, c.temperature, c.epsilon, met=self.met)
+            parts["virtual_distillation"] = losses.virtual_distillation(
+                logits, labels, c.beta, c.temperature, c.epsilon, met=met
+            )
         elif regularise and c.regulariser == "lsr":
-            loss = loss + losses.label_smoothing(logits, labels, c.epsilon, scale=c.beta, met=self.met)
-        return loss
+            parts["label_smoothing"] = losses.label_smoothing(logits, labels, c.epsilon, scale=c.beta, met=met)
+        return parts
 
     def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.loss(to_float(x), y, regularise=False)
+        return total(self.parts(to_float(x), y, regularise=False))

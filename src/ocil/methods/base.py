@@ -13,6 +13,7 @@ from ocil import losses, networks
 from ocil.augment import Augment, crop_range
 from ocil.errors import OcilError
 from ocil.memory import Memory
+from ocil.methods._watched import Phase, WatchedLosses
 from ocil.networks import ImageShape, to_float
 from ocil.precision import Precision
 from ocil.rng import Rng, derive
@@ -187,6 +188,7 @@ class Learner(nn.Module):
         )  # fmt: skip
         self.memory = Memory(config.memory, problem.image_shape, self.rng["memory"])
         self.optimizer = self.make_optimizer()
+        self.watched = WatchedLosses()
         self.steps: Tensor
         self.failed_at: Tensor
         self.last_loss: Tensor
@@ -362,15 +364,19 @@ class Learner(nn.Module):
         loss = self.review_loss(self.memory.images[slots], self.memory.labels[slots])
         (self.config.review_lr_scale * loss).backward()
         self.optimizer.step()
-        self.watch(loss)
+        self.watch(loss, "review")
 
     def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
         """What a review minimises: the method's own classification loss."""
         return losses.cross_entropy(self.network(to_float(x)), y)
 
     @torch.no_grad()
-    def watch(self, loss: Tensor) -> None:
-        """Remember, on the device, the last loss and the first step whose loss was not finite."""
+    def watch(self, loss: Tensor, phase: Phase = "stream", /, **parts: Tensor) -> None:
+        """Remember, on the device, the last loss and the first step whose loss was not finite.
+
+        ``parts`` are what the loss is the sum of, by name, for those who watch.
+        """
+        self.watched.put(phase, loss, parts)
         self.last_loss.copy_(loss)
         failed = torch.where(torch.isfinite(loss), -1, self.steps)
         self.failed_at.copy_(torch.where(self.failed_at < 0, failed, self.failed_at))

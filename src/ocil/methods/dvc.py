@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ocil import losses, networks
 from ocil.augment import Augment
+from ocil.methods._watched import total
 from ocil.methods.base import AugmentedConfig, Learner, LearnerConfig, Problem
 from ocil.networks import Growing, GrowingHead, to_float
 from ocil.rng import derive
@@ -88,14 +89,15 @@ class DVC(Learner):
         self.optimizer.zero_grad()
         loss = self.loss(raw, self.augment(raw, self.rng["augment"]), y)
         loss.backward()
+        parts = {"stream": loss.detach()}
         replay = self.retrieve()
         if replay is not None:
             replay_loss = self.loss(*replay)
             replay_loss.backward()
-            loss = loss.detach() + replay_loss.detach()
+            parts["memory"] = replay_loss.detach()
         self.optimizer.step()
         self.memory.add(x, y)
-        self.watch(loss)
+        self.watch(total(parts), **parts)
 
     def loss(self, first: Tensor, second: Tensor, labels: Tensor) -> Tensor:
         z, z2 = self.network(torch.cat([first, second])).chunk(2)

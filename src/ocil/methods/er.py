@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ocil import losses
+from ocil.methods._watched import total
 from ocil.methods.base import Learner, LearnerConfig
 from ocil.networks import to_float
 
@@ -28,6 +29,7 @@ class ER(Learner):
 
     def learn(self, x: Tensor, y: Tensor) -> None:
         replay = self.memory.retrieve(self.config.memory_batch)
+        parts: dict[str, Tensor] = {}
         self.optimizer.zero_grad()
         if replay is not None and self.config.forward == "joint":
             loss = losses.cross_entropy(self.network(to_float(torch.cat([x, replay[0]]))), torch.cat([y, replay[1]]))
@@ -38,7 +40,8 @@ class ER(Learner):
             if replay is not None:
                 replay_loss = losses.cross_entropy(self.network(to_float(replay[0])), replay[1])
                 replay_loss.backward()
-                loss = loss.detach() + replay_loss.detach()
+                parts = {"stream": loss.detach(), "memory": replay_loss.detach()}
+                loss = total(parts)
         self.optimizer.step()
         self.memory.add(x, y)
-        self.watch(loss)
+        self.watch(loss, **parts)

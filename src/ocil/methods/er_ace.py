@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ocil import losses, networks
+from ocil.methods._watched import total
 from ocil.methods.base import Learner, LearnerConfig, Problem
 from ocil.networks import Growing, to_float
 from ocil.rng import derive
@@ -67,6 +68,7 @@ class ERACE(Learner):
         replay = self.memory.retrieve(self.config.memory_batch)
         self.seen_classes.index_fill_(0, y, True)
         kept = kept_classes(y, self.seen_classes, self.config.future)
+        parts: dict[str, Tensor] = {}
         self.optimizer.zero_grad()
         logits = self.network(self.prepare(x, augment == "both"))
         loss = losses.cross_entropy(logits.masked_fill(~kept, -1e9), y)
@@ -75,10 +77,11 @@ class ERACE(Learner):
             replay_logits = self.network(self.prepare(replay[0], augment != "none"))
             replay_loss = losses.cross_entropy(replay_logits, replay[1])
             replay_loss.backward()
-            loss = loss.detach() + replay_loss.detach()
+            parts = {"stream": loss.detach(), "memory": replay_loss.detach()}
+            loss = total(parts)
         self.optimizer.step()
         self.memory.add(x, y)
-        self.watch(loss)
+        self.watch(loss, **parts)
 
     def inputs(self, x: Tensor) -> Tensor:
         images = to_float(x)

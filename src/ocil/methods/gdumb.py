@@ -75,7 +75,7 @@ class GDumb(Learner):
         if self.config.clip:
             nn.utils.clip_grad_norm_(self.optimizer.parameters, self.config.clip)
         self.optimizer.step()
-        self.watch(loss)
+        self.watch(loss, "rehearsal")
 
 
 class BalancedMemory(Memory):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ocil import losses
 from ocil.memory import Memory
 from ocil.methods._gradients import gradient_products
+from ocil.methods._watched import total
 from ocil.methods.base import Learner, LearnerConfig, Problem
 from ocil.networks import evaluating, to_float
 
@@ -49,16 +50,18 @@ class GSS(Learner):
 
     def learn(self, x: Tensor, y: Tensor) -> None:
         replay = self.memory.retrieve(self.config.memory_batch)
+        parts: dict[str, Tensor] = {}
         self.optimizer.zero_grad()
         loss = losses.cross_entropy(self.network(to_float(x)), y)
         loss.backward()
         if replay is not None:
             replay_loss = losses.cross_entropy(self.network(to_float(replay[0])), replay[1])
             replay_loss.backward()
-            loss = loss.detach() + replay_loss.detach()
+            parts = {"stream": loss.detach(), "memory": replay_loss.detach()}
+            loss = total(parts)
         self.optimizer.step()
         self.memory.offer(x, y, *self.similarity(x, y))
-        self.watch(loss)
+        self.watch(loss, **parts)
 
     def similarity(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """How much each sample, and the batch as a whole, pulls where the memory pulls: cosines, -1 to 1."""

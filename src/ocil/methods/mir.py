@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ocil import losses
+from ocil.methods._watched import total
 from ocil.methods.base import Learner, LearnerConfig
 from ocil.networks import evaluating, to_float, virtual_step
 
@@ -43,6 +44,7 @@ class MIR(Learner):
 
     def learn(self, x: Tensor, y: Tensor) -> None:
         candidates = self.memory.retrieve(self.config.candidates)
+        parts: dict[str, Tensor] = {}
         self.optimizer.zero_grad()
         loss = losses.cross_entropy(self.network(to_float(x)), y)
         loss.backward()
@@ -52,10 +54,11 @@ class MIR(Learner):
             worst = harm.topk(min(self.config.memory_batch, len(labels))).indices
             replay_loss = losses.cross_entropy(self.network(to_float(images[worst])), labels[worst])
             replay_loss.backward()
-            loss = loss.detach() + replay_loss.detach()
+            parts = {"stream": loss.detach(), "memory": replay_loss.detach()}
+            loss = total(parts)
         self.optimizer.step()
         self.memory.add(x, y)
-        self.watch(loss)
+        self.watch(loss, **parts)
 
     def steady(self) -> bool:
         return self.memory.holds_more_than(self.config.candidates)

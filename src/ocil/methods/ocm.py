@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ocil import losses, networks
 from ocil.augment import Augment, crop_range
 from ocil.errors import OcilError
+from ocil.methods._watched import total
 from ocil.methods.base import Learner, LearnerConfig, Problem
 from ocil.networks import ReducedResNet18, to_float
 from ocil.rng import derive
@@ -111,8 +112,8 @@ class OCM(Learner):
         self.optimizer.zero_grad()
         if replay is None:
             h, u = self.embed(self.network, self.projection, self.pairs(x))
-            loss = sup_n(self.similarity(u, h, 1.0), self.pseudo_labels(y, 2), tau)
-            loss = loss + losses.cross_entropy(self.network(self.views(x)), y)
+            parts = {"contrast": sup_n(self.similarity(u, h, 1.0), self.pseudo_labels(y, 2), tau)}
+            parts["cross_entropy"] = losses.cross_entropy(self.network(self.views(x)), y)
         else:
             memory_x, memory_y = replay
             stream, memory = self.pairs(x), self.pairs(memory_x)
@@ -121,18 +122,20 @@ class OCM(Learner):
             raw = len(memory) // 2
             with torch.no_grad():
                 _, previous_u = self.embed(self.previous_network, self.previous_projection, memory[:raw])
-            loss = sup_n(self.similarity(u, h, weight), self.pseudo_labels(y, 2), tau)
-            loss = loss + sup_u(self.similarity(memory_u, memory_h, weight), self.pseudo_labels(memory_y, 2), tau)
-            loss = loss + sup_u(memory_u[:raw] @ previous_u.T, self.pseudo_labels(memory_y, 1), tau)  # Sup-P
+            parts = {"contrast": sup_n(self.similarity(u, h, weight), self.pseudo_labels(y, 2), tau)}
+            similarity = self.similarity(memory_u, memory_h, weight)
+            parts["memory_contrast"] = sup_u(similarity, self.pseudo_labels(memory_y, 2), tau)
+            parts["sup_p"] = sup_u(memory_u[:raw] @ previous_u.T, self.pseudo_labels(memory_y, 1), tau)
             logits = self.network(self.views(memory_x))
             with torch.no_grad():
                 previous_logits = self.previous_network(self.views(memory_x))
-            loss = loss + losses.cross_entropy(logits, memory_y)
-            loss = loss + squared_difference(logits, previous_logits, self.old_classes)
+            parts["cross_entropy"] = losses.cross_entropy(logits, memory_y)
+            parts["distillation"] = squared_difference(logits, previous_logits, self.old_classes)
+        loss = total(parts)
         loss.backward()
         self.optimizer.step()
         self.memory.add(x, y)
-        self.watch(loss)
+        self.watch(loss, **parts)
 
     def replay_batch(self) -> int:
         """``per_class`` for each class seen by the end of this task, if it brings as many as those before did."""
