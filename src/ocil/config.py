@@ -251,7 +251,7 @@ def restored(kind: type[T], content: Mapping[str, Any]) -> T:
 def refuse_later(kind: type, content: Iterable[str]) -> None:
     """A setting that only a file has is of a later version: nobody here knows what it does."""
     if later := sorted(set(content) - {f.name for f in fields(kind)}):
-        raise ValueError(f"this version of ocil has no setting '{later[0][:40]}'")
+        raise ValueError(f"this version of ocil has no setting '{later[0][:40]}': a later one wrote it")
 
 
 def _parse(name: str, value: Any, kind: Any) -> Any:

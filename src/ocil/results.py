@@ -158,14 +158,17 @@ def find_run(root: Path, cell: str, former: str, seed: int, own_images: bool) ->
     ``former``: the cell's name when digests covered every default. ``own_images``: they are of a dataset outside the
     catalog, whose file may have been renamed since; then the digest tells the cell, whatever stands before it.
     """
-    renamed = sorted(root.glob(f"*-{cell[-8:]}")) if own_images and _is_folder(root) else []
-    cells = [path for path in (root / cell, *renamed, root / former) if _is_folder(path)]
-    runs = [path / f"seed-{seed}" for path in (*cells, root / cell)]
-    return next((path for path in runs if _is_folder(path)), runs[0])
+    present, digest = root / cell / f"seed-{seed}", cell.rsplit("-", 1)[1]
+    if is_folder(present):
+        return present
+    renamed = sorted(root.glob(f"*-{digest}")) if own_images and is_folder(root) else []
+    cells = [path for path in (root / cell, *renamed, root / former) if is_folder(path)]
+    runs = [path / present.name for path in cells]
+    return next((path for path in runs if is_folder(path)), (*runs, present)[0])
 
 
-def _is_folder(path: Path) -> bool:
-    """Also asked of names that are too long for a file system, for which ``Path.is_dir`` raises."""
+def is_folder(path: Path) -> bool:
+    """Also to be asked of names that are too long for a file system, for which ``Path.is_dir`` raises."""
     return os.path.isdir(path)  # noqa: PTH112
 
 

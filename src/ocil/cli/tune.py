@@ -105,7 +105,7 @@ def tune(
     from ocil.experiments import Cell
     from ocil.metrics import average_accuracy, estimate
     from ocil.naming import readable
-    from ocil.results import Result, RunFolder, write_json
+    from ocil.results import Result, RunFolder, is_folder, write_json
     from ocil.runner import check
 
     info = methods.method(method)
@@ -138,7 +138,7 @@ def tune(
     stem, words = Path(known).stem, f"{_memory(first)}-{'-'.join(searched)}"
     usual = Path("tuning") / f"{first.label}-{readable(stem)}{words}-{search}"
     old = Path("tuning") / f"{first.label}-{stem}{words}-{former}"
-    out = out or (old if old.is_dir() and not usual.is_dir() else usual)
+    out = out or (old if is_folder(old) and not is_folder(usual) else usual)
     job, folder = where.job(out, data_dir), out / "data"
     for real in reals:
         check(tuning.on_ground(real, folder, fingerprint, tasks), ground.data)
