@@ -18,6 +18,13 @@ from ocil.report.published import MEMORY, STUDY
 ROOT = Path(__file__).resolve().parent.parent
 DATASETS = {"cifar100": "CIFAR-100", "cifar10": "CIFAR-10", "mini_imagenet": "Mini-ImageNet"}
 STUDIED = ("alpha", "sigma")
+QUESTIONS = {  # cells that change one of these settings answer one question, in a table of their own
+    "sample values": {"sample_value"},
+    "scale": {"ce_scale"},
+    "no task ends": {"boundary"},
+    "class orders": {"class_order"},
+    "memory batch": {"memory_batch"},
+}
 IN_EVERY_COLUMN = ("afs", "er-rv", "scr")
 HEAD = ("method", "memory", "seeds", "accuracy %", "published %", "difference", "forgetting %", "intransigence %")
 
@@ -41,6 +48,11 @@ def group(cell: Cell) -> str:
     """Which table of the page a cell stands in."""
     if not (names := changed(cell)):
         return "table"
+    for question, settings in QUESTIONS.items():
+        if names & settings:
+            return question
+    if names == {"alpha", "regulariser"}:  # its rows without virtual distillation belong beside those of cross-entropy
+        return "scale"
     if cell.config.method != "afs":
         return "further"
     if names <= {"loss", "regulariser"}:
@@ -106,7 +118,7 @@ def main() -> None:
         place(ROOT / "docs/results.md", "longtail", longtail_tables(found))
         place(ROOT / "results/README.md", "longtail", longtail_cells(found))
     for dataset in DATASETS:
-        for kind in ("table", "ablation", "further"):
+        for kind in ("table", "ablation", *QUESTIONS, "further"):
             if rows := [row(cell) for cell in cells if (cell.config.dataset, group(cell)) == (dataset, kind)]:
                 place(ROOT / "docs/results.md", f"{dataset} {kind}", table(HEAD, rows))
     for name in STUDIED:
