@@ -99,7 +99,17 @@ def test_svg_is_the_same_each_time(tmp_path: Path) -> None:
 def test_many_methods_and_one_task(tmp_path: Path) -> None:
     one = summary("er")
     one = replace(one, accuracy_curve=one.accuracy_curve[:1])
-    figures.save(figures.accuracy_after_each_task([one] * 9), tmp_path / "a.svg")
+    figure = figures.accuracy_after_each_task([one] * 9)
+    (axes,) = figure.axes
+    looks = {(line.get_color(), line.get_linestyle(), line.get_marker()) for line in axes.get_lines()}
+    assert len(looks) == len(axes.get_lines()) == 9
+    assert all(list(line.get_xdata()) == [1] for line in axes.get_lines())
+    assert list(axes.get_xticks()) == [1]
+    legend = axes.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["er  91.0 %"] * 9
+    figures.save(figure, tmp_path / "a.svg")
+    assert ElementTree.parse(tmp_path / "a.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
 
 
 def test_a_figure_that_cannot_be_written(tmp_path: Path) -> None:
