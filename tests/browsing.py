@@ -1,24 +1,27 @@
 """Chromium for the tests of pages, where it is."""
 
-import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
-BROWSER = shutil.which("chromium")
+from tests.skipping import must_run
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+NO_BROWSER = "there is no chromium: apt-get install chromium, or brew install --cask chromium"
 
 
 def needs_browser(*packages: str) -> pytest.MarkDecorator:
     """Skip where something is missing, with the reason; an error where OCIL_NO_SKIP says that it must be there."""
+    if BROWSER is None and must_run("browser"):
+        raise RuntimeError(f"OCIL_NO_SKIP names browser: {NO_BROWSER}")
     wanted = ("playwright", *packages)
-    missing = next((f"{name} is not installed" for name in wanted if importlib.util.find_spec(name) is None), None)
-    missing = missing or (None if BROWSER else "there is no chromium")
-    if missing and "playwright" in os.environ.get("OCIL_NO_SKIP", ""):
-        raise RuntimeError(f"OCIL_NO_SKIP names playwright: {missing}")
-    return pytest.mark.skipif(missing is not None, reason=str(missing))
+    missing = [f"{name} is not installed: make test installs it" for name in wanted if not find_spec(name)]
+    missing += [] if BROWSER else [NO_BROWSER]
+    return pytest.mark.skipif(bool(missing), reason="".join(missing[:1]))
 
 
 def launched() -> Iterator[Any]:

@@ -1,6 +1,5 @@
 """A dataset that learns in a moment, and a way to call the command line."""
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -14,19 +13,13 @@ import numpy as np
 import pytest
 
 from ocil.data import Dataset
+from tests.skipping import pytest_configure, pytest_runtest_setup, pytest_terminal_summary  # noqa: F401  (hooks)
 
 with suppress(ImportError):  # some machines that run a few tests have no hypothesis
     import hypothesis
 
     hypothesis.settings.register_profile("ocil", deadline=None)
     hypothesis.settings.load_profile("ocil")
-
-
-def pytest_configure() -> None:
-    """Where everything is installed on purpose, a test that is skipped for want of a package is a failure."""
-    for name in filter(None, os.environ.get("OCIL_NO_SKIP", "").split(",")):
-        if importlib.util.find_spec(name) is None:
-            raise pytest.UsageError(f"OCIL_NO_SKIP names {name}, which is not installed")
 
 
 SMALL = ("width=2", "memory_batch=5", "tasks=2")

@@ -355,7 +355,7 @@ def test_nothing_is_read_back(channels: int, make_views: Augment) -> None:
         make_views(images, generator)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_a_call_can_be_captured_as_a_cuda_graph() -> None:
     images = torch.rand(100, 3, 32, 32, device="cuda").contiguous(memory_format=torch.channels_last)
     make_views, generator = Augment(gray=0.2), torch.Generator("cuda").manual_seed(0)

@@ -204,7 +204,7 @@ def test_a_run_is_only_so_many_steps_ahead_of_the_gpu() -> None:
     assert list(lane.ahead) == events[2:]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", [name for name, info in METHODS.items() if info.capturable and not info.offline])
 def test_graphs_on_a_gpu_give_the_bits_of_plain_steps(tmp_path: Path, dataset: Dataset, name: str) -> None:
     plan = configs(tmp_path, name, 3, precision="fp32", **({} if name == "fine-tune" else {"review": True}))

@@ -20,6 +20,7 @@ from ocil.fused import launch, tiles  # noqa: E402
 from ocil.fused.network import plan_for  # noqa: E402
 from ocil.networks import ReducedResNet18, build  # noqa: E402
 
+pytestmark = [pytest.mark.gpu(optional=True), pytest.mark.slow]
 Shape = tuple[int, int, int, int, int]
 """Batch, height, width, channels, width of the network."""
 

@@ -14,6 +14,7 @@ pytest.importorskip("triton", reason="Triton comes with PyTorch's CUDA builds on
 from ocil import fused, losses  # noqa: E402
 from ocil.augment import Augment  # noqa: E402
 
+pytestmark = [pytest.mark.gpu(optional=True), pytest.mark.slow]
 AUGMENTS: list[dict[str, Any]] = [
     {},
     {"gray": 0.5},

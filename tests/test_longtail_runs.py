@@ -701,7 +701,7 @@ def test_the_benchmark_writes_as_runs_end(start_python: Callable[..., Any], made
     assert collect([tmp_path / "taken"]).longtail == collect([tmp_path / "runs"]).longtail
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_graphs_on_a_gpu_give_the_bits_of_plain_steps(made: Path, tmp_path: Path) -> None:
     plan = [config(made, variant, seed, precision="fp32") for variant in VARIANTS for seed in (0, 1)]
     device = torch.device("cuda")

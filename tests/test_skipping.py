@@ -1,0 +1,76 @@
+"""Nothing is skipped in silence."""
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import browsing, skipping
+from tests.skipping import packages_of
+
+ROOT = Path(__file__).parents[1]
+SKIPS = """
+import pytest
+
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.skipif(True, reason="needs a printer")
+def test_printing(number): ...
+
+@pytest.mark.gpu
+def test_gpu(): ...
+
+@pytest.mark.gpu(optional=True)
+def test_gpu_or_not(): ...
+"""
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+def test_what_was_skipped_is_listed_by_its_reason(start_python: Start, tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: see pyproject.toml\n")
+    (tmp_path / "test_one.py").write_text(SKIPS)
+    (tmp_path / "test_two.py").write_text("import pytest\npytest.importorskip('not_there')\n")
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "OCIL_NO_SKIP": ""}
+    words = ("-m", "pytest", "-p", "xdist", "-n", "2", "-p", "tests.skipping")
+    out, err = start_python(*words, cwd=tmp_path, env=environment).communicate(timeout=120)
+    *_, listed = out.partition("skipped, and why")
+    assert [line.split(maxsplit=2) for line in listed.splitlines()[1:4]] == [
+        ["3", "tests", "needs a printer"],
+        ["1", "test", "needs a GPU"],
+        ["1", "file", "not_there is not installed: make test installs it"],
+    ], out + err
+    assert "1 passed, 5 skipped" in out
+
+
+def test_what_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCIL_NO_SKIP", "packages,browser")
+    monkeypatch.setattr(skipping, "is_installed", lambda name: name != "ray")
+    with pytest.raises(pytest.UsageError, match="but ray is not installed: run make test"):
+        skipping.pytest_configure()
+    monkeypatch.setattr(skipping, "is_installed", lambda name: True)
+    skipping.pytest_configure()
+    monkeypatch.setattr(browsing, "BROWSER", None)
+    with pytest.raises(RuntimeError, match="apt-get install chromium"):
+        browsing.needs_browser()
+    monkeypatch.setenv("OCIL_NO_SKIP", "printer")
+    with pytest.raises(pytest.UsageError, match="OCIL_NO_SKIP names 'printer'"):
+        skipping.pytest_configure()
+
+
+def test_without_a_browser_the_reason_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OCIL_NO_SKIP", raising=False)
+    monkeypatch.setattr(browsing, "BROWSER", None)
+    monkeypatch.setattr(browsing, "find_spec", lambda name: True)
+    mark = browsing.needs_browser().mark
+    assert mark.args == (True,)
+    assert "apt-get install chromium" in mark.kwargs["reason"]
+
+
+def test_the_packages_of_the_extra() -> None:
+    found = list(packages_of("test"))
+    assert {"ray", "scikit-learn", "onnx", "fastapi", "schemathesis", "playwright", "pytest"} <= {*found}
+    assert "ocil" not in found
+    assert not {"ray", "triton", "playwright"} & {*packages_of("dev")}, "`make setup` stays light"
