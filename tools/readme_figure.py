@@ -1,8 +1,9 @@
 """Draw the README's picture and print its table from the runs kept under results/.
 
-python tools/readme_figure.py
+python tools/readme_figure.py [--out docs/images/cifar100-accuracy.png]
 """
 
+import argparse
 from pathlib import Path
 
 from ocil.report import figures, tables
@@ -20,6 +21,9 @@ def name_of(cell: Cell) -> str:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/images/cifar100-accuracy.png")
+    options = parser.parse_args()
     found = collect(sorted((ROOT / "results").glob("cifar100-*"))).cells
     cells = {(name_of(c), c.config.learner.precision): c for c in found if memory_of(c.config) in (0, 5000)}
     for name in ORDER:
@@ -31,7 +35,7 @@ def main() -> None:
                 print(f"| {name} | {precision} | " + " | ".join(map(tables.percent, measures)) + f" | {seconds} s |")
     shown = {name: (cells.get((name, "bf16")) or cells[name, "tf32"]).summary for name in ORDER}
     figure = figures.accuracy_after_each_task(list(shown.values()), list(shown))
-    figures.save(figure, ROOT / "docs/images/cifar100-accuracy.png")
+    figures.save(figure, options.out)
 
 
 if __name__ == "__main__":

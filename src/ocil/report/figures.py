@@ -27,18 +27,22 @@ MARKERS = "osD^vP*"
 LINES = ("-", "--", ":")
 
 
-def accuracy_after_each_task(summaries: Sequence[Summary]) -> Figure:
-    """Mean accuracy over the classes shown so far, with its 95 % confidence interval, one line a method."""
+def accuracy_after_each_task(summaries: Sequence[Summary], names: Sequence[str] | None = None) -> Figure:
+    """Mean accuracy over the classes shown so far, with its 95 % confidence interval, one line per method.
+
+    ``names`` are for the legend, where they are not those of the methods.
+    """
+    names = [summary.config.label for summary in summaries] if names is None else names
     with mpl.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
-        for number, summary in enumerate(summaries):
+        for number, (summary, name) in enumerate(zip(summaries, names, strict=True)):
             tasks = range(1, len(summary.accuracy_curve) + 1)
             mean = [100 * point.mean for point in summary.accuracy_curve]
             spread = [100 * (point.interval or 0.0) for point in summary.accuracy_curve]
             colour = COLOURS[number % len(COLOURS)]
             axes.plot(
                 tasks, mean, LINES[number // len(COLOURS) % len(LINES)], color=colour,
-                marker=MARKERS[number % len(MARKERS)], markersize=5, label=f"{summary.config.label}  {mean[-1]:.1f} %",
+                marker=MARKERS[number % len(MARKERS)], markersize=5, label=f"{name}  {mean[-1]:.1f} %",
             )  # fmt: skip
             low = [max(0.0, m - s) for m, s in zip(mean, spread, strict=True)]
             high = [min(100.0, m + s) for m, s in zip(mean, spread, strict=True)]
