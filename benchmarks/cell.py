@@ -2,7 +2,7 @@
 
 python benchmarks/cell.py DATASET METHOD [FIELD=VALUE ...] [+ METHOD [FIELD=VALUE ...]] ...
 python benchmarks/cell.py EXPERIMENT.toml [FIELD=VALUE ...] [--only 'FIELD=VALUE ...']
-                          [--seeds N] [--workers N] [--root runs] [--data-dir DIR] [--json OUT]
+                          [--seeds N] [--workers N] [--device auto] [--root runs] [--data-dir DIR] [--json OUT]
 
 Several cells, joined by ``+`` or from a file, share the GPU: a run begins when another ends. ``seeds=N`` among a cell's
 settings is for that cell alone. On Ctrl-C runs are saved; the same command goes on. OUT is written anew whenever a run
@@ -52,6 +52,7 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--device", default="auto")
     parser.add_argument("--root", type=Path, default=Path("runs"))
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--json", type=Path)
@@ -79,7 +80,7 @@ def main() -> None:
                 write_bytes(options.json, json.dumps(content).encode())
 
     signal.signal(signal.SIGINT, stop)
-    job = Job(options.root, str(pick_device()), options.data_dir)
+    job = Job(options.root, str(pick_device(options.device)), options.data_dir)
     outcomes = execute(configs, job, options.workers, hear, lambda: asked)
     for number, outcome in enumerate(outcomes):
         if not isinstance(outcome, Result):

@@ -335,6 +335,8 @@ def main() -> None:
     if options.compile is not None:
         compile_part(options.compile, WORKERS, options.tune)
         return
+    if not torch.cuda.is_available():
+        parser.error("this needs a GPU")
     if options.cold:
         net, x = network(), images(200)
         started = time.perf_counter()

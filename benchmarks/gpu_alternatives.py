@@ -6,9 +6,9 @@ Times one training pass (forward, cross-entropy, backward) of 200 CIFAR images a
 in ms a seed: as PyTorch runs it, compiled, stacked by ``torch.func.vmap`` (grouped convolutions), and fused.
 """
 
+import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -92,6 +92,11 @@ def stacked() -> float:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path, nargs="?", help="a JSON file to write")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("this needs a GPU")
     found: dict[str, object] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     with numerics("bf16"):
         trials: dict[str, Callable[[], float]] = {
@@ -108,8 +113,8 @@ def main() -> None:
                 found[name] = f"{type(error).__name__}: {error}"[:300]
             print(name, found[name], f"({time.perf_counter() - started:.1f} s)", flush=True)
             torch.cuda.empty_cache()
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(json.dumps(found, indent=1))
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

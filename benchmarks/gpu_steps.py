@@ -1,6 +1,6 @@
 """How long a step takes on a GPU: by method, precision and number of seeds side by side, and where the time goes.
 
-    python benchmarks/gpu_steps.py [--methods afs er] [--profile] [--json OUT.json]
+    python benchmarks/gpu_steps.py [--methods afs er] [--profile] [--json OUT.json] [--quick]
 
 Images are random (the cost of a step does not depend on them): CIFAR-100's shapes and settings, memory 5000.
 """
@@ -16,18 +16,18 @@ from ocil.config import resolve
 from ocil.engine.captured import CapturedStepper
 from ocil.methods import METHODS
 from ocil.precision import numerics
-from ocil.runner import build
+from ocil.runner import build, pick_device
 from ocil.streams import Stream
 
-DEVICE = torch.device("cuda")
+NARROW = {"width": 1}
 
 
-def profile(method: str, precision: str) -> str:
+def profile(method: str, precision: str, device: torch.device) -> str:
     """The kernels of five steps of one seed, the longest first."""
     data = made_up(100, (32, 32, 3), 120)
     config = resolve(method, "cifar100", settings={"precision": precision})
     with numerics(config.learner.precision):
-        stepper = CapturedStepper(build(config, data, DEVICE), Stream(data, config.stream, device=DEVICE))
+        stepper = CapturedStepper(build(config, data, device), Stream(data, config.stream, device=device))
         for number in range(600):
             stepper.learn(number)
         torch.cuda.synchronize()
@@ -47,23 +47,27 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 10])
     parser.add_argument("--plain", action="store_true", help="steps as they are written, not captured")
     parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--quick", action="store_true", help="a tiny network, on a CPU too: does it run?")
     options = parser.parse_args()
-    data = made_up(100, (32, 32, 3), 120)
+    if not (options.quick or torch.cuda.is_available()):
+        parser.error("this needs a GPU; --quick runs on a CPU too")
+    device = pick_device()
+    data = made_up(100, (8, 8, 3) if options.quick else (32, 32, 3), 120)
     rows = []
     for method in options.methods:
         for precision in options.precisions:
             for seeds in options.seeds:
                 review = {"review": True} if METHODS[method].memory else {}
-                settings = {"precision": precision, **review}
+                settings = {"precision": precision, **review, **(NARROW if options.quick else {})}
                 configs = [resolve(method, "cifar100", seed=seed, settings=settings) for seed in range(seeds)]
-                timing = measure(configs, data, DEVICE, repeats=5, seconds=options.seconds, captured=not options.plain)
+                timing = measure(configs, data, device, repeats=5, seconds=options.seconds, captured=not options.plain)
                 rows.append(timing.to_json())
                 print(f"{method} {precision} {seeds}: {timing.ms_per_step:.3f}, review {timing.ms_per_review_step}")
                 torch.cuda.empty_cache()
             if options.profile:
-                print(profile(method, precision), flush=True)
+                print(profile(method, precision, device), flush=True)
     if options.json:
-        content = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}
+        content = {"device": rows[0]["device"], "torch": torch.__version__, "rows": rows}
         options.json.write_text(json.dumps(content, indent=1))
 
 

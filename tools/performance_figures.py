@@ -1,10 +1,10 @@
 """Draw the curves of docs/performance.md from what benchmarks/gpu_scaling.py wrote.
 
-python tools/performance_figures.py results/performance/h200-scaling.json
+python tools/performance_figures.py results/performance/h200-scaling.json [--out docs/images/gpu-scaling.png]
 """
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
 import matplotlib as mpl
@@ -17,12 +17,18 @@ LABELS = {"seeds": "seeds side by side", "memory": "images in the memory", "clas
 
 
 def main() -> None:
-    content = json.loads(Path(sys.argv[1]).read_text())
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("measured", type=Path, help="a JSON file that benchmarks/gpu_scaling.py wrote")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/images/gpu-scaling.png")
+    options = parser.parse_args()
+    content = json.loads(options.measured.read_text())
     with mpl.rc_context(STYLE):
         measured = {row["kind"] for row in content["rows"]}
         shown = {kind: label for kind, label in LABELS.items() if kind in measured}
         size = (0.5 + 3.6 * len(shown), 3.2)
-        figure, axes = plt.subplots(1, len(shown), figsize=size, layout="constrained", sharey=True)
+        figure, ((*axes,),) = plt.subplots(
+            1, len(shown), figsize=size, layout="constrained", sharey=True, squeeze=False
+        )
         for axis, (kind, label) in zip(axes, shown.items(), strict=True):
             rows = [row for row in content["rows"] if row["kind"] == kind]
             for number, method in enumerate(dict.fromkeys(row["method"] for row in rows)):
@@ -35,7 +41,7 @@ def main() -> None:
         axes[0].set_ylabel("ms a seed-step")
         max(axes, key=lambda axis: len(axis.lines)).legend(frameon=False)
         figure.suptitle(f"{content['device']}, CIFAR-100 shapes, bf16, ten seeds where not said otherwise")
-    save(figure, ROOT / "docs/images/gpu-scaling.png")
+    save(figure, options.out)
 
 
 if __name__ == "__main__":

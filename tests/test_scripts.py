@@ -1,0 +1,207 @@
+"""The scripts in benchmarks/ and tools/ run, in their smallest form."""
+
+import gzip
+import json
+import re
+import struct
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from ocil.data import Dataset, load
+from ocil.report.collect import collect
+
+ROOT = Path(__file__).parents[1]
+SMALL = ("width=1", "memory=20", "memory_batch=5", "tasks=2")
+NEED_GPU = ("fused_kernels", "gpu_alternatives", "gpu_scaling", "gpu_steps")
+ELSEWHERE = {"longtail": "test_longtail_runs", "results_page": "test_docs"}  # scripts that have a test there
+
+Start = Callable[..., "subprocess.Popen[str]"]
+Script = Callable[..., str]
+
+
+@pytest.fixture
+def script(start_python: Start, tmp_path: Path) -> Script:
+    """Run ``FOLDER/NAME.py`` with some words, in an empty folder; what it prints."""
+
+    def run(name: str, *words: object, code: int = 0) -> str:
+        process = start_python(ROOT / f"{name}.py", *words, cwd=tmp_path)
+        out, err = process.communicate(timeout=240)
+        assert process.returncode == code, err
+        return out + err
+
+    return run
+
+
+def test_every_script_has_a_test_and_says_how_it_is_called() -> None:
+    here = Path(__file__).read_text()
+    for path in (*ROOT.glob("benchmarks/*.py"), *ROOT.glob("tools/*.py")):
+        name = f"{path.parent.name}/{path.stem}"
+        assert f"python {name}.py" in path.read_text(), name
+        if path.stem in ELSEWHERE:
+            assert path.stem in (ROOT / "tests" / f"{ELSEWHERE[path.stem]}.py").read_text(), name
+        else:
+            assert re.search(rf'"({name}|{path.stem})"', here), name
+
+
+@pytest.mark.slow
+def test_cells_from_start_to_table(script: Script, tiny_npz: Path, tmp_path: Path) -> None:
+    words = ("--root", "runs", "--json", "out.json", "--workers", 1, "--device", "cpu")
+    out = script("benchmarks/cell", tiny_npz, "er", *SMALL, "seeds=1", "+", "fine-tune", *SMALL[::3], "seeds=1", *words)
+    assert "from start to table" in out
+    rows = [line.split(" | ")[0] for line in out.splitlines() if re.match(r"\| (er|fine-tune) ", line)]
+    assert rows == ["| er", "| fine-tune"]
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert [run["config"]["method"] for run in content["runs"]] == ["er", "fine-tune"]
+    assert script("tools/take_runs", "out.json", "taken", "--side-by-side", 2) == "2 of 2 runs are new\n"
+    taken = collect([tmp_path / "taken"]).cells
+    assert [cell.summary for cell in taken] == [cell.summary for cell in collect([tmp_path / "runs"]).cells]
+    assert {cell.runs[0].result.environment["side_by_side"] for cell in taken} == {2}
+
+
+def test_convolutions_beside_each_other(script: Script) -> None:
+    *_, row = script("benchmarks/cpu_convolution", "--quick").splitlines()
+    assert re.fullmatch(r"\| 2 \| 8 \| 2 \|( [\d.]+ \|){4}", row)
+
+
+@pytest.mark.slow
+@pytest.mark.gpu(optional=True)
+def test_steps(script: Script, tmp_path: Path) -> None:
+    words = ("--quick", "--seeds", 1, "--seconds", 0.01, "--json", "out.json")
+    script("benchmarks/gpu_steps", "--methods", "er", "fine-tune", *words)
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert [row["method"] for row in rows] == ["er-rv", "fine-tune"]
+    assert all(row["ms_per_step"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.gpu(optional=True)
+def test_curves_and_their_picture(script: Script, tmp_path: Path) -> None:
+    kinds = ("seeds", "classes")
+    script("benchmarks/gpu_scaling", "out.json", "--quick", "--methods", "er", "--seconds", 0.01, "--kinds", *kinds)
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert [(row["kind"], row["at"]) for row in rows] == [*zip(kinds, (1, 10), strict=True)]
+    script("tools/performance_figures", "out.json", "--out", "two.png")
+    (tmp_path / "one.json").write_text(json.dumps({"device": "cpu", "rows": rows[:1]}))
+    script("tools/performance_figures", "one.json", "--out", "one.png")
+    with Image.open(tmp_path / "two.png") as two, Image.open(tmp_path / "one.png") as one:
+        assert two.width > 1.5 * one.width
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("name", [f"benchmarks/{name}" for name in NEED_GPU])
+def test_what_needs_a_gpu_says_so(script: Script, name: str, tmp_path: Path) -> None:
+    if name.endswith("fused_kernels"):
+        pytest.importorskip("triton", reason="triton is not installed: make test installs it")
+    message = script(name, *(["out.json"] if name.endswith("gpu_scaling") else []), code=2)
+    assert ".py: error: this needs a GPU" in message
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.gpu
+def test_alternatives(script: Script, tmp_path: Path) -> None:
+    script("benchmarks/gpu_alternatives", "out.json")
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["fused"] < found["pytorch"]
+
+
+@pytest.mark.slow
+def test_tiles_are_tried_beside_those_in_use(start_python: Start) -> None:
+    """The part of ``benchmarks/fused_kernels`` that needs no GPU: one kernel of each kind, and the tiles to time."""
+    pytest.importorskip("triton", reason="triton is not installed: make test installs it")
+    code = f"""
+import sys
+sys.path.insert(0, {str(ROOT / "benchmarks")!r})
+import fused_kernels
+from ocil.fused import tiles
+fused_kernels.SIDE = 8
+found = fused_kernels.layers(2, "cpu")
+assert {{layer.kind for layer in found}} == {{"conv", "dgrad", "wgrad"}}
+for layer in found:
+    tried = fused_kernels.candidates(*layer.key)
+    assert tried[0] == tiles.tile(*layer.key)
+    assert len(tried) == len(set(tried)) > 3
+    parts = [fused_kernels.fitted(layer.unit, t, 2) for t in tried]
+    assert all(unit.splits * unit.span >= 2 * unit.rows_out for unit in parts)
+"""
+    process = start_python("-c", code)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+
+
+@pytest.mark.slow
+def test_load_on_the_service(script: Script) -> None:
+    for package in ("fastapi", "uvicorn", "python_multipart"):
+        pytest.importorskip(package)
+    rows = [
+        json.loads(line)
+        for line in script("benchmarks/serve_load", "fine-tune", "--clients", 1, "--seconds", 0.5).splitlines()
+    ]
+    assert [(row["clients"], row["learning"]) for row in rows] == [(1, False), (1, True)]
+    assert all(row["predictions_per_second"] > 0 for row in rows)
+    assert rows[0]["samples_learned_per_second"] == 0
+
+
+def test_hardness_of_a_split(script: Script, tmp_path: Path) -> None:
+    """Training images are stripes one way, test images the other way: nothing is near, until images are mixed."""
+    stripes = np.indices((8, 8))[..., None] % 2 * 200  # across, down
+    labels = np.repeat([0, 1], 20)
+    noise = np.random.default_rng(0).integers(0, 9, (2, 40, 8, 8, 1))
+    train, test = ((stripes[label] + noise[n]).astype(np.uint8) for n, label in enumerate((labels, 1 - labels)))
+    Dataset("turned", train, labels, test, labels, ("across", "down")).save(tmp_path / "turned.npz")
+    given, mixed = script("benchmarks/split_hardness", "turned.npz", "--random", 1, "--side", 8).splitlines()
+    assert given == "turned as it is: 0.00%"
+    assert re.fullmatch(r"random split 0: [\d.]+%", mixed)
+    assert 10 < float(mixed.split()[-1][:-1]) < 100
+
+
+def test_a_long_stream(script: Script, tmp_path: Path) -> None:
+    script("benchmarks/stream_length", "--images", 2000, "--methods", "fine-tune", "--json", "out.json")
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert [row["images"] for row in rows] == [100 * look for look in range(1, 21)]
+    assert rows[0]["classes"] < rows[-1]["classes"] <= 100
+    assert all(row["host_mb"] > 10 for row in rows)
+
+
+def test_the_cost_of_table_1_is_that_of_the_documentation(script: Script) -> None:
+    table, total = script("benchmarks/table1_cost").split("\n\n")
+    assert table in (ROOT / "docs/scale.md").read_text()
+    assert re.fullmatch(r"\d+ runs, [\d.]+ GPU-hours\n", total)
+
+
+def idx(array: np.ndarray) -> bytes:
+    return gzip.compress(struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes())
+
+
+def test_the_embedded_dataset_is_made_from_published_files(script: Script, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    images = {}
+    for prefix in ("train", "t10k"):
+        images[prefix] = rng.integers(0, 256, (30, 28, 28)).astype(np.uint8)
+        (tmp_path / f"{prefix}-images-idx3-ubyte.gz").write_bytes(idx(images[prefix]))
+        (tmp_path / f"{prefix}-labels-idx1-ubyte.gz").write_bytes(idx((np.arange(30) % 10).astype(np.uint8)))
+    script("tools/make_embedded", ".", "--size", 7, "--train", 2, "--test", 1, "--output", "made.npz")
+    made = load(str(tmp_path / "made.npz"))
+    assert (made.train_x.shape, made.test_x.shape) == ((20, 7, 7, 1), (10, 7, 7, 1))
+    assert made.train_y.tolist() == [*range(10)] * 2
+    expected = np.floor(images["train"][13].reshape(7, 4, 7, 4).mean((1, 3)) + 0.5)
+    assert np.array_equal(made.train_x[13, ..., 0], expected)
+    assert "cannot read" in script("tools/make_embedded", "nowhere", "--output", "no.npz", code=1)
+    assert not (tmp_path / "no.npz").exists()
+
+
+def test_the_picture_of_the_readme_has_the_numbers_of_its_table(script: Script, tmp_path: Path) -> None:
+    rows = [line.strip("| ").split(" | ") for line in script("tools/readme_figure", "--out", "a.png").splitlines()]
+    readme = (ROOT / "README.md").read_text()
+    table = [line for line in readme.replace("*", "").splitlines() if line.startswith("|") and line.endswith(" s |")]
+    assert len(rows) == 9
+    for _, precision, accuracy, *_ in rows:
+        assert any(accuracy in line for line in table), (precision, accuracy)
+    with Image.open(tmp_path / "a.png") as picture:
+        assert picture.width > 500
