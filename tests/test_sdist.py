@@ -1,0 +1,57 @@
+"""The source distribution holds what its tests need."""
+
+import os
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+WRITTEN = {"PKG-INFO", "setup.cfg"}  # by setuptools itself, beside a folder ocil.egg-info
+
+pytestmark = pytest.mark.slow
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+def tracked() -> list[str]:
+    """The files that git knows and that are there, new ones that it does not ignore among them."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    command = ("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
+    return [name for name in names if name and (ROOT / name).is_file()]
+
+
+@pytest.fixture
+def unpacked(start_python: Start, tmp_path: Path) -> Path:
+    """The sdist of a copy of this tree, built without a network and unpacked."""
+    pytest.importorskip("setuptools", minversion="77")
+    for name in tracked():
+        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, tmp_path / "tree" / name)
+    code = "import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))"
+    process = start_python("-c", code, tmp_path, cwd=tmp_path / "tree")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    with tarfile.open(tmp_path / out.split()[-1]) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    (folder,) = (tmp_path / "unpacked").iterdir()
+    return folder
+
+
+def test_the_sdist_holds_every_tracked_file_and_its_tests_are_found(unpacked: Path, start_python: Start) -> None:
+    files = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
+    assert {name for name in files if ".egg-info/" not in name} == {*tracked()} | WRITTEN
+    environment = os.environ | {"PYTHONPATH": str(unpacked / "src"), "OMP_NUM_THREADS": "1"}
+    words = ("-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider")
+    process = start_python(*words, cwd=unpacked, env=environment)
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, out + err
+    found = {line.partition("::")[0] for line in out.splitlines() if "::" in line}
+    here = {str(path.relative_to(ROOT)) for path in ROOT.glob("tests/**/test_*.py")}
+    skipped = {name for name in here if "importorskip" in (ROOT / name).read_text()}
+    assert here - skipped <= found <= here
