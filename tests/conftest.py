@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -118,7 +118,7 @@ def start_python() -> Callable[..., "subprocess.Popen[str]"]:
     source = Path(__file__).parents[1] / "src"
     environment = os.environ | {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
 
-    def start(*words: object, **options: object) -> "subprocess.Popen[str]":
+    def start(*words: object, **options: Any) -> "subprocess.Popen[str]":
         return subprocess.Popen(
             [sys.executable, *map(str, words)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             text=True, start_new_session=True, **({"env": environment} | options),

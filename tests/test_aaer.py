@@ -144,6 +144,7 @@ def test_drift_pulls_features_to_anchors_and_not_the_other_way() -> None:
         assert (moved[number] - anchors[0]).norm() < (before[number] - anchors[0]).norm()
 
 
+@pytest.mark.slow
 def test_the_drift_term_keeps_replayed_classes_near_their_anchors() -> None:
     """The same stream with and without it, mean over seeds."""
 

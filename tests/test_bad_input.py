@@ -276,6 +276,7 @@ def test_out_is_read_only(run_tiny: Call, tmp_path: Path, monkeypatch: pytest.Mo
     assert "Permission denied. Choose another folder with --out." in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writes", [0, 1, 2])
 def test_a_full_disk(run_tiny: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
     """Full at config.json, at the last checkpoint or at result.json; then there is room again."""
@@ -297,6 +298,7 @@ def test_a_full_disk(run_tiny: Call, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert run_tiny("fine-tune", "--seeds", 2).code == 0
 
 
+@pytest.mark.slow
 def test_a_file_too_large(start_python: Callable[..., "subprocess.Popen[str]"], tiny_npz: Path, tmp_path: Path) -> None:
     words = ["run", "fine-tune", "-d", str(tiny_npz), "-n", "1", "--workers", "1", "-o", str(tmp_path / "runs")]
     script = (
@@ -372,7 +374,16 @@ def test_other_images_under_a_name_of_the_catalog(ocil_command: Call, tiny: Data
     """Copies of Mini-ImageNet differ: runs of one are not taken for runs of another."""
     file = tmp_path / "data/mini_imagenet.npz"
     tiny.save(file)
-    words = ("--dataset", "mini_imagenet", "--memory", 20, "--data-dir", tmp_path / "data", "--workers", 1)
+    words: tuple[object, ...] = (
+        "--dataset",
+        "mini_imagenet",
+        "--memory",
+        20,
+        "--data-dir",
+        tmp_path / "data",
+        "--workers",
+        1,
+    )
     words += ("--out", tmp_path / "runs", "--set", *SMALL)
     assert ocil_command("run", "er", "--seeds", 1, *words).code == 0
     assert ocil_command("run", "er", "--seeds", 1, *words).code == 0

@@ -12,6 +12,7 @@ from ocil.evaluate import batch_for
 from tests.conftest import Call, one_error
 
 
+@pytest.mark.slow
 def test_a_step_of_afs_passes_stream_and_both_views() -> None:
     settings = {"width": 2, "memory": 30, "memory_batch": 6, "tasks": 2}
     config = resolve("afs", "made-up", settings=settings)
@@ -24,6 +25,7 @@ def test_a_step_of_afs_passes_stream_and_both_views() -> None:
     assert timing.share_of_floor == pytest.approx(timing.floor_ms / timing.ms_per_step)
 
 
+@pytest.mark.slow
 def test_a_review_batch_larger_than_the_memory() -> None:
     settings = {"width": 2, "memory": 20, "memory_batch": 6, "tasks": 2, "review": True, "review_batch": 50}
     data = made_up(4, (8, 8, 3), 30)
@@ -46,6 +48,7 @@ def test_cost_of_the_paper_network() -> None:
     assert operations == stem + stages
 
 
+@pytest.mark.slow
 def test_bench_command(ocil_command: Call) -> None:
     said = ocil_command("bench", "er", "--device", "cpu", "--seconds", 0.2, "--json", "--set", "width=2")
     (row,) = json.loads(said.out)["timings"]

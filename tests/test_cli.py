@@ -76,6 +76,7 @@ def test_fine_tune_has_no_intransigence_against_itself(run_tiny: Call, tmp_path:
     assert len(results_in(tmp_path / "runs")) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_run_that_was_finished_before_says_so(run_tiny: Call, workers: int) -> None:
     first, again = (run_tiny("fine-tune", "--seeds", 2, "--workers", workers) for _ in range(2))
@@ -155,6 +156,7 @@ def test_a_file_with_the_name_of_a_dataset_is_not_meant(
     assert json.loads(said.out)["dataset"] == "tiny"
 
 
+@pytest.mark.slow
 def test_compare(ocil_command: Call, tiny_npz: Path, tmp_path: Path) -> None:
     out = tmp_path / "runs"
     words = ("compare", "fine-tune", "er", "er-rv", "afs-no-rv", "-d", tiny_npz, "-m", 20, "-n", 1, "--workers", 1)
@@ -303,6 +305,7 @@ def start_and_interrupt(
     return Said(process.returncode, out, err)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "number"), [(1, signal.SIGINT), (2, signal.SIGINT), (2, signal.SIGTERM)],
     ids=["Ctrl-C", "Ctrl-C, two workers", "SIGTERM to all, two workers"],
@@ -335,6 +338,7 @@ def test_asked_to_stop_it_saves_and_the_same_command_goes_on(
     assert told(tmp_path / "b").items() <= told(tmp_path / "a").items()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds child processes in /proc")
 def test_ctrl_c_while_workers_start(start_python: Start, tiny_npz: Path, tmp_path: Path) -> None:
     def a_worker_starts(process: "subprocess.Popen[str]") -> None:
@@ -355,7 +359,7 @@ def test_ctrl_c_while_workers_start(start_python: Start, tiny_npz: Path, tmp_pat
 
 def test_other_images_under_the_same_name_are_another_run(ocil_command: Call, tiny: Any, tmp_path: Path) -> None:
     """A dataset outside the catalog may change; its old result must not come back."""
-    words = (
+    words: tuple[object, ...] = (
         "run",
         "fine-tune",
         "-d",

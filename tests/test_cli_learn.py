@@ -163,6 +163,7 @@ main(sys.argv[2:])
 """
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_of_a_write(
     ocil_command: Call, start_python: Callable[..., Any], table: Path, tmp_path: Path
 ) -> None:

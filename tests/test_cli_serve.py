@@ -102,6 +102,7 @@ def test_damaged_logs_are_said_in_one_line(ocil_command: Call, tmp_path: Path) -
     assert "does not begin like a log" in one_error(ocil_command("serve", "--model", tmp_path, *SMALL, "--port", 0))
 
 
+@pytest.mark.slow
 def test_learn_serve_and_learn_again(
     ocil_command: Call, photos: Path, tmp_path: Path, start_python: Callable[..., "subprocess.Popen[str]"]
 ) -> None:

@@ -56,7 +56,7 @@ def test_output_and_gradients(
     convolution = layer(kernel, stride, dtype)
     x = normal(2, 3, height, width, dtype=dtype)
     if channels_last:
-        x, convolution = x.to(memory_format=torch.channels_last), convolution.to(memory_format=torch.channels_last)
+        x, convolution = x.to(memory_format=torch.channels_last), convolution.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     x.requires_grad_()
     y = convolution(x)
     assert uses_patches(y)
@@ -79,7 +79,7 @@ def test_gradcheck(kernel: int, stride: int, height: int, width: int) -> None:
     x = normal(2, 2, min(height, 5), min(width, 5), dtype=torch.float64).requires_grad_()
 
     def apply(x: Tensor, weight: Tensor) -> Tensor:
-        return functional_call(convolution, {"weight": weight}, (x,))  # type: ignore[no-any-return]
+        return functional_call(convolution, {"weight": weight}, (x,))
 
     weight = convolution.weight.detach().clone().requires_grad_()
     assert uses_patches(apply(x, weight))
@@ -131,7 +131,7 @@ def test_gradients_of_gradients(kernel: int, stride: int) -> None:
     weight = convolution.weight.detach().clone().requires_grad_()
 
     def apply(x: Tensor, weight: Tensor) -> Tensor:
-        return functional_call(convolution, {"weight": weight}, (x,))  # type: ignore[no-any-return]
+        return functional_call(convolution, {"weight": weight}, (x,))
 
     assert torch.autograd.gradgradcheck(apply, (x, weight))
 
@@ -144,7 +144,7 @@ def test_per_sample_gradients(kernel: int, stride: int) -> None:
     x = normal(5, 3, 6, 7, dtype=torch.float64)
 
     def loss(weights: dict[str, Tensor], image: Tensor) -> Tensor:
-        return functional_call(model, weights, (image[None],)).square().sum()  # type: ignore[no-any-return]
+        return functional_call(model, weights, (image[None],)).square().sum()
 
     together = vmap(grad(loss), in_dims=(None, 0))(weights, x)
     for i in range(len(x)):
@@ -160,7 +160,7 @@ def test_many_models_at_once() -> None:
     x = normal(2, 3, 6, 6, dtype=torch.float64)
 
     def loss(weight: Tensor) -> Tensor:
-        return functional_call(convolution, {"weight": weight}, (x,)).square().sum()  # type: ignore[no-any-return]
+        return functional_call(convolution, {"weight": weight}, (x,)).square().sum()
 
     together = vmap(grad(loss))(weights)
     for weight, got in zip(weights, together, strict=True):

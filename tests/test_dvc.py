@@ -57,7 +57,8 @@ def loss_by_loops(views: Sequence[Logits], labels: Sequence[int], weight: float)
 def test_loss_against_loops(count: int, classes: int, seed: int, weight: float) -> None:
     rng = np.random.default_rng(seed)
     views, labels = rng.normal(size=(3, count, classes)) * 3, rng.integers(0, classes, count)
-    got = dvc_loss(*torch.from_numpy(views), torch.from_numpy(labels), weight)
+    one, two, three = torch.from_numpy(views)
+    got = dvc_loss(one, two, three, torch.from_numpy(labels), weight)
     assert float(got) == pytest.approx(loss_by_loops(views.tolist(), labels.tolist(), weight))
 
 
@@ -65,7 +66,7 @@ def test_gradient_of_the_loss() -> None:
     views = torch.randn(3, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     labels = torch.tensor([0, 4, 2, 2])
     inputs = [view.requires_grad_() for view in views.unbind()]
-    assert torch.autograd.gradcheck(lambda *z: dvc_loss(*z, labels, 2.0), inputs)
+    assert torch.autograd.gradcheck(lambda a, b, c: dvc_loss(a, b, c, labels, 2.0), inputs)
 
 
 def test_loss_is_finite_for_sure_logits() -> None:
@@ -108,8 +109,8 @@ class Copies:
     def minimise(self, first: Tensor, second: Tensor, y: Tensor) -> None:
         logits = self.network(torch.cat([first, second]))
         z, z2 = logits[: len(y)], logits[len(y) :]
-        hidden = torch.relu(F.linear(torch.cat([z, z2], 1), self.qnet[0].weight, self.qnet[0].bias))
-        z3 = F.linear(hidden, self.qnet[2].weight, self.qnet[2].bias)
+        hidden = torch.relu(F.linear(torch.cat([z, z2], 1), *self.qnet[0].parameters()))
+        z3 = F.linear(hidden, *self.qnet[2].parameters())
         loss = dvc_loss(z, z2, z3, y, self.learner.config.dl_weight)
         found = torch.autograd.grad(loss, self.weights)
         self.slopes = [a + b for a, b in zip(self.slopes, found, strict=True)]
@@ -120,7 +121,7 @@ class Copies:
         moved = copy.deepcopy(self.network)
         with torch.no_grad():
             for weight, slope in zip(moved.parameters(), self.slopes, strict=False):  # the Q-net's come last
-                weight -= self.learner.config.lr * slope
+                weight.sub_(self.learner.config.lr * slope)
         sizes = []
         for network in (moved, self.network):  # a pass in training mode: the real one's statistics move
             with torch.no_grad():
@@ -137,10 +138,10 @@ class Copies:
     def agrees(self) -> None:
         with torch.no_grad():
             for weight, slope in zip(self.weights, self.slopes, strict=True):
-                weight -= self.learner.config.lr * slope
+                weight.sub_(self.learner.config.lr * slope)
         for mine, its in ((self.network, self.learner.network), (self.qnet, self.learner.qnet)):
             for (name, value), (_, got) in zip(mine.state_dict().items(), its.state_dict().items(), strict=True):
-                torch.testing.assert_close(got, value, rtol=1e-4, atol=2e-6, msg=lambda t, at=name: f"{at}: {t}")
+                torch.testing.assert_close(got, value, rtol=1e-4, atol=2e-6, msg=f"{name}: {{}}".format)
         assert float(self.learner.last_loss) == pytest.approx(self.total, rel=1e-5)
 
 
@@ -235,6 +236,7 @@ def test_impossible_settings(setting: dict[str, Any]) -> None:
         make("dvc", **setting)
 
 
+@pytest.mark.slow
 def test_patterns_are_learned_and_views_agree() -> None:
     """Over seeds: accuracy rises, and the distance in the loss brings the Q-net closer to the views."""
     data = patterned(per_class=40)

@@ -19,12 +19,14 @@ CONFIG = resolve("afs", "cifar100", memory=5000)
 def test_what_a_run_takes_grows_with_what_it_keeps() -> None:
     data = noise(60, 6, (32, 32, 3))
     base = run_bytes(CONFIG, data)
-    for bigger in ({"memory": 6000}, {"memory_batch": 200}, {"width": 40}):
-        assert run_bytes(replace(CONFIG, learner=replace(CONFIG.learner, **bigger)), data) > base
+    for name, value in {"memory": 6000, "memory_batch": 200, "width": 40}.items():
+        learner = replace(CONFIG.learner, **{name: value})  # type: ignore[arg-type]
+        assert run_bytes(replace(CONFIG, learner=learner), data) > base
     grown = replace(CONFIG, learner=replace(CONFIG.learner, memory=6000))
     assert run_bytes(grown, data) - base == 1000 * (32 * 32 * 3 + 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, info in METHODS.items() if not info.offline])
 def test_every_pass_of_a_step_is_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a method estimates is no less than what its network is given at once."""

@@ -49,6 +49,7 @@ class FakeCapture(CapturedStepper):
         return Replayed(work)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("dataset")
 @pytest.mark.parametrize("name", ["afs", "er", "fine-tune"])
 def test_a_run_among_others_equals_the_run_alone(tmp_path: Path, name: str) -> None:
@@ -60,6 +61,7 @@ def test_a_run_among_others_equals_the_run_alone(tmp_path: Path, name: str) -> N
         assert (outcome.digest, outcome.matrix) == (alone.digest, alone.matrix)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("dataset")
 def test_a_result_says_that_runs_of_other_cells_shared_the_device(tmp_path: Path) -> None:
     """Their times say little of a method."""
@@ -73,6 +75,7 @@ def test_a_result_says_that_runs_of_other_cells_shared_the_device(tmp_path: Path
             assert outcome.environment.get("side_by_side") == said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "keep_last"),
     [*((name, True) for name, info in METHODS.items() if info.capturable and info.memory), ("afs", False)],
@@ -132,6 +135,7 @@ def test_runs_are_grouped_by_precision_and_kept_in_order(tmp_path: Path) -> None
     assert execute(plan, Job(tmp_path / "out", "cpu", tmp_path)) == outcomes
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("dataset")
 def test_the_next_run_begins_when_one_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Never more than asked for, and all of them; a run that is short does not wait for a long one beside it."""
@@ -157,6 +161,7 @@ def test_the_next_run_begins_when_one_ends(tmp_path: Path, monkeypatch: pytest.M
     assert most == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("dataset")
 def test_stopping_leaves_what_has_not_begun(tmp_path: Path) -> None:
     plan = configs(tmp_path, "er", 3)
@@ -201,7 +206,7 @@ def test_a_run_is_only_so_many_steps_ahead_of_the_gpu() -> None:
     assert not lane.has_room()
     events[0].done = True
     assert lane.has_room()
-    assert list(lane.ahead) == events[2:]
+    assert list(lane.ahead) == events[2:]  # type: ignore[comparison-overlap]
 
 
 @pytest.mark.gpu

@@ -14,6 +14,7 @@ import torch
 
 from ocil.config import RunConfig, resolve
 from ocil.data import Dataset, store
+from ocil.data.dataset import load_npz
 from ocil.engine import local
 from ocil.engine.local import Job, Outcome, run_all
 from ocil.engine.patience import patiently
@@ -63,6 +64,7 @@ def test_finished_runs_start_no_worker(
     assert all(isinstance(outcome, Result) for outcome in outcomes)
 
 
+@pytest.mark.slow
 def test_side_by_side_with_a_worker_that_dies(
     configs: list[RunConfig], in_a_row: list[tuple[Any, ...]], tmp_path: Path
 ) -> None:
@@ -100,6 +102,7 @@ def test_a_second_ctrl_c_ends_the_workers(configs: list[RunConfig], tmp_path: Pa
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see who is alive")
 def test_workers_end_when_their_parent_is_killed(
     start_python: Callable[..., "subprocess.Popen[str]"], tiny_npz: Path, tmp_path: Path
@@ -258,7 +261,6 @@ def test_a_dataset_is_read_once_until_its_file_changes(
     tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[Path] = []
-    load_npz = store.load_npz
 
     def counted(path: Path, name: str) -> Dataset:
         read.append(path)

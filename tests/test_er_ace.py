@@ -86,11 +86,12 @@ def test_the_stream_does_not_push_masked_classes(future: Future, monkeypatch: py
     learner = make("er-ace", head="linear", future=future)
     learner.learn(*batch(0))
     monkeypatch.setattr(learner.memory, "retrieve", lambda count: None)
-    before = learner.network.head.weight.detach().clone()
+    weight = learner.network.get_parameter("head.weight")
+    before = weight.detach().clone()
     x, _ = batch(1)
     y = torch.tensor([4, 4, 2, 2, 4])
     learner.learn(x, y)
-    moved = (learner.network.head.weight != before).any(1).tolist()
+    moved = (weight != before).any(1).tolist()
     assert moved == kept_by_hand([batch(0)[1].tolist(), y.tolist()], future)
     assert not all(moved)
 
@@ -119,8 +120,9 @@ def test_cosine_head_in_loops() -> None:
 def test_cosine_head_has_no_bias_and_is_bounded() -> None:
     head = make("er-ace", scale=3.0).network.head
     assert [name for name, _ in head.named_parameters()] == ["weight"]
-    feature = torch.rand(1, head.weight.shape[1])
-    aligned = head(head.weight[2:3] * 50)
+    weight = head.get_parameter("weight")
+    feature = torch.rand(1, weight.shape[1])
+    aligned = head(weight[2:3] * 50)
     assert float(aligned[0, 2].detach()) == pytest.approx(3.0, rel=1e-4)
     torch.testing.assert_close(head(feature), head(100 * feature), rtol=1e-3, atol=1e-4)
     assert head(torch.zeros_like(feature)).abs().max() == 0

@@ -58,6 +58,7 @@ def test_folder(tmp_path: Path) -> None:
     assert accuracy == np.mean([path.parent.name == label for path, label in zip(files, predicted, strict=True)])
 
 
+@pytest.mark.slow
 def test_array_stream() -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'ocil[sklearn]'")
     module = example("array_stream")

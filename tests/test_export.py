@@ -34,6 +34,7 @@ def images(form: ImageFormat, count: int) -> np.ndarray:
     return np.random.default_rng(1).integers(0, 256, (count, *form.shape), dtype=np.uint8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ONLINE)
 def test_onnx(method: str, tmp_path: Path) -> None:
     pytest.importorskip("onnx", reason="onnx is not installed: pip install 'ocil[onnx]'")
@@ -54,6 +55,7 @@ def test_onnx(method: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(found, model.probabilities(form.read(x)), atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["afs", "scr", "aaer"])
 def test_program_of_torch_export(method: str, tmp_path: Path) -> None:
     form = FORMS["gray, enlarged"]
@@ -68,6 +70,7 @@ def test_program_of_torch_export(method: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(found, model.probabilities(form.read(x)), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_no_stored_image_leaves_with_an_export(tmp_path: Path) -> None:
     pytest.importorskip("onnx", reason="onnx is not installed: pip install 'ocil[onnx]'")
     model = taught("aaer", FORMS["colours"])  # which keeps some images outside its memory too

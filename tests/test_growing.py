@@ -30,6 +30,7 @@ from tests.reference.datasets import noise, patterned
 from tests.test_engine_gpu import FakeCapture, Replayed
 from tests.test_methods import DISTINCT, REHEARSES, HostWatch, changed, end_task, frozen
 
+pytestmark = pytest.mark.slow
 CLASSES, BATCH = 6, 5
 DATA = noise(60, CLASSES)
 every_method = pytest.mark.parametrize("name", DISTINCT)
@@ -168,7 +169,7 @@ def agree(a: Learner, b: Learner) -> None:
     one, other = a.state(), b.state()
     assert one.keys() == other.keys()
     for key in one.keys() - {"taken"}:  # AAER's holds features of a black image for a class without an anchor
-        torch.testing.assert_close(one[key], other[key], rtol=2e-4, atol=2e-4, msg=lambda text, at=key: f"{at}: {text}")
+        torch.testing.assert_close(one[key], other[key], rtol=2e-4, atol=2e-4, msg=f"{key}: {{}}".format)
 
 
 @pytest.mark.parametrize("name", [name for name in DISTINCT if name not in DRAWS_BY_CAPACITY])
@@ -385,12 +386,13 @@ def test_one_class_alone_has_a_finite_afs_loss(value: str) -> None:
 def test_a_growing_learner_learns(name: str) -> None:
     """Four easy classes that appear one after the other and then mixed: far better than chance on test images."""
     data = patterned()
-    needs: dict[str, dict[str, float]] = {
+    needs: dict[str, dict[str, Any]] = {
         "gdumb": {"rehearsal_epochs": 20}, "dvc": {"crop": 0.7, "jitter": 0.0, "lr": 0.03}, "ocm": {"lr": 0.02},
         "er-ace": {"pad": 0},
     }  # fmt: skip
     memory = {"memory": 40} if METHODS[name].memory else {}
-    learner = make(name, data=data, **{"width": 4, "lr": 0.05} | memory | needs.get(name, {}))
+    settings: dict[str, Any] = {"width": 4, "lr": 0.05} | memory | needs.get(name, {})
+    learner = make(name, data=data, **settings)
     for last in range(1, 4):
         learn(learner, range(4), list(range(last)), data)
     learn(learner, range(60 if name == "ocm" else 24), [0, 1, 2, 3], data)
@@ -473,7 +475,8 @@ def test_dvcs_loss_counts_met_classes_only() -> None:
     masked = [each.masked_fill(~MET, NOT_MET) for each in z]
     y = torch.tensor([0, 2, 3, 5])
     torch.testing.assert_close(
-        dvc_loss(*masked, y, 2.0, MET), dvc_loss(*(each[:, MET] for each in z), torch.arange(4), 2.0)
+        dvc_loss(masked[0], masked[1], masked[2], y, 2.0, MET),
+        dvc_loss(z[0][:, MET], z[1][:, MET], z[2][:, MET], torch.arange(4), 2.0),
     )
 
 
@@ -529,7 +532,8 @@ def test_growing_makes_another_cell(dataset: tuple[Path, Dataset]) -> None:
 @pytest.mark.parametrize("boundary", ["clear", "blurry", "none", "iid"])
 def test_arrivals(dataset: tuple[Path, Dataset], boundary: str) -> None:
     stream = ocil.Stream(dataset[1], ocil.StreamConfig(tasks=3, batch_size=7, boundary=boundary))  # type: ignore[arg-type]
-    found, seen = arrivals(stream), set()
+    found = arrivals(stream)
+    seen: set[int] = set()
     for part in stream:
         new = set(part.y.tolist()) - seen
         assert found.get(part.number, set()) == new

@@ -306,7 +306,7 @@ def test_a_step_by_hand(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     slopes = torch.autograd.grad(loss, list(twin.parameters()))
     with torch.no_grad():
         for parameter, slope in zip(twin.parameters(), slopes, strict=True):
-            parameter -= 0.07 * slope
+            parameter.sub_(0.07 * slope)
     for name, value in twin.state_dict().items():
         torch.testing.assert_close(learner.network.state_dict()[name], value, rtol=1e-4, atol=2e-6)
     assert float(learner.last_loss) == pytest.approx(float(loss.detach()), rel=1e-5)

@@ -19,6 +19,7 @@ from tests.conftest import left_over
 from tests.forking import START, Driver
 
 # An order is {"config", "root", "die_at_sync"}.
+pytestmark = pytest.mark.slow
 DRIVER = (
     START
     + """

@@ -48,6 +48,8 @@ def test_a_cut_keeps_what_it_says(balanced: Dataset) -> None:
     split = data.cut(balanced, imbalance=10, open_share=0.3, validation=10, seed=1)
     assert split.counts.tolist() == data.profile(7, 50, 10)
     assert np.bincount(split.val_y).tolist() == [10] * 7
+    assert split.train_index is not None
+    assert split.val_index is not None
     assert not set(split.train_index.tolist()) & set(split.val_index.tolist())
     assert len(set(split.train_index.tolist())) == len(split.train_y)
     assert set(split.classes) | set(split.open_classes) == set(balanced.classes)
@@ -237,6 +239,8 @@ def test_disc_centroids_against_the_slow_version(margin: float, weighted: bool) 
     assert loss.item() == pytest.approx(weight * slow.disc_centroids(f, labels, c, margin, repel))
     loss.backward()
     by_differences = slow.slopes(lambda x: weight * slow.disc_centroids(x, labels, c, margin, repel), f)
+    assert features.grad is not None
+    assert centroids.grad is not None
     np.testing.assert_allclose(features.grad.numpy(), by_differences, atol=1e-8)
     pull = slow.pull_on_centroids(f, labels, c)
     expected = (weight if weighted else 1) * pull + weight * repel * slow.repel_on_centroids(f, labels, c, margin)
@@ -348,8 +352,8 @@ def test_convolutions_start_he_normal() -> None:
     network = he_normal(OpenNetwork((32, 32, 3), 5, 16, "tf32", 16.0, 10.0))
     out = network.attention.out
     assert out.weight.std().item() == pytest.approx((2 / out.out_channels) ** 0.5, rel=0.05)
-    deep = network.backbone.blocks[3].conv2
-    assert deep.weight.std().item() == pytest.approx((2 / (9 * deep.out_channels)) ** 0.5, rel=0.05)
+    deep = network.backbone.get_parameter("blocks.3.conv2.weight")
+    assert deep.std().item() == pytest.approx((2 / (9 * len(deep))) ** 0.5, rel=0.05)
 
 
 def test_attention_against_the_slow_version() -> None:
@@ -377,6 +381,7 @@ def test_meta_embedding_against_the_slow_version() -> None:
         c, w = centroids.detach().numpy(), arrays(embedding)
         return sum(float((slow.meta_embedding(f, c, w, 7.0, 2.0) ** 2).sum()) for f in x)
 
+    assert features.grad is not None
     np.testing.assert_allclose(features.grad.numpy(), slow.slopes(total, features.detach().numpy()), atol=1e-6)
 
 
@@ -384,13 +389,14 @@ def test_a_feature_on_a_centroid_stays_finite() -> None:
     embedding = MetaEmbedding(4, 2)
     features = torch.ones(1, 4, requires_grad=True)
     embedding(features, torch.ones(2, 4)).sum().backward()
+    assert features.grad is not None
     assert features.grad.isfinite().all()
 
 
 def test_stage_2_takes_over_backbone_and_classifier() -> None:
     torch.manual_seed(0)
     plain = PlainNetwork((8, 8, 1), 3, 2, "tf32")
-    plain.backbone.bn1.running_mean.fill_(0.5)
+    plain.backbone.get_buffer("bn1.running_mean").fill_(0.5)
     network = OpenNetwork((8, 8, 1), 3, 2, "tf32", 16.0, 10.0)
     network.start_from(plain)
     for name, value in plain.backbone.state_dict().items():

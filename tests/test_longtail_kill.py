@@ -8,9 +8,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import left_over
 from tests.reference.datasets import patterned
 
+pytestmark = pytest.mark.slow
 SETTINGS = ("imbalance=8", "validation=8", "width=4", "batch_size=8", "epochs1=20", "epochs2=20")
 
 Start = Callable[..., "subprocess.Popen[str]"]

@@ -37,7 +37,7 @@ from tests.conftest import Call, left_over, one_error
 from tests.reference.datasets import patterned
 from tests.test_methods import HostWatch
 
-pytestmark = pytest.mark.usefixtures("quick_convolution")
+pytestmark = [pytest.mark.usefixtures("quick_convolution"), pytest.mark.slow]
 
 CPU = torch.device("cpu")
 SETTINGS: dict[str, Any] = {
@@ -160,6 +160,7 @@ def test_images_are_standardised_by_the_training_images(made: Path, whole: Datas
 
 def test_the_first_epoch_of_the_dynamic_loss_has_mu_0(made: Path, whole: Dataset) -> None:
     stage = stage_two(config(made, share=1.0), whole)  # the highest score counts
+    assert stage.dynamic is not None
     for _ in range(stage.steps):
         assert (stage.dynamic.mu == 0).all()
         stage.step()
@@ -209,7 +210,9 @@ def test_all_variants_learn(finished: tuple[Path, list[LongTailResult]]) -> None
     by_variant: dict[str, list[float]] = {}
     for result in results:
         assert result.split["classes"]
-        by_variant.setdefault(result.config.variant, []).append(result.measures["overall"])
+        overall = result.measures["overall"]
+        assert overall is not None
+        by_variant.setdefault(result.config.variant, []).append(overall)
         assert result.history[-1]["loss"] < result.history[0]["loss"]
     for variant, values in by_variant.items():
         assert np.mean(values) > 0.8, variant  # chance is a quarter
@@ -279,7 +282,8 @@ def stopping(after: int) -> Callable[[], bool]:
 def test_a_stopped_run_ends_with_the_same_bits(made: Path, tmp_path: Path, variant: str) -> None:
     chosen = config(made, variant)
     straight = run(chosen, tmp_path / "straight", device="cpu")
-    stops, seen, result = 0, [], None
+    stops, result = 0, None
+    seen: list[Any] = []
     while result is None:
         try:
             # 4 steps an epoch: each attempt gets through an epoch and dies in the middle of the next.
@@ -313,7 +317,8 @@ def test_a_finished_run_is_not_run_again(finished: tuple[Path, list[LongTailResu
 
 
 def test_a_kill_during_the_test_costs_no_epoch(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen, seen = config(made), []
+    chosen = config(made)
+    seen: list[Any] = []
     with monkeypatch.context() as patch:
         patch.setattr(runs, "predict", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
@@ -325,7 +330,8 @@ def test_a_kill_during_the_test_costs_no_epoch(made: Path, tmp_path: Path, monke
 
 
 def test_what_another_process_finished_meanwhile_is_not_run_again(made: Path, tmp_path: Path) -> None:
-    plan, others = [config(made, "oltr", seed) for seed in (0, 1)], {}
+    plan = [config(made, "oltr", seed) for seed in (0, 1)]
+    others: dict[int, Any] = {}
 
     def watch(number: int, event: object) -> None:
         if number == 0 and isinstance(event, Progress) and event.done == 1 and not others:
@@ -340,6 +346,7 @@ def test_what_another_process_finished_meanwhile_is_not_run_again(made: Path, tm
 
     outcomes = run_all(plan, Job(tmp_path, CPU), watch)
     assert stamp() == others[2]
+    assert isinstance(outcomes[1], LongTailResult)
     assert outcomes[1].to_json() == others[3].to_json()  # its seconds too
 
 
@@ -667,7 +674,7 @@ def test_a_single_run_of_another_process_is_in_use(made: Path, tmp_path: Path) -
     ],
 )  # fmt: skip
 def test_mistakes(ocil_command: Call, made: Path, tmp_path: Path, words: tuple[object, ...], message: str) -> None:
-    more = () if words[0] == "table" else ("--dataset", made, "--out", tmp_path / "runs")
+    more: tuple[object, ...] = () if words[0] == "table" else ("--dataset", made, "--out", tmp_path / "runs")
     if words[0] == "run" and "--set" not in words:
         more += ("--set", "validation=8", "batch_size=8")
     assert message in one_error(ocil_command("longtail", *words, *more))
@@ -695,8 +702,8 @@ def test_the_benchmark_writes_as_runs_end(start_python: Callable[..., Any], made
     content = json.loads((tmp_path / "out.json").read_text())
     assert [LongTailResult.from_json(run).config.variant for run in content["runs"]] == ["ce", "oltr"]
     tool = Path(__file__).parents[1] / "tools" / "take_runs.py"
-    for words, said in (((), "2 of 2"), (("--side-by-side", "2"), "0 of 2")):
-        taken = start_python(tool, tmp_path / "out.json", tmp_path / "taken", *words).communicate(timeout=60)[0]
+    for more, said in (((), "2 of 2"), (("--side-by-side", "2"), "0 of 2")):
+        taken = start_python(tool, tmp_path / "out.json", tmp_path / "taken", *more).communicate(timeout=60)[0]
         assert taken == f"{said} runs are new\n"
     assert collect([tmp_path / "taken"]).longtail == collect([tmp_path / "runs"]).longtail
 

@@ -138,6 +138,7 @@ def kept_table(size: int, total: int, batch: int, trials: int) -> np.ndarray:
     return table
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 3, 5, 12])
 def test_every_item_and_every_pair_is_kept_equally_often(batch: int) -> None:
     """Batch 5 and 12 are larger than the memory of 4; batch 3 meets the moment it is full."""

@@ -51,7 +51,8 @@ def make(name: str, seed: int = 0, data: Dataset = NOISE, **settings: Any) -> Le
         settings = {"memory": MEMORY, "memory_batch": REPLAY} | settings
     else:
         settings = {key: value for key, value in settings.items() if key not in ("memory", "memory_batch")}
-    return ocil.make_learner(name, data, seed=seed, **{"width": 2, "batch_size": BATCH} | settings)
+    usual: dict[str, Any] = {"width": 2, "batch_size": BATCH}
+    return ocil.make_learner(name, data, seed=seed, **usual | settings)
 
 
 def batch(number: int, data: Dataset = NOISE) -> tuple[Tensor, Tensor]:
@@ -234,6 +235,7 @@ def test_the_end_of_a_task_in_one_call(name: str) -> None:
     assert digest(one) == digest(other)
 
 
+@pytest.mark.slow
 @every_method
 def test_the_seed_decides_everything(name: str) -> None:
     def run(seed: int) -> str:
@@ -249,6 +251,7 @@ def test_the_seed_decides_everything(name: str) -> None:
     assert first != other
 
 
+@pytest.mark.slow
 @every_method
 def test_patterns_are_learned(name: str) -> None:
     """Four easy classes, mixed: far better than chance on test images, and the loss falls."""
@@ -280,6 +283,7 @@ def old_task_accuracy(name: str, per_class: int, seed: int) -> float:
     return float((learner.scores(x[old]).argmax(1) == y[old]).double().mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REPLAYS)
 def test_replay_remembers_what_fine_tuning_forgets(name: str) -> None:
     """Mean over seeds: a single short run depends on how the last digits are rounded."""
@@ -332,6 +336,7 @@ def test_the_watch_sees_reads(reads: Callable[[Tensor], Any]) -> None:
 capturable = pytest.mark.parametrize("name", [name for name in DISTINCT if METHODS[name].capturable])
 
 
+@pytest.mark.slow
 @capturable
 @pytest.mark.parametrize(
     ("settings", "patches"), [({}, True), ({"momentum": 0.9, "weight_decay": 1e-3}, False)], ids=["plain", "momentum"]
@@ -402,6 +407,7 @@ def test_afs_reads_nothing_with_any_setting(settings: dict[str, Any]) -> None:
 # State
 
 
+@pytest.mark.slow
 @every_method
 @pytest.mark.parametrize(
     ("steps", "settings"),
@@ -422,6 +428,7 @@ def test_a_state_goes_on_exactly(name: str, steps: int, settings: dict[str, Any]
     assert digest(other) == digest(learner)
 
 
+@pytest.mark.slow
 @every_method
 def test_a_state_after_a_task_goes_on_exactly(name: str) -> None:
     learner = warm(name, 4)
@@ -448,6 +455,7 @@ def test_states_are_plain_tensors(name: str) -> None:
     assert {f"optimizer.{i}.momentum_buffer" for i in range(len(weights_of(learner)))} <= set(state)
 
 
+@pytest.mark.slow
 @every_method
 def test_a_used_learner_goes_back_to_its_own_state(name: str) -> None:
     """Also to one taken before a generator was first used."""
@@ -523,6 +531,7 @@ def test_methods_without_memory_keep_nothing(name: str) -> None:
 # Reviews
 
 
+@pytest.mark.slow
 @with_memory
 @pytest.mark.parametrize("keep_last", [True, False])
 def test_a_review_is_one_pass_over_the_memory(name: str, keep_last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -551,6 +560,7 @@ def test_a_review_of_nothing(name: str) -> None:
     assert all(map(torch.equal, before, weights_of(learner)))
 
 
+@pytest.mark.slow
 @with_memory
 @pytest.mark.parametrize("scale", [0.1, 0.5])
 def test_a_review_step_is_sgd_at_a_scaled_rate(name: str, scale: float) -> None:
@@ -696,13 +706,11 @@ class SlowStep:
     def agrees(self) -> None:
         with torch.no_grad():
             for parameter, slope in zip(self.network.parameters(), self.gradients, strict=True):
-                parameter -= self.rate * slope
+                parameter.sub_(self.rate * slope)
         expected, got = self.network.state_dict(), self.learner.network.state_dict()
         for name, value in expected.items():
             if "num_batches" not in name:
-                torch.testing.assert_close(
-                    got[name], value, rtol=1e-4, atol=2e-6, msg=lambda text, at=name: f"{at}: {text}"
-                )
+                torch.testing.assert_close(got[name], value, rtol=1e-4, atol=2e-6, msg=f"{name}: {{}}".format)
         assert float(self.learner.last_loss) == pytest.approx(self.total, rel=1e-5)
 
 

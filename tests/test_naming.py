@@ -19,7 +19,7 @@ from ocil.config import RunConfig, resolve
 from ocil.data import Dataset
 from ocil.errors import OcilError
 from ocil.longtail import runs as longtail
-from ocil.longtail.config import LongTailConfig
+from ocil.longtail.config import STAGE1, LongTailConfig
 from ocil.longtail.config import resolve as resolve_longtail
 from ocil.methods import METHODS
 from ocil.report.collect import collect
@@ -278,7 +278,7 @@ def test_long_tailed_runs_of_other_settings_are_not_taken(tmp_path: Path) -> Non
         longtail.finished_run(tmp_path, config)
     stage1 = longtail.stage1_folder(tmp_path, config).path
     stage1.mkdir(parents=True)
-    part = {name: content["config"][name] for name in longtail.STAGE1}
+    part = {name: content["config"][name] for name in STAGE1}
     (stage1 / "config.json").write_text(json.dumps(part))
     with pytest.raises(OcilError, match=r"other settings \(lr1\)"):
         longtail.load_stage1(tmp_path, config)
@@ -344,7 +344,7 @@ def test_folders_are_renamed_once(
     RunFolder(finished / "seed-0").save_result(made_up(config))
     RunFolder(begun / "seed-0").save_config(config.reference())
     tailed = resolve_longtail("oltr", "cifar100")
-    content = {name: value for name, value in tailed.to_json().items() if name in longtail.STAGE1}
+    content = {name: value for name, value in tailed.to_json().items() if name in STAGE1}
     stage1 = tmp_path / tailed.former_stage1_cell / "seed-0"
     stage1.mkdir(parents=True)
     (stage1 / "config.json").write_text(json.dumps(content))

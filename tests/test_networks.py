@@ -139,8 +139,8 @@ def test_pooling_drops_what_fills_no_window() -> None:
     deep = torch.zeros(1, 16, 11, 11)
     deep[0, :, 8:], deep[0, :, :, 8:] = 99.0, 99.0
     deep[0, :, :4, :4], deep[0, :, :4, 4:8], deep[0, :, 4:8, :4], deep[0, :, 4:8, 4:8] = 1.0, 2.0, 3.0, 4.0
-    network.blocks = torch.nn.Identity()
-    network.conv1 = network.bn1 = torch.nn.Identity()
+    for name in ("blocks", "conv1", "bn1"):
+        setattr(network, name, torch.nn.Identity())
     assert network.features(deep).tolist() == [[1.0, 2.0, 3.0, 4.0] * 16]
 
 
@@ -194,7 +194,7 @@ def test_start_is_pytorchs_default() -> None:
 
 def test_convolution_weights_are_channels_last() -> None:
     network = small()
-    assert network.blocks[0].conv1.weight.is_contiguous(memory_format=torch.channels_last)
+    assert network.get_parameter("blocks.0.conv1.weight").is_contiguous(memory_format=torch.channels_last)
 
 
 # Running statistics
@@ -285,7 +285,7 @@ def test_a_virtual_step_is_sgd_and_leaves_no_trace() -> None:
     with torch.no_grad():
         for there, here in zip(twin.parameters(), network.parameters(), strict=True):
             assert here.grad is not None
-            there -= 0.3 * here.grad
+            there.sub_(0.3 * here.grad)
         expected = twin(x)
         with networks.virtual_step(network, 0.3):
             found = network(x)

@@ -181,10 +181,10 @@ class Copies:
         slopes = torch.autograd.grad(loss, self.weights)
         with torch.no_grad():
             for weight, slope in zip(self.weights, slopes, strict=True):
-                weight -= self.learner.config.lr * slope
+                weight.sub_(self.learner.config.lr * slope)
         for mine, its in ((self.network, self.learner.network), (self.projection, self.learner.projection)):
             for (name, value), (_, got) in zip(mine.state_dict().items(), its.state_dict().items(), strict=True):
-                torch.testing.assert_close(got, value, rtol=2e-4, atol=5e-6, msg=lambda t, at=name: f"{at}: {t}")
+                torch.testing.assert_close(got, value, rtol=2e-4, atol=5e-6, msg=f"{name}: {{}}".format)
         assert float(self.learner.last_loss) == pytest.approx(float(loss.detach()), rel=1e-5)
 
 
@@ -355,6 +355,7 @@ def test_first_task_is_steady_at_once_and_later_ones_with_enough_stored() -> Non
     assert learner.steady()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("projection", [128, 10])
 def test_later_tasks_read_nothing_and_keep_their_shapes(projection: int) -> None:
     learner = learner_after(3, ended=True, projection=projection)
@@ -398,9 +399,10 @@ def test_published_settings(dataset: str, weight: float) -> None:
 @pytest.mark.parametrize("name", ["temperature", "per_class", "projection", "crop"])
 def test_impossible_settings(name: str) -> None:
     with pytest.raises(OcilError, match=name):
-        make("ocm", **{name: 0})
+        make("ocm", **{name: 0})  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_two_tasks_are_learned() -> None:
     """Four easy classes of two tasks; those of the second are learned from the memory alone."""
     data = patterned(per_class=40)

@@ -150,7 +150,11 @@ def test_arrays_must_fit() -> None:
 def test_pictures_of_any_mode(mode: str, tmp_path: Path) -> None:
     pixels = np.full((10, 14), 200, np.uint8)
     picture = Image.fromarray(pixels)
-    picture = Image.fromarray(pixels.astype(np.uint16) * 257) if mode == "I;16" else picture.convert(mode, dither=0)
+    picture = (
+        Image.fromarray(pixels.astype(np.uint16) * 257)
+        if mode == "I;16"
+        else picture.convert(mode, dither=Image.Dither.NONE)
+    )
     expected = 255 if mode == "1" else 200
     path = tmp_path / ("image.tif" if mode in ("CMYK", "YCbCr") else "image.png")
     picture.save(path)
@@ -217,6 +221,7 @@ def test_numbers_and_empty_lists_are_no_pictures() -> None:
 # Learning
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ONLINE)
 def test_every_method_grows_saves_and_goes_on_bit_for_bit(method: str, tmp_path: Path) -> None:
     quick = {"rehearsal_epochs": 1} if method == "gdumb" else {}

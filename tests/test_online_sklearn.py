@@ -33,6 +33,7 @@ def classifier(method: str = "er", **changes: Any) -> OnlineClassifier:
 
 
 # A review at the end of ``fit`` is what makes 300 samples of two numbers each enough.
+@pytest.mark.slow
 @parametrize_with_checks(
     [classifier(image_shape=(1, -1), settings={"review": True})],
     expected_failed_checks=lambda estimator: EXPECTED_FAILURES,
@@ -55,6 +56,7 @@ def test_a_public_name() -> None:
     assert "OnlineClassifier" not in ocil.__all__
 
 
+@pytest.mark.slow
 def test_without_scikit_learn(start_python: Any) -> None:
     script = """
 import sys
@@ -198,7 +200,13 @@ def test_files_and_pillow_images(tiny: Dataset, tmp_path: Path) -> None:
 def test_what_is_refused(tiny: Dataset) -> None:
     x, y = tiny.train_x[:10], tiny.train_y[:10]
     one = classifier()
-    for call in (one.predict, one.predict_proba, lambda x: one.score(x, y), lambda x: one.review(), one.save):
+    for call in (
+        one.predict,
+        one.predict_proba,
+        lambda x: one.score(x, y),
+        lambda x: one.review(),
+        lambda x: one.save("model"),
+    ):
         with pytest.raises(NotFittedError):
             call(x)
     one.fit(x, y)

@@ -108,6 +108,7 @@ assert "torch" not in sys.modules
     spoken(start_python("-c", script))
 
 
+@pytest.mark.slow
 def test_python_blocks_of_the_readme_run(start_python: Start, tmp_path: Path) -> None:
     for number, block in enumerate(BLOCKS):
         script = tmp_path / f"block_{number}.py"

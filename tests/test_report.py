@@ -5,6 +5,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 
 from ocil.config import resolve
@@ -103,7 +104,7 @@ def test_many_methods_and_one_task(tmp_path: Path) -> None:
     (axes,) = figure.axes
     looks = {(line.get_color(), line.get_linestyle(), line.get_marker()) for line in axes.get_lines()}
     assert len(looks) == len(axes.get_lines()) == 9
-    assert all(list(line.get_xdata()) == [1] for line in axes.get_lines())
+    assert all(np.array_equal(line.get_xdata(), [1]) for line in axes.get_lines())
     assert list(axes.get_xticks()) == [1]
     legend = axes.get_legend()
     assert legend is not None

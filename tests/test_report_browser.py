@@ -12,7 +12,7 @@ from ocil.report.write import write
 from tests.browsing import launched, needs_browser
 from tests.test_report_page import RESULTS, hostile, paper_like, save
 
-pytestmark = needs_browser()
+pytestmark = [needs_browser(), pytest.mark.slow]
 
 WIDE, PHONE = {"width": 1200, "height": 900}, {"width": 375, "height": 700}
 

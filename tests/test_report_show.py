@@ -76,7 +76,9 @@ def test_the_matrix_is_a_triangle(root: Path) -> None:
 
 @pytest.mark.parametrize("value", [0.0, 0.1, 0.5, 0.99, 1.0])
 def test_letters_can_be_read_on_every_colour(value: float) -> None:
-    letters, r, g, b = re.fullmatch(r"(\w+) on rgb\((\d+),(\d+),(\d+)\)", terminal.colour(value)).groups()
+    found = re.fullmatch(r"(\w+) on rgb\((\d+),(\d+),(\d+)\)", terminal.colour(value))
+    assert found is not None
+    letters, r, g, b = found.groups()
 
     def light(*rgb: int) -> float:
         linear = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in rgb]

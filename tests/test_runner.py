@@ -69,7 +69,7 @@ def test_a_finished_run_is_left_alone(tiny: Dataset, tmp_path: Path, monkeypatch
         raise AssertionError("nothing is to be learned")
 
     monkeypatch.setattr(FineTune, "learn", learn)
-    assert run(config, str(tmp_path), dataset=tiny, device="cpu") == first  # type: ignore[arg-type]
+    assert run(config, str(tmp_path), dataset=tiny, device="cpu") == first
     after = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in tmp_path.rglob("*") if path.is_file()}
     assert before == after
     assert {path.name for path in before} == {".lock", "config.json", "result.json", "checkpoint.safetensors"}
@@ -352,7 +352,7 @@ def test_a_task_end_reviews_where_the_settings_have_it_there(tiny: Dataset) -> N
     for every, reviews in ((0, 1), (300, 0)):
         learner = make_learner("er", tiny, memory=20, review=True, review_every=every, width=2, memory_batch=5)
         seen: list[int] = []
-        learner.review = lambda seen=seen: seen.append(1)  # type: ignore[method-assign, misc]
+        learner.review = lambda seen=seen: seen.append(1)  # type: ignore[misc]
         learner.end_task()
         assert len(seen) == reviews
 

@@ -199,7 +199,7 @@ def test_published_settings() -> None:
 @pytest.mark.parametrize("name", ["temperature", "projection", "crop"])
 def test_impossible_settings(name: str) -> None:
     with pytest.raises(OcilError, match=name):
-        make("scr", **{name: 0})
+        make("scr", **{name: 0})  # type: ignore[arg-type]
 
 
 def test_learning_pulls_classes_together() -> None:

@@ -90,7 +90,7 @@ def test_under_load_batches_fill_up_and_alone_a_sample_is_learned_at_once(tmp_pa
     with running(tmp_path) as service:
         gate = threading.Event()
         learn = service.model.learn
-        service.model.learn = lambda *what: (gate.wait(SECONDS), learn(*what))[1]  # type: ignore[assignment,func-returns-value]
+        service.model.learn = lambda *what: (gate.wait(SECONDS), learn(*what))[1]
         for number in range(9):
             send(service, "ab"[number % 2], start=number)
         assert (service.backlog, service.position) == (9, 0)  # acknowledged, though no step is done
@@ -116,7 +116,7 @@ def test_predictions_do_not_wait_for_a_step_and_never_see_half_of_one(tmp_path: 
             inside.set()
             gate.wait(SECONDS)
 
-        service.model.learner.learn = half  # type: ignore[method-assign]
+        service.model.learner.learn = half
         send(service, "d", "e", "f")
         assert inside.wait(SECONDS)
         during = service.predict(pixels(0, 90)).result(SECONDS)
@@ -182,14 +182,14 @@ def test_snapshots_that_are_dear_are_made_now_and_then(tmp_path: Path, method: s
         settle(service)
         gate, count = threading.Event(), 0
         learn, publish = service.model.learn, service.snapshots.publish
-        service.model.learn = lambda *what: (gate.wait(SECONDS), learn(*what))[1]  # type: ignore[assignment,func-returns-value]
+        service.model.learn = lambda *what: (gate.wait(SECONDS), learn(*what))[1]
 
         def counted(probe: Any) -> Any:
             nonlocal count
             count += 1
             return publish(probe)
 
-        service.snapshots.publish = counted  # type: ignore[method-assign]
+        service.snapshots.publish = counted
         send(service, "a", "b")
         for number in range(25):
             send(service, "a", "b", start=number)
@@ -275,7 +275,7 @@ def test_what_is_not_learned_when_it_stops_is_learned_after_the_start(tmp_path: 
         send(service, "a", "b")
         settle(service)
         learn = service.model.learn
-        service.model.learn = lambda *what: (time.sleep(0.3), learn(*what))[1]  # type: ignore[assignment,func-returns-value]
+        service.model.learn = lambda *what: (time.sleep(0.3), learn(*what))[1]
         for number in range(10):
             send(service, "a", "b", "c", "d", start=number)
         service.close(finish_seconds=0.1)
@@ -293,8 +293,8 @@ def test_a_key_is_learned_once_also_after_a_restart(tmp_path: Path) -> None:
         assert send(service, "a", "b", key="two").first == 3
         with pytest.raises(RefusedError, match="another request"):
             send(service, "a", "c", key="one")
-    for options in ({}, {"keep_log": False}, {"keep_log": False}):  # from the log, then from the model alone
-        with running(tmp_path, **options) as service:
+    for keep_log in (True, False, False):  # from the log, then from the model alone
+        with running(tmp_path, keep_log=keep_log) as service:
             assert send(service, "a", "b", key="one") == Receipt(1, 2, repeated=True)
             settle(service)
             assert service.view.samples == 4
@@ -330,7 +330,7 @@ def test_a_full_line_is_refused_with_a_time_to_come_back(tmp_path: Path) -> None
     with running(tmp_path, limits=Limits(queue=6, batch=6)) as service:
         gate = threading.Event()
         learn = service.model.learn
-        service.model.learn = lambda *what: (gate.wait(SECONDS), learn(*what))[1]  # type: ignore[assignment,func-returns-value]
+        service.model.learn = lambda *what: (gate.wait(SECONDS), learn(*what))[1]
         send(service, *"abcd")
         with pytest.raises(RefusedError, match="4 samples wait") as caught:
             send(service, *"abc")
@@ -369,7 +369,7 @@ def test_saving_only_in_the_end(tmp_path: Path, seconds: float) -> None:
 def test_those_who_wait_are_answered_before_it_stops(tmp_path: Path) -> None:
     with running(tmp_path) as service:
         gate, learn = threading.Event(), service.model.learn
-        service.model.learn = lambda *what: (gate.wait(SECONDS), learn(*what))[1]  # type: ignore[assignment,func-returns-value]
+        service.model.learn = lambda *what: (gate.wait(SECONDS), learn(*what))[1]
         receipt = send(service, "a")
         waits = service.applied(receipt.last)
         service.stop_waiting()
@@ -414,7 +414,7 @@ def test_learning_waits_while_a_cut_cannot_be_written(tmp_path: Path, monkeypatc
                 raise WriteError("No space left on device.")
             append(records, sync)
 
-        service.log.append = sometimes  # type: ignore[method-assign]
+        service.log.append = sometimes
         send(service, "a", "b")
         time.sleep(0.2)
         assert service.troubles["learning"].startswith("learning waits")
@@ -431,13 +431,13 @@ def test_a_model_that_cannot_be_saved_is_saved_later(tmp_path: Path, monkeypatch
         def full(folder: Any) -> None:
             raise WriteError("cannot write: No space left on device.")
 
-        service.model.save = full  # type: ignore[method-assign]
+        service.model.save = full
         send(service, "a", "b")
         settle(service)
         time.sleep(0.1)
         assert "could not be saved" in service.troubles["saving"]
         assert len(service.log.segments()) == 1
-        service.model.save = save  # type: ignore[method-assign]
+        service.model.save = save
         send(service, "a")
         settle(service)
     assert service.troubles == {}
@@ -476,7 +476,7 @@ def test_an_unexpected_error_stops_learning_alone(tmp_path: Path, caplog: pytest
         def broken(*_: Any) -> None:
             raise RuntimeError("boom")
 
-        service.model.learn = broken  # type: ignore[method-assign]
+        service.model.learn = broken  # type: ignore[assignment]
         assert not service.applied(send(service, "c").last).result(SECONDS)
         assert service.failed == "RuntimeError while learning."
         assert "boom" in caplog.text

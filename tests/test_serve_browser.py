@@ -13,6 +13,7 @@ from tests.browsing import launched, needs_browser
 from tests.serving import picture, png, running
 
 pytestmark = [
+    pytest.mark.slow,
     needs_browser("fastapi", "uvicorn", "python_multipart"),
     pytest.mark.usefixtures("quick_convolution"),
 ]
@@ -39,7 +40,7 @@ def served(service: Service, token: str | None = None) -> Iterator[str]:
 
     bound = listen("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(create_app(service, token), lifespan="off", log_config=None, ws="none"))
-    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    server.install_signal_handlers = lambda: None
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()
     yield address_of(bound, "127.0.0.1")

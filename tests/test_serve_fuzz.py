@@ -25,7 +25,7 @@ from starlette.testclient import TestClient  # noqa: E402
 
 from ocil.serve.app import create_app  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("quick_convolution")
+pytestmark = [pytest.mark.usefixtures("quick_convolution"), pytest.mark.slow]
 HERE = "http://127.0.0.1:8000"
 IMAGES = st.integers(0, 200).map(lambda value: png(picture(value)))
 

@@ -112,8 +112,8 @@ def test_bodies_that_cannot_be_read(client: Any) -> None:
     refused(client.post("/learn", content=b"hello"), 415, "send multipart")
     refused(client.post("/learn", content=b"{", headers={"content-type": "application/json"}), 422, "Invalid JSON")
     for kind in ("multipart/form-data", "multipart/form-data; boundary=", "multipart/form-data; boundary=é; charset=q"):
-        headers = {"content-type": kind.encode("latin-1")}
-        refused(client.post("/learn", content=b"--x\r\n\r\n", headers=headers), 400, "form cannot be read")
+        unreadable = {"content-type": kind.encode("latin-1")}
+        refused(client.post("/learn", content=b"--x\r\n\r\n", headers=unreadable), 400, "form cannot be read")
     broken = b"--x\r\nContent-Disposition: form-data\r\n\r\nvalue\r\n--x--\r\n"
     headers = {"content-type": "multipart/form-data; boundary=x"}
     refused(client.post("/learn", content=broken, headers=headers), 400, "form cannot be read")
@@ -317,7 +317,7 @@ def test_a_full_line_says_when_to_come_back(tmp_path: Path) -> None:
     limits = Limits(queue=4, batch=4)
     with running(tmp_path, limits=limits) as service, TestClient(create_app(service), base_url=HERE) as client:
         gate, learn = threading.Event(), service.model.learn
-        service.model.learn = lambda *what: (gate.wait(20), learn(*what))[1]  # type: ignore[assignment,func-returns-value]
+        service.model.learn = lambda *what: (gate.wait(20), learn(*what))[1]
         assert client.post("/learn", **form((0, "a"), (9, "b"), (0, "a"))).json()["applied"] is False
         answer = client.post("/learn", **form((0, "a"), (9, "b")))
         refused(answer, 429, "3 samples wait to be learned, the most there may be is 4")
@@ -330,7 +330,7 @@ def test_waiting_has_an_end(tmp_path: Path) -> None:
     limits = Limits(wait_seconds=0.1)
     with running(tmp_path, limits=limits) as service, TestClient(create_app(service), base_url=HERE) as client:
         gate, learn = threading.Event(), service.model.learn
-        service.model.learn = lambda *what: (gate.wait(20), learn(*what))[1]  # type: ignore[assignment,func-returns-value]
+        service.model.learn = lambda *what: (gate.wait(20), learn(*what))[1]
         answer = client.post("/learn?wait=true", **form((0, "a")))
         assert (answer.status_code, answer.json()["applied"], answer.json()["first"]) == (200, False, 1)
         refused(client.get("/memory"), 503, "long step")
@@ -559,7 +559,7 @@ def test_an_unexpected_error_tells_no_more_than_that(tmp_path: Path) -> None:
         def broken(*_: Any) -> None:
             raise RuntimeError("a secret")
 
-        service.predict = broken  # type: ignore[method-assign,assignment]
+        service.predict = broken  # type: ignore[assignment]
         answer = client.post("/predict", files={"image": png(picture(0))})
         refused(answer, 500, "unexpected")
         assert "secret" not in answer.text

@@ -27,6 +27,7 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("python_multipart")
 
 # Starts no thread before it forks. An order is {"words", "die_at_sync"}.
+pytestmark = pytest.mark.slow
 DRIVER = (
     START
     + """

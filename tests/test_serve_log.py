@@ -3,7 +3,7 @@
 import errno
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,7 @@ def in_old_format(content: bytes) -> bytes:
     )
 
 
-FORMATS = {"new": bytes, "old": in_old_format}
+FORMATS: dict[str, Callable[[bytes], bytes]] = {"new": bytes, "old": in_old_format}
 
 
 @pytest.fixture(params=FORMATS)

@@ -14,7 +14,7 @@ from ocil.results import Result, RunFolder
 from ocil.runner import Interrupted, Progress
 from tests.conftest import Call, one_error
 
-Points = dict[str, list[tuple[int, float]]]
+Points = dict[str, list[tuple[int, Any]]]
 
 
 def read(folder: Path) -> Points:

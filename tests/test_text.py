@@ -86,8 +86,8 @@ def test_datasets_runs_and_reports(ocil_command: Call, tiny: Dataset, tmp_path: 
         assert said.code == 0, said
         assert clean(said)
     (run,) = (tmp_path / "runs").glob("*-er-*/seed-0")
-    for command in (("show", run), ("report", tmp_path / "runs", "--out", tmp_path / "report")):
-        said = ocil_command(*command)
+    for given in (("show", run), ("report", tmp_path / "runs", "--out", tmp_path / "report")):
+        said = ocil_command(*given)
         assert said.code == 0, said
         assert clean(said)
     for table in (tmp_path / "report" / "tables").iterdir():

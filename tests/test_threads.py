@@ -3,7 +3,7 @@
 import json
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import Popen
 
@@ -28,7 +28,7 @@ SMALL, LARGE = ((14, 14, 1), 8), ((32, 32, 3), 20)
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """A machine of so many cores, whose PyTorch is set to so many threads."""
 
     def made(cores: int, set_to: int) -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_sources import tiny_dataset, write_images
+from tests.data.tiny_sources import tiny_dataset, write_images
 
 from ocil.cli.data import app
 from ocil.data import CATALOG, load

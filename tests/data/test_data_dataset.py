@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from tiny_sources import tiny_dataset
+from tests.data.tiny_sources import tiny_dataset
 
 from ocil.data import Dataset
 from ocil.data.dataset import load_npz, peek_npz

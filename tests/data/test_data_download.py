@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_sources import TINY_CIFAR10, write_cifar_archive
+from tests.data.tiny_sources import TINY_CIFAR10, write_cifar_archive
 
 from ocil.data import CATALOG, load
 from ocil.data.catalog import DatasetInfo

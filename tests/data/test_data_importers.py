@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_sources as tiny
 from PIL import Image
+from tests.data import tiny_sources as tiny
 
 from ocil.data import load
 from ocil.data.importers import import_dataset
@@ -395,7 +395,7 @@ def test_gray_images_of_sixteen_bits_and_other_formats(tmp_path: Path) -> None:
     Image.fromarray(np.full((6, 8), 100 * 257, np.uint16)).save(folder / "1.tif")
     for number, ending in enumerate(("bmp", "webp", "gif", "pgm"), 2):
         Image.new("L", (8, 6), 10 * number).save(
-            folder / f"{number}.{ending}", **({"lossless": True} if ending == "webp" else {})
+            folder / f"{number}.{ending}", None, **({"lossless": True} if ending == "webp" else {})
         )
     import_dataset("birds", tmp_path / "birds", tmp_path / "data")
     data = load("birds", tmp_path / "data")

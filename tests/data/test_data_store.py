@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_sources import tiny_dataset
+from tests.data.tiny_sources import tiny_dataset
 
 from ocil.data import CATALOG, DEFAULT, available, load
 from ocil.data.catalog import _cache_dir, data_dir, find

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_sources import attacks
+from tests.data.tiny_sources import attacks
 
 from ocil.data.unpickle import load_pickle
 from ocil.errors import OcilError
