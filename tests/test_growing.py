@@ -22,6 +22,7 @@ from ocil.evaluate import Evaluator
 from ocil.methods import METHODS, base, method
 from ocil.methods.base import Learner, Problem, capacity_for
 from ocil.methods.dvc import GrowingPair, dvc_loss
+from ocil.methods.er import ER
 from ocil.networks import NOT_MET, GrowingHead, to_float
 from ocil.results import Result, RunFolder
 from ocil.runner import Interrupted, Stepper, Work, arrivals, digest
@@ -119,6 +120,21 @@ def test_classes_that_nobody_announces_are_met_by_learning(name: str) -> None:
     assert alone.classes_met == [0, 1, 2, 5]
     assert any(not torch.equal(a, b) for a, b in zip(before, alone.network.parameters(), strict=True))
     assert digest(alone) == digest(announced)
+
+
+def test_a_step_of_a_mixin_meets_classes_and_takes_names() -> None:
+    class Step:
+        def learn(self, x: Tensor, y: Tensor) -> None:
+            super().learn(x=x, y=y)  # type: ignore[misc]
+
+    class Mixed(Step, ER):
+        pass
+
+    learner = Mixed(ER.Config(memory=20, memory_batch=5, width=2, growing=True), make("er").problem)
+    x, y = batch(0, [0, 2])
+    learner.learn(x=x, y=y)
+    assert learner.classes_met == [0, 2]
+    assert torch.equal(learner.scores(x=x), learner.scores(x))
 
 
 def test_a_step_does_not_look_at_labels_of_announced_classes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,14 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert safetensors.torch.load_file(path).keys() == TENSORS.keys()  # others can read it too
 
 
+def test_equal_content_makes_equal_files(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    texts = {f"text {number}": str(number) for number in range(20)}
+    tensorfile.write(first, TENSORS, texts)
+    tensorfile.write(second, dict(reversed(TENSORS.items())), dict(reversed(texts.items())))
+    assert first.read_bytes() == second.read_bytes()
+
+
 def test_any_flipped_bit_is_found(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     tensorfile.write(path, TENSORS, TEXTS)

@@ -4,6 +4,7 @@ import json
 import platform
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from subprocess import Popen
 
@@ -111,7 +112,7 @@ def test_a_learner_of_ones_own_computes_on_the_default(
 ) -> None:
     """Whatever verb is called, also of a class that the user wrote, unless a block around it settles the number."""
     seen: list[int] = []
-    set_threads = threads.set_threads
+    using = threads.using
 
     class Mine(ER):
         def learn(self, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -129,13 +130,13 @@ def test_a_learner_of_ones_own_computes_on_the_default(
         evaluate(learner, 0)
 
     machine(16, 16)
-    monkeypatch.setattr(threads, "set_threads", lambda count: seen.append(count) or set_threads(count))
+    monkeypatch.setattr(threads, "using", lambda count: seen.append(count) or using(count))
     verbs()
     assert seen == [1] * 4
     with threads.using(2):
         verbs()
     assert seen == [1] * 4 + [2]
-    set_threads(1)
+    threads.set_threads(1)
 
 
 @pytest.mark.parametrize("count", [0, -1])
@@ -197,3 +198,18 @@ def test_no_file_is_left_in_the_temporary_folder(start_python: Start) -> None:
     )
     assert not path.exists()
     assert waiting == "passive"
+
+
+def test_blocks_of_several_threads_may_overlap() -> None:
+    scheduler = threads._arm_scheduler()
+    if scheduler is None:
+        pytest.skip("PyTorch's convolutions have no number of threads of their own here")
+    before = scheduler.count
+    first, second = threads.using(2), threads.using(1)
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        one.submit(first.__enter__).result()
+        other.submit(second.__enter__).result()
+        one.submit(first.__exit__, None, None, None).result()
+        assert scheduler.count == 1
+        other.submit(second.__exit__, None, None, None).result()
+    assert scheduler.count == before

@@ -196,12 +196,18 @@ def _lock(folder: Path) -> int | None:
         with ExitStack() as stack:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
+                is_new = not os.path.lexists(path)
                 descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
             except FileNotFoundError:  # another process has just removed the folder that it had made
                 continue
             stack.callback(os.close, descriptor)
-            if not _try_lock(descriptor):
-                return None
+            try:
+                if not _try_lock(descriptor):
+                    return None
+            except OSError:
+                if is_new:
+                    path.unlink(missing_ok=True)
+                raise
             if _is_at(path, descriptor):  # else it was removed before we held it, and keeps nobody out
                 stack.pop_all()
                 return descriptor

@@ -30,6 +30,7 @@ from ocil.threads import check_threads, using
 
 LOOK_EVERY = 50  # stream batches between two looks at the loss: each look waits for the device
 FIRST_SAVE = 3.0  # seconds
+FIRST_SAVE_ON_GPU = 30.0
 
 
 @dataclass(frozen=True)
@@ -56,15 +57,16 @@ class Interrupted(Exception):  # noqa: N818
 class SaveTimes:
     """When work that may be killed is to be saved: after 3, 9 and 27 seconds, then every ``seconds`` of the caller.
 
-    So a kill costs at most about two thirds of what was done, and never more than ``seconds``.
+    So a kill costs at most about two thirds of what was done, and never more than ``seconds``. ``first`` is later on a
+    GPU, where many runs wait while one is saved.
     """
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
+    def __init__(self, seconds: float, first: float = FIRST_SAVE) -> None:
+        self.seconds, self.first = seconds, first
         self.started = self.saved = time.monotonic()
 
     def due(self) -> bool:
-        gap = max(FIRST_SAVE, 2 * (self.saved - self.started))
+        gap = max(self.first, 2 * (self.saved - self.started))
         return time.monotonic() - self.saved >= min(self.seconds, gap)
 
     def note(self) -> None:
@@ -295,7 +297,7 @@ class Work:
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Iterator[None]:
         """The run itself. Yields when something was handed to the device: a batch, a review batch, an evaluation."""
-        saves = SaveTimes(checkpoint_seconds)
+        saves = SaveTimes(checkpoint_seconds, FIRST_SAVE if self.device.type == "cpu" else FIRST_SAVE_ON_GPU)
         earlier = self.seconds
 
         def stop_here() -> None:

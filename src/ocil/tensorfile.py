@@ -14,7 +14,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from ocil.files import read_regular, write_bytes
+from ocil.files import atomic_write, read_regular
 
 DIGEST = "sha256"
 BLANK = "0" * 64
@@ -27,7 +27,12 @@ class DamagedFileError(ValueError):
 def write(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> None:
     """Write ``path`` whole or not at all. ``texts`` go to the file's metadata."""
     host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_bytes(path, sealed(safetensors.torch.save(host, {**texts, DIGEST: BLANK})))
+    header, body = _split(safetensors.torch.save(host, {**texts, DIGEST: BLANK}))
+    sha = hashlib.sha256(header)
+    sha.update(body)
+    with atomic_write(path) as file:
+        file.write(header.replace(_entry(BLANK), _entry(sha.hexdigest()), 1))
+        file.write(body)
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -47,29 +52,27 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise DamagedFileError(f"it is damaged or no safetensors file: {error}") from error
 
 
-def sealed(content: bytes) -> bytes:
-    """A safetensors file whose digest is blank, with its digest."""
-    place = _place(content, BLANK)
-    return content[:place] + hashlib.sha256(content).hexdigest().encode() + content[place + len(BLANK) :]
+def _split(content: bytes) -> tuple[bytes, memoryview]:
+    """Header and tensors. The entries of the header are sorted, so that equal content makes equal files."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    text = json.dumps(json.loads(content[8:end]), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight
+    return len(text).to_bytes(8, "little") + text, memoryview(content)[end:]
 
 
 def _digest(content: bytes, given: str) -> str:
     """What the digest of a file should be, which claims to be ``given``."""
-    place = _place(content, given)
-    sha = hashlib.sha256(content[:place])
-    sha.update(BLANK.encode())
-    sha.update(memoryview(content)[place + len(BLANK) :])
+    end = 8 + int.from_bytes(content[:8], "little")
+    if len(given) != len(BLANK) or _entry(given) not in content[:end]:
+        raise DamagedFileError("it is damaged: its checksum cannot be found")
+    sha = hashlib.sha256(content[:end].replace(_entry(given), _entry(BLANK), 1))
+    sha.update(memoryview(content)[end:])
     return sha.hexdigest()
 
 
-def _place(content: bytes, digest: str) -> int:
-    """Where the digest stands in the header."""
-    key = f'"{DIGEST}":"'.encode()
-    header = content[: 8 + int.from_bytes(content[:8], "little")]
-    found = header.find(key + digest.encode() + b'"')
-    if found < 0 or len(digest) != len(BLANK):
-        raise DamagedFileError("it is damaged: its checksum cannot be found")
-    return found + len(key)
+def _entry(digest: str) -> bytes:
+    """As the digest stands in the header."""
+    return f'"{DIGEST}":"{digest}"'.encode()
 
 
 def _texts(content: bytes) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -48,17 +49,43 @@ def check_threads(threads: int | None) -> None:
 @contextmanager
 def using(count: int) -> Iterator[None]:
     """Compute on so many threads inside the block, afterwards on as many as before."""
-    before, scheduler = torch.get_num_threads(), _arm_scheduler()
-    convolutions = scheduler.count if scheduler else 0
-    chosen = _chosen.set(True)
-    set_threads(count)
+    before, chosen = torch.get_num_threads(), _chosen.set(True)
+    torch.set_num_threads(count)
     try:
-        yield
+        with _convolutions_on(count):
+            yield
     finally:
         _chosen.reset(chosen)
         torch.set_num_threads(before)
-        if scheduler:
-            scheduler.count = convolutions
+
+
+_blocks: list[list[int]] = []  # one entry for each block of ``_convolutions_on`` in any thread, the latest last
+_blocks_lock = threading.Lock()
+
+
+@contextmanager
+def _convolutions_on(count: int) -> Iterator[None]:
+    """Their number is the process's, so blocks of several threads may overlap: the latest one that is open wins, and
+    the last one to end puts back what was there before the first.
+    """
+    scheduler = _arm_scheduler()
+    if scheduler is None:
+        yield
+        return
+    block = [count]
+    with _blocks_lock:
+        if not _blocks:
+            _blocks.append([scheduler.count])
+        _blocks.append(block)
+        scheduler.count = count
+    try:
+        yield
+    finally:
+        with _blocks_lock:
+            _blocks[:] = [other for other in _blocks if other is not block]
+            scheduler.count = _blocks[-1][0]
+            if len(_blocks) == 1:
+                _blocks.clear()
 
 
 def default_if_free(image_shape: tuple[int, int, int], width: int) -> AbstractContextManager[None]:

@@ -50,8 +50,11 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:  # the reader of our output, `head` say, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except OSError as error:  # a place that cannot be read or written: a name too long, a loop of links, no permission
-        _fail(f"{error.filename or 'a file'}: {error.strerror or error}. Choose another place.")
+    except OSError as error:
+        if error.filename is None:  # no place of the user's: no memory for a process, say
+            raise
+        # A place that cannot be read or written: a name too long, a loop of links, no permission.
+        _fail(f"{error.filename}: {error.strerror or error}. Choose another place.")
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -221,9 +221,10 @@ def finished_run(root: Path, config: LongTailConfig) -> LongTailResult | None:
     """The result of a run, if it is finished."""
     folder = run_folder(root, config).path
     found = read_result(folder / "result.json")
-    if found is not None:
-        refuse_other_settings(folder, found.config.identity, config.identity)
-    return found
+    if found is None:
+        return None
+    refuse_other_settings(folder, found.config.identity, config.identity)
+    return replace(found, config=config)  # the same run; its images may have been moved since
 
 
 def refuse_other_stage1(folder: RunFolder, config: LongTailConfig) -> None:

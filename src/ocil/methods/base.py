@@ -135,12 +135,13 @@ def _on_its_threads(verb: Verb) -> Verb:
     """On a CPU a verb that a user calls takes as many threads as pay for this network, see ``ocil.threads``."""
 
     @wraps(verb)
-    def scoped(self: "Learner", *arguments: Any) -> Any:
+    def scoped(self: "Learner", *arguments: Any, **named: Any) -> Any:
         if self.device.type != "cpu":
-            return verb(self, *arguments)
+            return verb(self, *arguments, **named)
         with default_if_free(self.problem.image_shape, self.config.width):
-            return verb(self, *arguments)
+            return verb(self, *arguments, **named)
 
+    scoped.prepared = True  # type: ignore[attr-defined]  # so that it is not wrapped once more where it is inherited
     return cast(Verb, scoped)
 
 
@@ -168,11 +169,10 @@ class Learner(nn.Module):
     def __init_subclass__(cls, **options: Any) -> None:
         """What a method's verbs have in common, so that each method writes out its own step alone."""
         super().__init_subclass__(**options)
-        if "learn" in vars(cls):
-            cls.learn = _meets_first(cls.learn)  # type: ignore[assignment,method-assign]
         for name in ("learn", "end_task", "review", "scores"):
-            if name in vars(cls):
-                setattr(cls, name, _on_its_threads(vars(cls)[name]))
+            verb = getattr(cls, name)  # of the class itself, or of a mixin
+            if not hasattr(verb, "prepared"):
+                setattr(cls, name, _on_its_threads(_meets_first(verb) if name == "learn" else verb))
 
     def __init__(
         self, config: LearnerConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu"
@@ -383,16 +383,16 @@ class Learner(nn.Module):
         self.steps += 1
 
 
-def _meets_first(learn: Callable[[Any, Tensor, Tensor], None]) -> Callable[[Any, Tensor, Tensor], None]:
+def _meets_first(learn: Verb) -> Verb:
     """The step of a method, for every caller: classes that nobody announced would have no row to learn."""
 
     @wraps(learn)
-    def step(self: Learner, x: Tensor, y: Tensor) -> None:
+    def step(self: Learner, x: Tensor, y: Tensor, *arguments: Any, **named: Any) -> Any:
         if self.met is not None and not self.classes_announced:
             self.meet(y.tolist())
-        learn(self, x, y)
+        return learn(self, x, y, *arguments, **named)
 
-    return step
+    return cast(Verb, step)
 
 
 def _below(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
