@@ -261,10 +261,9 @@ def test_names_that_are_too_long(run_tiny: Call, tiny: Dataset, tmp_path: Path) 
     assert "there is no dataset" in one_error(run_tiny("er", "--dataset", "x" * 300))
     assert "File name too long" in one_error(run_tiny("er", "--dataset", f"{'x' * 300}.npz"))
     tiny.save(tmp_path / "short.npz")
-    (tmp_path / "short.npz").rename(tmp_path / f"{'x' * 245}.npz")  # a whole name, but not with a cell's digest
-    said = run_tiny("er", "--seeds", 3, "--dataset", tmp_path / f"{'x' * 245}.npz")
-    assert "File name too long" in one_error(said)
     assert not (tmp_path / "runs").exists()
+    (tmp_path / "short.npz").rename(tmp_path / f"{'x' * 245}.npz")  # a whole name, of which a folder's has a part
+    assert run_tiny("er", "--seeds", 1, "--dataset", tmp_path / f"{'x' * 245}.npz").code == 0
 
 
 def test_out_is_read_only(run_tiny: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -263,7 +263,7 @@ def test_the_device_is_the_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--address", "localhost:1"), "no Ray cluster at localhost:1: [Errno 111] Connection refused. Start one with"),
         (("--address", "here"), "--address here is not HOST:PORT"),
         (("--address", "ray://here:1"), "is not HOST:PORT"),
-        (("--gpu-share", "1.5"), "--gpu-share 1.5 must be above 0 and at most 1"),
+        (("--gpu-share", "1.5"), "--gpu-share 1.5 must be more than 0 and at most 1"),
     ],
 )
 def test_mistakes_are_said_in_a_line(run_tiny: Call, words: tuple[str, ...], message: str, tmp_path: Path) -> None:

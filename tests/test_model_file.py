@@ -131,11 +131,11 @@ def test_links_and_fifos_are_refused_but_not_a_linked_folder(folder: Path, tmp_p
         (put("images", "high")("white"), "'high' is not a whole number or a number"),
         (put("images", "more")(1), "unknown part 'more'"),
         (put("config", "memory")(3_000_000), "disagree on the memory"),
-        (put("config", "width")(3000), "its tensor network"),
-        (put("config", "width")(2**62), "its settings make no model"),
+        (put("config", "width")(3000), "width = 3000 must be at most 1024"),
+        (put("config", "width")(2**62), "width = 4611686018427387904 must be at most 1024"),
         (put("config", "projection")(10**9), "its tensor network.head"),
         (put("config", "lr")("fast"), "lr = 'fast' is not a number"),
-        (put("config", "lr")(-1), "lr = -1.0 must be at least 0"),
+        (put("config", "lr")(-1), "lr = -1.0 must be more than 0"),
         (put("config", "growing")(False), "made with growing = false"),
         (put("config", "no_such")(1), "unknown part 'no_such'"),
         (put("recipe", "method")("earth"), "unknown method 'earth'"),
@@ -302,7 +302,7 @@ def test_a_damaged_note_of_a_service(folder: Path, note: dict[str, Any]) -> None
     from ocil.serve.service import NOTE, Service
 
     rewrite(folder, put("note")({NOTE: note}))
-    with pytest.raises(OcilError, match="the model's note of the service is damaged"):
+    with pytest.raises(OcilError, match=r"what the service noted in .* is damaged"):
         Service(Model.load(folder, "cpu"), folder)
 
 

@@ -19,7 +19,11 @@ from ocil.report.collect import collect
 ROOT = Path(__file__).parents[1]
 SMALL = ("width=1", "memory=20", "memory_batch=5", "tasks=2")
 NEED_GPU = ("fused_kernels", "gpu_alternatives", "gpu_scaling", "gpu_steps")
-ELSEWHERE = {"longtail": "test_longtail_runs", "results_page": "test_docs"}  # scripts that have a test there
+ELSEWHERE = {
+    "longtail": "test_longtail_runs",
+    "rename_runs": "test_naming",
+    "results_page": "test_docs",
+}  # scripts that have a test there
 
 Start = Callable[..., "subprocess.Popen[str]"]
 Script = Callable[..., str]
@@ -67,6 +71,15 @@ def test_cells_from_start_to_table(script: Script, tiny_npz: Path, tmp_path: Pat
 def test_convolutions_beside_each_other(script: Script) -> None:
     *_, row = script("benchmarks/cpu_convolution", "--quick").splitlines()
     assert re.fullmatch(r"\| 2 \| 8 \| 2 \|( [\d.]+ \|){4}", row)
+
+
+@pytest.mark.slow
+def test_threads_beside_each_other(script: Script, tmp_path: Path) -> None:
+    words = ("--cases", "er-9-1", "--threads", 1, 2, "--seconds", 0.01, "--json", "out.json")
+    assert re.fullmatch(r"\| er-9-1 \|( \d+ / \d+ \|){6}", script("benchmarks/threads", *words).splitlines()[-1])
+    rows = json.loads((tmp_path / "out.json").read_text())
+    assert [(row["threads"], row["busy"]) for row in rows] == [(1, 0), (2, 0), (2, 0), (1, 1), (2, 1), (2, 1)]
+    assert all(row["ms"] > 0 for row in rows)
 
 
 @pytest.mark.slow

@@ -597,7 +597,6 @@ def test_a_service_starts_without_what_is_damaged_only_on_demand(tmp_path: Path)
 
 
 NOTES: dict[str, Any] = {
-    "no object": [],
     "position of text": {"position": "7"},
     "position of a truth value": {"position": True},
     "position below zero": {"position": -1},

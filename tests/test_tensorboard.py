@@ -159,4 +159,4 @@ def test_a_folder_that_cannot_be(run_tiny: Call, tmp_path: Path) -> None:
     writer()
     (tmp_path / "file").write_text("")
     message = one_error(run_tiny("fine-tune", "--tensorboard", tmp_path / "file"))
-    assert "cannot write to" in message
+    assert "cannot be used: it is a file" in message

@@ -279,11 +279,12 @@ def nearest_folder(place: Path) -> Path:
         inside = there.is_dir()
         way = place.absolute().relative_to(there).parts
         if way and (there / way[0]).is_symlink():
-            raise OcilError(f"{place}: {there / way[0]} is a link that leads nowhere. Name a folder.")
+            raise OcilError(f"{place} cannot be used: {there / way[0]} is a link that leads nowhere. Name a folder.")
     except OSError as error:
-        raise OcilError(f"{place}: {error.strerror}. Name another folder.") from None
+        raise OcilError(f"{place} cannot be used: {error.strerror}. Name another folder.") from None
     if not inside:
-        raise OcilError(f"{place}: {there} is a file. Name a folder.")
+        what = "it is a file" if there == place.absolute() else f"{there} is a file"
+        raise OcilError(f"{place} cannot be used: {what}. Name a folder.")
     return there
 
 
