@@ -594,6 +594,35 @@ def test_a_service_starts_without_what_is_damaged_only_on_demand(tmp_path: Path)
         settle(service)
         assert service.view.labels == ("c",)
         assert send(service, "d").first == 4
+        settle(service)
+    (tmp_path / FILE).unlink()
+    with running(tmp_path) as service:  # as a supervisor would start it again
+        settle(service)
+        assert service.view.labels == ("c", "d")
+
+
+@pytest.mark.parametrize("lost", ["b", "c"])
+def test_the_key_of_a_lost_request_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
+    """The checkpoint knows keys of samples that it has not learned; their numbers may be given to others."""
+    with running(tmp_path) as service:
+        with monkeypatch.context() as patch:
+            patch.setattr(service, "_next_batch", list)  # nothing is learned
+            receipts = {label: send(service, label, key=label) for label in "abc"}
+            service._checkpoint()
+        keys = Model.load(tmp_path, "cpu").note["serve"]["keys"]
+        assert list(keys) == ["a", "b", "c"]
+        saved = (tmp_path / FILE).read_bytes()
+    (tmp_path / FILE).write_bytes(saved)
+    segment = min((tmp_path / "log").glob("*.log"))
+    content = bytearray(segment.read_bytes())
+    content[content.index(f'["{lost}"]'.encode())] ^= 1
+    segment.write_bytes(content)
+    with running(tmp_path, set_aside_damage=True) as service:
+        other = send(service, "other")
+        again = {label: send(service, label, key=label) for label in "abc"}
+        assert [label for label in "abc" if not again[label].repeated] == [lost]
+        assert again[lost].first == other.last + 1
+        assert all(again[label].first == receipts[label].first for label in "abc" if label != lost)
 
 
 NOTES: dict[str, Any] = {

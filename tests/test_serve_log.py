@@ -280,12 +280,93 @@ def test_damage_is_set_aside_only_on_demand(damaged: Path) -> None:
     (kept,) = folder.glob("*.damaged-1")
     assert kept.read_bytes() == content
     log.append([samples(7)])
-    with pytest.raises(DamagedError, match="goes on with sample 6 where 3 should be"):
-        Log(folder, 0)
+    assert left(folder) == told([RECORDS[0], *RECORDS[2:], samples(7)])  # killed, and started without the option
     again = Log(folder, 0, set_aside=True)
     assert told(list(again.replay())) == told([RECORDS[0], *RECORDS[2:], samples(7)])
     assert len(list(folder.glob("*.damaged-*"))) == 1
     assert left(folder, 6) == told([samples(7)])  # once the model has learned what is there
+
+
+def with_flipped_bit(path: Path, at: int) -> bytes:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+    return bytes(content)
+
+
+def test_samples_that_were_given_up_do_not_excuse_others(damaged: Path) -> None:
+    folder = damaged.parent
+    log = Log(folder, 0, set_aside=True)
+    for first in (7, 9, 11):
+        log.append([samples(first)])
+    log.close()
+    later = max(folder.glob("*.log"))
+    content = with_flipped_bit(later, later.read_bytes().index(b"class 9"))
+    with pytest.raises(DamagedError, match="is damaged at byte"):
+        Log(folder, 0)
+    assert later.read_bytes() == content
+    Log(folder, 0, set_aside=True)
+    kept = told([RECORDS[0], *RECORDS[2:], samples(7), samples(11)])
+    assert left(folder) == kept
+    later.unlink()
+    Log(folder, 19).append([samples(20)])
+    with pytest.raises(DamagedError, match="goes on with sample 20 where 7 should be"):
+        Log(folder, 0)
+
+
+def test_samples_that_were_given_up_are_known_to_a_log_that_is_learned_again(damaged: Path) -> None:
+    """Of the lost record of samples 3 to 5, the model had learned a part when it was set aside."""
+    Log(damaged.parent, 4, set_aside=True)
+    assert left(damaged.parent) == told([RECORDS[0], *RECORDS[2:]])
+
+
+def test_numbers_that_are_given_again_are_not_missing(damaged: Path) -> None:
+    """All behind the first gap is lost as well, so that its numbers are given to other samples."""
+    folder = damaged.parent
+    Log(folder, 0, set_aside=True)
+    with_flipped_bit(damaged, damaged.read_bytes().index(b"class 6"))
+    log = Log(folder, 0, set_aside=True)
+    assert log.last == 2
+    log.append([samples(3, 3)])
+    log.close()
+    Log(folder, 0).append([samples(6)])
+    (folder / f"{3:020d}-0000.log").unlink()
+    with pytest.raises(DamagedError, match="goes on with sample 6 where 3 should be"):
+        Log(folder, 0)
+
+
+def test_the_list_of_missing_samples_goes_once_a_checkpoint_covers_them(damaged: Path) -> None:
+    log = Log(damaged.parent, 0, set_aside=True)
+    log.covered(2)
+    assert left(damaged.parent) == told([RECORDS[0], *RECORDS[2:]])
+    log.covered(6)
+    assert [path.name for path in damaged.parent.iterdir()] == [f"{damaged.name}.damaged-1"]
+
+
+def test_a_damaged_list_of_missing_samples_is_refused(damaged: Path) -> None:
+    folder = damaged.parent
+    Log(folder, 0, set_aside=True)
+    (listed,) = folder.glob("missing*")
+    whole = listed.read_bytes()
+    for at in range(len(whole)):
+        listed.write_bytes(whole)
+        with_flipped_bit(listed, at)
+        with pytest.raises(DamagedError, match="--set-aside-damage"):
+            Log(folder, 0)
+    Log(folder, 0, set_aside=True)
+    assert left(folder) == told([RECORDS[0], *RECORDS[2:]])
+
+
+def test_what_follows_a_lost_end_is_replayed_behind_the_cuts_before_it(folder: Path) -> None:
+    """A segment of cuts alone was begun behind samples whose numbers are given again."""
+    log = Log(folder, 0)
+    log.append([samples(1), samples(3)])
+    log.close()
+    Log(folder, 0).append([Cut(4)])
+    first = min(folder.glob("*.log"))
+    with_flipped_bit(first, first.read_bytes().index(b"class 3"))
+    Log(folder, 0, set_aside=True).append([samples(3, 1)])
+    assert left(folder) == told([samples(1), Cut(4), samples(3, 1)])
 
 
 @pytest.mark.parametrize("at", [0, 12, 27])

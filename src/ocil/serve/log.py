@@ -20,6 +20,7 @@ from ocil.errors import OcilError, WriteError
 from ocil.files import open_regular, read_regular, write_bytes
 from ocil.networks import ImageShape
 from ocil.online.model import Label
+from ocil.serve.missing import is_known, read_missing, write_missing
 from ocil.serve.records import Cut, Record, Samples
 from ocil.serve.segment import SALT, Condition, DamagedError, examine, framed, header, read
 
@@ -31,7 +32,7 @@ warn = logging.getLogger("ocil.serve").warning
 @dataclass(frozen=True, order=True)
 class Segment:
     first: int
-    """The number that the next sample had when it was begun."""
+    """The number that the next sample had when it was begun, or a later one if the end of the log was set aside."""
     turn: int
     """Among the segments that were begun before the same sample."""
     path: Path
@@ -50,7 +51,8 @@ class Log:
 
     Opening it cuts off a record that was provably not finished when the process or the machine stopped; such a record
     was acknowledged to nobody. Anything else that cannot be read is an error, and nothing is changed, unless
-    ``set_aside`` asks to go on without it.
+    ``set_aside`` asks to go on without it. Which samples are missing then is written down, so that the next opening
+    needs no such permission for them.
     """
 
     def __init__(
@@ -75,6 +77,8 @@ class Log:
         """First number, count and digest of each request with a key, as far as records are still there."""
         self.labels: set[Label] = set()
         """Those of samples that the model on disk has not learned."""
+        self._missing: tuple[range, ...] = ()
+        """Gaps among the samples that were accepted."""
         self._next: int | None = None
         self._left: list[tuple[Segment, int]] = []
         """What a replay has to read: segments, and where they ended when the log was opened."""
@@ -83,17 +87,37 @@ class Log:
     def _open(self, set_aside: bool) -> None:
         """All segments are read before any is changed: an error leaves them as they were."""
         try:
+            listed = self._listed(set_aside)
             needed = self._needed(self.position)
             found = {segment: self._examined(segment, segment is needed[-1], set_aside) for segment in needed}
             for segment, condition in found.items():
                 if condition.end:
-                    self._take_stock(segment, condition.end, gaps=set_aside)
+                    self._take_stock(segment, condition.end, set_aside)
                     self._left.append((segment, condition.end))
+            # Numbers behind the last sample are given to new ones.
+            self._list_missing([gap for gap in self._missing if gap.stop <= self.last], listed)
             for segment, condition in found.items():
                 if condition.unfinished:
                     _cut_off(segment.path, condition)
         except OSError as error:
             raise WriteError(f"cannot open the log {self.folder}: {error.strerror or error}.") from error
+
+    def _listed(self, set_aside: bool) -> tuple[range, ...] | None:
+        """The gaps that the disk knows of; None if the list is damaged and may be written anew."""
+        try:
+            self._missing = read_missing(self.folder)
+        except DamagedError:
+            if not set_aside:
+                raise
+            return None
+        return self._missing
+
+    def _list_missing(self, gaps: Sequence[range], listed: tuple[range, ...] | None) -> None:
+        """Write down the gaps unless they are ``listed`` already."""
+        self._missing = tuple(gaps)
+        if self._missing != listed:
+            write_missing(self.folder, self._missing)
+            sync_folder(self.folder)
 
     def _examined(self, segment: Segment, last: bool, set_aside: bool) -> Condition:
         condition = examine(segment.path)
@@ -110,13 +134,16 @@ class Log:
             )
         return _set_aside(segment.path, condition)
 
-    def _take_stock(self, segment: Segment, end: int, gaps: bool) -> None:
-        """``gaps``: samples may be missing."""
+    def _take_stock(self, segment: Segment, end: int, set_aside: bool) -> None:
+        """``set_aside``: samples may be missing that are not known to be."""
         for record in read(segment.path, end):
             if isinstance(record, Cut):
                 continue
             expected = self.position + 1 if self._next is None else self._next
-            if (record.first > expected and not gaps) or (self._next is not None and record.first < expected):
+            gap = range(expected, record.first)
+            if set_aside:
+                self._add_missing(range(min(expected, segment.first), record.first) if self._next is None else gap)
+            if (gap and not is_known(gap, self._missing)) or (self._next is not None and record.first < expected):
                 raise DamagedError(
                     f"{segment.path} goes on with sample {record.first} where {expected} should be. Restore the whole "
                     "folder from one and the same copy, or start with --set-aside-damage to go on with what is there."
@@ -130,6 +157,11 @@ class Log:
                 self.keys[record.key] = (record.first, len(record.labels), record.digest)
             if record.last > self.position:
                 self.labels.update(record.labels)
+
+    def _add_missing(self, gap: range) -> None:
+        """A gap takes the place of those within it."""
+        if gap and not is_known(gap, self._missing):
+            self._missing = (*(one for one in self._missing if not is_known(one, [gap])), gap)
 
     def segments(self) -> list[Segment]:
         return sorted(Segment.of(path) for path in self.folder.glob("*-*.log"))
@@ -193,11 +225,16 @@ class Log:
         raise WriteError(self.broken) from error
 
     def _begin_segment(self) -> int:
-        """Under a name that was never used: after a segment of cuts alone the next one begins at the same sample."""
+        """Under a name behind all others: after a segment of cuts alone the next one begins at the same sample.
+
+        Where the end of the log was set aside, a segment of cuts may even be behind the samples that come next.
+        """
         try:
             self._close()
-            taken = [segment.turn for segment in self.segments() if segment.first == self.last + 1]
-            path = self.folder / f"{self.last + 1:020d}-{max(taken, default=-1) + 1:04d}.log"
+            segments = self.segments()
+            first = max([self.last + 1, *(segment.first for segment in segments)])
+            taken = [segment.turn for segment in segments if segment.first == first]
+            path = self.folder / f"{first:020d}-{max(taken, default=-1) + 1:04d}.log"
             salt = os.urandom(SALT)
             start = header(salt)
             file = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
@@ -233,6 +270,7 @@ class Log:
             for segment in self.segments():
                 if segment not in needed:
                     segment.path.unlink(missing_ok=True)
+            self._list_missing([gap for gap in self._missing if gap.stop > position + 1], self._missing)
 
     def close(self) -> None:
         with self._lock:

@@ -147,7 +147,7 @@ class Service:
         self._labels = KnownLabels(self._durable_labels)
         self._keys: OrderedDict[str, Entry] = OrderedDict()
         self._in_flight: dict[str, _Waiting] = {}
-        for key, entry in {**note.keys, **self.log.keys}.items():
+        for key, entry in {**self._kept_keys(note), **self.log.keys}.items():
             self._remember(key, entry)
         self._stopping = self._impatient = False
         self._stop_at = float("inf")
@@ -170,6 +170,11 @@ class Service:
         except ValueError as error:
             path = self.folder / FILE
             raise OcilError(f"what the service noted in {path} is damaged: {error}. Restore it from a copy.") from error
+
+    def _kept_keys(self, note: Note) -> dict[str, Entry]:
+        """Without those of requests that are neither learned nor in the log: set aside, they may come again."""
+        learned = {key for key, (first, count, _) in note.keys.items() if first + count - 1 <= note.position}
+        return {key: entry for key, entry in note.keys.items() if key in learned or key in self.log.keys}
 
     def start(self) -> None:
         """Begin to learn what the log holds and the model does not, and to take requests."""
