@@ -538,6 +538,27 @@ def test_other_sites_can_link_to_the_page(client: Any, headers: dict[str, str]) 
         assert client.get(path, headers=headers).status_code == 200
 
 
+CLICK = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+
+
+def test_other_sites_can_link_to_the_numbers(client: Any, service: Service) -> None:
+    for path in ("/status", "/metrics"):
+        assert client.get(path, headers=CLICK).status_code == 200
+        assert client.get(path, headers=CLICK | {"sec-fetch-site": "same-site"}).status_code == 200
+        for other in ({"sec-fetch-dest": "iframe"}, {"sec-fetch-mode": "no-cors"}, {"origin": "http://evil.example"}):
+            refused(client.get(path, headers=CLICK | other), 403, "another site")
+    refused(client.get("/memory", headers=CLICK), 403, "another site")
+    before = service.durable
+    refused(client.post("/learn", headers=CLICK, **form((0, "a"))), 403, "another site")
+    refused(client.post("/status", headers=CLICK), 403, "another site")
+    assert service.durable == before
+
+
+def test_a_link_to_the_numbers_needs_the_token_too(guarded: Any) -> None:
+    for path in ("/status", "/metrics"):
+        assert guarded.get(path, headers=CLICK).status_code == 401
+
+
 def test_the_own_page_can_ask(client: Any) -> None:
     own = {"origin": HERE, "sec-fetch-site": "same-origin"}
     assert client.post("/learn", headers=own, **form((0, "a"))).status_code == 200

@@ -38,6 +38,8 @@ PAGE_FILES = {
 }
 OPEN = (*PAGE_FILES, "/docs", "/openapi.json")
 """Nothing in these comes from the model: anybody may ask, and other sites may link to them."""
+LINKED = ("/status", "/metrics")
+"""Other sites may link to these too. What the browser shows then, their pages cannot read."""
 PATHS = (*OPEN, "/learn", "/predict", "/status", "/memory", "/metrics")
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 HEADERS = {
@@ -304,17 +306,28 @@ class Guard:
         if self.hosts is not None and _without_port(host) not in self.hosts:  # a name that leads here (DNS rebinding)
             names = ", ".join(self.hosts)
             return _problem(403, f"this service is called {names}: use that, or start it with --allow-host.")
-        if scope["path"] not in OPEN:
-            origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site", "none")
-            foreign = origin is not None and origin.partition("://")[2].lower() != host.lower()
-            if foreign or site not in ("none", "same-origin"):
-                return _problem(403, "requests from the pages of another site are refused.")
+        if scope["path"] not in OPEN and _is_foreign(headers, host) and not _is_link(scope, headers):
+            return _problem(403, "requests from the pages of another site are refused.")
         if self.token is not None and scope["path"] not in OPEN:
             kind, _, given = headers.get(b"authorization", "").partition(" ")
             right = hmac.compare_digest(given.strip().encode(), self.token)
             if kind.lower() != "bearer" or not right:
                 return _problem(401, "send the token: Authorization: Bearer TOKEN.", {"www-authenticate": "Bearer"})
         return None
+
+
+def _is_foreign(headers: dict[bytes, str], host: str) -> bool:
+    """Whether the page of another site asks."""
+    origin = headers.get(b"origin")
+    if origin is not None and origin.partition("://")[2].lower() != host.lower():
+        return True
+    return headers.get(b"sec-fetch-site", "none") not in ("none", "same-origin")
+
+
+def _is_link(scope: Scope, headers: dict[bytes, str]) -> bool:
+    """Whether somebody follows a link to one of the pages that others may link to. A link has no origin."""
+    opened = (headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest")) == ("navigate", "document")
+    return opened and scope["method"] == "GET" and scope["path"] in LINKED and b"origin" not in headers
 
 
 def _without_port(host: str) -> str:
