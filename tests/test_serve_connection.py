@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +75,10 @@ def test_a_request_that_does_not_come_ends_the_connection(tmp_path: Path, monkey
         client.close()
 
 
-def deaf(port: int, asked: bytes) -> socket.socket:
+def deaf(port: int, asked: bytes, buffer: int = 4096) -> socket.socket:
     """A client that asks and does not read the answer."""
     connection = socket.socket()
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
     connection.connect(("127.0.0.1", port))
     connection.sendall(asked)
     return connection
@@ -103,6 +103,37 @@ def test_a_client_that_does_not_read_its_answer_is_cut_off(
         assert eventually(lambda: not server.server_state.tasks)
         for one in clients:
             one.close()
+
+
+def read_slowly(connection: socket.socket) -> int:
+    """Bytes that come until the connection ends, a few at a time."""
+    count = 0
+    with suppress(ConnectionError):
+        while part := connection.recv(2**16):
+            count += len(part)
+            time.sleep(0.1)
+    return count
+
+
+LONG = 2**22
+ASK_FOR_LONG = b"GET /memory HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+
+def test_a_client_that_reads_slowly_gets_all_of_its_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes several times as long as a client may take nothing."""
+    monkeypatch.setattr(run, "ANSWER_SECONDS", 2.0)
+    monkeypatch.setattr("ocil.serve.app._drawn", lambda _: b" " * LONG)
+    with listening(tmp_path) as (_, server, port), deaf(port, ASK_FOR_LONG, 2**16) as connection:
+        assert read_slowly(connection) > LONG
+        assert eventually(lambda: not server.server_state.connections)
+
+
+def test_a_client_that_reads_for_too_long_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "WHOLE_ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr("ocil.serve.app._drawn", lambda _: b" " * LONG)
+    with listening(tmp_path) as (_, server, port), deaf(port, ASK_FOR_LONG, 2**16) as connection:
+        assert 0 < read_slowly(connection) < LONG
+        assert eventually(lambda: not server.server_state.tasks)
 
 
 def test_small_answers_that_nobody_reads_do_not_keep_a_connection(

@@ -27,7 +27,11 @@ STOP_SECONDS = 5
 REQUEST_SECONDS = 30
 """From the beginning of a connection, or the last answer, to the end of a request's headers."""
 ANSWER_SECONDS = 60
-"""For a client to take an answer that does not fit into the buffers of the connection."""
+"""That a client may take nothing of an answer that does not fit into the buffers of the connection."""
+WHOLE_ANSWER_SECONDS = 600
+"""For a client to take all of such an answer, however steadily it reads."""
+SEND_BUFFER = 2**17
+"""Bytes that the system holds for a client. It grows to megabytes by itself, which hide whether a client reads."""
 
 
 class Connection(H11Protocol):  # type: ignore[misc]
@@ -40,7 +44,11 @@ class Connection(H11Protocol):  # type: ignore[misc]
     _idle: asyncio.TimerHandle | None = None
     """Ends a connection on which no request begins."""
     _unread: asyncio.TimerHandle | None = None
-    """Ends a connection whose client does not take its answer."""
+    """Ends a connection whose client does not take its answer. It runs while the client is behind."""
+    _unread_bytes = 0
+    """What the client had not taken when this timer was started."""
+    _answer_until: float | None = None
+    """When an answer that the client was behind with must have been taken."""
     _half_closed = False
     """The client sends no more, but reads."""
 
@@ -60,24 +68,39 @@ class Connection(H11Protocol):  # type: ignore[misc]
         if self._half_closed and (self.cycle is answered or self.cycle.more_body):  # no whole one can come any more
             self.transport.close()
         if not self.flow.write_paused:
-            self._stop_unread()
+            self._answer_until = None
         self._wait_for_request(answered)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._unread is None:
-            self._unread = self.loop.call_later(ANSWER_SECONDS, self.transport.abort)
+        if self._answer_until is None:
+            self._answer_until = self.loop.time() + WHOLE_ANSWER_SECONDS
+        self._watch_unread(self._answer_until)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self.cycle is None or self.cycle.response_complete:  # else the time is for the whole answer
-            self._stop_unread()
+        self._stop_unread()
+        if self.cycle is None or self.cycle.response_complete:
+            self._answer_until = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._stop_unread()
         if self._idle is not None:
             self._idle.cancel()
+
+    def _watch_unread(self, until: float) -> None:
+        self._stop_unread()
+        self._unread_bytes = self.transport.get_write_buffer_size()
+        seconds = min(ANSWER_SECONDS, until - self.loop.time())
+        self._unread = self.loop.call_later(seconds, self._end_unless_read, until)
+
+    def _end_unless_read(self, until: float) -> None:
+        """While a client is behind nothing is added to the buffer, so it shrinks if the client takes anything."""
+        if self.transport.get_write_buffer_size() < self._unread_bytes and self.loop.time() < until:
+            self._watch_unread(until)
+        else:
+            self.transport.abort()
 
     def _stop_unread(self) -> None:
         if self._unread is not None:
@@ -150,6 +173,7 @@ def listen(host: str, port: int) -> socket.socket:
         raise OcilError(f"{host}:{port} is no address of this machine: {error}.") from None
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # its connections have it too
         found.bind(address)
     except OSError as error:
         found.close()
