@@ -149,8 +149,21 @@ INVISIBLE = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("label", ["NaN", "Infinity", "-Infinity", "1e400", "1.5", "true", "false", "null", "[1]"])
+def test_a_json_label_that_is_neither_text_nor_whole_is_not_acknowledged(
+    client: Any, service: Service, label: str
+) -> None:
+    before = service.durable, service.log.last
+    content = json.dumps(as_json((png(picture(0)), "LABEL"))).replace('"LABEL"', label)
+    headers = {"content-type": "application/json"}
+    refused(client.post("/learn", content=content, headers=headers), 422, "label")
+    assert (service.durable, service.log.last) == before
+
+
 @pytest.mark.parametrize(
-    "label", ["", "   ", "x" * 21, "a\0b", "a\nb", "a\u2028b", "a\u2029b", "\x9f", "\u202eabc", *INVISIBLE], ids=ascii
+    "label",
+    ["", "   ", "x" * 21, "a\0b", "a\nb", "a\u2028b", "a\u2029b", "\x9f", "\u202eabc", "a\u200f", *INVISIBLE],
+    ids=ascii,
 )
 def test_labels_that_are_refused(client: Any, service: Service, label: str) -> None:
     before = service.durable

@@ -185,7 +185,8 @@ def request_schemas(limits: Limits) -> dict[str, Any]:
         "maxLength": limits.label,
         "pattern": r"^[^\s\x00-\x1f\x7f-\x9f]([^\x00-\x1f\x7f-\x9f]*[^\s\x00-\x1f\x7f-\x9f])?$",
         "description": (
-            "Blanks around it are left out. Control characters, and text without a visible character, are refused. "
+            "Blanks around it are left out. Control characters, those that set the direction of text, and text "
+            "without a visible character are refused. "
             "A label that reads like that of a known class means that class."
         ),
     }

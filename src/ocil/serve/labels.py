@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from ocil.online.model import Label, encoded
 from ocil.serve.limits import Limits, RefusedError
+from ocil.text import escaped
 
 BIGGEST_NUMBER = 2**53 - 1  # what every JSON reader can tell apart
-TURNING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}  # they make text read as it is not written
-CONTROL = {"Cc", "Cs", "Zl", "Zp"}
 BLANK = {"Cf", "Zs"}
 INVISIBLE = (
     (0x034F, 0x034F),  # combining grapheme joiner
@@ -32,7 +31,7 @@ INVISIBLE = (
 
 
 def checked_label(label: str | int, limits: Limits) -> Label:
-    """A whole number, or text without blanks around it and without control characters."""
+    """A whole number, or text without blanks around it that can be printed as it is."""
     if isinstance(label, int):
         if abs(label) > BIGGEST_NUMBER:
             raise RefusedError(422, f"a label that is a number must lie within ±{BIGGEST_NUMBER}.")
@@ -42,9 +41,8 @@ def checked_label(label: str | int, limits: Limits) -> Label:
         raise RefusedError(422, "a label is empty.")
     if len(text) > limits.label:
         raise RefusedError(422, f"a label has {len(text)} characters, the most is {limits.label}.")
-    for character in text:
-        if unicodedata.category(character) in CONTROL or unicodedata.bidirectional(character) in TURNING:
-            raise RefusedError(422, "a label has a control character or is not valid Unicode.")
+    if escaped(text) != text:
+        raise RefusedError(422, "a label has a control character, one for the direction of text, or invalid Unicode.")
     if not any(map(_is_visible, text)):
         raise RefusedError(422, "a label has no visible character.")
     return text
