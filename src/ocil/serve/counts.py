@@ -3,7 +3,9 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from typing import Any
+
+from ocil.online.header import entry
 
 WINDOW = 500
 UNKNOWN = -1  # in the place of a class number: a class that was not met yet, or no prediction
@@ -75,23 +77,21 @@ class Counts:
         return {"learned": self.learned, "correct": self.correct, "recent": [list(pair) for pair in self.recent]}
 
     @classmethod
-    def from_json(cls, content: Any, classes: int) -> "Counts":
-        """Of a model with so many classes. A ``ValueError`` says what is wrong."""
-        if not isinstance(content, dict):
-            raise ValueError("counts is not an object")
-        learned, correct, recent = (content.get(name) for name in ("learned", "correct", "recent"))
+    def from_json(cls, content: dict[str, Any], classes: int) -> "Counts":
+        """Of a model with so many classes. To be read inside ``reading_note``."""
+        learned, correct, recent = (entry(content, name, list) for name in ("learned", "correct", "recent"))
         if not _are_whole(learned, 0) or not _are_whole(correct, 0):
             raise ValueError("counts.learned and counts.correct are not lists of counts")
         if not len(learned) == len(correct) <= classes:
             raise ValueError(f"counts.learned and counts.correct do not fit a model of {classes} classes")
         if any(right > all_of_them for right, all_of_them in zip(correct, learned, strict=True)):
             raise ValueError("counts.correct exceeds counts.learned")
-        if not isinstance(recent, list) or not all(_is_pair(pair, classes) for pair in recent):
+        if not all(_is_pair(pair, classes) for pair in recent):
             raise ValueError("counts.recent is not a list of pairs of class numbers")
         return cls(learned, correct, deque(((truth, guess) for truth, guess in recent), WINDOW))
 
 
-def _are_whole(values: Any, least: int) -> TypeGuard[list[int]]:
+def _are_whole(values: Any, least: int) -> bool:
     return isinstance(values, list) and all(type(value) is int and value >= least for value in values)
 
 

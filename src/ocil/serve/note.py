@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ocil.online.header import entry, whole
 from ocil.serve.counts import Counts
 
 Entry = tuple[int, int, str]
@@ -23,16 +24,15 @@ class Note:
         return {"position": self.position, "counts": self.counts.to_json(), "keys": keys}
 
     @classmethod
-    def from_json(cls, content: Any, classes: int) -> "Note":
-        """Of a model with so many classes. A ``ValueError`` says what is wrong."""
-        if not isinstance(content, dict):
-            raise ValueError("it is not an object")
-        position, keys = content.get("position", 0), content.get("keys", {})
-        if type(position) is not int or not 0 <= position < MOST_SAMPLES:
-            raise ValueError("position is not a number of samples")
-        if not isinstance(keys, dict) or not all(map(_is_entry, keys.values())):
-            raise ValueError("keys are not requests with a first number, a count and a digest")
-        counts = Counts.from_json(content["counts"], classes) if "counts" in content else Counts()
+    def from_json(cls, content: dict[str, Any], classes: int) -> "Note":
+        """Of a model with so many classes. To be read inside ``reading_note``."""
+        content = cls().to_json() | content
+        if (position := whole(content, "position")) >= MOST_SAMPLES:
+            raise ValueError("its entry 'position' is not a number of samples")
+        keys = entry(content, "keys", dict)
+        if not all(map(_is_entry, keys.values())):
+            raise ValueError("its entry 'keys' is not made of requests with a first number, a count and a digest")
+        counts = Counts.from_json(entry(content, "counts", dict), classes)
         return cls(position, counts, {key: (first, count, digest) for key, (first, count, digest) in keys.items()})
 
 

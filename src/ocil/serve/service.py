@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from ocil.errors import OcilError, WriteError
 from ocil.methods.base import Learner
 from ocil.online.feed import has_model
-from ocil.online.model import FILE, Label, Model
+from ocil.online.header import reading_note
+from ocil.online.model import Label, Model
 from ocil.precision import numerics
 from ocil.serve.counts import UNKNOWN, Counts
 from ocil.serve.labels import KnownLabels
@@ -165,11 +166,8 @@ class Service:
         ]
 
     def _noted(self) -> Note:
-        try:
+        with reading_note("its service"):
             return Note.from_json(self.model.note.get(NOTE, {}), len(self.model.labels))
-        except ValueError as error:
-            path = self.folder / FILE
-            raise OcilError(f"what the service noted in {path} is damaged: {error}. Restore it from a copy.") from error
 
     def _kept_keys(self, note: Note) -> dict[str, Entry]:
         """Without those of requests that are neither learned nor in the log: set aside, they may come again."""
