@@ -1,17 +1,19 @@
+import dataclasses
 import json
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal, Optional, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ocil.config import RunConfig, command, meanings, resolve
+from ocil.config import RunConfig, command, fill, meanings, resolve, typed
 from ocil.data import CATALOG, Dataset
 from ocil.errors import OcilError
-from ocil.methods import METHODS
+from ocil.methods import METHODS, MethodInfo
 from ocil.methods.afs import AFSConfig
 from ocil.methods.base import LearnerConfig
+from ocil.methods.er import ER, ERConfig
 from ocil.runner import make_learner
 from ocil.streams import StreamConfig
 
@@ -276,3 +278,81 @@ def test_a_config_class_without_source_has_no_meanings() -> None:
     found = meanings(space["Mine"])
     assert "mine" not in found
     assert found["lr"] == meanings(LearnerConfig)["lr"]
+
+
+# Settings of a method from outside this package
+
+
+@dataclass(frozen=True)
+class OwnConfig(ERConfig):
+    temp: float | None = 1.0
+    mode: Literal["auto"] | float | None = None
+    count: int | float = 1
+    either: Optional[int | str] = None  # noqa: UP045  (the older way to write it)
+    flag: bool | int = False
+    sizes: tuple[int, ...] = ()
+    pair: tuple[int, str] | None = None
+    table: list[tuple[float, float]] = dataclasses.field(default_factory=list)
+    anything: Any = None
+    made: int = dataclasses.field(init=False, default=3)
+
+
+class Own(ER):
+    Config = OwnConfig
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setitem(METHODS, "own", MethodInfo("own", Own, "own", "-"))
+    return "own"
+
+
+@pytest.mark.parametrize(
+    ("name", "given_value", "expected"),
+    [
+        ("temp", "0.5", 0.5), ("temp", "none", None), ("temp", "None", None), ("temp", 2, 2.0),
+        ("mode", "auto", "auto"), ("mode", "0.5", 0.5), ("mode", "none", None),
+        ("count", "2", 2), ("count", "2.5", 2.5), ("count", 2.0, 2.0),
+        ("either", "5", 5), ("either", "five", "five"), ("either", "none", None),
+        ("flag", True, True), ("flag", 4, 4), ("flag", "no", False),
+        ("sizes", "3, 4", (3, 4)), ("sizes", [3, 4], (3, 4)), ("sizes", "", ()), ("sizes", "3", (3,)),
+        ("pair", "3,a", (3, "a")), ("pair", [3, "a"], (3, "a")), ("pair", "none", None),
+        ("table", [[1, 2], [3, 4]], [(1.0, 2.0), (3.0, 4.0)]), ("anything", [{"a": 1}], [{"a": 1}]),
+    ],
+)  # fmt: skip
+def test_fields_of_several_types_and_of_several_items(name: str, given_value: Any, expected: Any, own: str) -> None:
+    found = getattr(resolve(own, settings={name: given_value}).learner, name)
+    assert (type(found), found) == (type(expected), expected)
+    if name not in ("table", "anything"):
+        assert getattr(resolve(own, settings={name: typed(found)}).learner, name) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "given_value", "words"),
+    [
+        ("temp", "warm", "temp = 'warm' is not a number or none."),
+        ("temp", float("nan"), "temp = nan is not a number."),
+        ("temp", True, "temp = True is not a number or none."),
+        ("count", "many", "count = 'many' is not a whole number or a number."),
+        ("sizes", "3,x", "sizes = 'x' is not a whole number."),
+        ("sizes", 3, "sizes = 3 is not tuple[int, ...]."),
+        ("pair", [3], "pair = [3] is not tuple[int, str] or none."),
+    ],
+)  # fmt: skip
+def test_what_fits_none_of_several_types(name: str, given_value: Any, words: str, own: str) -> None:
+    with pytest.raises(OcilError) as error:
+        resolve(own, settings={name: given_value})
+    assert str(error.value) == words
+
+
+def test_a_config_of_several_types_survives_json(own: str) -> None:
+    config = OwnConfig(temp=None, mode="auto", sizes=(1, 2), pair=(1, "b"), table=[(0.5, 1.5)])
+    assert fill(OwnConfig, json.loads(json.dumps(asdict(config)))) == config
+
+
+@pytest.mark.parametrize("name", ["batch_size", "memory_batch", "memory", "lr"])
+def test_none_is_the_default(name: str) -> None:
+    sizes: dict[str, Any] = {"train": 100, "classes": 5}
+    assert resolve("afs", "x", settings={name: None}, **sizes) == resolve("afs", "x", **sizes)
+    with pytest.raises(OcilError, match="unknown setting 'lrr'"):
+        resolve("afs", "x", settings={"lrr": None}, **sizes)

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ocil.data import DEFAULT
 from ocil.data.catalog import find
@@ -137,7 +138,8 @@ def resolve(
 ) -> RunConfig:
     """Fill in every setting: the user's, else the published one for this dataset and memory, else the method's default.
 
-    ``settings`` holds any field of the method's config or of ``StreamConfig`` by its name; strings are parsed.
+    ``settings`` holds any field of the method's config or of ``StreamConfig`` by its name; strings are parsed, and None
+    is the default (the text ``none`` is None, where a field may be that).
     ``classes`` and ``train`` say how many classes and training images there are, if known: a dataset outside the
     catalog gets at most that many tasks, and a memory and reviews that fit its length.
     """
@@ -151,12 +153,13 @@ def resolve(
     if review is not None:
         given["review"] = review
     refuse_unknown(info.name, given, {f.name for f in (*fields(StreamConfig), *fields(learner.Config))})
+    given = {key: value for key, value in given.items() if value is not None}
     if not info.memory:
         for key in ("memory", "review"):
             if str(given.get(key)).lower() not in ("none", "false", "no", "0"):
                 raise OcilError(f"{info.name} keeps no memory: leave out --{key}.")
     chosen = {"tasks": usual_tasks(dataset, classes)}
-    chosen |= _defaults(info, dataset, given, classes, train) | {k: v for k, v in given.items() if v is not None}
+    chosen |= _defaults(info, dataset, given, classes, train) | given
     stream, config = fill(StreamConfig, chosen), fill(learner.Config, chosen)
     train = entry.train if entry else train
     if stream.boundary == "none" and info.memory and not config.review_every and train is not None:
@@ -210,6 +213,8 @@ def for_seeds(words: str, seeds: Sequence[int]) -> str:
 
 def typed(value: Any) -> str:
     """As it is typed after ``--set NAME=``."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(typed, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -237,9 +242,14 @@ def _defaults(
 
 def fill(kind: type[T], chosen: Mapping[str, Any]) -> T:
     """A config class with the chosen values of its fields, each read as the field's type; the rest by default."""
+    return kind(**values(kind, chosen))
+
+
+def values(kind: type, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """The chosen values of a config class's fields, each read as the field's type. Other names are left out."""
     hints = get_type_hints(kind)
-    names = [f.name for f in fields(kind)]  # type: ignore[arg-type]
-    return kind(**{name: _parse(name, chosen[name], hints[name]) for name in names if name in chosen})
+    names = [f.name for f in fields(kind) if f.init and f.name in chosen]
+    return {name: _parse(name, chosen[name], hints[name]) for name in names}
 
 
 def restored(kind: type[T], content: Mapping[str, Any]) -> T:
@@ -256,11 +266,20 @@ def refuse_later(kind: type, content: Iterable[str]) -> None:
 
 def _parse(name: str, value: Any, kind: Any) -> Any:
     """A setting as its field's type; text from a command line is read as that type."""
-    if get_origin(kind) is Literal:
+    if kind is Any:
+        return value
+    origin = get_origin(kind) or kind
+    if origin in (Union, UnionType):
+        return _parse_union(name, value, kind)
+    if origin in (list, tuple):
+        return _parse_items(name, value, kind)
+    if origin is Literal:
         if value not in get_args(kind):
             raise OcilError(f"{name} = {value!r} is not a choice.{suggest(str(value), map(str, get_args(kind)))}")
         return value
     try:
+        if kind is NoneType:
+            return {"none": None}[str(value).lower()]
         if kind is bool:
             words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
             return value if isinstance(value, bool) else words[str(value).lower()]
@@ -270,11 +289,42 @@ def _parse(name: str, value: Any, kind: Any) -> Any:
             raise ValueError
         found = kind(value)
     except (ValueError, TypeError, KeyError, OverflowError):
-        wants = {bool: "true or false", int: "a whole number", float: "a number"}.get(kind, str(kind))
-        raise OcilError(f"{name} = {value!r} is not {wants}.") from None
+        raise OcilError(f"{name} = {value!r} is not {_in_words(kind)}.") from None
     if kind is int and abs(found) >= 2**63:
         raise OcilError(f"{name} = {value!r} is too large.")
     return found
+
+
+def _parse_union(name: str, value: Any, kind: Any) -> Any:
+    """A setting of one of several types. A value that has one of them keeps it; text is read as the first that fits."""
+    kinds = get_args(kind)
+    if type(value) in kinds and not isinstance(value, str):
+        return _parse(name, value, type(value))
+    for one in sorted(kinds, key=lambda one: (one is str, one is not NoneType)):  # any text would do as a str
+        try:
+            return _parse(name, value, one)
+        except OcilError:
+            continue
+    raise OcilError(f"{name} = {value!r} is not {_in_words(kind)}.")
+
+
+def _parse_items(name: str, value: Any, kind: Any) -> Any:
+    """A list or tuple, item by item; in text, commas stand between the items."""
+    make, kinds = get_origin(kind) or kind, get_args(kind) or (Any, ...)
+    items = [part.strip() for part in value.split(",") if value] if isinstance(value, str) else value
+    if isinstance(items, list | tuple):
+        if make is list or kinds[-1] is ...:
+            kinds = kinds[:1] * len(items)
+        if len(items) == len(kinds):
+            return make(_parse(name, item, one) for item, one in zip(items, kinds, strict=True))
+    raise OcilError(f"{name} = {value!r} is not {_in_words(kind)}.")
+
+
+def _in_words(kind: Any) -> str:
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(map(_in_words, get_args(kind)))
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text", NoneType: "none"}
+    return words.get(kind, str(kind))
 
 
 def meanings(config: type) -> dict[str, str]:
