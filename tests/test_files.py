@@ -7,6 +7,7 @@ import pickle
 import resource
 import stat
 import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -259,3 +260,14 @@ def test_it_can_be_imported_where_there_is_no_unix(start_python: Callable[..., "
         "-c", hidden + "import ocil.files, ocil.data, ocil.runner, ocil.longtail.runs; print('well')"
     )
     assert process.communicate(timeout=120)[0] == "well\n"
+
+
+@pytest.mark.parametrize("error", [AttributeError, ValueError, OSError])
+def test_a_system_that_does_not_tell_how_much_memory_it_has(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(name: str) -> int:
+        raise error(name)
+
+    monkeypatch.setattr("os.sysconf", unknown)
+    assert files.machine_memory() == sys.maxsize

@@ -109,9 +109,10 @@ def read_regular(path: Path, most: int | None = None) -> bytes:
 
 def machine_memory() -> int:
     """Bytes of this machine's memory; a very large number where the system does not tell."""
-    if not hasattr(os, "sysconf"):  # Windows
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows has no sysconf, and not every other system these names
         return sys.maxsize
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def is_link(path: Path) -> bool:

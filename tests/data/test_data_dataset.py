@@ -210,7 +210,7 @@ def test_headers_that_lie(content: bytes, message: str, tmp_path: Path) -> None:
 
 def test_an_archive_that_unpacks_to_more_than_the_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     GOOD.save(tmp_path / "x.npz", compressed=True)
-    monkeypatch.setattr("ocil.data.archive._machine_memory", lambda: GOOD.train_x.nbytes)
+    monkeypatch.setattr("ocil.data.archive.machine_memory", lambda: GOOD.train_x.nbytes)
     with pytest.raises(OcilError, match="of memory, and there are"):
         load_npz(tmp_path / "x.npz", "x")
 

@@ -1,8 +1,6 @@
 """Arrays from .npz files that anyone may have made: nothing is unpickled, and no header is believed unchecked."""
 
 import math
-import os
-import sys
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ocil.errors import OcilError
+from ocil.files import machine_memory
 
 T = TypeVar("T")
 
@@ -71,15 +70,8 @@ def _member(archive: zipfile.ZipFile, key: str, keys: Sequence[str]) -> zipfile.
 
 def _refuse_what_cannot_fit(needed: int) -> None:
     """A small file can unpack to more than the machine has, and that ends in a kill without a word."""
-    if needed > (there := _machine_memory()):
+    if needed > (there := machine_memory()):
         raise _RefusedError(f"it needs {needed / 1e9:,.0f} GB of memory, and there are {there / 1e9:,.0f} GB")
-
-
-def _machine_memory() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not on every system
-        return sys.maxsize
 
 
 def _array(archive: zipfile.ZipFile, key: str) -> NDArray[Any]:

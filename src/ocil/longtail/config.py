@@ -130,15 +130,13 @@ class LongTailConfig:
             _check(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         for name in ("lr1", "lr2", "lr_classifier", "lr_centroids", "sigma", "reach", "cosine_scale", "alpha"):
             _check(getattr(self, name) > 0, name, "more than 0", getattr(self, name))
-        for name in ("validation", "gamma", "weight_decay", "centroid_weight", "repel_weight", "margin",
-                     "jitter", "decay"):  # fmt: skip
+        for name in ("validation", "gamma", "weight_decay", "centroid_weight", "repel_weight", "margin", "decay"):
             _check(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
-        for name in ("share", "flip", "reject_below", "mu"):
+        for name in ("share", "flip", "jitter", "reject_below", "mu"):
             _check(0 <= getattr(self, name) <= 1, name, "from 0 to 1", getattr(self, name))
         check_seed(self.seed)
         _check(0 <= self.momentum < 1, "momentum", "from 0 to less than 1", self.momentum)
         _check(0 < self.crop_scale <= 1, "crop_scale", "more than 0 and at most 1", self.crop_scale)
-        _check(0 <= self.jitter <= 1, "jitter", "from 0 to 1", self.jitter)
         _check(0 <= self.open_share < 1, "open_share", "from 0 to less than 1", self.open_share)
         _check(self.imbalance == 0 or 1 <= self.imbalance <= 1e6, "imbalance", "from 1 to a million", self.imbalance)
         if self.batch_size % self.samples_per_class:
