@@ -3,8 +3,10 @@
 import copy
 import json
 import os
+import pickle
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,13 @@ from torch import Tensor
 from ocil import tensorfile
 from ocil.errors import OcilError
 from ocil.methods import METHODS, MethodInfo
-from ocil.methods.er import ER
+from ocil.methods.er import ER, ERConfig
 from ocil.online.feed import Feed, has_model
 from ocil.online.header import HeaderError, parsed
 from ocil.online.images import ImageFormat, InputError
 from ocil.online.model import FILE, Model, Recipe
 from ocil.runner import digest
+from ocil.sgd import SGD
 from tests.conftest import Call, one_error
 
 Tensors = dict[str, Tensor]
@@ -131,8 +134,9 @@ def test_links_and_fifos_are_refused_but_not_a_linked_folder(folder: Path, tmp_p
         (put("images", "high")("white"), "'high' is not a whole number or a number"),
         (put("images", "more")(1), "unknown part 'more'"),
         (put("config", "memory")(3_000_000), "disagree on the memory"),
+        (put("config", "width")(1000), "its tensor network"),
         (put("config", "width")(3000), "width = 3000 must be at most 1024"),
-        (put("config", "width")(2**62), "width = 4611686018427387904 must be at most 1024"),
+        (put("config", "projection")(2**62), "its settings make no model"),
         (put("config", "projection")(10**9), "its tensor network.head"),
         (put("config", "lr")("fast"), "lr = 'fast' is not a number"),
         (put("config", "lr")(-1), "lr = -1.0 must be more than 0"),
@@ -144,7 +148,8 @@ def test_links_and_fifos_are_refused_but_not_a_linked_folder(folder: Path, tmp_p
         (put("recipe", "batch_size")(0), "'batch_size' is 0"),
         (put("recipe", "review_every")(-1), "'review_every' is -1"),
         (put("recipe", "seed")(1.5), "'seed' is not a whole number"),
-        (put("recipe", "settings")({"lr": []}), "'lr' is not"),
+        (put("recipe", "settings")({"lr": []}), "lr = [] is not a number"),
+        (put("recipe", "settings")({"lrr": 1}), "unknown part 'lrr'"),
         (put("labels")(["a", "b"]), "it has 2 labels, but has met 3 classes"),
         (put("labels")(["a", "b", "a"]), "two of its labels are equal"),
         (put("labels")([1, True, "a"]), "two of its labels are equal"),
@@ -217,6 +222,193 @@ def test_a_model_made_elsewhere_of_a_method_that_cannot_be_sketched(
     one = Model(Recipe("mine", memory=10, width=1), ImageFormat((9, 9, 1)))
     one.save(tmp_path)
     assert digest(Model.load(tmp_path, "cpu").learner) == digest(one.learner)
+
+
+# Methods from outside this package
+
+
+@dataclass(frozen=True)
+class OwnConfig(ERConfig):
+    temp: float | None = None
+    sizes: tuple[int, ...] = ()
+    steps: list[tuple[int, float]] = field(default_factory=list)
+    anything: Any = None
+    either: int | str = 0
+
+
+class Own(ER):
+    Config = OwnConfig
+
+
+class OwnState(Own):
+    """Keeps two tensors more than PyTorch knows of, one of them with a name that the learner's own have."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.extra = torch.zeros(3)
+
+    def state(self) -> dict[str, Tensor]:
+        return super().state() | {"extra": self.extra, "teacher.met": torch.ones(2, dtype=torch.bool)}
+
+    def load_state(self, state: dict[str, Tensor], generators: bool = True) -> None:
+        rest = dict(state)
+        self.extra = rest.pop("extra").clone()
+        rest.pop("teacher.met")
+        super().load_state(rest, generators)
+
+
+class OwnSGD(SGD):
+    """Counts its steps."""
+
+    count = 0
+
+    def step(self) -> None:
+        super().step()
+        self.count += 1
+
+    def state(self) -> dict[str, Tensor]:
+        return super().state() | {"count": torch.tensor(self.count)}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        rest = dict(state)
+        self.count = int(rest.pop("count"))
+        super().load_state(rest)
+
+
+class OwnOptimizer(Own):
+    def make_optimizer(self) -> SGD:
+        return OwnSGD(super().make_optimizer().parameters, self.config.lr, self.config.momentum)
+
+
+class OwnNumbers(Own):
+    """Needs numbers when it is made."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.table = self.network.conv1.weight.detach().numpy()
+
+
+def own(kind: type[Own], monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Model:
+    """A model of a method from outside, which has learned a batch."""
+    monkeypatch.setitem(METHODS, "own", MethodInfo("own", kind, "own", "-"))
+    one = Model(Recipe("own", memory=10, width=1, settings=settings), ImageFormat((9, 9, 1)))
+    one.learn(np.random.default_rng(0).integers(0, 256, (6, 9, 9, 1), dtype=np.uint8), ["a", "b", "c"] * 2)
+    return one
+
+
+OWN_SETTINGS: tuple[dict[str, Any], ...] = (
+    {"temp": 0.5}, {"temp": "0.5"}, {"temp": "none"}, {"temp": None}, {"sizes": (1, 2)},
+    {"sizes": [1, 2]}, {"sizes": "1,2"}, {"steps": [(1, 0.5)]}, {"anything": {"a": [1, None]}},
+    {"memory_batch": np.int64(3)},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        *(
+            (kind, {"momentum": momentum})
+            for kind in (Own, OwnState, OwnOptimizer, OwnNumbers)
+            for momentum in (0, 0.5)
+        ),
+        *((Own, settings) for settings in OWN_SETTINGS),
+    ],
+)
+def test_a_model_of_ones_own_method_is_loaded(
+    kind: type[Own], settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = own(kind, monkeypatch, **settings)
+    if isinstance(one.learner, OwnState):
+        one.learner.extra += 2
+    one.save(tmp_path)
+    for again in (Model.load(tmp_path, "cpu"), one.copy("cpu"), pickle.loads(pickle.dumps(one))):
+        assert digest(again.learner) == digest(one.learner)
+        assert again.config == one.config
+        assert again.recipe.config() == one.config
+        if isinstance(again.learner, OwnState):
+            assert again.learner.extra.tolist() == [2, 2, 2]
+        if isinstance(again.learner, OwnOptimizer):
+            assert again.learner.optimizer.state()["count"] == 1
+
+
+def test_tuples_stay_tuples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = own(Own, monkeypatch, sizes=(1, 2), steps=[(1, 0.5)])
+    one.save(tmp_path)
+    assert Model.load(tmp_path, "cpu").recipe == one.recipe
+
+
+@pytest.mark.parametrize("kind", [Own, OwnState])
+def test_a_file_of_ones_own_method_bounds_what_is_allocated(
+    kind: type[Own], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own(kind, monkeypatch).save(tmp_path)
+
+    def change(header: dict[str, Any], tensors: Tensors) -> None:
+        header["recipe"]["memory"] = header["config"]["memory"] = 3_000_000
+
+    rewrite(tmp_path, change)
+    monkeypatch.setattr(Model, "_from_parts", lambda *parts: pytest.fail("a model was allocated"))
+    assert "its tensor memory.images is uint8 [11, 9, 9, 1], its settings ask for uint8 [3000001," in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [OwnState, OwnNumbers])
+def test_weights_of_ones_own_method_must_be_finite(
+    kind: type[Own], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own(kind, monkeypatch).save(tmp_path)
+    rewrite(tmp_path, edit("network.conv1.weight", lambda w: w * float("nan")))
+    assert "the weights are not finite" in refusal(tmp_path)
+
+
+def unreadable_setting(one: Model) -> None:
+    one.config = replace(one.config, anything=object())  # type: ignore[call-arg]
+
+
+def setting_that_changes(one: Model) -> None:
+    one.config = replace(one.config, either="5")  # type: ignore[call-arg]
+
+
+def endless_setting(one: Model) -> None:
+    one.config = replace(one.config, anything=float("inf"))  # type: ignore[call-arg]
+
+
+def unknown_setting(one: Model) -> None:
+    one.recipe = replace(one.recipe, settings={"lrr": 1})
+
+
+def unreadable_seed(one: Model) -> None:
+    one.recipe = replace(one.recipe, seed=1.5)  # type: ignore[arg-type]
+
+
+def note_that_is_none(one: Model) -> None:
+    one.note["feed"] = 3
+
+
+def unknown_tensor(one: Model) -> None:
+    one.learner.register_buffer("late", torch.zeros(2))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (unreadable_setting, "which JSON does not have"), (setting_that_changes, "either = '5' would be read as 5"),
+        (endless_setting, "Infinity is no number"), (unknown_setting, "unknown part 'lrr'"),
+        (unreadable_seed, "'seed' is not a whole number"), (note_that_is_none, "'feed' is not an object"),
+        (unknown_tensor, "its tensor late is unknown"),
+    ],
+)  # fmt: skip
+def test_what_could_not_be_loaded_is_not_written(
+    spoil: Callable[[Model], None], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = own(Own, monkeypatch)
+    one.save(tmp_path)
+    before = (tmp_path / FILE).read_bytes()
+    spoil(one)
+    with pytest.raises(OcilError, match="could not be loaded again, so it is not saved") as error:
+        one.save(tmp_path)
+    assert words in str(error.value)
+    assert (tmp_path / FILE).read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
 # The tensors

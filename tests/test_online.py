@@ -312,6 +312,11 @@ def test_a_small_memory_is_replayed_in_full() -> None:
     assert Recipe("er").config().growing
 
 
+@pytest.mark.parametrize("name", ["width", "growing", "memory_batch", "review_batch", "lr"])
+def test_none_among_the_settings_is_the_default(name: str) -> None:
+    assert Recipe("scr", memory=50, width=3, settings={name: None}).config() == Recipe("scr", 50, width=3).config()
+
+
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
@@ -328,6 +333,8 @@ def test_a_small_memory_is_replayed_in_full() -> None:
         (Recipe("er", memory=5), "batch_size"),
         (Recipe("er", width=0), "width"),
         (Recipe("er", review_every=-1), "review_every"),
+        (Recipe("er", seed=-1), "seed = -1 must be from 0"),
+        (Recipe("er", seed=2**64), "seed = 18446744073709551616 must be from 0"),
     ],
 )
 def test_recipes_that_cannot_be(recipe: Recipe, words: str) -> None:

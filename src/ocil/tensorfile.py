@@ -26,13 +26,17 @@ class DamagedFileError(ValueError):
 
 def write(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> None:
     """Write ``path`` whole or not at all. ``texts`` go to the file's metadata."""
-    host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    header, body = _split(safetensors.torch.save(host, {**texts, DIGEST: BLANK}))
+    header, body = _split(safetensors.torch.save(on_host(tensors), {**texts, DIGEST: BLANK}))
     sha = hashlib.sha256(header)
     sha.update(body)
     with atomic_write(path) as file:
         file.write(header.replace(_entry(BLANK), _entry(sha.hexdigest()), 1))
         file.write(body)
+
+
+def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors as safetensors takes them. Those that are so already are not copied."""
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

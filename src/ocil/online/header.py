@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ocil.config import fill
+from ocil.config import fill, values
 from ocil.errors import OcilError
-from ocil.methods import method
+from ocil.methods import MethodInfo, method
 from ocil.methods.base import Learner, LearnerConfig, Problem
 from ocil.online.images import ImageFormat, InputError
+from ocil.sgd import SGD
 
 FORMAT = 1
 
@@ -118,20 +119,22 @@ def decoded(label: Any) -> Label:
 
 
 def check_tensors(header: Header, tensors: Mapping[str, Tensor]) -> None:
-    """Raise a ``HeaderError`` unless a learner of these settings has exactly these tensors. Allocates nothing."""
+    """Raise a ``HeaderError`` unless a learner of these settings has exactly these tensors. Allocates nothing.
+
+    A method from outside this package may keep its state in its own way: then what its learners have anyway must not be
+    larger than in the file, and the rest is left to its ``load_state``.
+    """
     met = tensors.get("met")
     if met is None or met.dim() != 1 or met.dtype != torch.bool:
         raise HeaderError("it does not tell which classes were met")
     if met.tolist() != [number < len(header.labels) for number in range(len(met))]:
         raise HeaderError(f"it has {len(header.labels)} labels, but has met {int(met.sum())} classes")
+    own_state = _keeps_its_own_state(method(header.recipe["method"]))
     expected = _expected(header, len(met))
     if expected is not None:
-        _compare(expected.state_dict(), {n: t for n, t in tensors.items() if not n.startswith(("optimizer.", "rng."))})
-        velocities = {f"optimizer.{n}.momentum_buffer": p for n, p in enumerate(expected.optimizer.parameters)}
-        given = {name: tensor for name, tensor in tensors.items() if name.startswith("optimizer.")}
-        _compare({name: velocities[name] for name in given if name in velocities}, given)
+        _check_learner(expected, tensors, own_state)
     for name, tensor in tensors.items():
-        if name.split(".")[-1] == "met" and not torch.equal(tensor, met):
+        if name.split(".")[-1] == "met" and not own_state and not torch.equal(tensor, met):
             raise HeaderError(f"its tensors met and {name} differ")
     stored = tensors.get("memory.labels", met.new_zeros(1, dtype=torch.int64))
     if not 0 <= int(stored.min()) <= int(stored.max()) < max(1, len(header.labels)):
@@ -140,17 +143,23 @@ def check_tensors(header: Header, tensors: Mapping[str, Tensor]) -> None:
 
 def _recipe(given: dict[str, Any]) -> dict[str, Any]:
     _only(given, ("method", "memory", "batch_size", "width", "review_every", "seed", "settings"), "recipe")
-    chosen = method(entry(given, "method", str)).name
-    settings = entry(given, "settings", dict)
-    for name in settings:
-        entry(settings, name, str, int, float, bool, type(None))
+    chosen = method(entry(given, "method", str))
+    settings = _settings(chosen, entry(given, "settings", dict))
     if entry(given, "review_every", int, type(None)) is not None:
         whole(given, "review_every")
     whole(given, "memory")
     whole(given, "batch_size", 1)
     whole(given, "width", 1)
     entry(given, "seed", int)
-    return given | {"method": chosen}
+    return given | {"method": chosen.name, "settings": settings}
+
+
+def _settings(of: MethodInfo, given: dict[str, Any]) -> dict[str, Any]:
+    """As they were given, each of which its field's type can be read from. JSON knows no tuples: the type tells."""
+    kind = of.load().Config
+    _only(given, (field.name for field in fields(kind)), "settings")
+    read = values(kind, {name: value for name, value in given.items() if value is not None})
+    return {name: read[name] if isinstance(value, list) else value for name, value in given.items()}
 
 
 def _config(recipe: Mapping[str, Any], given: dict[str, Any]) -> LearnerConfig:
@@ -192,6 +201,34 @@ def _refused(constant: str) -> None:
     raise ValueError(f"{constant} is no number")
 
 
+def _keeps_its_own_state(info: MethodInfo) -> bool:
+    """Whether a method from outside this package has written what a state consists of."""
+    learner = info.load()
+    return not isinstance(info.target, str) and (
+        learner.state is not Learner.state or learner.load_state is not Learner.load_state
+    )
+
+
+def _check_learner(expected: Learner, tensors: Mapping[str, Tensor], own_state: bool) -> None:
+    of_learner = {n: t for n, t in tensors.items() if not n.startswith(("optimizer.", "rng."))}
+    if own_state:
+        _refuse_smaller(expected.state_dict(), of_learner)
+        return
+    _compare(expected.state_dict(), of_learner)
+    if type(expected.optimizer) is SGD:  # of another optimiser's state nothing is known
+        velocities = {f"optimizer.{n}.momentum_buffer": p for n, p in enumerate(expected.optimizer.parameters)}
+        given = {name: tensor for name, tensor in tensors.items() if name.startswith("optimizer.")}
+        _compare({name: velocities[name] for name in given if name in velocities}, given)
+
+
+def _refuse_smaller(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    for name in sorted(expected.keys() & found.keys()):
+        if expected[name].nbytes > found[name].nbytes:
+            raise HeaderError(
+                f"its tensor {name} is {_kind(found[name])}, its settings ask for {_kind(expected[name])}"
+            )
+
+
 def _compare(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
     for name in sorted(expected.keys() ^ found.keys()):
         raise HeaderError(f"its tensor {name} is {'missing' if name in expected else 'unknown'}")
@@ -206,13 +243,13 @@ def _kind(tensor: Tensor) -> str:
 
 def _expected(header: Header, capacity: int) -> Learner | None:
     """A learner of these settings whose tensors have no numbers. None for a method from outside this package that
-    needs numbers to be made; its own ``load_state`` must do.
+    needs numbers to be made, and fails without them in whatever way; its own ``load_state`` must do.
     """
     info = method(header.recipe["method"])
     try:
         with torch.device("meta"), _WithoutNumbers():
             return info.load()(header.config, Problem(header.images.network_shape, capacity))
-    except RuntimeError as error:
+    except Exception as error:
         if isinstance(info.target, str):
             raise HeaderError(f"its settings make no model: {error}") from error
         return None

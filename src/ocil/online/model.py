@@ -21,12 +21,13 @@ from ocil.config import REVIEW_EVERY, resolve
 from ocil.errors import OcilError
 from ocil.methods import method
 from ocil.methods.base import LearnerConfig, Problem, capacity_for
-from ocil.online.header import FORMAT, Header, NewerFormatError, check_tensors, parsed
+from ocil.online.header import FORMAT, Header, HeaderError, NewerFormatError, check_tensors, parsed
 from ocil.online.header import Label as Label
 from ocil.online.header import decoded as decoded
 from ocil.online.header import encoded as encoded
 from ocil.online.images import ImageFormat, InputError
 from ocil.precision import numerics
+from ocil.rng import check_seed
 from ocil.runner import pick_device
 from ocil.streams import StreamConfig
 from ocil.threads import check_threads, default_threads, using
@@ -56,7 +57,8 @@ class Recipe:
         info = method(self.method)
         if info.offline:
             raise OcilError(f"{info.name} sees the data mixed and many times: it cannot learn from a stream.")
-        given = {"width": self.width, "growing": True} | dict(self.settings)
+        check_seed(self.seed)
+        given = dict(self.settings)
         if taken := given.keys() & OWN:
             raise OcilError(f"give {min(taken)} by its own name, not among the settings.")
         of_streams = {one.name for one in fields(StreamConfig)} - {one.name for one in fields(info.load().Config)}
@@ -64,12 +66,14 @@ class Recipe:
             raise OcilError(
                 f"{min(idle)} is a setting of a benchmark's stream, a model learns what it is given: leave it out."
             )
+        usual = {"width": self.width, "growing": True}
         if info.memory:
             # A memory that is smaller than the method's usual draw from it, or a review's, is drawn from in full.
-            usual = info.load().Config()
+            default = info.load().Config()
             for name in ("memory_batch", "review_batch"):
-                given.setdefault(name, max(1, min(getattr(usual, name), self.memory)))
+                usual[name] = max(1, min(getattr(default, name), self.memory))
             given["memory"] = self.memory
+        given |= {name: value for name, value in usual.items() if given.get(name) is None}
         config = resolve(info.name, "stream", settings=given | {"batch_size": self.batch_size}).learner
         if not config.growing:
             raise OcilError(
@@ -192,7 +196,10 @@ class Model:
         """Write the folder's one file anew, whole or not at all."""
         self.check_loss()
         self.check_weights()
-        tensorfile.write(Path(folder) / FILE, self.learner.state(), {ENTRY: self._header()})
+        header, tensors = self._header(), self.learner.state()
+        with _savable():
+            check_tensors(parsed(header), tensors)
+        tensorfile.write(Path(folder) / FILE, tensors, {ENTRY: header})
 
     @classmethod
     def load(cls, folder: Path | str, device: torch.device | str = "auto") -> "Model":
@@ -216,27 +223,30 @@ class Model:
             return model
         except NewerFormatError as error:
             raise OcilError(f"{path} {error}: update ocil.") from error
-        except (OcilError, KeyError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
+        except (OcilError, LookupError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
             reason = " ".join(str(error).split()).rstrip(".")
             raise OcilError(f"{path} is not a whole model of this version of ocil: {reason}.") from error
 
-    def _tensors(self) -> dict[str, Tensor]:
-        return {name: tensor.detach().cpu().contiguous() for name, tensor in self.learner.state().items()}
-
     def _header(self) -> str:
-        return json.dumps(
-            {
-                "format": FORMAT,
-                "recipe": asdict(self.recipe),
-                "config": asdict(self.config),
-                "images": asdict(self.images),
-                "labels": [encoded(label) for label in self.labels],
-                "batches": self.batches,
-                "samples": self.samples,
-                "device": self.device.type,
-                "note": self.note,
-            }
-        )
+        """What a file says of the model. Raises an ``OcilError`` rather than to write what nobody could read."""
+        content = {
+            "format": FORMAT,
+            "recipe": asdict(self.recipe),
+            "config": asdict(self.config),
+            "images": asdict(self.images),
+            "labels": [encoded(label) for label in self.labels],
+            "batches": self.batches,
+            "samples": self.samples,
+            "device": self.device.type,
+            "note": self.note,
+        }
+        with _savable():
+            text = json.dumps(content, default=_plain)
+            again = json.loads(json.dumps(asdict(parsed(text).config), default=_plain))
+            for name, value in json.loads(text)["config"].items():
+                if again[name] != value:
+                    raise HeaderError(f"{name} = {value!r} would be read as {again[name]!r}")
+        return text
 
     @classmethod
     def _from_parts(cls, header: Header, tensors: dict[str, Tensor], place: torch.device) -> "Model":
@@ -249,19 +259,37 @@ class Model:
 
     def copy(self, device: torch.device | str) -> "Model":
         """The same model again, on a device."""
-        made = self._from_parts(parsed(self._header()), self._tensors(), torch.device(device))
+        state = tensorfile.on_host(self.learner.state())
+        made = self._from_parts(parsed(self._header()), state, torch.device(device))
         made.threads = self.threads
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For copies and for other processes; ``save`` is what to keep."""
-        parts = self._header(), safetensors.torch.save(self._tensors()), str(self.device)
-        return _unpickled, parts, {"threads": self.threads}
+        tensors = safetensors.torch.save(tensorfile.on_host(self.learner.state()))
+        return _unpickled, (self._header(), tensors, str(self.device)), {"threads": self.threads}
 
 
 def _unpickled(header: str, tensors: bytes, device: str) -> Model:
     there = device if device == "cpu" or torch.cuda.is_available() else "cpu"
     return Model._from_parts(parsed(header), safetensors.torch.load(tensors), torch.device(there))
+
+
+@contextmanager
+def _savable() -> Iterator[None]:
+    """Inside, whatever ``load`` would not take is said in one line, before a file is written."""
+    try:
+        yield
+    except (OcilError, ValueError, TypeError, RecursionError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise OcilError(f"this model could not be loaded again, so it is not saved: {reason}.") from error
+
+
+def _plain(value: Any) -> Any:
+    """numpy's numbers and arrays as JSON has them."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{value!r} is of type {type(value).__name__}, which JSON does not have")
 
 
 def locked(folder: Path) -> AbstractContextManager[None]:
