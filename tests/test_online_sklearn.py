@@ -10,6 +10,7 @@ from PIL import Image
 
 import ocil
 from ocil.data import Dataset
+from ocil.errors import OcilError
 from ocil.runner import digest
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'ocil[sklearn]'")
@@ -22,6 +23,7 @@ from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from ocil.online.classifier import OnlineClassifier
+from ocil.online.model import Model
 
 EXPECTED_FAILURES: dict[str, str] = {}
 """Checks of scikit-learn that cannot apply to images, each with its reason."""
@@ -286,3 +288,31 @@ def test_random_states(tiny: Dataset) -> None:
     assert len(seeds) == 4
     same = [classifier(random_state=np.random.RandomState(3)).fit(x, y).model_.recipe.seed for _ in range(2)]
     assert same[0] == same[1]
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64])
+def test_seeds_that_are_none(seed: int, tiny: Dataset) -> None:
+    with pytest.raises(OcilError, match=f"seed = {seed} must be from 0"):
+        classifier(random_state=seed).fit(tiny.train_x[:10], np.arange(10) % 2)
+
+
+def test_threads_can_be_chosen_at_any_time(tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int] = []
+    before = Model.computing
+    monkeypatch.setattr(Model, "computing", lambda model: (used.append(model.threads_used), before(model))[1])
+    x, y = tiny.train_x[:10], np.arange(10) % 2
+    classifier(threads=2).fit(x, y).save(tmp_path)
+    assert set(used) == {2}
+    one = OnlineClassifier.load(tmp_path, "cpu", threads=3)
+    assert one.get_params()["threads"] == 3
+    for count in (3, 2):
+        one.set_params(threads=count)
+        for compute in (lambda: one.predict(x), lambda: one.partial_fit(x, y), one.review):
+            used.clear()
+            compute()
+            assert set(used) == {count}
+    one.set_params(threads=0)
+    with pytest.raises(OcilError, match="threads = 0 must be at least 1"):
+        one.predict(x)
+    with pytest.raises(OcilError, match="threads = 0 must be at least 1"):
+        OnlineClassifier.load(tmp_path, "cpu", threads=0)

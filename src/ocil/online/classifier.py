@@ -19,6 +19,7 @@ from ocil.online.header import entry, reading_note
 from ocil.online.images import ImageFormat, InputError, is_pictures
 from ocil.online.model import CHUNK, Label, Model, Recipe, decoded, encoded
 from ocil.runner import pick_device
+from ocil.threads import check_threads
 
 
 class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -106,15 +107,16 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def review(self) -> Self:
         """One pass over the memory now, at a small learning rate."""
         check_is_fitted(self)
-        self.model_.review()
-        self.model_.check_loss()
+        model = self._ready_model()
+        model.review()
+        model.check_loss()
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """[N, classes], columns as in ``classes_``. An announced class that was not met yet has probability 0."""
         check_is_fitted(self)
         images = self._images(X, first=False)
-        model = self.model_
+        model = self._ready_model()
         chunks = range(0, len(images), CHUNK)
         met = [model.probabilities(model.images.read(images[first : first + CHUNK])) for first in chunks]
         found = np.zeros((len(images), len(self.classes_)))
@@ -143,15 +145,17 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.model_.save(folder)
 
     @classmethod
-    def load(cls, folder: Path | str, device: str = "auto") -> Self:
+    def load(cls, folder: Path | str, device: str = "auto", threads: int | None = None) -> Self:
         """A saved model, also one made by ``ocil learn``. Learning goes on exactly where it stopped."""
+        check_threads(threads)
         model = Model.load(folder, device)
         recipe = model.recipe
         image_shape, pixel_range, announced = _noted(model)
         classifier = cls(
             recipe.method, memory=recipe.memory, batch_size=recipe.batch_size, width=recipe.width,
             review_every=recipe.review_every, image_shape=image_shape, pixel_range=pixel_range,
-            random_state=recipe.seed, device=device, settings=dict(recipe.settings) or None,
+            random_state=recipe.seed, device=device, threads=threads,
+            settings=dict(recipe.settings) or None,
         )  # fmt: skip
         classifier.model_ = model
         classifier.n_features_in_ = int(np.prod(model.images.shape))
@@ -172,8 +176,14 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.model_ = Model(recipe, form, pick_device(self.device), threads=self.threads)
         self.n_features_in_ = int(np.prod(form.shape))
 
+    def _ready_model(self) -> Model:
+        """The model, about to compute on as many threads as the parameter asks for by now."""
+        check_threads(self.threads)
+        self.model_.threads = self.threads
+        return self.model_
+
     def _learn(self, images: Any, labels: Sequence[Label], announced: list[Label]) -> None:
-        model, size = self.model_, int(self.batch_size)
+        model, size = self._ready_model(), int(self.batch_size)
         try:
             for first in range(0, len(labels), size):
                 batch = slice(first, first + size)
