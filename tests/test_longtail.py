@@ -480,6 +480,7 @@ def test_small_images_are_cropped_less() -> None:
     assert resolve("oltr", image_side=32).crop_scale == 0.5
     assert resolve("oltr", image_side=84).crop_scale == 0.08
     assert resolve("oltr", image_side=32, settings={"crop_scale": "0.2"}).crop_scale == 0.2
+    assert resolve("oltr", image_side=32, settings={"crop_scale": None, "lr1": None}) == resolve("oltr", image_side=32)
 
 
 @pytest.mark.parametrize(
@@ -489,6 +490,7 @@ def test_small_images_are_cropped_less() -> None:
         ({"imbalance": 0.5}, "imbalance"),
         ({"batch_size": 30, "samples_per_class": 4}, "multiple"), ({"open_share": 1}, "open_share"),
         ({"precision": "fp8"}, "precision"), ({"seed": 3}, "seed"), ({"jitter": 2}, "jitter"), ({"mu": -1}, "mu"),
+        ({"jitter": -1}, "jitter = -1.0 must be from 0 to 1"),
     ],
 )  # fmt: skip
 def test_settings_that_are_wrong(settings: dict[str, object], word: str) -> None:

@@ -220,13 +220,15 @@ def resolve(
     fingerprint: str = "",
     settings: Mapping[str, Any] | None = None,
 ) -> LongTailConfig:
-    """Fill in every setting. ``image_side``: the longer side of the images, in pixels; small ones are cropped less."""
+    """Fill in every setting; one that is None has its default. ``image_side``: the longer side of the images, in pixels;
+    small ones are cropped less.
+    """
     given = dict(settings or {})
     refuse_unknown(variant, given, {f.name for f in fields(LongTailConfig)} - NOT_SETTINGS)
     chosen: dict[str, Any] = {"variant": variant, "dataset": dataset, "seed": seed, "fingerprint": fingerprint}
     if image_side is not None and image_side <= SMALL_IMAGE:
         chosen["crop_scale"] = SMALL_CROP
-    return fill(LongTailConfig, chosen | given)
+    return fill(LongTailConfig, chosen | {name: value for name, value in given.items() if value is not None})
 
 
 def changed(config: LongTailConfig) -> dict[str, Any]:
