@@ -210,6 +210,7 @@ def test_a_review_minimises_both_terms() -> None:
     slow.agrees()
 
 
+@pytest.mark.slow
 def test_the_form_changes_at_the_first_tasks_end_and_steps_read_nothing() -> None:
     learner = make()
     forms = [learner.form()]
@@ -358,6 +359,7 @@ def test_nearness_of_nothing() -> None:
 # Learning
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["forward", "backward"])
 def test_two_tasks_are_remembered(kind: str) -> None:
     data = patterned(per_class=25)

@@ -319,6 +319,7 @@ def test_a_memory_beyond_the_machine_is_refused_before_anything_runs(run_tiny: C
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("both", [False, True])
 def test_two_processes_on_one_run(
     start_python: Callable[..., "subprocess.Popen[str]"], run_tiny: Call, tiny_npz: Path, tmp_path: Path, both: bool,

@@ -117,6 +117,7 @@ def test_the_first_seed_can_be_chosen(run_tiny: Call, tmp_path: Path) -> None:
     assert alone.items() <= told(tmp_path / "both").items()
 
 
+@pytest.mark.slow
 def test_toml_and_command_line(ocil_command: Call, tiny_npz: Path, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(

@@ -115,6 +115,7 @@ def test_a_folder_in_sorted_or_random_order(photos: Path) -> None:
     assert mixed != [sample.name for sample in read_list(photos, shuffle=4)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_after", [1, 3, 4])
 def test_stopped_and_resumed(table: Path, tmp_path: Path, stop_after: int) -> None:
     samples = read_list(table)
@@ -126,6 +127,7 @@ def test_stopped_and_resumed(table: Path, tmp_path: Path, stop_after: int) -> No
     assert learned(tmp_path / "parts") == learned(tmp_path / "whole")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["afs", "gdumb"])
 def test_a_list_ends_with_one_review(table: Path, tmp_path: Path, method: str) -> None:
     samples = read_list(table)

@@ -73,6 +73,7 @@ def test_output_and_gradients(
         torch.testing.assert_close(mine, theirs, rtol=1e-4 if dtype == torch.float32 else 1e-10, atol=1e-5)
 
 
+@pytest.mark.slow
 @every_case
 def test_gradcheck(kernel: int, stride: int, height: int, width: int) -> None:
     convolution = layer(kernel, stride, inputs=2, outputs=2)

@@ -93,6 +93,7 @@ def test_captured_steps_are_the_written_steps(tmp_path: Path, dataset: Dataset, 
     assert digests[0] == digests[1]
 
 
+@pytest.mark.slow
 def test_capture_begins_where_a_resumed_run_goes_on(tmp_path: Path, dataset: Dataset) -> None:
     (config,) = configs(tmp_path, "er", 1)
     resident = DeviceData(dataset, "cpu")
@@ -109,6 +110,7 @@ def test_capture_begins_where_a_resumed_run_goes_on(tmp_path: Path, dataset: Dat
     assert whole.finish().digest == second.finish().digest
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("dataset")
 def test_one_failure_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = configs(tmp_path, "er", 3)
@@ -127,6 +129,7 @@ def test_one_failure_leaves_the_others(tmp_path: Path, monkeypatch: pytest.Monke
     assert set(heard) == {0, 1, 2}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("dataset")
 def test_runs_are_grouped_by_precision_and_kept_in_order(tmp_path: Path) -> None:
     plan = [*configs(tmp_path, "er", 1, precision="fp32"), *configs(tmp_path, "fine-tune", 2)]

@@ -50,6 +50,7 @@ def in_a_row(configs: list[RunConfig], tmp_path_factory: pytest.TempPathFactory)
     return told(run_all(configs, job(tmp_path_factory.mktemp("in a row")), 1))
 
 
+@pytest.mark.slow
 def test_alone_is_as_in_a_row(configs: list[RunConfig], in_a_row: list[tuple[Any, ...]], tmp_path: Path) -> None:
     assert told(run_all(configs[1:2], job(tmp_path), 1)) == in_a_row[1:2]
 

@@ -244,6 +244,7 @@ def test_nothing_is_read_with_other_settings(settings: dict[str, Any]) -> None:
 # What it is for
 
 
+@pytest.mark.slow
 def test_old_classes_survive_a_new_task() -> None:
     """Mean accuracy on the first task during the second: replay alone lets it drop, the asymmetric loss does not."""
     data = patterned(per_class=40)

@@ -42,6 +42,7 @@ def slow(learner: Learner, data: Dataset) -> Evaluation:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["er", "afs"])
 def test_against_the_slow_version(name: str) -> None:
     data = patterned()
@@ -56,6 +57,7 @@ def test_against_the_slow_version(name: str) -> None:
     assert first.mean_weight_old is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["scr", "aaer"])
 def test_distances_are_no_logits(name: str) -> None:
     """The softmax of distances is nearly uniform, however sure the learner is: no sample would be easy."""

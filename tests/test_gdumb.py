@@ -256,6 +256,7 @@ def test_a_rehearsal_step_by_hand(clip: float) -> None:
     assert float(learner.last_loss) == pytest.approx(float(loss.detach()), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_tasks_are_remembered() -> None:
     """Two tasks of two easy classes, the second twice as long: the memory is balanced and all four are known."""
     data = patterned(per_class=40)

@@ -251,6 +251,7 @@ def frequencies(memory: ScoredMemory, count: int, trials: int = 4000) -> list[fl
     return [sum(i in slots for slots in drawn) / trials for i in range(memory.size)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_slots_are_drawn_by_their_score(count: int) -> None:
     scores = [-0.5, 0.9, 0.1, -0.2, 0.5]
@@ -336,6 +337,7 @@ def test_a_step_by_hand(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert learner.network.training
 
 
+@pytest.mark.slow
 def test_learning_fills_the_memory_and_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tasks of two easy classes. Some of the second enters the full memory, only from batches that point away from
     what is there; the first is not forgotten."""

@@ -177,6 +177,7 @@ def test_scores_are_pure(name: str) -> None:
     assert all(module.training for module in learner.network.modules())
 
 
+@pytest.mark.slow
 @every_method
 def test_looking_does_not_change_what_is_learned(name: str) -> None:
     watched, alone = make(name), make(name)
@@ -207,6 +208,7 @@ def test_inputs_stay_as_they_are(name: str) -> None:
     assert torch.equal(y, before[1])
 
 
+@pytest.mark.slow
 @every_method
 def test_global_generators_are_neither_read_nor_moved(name: str) -> None:
     digests = set()
@@ -223,6 +225,7 @@ def test_global_generators_are_neither_read_nor_moved(name: str) -> None:
     assert len(digests) == 1
 
 
+@pytest.mark.slow
 @every_method
 def test_the_end_of_a_task_in_one_call(name: str) -> None:
     one, other = make(name), make(name)
@@ -388,6 +391,7 @@ def test_steady_steps_read_nothing_and_keep_their_shapes(
         assert first.trace == second.trace
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -469,6 +473,7 @@ def test_a_used_learner_goes_back_to_its_own_state(name: str) -> None:
     assert digest(learner) == first
 
 
+@pytest.mark.slow
 @every_method
 def test_one_state_for_two_learners(name: str) -> None:
     """They must not share anything, and the state must stay as it was."""
@@ -487,6 +492,7 @@ def test_one_state_for_two_learners(name: str) -> None:
 # Memory
 
 
+@pytest.mark.slow
 @with_memory
 def test_memory_holds_raw_images_of_the_stream(name: str) -> None:
     learner = warm(name, 6)

@@ -138,6 +138,7 @@ def test_steady_once_there_are_more_images_than_candidates() -> None:
     assert [*steady, learner.steady()] == [False, False, True, True]
 
 
+@pytest.mark.slow
 def test_replay_remembers() -> None:
     """Accuracy on the first of two tasks, over the last steps of the second: fine-tuning has lost most of it."""
     data = patterned(per_class=40)

@@ -260,6 +260,7 @@ def test_before_anything_is_learned() -> None:
     assert model().probabilities(batch(0)[0]).shape == (5, 0)
 
 
+@pytest.mark.slow
 def test_something_is_learned() -> None:
     rng = np.random.default_rng(0)
     one = model("afs", memory=50, width=2, review_every=10, settings={"memory_batch": 10})

@@ -97,6 +97,7 @@ except ocil.OcilError as error:
         assert f"OnlineClassifier needs scikit-learn, which cannot be imported ({reason})" in out, err
 
 
+@pytest.mark.slow
 def test_in_a_pipeline_and_cross_validated(tiny: Dataset) -> None:
     x, y = tiny.train_x.reshape(len(tiny.train_x), -1).astype(float), np.array(tiny.classes)[tiny.train_y]
     estimator = make_pipeline(MinMaxScaler(), classifier(image_shape=(8, 8), settings={"review": True}))
@@ -266,6 +267,7 @@ def test_a_file_that_cannot_be_read_ends_a_call(tiny: Dataset, tmp_path: Path) -
     assert one.predict_proba(files[:2]).shape == (2, 5)
 
 
+@pytest.mark.slow
 def test_save_load_and_go_on(tiny: Dataset, tmp_path: Path) -> None:
     x, y = tiny.train_x, np.array(tiny.classes)[tiny.train_y]
     one = classifier("afs", review_every=3, settings={"beta": 0.2}).partial_fit(x[::2], y[::2])

@@ -115,6 +115,7 @@ def by_hand(folder: Path) -> tuple[float, float, int]:
 # Numbers
 
 
+@pytest.mark.slow
 def test_tables_agree_with_the_files_they_come_from() -> None:
     """What is kept under results/: each cell's mean and interval, and the place it has in Table I."""
     found = collect([RESULTS])
@@ -304,6 +305,7 @@ def test_one_set_of_settings_is_one_row(tmp_path: Path) -> None:
     assert None not in rows["er width=8"]
 
 
+@pytest.mark.slow
 def test_rows_say_what_methods_do_not_share(tmp_path: Path) -> None:
     birds(tmp_path, "er", 100, width=4, lr=0.2)
     birds(tmp_path, "afs", 100, width=8, lr=0.2, beta=0.3)
@@ -349,6 +351,7 @@ def test_seeds_that_differ_are_said(tmp_path: Path) -> None:
     assert page.count("(one seed)</a>") == 1
 
 
+@pytest.mark.slow
 def test_every_file_is_there(written: Written) -> None:
     names = {path.name for path in written.tables}
     expected = {f"{t}.{e}" for t in ("table1", "table2", "table3", "alpha", "sigma") for e in ("md", "csv", "tex")}
@@ -638,6 +641,7 @@ def hostile(root: Path) -> None:
         RunFolder(root / "x" / f"seed-{seed}").save_result(replace(result, digest=HOSTILE))
 
 
+@pytest.mark.slow
 def test_hostile_names_are_text(tmp_path: Path) -> None:
     hostile(tmp_path)
     found = collect([tmp_path])
@@ -776,6 +780,7 @@ def test_an_imported_dataset_that_was_imported_again(tmp_path: Path) -> None:
     assert warning.startswith("birds was not the same images in all runs")
 
 
+@pytest.mark.slow
 def test_a_path_that_is_no_text(tmp_path: Path) -> None:
     save(tmp_path, resolve("er", "cifar100"))
     bad = tmp_path / os.fsdecode(b"bad\xff")
@@ -928,6 +933,7 @@ def test_a_class_with_a_hostile_name() -> None:
     assert "<script" not in svg
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -38,6 +38,7 @@ def stop_at(*batches: int) -> Any:
     return lambda: next(counter) in batches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

@@ -45,6 +45,7 @@ def by_loops(projections: Tensor, labels: Tensor, temperature: float) -> Tensor:
     return torch.stack(anchors).mean()
 
 
+@pytest.mark.slow
 @given(st.integers(1, 6), st.integers(2, 3), st.integers(0, 10**6), st.floats(0.05, 2.0))
 @settings(max_examples=15, deadline=None, derandomize=True, database=None)
 def test_loss_and_gradient_against_loops(count: int, views: int, seed: int, temperature: float) -> None:

@@ -68,6 +68,7 @@ def test_cells_from_start_to_table(script: Script, tiny_npz: Path, tmp_path: Pat
     assert {cell.runs[0].result.environment["side_by_side"] for cell in taken} == {2}
 
 
+@pytest.mark.slow
 def test_convolutions_beside_each_other(script: Script) -> None:
     *_, row = script("benchmarks/cpu_convolution", "--quick").splitlines()
     assert re.fullmatch(r"\| 2 \| 8 \| 2 \|( [\d.]+ \|){4}", row)
@@ -106,6 +107,7 @@ def test_curves_and_their_picture(script: Script, tmp_path: Path) -> None:
         assert two.width > 1.5 * one.width
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("name", [f"benchmarks/{name}" for name in NEED_GPU])
 def test_what_needs_a_gpu_says_so(script: Script, name: str, tmp_path: Path) -> None:
@@ -161,6 +163,7 @@ def test_load_on_the_service(script: Script) -> None:
     assert rows[0]["samples_learned_per_second"] == 0
 
 
+@pytest.mark.slow
 def test_hardness_of_a_split(script: Script, tmp_path: Path) -> None:
     """Training images are stripes one way, test images the other way: nothing is near, until images are mixed."""
     stripes = np.indices((8, 8))[..., None] % 2 * 200  # across, down
@@ -174,6 +177,7 @@ def test_hardness_of_a_split(script: Script, tmp_path: Path) -> None:
     assert 10 < float(mixed.split()[-1][:-1]) < 100
 
 
+@pytest.mark.slow
 def test_a_long_stream(script: Script, tmp_path: Path) -> None:
     script("benchmarks/stream_length", "--images", 2000, "--methods", "fine-tune", "--json", "out.json")
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
@@ -209,6 +213,7 @@ def test_the_embedded_dataset_is_made_from_published_files(script: Script, tmp_p
     assert not (tmp_path / "no.npz").exists()
 
 
+@pytest.mark.slow
 def test_the_picture_of_the_readme_has_the_numbers_of_its_table(script: Script, tmp_path: Path) -> None:
     rows = [line.strip("| ").split(" | ") for line in script("tools/readme_figure", "--out", "a.png").splitlines()]
     readme = (ROOT / "README.md").read_text()

@@ -147,6 +147,7 @@ def test_a_snapshot_stays_what_it_is_while_it_is_read(tmp_path: Path) -> None:
     assert len(snapshots._copies) <= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"iid-offline"}))
 def test_every_method_can_be_served(tmp_path: Path, method: str) -> None:
     recipe = Recipe(method, memory=12, width=1, batch_size=6, review_every=3)
@@ -174,6 +175,7 @@ def test_a_new_model_whose_first_request_makes_several_batches(tmp_path: Path, m
         assert sum(service.view.counts.learned) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "published"), [("er", 26), ("scr", 4)])
 def test_snapshots_that_are_dear_are_made_now_and_then(tmp_path: Path, method: str, published: int) -> None:
     """While batches wait; the last one is always seen."""
@@ -213,6 +215,7 @@ def test_a_restart_goes_on_as_if_there_had_been_none(tmp_path: Path) -> None:
     assert digest(Model.load(tmp_path, "cpu").learner) == digest(relearned(tmp_path).learner)
 
 
+@pytest.mark.slow
 def test_a_machine_that_stops_at_any_moment_loses_nothing(tmp_path: Path) -> None:
     """Copies of the folder, as a power cut would leave it, taken while it works; checkpoints come all the time."""
     copies, acknowledged, stop = [], [], threading.Event()

@@ -28,6 +28,7 @@ def test_gpu_or_not(): ...
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
+@pytest.mark.slow
 def test_what_was_skipped_is_listed_by_its_reason(start_python: Start, tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: see pyproject.toml\n")
     (tmp_path / "test_one.py").write_text(SKIPS)

@@ -70,6 +70,7 @@ def runs_in(root: Path) -> dict[str, int]:
     return {str(path.parent.relative_to(root)): path.stat().st_mtime_ns for path in root.rglob("result.json")}
 
 
+@pytest.mark.slow
 def test_a_sweep_and_what_the_dry_run_said_of_it(sweep: Sweep, tmp_path: Path) -> None:
     told = json.loads(sweep("--dry-run", "--json").out)
     assert (told["runs"], told["references"], told["finished"], told["to_run"]) == (10, 2, 0, 10)
@@ -249,6 +250,7 @@ def test_reviews_that_would_never_come_are_seen_at_every_memory_size(sweep: Swee
     assert "er-rv: review_batch = 30 is more than memory = 20" in one_error(sweep())
 
 
+@pytest.mark.slow
 def test_a_run_that_another_process_works_on_comes_last(
     sweep: Sweep, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

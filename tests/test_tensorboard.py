@@ -51,6 +51,7 @@ def config(tiny_npz: Path) -> RunConfig:
     return resolve("er", str(tiny_npz), settings={"width": 2, "tasks": 2, "memory": 20, "memory_batch": 5})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_events_are_what_was_measured(run_tiny: Call, tmp_path: Path, workers: int) -> None:
     """Also when workers do the work: only this process writes."""

@@ -94,6 +94,7 @@ def test_poison_changes_nothing(six: Dataset) -> None:
     assert poisoned(six).fingerprint != six.fingerprint
 
 
+@pytest.mark.slow
 def test_a_search_from_start_to_end(tune: Tune, six: Dataset, tmp_path: Path) -> None:
     words = ("--grid", "lr=0.1,0.0001", "forward=separate,joint", "--seeds", 2, "--json")
     said = tune("er", *words)
@@ -167,6 +168,7 @@ def at_home(ocil_command: Call, six: Dataset, tmp_path: Path, monkeypatch: pytes
     return call
 
 
+@pytest.mark.slow
 def test_another_search_is_another_folder(at_home: Callable[..., Any], tmp_path: Path) -> None:
     searches = [
         ("--grid", "lr=0.1,0.2"),

@@ -220,7 +220,7 @@ def resolve(
     fingerprint: str = "",
     settings: Mapping[str, Any] | None = None,
 ) -> LongTailConfig:
-    """Fill in every setting; one that is None has its default. ``image_side``: the longer side of the images, in pixels;
+    """Fill in every setting; one that is None has its default. ``image_side``: the longer side of the images in pixels;
     small ones are cropped less.
     """
     given = dict(settings or {})
