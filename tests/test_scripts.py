@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import os
 import re
+import signal
 import struct
 import subprocess
 from collections.abc import Callable
@@ -35,7 +37,12 @@ def script(start_python: Start, tmp_path: Path) -> Script:
 
     def run(name: str, *words: object, code: int = 0) -> str:
         process = start_python(ROOT / f"{name}.py", *words, cwd=tmp_path)
-        out, err = process.communicate(timeout=240)
+        try:
+            out, err = process.communicate(timeout=240)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # it leads a session of its own: what it started goes too
+            process.communicate()
+            raise
         assert process.returncode == code, err
         return out + err
 
