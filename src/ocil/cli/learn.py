@@ -102,13 +102,10 @@ class Asked:
 
         from ocil.memory import refuse_what_cannot_fit
         from ocil.online.feed import has_model
-        from ocil.rng import check_seed
 
         if has_model(folder):
             return
-        recipe = self._recipe()
-        check_seed(recipe.seed)
-        refuse_what_cannot_fit(recipe.config().memory, self._format().shape, [torch.device("cpu")])
+        refuse_what_cannot_fit(self._recipe().config().memory, self._format().shape, [torch.device("cpu")])
 
     def model(self, folder: Path, place: "torch.device") -> "Model":
         """The folder's, or a new one."""
