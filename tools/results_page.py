@@ -7,17 +7,20 @@ import re
 from collections.abc import Container
 from pathlib import Path
 
-from ocil.config import command
 from ocil.methods import METHODS
-from ocil.report import longtail, tables
-from ocil.report.collect import Cell, Collection, collect
-from ocil.report.comparison import counterpart, difference, overlap
-from ocil.report.formats import beside, gap
-from ocil.report.published import MEMORY, STUDY
+from ocil.report import longtail, papers
+from ocil.report.cells import Collection, MeasuredCell
+from ocil.report.collect import collect
+from ocil.report.comparison import difference, overlap, published_accuracy
+from ocil.report.formatting import percent, points, published_percent
+from ocil.report.table import Column, Row, Table, markdown_table
+from ocil.runs.config import command
 
 ROOT = Path(__file__).resolve().parent.parent
 DATASETS = {"cifar100": "CIFAR-100", "cifar10": "CIFAR-10", "mini_imagenet": "Mini-ImageNet"}
+PAPER = papers.load()
 STUDIED = ("alpha", "sigma")
+STUDY = ("cifar100", 5000)
 QUESTIONS = {  # cells that change one of these settings answer one question, in a table of their own
     "sample values": {"sample_value"},
     "scale": {"ce_scale"},
@@ -29,29 +32,29 @@ IN_EVERY_COLUMN = ("afs", "er-rv", "scr")
 HEAD = ("method", "memory", "seeds", "accuracy %", "published %", "difference", "forgetting %", "intransigence %")
 
 
-def load(found: Collection) -> list[Cell]:
+def load(found: Collection) -> list[MeasuredCell]:
     order = list(METHODS)
 
-    def place(cell: Cell) -> tuple[int, str, int, str]:
+    def place(cell: MeasuredCell) -> tuple[int, str, int, str]:
         learner = cell.config.learner
         return order.index(cell.config.method), cell.config.label, -learner.memory, learner.precision
 
     return sorted(found.cells, key=place)
 
 
-def changed(cell: Cell) -> set[str]:
+def changed(cell: MeasuredCell) -> set[str]:
     """The settings that a row names, precision aside."""
     return set(re.findall(r"(\w+)=", command(cell.config))) - {"precision"}
 
 
-def group(cell: Cell) -> str:
-    """Which table of the page a cell stands in."""
+def group(cell: MeasuredCell) -> str:
+    """The table of the page that a cell belongs to."""
     if not (names := changed(cell)):
         return "table"
     for question, settings in QUESTIONS.items():
         if names & settings:
             return question
-    if names == {"alpha", "regulariser"}:  # its rows without virtual distillation belong beside those of cross-entropy
+    if names == {"alpha", "regulariser"}:  # its rows without virtual distillation belong with those of cross-entropy
         return "scale"
     if cell.config.method != "afs":
         return "further"
@@ -60,31 +63,37 @@ def group(cell: Cell) -> str:
     return "study" if studied(cell) and len(names) == 1 and names <= {*STUDIED} else "further"
 
 
-def studied(cell: Cell) -> bool:
+def studied(cell: MeasuredCell) -> bool:
     config = cell.config
     return (config.method, config.learner.precision, config.dataset, config.learner.memory) == ("afs", "bf16", *STUDY)
 
 
-def words_of(cell: Cell) -> str:
+def words_of(cell: MeasuredCell) -> str:
     """The command without what every row has."""
     words = command(cell.config).removeprefix("ocil run ").replace(f" --dataset {cell.config.dataset}", "")
     return re.sub(r" --memory \d+", "", words)
 
 
-def row(cell: Cell) -> list[str]:
-    summary, paper = cell.summary, counterpart(cell)
+def row(cell: MeasuredCell) -> Row:
+    summary, published = cell.summary, published_accuracy(cell, PAPER)
     accuracy = summary.average_accuracy
-    apart = " (apart)" if overlap(accuracy, paper) is False else ""
-    return [
-        f"`{words_of(cell)}`", str(cell.config.learner.memory or "-"), str(len(cell.runs)),
-        tables.percent(accuracy), beside(paper), gap(difference(accuracy, paper)) + apart,
-        tables.percent(summary.average_forgetting), tables.percent(summary.average_intransigence),
-    ]  # fmt: skip
+    apart = " (apart)" if overlap(accuracy, published) is False else ""
+    return Row.of(
+        words_of(cell),
+        cell.config.learner.memory or "-",
+        len(cell.runs),
+        percent(accuracy),
+        published_percent(published),
+        points(difference(accuracy, published)) + apart,
+        percent(summary.average_forgetting),
+        percent(summary.average_intransigence),
+    )
 
 
-def table(head: tuple[str, ...], rows: list[list[str]]) -> str:
-    lines = ["| " + " | ".join(cells) + " |" for cells in (head, *rows)]
-    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
+def table(head: tuple[str, ...], rows: list[Row], code: int = 0) -> str:
+    """Markdown, with the first ``code`` columns set as code."""
+    columns = (Column(title, "code" if number < code else "text") for number, title in enumerate(head))
+    return markdown_table(Table("", tuple(columns), tuple(rows)))
 
 
 def place(path: Path, name: str, text: str) -> None:
@@ -97,18 +106,22 @@ def place(path: Path, name: str, text: str) -> None:
 
 
 def longtail_tables(found: Collection) -> str:
-    """Measured rows of each dataset, what holds of the paper's directions, and the paper's rows."""
-    text = longtail.markdown(found.longtail).split("\n## ", 1)[1]
-    return "### " + text.replace("\n## ", "\n### ").strip()
+    """Measured rows of each dataset, which claims of the paper hold, and the paper's rows."""
+    return "\n\n".join(markdown_table(table, level=3) for table in longtail.document(found.longtail, PAPER).tables)
 
 
 def longtail_cells(found: Collection) -> str:
     rows = [
-        [f"`{cell.config.cell}`", f"`{cell.command}`", str(len(cell.results)), tables.percent(cell.value("overall")),
-         f"{cell.wall_seconds:.0f} s a run"]
+        Row.of(
+            cell.config.cell,
+            cell.command,
+            len(cell.results),
+            percent(cell.value("overall")),
+            f"{cell.wall_seconds:.0f} s per run",
+        )
         for cell in found.longtail
-    ]  # fmt: skip
-    return table(("folder", "command", "seeds", "overall %", "time"), rows)
+    ]
+    return table(("folder", "command", "seeds", "overall %", "time"), rows, code=2)
 
 
 def main() -> None:
@@ -120,23 +133,24 @@ def main() -> None:
     for dataset in DATASETS:
         for kind in ("table", "ablation", *QUESTIONS, "further"):
             if rows := [row(cell) for cell in cells if (cell.config.dataset, group(cell)) == (dataset, kind)]:
-                place(ROOT / "docs/results.md", f"{dataset} {kind}", table(HEAD, rows))
+                place(ROOT / "docs/results.md", f"{dataset} {kind}", table(HEAD, rows, code=1))
     for name in STUDIED:
         chosen = [cell for cell in cells if studied(cell) and changed(cell) <= {name}]
         chosen.sort(key=lambda cell: getattr(cell.config.learner, name))
-        place(ROOT / "docs/results.md", name, table(HEAD, [row(cell) for cell in chosen]))
+        place(ROOT / "docs/results.md", name, table(HEAD, [row(cell) for cell in chosen], code=1))
     place(ROOT / "docs/results.md", "sizes", sizes(cells, DATASETS))
     place(ROOT / "README.md", "sizes", sizes(cells, {cell.config.dataset for cell in cells}))
     rows = [
-        [f"`{cell.name}`", f"`{cell.command}`", str(len(cell.runs)),
-         tables.percent(cell.summary.average_accuracy), seconds(cell)]
+        Row.of(cell.name, cell.command, len(cell.runs), percent(cell.summary.average_accuracy), seconds(cell))
         for cell in sorted(cells, key=lambda cell: cell.config.dataset)
-    ]  # fmt: skip
+    ]
     place(ROOT / "README.md", "overview", overview(cells))
-    place(ROOT / "results/README.md", "cells", table(("folder", "command", "seeds", "accuracy %", "time"), rows))
+    place(
+        ROOT / "results/README.md", "cells", table(("folder", "command", "seeds", "accuracy %", "time"), rows, code=2)
+    )
 
 
-def sizes(cells: list[Cell], datasets: Container[str]) -> str:
+def sizes(cells: list[MeasuredCell], datasets: Container[str]) -> str:
     """Three methods in every column of Table I."""
     found = {
         (cell.config.dataset, cell.config.learner.memory, cell.config.label): cell
@@ -144,16 +158,16 @@ def sizes(cells: list[Cell], datasets: Container[str]) -> str:
         if group(cell) == "table" and cell.config.learner.precision == "bf16"
     }
     rows = [
-        [DATASETS[dataset], str(memory), *(shown(found.get((dataset, memory, label))) for label in IN_EVERY_COLUMN)]
+        Row.of(DATASETS[dataset], memory, *(shown(found.get((dataset, memory, label))) for label in IN_EVERY_COLUMN))
         for dataset in DATASETS
         if dataset in datasets
-        for memory in MEMORY[dataset]
+        for memory in PAPER.tables[0].memory[dataset]
     ]
     return table(("dataset", "memory", *IN_EVERY_COLUMN), rows)
 
 
-def overview(cells: list[Cell]) -> str:
-    """Every method, with and without review, beside the paper: one column a dataset."""
+def overview(cells: list[MeasuredCell]) -> str:
+    """Every method, with and without review, with the published number: one column per dataset."""
     columns = {"cifar100": 5000, "cifar10": 1000}
     found = {
         (cell.config.label, cell.config.dataset): cell
@@ -163,23 +177,23 @@ def overview(cells: list[Cell]) -> str:
         and cell.config.learner.memory in (0, columns.get(cell.config.dataset))
     }
     rows = [
-        [label, *(shown(found.get((label, dataset))) for dataset in columns)]
+        Row.of(label, *(shown(found.get((label, dataset))) for dataset in columns))
         for label in dict.fromkeys(label for label, _ in found)
     ]
     return table(("method", *(f"{DATASETS[name]}, memory {memory}" for name, memory in columns.items())), rows)
 
 
-def shown(cell: Cell | None) -> str:
+def shown(cell: MeasuredCell | None) -> str:
     if cell is None:
         return "not measured"
-    paper = counterpart(cell)
-    return tables.percent(cell.summary.average_accuracy) + (f" ({beside(paper)})" if paper else "")
+    published = published_accuracy(cell, PAPER)
+    return percent(cell.summary.average_accuracy) + (f" ({published_percent(published)})" if published else "")
 
 
-def seconds(cell: Cell) -> str:
-    """Of all seeds together where they had the GPU for themselves, else of a run among others."""
+def seconds(cell: MeasuredCell) -> str:
+    """The time of all seeds together if they had the GPU for themselves, else the mean time of a run."""
     together = cell.runs[0].result.environment.get("seconds_for_all")
-    return f"{together} s for all" if together else f"{cell.summary.wall_seconds.mean:.0f} s a run"
+    return f"{together} s for all" if together else f"{cell.summary.wall_seconds.mean:.0f} s per run"
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 python tools/take_runs.py OUT.json results [--side-by-side N]
 
-N: how many runs shared the GPU, kept with each, as their times say little about one alone. A run that is there already
-stays as it is.
+N: how many runs shared the GPU. It is kept with each run, since their times do not hold for a run alone. A run that is
+there already stays as it is.
 """
 
 import argparse
@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from ocil.longtail.results import LongTailResult
-from ocil.results import Result, sealed, write_json
+from ocil.runs.naming import seed_folder
+from ocil.runs.results import Result, sealed, write_json
 
 
 def read(content: Mapping[str, Any]) -> Result | LongTailResult:
-    """Checked: what was damaged on its way is not taken."""
+    """The result, checked: one that was damaged on its way raises."""
     return LongTailResult.from_json(content) if "variant" in content["config"] else Result.from_json(content)
 
 
@@ -31,7 +32,7 @@ def main() -> None:
     taken = 0
     for content in runs:
         config = read(content).config
-        path = options.folder / config.cell / f"seed-{config.seed}" / "result.json"
+        path = options.folder / config.cell / seed_folder(config.seed) / "result.json"
         if path.exists():
             continue
         if options.side_by_side:
