@@ -1,4 +1,4 @@
-"""A stream of arrays whose classes nobody announces. Each batch is predicted first and learned then.
+"""A stream of arrays whose classes are not announced. Each batch is first predicted, then learned.
 
 Run it: python examples/array_stream.py
 """
@@ -25,7 +25,7 @@ def draw(name: str, rng: np.random.Generator) -> np.ndarray:
 
 
 def stream(batches: int, seed: int = 0) -> Iterator[tuple[np.ndarray, list[str]]]:
-    """Every quarter of the stream one more kind of image appears."""
+    """In every quarter of the stream one more class appears."""
     rng = np.random.default_rng(seed)
     for number in range(batches):
         known = NAMES[: 1 + 4 * number // batches]

@@ -1,4 +1,4 @@
-"""Learn from a folder CLASS/IMAGE.png in a mixed order, save, and classify its images again.
+"""Learn a folder CLASS/IMAGE.png in random order, save the model, load it and classify the images again.
 
 Run it: python examples/folder.py photos my-model
 """
@@ -18,7 +18,7 @@ def main(folder: Path, model: Path, **options: object) -> float:
     learner = ocil.OnlineClassifier("afs", image_shape=(32, 32, 3), random_state=0, **options)
     for first in range(0, len(files), 100):  # as they would arrive
         learner.partial_fit(files[first : first + 100], labels[first : first + 100])
-        learner.save(model)  # a process that is killed loses at most the last hundred
+        learner.save(model)  # if the process is killed, at most the last hundred images are lost
     learner.review()
     learner.save(model)
 

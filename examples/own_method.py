@@ -1,4 +1,4 @@
-"""A method of your own in one file: replay that learns a memory batch several times for each stream batch.
+"""A method of your own in one file: replay that learns several memory batches per stream batch.
 
 Run it: python examples/own_method.py
 """
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from torch import Tensor
 
 import ocil
-from ocil import losses
+from ocil.learning import losses
 from ocil.methods import MethodInfo, register
-from ocil.methods.base import Learner, LearnerConfig
+from ocil.methods.config import LearnerConfig
 from ocil.networks import to_float
 
 
 @dataclass(frozen=True)
 class RepeatConfig(LearnerConfig):
     repeats: int = 2
-    """Memory batches learned for each stream batch."""
+    """Memory batches learned per stream batch."""
 
 
-class Repeat(Learner):
+class Repeat(ocil.Learner):
     """Step: cross-entropy of the stream batch, then of ``repeats`` memory batches, one SGD step each; reservoir."""
 
     Config = RepeatConfig
@@ -32,7 +32,7 @@ class Repeat(Learner):
             if (replay := self.memory.retrieve(self.config.memory_batch)) is not None:
                 loss = self.descend(*replay)
         self.memory.add(x, y)
-        self.watch(loss)
+        self.record_loss(loss)
 
     def descend(self, x: Tensor, y: Tensor) -> Tensor:
         self.optimizer.zero_grad()
@@ -42,8 +42,8 @@ class Repeat(Learner):
         return loss.detach()
 
 
-register(MethodInfo("repeat", Repeat, "replay of several batches a step", "-"))
+register(MethodInfo("repeat", Repeat, "replay of several batches per step", "-"))
 
 if __name__ == "__main__":
     config = ocil.resolve("repeat", settings={"repeats": 3, "width": 4})
-    print(f"accuracy {ocil.metrics.average_accuracy(ocil.run(config, 'runs').matrix):.2f}")
+    print(f"accuracy {ocil.evaluation.measures.average_accuracy(ocil.run(config, 'runs').matrix):.2f}")

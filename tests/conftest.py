@@ -54,7 +54,7 @@ def quick_convolution(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """For networks of a few channels: what is fast for large images costs most of the time there."""
     import torch
 
-    monkeypatch.setattr("ocil.convolution.SLOW_BACKWARD", False)
+    monkeypatch.setattr("ocil.kernels.convolution.SLOW_BACKWARD", False)
     before = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     yield

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ocil.online.feed import has_model
 from ocil.online.images import ImageFormat
-from ocil.online.model import Model, Recipe, locked
+from ocil.online.model import Model, Recipe, has_model, locked
 from ocil.serve.records import Cut, Samples
 from ocil.serve.segment import read
 from ocil.serve.service import Service

@@ -14,9 +14,9 @@ from ocil.errors import OcilError
 from ocil.methods import METHODS
 from ocil.methods._distances import nearness
 from ocil.methods.aaer import AAER, AAERConfig, drift, least_by_class
-from ocil.methods.base import Problem
+from ocil.methods.config import Problem
 from ocil.networks import to_float
-from ocil.runner import digest
+from ocil.runs.environment import digest
 from tests.reference.datasets import noise, patterned
 from tests.test_methods import BATCH, MEMORY, REPLAY, HostWatch, SlowStep, batch, frozen, record
 
@@ -174,7 +174,7 @@ def test_a_step_by_hand(steps: int, augment: bool, ended: bool, monkeypatch: pyt
         learner.task_ended()
         learner.known[1] = False  # a class that has no anchor yet
     slow, known = SlowStep(learner), learner.known.clone()
-    draws, views = record(learner.memory, "retrieve", monkeypatch), record(learner, "augment", monkeypatch)
+    draws, views = record(learner.memory, "retrieve", monkeypatch), record(learner, "random_views", monkeypatch)
     x, y = batch(steps)
     learner.learn(x, y)
     slow.minimise(F.cross_entropy(slow.logits(to_float(x)), y))
@@ -213,14 +213,14 @@ def test_a_review_minimises_both_terms() -> None:
 @pytest.mark.slow
 def test_the_form_changes_at_the_first_tasks_end_and_steps_read_nothing() -> None:
     learner = make()
-    forms = [learner.form()]
+    forms = [learner.step_variant()]
     for task in range(3):
         learn(learner, range(3 * task, 3 * task + 3))
         x, y = batch(50 + task)
         with HostWatch() as watch:
             learner.learn(x, y)
         learner.task_ended()
-        forms.append(learner.form())
+        forms.append(learner.step_variant())
         if task == 1:
             trace = watch.trace
     assert forms == [0, 1, 1, 1]
@@ -234,7 +234,7 @@ def test_a_state_goes_on_exactly_across_task_ends() -> None:
     learn(learner, range(4, 6))
     other = make(seed=5, momentum=0.9)
     other.load_state(frozen(learner))
-    assert other.form() == learner.form() == 1
+    assert other.step_variant() == learner.step_variant() == 1
     for each in (learner, other):
         learn(each, range(6, 8))
         each.task_ended()
@@ -313,10 +313,12 @@ def test_moves_before_and_after_a_new_choice_of_anchors_count(kind: str) -> None
     learner.task_ended()
     learner.angle = 0.5
     anchors = learner.features(images((100, 100), (0, 100)))
-    offset = torch.stack([
-        _turned((1, 0), 0.3) - _turned((1, 0), 0.0) + anchors[0] - _turned((0.5**0.5, 0.5**0.5), 0.3),
-        _turned((0, 1), 0.5) - _turned((0, 1), 0.0),
-    ])  # fmt: skip
+    offset = torch.stack(
+        [
+            _turned((1, 0), 0.3) - _turned((1, 0), 0.0) + anchors[0] - _turned((0.5**0.5, 0.5**0.5), 0.3),
+            _turned((0, 1), 0.5) - _turned((0, 1), 0.0),
+        ]
+    )
     centres, x = torch.tensor([[0.9, 0.3], [0.3, 0.9]]), images((90, 100), (100, 30), (0, 9))
     for point, scores in zip(learner.features(x), learner.scores(x), strict=True):
         nearest = min(range(2), key=lambda label: float((point - anchors[label]).norm()))

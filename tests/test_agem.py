@@ -160,7 +160,7 @@ def test_the_form_changes_once() -> None:
     learner = make("agem")
     forms = []
     for _ in range(4):
-        forms.append(learner.form())
+        forms.append(learner.step_variant())
         learner.task_ended()
     assert forms == [0, 1, 1, 1]
 
@@ -180,7 +180,7 @@ def test_a_constrained_step_reads_nothing() -> None:
 def test_a_state_after_a_task_goes_on_with_the_constraint() -> None:
     learner, other = after_a_task(), make("agem")
     other.load_state({name: value.clone() for name, value in learner.state().items()})
-    assert other.form() == 1
+    assert other.step_variant() == 1
     for each in (learner, other):
         each.learn(*batch(5))
     assert torch.equal(flat(learner.network.parameters()), flat(other.network.parameters()))

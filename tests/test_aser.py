@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import ocil
+from ocil.data import CATALOG
 from ocil.errors import OcilError
 from ocil.methods import aser
 from ocil.methods.aser import ASER, ASERConfig, class_balanced, knn_shapley, places, ranking, replay_score
-from ocil.methods.base import Problem
+from ocil.methods.config import Problem
 from ocil.networks import to_float
-from ocil.runner import digest
+from ocil.runs.environment import digest
 from tests.reference.datasets import noise, patterned
 from tests.test_methods import BATCH, MEMORY, REPLAY, HostWatch, SlowStep, batch, record
 
@@ -249,8 +250,10 @@ def test_replay_is_what_loops_choose(kind: str, monkeypatch: pytest.MonkeyPatch)
     for number, slot in enumerate(candidates):
         against, helpful = [row[number] for row in stream], [row[number] for row in memory]
         scores[slot] = {
-            "asvm": sum(helpful) / 4 - sum(against) / 2, "asv": max(helpful) - min(against), "neg_sv": -sum(against)
-        }[kind]  # fmt: skip
+            "asvm": sum(helpful) / 4 - sum(against) / 2,
+            "asv": max(helpful) - min(against),
+            "neg_sv": -sum(against),
+        }[kind]
     assert len(set(chosen)) == 3
     assert [scores[slot] for slot in chosen] == pytest.approx(sorted(scores.values(), reverse=True)[:3], abs=1e-6)
 
@@ -444,9 +447,9 @@ def test_settings() -> None:
         found[dataset] = config.per_class
     assert found == {"cifar10": 9, "cifar100": 2, "mini_imagenet": 3}
     for dataset, smallest in (("cifar10", 200), ("cifar100", 1000), ("mini_imagenet", 1000)):
-        assert ASER.settings_for(dataset, smallest)["per_class"] == found[dataset]
-    assert ASER.settings_for("cifar10", 60)["per_class"] == 3
-    assert ASER.settings_for("cifar10", 10)["per_class"] == 1
+        assert ASER.settings_for(dataset, smallest, CATALOG[dataset].classes)["per_class"] == found[dataset]
+    assert ASER.settings_for("cifar10", 60, 10)["per_class"] == 3
+    assert ASER.settings_for("cifar10", 10, 10)["per_class"] == 1
     for bad in ({"k": 0}, {"per_class": 0}, {"aser_type": "sv"}, {"bn_updates": 0}):
         with pytest.raises(OcilError, match=next(iter(bad))):
             make(**bad)

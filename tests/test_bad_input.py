@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ocil.config import resolve
 from ocil.data import Dataset, load
-from ocil.results import RunFolder
+from ocil.runs.config import resolve
+from ocil.runs.folder import RunFolder
 from tests.conftest import SMALL, Call, left_over, one_error
 
 
@@ -322,9 +322,14 @@ def test_a_memory_beyond_the_machine_is_refused_before_anything_runs(run_tiny: C
 @pytest.mark.slow
 @pytest.mark.parametrize("both", [False, True])
 def test_two_processes_on_one_run(
-    start_python: Callable[..., "subprocess.Popen[str]"], run_tiny: Call, tiny_npz: Path, tmp_path: Path, both: bool,
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    start_python: Callable[..., "subprocess.Popen[str]"],
+    run_tiny: Call,
+    tiny_npz: Path,
+    tmp_path: Path,
+    both: bool,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     settings = dict(setting.split("=") for setting in SMALL)
     config = resolve("er", str(tiny_npz), memory=20, settings=settings)
     config = replace(config, fingerprint=load(tiny_npz).fingerprint)
@@ -367,7 +372,7 @@ def test_no_patience_with_another_process(run_tiny: Call, tmp_path: Path, monkey
     with RunFolder(run).lock():
         said = run_tiny("er", "--seeds", 1)
     assert said.code == 130
-    assert "Stopped." in said.err
+    assert "Stopped:" in said.err
 
 
 def test_other_images_under_a_name_of_the_catalog(ocil_command: Call, tiny: Dataset, tmp_path: Path) -> None:

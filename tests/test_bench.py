@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from ocil.bench import Timing, _cost, made_up, measure
-from ocil.config import RunConfig, resolve
-from ocil.evaluate import batch_for
+from ocil.engines.bench import Timing, _cost, made_up, measure
+from ocil.evaluation.evaluator import batch_for
+from ocil.runs.config import RunConfig, resolve
 from tests.conftest import Call, one_error
 
 
@@ -68,7 +68,7 @@ def test_bench_leaves_out_settings_that_a_method_lacks(ocil_command: Call, monke
             raise RuntimeError("can't allocate memory")
         return Timing(configs[0].label, "cpu", "tf32", 1, 1.0, 0.0, None, None, 1.0, 1.0, 20, 1.0, 1.0, None)
 
-    monkeypatch.setattr("ocil.bench.measure", pretend)
+    monkeypatch.setattr("ocil.engines.bench.measure", pretend)
     words = ("--device", "cpu", "--set", "beta=0.2", "width=3")
     said = ocil_command("bench", "afs", "er", "fine-tune", *words, "memory=300", "--json")
     assert said.code == 0, said

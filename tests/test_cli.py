@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from ocil.config import RunConfig
+from ocil.engines.job import Observer
 from ocil.methods import METHODS
 from ocil.methods.fine_tune import FineTune
-from ocil.results import RunFolder
+from ocil.runs.config import RunConfig
+from ocil.runs.folder import RunFolder
+from ocil.runs.protocol import Interrupted, RunKey
+from ocil.runs.stream_run import StreamRun
 from tests.conftest import SMALL, Call, Said, left_over, one_error
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -45,8 +48,11 @@ def test_run_json(run_tiny: Call, tmp_path: Path) -> None:
     assert "note" not in content
     for number, run in enumerate(content["runs"]):
         assert {path.name for path in Path(run).iterdir()} == {
-            ".lock", "config.json", "result.json", "checkpoint.safetensors",
-        }  # fmt: skip
+            ".lock",
+            "config.json",
+            "result.json",
+            "checkpoint.safetensors",
+        }
         result = json.loads((Path(run) / "result.json").read_text())
         assert result["config"] == json.loads((Path(run) / "config.json").read_text())
         assert result["config"]["seed"] == number
@@ -204,11 +210,11 @@ def test_the_dataset_defaults_to_the_embedded_one(
 ) -> None:
     asked: list[RunConfig] = []
 
-    def run_all(configs: list[RunConfig], *_: Any) -> list[Exception]:
-        asked.extend(configs)
-        return [KeyboardInterrupt] * len(configs)  # type: ignore[list-item]
+    def run_all(runs: list[StreamRun], *_: Any) -> dict[RunKey, Exception]:
+        asked.extend(run.config for run in runs)
+        return {run.key: Interrupted("not now") for run in runs}
 
-    monkeypatch.setattr("ocil.engine.local.run_all", run_all)
+    monkeypatch.setattr("ocil.engines.pool.run_all", run_all)
     ocil_command("run", "afs", "--out", tmp_path)
     assert [(config.dataset, config.seed) for config in asked if config.method == "afs"] == [
         ("fashion-mini", seed) for seed in range(3)
@@ -222,7 +228,7 @@ def _seed_1_diverges(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(self: FineTune, x: torch.Tensor, y: torch.Tensor) -> None:
         learn(self, x, y)
         if self.rng.seed == 1:
-            self.watch(torch.tensor(float("inf")))
+            self.record_loss(torch.tensor(float("inf")))
 
     monkeypatch.setattr(FineTune, "learn", failing)
 
@@ -244,8 +250,9 @@ def test_all_seeds_diverge(run_tiny: Call, tmp_path: Path) -> None:
     said = run_tiny("fine-tune", "--seeds", 2, settings=("lr=1e6",))
     assert said.code == 2
     assert [line.split(": the loss")[0] for line in said.errors] == [
-        "ocil: error: fine-tune seed 0", "ocil: error: fine-tune seed 1",
-    ]  # fmt: skip
+        "ocil: error: fine-tune seed 0",
+        "ocil: error: fine-tune seed 1",
+    ]
     assert said.out == ""
     assert not results_in(tmp_path / "runs")
 
@@ -274,14 +281,14 @@ def test_names_from_the_disk_are_no_markup(run_tiny: Call, tiny_npz: Path, tmp_p
 def test_a_second_ctrl_c_stops_at_once(run_tiny: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[bool] = []
 
-    def run_all(configs: Any, job: Any, workers: int, watch: Any, should_stop: Callable[[], bool]) -> Any:
-        heard.append(should_stop())
+    def run_all(runs: Any, job: Any, observer: Observer) -> Any:
+        heard.append(observer.should_stop())
         os.kill(os.getpid(), signal.SIGINT)
-        heard.append(should_stop())
+        heard.append(observer.should_stop())
         os.kill(os.getpid(), signal.SIGINT)
         raise AssertionError("still here")
 
-    monkeypatch.setattr("ocil.engine.local.run_all", run_all)
+    monkeypatch.setattr("ocil.engines.pool.run_all", run_all)
     before = signal.getsignal(signal.SIGINT)
     said = run_tiny("fine-tune", "--seeds", 1)
     assert said.code == 130
@@ -308,9 +315,10 @@ def start_and_interrupt(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("workers", "number"), [(1, signal.SIGINT), (2, signal.SIGINT), (2, signal.SIGTERM)],
+    ("workers", "number"),
+    [(1, signal.SIGINT), (2, signal.SIGINT), (2, signal.SIGTERM)],
     ids=["Ctrl-C", "Ctrl-C, two workers", "SIGTERM to all, two workers"],
-)  # fmt: skip
+)
 def test_asked_to_stop_it_saves_and_the_same_command_goes_on(
     start_python: Start, ocil_command: Call, tiny_npz: Path, tmp_path: Path, workers: int, number: signal.Signals
 ) -> None:
@@ -324,7 +332,7 @@ def test_asked_to_stop_it_saves_and_the_same_command_goes_on(
     said = start_and_interrupt(start_python, [*words, *seeds, "--out", tmp_path / "a"], the_second_run_begins, number)
     assert said.code == 130, said
     assert "Saving; once more stops at once." in said.err
-    assert "Stopped. What was learned is saved; the same command goes on from there." in said.err
+    assert "Stopped: the same command goes on from what was last saved." in said.err
     assert "Traceback" not in said.err
     assert not said.errors
     stopped = [path.parent for path in (tmp_path / "a").rglob("checkpoint.safetensors")]

@@ -15,7 +15,7 @@ from ocil.errors import OcilError
 from ocil.online.feed import Feed, Sample, read_list
 from ocil.online.images import ImageFormat
 from ocil.online.model import FILE, Model, Recipe
-from ocil.runner import digest
+from ocil.runs.environment import digest
 from tests.conftest import Call, left_over, one_error
 
 SMALL = ("--method", "er", "--memory", 20, "--width", 1, "--size", 12, "--gray", "--batch-size", 4)
@@ -145,7 +145,7 @@ def test_a_list_ends_with_one_review(table: Path, tmp_path: Path, method: str) -
         Feed(Model.load(tmp_path / "parts", "cpu"), samples).run(tmp_path / "parts")
         assert learned(tmp_path / "parts") == learned(tmp_path / "whole")
     Feed(Model.load(tmp_path / "parts", "cpu"), [*samples, samples[0]]).run(tmp_path / "parts")
-    assert Model.load(tmp_path / "parts", "cpu").learner.tasks == (2 if method == "gdumb" else 0)
+    assert Model.load(tmp_path / "parts", "cpu").learner.task_number == (2 if method == "gdumb" else 0)
 
 
 SCRIPT = """
@@ -186,15 +186,15 @@ def test_killed_in_the_middle_of_a_write(
 def test_ctrl_c_saves(ocil_command: Call, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     step = Feed.step
 
-    def step_and_interrupt(self: Feed) -> None:
-        step(self)
+    def step_and_interrupt(self: Feed, *after_batch: Any) -> None:
+        step(self, *after_batch)
         if self.model.batches == 2:
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(Feed, "step", step_and_interrupt)
     said = ocil_command("learn", table, "--model", tmp_path / "model", *SMALL)
     assert said.code == 130
-    assert "the same command goes on from there" in said.err
+    assert "the same command goes on from what was last saved" in said.err
     assert Model.load(tmp_path / "model").samples == 8
 
 

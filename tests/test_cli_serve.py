@@ -48,15 +48,18 @@ def test_a_folder_without_a_model(ocil_command: Call, tmp_path: Path) -> None:
 
 def test_settings_that_are_wrong(ocil_command: Call, tmp_path: Path) -> None:
     for words, message in (
-        (("--method", "afx"), "afs"), (("--method", "er", "--set", "lr"), "FIELD=VALUE"),
-        (("--method", "er", "--threads", 0), "at least 1"), (("--method", "er", "--save-seconds", 0), "more than 0"),
+        (("--method", "afx"), "afs"),
+        (("--method", "er", "--set", "lr"), "FIELD=VALUE"),
+        (("--method", "er", "--threads", 0), "at least 1"),
+        (("--method", "er", "--save-seconds", 0), "more than 0"),
         (("--method", "er", "--max-queue", 5), "must not be below batch"),
         (("--method", "er", "--max-body", 0), "more than 0"),
-        (("--method", "er", "--port", 70000), "70000"), (("--method", "er", "--host", "no such host"), "no such host"),
+        (("--method", "er", "--port", 70000), "70000"),
+        (("--method", "er", "--host", "no such host"), "no such host"),
         (("--method", "er", "--width", 0), "at least 1"),
         (("--method", "er", "--set", "growing=no"), "growing = false"),
         (("--method", "er", "--set", "boundary=none"), "boundary is a setting of a benchmark's stream"),
-    ):  # fmt: skip
+    ):
         assert message in one_error(ocil_command("serve", "--model", tmp_path / "m", *words)), words
     assert not (tmp_path / "m" / FILE).exists()
 
@@ -88,12 +91,16 @@ def test_another_address_needs_a_token(ocil_command: Call, tmp_path: Path, monke
     assert "--token " not in ocil_command("serve", "--help").out  # never a word of the command line
 
 
-def test_a_missing_package_is_named(ocil_command: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith(("ocil.serve.run", "ocil.serve.app"))]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    said = ocil_command("serve", "--model", tmp_path / "m", *SMALL)
-    assert "uvicorn is not installed: pip install 'ocil[serve]'" in one_error(said)
+@pytest.mark.parametrize("package", ["uvicorn", "prometheus_client"])
+def test_a_missing_package_is_named(
+    ocil_command: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    for name in ("run", "app", "guard", "routes", "metrics"):
+        monkeypatch.delitem(sys.modules, f"ocil.serve.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    answer = ocil_command("serve", "--model", tmp_path / "m", *SMALL)
+    assert f"{package} is not installed: pip install 'ocil[serve]'" in one_error(answer)
+    assert ocil_command("serve", "--help").code == 0
 
 
 def test_damaged_logs_are_said_in_one_line(ocil_command: Call, tmp_path: Path) -> None:
@@ -118,12 +125,16 @@ def test_learn_serve_and_learn_again(
         busy = ocil_command("learn", photos, "--model", folder, "--append")
         assert "another process is learning in" in one_error(busy)
         assert "another process is learning in" in one_error(ocil_command("serve", "--model", folder, "--port", 0))
-        body = b"".join(
-            b'--b\r\nContent-Disposition: form-data; name="%s"%s\r\n\r\n%s\r\n' % (name, extra, content)
-            for name, extra, content in (
-                (b"image", b'; filename="x.png"', (photos / "dark" / "0.png").read_bytes()), (b"label", b"", b"dark"),
+        body = (
+            b"".join(
+                b'--b\r\nContent-Disposition: form-data; name="%s"%s\r\n\r\n%s\r\n' % (name, extra, content)
+                for name, extra, content in (
+                    (b"image", b'; filename="x.png"', (photos / "dark" / "0.png").read_bytes()),
+                    (b"label", b"", b"dark"),
+                )
             )
-        ) + b"--b--\r\n"  # fmt: skip
+            + b"--b--\r\n"
+        )
         request = urllib.request.Request(
             f"{address}/learn?wait=true", body, {"Content-Type": "multipart/form-data; boundary=b"}
         )

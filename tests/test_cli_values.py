@@ -52,9 +52,15 @@ def command(
     def reached(*_: Any, **__: Any) -> Any:
         raise Reached
 
-    for name in ("ocil.engine.execute", "ocil.bench.measure", "ocil.longtail.runs.run_all", "ocil.online.feed.Feed.run",
-                 "ocil.serve.run.serve", "ocil.data.download.fetch", "ocil.report.collect.collect",
-                 "ocil.online.model.Model.load"):  # fmt: skip
+    for name in (
+        "ocil.engines.execute",
+        "ocil.engines.bench.measure",
+        "ocil.online.feed.Feed.run",
+        "ocil.serve.run.serve",
+        "ocil.data.download.fetch",
+        "ocil.report.collect.collect",
+        "ocil.online.model.Model.load",
+    ):
         monkeypatch.setattr(name, reached)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OCIL_DATA", str(tmp_path / "data"))

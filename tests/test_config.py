@@ -1,20 +1,31 @@
 import dataclasses
 import json
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal, Optional, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Optional, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ocil.config import RunConfig, command, fill, meanings, resolve, typed
-from ocil.data import CATALOG, Dataset
+from ocil.cli.options import RunOptions
+from ocil.data import CATALOG, DEFAULT, Dataset
 from ocil.errors import OcilError
 from ocil.methods import METHODS, MethodInfo
 from ocil.methods.afs import AFSConfig
-from ocil.methods.base import LearnerConfig
+from ocil.methods.config import LearnerConfig
 from ocil.methods.er import ER, ERConfig
-from ocil.runner import make_learner
+from ocil.runs.build import make_learner
+from ocil.runs.config import (
+    DEFAULT_MEMORY,
+    RunConfig,
+    as_argument,
+    command,
+    concerns,
+    fill,
+    meanings,
+    memory_settings,
+    resolve,
+)
 from ocil.streams import StreamConfig
 
 with_memory = [name for name, info in METHODS.items() if info.memory]
@@ -35,11 +46,17 @@ def test_every_default_resolves(name: str, dataset: str) -> None:
 @pytest.mark.parametrize(
     ("dataset", "memory", "beta"),
     [
-        ("cifar10", 200, 0.05), ("cifar10", 500, 0.05), ("cifar10", 1000, 0.1),
-        ("cifar100", 1000, 0.15), ("cifar100", 2000, 0.05), ("cifar100", 5000, 0.1),
-        ("mini_imagenet", 1000, 0.05), ("mini_imagenet", 2000, 0.1), ("mini_imagenet", 5000, 0.05),
+        ("cifar10", 200, 0.05),
+        ("cifar10", 500, 0.05),
+        ("cifar10", 1000, 0.1),
+        ("cifar100", 1000, 0.15),
+        ("cifar100", 2000, 0.05),
+        ("cifar100", 5000, 0.1),
+        ("mini_imagenet", 1000, 0.05),
+        ("mini_imagenet", 2000, 0.1),
+        ("mini_imagenet", 5000, 0.05),
     ],
-)  # fmt: skip
+)
 def test_published_beta(dataset: str, memory: int, beta: float) -> None:
     for given_memory in (memory, str(memory)):
         learner = resolve("afs", dataset, memory=given_memory).learner  # type: ignore[arg-type]
@@ -271,6 +288,38 @@ def test_a_command_makes_its_configuration_again(name: str, dataset: str, option
     assert resolve(name, dataset, memory=memory, review=review, settings=settings) == config
 
 
+@pytest.mark.parametrize("name", ["memory", "lr", "momentum", "width"])
+def test_a_bounded_setting_must_not_be_none(name: str) -> None:
+    nothing: dict[str, Any] = {name: None}
+    with pytest.raises(OcilError, match=f"^{name} = None must be a number"):
+        LearnerConfig(**nothing)
+
+
+def test_bounds_of_a_setting_that_may_be_none() -> None:
+    @dataclass(frozen=True)
+    class Mine(LearnerConfig):
+        cap: int | None = None
+        minimum: ClassVar[dict[str, float]] = LearnerConfig.minimum | {"cap": 1}
+
+    assert Mine().cap is None
+    with pytest.raises(OcilError, match="cap = 0 must be at least 1"):
+        Mine(cap=0)
+
+
+def test_fields_say_what_they_concern() -> None:
+    memory, review = (
+        {"memory", "memory_batch"},
+        {"review", "review_every", "review_batch", "review_lr_scale", "review_keep_last"},
+    )
+    for info in METHODS.values():  # also where a method has another default
+        own = concerns(info.load().Config, "memory", "review")
+        assert own - {"review_augment"} == memory | review
+        assert concerns(info.load().Config, "memory") == memory
+    assert memory_settings() == memory | review | {"review_augment"}
+    assert concerns(StreamConfig, "boundaries") == {"boundary", "blurry_share", "fade"}
+    assert concerns(StreamConfig, "epochs") == {"epochs"}
+
+
 def test_a_config_class_without_source_has_no_meanings() -> None:
     """As one is that was made in a notebook; what it inherits is known."""
     space: dict[str, Any] = {"LearnerConfig": LearnerConfig, "dataclass": dataclass}
@@ -310,21 +359,38 @@ def own(monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize(
     ("name", "given_value", "expected"),
     [
-        ("temp", "0.5", 0.5), ("temp", "none", None), ("temp", "None", None), ("temp", 2, 2.0),
-        ("mode", "auto", "auto"), ("mode", "0.5", 0.5), ("mode", "none", None),
-        ("count", "2", 2), ("count", "2.5", 2.5), ("count", 2.0, 2.0),
-        ("either", "5", 5), ("either", "five", "five"), ("either", "none", None),
-        ("flag", True, True), ("flag", 4, 4), ("flag", "no", False),
-        ("sizes", "3, 4", (3, 4)), ("sizes", [3, 4], (3, 4)), ("sizes", "", ()), ("sizes", "3", (3,)),
-        ("pair", "3,a", (3, "a")), ("pair", [3, "a"], (3, "a")), ("pair", "none", None),
-        ("table", [[1, 2], [3, 4]], [(1.0, 2.0), (3.0, 4.0)]), ("anything", [{"a": 1}], [{"a": 1}]),
+        ("temp", "0.5", 0.5),
+        ("temp", "none", None),
+        ("temp", "None", None),
+        ("temp", 2, 2.0),
+        ("mode", "auto", "auto"),
+        ("mode", "0.5", 0.5),
+        ("mode", "none", None),
+        ("count", "2", 2),
+        ("count", "2.5", 2.5),
+        ("count", 2.0, 2.0),
+        ("either", "5", 5),
+        ("either", "five", "five"),
+        ("either", "none", None),
+        ("flag", True, True),
+        ("flag", 4, 4),
+        ("flag", "no", False),
+        ("sizes", "3, 4", (3, 4)),
+        ("sizes", [3, 4], (3, 4)),
+        ("sizes", "", ()),
+        ("sizes", "3", (3,)),
+        ("pair", "3,a", (3, "a")),
+        ("pair", [3, "a"], (3, "a")),
+        ("pair", "none", None),
+        ("table", [[1, 2], [3, 4]], [(1.0, 2.0), (3.0, 4.0)]),
+        ("anything", [{"a": 1}], [{"a": 1}]),
     ],
-)  # fmt: skip
+)
 def test_fields_of_several_types_and_of_several_items(name: str, given_value: Any, expected: Any, own: str) -> None:
     found = getattr(resolve(own, settings={name: given_value}).learner, name)
     assert (type(found), found) == (type(expected), expected)
     if name not in ("table", "anything"):
-        assert getattr(resolve(own, settings={name: typed(found)}).learner, name) == expected
+        assert getattr(resolve(own, settings={name: as_argument(found)}).learner, name) == expected
 
 
 @pytest.mark.parametrize(
@@ -338,7 +404,7 @@ def test_fields_of_several_types_and_of_several_items(name: str, given_value: An
         ("sizes", 3, "sizes = 3 is not tuple[int, ...]."),
         ("pair", [3], "pair = [3] is not tuple[int, str] or none."),
     ],
-)  # fmt: skip
+)
 def test_what_fits_none_of_several_types(name: str, given_value: Any, words: str, own: str) -> None:
     with pytest.raises(OcilError) as error:
         resolve(own, settings={name: given_value})
@@ -356,3 +422,14 @@ def test_none_is_the_default(name: str) -> None:
     assert resolve("afs", "x", settings={name: None}, **sizes) == resolve("afs", "x", **sizes)
     with pytest.raises(OcilError, match="unknown setting 'lrr'"):
         resolve("afs", "x", settings={"lrr": None}, **sizes)
+
+
+def test_the_help_names_the_memories_of_the_catalog() -> None:
+    """The command line does not import the catalog, which needs NumPy, so its help repeats these numbers."""
+    text = " ".join(meanings(RunOptions)["memory"].split())
+    by_size: dict[int, list[str]] = {}
+    for info in CATALOG.values():
+        by_size.setdefault(info.memory, []).append(info.name if info.name == DEFAULT else info.title)
+    for size, names in by_size.items():
+        assert f"{size} for {' and '.join(names)}" in text
+    assert f"at most {DEFAULT_MEMORY}" in text

@@ -10,7 +10,7 @@ import pytest
 
 from ocil.longtail.config import VARIANTS, LongTailConfig
 from ocil.methods import METHODS
-from ocil.methods.base import LearnerConfig
+from ocil.methods.config import LearnerConfig
 from ocil.streams import StreamConfig
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -150,7 +150,7 @@ def test_step_by_hand(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """First step (nothing stored), second (all stored images are candidates), and a steady one."""
     learner = learner_after(steps, lr=0.07, dl_weight=1.5)
     hand = Copies(learner)
-    views, draws = record(learner, "augment", monkeypatch), record(learner.memory, "draw", monkeypatch)
+    views, draws = record(learner, "random_views", monkeypatch), record(learner.memory, "draw", monkeypatch)
     images, labels = learner.memory.images.clone(), learner.memory.labels.clone()
     x, y = batch(steps)
     learner.learn(x, y)
@@ -186,7 +186,7 @@ def test_retrieval_leaves_weights_and_gradients() -> None:
 def test_retrieval_reads_nothing() -> None:
     """With fewer candidates than stored images."""
     learner = learner_after(4)
-    assert learner.steady()
+    assert learner.shapes_are_static()
     x, y = batch(4)
     with HostWatch() as watch:
         learner.learn(x, y)
@@ -196,7 +196,7 @@ def test_retrieval_reads_nothing() -> None:
 def test_review_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = learner_after(4)
     hand = Copies(learner)
-    views = record(learner, "augment", monkeypatch)
+    views = record(learner, "random_views", monkeypatch)
     slots = torch.tensor([4, 1, 9, 6])
     learner.review_step(slots)
     hand.minimise(to_float(learner.memory.images[slots]), views[0], learner.memory.labels[slots])
@@ -223,11 +223,11 @@ def test_published_settings(dataset: str, weight: float) -> None:
     assert isinstance(config, dvc.DVCConfig)
     assert (config.dl_weight, config.candidates, config.memory_batch, config.lr) == (weight, 50, 10, 0.1)
     assert (config.review, config.review_batch, config.qnet_units) == (False, 10, 128)
-    augment = config.augment()
+    augment = config.random_views()
     assert (augment.crop_scale, augment.flip, augment.jitter, augment.gray) == ((0.2, 1.0), 0.5, 1.0, 0.2)
     assert (augment.brightness, augment.contrast, augment.saturation, augment.hue) == (0.4, 0.4, 0.4, 0.1)
     assert augment.per_batch
-    assert not dvc.DVCConfig(per_batch=False).augment().per_batch
+    assert not dvc.DVCConfig(per_batch=False).random_views().per_batch
 
 
 @pytest.mark.parametrize("setting", [{"candidates": 2}, {"qnet_units": 0}, {"dl_weight": -1.0}, {"crop": 0.0}])

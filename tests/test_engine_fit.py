@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from ocil.config import resolve
-from ocil.engine.fit import RESERVE, dataset_bytes, how_many_fit, run_bytes
 from ocil.errors import OcilError
 from ocil.methods import METHODS
-from ocil.runner import build
+from ocil.methods.passes import images_held
+from ocil.runs.build import build
+from ocil.runs.config import resolve
+from ocil.runs.fit import RESERVE, dataset_bytes, how_many_fit, run_bytes
 from tests.reference.datasets import noise
 
 CONFIG = resolve("afs", "cifar100", memory=5000)
@@ -29,7 +30,7 @@ def test_what_a_run_takes_grows_with_what_it_keeps() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, info in METHODS.items() if not info.offline])
 def test_every_pass_of_a_step_is_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a method estimates is no less than what its network is given at once."""
+    """What is estimated is no less than what a network is given at once, also before the memory is full."""
     data = noise(160, 4, (8, 8, 1))
     settings = {"width": 2, "tasks": 2, "review": False, "memory": 120}
     config = resolve(name, "cifar10", settings=settings if METHODS[name].memory else {"width": 2, "tasks": 2})
@@ -45,7 +46,7 @@ def test_every_pass_of_a_step_is_counted(name: str, monkeypatch: pytest.MonkeyPa
     x, y = torch.from_numpy(data.train_x), torch.from_numpy(data.train_y)
     for number in range(16):
         learner.learn(x[10 * number : 10 * number + 10], y[10 * number : 10 * number + 10])
-    assert max(seen) <= type(learner).images_at_once(config.learner, 10, data.num_classes)
+    assert max(seen) <= images_held(learner.passes(config.learner, 10, data.num_classes))
     assert name == "gdumb" or max(seen) >= 10
 
 

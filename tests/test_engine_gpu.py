@@ -9,15 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from ocil.config import RunConfig, resolve
 from ocil.data import Dataset
-from ocil.engine import execute, gpu, lanes
-from ocil.engine.captured import CapturedStepper
-from ocil.engine.local import Job
+from ocil.engines import execute, gpu, lanes
+from ocil.engines.job import Job, Observer, Outcome
 from ocil.errors import OcilError
 from ocil.methods import METHODS
-from ocil.results import Result, RunFolder
-from ocil.runner import Interrupted, Stepper, Work, run
+from ocil.runs.captured import CapturedStepper
+from ocil.runs.config import RunConfig, resolve
+from ocil.runs.folder import RunFolder
+from ocil.runs.protocol import Finished, Interrupted
+from ocil.runs.results import Result
+from ocil.runs.stepper import Stepper
+from ocil.runs.stream_run import ActiveStreamRun, StreamRun, run
 from ocil.streams import DeviceData
 from tests.reference.datasets import patterned
 
@@ -37,6 +40,19 @@ def configs(tmp_path: Path, name: str, seeds: int, **settings: object) -> list[R
     return [resolve(name, str(tmp_path / "tiny.npz"), seed=seed, settings=chosen) for seed in range(seeds)]
 
 
+def together(plan: list[RunConfig], job: Job, side_by_side: int = 10) -> list[Outcome]:
+    """The outcomes in the order of the configurations."""
+    runs = [StreamRun(config) for config in plan]
+    outcomes = gpu.run_together(runs, job.workspace(interleaved=True), side_by_side, Observer())
+    return [outcomes[run.key] for run in runs]
+
+
+def run_all(plan: list[RunConfig], job: Job, observer: Observer | None = None) -> list[Outcome]:
+    runs = [StreamRun(config) for config in plan]
+    outcomes = gpu.run_all(runs, job, observer or Observer())
+    return [outcomes[run.key] for run in runs]
+
+
 class Replayed:
     """What a graph does, without a GPU: replaying runs the recorded work again."""
 
@@ -54,8 +70,8 @@ class FakeCapture(CapturedStepper):
 @pytest.mark.parametrize("name", ["afs", "er", "fine-tune"])
 def test_a_run_among_others_equals_the_run_alone(tmp_path: Path, name: str) -> None:
     plan = configs(tmp_path, name, 3, **({} if name == "fine-tune" else {"review": True}))
-    together = gpu.run_together(plan, Job(tmp_path / "together", "cpu", tmp_path))
-    for config, outcome in zip(plan, together, strict=True):
+    outcomes = together(plan, Job(tmp_path / "together", "cpu", tmp_path))
+    for config, outcome in zip(plan, outcomes, strict=True):
         assert isinstance(outcome, Result)
         alone = run(config, tmp_path / "alone", device="cpu")
         assert (outcome.digest, outcome.matrix) == (alone.digest, alone.matrix)
@@ -70,7 +86,7 @@ def test_a_result_says_that_runs_of_other_cells_shared_the_device(tmp_path: Path
         (seeds, 2, None),
         (configs(tmp_path, "er", 1) + configs(tmp_path, "afs", 1), 3, 2),
     ):
-        for outcome in gpu.run_together(plan, job, side_by_side):
+        for outcome in together(plan, job, side_by_side):
             assert isinstance(outcome, Result)
             assert outcome.environment.get("side_by_side") == said
 
@@ -86,7 +102,9 @@ def test_captured_steps_are_the_written_steps(tmp_path: Path, dataset: Dataset, 
     (config,) = configs(tmp_path, name, 1, **settings)
     digests = []
     for stepper in (Stepper, FakeCapture):
-        work = Work(config, RunFolder(tmp_path / stepper.__name__), dataset, DeviceData(dataset, "cpu"), stepper)
+        work = ActiveStreamRun(
+            config, RunFolder(tmp_path / stepper.__name__), dataset, DeviceData(dataset, "cpu"), stepper
+        )
         for _ in work.steps():
             pass
         digests.append(work.finish().digest)
@@ -97,14 +115,14 @@ def test_captured_steps_are_the_written_steps(tmp_path: Path, dataset: Dataset, 
 def test_capture_begins_where_a_resumed_run_goes_on(tmp_path: Path, dataset: Dataset) -> None:
     (config,) = configs(tmp_path, "er", 1)
     resident = DeviceData(dataset, "cpu")
-    whole = Work(config, RunFolder(tmp_path / "whole"), dataset, resident, FakeCapture)
+    whole = ActiveStreamRun(config, RunFolder(tmp_path / "whole"), dataset, resident, FakeCapture)
     list(whole.steps())
-    first = Work(config, RunFolder(tmp_path / "parts"), dataset, resident, FakeCapture)
+    first = ActiveStreamRun(config, RunFolder(tmp_path / "parts"), dataset, resident, FakeCapture)
     steps = first.steps()
     while first.cursor < 9:
         next(steps)
     first.save()
-    second = Work(config, RunFolder(tmp_path / "parts"), dataset, resident, FakeCapture)
+    second = ActiveStreamRun(config, RunFolder(tmp_path / "parts"), dataset, resident, FakeCapture)
     assert second.cursor == 9
     list(second.steps())
     assert whole.finish().digest == second.finish().digest
@@ -114,16 +132,17 @@ def test_capture_begins_where_a_resumed_run_goes_on(tmp_path: Path, dataset: Dat
 @pytest.mark.usefixtures("dataset")
 def test_one_failure_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = configs(tmp_path, "er", 3)
-    check = Work.check_loss
+    check = ActiveStreamRun.check_loss
 
-    def fail_one(self: Work) -> None:
+    def fail_one(self: ActiveStreamRun) -> None:
         if self.config.seed == 1:
             raise ZeroDivisionError("made to fail")
         check(self)
 
-    monkeypatch.setattr(Work, "check_loss", fail_one)
+    monkeypatch.setattr(ActiveStreamRun, "check_loss", fail_one)
     heard: list[int] = []
-    outcomes = gpu.run_all(plan, Job(tmp_path / "out", "cpu", tmp_path), 2, lambda number, event: heard.append(number))
+    observer = Observer(lambda run, event: heard.append(run.seed))
+    outcomes = run_all(plan, Job(tmp_path / "out", "cpu", tmp_path, workers=2), observer)
     assert [isinstance(outcome, Result) for outcome in outcomes] == [True, False, True]
     assert "made to fail" in str(outcomes[1])
     assert set(heard) == {0, 1, 2}
@@ -133,9 +152,10 @@ def test_one_failure_leaves_the_others(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.usefixtures("dataset")
 def test_runs_are_grouped_by_precision_and_kept_in_order(tmp_path: Path) -> None:
     plan = [*configs(tmp_path, "er", 1, precision="fp32"), *configs(tmp_path, "fine-tune", 2)]
-    outcomes = gpu.run_all(plan, Job(tmp_path / "out", "cpu", tmp_path))
+    outcomes = run_all(plan, Job(tmp_path / "out", "cpu", tmp_path))
     assert [outcome.config for outcome in outcomes if isinstance(outcome, Result)] == plan
-    assert execute(plan, Job(tmp_path / "out", "cpu", tmp_path)) == outcomes
+    again = execute([StreamRun(config) for config in plan], Job(tmp_path / "out", "cpu", tmp_path))
+    assert list(again.values()) == outcomes
 
 
 @pytest.mark.slow
@@ -145,21 +165,21 @@ def test_the_next_run_begins_when_one_ends(tmp_path: Path, monkeypatch: pytest.M
     plan = [*configs(tmp_path, "er", 2), *configs(tmp_path, "fine-tune", 3)]
     live: set[str] = set()
     most = 0
-    begin, finish = Work.__init__, Work.finish
+    begin, finish = ActiveStreamRun.__init__, ActiveStreamRun.finish
 
-    def begun(self: Work, *args: Any, **kwargs: Any) -> None:
+    def begun(self: ActiveStreamRun, *args: Any, **kwargs: Any) -> None:
         nonlocal most
         begin(self, *args, **kwargs)
         live.add(f"{self.config.cell} {self.config.seed}")
         most = max(most, len(live))
 
-    def finished(self: Work) -> Result:
+    def finished(self: ActiveStreamRun) -> Result:
         live.discard(f"{self.config.cell} {self.config.seed}")
         return finish(self)
 
-    monkeypatch.setattr(Work, "__init__", begun)
-    monkeypatch.setattr(Work, "finish", finished)
-    outcomes = gpu.run_all(plan, Job(tmp_path / "out", "cpu", tmp_path), 2)
+    monkeypatch.setattr(ActiveStreamRun, "__init__", begun)
+    monkeypatch.setattr(ActiveStreamRun, "finish", finished)
+    outcomes = run_all(plan, Job(tmp_path / "out", "cpu", tmp_path, workers=2))
     assert [outcome.config for outcome in outcomes if isinstance(outcome, Result)] == plan
     assert most == 2
 
@@ -169,21 +189,22 @@ def test_the_next_run_begins_when_one_ends(tmp_path: Path, monkeypatch: pytest.M
 def test_stopping_leaves_what_has_not_begun(tmp_path: Path) -> None:
     plan = configs(tmp_path, "er", 3)
     asked = itertools.count()
-    outcomes = gpu.run_all(plan, Job(tmp_path / "out", "cpu", tmp_path), 1, should_stop=lambda: next(asked) > 12)
+    observer = Observer(should_stop=lambda: next(asked) > 12)
+    outcomes = run_all(plan, Job(tmp_path / "out", "cpu", tmp_path, workers=1), observer)
     assert all(isinstance(outcome, Interrupted) for outcome in outcomes)
     assert RunFolder.of(tmp_path / "out", plan[0]).load_checkpoint() is not None
     assert not RunFolder.of(tmp_path / "out", plan[2]).path.exists()
-    again = gpu.run_all(plan, Job(tmp_path / "out", "cpu", tmp_path), 2)
+    again = run_all(plan, Job(tmp_path / "out", "cpu", tmp_path, workers=2))
     assert all(isinstance(outcome, Result) for outcome in again)
 
 
 @pytest.mark.usefixtures("dataset")
 def test_a_full_device_is_said_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Work) -> None:
+    def full(self: ActiveStreamRun) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
 
-    monkeypatch.setattr(Work, "check_loss", full)
-    (outcome,) = gpu.run_all(configs(tmp_path, "er", 1), Job(tmp_path / "out", "cpu", tmp_path))
+    monkeypatch.setattr(ActiveStreamRun, "check_loss", full)
+    (outcome,) = run_all(configs(tmp_path, "er", 1), Job(tmp_path / "out", "cpu", tmp_path))
     assert isinstance(outcome, OcilError)
     assert "does not fit on the device" in str(outcome)
 
@@ -199,7 +220,8 @@ class Promised:
 
 def test_a_run_is_only_so_many_steps_ahead_of_the_gpu() -> None:
     """A slow run must not fill the queues that quick ones need too."""
-    lane = lanes.Lane(iter(()), list, None, ExitStack())
+    run, active = StreamRun(resolve("fine-tune")), Finished(Result(resolve("fine-tune"), [], [], 0.0, {}, "", {}))
+    lane = lanes.Lane(run, iter(()), active.finish, None, ExitStack())
     events = [Promised() for _ in range(lanes.AHEAD)]
     for event in events:
         assert lane.has_room()
@@ -216,8 +238,8 @@ def test_a_run_is_only_so_many_steps_ahead_of_the_gpu() -> None:
 @pytest.mark.parametrize("name", [name for name, info in METHODS.items() if info.capturable and not info.offline])
 def test_graphs_on_a_gpu_give_the_bits_of_plain_steps(tmp_path: Path, dataset: Dataset, name: str) -> None:
     plan = configs(tmp_path, name, 3, precision="fp32", **({} if name == "fine-tune" else {"review": True}))
-    together = gpu.run_together(plan, Job(tmp_path / "together", "cuda", tmp_path))
-    for config, outcome in zip(plan, together, strict=True):
+    outcomes = together(plan, Job(tmp_path / "together", "cuda", tmp_path))
+    for config, outcome in zip(plan, outcomes, strict=True):
         alone = run(config, tmp_path / "alone", device="cuda", dataset=dataset)
         assert isinstance(outcome, Result)
         assert (outcome.digest, outcome.matrix) == (alone.digest, alone.matrix)
@@ -225,9 +247,9 @@ def test_graphs_on_a_gpu_give_the_bits_of_plain_steps(tmp_path: Path, dataset: D
 
 def test_a_dataset_that_is_gone_leaves_the_others_alone(tmp_path: Path, dataset: Dataset) -> None:
     good, lost = configs(tmp_path, "er", 1)[0], resolve("er", str(tmp_path / "lost.npz"), settings=SETTINGS | REPLAY)
-    heard: list[tuple[int, object]] = []
+    heard: list[tuple[object, object]] = []
     job = Job(tmp_path / "runs", "cpu", tmp_path)
-    outcomes = gpu.run_all([lost, good], job, watch=lambda number, event: heard.append((number, event)))
+    outcomes = run_all([lost, good], job, Observer(lambda run, event: heard.append((run, event))))
     assert isinstance(outcomes[0], OcilError)
     assert isinstance(outcomes[1], Result)
-    assert (0, outcomes[0]) in heard
+    assert (StreamRun(lost), outcomes[0]) in heard

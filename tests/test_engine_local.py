@@ -3,7 +3,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -12,91 +12,99 @@ from typing import Any
 import pytest
 import torch
 
-from ocil.config import RunConfig, resolve
 from ocil.data import Dataset, store
 from ocil.data.dataset import load_npz
-from ocil.engine import local
-from ocil.engine.local import Job, Outcome, run_all
-from ocil.engine.patience import patiently
+from ocil.engines import execute, pool
+from ocil.engines.job import Job, Observer, Outcome, Outcomes
+from ocil.engines.pool import run_all
+from ocil.engines.waiting import with_waiting
 from ocil.errors import OcilError
 from ocil.methods.fine_tune import FineTune
-from ocil.results import Result, RunFolder
-from ocil.runner import Interrupted, Progress
+from ocil.runs.config import resolve
+from ocil.runs.protocol import Interrupted, Progress, Run, RunKey
+from ocil.runs.results import Result
+from ocil.runs.stream_run import StreamRun
 from tests.conftest import left_over
 
 
 @pytest.fixture(scope="module")
-def configs(tiny_npz: Path) -> list[RunConfig]:
+def runs(tiny_npz: Path) -> list[StreamRun]:
     memory = {"memory": 20, "memory_batch": 5}
     names: list[tuple[str, dict[str, Any]]] = [("fine-tune", {}), ("er", memory), ("fine-tune", {"boundary": "blurry"})]
     return [
-        resolve(name, str(tiny_npz), seed=seed, settings={"width": 2, "tasks": 2} | settings)
+        StreamRun(resolve(name, str(tiny_npz), seed=seed, settings={"width": 2, "tasks": 2} | settings))
         for seed, (name, settings) in enumerate(names)
     ]
 
 
-def job(root: Path) -> Job:
-    return Job(root, "cpu", None)
+def job(root: Path, workers: int = 1) -> Job:
+    return Job(root, "cpu", workers=workers)
 
 
-def told(outcomes: list[Outcome]) -> list[tuple[Any, ...]]:
+def carry_out(runs: Sequence[Run], job: Job, observer: Observer | None = None) -> list[Outcome]:
+    """The outcomes in the order of the runs."""
+    outcomes = run_all(runs, job, observer or Observer())
+    return [outcomes[run.key] for run in runs]
+
+
+def told(outcomes: Iterable[Outcome]) -> list[tuple[Any, ...]]:
+    outcomes = list(outcomes)
     results = [outcome for outcome in outcomes if isinstance(outcome, Result)]
     assert len(results) == len(outcomes), outcomes
     return [(result.config, result.digest, result.matrix, result.evaluations) for result in results]
 
 
 @pytest.fixture(scope="module")
-def in_a_row(configs: list[RunConfig], tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]:
-    return told(run_all(configs, job(tmp_path_factory.mktemp("in a row")), 1))
+def in_a_row(runs: list[StreamRun], tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]:
+    return told(carry_out(runs, job(tmp_path_factory.mktemp("in a row"))))
 
 
 @pytest.mark.slow
-def test_alone_is_as_in_a_row(configs: list[RunConfig], in_a_row: list[tuple[Any, ...]], tmp_path: Path) -> None:
-    assert told(run_all(configs[1:2], job(tmp_path), 1)) == in_a_row[1:2]
+def test_alone_is_as_in_a_row(runs: list[StreamRun], in_a_row: list[tuple[Any, ...]], tmp_path: Path) -> None:
+    assert told(carry_out(runs[1:2], job(tmp_path))) == in_a_row[1:2]
 
 
-def test_finished_runs_start_no_worker(
-    configs: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_all(configs[:2], job(tmp_path), 1)
-    monkeypatch.setattr(local, "_Pool", None)
-    monkeypatch.setattr(local, "run", None)
-    outcomes = run_all(configs[:2], job(tmp_path), 2)
-    assert all(isinstance(outcome, Result) for outcome in outcomes)
+def test_finished_runs_start_no_worker(runs: list[StreamRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    carry_out(runs[:2], job(tmp_path))
+    monkeypatch.setattr(pool, "WorkerPool", None)
+    monkeypatch.setattr(pool, "perform", None)
+    outcomes = execute(runs[:2], job(tmp_path, 2))
+    assert len(outcomes) == 2
+    assert all(isinstance(outcome, Result) for outcome in outcomes.values())
 
 
 @pytest.mark.slow
 def test_side_by_side_with_a_worker_that_dies(
-    configs: list[RunConfig], in_a_row: list[tuple[Any, ...]], tmp_path: Path
+    runs: list[StreamRun], in_a_row: list[tuple[Any, ...]], tmp_path: Path
 ) -> None:
     """Its run fails, the others go on and are as in a row, and so is the failed one when it is run again."""
-    heard: dict[int, list[Any]] = {number: [] for number in range(len(configs))}
+    heard: dict[RunKey, list[Any]] = {run.key: [] for run in runs}
 
-    def kill_the_second(number: int, event: Any) -> None:
-        if number == 1 and not heard[1]:
+    def kill_the_second(run: Run, event: Any) -> None:
+        if run == runs[1] and not heard[run.key]:
             _, second = sorted(multiprocessing.active_children(), key=lambda child: child.pid or 0)
             os.kill(second.pid or 0, signal.SIGKILL)
-        heard[number].append(event)
+        heard[run.key].append(event)
 
-    outcomes = run_all(configs, job(tmp_path), 2, kill_the_second)
+    outcomes = carry_out(runs, job(tmp_path, 2), Observer(kill_the_second))
     assert isinstance(outcomes[1], OcilError)
-    assert f"{configs[1].cell} seed 1: its process ended with code -9. The same command goes on" in str(outcomes[1])
+    assert f"{runs[1].cell} seed 1: its process ended with code -9. The same command goes on" in str(outcomes[1])
     assert told([outcomes[0], outcomes[2]]) == [in_a_row[0], in_a_row[2]]
-    for number, events in heard.items():
-        assert isinstance(events[0], Progress)
-        assert events[-1] is outcomes[number]
-    assert told(run_all(configs, job(tmp_path), 1)) == in_a_row
+    for run, outcome in zip(runs, outcomes, strict=True):
+        assert isinstance(heard[run.key][0], Progress)
+        assert heard[run.key][-1] is outcome
+    assert told(carry_out(runs, job(tmp_path))) == in_a_row
     assert not left_over(tmp_path)
 
 
-def test_a_second_ctrl_c_ends_the_workers(configs: list[RunConfig], tmp_path: Path) -> None:
+def test_a_second_ctrl_c_ends_the_workers(runs: list[StreamRun], tmp_path: Path) -> None:
     def stop_at_once() -> bool:
         if len(multiprocessing.active_children()) == 2:
             raise KeyboardInterrupt
         return False
 
     with pytest.raises(KeyboardInterrupt):
-        run_all(configs, job(tmp_path), 2, should_stop=stop_at_once)
+        run_all(runs, job(tmp_path, 2), Observer(should_stop=stop_at_once))
     end = time.monotonic() + 10
     while multiprocessing.active_children() and time.monotonic() < end:
         time.sleep(0.01)
@@ -111,17 +119,19 @@ def test_workers_end_when_their_parent_is_killed(
     """In the middle of a rehearsal, too, which sends nothing for as long as it takes."""
     script = f"""
 import multiprocessing, pathlib
-from ocil.config import resolve
-from ocil.engine.local import Job, run_all
+from ocil.runs.config import resolve
+from ocil.engines.job import Job, Observer
+from ocil.engines.pool import run_all
+from ocil.runs.stream_run import StreamRun
 
-def tell(number, event):
+def tell(run, event):
     if event.done:
         print(*(child.pid for child in multiprocessing.active_children()), flush=True)
 
 if __name__ == "__main__":
     settings = dict(memory=20, width=2, tasks=2, batch_size=5, rehearsal_epochs=10**6)
-    configs = [resolve("gdumb", {str(tiny_npz)!r}, seed=seed, settings=settings) for seed in range(2)]
-    run_all(configs, Job(pathlib.Path({str(tmp_path / "runs")!r}), "cpu", None), 2, tell)
+    runs = [StreamRun(resolve("gdumb", {str(tiny_npz)!r}, seed=seed, settings=settings)) for seed in range(2)]
+    run_all(runs, Job(pathlib.Path({str(tmp_path / "runs")!r}), "cpu", workers=2), Observer(tell))
 """
     path = tmp_path / "driver.py"  # spawned workers import it
     path.write_text(script)
@@ -148,76 +158,74 @@ def alive(pid: int) -> bool:
 
 
 def test_runs_that_come_free_moments_apart_go_on_together(
-    configs: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    runs: list[StreamRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The first is free at once; another process gives up the others one by one."""
-    begun: list[list[int]] = []
+    begun: list[list[Run]] = []
     held = [ExitStack(), ExitStack()]
-    for stack, config in zip(held, configs[1:], strict=True):
-        stack.enter_context(RunFolder.of(tmp_path, config).lock())
+    for stack, run in zip(held, runs[1:], strict=True):
+        stack.enter_context(run.folder(tmp_path).lock())
     monkeypatch.setattr(time, "sleep", lambda seconds: held.pop(0).close())
-    outcomes = patiently(taking(configs, tmp_path, begun), 3, lambda number, event: None, lambda: False)
-    assert begun == [[0, 1, 2], [1, 2]]
-    assert outcomes == ["done"] * 3
+    outcomes = with_waiting(taking(begun), runs, job(tmp_path), Observer())
+    assert begun == [runs, runs[1:]]
+    assert all(outcomes[run.key] is DONE for run in runs)
     assert caplog.text.count("Another process works on 2 of the runs") == 1
 
 
-def taking(configs: list[RunConfig], root: Path, begun: list[list[int]]) -> Callable[..., list[Any]]:
+DONE = Exception("done")
+
+
+def taking(begun: list[list[Run]]) -> Callable[[Sequence[Run], Job, Observer], Outcomes]:
     """Runs that do nothing in their folders. What was begun together is noted."""
 
-    def attempt(numbers: list[int], _: Any) -> list[Any]:
-        begun.append(numbers)
-        outcomes: list[Any] = []
-        for number in numbers:
+    def attempt(runs: Sequence[Run], job: Job, _: Observer) -> Outcomes:
+        begun.append(list(runs))
+        outcomes: Outcomes = {}
+        for run in runs:
             try:
-                with RunFolder.of(root, configs[number]).lock():
-                    outcomes.append("done")
+                with run.folder(job.root).lock():
+                    outcomes[run.key] = DONE
             except OcilError as error:
-                outcomes.append(error)
+                outcomes[run.key] = error
         return outcomes
 
     return attempt
 
 
 def test_a_third_process_may_take_what_came_free(
-    configs: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: list[StreamRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One process holds two runs. It gives up the first, a third process takes that, and then both come free."""
-    first, second = (RunFolder.of(tmp_path, config) for config in configs[:2])
+    first, second = (run.folder(tmp_path) for run in runs[:2])
     ours, theirs, other = ExitStack(), ExitStack(), ExitStack()
     ours.enter_context(first.lock())
     other.enter_context(second.lock())
-    happens = iter([
-        ours.close,
-        lambda: theirs.enter_context(first.lock()),
-        lambda: None,
-        theirs.close,
-        other.close,
-    ])  # fmt: skip
+    happens: Iterator[Callable[[], Any]] = iter(
+        [ours.close, lambda: theirs.enter_context(first.lock()), lambda: None, theirs.close, other.close]
+    )
     monkeypatch.setattr(time, "sleep", lambda seconds: next(happens)())
-    begun: list[list[int]] = []
-    outcomes = patiently(taking(configs, tmp_path, begun), 2, lambda number, event: None, lambda: False)
-    assert outcomes == ["done"] * 2
-    assert begun == [[0, 1], [0, 1]]
+    begun: list[list[Run]] = []
+    outcomes = with_waiting(taking(begun), runs[:2], job(tmp_path), Observer())
+    assert all(outcomes[run.key] is DONE for run in runs[:2])
+    assert begun == [runs[:2], runs[:2]]
 
 
 def test_what_is_held_until_the_end_is_stopped_and_not_failed(
-    configs: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: list[StreamRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard: list[tuple[int, Any]] = []
+    heard: list[tuple[Run, Any]] = []
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
-    with RunFolder.of(tmp_path, configs[1]).lock():
-        outcomes = patiently(
-            taking(configs, tmp_path, []), 2, lambda *event: heard.append(event), lambda: len(slept) == 2
-        )
-    assert outcomes[0] == "done"
-    assert isinstance(outcomes[1], Interrupted)
-    assert heard == [(1, outcomes[1])]
+    observer = Observer(lambda *event: heard.append(event), lambda: len(slept) == 2)
+    with runs[1].folder(tmp_path).lock():
+        outcomes = with_waiting(taking([]), runs[:2], job(tmp_path), observer)
+    assert outcomes[runs[0].key] is DONE
+    assert isinstance(outcomes[runs[1].key], Interrupted)
+    assert heard == [(runs[1], outcomes[runs[1].key])]
 
 
 def test_a_failing_run_leaves_the_others_alone(
-    configs: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: list[StreamRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learn = FineTune.learn
 
@@ -227,33 +235,33 @@ def test_a_failing_run_leaves_the_others_alone(
         learn(self, x, y)
 
     monkeypatch.setattr(FineTune, "learn", failing)
-    outcomes = run_all([configs[0], configs[2]], job(tmp_path), 1)
+    outcomes = carry_out([runs[0], runs[2]], job(tmp_path))
     assert isinstance(outcomes[0], OcilError)
     assert "fine-tune seed 0: ValueError: a mistake" in str(outcomes[0])
     assert "test_engine_local.py, line" in str(outcomes[0])
     assert isinstance(outcomes[1], Result)
 
 
-def test_a_corrupt_result_fails_its_run_only(configs: list[RunConfig], tmp_path: Path) -> None:
-    folder = RunFolder.of(tmp_path, configs[0])
+def test_a_corrupt_result_fails_its_run_only(runs: list[StreamRun], tmp_path: Path) -> None:
+    folder = runs[0].folder(tmp_path)
     folder.path.mkdir(parents=True)
     (folder.path / "result.json").write_text("{")
-    outcomes = run_all([configs[0], configs[2]], job(tmp_path), 1)
+    outcomes = carry_out([runs[0], runs[2]], job(tmp_path))
     assert isinstance(outcomes[0], OcilError)
     assert isinstance(outcomes[1], Result)
 
 
-def test_asked_to_stop_before_the_start(configs: list[RunConfig], tmp_path: Path) -> None:
-    outcomes = run_all(configs, job(tmp_path), 1, should_stop=lambda: True)
+def test_asked_to_stop_before_the_start(runs: list[StreamRun], tmp_path: Path) -> None:
+    outcomes = carry_out(runs, job(tmp_path), Observer(should_stop=lambda: True))
     assert all(isinstance(outcome, Interrupted) for outcome in outcomes)
     assert not list(tmp_path.rglob("*"))
 
 
-def test_threads_are_put_back(configs: list[RunConfig], tmp_path: Path) -> None:
+def test_threads_are_put_back(runs: list[StreamRun], tmp_path: Path) -> None:
     seen: list[int] = []
     before = torch.get_num_threads()
     work = replace(job(tmp_path), threads=before + 1)
-    run_all(configs[:1], work, 1, lambda number, event: seen.append(torch.get_num_threads()))
+    carry_out(runs[:1], work, Observer(lambda run, event: seen.append(torch.get_num_threads())))
     assert seen[0] == before + 1
     assert torch.get_num_threads() == before
 
@@ -271,15 +279,15 @@ def test_a_dataset_is_read_once_until_its_file_changes(
     path = tmp_path / "own.npz"
     tiny.save(path)
     settings = {"width": 2, "tasks": 2}
-    configs = [resolve("fine-tune", str(path), seed=seed, settings=settings) for seed in range(3)]
-    assert all(isinstance(found, Result) for found in run_all(configs[:2], job(tmp_path / "a"), 1))
+    runs = [StreamRun(resolve("fine-tune", str(path), seed=seed, settings=settings)) for seed in range(3)]
+    assert all(isinstance(found, Result) for found in carry_out(runs[:2], job(tmp_path / "a")))
     assert len(read) == 1
     replace(tiny, classes=("other", "names", "of", "classes")).save(path)
-    (found,) = run_all(configs[2:], job(tmp_path / "a"), 1)
+    (found,) = carry_out(runs[2:], job(tmp_path / "a"))
     assert len(read) == 2
     assert isinstance(found, Result)
     assert found.images != tiny.fingerprint
 
 
 def test_nothing_to_do(tmp_path: Path) -> None:
-    assert run_all([], job(tmp_path)) == []
+    assert execute([], job(tmp_path)) == {}

@@ -6,6 +6,7 @@ What needs no cluster is tested without one.
 import json
 import logging
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -18,14 +19,17 @@ from typing import Any
 
 import pytest
 
-from ocil.config import RunConfig, resolve
-from ocil.engine import device_for, execute, local, ray
-from ocil.engine.local import Job
-from ocil.engine.nodes import examiner, place_marker, unfit
-from ocil.engine.ray import Crew, Hand, Node, Sweep, Worker
+from ocil.cli.options import Execution
+from ocil.engines import execute, pool, ray, ray_worker, scheduler
+from ocil.engines.job import Job, Observer, Outcome
+from ocil.engines.nodes import examiner, place_marker, unfit
+from ocil.engines.ray_worker import Worker, WorkerSpec
+from ocil.engines.scheduler import Node, Scheduler, WorkerHandle
 from ocil.errors import InUseError, OcilError
-from ocil.results import Result, RunFolder
-from ocil.runner import Interrupted, Progress
+from ocil.runs.config import resolve
+from ocil.runs.protocol import Interrupted, Progress, Run, RunKey
+from ocil.runs.results import Result
+from ocil.runs.stream_run import StreamRun
 from tests.conftest import Call, left_over, one_error
 from tests.reference.datasets import patterned
 from tests.test_engine_local import told
@@ -45,22 +49,28 @@ def npz(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def configs(npz: Path) -> list[RunConfig]:
+def runs(npz: Path) -> list[StreamRun]:
     memory = {"memory": 20, "memory_batch": 5}
     names: list[tuple[str, dict[str, Any]]] = [("er", memory), ("fine-tune", {}), ("fine-tune", {}), ("fine-tune", {})]
     return [
-        resolve(name, str(npz), seed=seed, settings={"width": 2, "tasks": 4} | settings)
+        StreamRun(resolve(name, str(npz), seed=seed, settings={"width": 2, "tasks": 4} | settings))
         for seed, (name, settings) in enumerate(names)
     ]
 
 
 def job(root: Path, **changes: Any) -> Job:
-    return replace(Job(root, "cpu", None, checkpoint_seconds=0.05), **changes)
+    return replace(Job(root, "cpu", checkpoint_seconds=0.05, workers=1), **changes)
+
+
+def on_ray(runs: list[StreamRun], root: Path, cluster: Any, observer: Observer | None = None) -> list[Outcome]:
+    """The outcomes in the order of the runs."""
+    outcomes = execute(runs, job(root, workers=0, engine="ray", address=cluster.address), observer)
+    return [outcomes[run.key] for run in runs]
 
 
 @pytest.fixture(scope="module")
-def expected(configs: list[RunConfig], tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]:
-    return told(local.run_all(configs, job(tmp_path_factory.mktemp("local")), 1))
+def expected(runs: list[StreamRun], tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]:
+    return told(pool.run_all(runs, job(tmp_path_factory.mktemp("local")), Observer()).values())
 
 
 # With a cluster
@@ -87,20 +97,20 @@ class Ear:
     """Hears of everything that happens to the runs."""
 
     def __init__(self) -> None:
-        self.events: dict[int, list[Any]] = {}
+        self.events: dict[Run, list[Any]] = {}
 
-    def __call__(self, number: int, event: Any) -> None:
-        self.events.setdefault(number, []).append(event)
+    def __call__(self, run: Run, event: Any) -> None:
+        self.events.setdefault(run, []).append(event)
 
-    def running(self) -> list[int]:
+    def running(self) -> list[Run]:
         """Those in the middle: they have learned a task, and have some way to go."""
-        last = {number: events[-1] for number, events in self.events.items()}
-        return [n for n, event in last.items() if isinstance(event, Progress) and 1 <= 4 * event.done / BATCHES < 3]
+        last = {run: events[-1] for run, events in self.events.items()}
+        return [run for run, event in last.items() if isinstance(event, Progress) and 1 <= 4 * event.done / BATCHES < 3]
 
 
-def holder(root: Path, config: RunConfig) -> int | None:
+def holder(root: Path, run: Run) -> int | None:
     """The worker process that is at a run: it has the folder's lock open."""
-    lock = str((RunFolder.of(root, config).path / ".lock").resolve())
+    lock = str((run.folder(root).path / ".lock").resolve())
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if (process / "cmdline").read_bytes().startswith(b"ray::") and any(
@@ -117,35 +127,35 @@ def parent(pid: int) -> int:
 
 
 def test_stopped_and_gone_on_with_as_on_one_machine(
-    cluster: Any, configs: list[RunConfig], expected: list[tuple[Any, ...]], tmp_path: Path
+    cluster: Any, runs: list[StreamRun], expected: list[tuple[Any, ...]], tmp_path: Path
 ) -> None:
-    local.run_all(configs[1:2], job(tmp_path), 1)
+    pool.run_all(runs[1:2], job(tmp_path), Observer())
     ear = Ear()
-    first = execute(configs, job(tmp_path), 0, ear, lambda: bool(ear.running()), "ray", cluster.address)
+    first = on_ray(runs, tmp_path, cluster, Observer(ear, lambda: bool(ear.running())))
     assert [type(outcome) for outcome in first] == [Interrupted, Result, Interrupted, Interrupted]
-    assert len(ear.events[1]) == 1  # finished before: nothing was started for it
+    assert len(ear.events[runs[1]]) == 1  # finished before: nothing was started for it
 
     ear = Ear()
-    assert told(execute(configs, job(tmp_path), 0, ear, engine="ray", address=cluster.address)) == expected
+    assert told(on_ray(runs, tmp_path, cluster, Observer(ear))) == expected
     assert all(isinstance(events[-1], Result) for events in ear.events.values())
-    assert any(ear.events[number][0].done > 0 for number in (0, 2))
+    assert any(ear.events[runs[number]][0].done > 0 for number in (0, 2))
     assert not left_over(tmp_path)
     assert not list(tmp_path.glob(".node-*"))
 
 
 def test_a_worker_and_a_node_that_die(
-    cluster: Any, configs: list[RunConfig], expected: list[tuple[Any, ...]], tmp_path: Path
+    cluster: Any, runs: list[StreamRun], expected: list[tuple[Any, ...]], tmp_path: Path
 ) -> None:
     """In the middle of a run each. Another worker goes on with it, from its checkpoint."""
     third = cluster.add_node(**SMALL)
     raylet = third.all_processes["raylet"][0].process.pid
     ear = Ear()
-    killed: dict[str, tuple[int, int]] = {}  # what -> (run, how much was heard of it before)
+    killed: dict[str, tuple[Run, int]] = {}  # what -> (run, how much was heard of it before)
 
-    def listen(number: int, event: Any) -> None:
-        ear(number, event)
+    def listen(run: Run, event: Any) -> None:
+        ear(run, event)
         for running in ear.running():
-            pid = holder(tmp_path, configs[running])
+            pid = holder(tmp_path, running)
             what = "node" if pid and parent(pid) == raylet else "worker"
             if pid and what not in killed and running not in [run for run, _ in killed.values()]:
                 killed[what] = running, len(ear.events[running])
@@ -154,16 +164,16 @@ def test_a_worker_and_a_node_that_die(
                 else:
                     os.kill(pid, signal.SIGKILL)
 
-    assert told(execute(configs, job(tmp_path), 0, listen, engine="ray", address=cluster.address)) == expected
+    assert told(on_ray(runs, tmp_path, cluster, Observer(listen))) == expected
     assert killed.keys() == {"node", "worker"}
-    for number, before in killed.values():
-        assert all(event.done > 0 for event in ear.events[number][before:-1])
+    for run, before in killed.values():
+        assert all(event.done > 0 for event in ear.events[run][before:-1])
     assert not left_over(tmp_path)
 
 
 def test_a_driver_that_is_killed(
     cluster: Any,
-    configs: list[RunConfig],
+    runs: list[StreamRun],
     npz: Path,
     expected: list[tuple[Any, ...]],
     start_python: Callable[..., "subprocess.Popen[str]"],
@@ -172,8 +182,9 @@ def test_a_driver_that_is_killed(
     """Its workers end with it, and the same command does the rest."""
     words = ["-m", "ocil", "run", "fine-tune", "--dataset", npz, "--seeds", 3, "--out", tmp_path, "--device", "cpu"]
     words += ["--engine", "ray", "--address", cluster.address, "--json", "--set", "width=2", "tasks=4"]
-    plan = [replace(configs[1], seed=seed, fingerprint=patterned(BATCHES * 10 // 4).fingerprint) for seed in range(3)]
-    folders = [RunFolder.of(tmp_path, config) for config in plan]
+    fingerprint = patterned(BATCHES * 10 // 4).fingerprint
+    plan = [StreamRun(replace(runs[1].config, seed=seed, fingerprint=fingerprint)) for seed in range(3)]
+    folders = [run.folder(tmp_path) for run in plan]
     process, end = start_python(*words), time.monotonic() + 120
     try:
         working: list[int] = []
@@ -181,7 +192,7 @@ def test_a_driver_that_is_killed(
             assert time.monotonic() < end
             assert process.poll() is None, process.communicate()
             time.sleep(0.1)
-            working = [pid for config in plan if (pid := holder(tmp_path, config))]
+            working = [pid for run in plan if (pid := holder(tmp_path, run))]
     finally:
         process.kill()
         process.communicate()
@@ -202,22 +213,20 @@ def test_a_driver_that_is_killed(
 
 
 def test_runs_packed_on_a_share_of_a_gpu(
-    cluster: Any, configs: list[RunConfig], expected: list[tuple[Any, ...]], tmp_path: Path
+    cluster: Any, runs: list[StreamRun], expected: list[tuple[Any, ...]], tmp_path: Path
 ) -> None:
     """The second node's GPU is only said to be one, so the runs are packed on a CPU, as tests of the GPU engine do."""
     before = signal.getsignal(signal.SIGTERM)
     with ray.connected(cluster.address) as package:
         assert signal.getsignal(signal.SIGTERM) is before  # Ray's own would end the driver before its runs are saved
-        crew = Crew(0.5, 0.5, 2, packed=True)
-        sweep = Sweep(package, configs, [1, 2], job(tmp_path.resolve()), crew)
-        found = sweep.go()
-        assert told([found[1], found[2]]) == expected[1:3]
-        assert [node.room for node in sweep.nodes.values()] == [2]
+        driver = Scheduler(package, runs[1:3], job(tmp_path.resolve()), WorkerSpec(0.5, 0.5, 2, packed=True))
+        assert told(driver.execute().values()) == expected[1:3]
+        assert [node.room for node in driver.nodes.values()] == [2]
 
 
 def test_a_gpu_that_is_none(
     cluster: Any,
-    configs: list[RunConfig],
+    runs: list[StreamRun],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -226,10 +235,11 @@ def test_a_gpu_that_is_none(
 
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    monkeypatch.setattr(ray, "GRACE", 0.0)
+    monkeypatch.setattr(scheduler, "NO_NODE_TIMEOUT", 0.0)
+    anywhere = job(tmp_path, device="auto", engine="ray", address=cluster.address, workers=0)
     with caplog.at_level(logging.WARNING):
-        outcomes = execute(configs[:2], job(tmp_path, device="auto"), engine="ray", address=cluster.address)
-    for outcome in outcomes:
+        outcomes = execute(runs[:2], anywhere)
+    for outcome in outcomes.values():
         assert "no node of the Ray cluster is left to work (node" in str(outcome)
         assert "device 'cuda' is not there" in str(outcome)
     assert "It is left out." in caplog.text
@@ -239,10 +249,10 @@ def test_a_gpu_that_is_none(
 
 
 def test_what_a_node_has_room_for() -> None:
-    assert Crew(2, 0, 1).room({"CPU": 7.0}) == 3
-    assert Crew(1, 0, 1).room({"GPU": 7.0}) == 0
-    assert Crew(0.1, 0.1, 10).room({"CPU": 64.0, "GPU": 1.0}) == 10
-    assert Crew(1, 1, 10).room({"CPU": 2.0, "GPU": 8.0}) == 2
+    assert WorkerSpec(2, 0, 1).room({"CPU": 7.0}) == 3
+    assert WorkerSpec(1, 0, 1).room({"GPU": 7.0}) == 0
+    assert WorkerSpec(0.1, 0.1, 10).room({"CPU": 64.0, "GPU": 1.0}) == 10
+    assert WorkerSpec(1, 1, 10).room({"CPU": 2.0, "GPU": 8.0}) == 2
 
 
 def test_the_device_is_the_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,8 +263,8 @@ def test_the_device_is_the_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
         ray._device("cuda", {"CPU": 4.0})
     with pytest.raises(OcilError, match="use auto, cpu or cuda"):
         ray._device("cuda:1", {"GPU": 4.0})
-    assert device_for("cuda", "ray") == "cuda"
-    assert device_for("cpu", "local") == "cpu"
+    assert Execution(device="cuda", engine="ray").job(Path("runs"), None).device == "cuda"
+    assert Execution(device="cpu").job(Path("runs"), None).device == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -280,17 +290,19 @@ def test_without_the_package(run_tiny: Call, monkeypatch: pytest.MonkeyPatch) ->
     assert one_error(run_tiny("er", "--address", "here:1")) == "--address is for a Ray cluster: add --engine ray."
 
 
-def test_nothing_to_do_needs_no_cluster(configs: list[RunConfig], tmp_path: Path) -> None:
-    assert ray.run_all([], job(tmp_path), address="localhost:1") == []
-    (outcome,) = ray.run_all(configs[:1], job(tmp_path), should_stop=lambda: True, address="localhost:1")
+def test_nothing_to_do_needs_no_cluster(runs: list[StreamRun], tmp_path: Path) -> None:
+    nowhere = job(tmp_path, address="localhost:1")
+    assert ray.run_all([], nowhere, Observer()) == {}
+    (outcome,) = ray.run_all(runs[:1], nowhere, Observer(should_stop=lambda: True)).values()
     assert isinstance(outcome, Interrupted)
 
 
 def test_a_node_that_is_not_fit(npz: Path, tmp_path: Path) -> None:
     examine = examiner()
-    mine = examine(None, [str(npz)], None)
+    samples = pickle.dumps({str(npz): StreamRun(resolve("er", str(npz)))})
+    mine = examine(None, samples, None)
     marker = place_marker(tmp_path)
-    fit = examine(str(marker), [str(npz)], None)
+    fit = examine(str(marker), samples, None)
     assert not marker.exists()
 
     def why(theirs: dict[str, Any], torch_version: str | None = None) -> str | None:
@@ -299,8 +311,10 @@ def test_a_node_that_is_not_fit(npz: Path, tmp_path: Path) -> None:
     assert why(fit) is None
     assert why(fit, str(fit["torch"])) is None
     assert "install the same on all" in str(why(fit, "1.0"))
-    assert "all nodes must share it" in str(why(examine(str(marker), [], None)))
-    assert "lacks a dataset: there is no dataset 'birds'" in str(why(examine(None, ["birds"], str(tmp_path))))
+    assert "all nodes must share it" in str(why(examine(str(marker), pickle.dumps({}), None)))
+    birds = pickle.dumps({"birds": StreamRun(resolve("er", "birds"))})
+    assert "lacks a dataset: there is no dataset 'birds'" in str(why(examine(None, birds, str(tmp_path))))
+    assert "lacks a dataset: " in str(why(examine(None, b"of another version", None)))
     assert "install it there" in str(why({"import": "No module named 'ocil'"}))
     assert "has another ocil (0.0.1)" in str(why(fit | {"ocil": "0.0.1"}))
     assert "has other images under the name" in str(why(fit | {"images": {str(npz): "another"}}))
@@ -311,7 +325,7 @@ def drain(worker: Worker, until: Callable[[list[Any]], bool], stop: bool = False
     end = time.monotonic() + 30
     while not until(events):
         assert time.monotonic() < end
-        events += worker.news(stop)
+        events += worker.events(stop)
     return events
 
 
@@ -320,84 +334,98 @@ def ended(events: list[Any]) -> bool:
 
 
 def test_a_worker_that_hears_nothing_saves_and_stops(
-    configs: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: list[StreamRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = Worker(job(tmp_path), Crew(1, 0, 1))
-    worker.take({7: configs[0]})
+    worker = Worker(job(tmp_path), WorkerSpec(1, 0, 1))
+    worker.start(runs[:1])
     drain(worker, lambda events: any(event.done for _, event in events))
-    monkeypatch.setattr(ray, "SILENCE", 0.0)
-    number, outcome = drain(worker, ended)[-1]
-    assert number == 7
+    monkeypatch.setattr(ray_worker, "DRIVER_TIMEOUT", 0.0)
+    key, outcome = drain(worker, ended)[-1]
+    assert key == runs[0].key
     assert isinstance(outcome, Interrupted)
-    assert RunFolder.of(tmp_path, configs[0]).checkpoint.exists()
+    assert runs[0].folder(tmp_path).checkpoint.exists()
 
 
 def test_a_worker_waits_for_a_folder_that_is_held(
-    configs: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: list[StreamRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = Worker(job(tmp_path), Crew(1, 0, 1))
-    with RunFolder.of(tmp_path, configs[1]).lock():
-        worker.take({0: configs[1]})
-        assert worker.news(stop=False) == []
+    worker = Worker(job(tmp_path), WorkerSpec(1, 0, 1))
+    with runs[1].folder(tmp_path).lock():
+        worker.start([runs[1]])
+        assert worker.events(stop=False) == []
     assert isinstance(drain(worker, ended)[-1][1], Result)
-    with RunFolder.of(tmp_path, configs[2]).lock():
-        monkeypatch.setattr(ray, "PATIENCE", 0.0)
-        worker.take({0: configs[2]})
+    with runs[2].folder(tmp_path).lock():
+        monkeypatch.setattr(ray_worker, "LOCK_TIMEOUT", 0.0)
+        worker.start([runs[2]])
         assert isinstance(drain(worker, ended)[-1][1], InUseError)
 
 
-def test_what_keeps_a_worker_from_any_run_fails_all_of_them(configs: list[RunConfig], tmp_path: Path) -> None:
-    worker = Worker(job(tmp_path), Crew(1, 0, 2, packed=True))
-    gone = [replace(config, dataset=str(tmp_path / "gone.npz")) for config in configs[:2]]
-    worker.take(dict(enumerate(gone)))
+def test_what_keeps_a_worker_from_any_run_fails_all_of_them(runs: list[StreamRun], tmp_path: Path) -> None:
+    worker = Worker(job(tmp_path), WorkerSpec(1, 0, 2, packed=True))
+    gone = [StreamRun(replace(run.config, dataset=str(tmp_path / "gone.npz"))) for run in runs[:2]]
+    worker.start(gone)
     events = drain(worker, lambda events: len(events) == 2)
     assert all("gone.npz" in str(outcome) for _, outcome in events)
 
 
 @pytest.fixture
-def sweep(configs: list[RunConfig], tmp_path: Path) -> Sweep:
-    """A driver whose cluster is not there."""
+def six(runs: list[StreamRun]) -> list[StreamRun]:
+    """Four of one precision and two of another."""
+    config = runs[0].config
+    others = [replace(config, learner=replace(config.learner, precision="fp32"), seed=seed) for seed in (0, 1)]
+    return [*runs, *map(StreamRun, others)]
+
+
+@pytest.fixture
+def driver(six: list[StreamRun], tmp_path: Path) -> Scheduler:
+    """One whose cluster is not there."""
     package = SimpleNamespace(
         remote=lambda thing: thing, kill=lambda actor: None, exceptions=SimpleNamespace(RayError=OSError)
     )
-    others = [replace(configs[0], learner=replace(configs[0].learner, precision="fp32"), seed=seed) for seed in (0, 1)]
-    made = Sweep(package, [*configs, *others], range(6), job(tmp_path), Crew(1, 1, 3, packed=True))
+    made = Scheduler(package, six, job(tmp_path), WorkerSpec(1, 1, 3, packed=True))
     made.nodes = {"a": Node("a", "a", 1)}
     return made
 
 
-def test_runs_of_a_kind_go_together(sweep: Sweep) -> None:
-    assert [sweep.next_unit(), sweep.next_unit(), sweep.next_unit()] == [[0, 1, 2], [3], [4, 5]]
+def test_runs_of_a_kind_go_together(driver: Scheduler, six: list[StreamRun]) -> None:
+    assert [driver.next_runs(), driver.next_runs(), driver.next_runs()] == [six[:3], six[3:4], six[4:]]
 
 
-def test_every_worker_gets_some(sweep: Sweep) -> None:
-    sweep.nodes["b"] = Node("b", "b", 2)
-    assert sweep.next_unit() == [0, 1]
-    assert sweep.next_unit() == [2, 3]
+def test_every_worker_gets_some(driver: Scheduler, six: list[StreamRun]) -> None:
+    driver.nodes["b"] = Node("b", "b", 2)
+    assert driver.next_runs() == six[:2]
+    assert driver.next_runs() == six[2:4]
 
 
-def test_a_run_that_takes_its_workers_down_fails_alone(sweep: Sweep) -> None:
-    units = []
-    while sweep.waiting:
-        unit = sweep.next_unit()
-        units.append(unit)
-        hand = Hand(None, sweep.nodes["a"], list(unit))
-        sweep.hands.append(hand)
-        if 1 in unit:
-            sweep.lost(hand)
+def with_next(driver: Scheduler) -> WorkerHandle:
+    """A worker that has just got its runs."""
+    worker = WorkerHandle(None, driver.nodes["a"], {run.key: run for run in driver.next_runs()})
+    driver.workers.append(worker)
+    return worker
+
+
+def test_a_run_that_takes_its_workers_down_fails_alone(driver: Scheduler, six: list[StreamRun]) -> None:
+    units: list[list[RunKey]] = []
+    key = [run.key for run in six]
+    while driver.waiting:
+        worker = with_next(driver)
+        units.append(list(worker.runs))
+        if key[1] in worker.runs:
+            driver.worker_died(worker)
         else:
-            for number in unit:
-                sweep.note(hand, number, OcilError("done"))
-    assert [unit for unit in units if 1 in unit] == [[0, 1, 2], [3, 0, 1], [1], [1]]
-    assert "its worker died 4 times, the last time on node a" in str(sweep.outcomes[1])
-    assert all(str(sweep.outcomes[number]) == "done" for number in (0, 2, 3, 4, 5))
+            for run in list(worker.runs.values()):
+                driver.on_event(worker, run, OcilError("done"))
+    expected = [key[:3], [key[3], key[0], key[1]], key[1:2], key[1:2]]
+    assert [unit for unit in units if key[1] in unit] == expected
+    assert "its worker died 4 times, the last time on node a" in str(driver.outcomes[key[1]])
+    assert all(str(driver.outcomes[key[number]]) == "done" for number in (0, 2, 3, 4, 5))
 
 
-def test_a_worker_that_stopped_by_itself_costs_no_retry(sweep: Sweep) -> None:
-    hand = Hand(None, sweep.nodes["a"], sweep.next_unit())
-    sweep.note(hand, 0, Interrupted("silence"))
-    assert sweep.waiting[-1] == 0
-    assert not sweep.deaths
-    sweep.stopping = True
-    sweep.note(hand, 1, Interrupted("asked to"))
-    assert isinstance(sweep.outcomes[1], Interrupted)
+def test_a_worker_that_stopped_by_itself_costs_no_retry(driver: Scheduler, six: list[StreamRun]) -> None:
+    worker = with_next(driver)
+    driver.on_event(worker, six[0], Interrupted("silence"))
+    assert driver.waiting[-1] == six[0]
+    assert not driver.deaths
+    driver.stopping = True
+    driver.on_event(worker, six[1], Interrupted("asked to"))
+    assert isinstance(driver.outcomes[six[1].key], Interrupted)

@@ -176,10 +176,14 @@ def test_the_border_is_black_whatever_the_inputs() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {}, {"head": "linear", "inputs": "unit"}, {"future": "unseen"}, {"augment": "none"}, {"augment": "memory"},
+        {},
+        {"head": "linear", "inputs": "unit"},
+        {"future": "unseen"},
+        {"augment": "none"},
+        {"augment": "memory"},
         {"augment": "both", "pad": 2, "scale": 5.0},
     ],
-)  # fmt: skip
+)
 def test_a_step_by_hand(settings: dict[str, Any], steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     learner = er_ace(steps, lr=0.07, **settings)
     slow, config = SlowStep(learner), learner.config

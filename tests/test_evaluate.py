@@ -7,7 +7,7 @@ import torch
 
 import ocil
 from ocil.data import Dataset
-from ocil.evaluate import EASY, HARD, Evaluation, Evaluator
+from ocil.evaluation.evaluator import EASY, HARD, Evaluation, Evaluator
 from ocil.methods.base import Learner
 from tests.reference.datasets import patterned
 
@@ -36,10 +36,14 @@ def slow(learner: Learner, data: Dataset) -> Evaluation:
     new = [row[label] for row, label in zip(scores, data.train_y.tolist(), strict=True) if label >= 2]
     return Evaluation(
         accuracy,
-        fmean(value for row in logits for value in row[:2]), fmean(value for row in logits for value in row[2:]),
-        fmean(value for row in weights[:2] for value in row), fmean(value for row in weights[2:] for value in row),
-        sum(p < HARD for p in new), sum(HARD <= p <= EASY for p in new), sum(p > EASY for p in new),
-    )  # fmt: skip
+        fmean(value for row in logits for value in row[:2]),
+        fmean(value for row in logits for value in row[2:]),
+        fmean(value for row in weights[:2] for value in row),
+        fmean(value for row in weights[2:] for value in row),
+        sum(p < HARD for p in new),
+        sum(HARD <= p <= EASY for p in new),
+        sum(p > EASY for p in new),
+    )
 
 
 @pytest.mark.slow

@@ -1,11 +1,14 @@
+import textwrap
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+import ocil.experiments
 from ocil.errors import OcilError
-from ocil.experiments import Experiment, Source, read, select
-from ocil.report.published import MEMORY, published
+from ocil.experiments import configure
+from ocil.experiments.files import Experiment, Source, read, select
+from ocil.report.papers import ColumnKey, load
 
 SHIPPED = sorted((Path(__file__).parents[1] / "experiments").glob("*.toml"))
 COUNTS = {  # cells, seeds
@@ -65,9 +68,10 @@ def test_table_1_is_the_paper_s() -> None:
     """Each cell has a published number and each published number a cell: nine columns, 19 rows, two bounds."""
     cells = shipped("table1").cells
     found = {(cell.label, cell.config.dataset, cell.config.learner.memory) for cell in cells}
-    assert all(published(*key) is not None for key in found)
+    paper = load()
+    assert all(paper.published(label, {}, ColumnKey(data, size)) is not None for label, data, size in found)
     columns = {key[1:] for key in found if key[2]}
-    assert columns == {(dataset, size) for dataset, sizes in MEMORY.items() for size in sizes}
+    assert columns == {(dataset, size) for dataset, sizes in paper.tables[0].memory.items() for size in sizes}
     rows = Counter(key[0] for key in found)
     assert sorted(rows.values()) == [3, 3] + [9] * 19
     with_review = {cell.label for cell in cells if cell.config.learner.review}
@@ -167,7 +171,7 @@ def test_filters_that_match_nothing(only: str, says: str) -> None:
 
 
 def test_axes_and_tables_by_dataset(write) -> None:  # type: ignore[no-untyped-def]
-    experiment = read(write("""
+    path = write("""
         seeds = 2
         [settings]
         dataset = ["cifar10", "cifar100"]
@@ -175,7 +179,8 @@ def test_axes_and_tables_by_dataset(write) -> None:  # type: ignore[no-untyped-d
         [[cells]]
         method = "er"
         lr = [0.05, 0.1]
-    """))  # fmt: skip
+    """)
+    experiment = read(path)
     assert experiment.title == "mine"
     found = [(c.label, c.config.dataset, c.config.learner.memory, c.value("lr")) for c in experiment.cells]
     assert sorted(found) == sorted(
@@ -187,14 +192,15 @@ def test_axes_and_tables_by_dataset(write) -> None:  # type: ignore[no-untyped-d
 
 
 def test_duplicates_collapse_and_the_first_label_stays(write) -> None:  # type: ignore[no-untyped-def]
-    cells = read(write("""
+    path = write("""
         [[cells]]
         label = "first"
         method = "afs"
         [[cells]]
         method = "afs"
         beta = [0.1, 0.2]
-    """)).cells  # fmt: skip
+    """)
+    cells = read(path).cells
     assert [cell.label for cell in cells] == ["first", "afs, beta=0.2"]
     assert len(cells[0].configs) == 3
 
@@ -209,8 +215,11 @@ def test_settings_for_all_cells_go_where_they_belong(write) -> None:  # type: ig
     """)
     cells = {cell.label: cell for cell in read(path, settings={"beta": "0.3", "epochs": "7"}).cells}
     assert {name: cell.value("boundary") for name, cell in cells.items()} == {
-        "fine-tune": "blurry", "iid-offline": "iid", "er": "blurry", "afs": "blurry",
-    }  # fmt: skip
+        "fine-tune": "blurry",
+        "iid-offline": "iid",
+        "er": "blurry",
+        "afs": "blurry",
+    }
     assert cells["afs"].value("beta") == 0.3
     assert cells["er"].value("beta") is None
     assert (cells["iid-offline"].value("epochs"), cells["er"].value("epochs")) == (7, 1)
@@ -251,7 +260,7 @@ def test_a_dataset_of_one_s_own(write) -> None:  # type: ignore[no-untyped-def]
         ("[[cells]]\nmethod='er'\nlr='fast'", "cell 1: lr = 'fast' is not a number"),
         ("[[cells]]\nmethod='er'\nlr=[]", "an empty list"),
         ("[[cells]]\nmethod='er'\nlr=[[1]]", "lr = [1] is not a value"),
-        ("[[cells]]\nmethod='er'\nmemory={cifar10=3}", "memory says nothing for fashion-mini"),
+        ("[[cells]]\nmethod='er'\nmemory={cifar10=3}", "memory has no value for fashion-mini"),
         ("[[cells]]\nmethod='er'\nlabel='{alpha}'", "unknown setting 'alpha'"),
         ("[[cells]]\nmethod='er'\nlabel=3", "label = 3 must be text"),
         ("[[cells]]\nmethod=3", "method = 3 is not a name"),
@@ -289,3 +298,38 @@ def test_mistakes_on_the_command_line(write, tmp_path: Path) -> None:  # type: i
         read(path, settings={"method": "afs"})
     with pytest.raises(OcilError, match=r"Did you mean '.*mine.toml'"):
         read(tmp_path / "mien.toml")
+
+
+# From Python
+
+
+def test_the_example_of_the_package_runs(
+    tmp_path: Path, tiny_npz: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ocil.experiments.__doc__ is not None
+    code = "\n".join(line for line in ocil.experiments.__doc__.splitlines() if line.startswith("    ") or not line)
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "table2.toml").write_text(
+        f'[settings]\ndataset = "{tiny_npz}"\nmemory = 20\nwidth = 2\ntasks = 2\nmemory_batch = 5\n'
+        '[[cells]]\nmethod = ["er", "afs"]\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    exec(compile(textwrap.dedent(code), "example", "exec"), {})
+    assert capsys.readouterr().out.startswith("er Estimate(")
+    assert len(list((tmp_path / "runs").glob("*/seed-*/result.json"))) == 6  # three seeds and their references
+
+
+def test_the_runs_of_one_method(tmp_path: Path, tiny_npz: Path) -> None:
+    file, notes = tmp_path / "run.toml", list[str]()
+    file.write_text(f'method = "er"\ndataset = "{tiny_npz}"\nseed = 4\nmemory_batch = 5\nlr = 0.05\n')
+    cell = configure(file=file, seeds=2, settings={"tasks": 2}, note=notes.append)
+    assert (cell.label, [config.seed for config in cell.configs]) == ("er", [4, 5])
+    assert (cell.value("memory_batch"), cell.value("tasks"), cell.value("lr")) == (5, 2, 0.05)
+    assert cell.config.fingerprint
+    (note,) = notes
+    assert "a memory of" in note
+    shared = {"memory": 20, "memory_batch": 5, "epochs": 2, "tasks": 2}
+    assert configure("fine-tune", str(tiny_npz), settings=shared, shared=True).value("memory") == 0
+    assert configure("er", str(tiny_npz), settings=shared, shared=True).value("epochs") == 1
+    with pytest.raises(OcilError, match="fine-tune keeps no memory"):
+        configure("fine-tune", str(tiny_npz), settings=shared)

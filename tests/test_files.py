@@ -257,7 +257,7 @@ def test_a_lock_that_was_removed_before_it_was_held_keeps_others_out(
 def test_it_can_be_imported_where_there_is_no_unix(start_python: Callable[..., "subprocess.Popen[str]"]) -> None:
     hidden = "import sys, torch; sys.modules |= dict.fromkeys(['fcntl', 'resource']); "
     process = start_python(
-        "-c", hidden + "import ocil.files, ocil.data, ocil.runner, ocil.longtail.runs; print('well')"
+        "-c", hidden + "import ocil.files, ocil.data, ocil.runs.stream_run, ocil.longtail.runs; print('well')"
     )
     assert process.communicate(timeout=120)[0] == "well\n"
 

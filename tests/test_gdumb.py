@@ -162,8 +162,8 @@ def fill(learner: GDumb, steps: int = 4) -> None:
 def rehearse(learner: GDumb) -> list[list[int]]:
     learner.task_ended()
     visited = []
-    for slots in learner.rehearsal():
-        learner.rehearsal_step(slots)
+    for slots in learner.task_end_batches():
+        learner.task_end_step(slots)
         visited.append(slots.tolist())
     return visited
 
@@ -183,7 +183,7 @@ def test_learning_only_stores() -> None:
     assert same(before, weights(learner))
     assert int(learner.steps) == 4
     assert len(learner.memory) == 12
-    assert learner.steady()
+    assert learner.shapes_are_static()
 
 
 def test_a_task_end_begins_anew_in_place() -> None:
@@ -196,8 +196,8 @@ def test_a_task_end_begins_anew_in_place() -> None:
         learner.task_ended()
         starts.append(weights(learner))
         assert all(not velocity.any() for velocity in learner.optimizer.velocity.values())
-        for slots in learner.rehearsal():
-            learner.rehearsal_step(slots)
+        for slots in learner.task_end_batches():
+            learner.task_end_step(slots)
         assert all(velocity.any() for velocity in learner.optimizer.velocity.values())
         trained = learner.network.state_dict().values()
         assert not any(torch.equal(old, new) for old, new in zip(starts[-1], trained, strict=True))
@@ -245,7 +245,7 @@ def test_a_rehearsal_step_by_hand(clip: float) -> None:
     learner.task_ended()
     twin = copy.deepcopy(learner.network)
     slots = torch.tensor([3, 0, 7, 5])
-    learner.rehearsal_step(slots)
+    learner.task_end_step(slots)
     loss = F.cross_entropy(twin(to_float(learner.memory.images[slots])), learner.memory.labels[slots])
     slopes = torch.autograd.grad(loss, list(twin.parameters()))
     length = sum(float(slope.double().square().sum()) for slope in slopes) ** 0.5

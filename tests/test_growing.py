@@ -13,19 +13,26 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import ocil
-import ocil.convolution
-from ocil import losses, networks
-from ocil.config import RunConfig, resolve
+import ocil.kernels.convolution
+from ocil import networks
 from ocil.data import Dataset
 from ocil.errors import OcilError
-from ocil.evaluate import Evaluator
-from ocil.methods import METHODS, base, method
-from ocil.methods.base import Learner, Problem, capacity_for
+from ocil.evaluation.evaluator import Evaluator
+from ocil.learning import losses
+from ocil.methods import METHODS, growth, method
+from ocil.methods.base import Learner
+from ocil.methods.config import Problem
 from ocil.methods.dvc import GrowingPair, dvc_loss
 from ocil.methods.er import ER
+from ocil.methods.growth import capacity_for
 from ocil.networks import NOT_MET, GrowingHead, to_float
-from ocil.results import Result, RunFolder
-from ocil.runner import Interrupted, Stepper, Work, arrivals, digest
+from ocil.runs.config import RunConfig, resolve
+from ocil.runs.environment import digest
+from ocil.runs.folder import RunFolder
+from ocil.runs.protocol import Interrupted
+from ocil.runs.results import Result
+from ocil.runs.stepper import Stepper, arrivals
+from ocil.runs.stream_run import ActiveStreamRun
 from ocil.streams import DeviceData
 from tests.reference.datasets import noise, patterned
 from tests.test_engine_gpu import FakeCapture, Replayed
@@ -42,8 +49,8 @@ DRAWS_BY_CAPACITY = {"aser"}
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Capacities 2, 4, 8, ..."""
-    monkeypatch.setattr(ocil.convolution, "SLOW_BACKWARD", False)  # ours pays for large images, not for these
-    monkeypatch.setattr(base, "FIRST_CAPACITY", 2)
+    monkeypatch.setattr(ocil.kernels.convolution, "SLOW_BACKWARD", False)  # ours pays for large images, not for these
+    monkeypatch.setattr(growth, "FIRST_CAPACITY", 2)
 
 
 def make(name: str, capacity: int = 2, data: Dataset = DATA, growing: bool = True, **chosen: Any) -> Learner:
@@ -268,10 +275,12 @@ def start_of(plain: Learner, key: str) -> Tensor:
     ("name", "settings"),
     [
         *((name, {}) for name in DISTINCT if name not in REHEARSES),  # those begin anew with other rows
-        ("er-ace", {"head": "linear", "future": "unseen"}), ("afs", {"regulariser": "lsr"}), ("afs", {"loss": "ce"}),
+        ("er-ace", {"head": "linear", "future": "unseen"}),
+        ("afs", {"regulariser": "lsr"}),
+        ("afs", {"loss": "ce"}),
         *(("afs", {"sample_value": value}) for value in ("smu", "gini", "entropy", "gen")),
     ],
-)  # fmt: skip
+)
 def test_all_classes_met_from_the_start_is_no_growth(name: str, settings: dict[str, Any]) -> None:
     """Bit for bit, but for the first weights of the rows, which are drawn in another way: here they are copied."""
     plain, learner = make(name, CLASSES, growing=False, **settings), make(name, CLASSES, **settings)
@@ -354,7 +363,7 @@ def test_steps_after_growth_read_nothing_and_keep_their_shapes(name: str) -> Non
     learner.classes_announced = True
     for classes in ([0, 2], [1, 2, 5]):
         learn(learner, range(4), classes)
-        assert learner.steady()
+        assert learner.shapes_are_static()
         traces = []
         for number in range(2):
             x, y = batch(number, classes)
@@ -403,9 +412,11 @@ def test_a_growing_learner_learns(name: str) -> None:
     """Four easy classes that appear one after the other and then mixed: far better than chance on test images."""
     data = patterned()
     needs: dict[str, dict[str, Any]] = {
-        "gdumb": {"rehearsal_epochs": 20}, "dvc": {"crop": 0.7, "jitter": 0.0, "lr": 0.03}, "ocm": {"lr": 0.02},
+        "gdumb": {"rehearsal_epochs": 20},
+        "dvc": {"crop": 0.7, "jitter": 0.0, "lr": 0.03},
+        "ocm": {"lr": 0.02},
         "er-ace": {"pad": 0},
-    }  # fmt: skip
+    }
     memory = {"memory": 40} if METHODS[name].memory else {}
     settings: dict[str, Any] = {"width": 4, "lr": 0.05} | memory | needs.get(name, {})
     learner = make(name, data=data, **settings)
@@ -429,7 +440,7 @@ def test_a_review_when_asked_needs_no_task_end(name: str) -> None:
             learner.config.review_keep_last and len(learner.memory) % 5 > 1
         )
         assert not any(key.startswith("memory.") for key in changed(before, learner.state()))
-    assert learner.tasks == 0
+    assert learner.task_number == 0
     assert int(learner.failed_at) == -1
 
 
@@ -580,12 +591,12 @@ def test_captured_and_stopped_runs_come_to_the_same_end(
     path, data = dataset
     chosen, resident = config(path, name, momentum=0.9, lr=0.01), DeviceData(data, "cpu")
 
-    def begin(folder: str, stepper: type[Stepper] = Stepper) -> Work:
-        work = Work(chosen, RunFolder(tmp_path / folder), data, resident, stepper)
+    def begin(folder: str, stepper: type[Stepper] = Stepper) -> ActiveStreamRun:
+        work = ActiveStreamRun(chosen, RunFolder(tmp_path / folder), data, resident, stepper)
         assert work.cursor or work.learner.problem.classes == 2
         return work
 
-    def end(work: Work) -> Result:
+    def end(work: ActiveStreamRun) -> Result:
         for _ in work.steps():
             pass
         assert (work.learner.problem.classes, work.learner.classes_met) == (8, list(range(CLASSES)))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 import ocil
-import ocil.convolution
+import ocil.kernels.convolution
 from ocil import networks
 from ocil.errors import OcilError
 from ocil.methods._gradients import gradient_products
@@ -67,7 +67,7 @@ def backward_for_each(network: nn.Module, batches: list[tuple[Tensor, Tensor]]) 
 def test_products_against_one_backward_pass_for_each(
     shape: tuple[int, int, int], width: int, patches: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ocil.convolution, "SLOW_BACKWARD", patches)
+    monkeypatch.setattr(ocil.kernels.convolution, "SLOW_BACKWARD", patches)
     network = trained_network(shape, width)
     x, y = some_images(3 + 2 * 4, shape)
     before = {name: value.clone() for name, value in network.state_dict().items()}
@@ -200,9 +200,12 @@ unit = st.floats(-1, 1).map(lambda v: round(v, 3))
 
 
 @given(
-    st.lists(unit, min_size=4, max_size=8), st.integers(0, 5), st.lists(unit, min_size=1, max_size=4), unit,
+    st.lists(unit, min_size=4, max_size=8),
+    st.integers(0, 5),
+    st.lists(unit, min_size=1, max_size=4),
+    unit,
     st.integers(0, 2**31),
-)  # fmt: skip
+)
 def test_offers_against_the_rule_one_at_a_time(
     scores: list[float], free: int, new: list[float], batch_score: float, seed: int
 ) -> None:
@@ -379,9 +382,9 @@ def test_steady_waits_for_all_groups() -> None:
     steady = []
     for number in range(6):
         learner.learn(*batch(number))
-        steady.append(learner.steady())
+        steady.append(learner.shapes_are_static())
     assert steady == [False, False, False, True, True, True]
-    assert not make(memory=8, memory_batch=4, groups=5).steady()
+    assert not make(memory=8, memory_batch=4, groups=5).shapes_are_static()
 
 
 @pytest.mark.parametrize("settings", [{"groups": 0}, {"group_size": 0}, {"first_score": -2.0}])

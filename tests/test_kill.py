@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from ocil.config import RunConfig, resolve
-from ocil.results import Result, RunFolder
-from ocil.runner import run
+from ocil.runs.config import RunConfig, resolve
+from ocil.runs.folder import RunFolder
+from ocil.runs.results import Result
+from ocil.runs.stream_run import run
 from tests.conftest import left_over
 from tests.forking import START, Driver
 
@@ -24,7 +25,7 @@ DRIVER = (
     START
     + """
 import ocil
-from ocil.config import RunConfig
+from ocil.runs.config import RunConfig
 
 ocil.run
 print("ready", flush=True)

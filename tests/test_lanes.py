@@ -3,14 +3,17 @@
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from ocil.engine.lanes import take_turns
+from ocil.engines.job import Observer
+from ocil.engines.lanes import take_turns
+from ocil.runs.protocol import RunKey, Workspace
 
-CPU = torch.device("cpu")
+CPU = Workspace(Path(), torch.device("cpu"))
 
 
 class Work:
@@ -19,7 +22,7 @@ class Work:
     def __init__(self, trouble: str = "") -> None:
         self.trouble = trouble
 
-    def steps(self) -> Iterator[None]:
+    def steps(self, *_: Any) -> Iterator[None]:
         yield
         if self.trouble == "step":
             raise ValueError("step")
@@ -31,35 +34,43 @@ class Work:
         return "done"
 
 
+class FakeRun:
+    """``trouble`` says at which place it fails. ``held`` is whose lock is held."""
+
+    def __init__(self, number: int, trouble: str, held: set[int]) -> None:
+        self.key, self.trouble, self.held = RunKey("cell", number), trouble, held
+
+    def open(self, workspace: Workspace, held: ExitStack) -> Work:
+        self.held.add(self.key.seed)
+        held.callback(self.held.discard, self.key.seed)
+        if self.trouble == "open":
+            raise ValueError("open")
+        return Work(self.trouble)
+
+    def failed(self, error: Exception) -> Exception:
+        return error
+
+
 def turns(
-    works: list[str], side_by_side: int, held_now: set[int], settle: Callable[[int, Any], None] = lambda *_: None
-) -> dict[int, Any]:
-    """What came of each. ``held_now`` is whose lock is held."""
-    outcomes: dict[int, Any] = {}
+    works: list[str], side_by_side: int, held: set[int], settle: Callable[[int, Any], None] = lambda *_: None
+) -> dict[int, str]:
+    """What came of each."""
 
-    def begin(number: int, held: ExitStack) -> tuple[Iterator[None], Callable[[], Any]]:
-        held_now.add(number)
-        held.callback(held_now.discard, number)
-        if works[number] == "begin":
-            raise ValueError("begin")
-        work = Work(works[number])
-        return work.steps(), work.finish
+    def note(run: Any, outcome: Any) -> None:
+        assert run.key.seed not in held
+        settle(run.key.seed, outcome)
 
-    def note(number: int, outcome: Any) -> None:
-        assert number not in held_now
-        outcomes[number] = outcome
-        settle(number, outcome)
-
-    take_turns(range(len(works)), side_by_side, CPU, begin, note, lambda _, error: str(error))
-    return outcomes
+    runs: list[Any] = [FakeRun(number, trouble, held) for number, trouble in enumerate(works)]
+    outcomes = take_turns(runs, CPU, side_by_side, Observer(note))
+    return {key.seed: str(outcome) for key, outcome in outcomes.items()}
 
 
 @pytest.mark.parametrize("side_by_side", [1, 2, 5])
 def test_what_fails_leaves_the_others_alone(side_by_side: int) -> None:
     held: set[int] = set()
-    outcomes = turns(["", "begin", "step", "finish", ""], side_by_side, held)
+    outcomes = turns(["", "open", "step", "finish", ""], side_by_side, held)
     assert not held
-    assert outcomes == {0: "done", 1: "begin", 2: "step", 3: "finish", 4: "done"}
+    assert outcomes == {0: "done", 1: "open", 2: "step", 3: "finish", 4: "done"}
 
 
 def test_locks_go_whatever_ends_it() -> None:
@@ -78,13 +89,14 @@ def test_ended_work_is_gone_before_the_next_begins() -> None:
     known: list[weakref.ref[Work]] = []
     alive: list[int] = []
 
-    def begin(number: int, held: ExitStack) -> tuple[Iterator[None], Callable[[], Any]]:
-        alive.append(sum(ref() is not None for ref in known))
-        work = Work("step" if number == 1 else "")
-        known.append(weakref.ref(work))
-        return work.steps(), work.finish
+    class Counted(FakeRun):
+        def open(self, workspace: Workspace, held: ExitStack) -> Work:
+            alive.append(sum(ref() is not None for ref in known))
+            work = super().open(workspace, held)
+            known.append(weakref.ref(work))
+            return work
 
-    kept: dict[int, Any] = {}
-    take_turns(range(4), 1, CPU, begin, kept.__setitem__, lambda _, error: error)
+    runs: list[Any] = [Counted(number, "step" if number == 1 else "", set()) for number in range(4)]
+    outcomes = take_turns(runs, CPU, 1, Observer())
     assert alive == [0, 0, 0, 0]
-    assert isinstance(kept[1], ValueError)
+    assert isinstance(outcomes[runs[1].key], ValueError)

@@ -10,6 +10,8 @@ from PIL import Image
 
 from ocil.data import Dataset
 from ocil.errors import OcilError
+from ocil.learning.losses import revised_focal
+from ocil.learning.sgd import SGD
 from ocil.longtail import data, metrics, sampler
 from ocil.longtail.attention import ModulatedAttention
 from ocil.longtail.centroids import disc_centroids
@@ -17,8 +19,6 @@ from ocil.longtail.config import CUTTING, VARIANTS, LongTailConfig, command, res
 from ocil.longtail.dynamic import DynamicMu
 from ocil.longtail.embedding import MetaEmbedding
 from ocil.longtail.network import OpenNetwork, PlainNetwork, ResNet10, he_normal
-from ocil.losses import revised_focal
-from ocil.sgd import SGD
 from tests.reference import longtail as slow
 from tests.reference.datasets import numbered
 
@@ -170,8 +170,11 @@ def test_a_prepared_file_of_other_shapes(listed: tuple[Path, Path], tmp_path: Pa
     path = data.prepared_path("tail", tmp_path)
     data.save_prepared(data.read_lists("tail", *listed, size=16), path)
     arrays = dict(np.load(path))
-    for change in ({"train_x": arrays["train_x"][..., 0]}, {"train_y": arrays["train_y"][:, None]},
-                   {"open_x": arrays["open_x"][:, :8]}):  # fmt: skip
+    for change in (
+        {"train_x": arrays["train_x"][..., 0]},
+        {"train_y": arrays["train_y"][:, None]},
+        {"open_x": arrays["open_x"][:, :8]},
+    ):
         np.savez(path, **(arrays | change))
         with pytest.raises(OcilError, match=f"{next(iter(change))} has the shape"):
             data.load_prepared("tail", tmp_path)
@@ -300,8 +303,10 @@ def test_the_revised_focal_loss_takes_a_mu_a_class() -> None:
 def test_shots() -> None:
     groups = metrics.shots([500, 100, 99, 21, 20, 1])
     assert {name: np.flatnonzero(chosen).tolist() for name, chosen in groups.items()} == {
-        "many": [0, 1], "medium": [2, 3], "few": [4, 5],
-    }  # fmt: skip
+        "many": [0, 1],
+        "medium": [2, 3],
+        "few": [4, 5],
+    }
 
 
 def test_a_worked_example() -> None:
@@ -457,14 +462,14 @@ def test_the_command_of_a_configuration(settings: dict[str, float], words: str) 
 
 def test_what_shares_a_stage_1_and_what_names_a_cell() -> None:
     configs = [resolve(variant, "cifar100") for variant in VARIANTS]
-    assert len({config.stage1_cell for config in configs}) == 1
+    assert len({config.stage1.cell for config in configs}) == 1
     assert len({config.cell for config in configs}) == len(configs)
     ce, oltr = configs[0], configs[1]
     longer = {"epochs2": 90}
     assert resolve("ce", "cifar100", settings=longer).cell == ce.cell  # it has no stage 2
     assert resolve("oltr", "cifar100", settings=longer).cell != oltr.cell
-    assert resolve("oltr", "cifar100", settings=longer).stage1_cell == oltr.stage1_cell
-    assert resolve("oltr", "cifar100", settings={"epochs1": 5}).stage1_cell != oltr.stage1_cell
+    assert resolve("oltr", "cifar100", settings=longer).stage1.cell == oltr.stage1.cell
+    assert resolve("oltr", "cifar100", settings={"epochs1": 5}).stage1.cell != oltr.stage1.cell
     assert resolve("oltr", "cifar100", settings={"capture": "false"}).cell == oltr.cell
     assert resolve("oltr", "cifar100", seed=3).cell == oltr.cell
     others = {"alpha": "0.5", "gamma": "1", "mu": "0.5", "sigma": "0.2", "bins": "10", "share": "0.5"}
@@ -486,13 +491,19 @@ def test_small_images_are_cropped_less() -> None:
 @pytest.mark.parametrize(
     ("settings", "word"),
     [
-        ({"epoch1": 3}, "epochs1"), ({"epochs2": 0}, "epochs2"), ({"lr1": "fast"}, "lr1"),
+        ({"epoch1": 3}, "epochs1"),
+        ({"epochs2": 0}, "epochs2"),
+        ({"lr1": "fast"}, "lr1"),
         ({"imbalance": 0.5}, "imbalance"),
-        ({"batch_size": 30, "samples_per_class": 4}, "multiple"), ({"open_share": 1}, "open_share"),
-        ({"precision": "fp8"}, "precision"), ({"seed": 3}, "seed"), ({"jitter": 2}, "jitter"), ({"mu": -1}, "mu"),
+        ({"batch_size": 30, "samples_per_class": 4}, "multiple"),
+        ({"open_share": 1}, "open_share"),
+        ({"precision": "fp8"}, "precision"),
+        ({"seed": 3}, "seed"),
+        ({"jitter": 2}, "jitter"),
+        ({"mu": -1}, "mu"),
         ({"jitter": -1}, "jitter = -1.0 must be from 0 to 1"),
     ],
-)  # fmt: skip
+)
 def test_settings_that_are_wrong(settings: dict[str, object], word: str) -> None:
     with pytest.raises(OcilError, match=word):
         resolve("oltr", settings=settings)

@@ -1,4 +1,4 @@
-"""A long-tailed run stopped by a signal goes on from its last epoch to the same end, bit for bit."""
+"""A long-tailed run ends with the same bits if a signal stopped it, and if a worker process carried it out."""
 
 import json
 import os
@@ -10,6 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from ocil.engines import execute
+from ocil.engines.job import Job, Observer
+from ocil.longtail.config import resolve
+from ocil.longtail.results import LongTailResult
+from ocil.longtail.runs import LongTailRun
+from ocil.longtail.runs import run as run_alone
+from ocil.runs.protocol import Progress
 from tests.conftest import left_over
 from tests.reference.datasets import patterned
 
@@ -65,3 +72,23 @@ def test_killed_and_stopped_then_the_same_end(start_python: Start, tmp_path: Pat
         assert one[name] == other[name], name
     assert one["stage1"]["digest"] == other["stage1"]["digest"]
     assert not left_over(root)
+
+
+def test_worker_processes_find_the_same_bits(tmp_path: Path) -> None:
+    data = tmp_path / "made.npz"
+    patterned(per_class=24, classes=4).save(data)
+    settings = {"imbalance": 8, "validation": 8, "width": 2, "batch_size": 8, "epochs1": 2, "epochs2": 2}
+    runs = [LongTailRun(resolve("oltr-rfld", str(data), seed=seed, settings=settings)) for seed in (0, 1)]
+    heard: list[tuple[str, object]] = []
+    observer = Observer(lambda run, event: heard.append((run.name, event)))
+    side_by_side = execute(runs, Job(tmp_path / "workers", "cpu", workers=2), observer)
+    for run in runs:
+        one, other = side_by_side[run.key], run_alone(run.config, tmp_path / "alone", device="cpu")
+        assert isinstance(one, LongTailResult)
+        assert (one.digest, one.measures, one.history) == (other.digest, other.measures, other.history)
+        assert one.stage1["digest"] == other.stage1["digest"]
+    assert {name for name, event in heard if isinstance(event, Progress)} == {
+        f"{label} seed {seed}" for label in ("stage1", "oltr-rfld") for seed in (0, 1)
+    }
+    assert not left_over(tmp_path)
+    assert not list(tmp_path.rglob("checkpoint.safetensors"))

@@ -19,19 +19,24 @@ import torch
 from ocil import tensorfile
 from ocil.cli.longtail import _print
 from ocil.data import Dataset
+from ocil.engines import execute, gpu
+from ocil.engines.job import Job, Observer, Outcome, in_order
 from ocil.errors import InUseError, OcilError
 from ocil.longtail import data, runs
 from ocil.longtail.config import VARIANTS, LongTailConfig, resolve
 from ocil.longtail.data import Resident
 from ocil.longtail.results import LongTailResult, cells, read_result
-from ocil.longtail.runs import Job, Stepper, load_stage1, run, run_all, run_folder, stage1_folder
+from ocil.longtail.runs import LongTailRun, RecordedSteps, run
 from ocil.longtail.training import StageOne, StageTwo, plain_network, predict
 from ocil.networks import evaluating, to_float
-from ocil.report import longtail as table
+from ocil.report import longtail, papers
 from ocil.report.collect import collect
+from ocil.report.table import csv as as_csv
+from ocil.report.table import latex, markdown
 from ocil.report.write import write
-from ocil.results import RunFolder, sealed, write_json
-from ocil.runner import Interrupted, Progress
+from ocil.runs.folder import RunFolder
+from ocil.runs.protocol import Interrupted, Progress, Run
+from ocil.runs.results import sealed, write_json
 from ocil.tensorfile import DamagedFileError
 from tests.conftest import Call, left_over, one_error
 from tests.reference.datasets import patterned
@@ -41,9 +46,18 @@ pytestmark = [pytest.mark.usefixtures("quick_convolution"), pytest.mark.slow]
 
 CPU = torch.device("cpu")
 SETTINGS: dict[str, Any] = {
-    "imbalance": 8, "open_share": 0.2, "validation": 8, "width": 2, "batch_size": 16, "epochs1": 3, "epochs2": 3,
-    "decay_every1": 2, "decay_every2": 2, "crop_scale": 0.8, "jitter": 0.1,
-}  # fmt: skip
+    "imbalance": 8,
+    "open_share": 0.2,
+    "validation": 8,
+    "width": 2,
+    "batch_size": 16,
+    "epochs1": 3,
+    "epochs2": 3,
+    "decay_every1": 2,
+    "decay_every2": 2,
+    "crop_scale": 0.8,
+    "jitter": 0.1,
+}
 WORDS = ("validation=8", "width=2", "batch_size=16", "epochs1=2", "epochs2=2", "crop_scale=0.8")
 
 
@@ -69,6 +83,34 @@ def resident(config: LongTailConfig, whole: Dataset) -> Resident:
     return Resident(data.load(config, dataset=whole), CPU)
 
 
+def carry_out(plan: list[LongTailConfig], job: Job, observer: Observer | None = None) -> list[Outcome]:
+    """The outcomes in the order of the configurations."""
+    runs = [LongTailRun(config) for config in plan]
+    outcomes = execute(runs, job, observer)
+    return [outcomes[run.key] for run in runs]
+
+
+def taking_turns(plan: list[LongTailConfig], job: Job) -> list[Outcome]:
+    """The same as on a GPU, whatever the device."""
+    runs = [LongTailRun(config) for config in plan]
+    outcomes = in_order(gpu.run_all, runs, job, Observer())
+    return [outcomes[run.key] for run in runs]
+
+
+def run_folder(root: Path, config: LongTailConfig) -> RunFolder:
+    return LongTailRun(config).folder(root)
+
+
+def stage1_folder(root: Path, config: LongTailConfig) -> RunFolder:
+    return LongTailRun(config).stage1.folder(root)
+
+
+def stage1_weights(root: Path, config: LongTailConfig) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    found = LongTailRun(config).stage1.weights(root)
+    assert found is not None
+    return found
+
+
 def stage_two(config: LongTailConfig, whole: Dataset) -> StageTwo:
     held = resident(config, whole)
     return StageTwo(config, held, plain_network(config, held))
@@ -89,7 +131,7 @@ def finished(made: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
         "jitter": 0.05,
     }
     plan = [config(made, variant, seed, **gentle) for variant in VARIANTS for seed in (0, 1)]
-    outcomes = run_all(plan, Job(root, CPU))
+    outcomes = carry_out(plan, Job(root, "cpu", workers=1))
     assert all(isinstance(outcome, LongTailResult) for outcome in outcomes), outcomes
     return root, outcomes  # type: ignore[return-value]
 
@@ -185,7 +227,7 @@ def test_predictions_do_not_depend_on_the_batch(made: Path, whole: Dataset) -> N
 def test_recorded_steps_are_the_same_steps(made: Path, whole: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for a graph: replaying runs the recorded work again."""
     plain, recorded = (stage_two(config(made), whole) for _ in range(2))
-    stepper, calls = Stepper(recorded), []
+    stepper, calls = RecordedSteps(recorded), []
     stepper.capture = True
 
     def record(work: Callable[[], None], rng: object) -> Any:
@@ -234,12 +276,12 @@ def test_stage_1_is_trained_once_and_is_what_plain_ce_is(
     root, results = finished
     assert len(list(root.glob("*-stage1-*/seed-*/weights.safetensors"))) == 2
     for result in results:
-        assert result.stage1["digest"] == load_stage1(root, result.config)[1]["digest"]
+        assert result.stage1["digest"] == stage1_weights(root, result.config)[1]["digest"]
     ce = results[0]
     assert (ce.config.variant, ce.digest) == ("ce", ce.stage1["digest"])
     held = resident(ce.config, whole)
     network = plain_network(ce.config, held)
-    network.load_state_dict(load_stage1(root, ce.config)[0])
+    network.load_state_dict(stage1_weights(root, ce.config)[0])
     predicted, _ = predict(network, held.test_x)
     assert (predicted == held.test_y).float().mean().item() == pytest.approx(ce.measures["overall"])
     stage = StageTwo(replace(ce.config, variant="oltr"), held, network)
@@ -267,7 +309,7 @@ def test_a_result_says_everything(finished: tuple[Path, list[LongTailResult]]) -
 
 
 def stopping(after: int) -> Callable[[], bool]:
-    """True from the given question on: one is asked before each step and some between runs."""
+    """True from the given question on: one is asked before each step."""
     asked = 0
 
     def stop() -> bool:
@@ -286,8 +328,8 @@ def test_a_stopped_run_ends_with_the_same_bits(made: Path, tmp_path: Path, varia
     seen: list[Any] = []
     while result is None:
         try:
-            # 4 steps an epoch: each attempt gets through an epoch and dies in the middle of the next.
-            result = run(chosen, tmp_path / "stopped", device="cpu", should_stop=stopping(8), on_progress=seen.append)
+            # 4 steps per epoch: each attempt gets through an epoch and dies in the middle of the next.
+            result = run(chosen, tmp_path / "stopped", device="cpu", should_stop=stopping(6), on_progress=seen.append)
         except Interrupted:
             stops += 1
             assert stops < 20
@@ -301,7 +343,7 @@ def test_a_stopped_run_ends_with_the_same_bits(made: Path, tmp_path: Path, varia
 
 def test_runs_that_take_turns_equal_runs_alone(made: Path, tmp_path: Path) -> None:
     plan = [config(made, variant, seed) for variant in ("ce", "oltr", "oltr-rfld") for seed in (0, 1)]
-    together = run_all(plan, Job(tmp_path / "together", CPU, side_by_side=4, checkpoint_seconds=60.0))
+    together = taking_turns(plan, Job(tmp_path / "together", "cpu", workers=4))
     for chosen, outcome in zip(plan, together, strict=True):
         assert isinstance(outcome, LongTailResult)
         alone = run(chosen, tmp_path / "alone", device="cpu")
@@ -333,18 +375,18 @@ def test_what_another_process_finished_meanwhile_is_not_run_again(made: Path, tm
     plan = [config(made, "oltr", seed) for seed in (0, 1)]
     others: dict[int, Any] = {}
 
-    def watch(number: int, event: object) -> None:
-        if number == 0 and isinstance(event, Progress) and event.done == 1 and not others:
+    def watch(this: Run, event: object) -> None:
+        if this.seed == 0 and isinstance(event, Progress) and event.done == 1 and not others:
             others[1] = None
             others[1] = run(replace(plan[1], variant="ce"), tmp_path, device="cpu")  # it has stage 1 of seed 1
             others[2] = stamp()
-        if number == 0 and isinstance(event, Progress) and event.done == 4 and len(others) == 2:
+        if this.seed == 0 and isinstance(event, Progress) and event.done == 4 and len(others) == 2:
             others[3] = run(plan[1], tmp_path, device="cpu")
 
     def stamp() -> int:
         return (stage1_folder(tmp_path, plan[1]).path / "weights.safetensors").stat().st_mtime_ns
 
-    outcomes = run_all(plan, Job(tmp_path, CPU), watch)
+    outcomes = carry_out(plan, Job(tmp_path, "cpu", workers=1), Observer(watch))
     assert stamp() == others[2]
     assert isinstance(outcomes[1], LongTailResult)
     assert outcomes[1].to_json() == others[3].to_json()  # its seconds too
@@ -353,8 +395,9 @@ def test_what_another_process_finished_meanwhile_is_not_run_again(made: Path, tm
 def test_a_loss_that_explodes_is_said(made: Path, tmp_path: Path) -> None:
     with pytest.raises(OcilError, match=r"not finite in epoch \d+. Lower"):
         run(config(made, lr1=1e30), tmp_path, device="cpu")
-    outcomes = run_all([config(made, v, lr1=1e30) for v in ("ce", "oltr")], Job(tmp_path / "all", CPU))
+    outcomes = carry_out([config(made, v, lr1=1e30) for v in ("ce", "oltr")], Job(tmp_path / "all", "cpu", workers=1))
     assert all(isinstance(outcome, OcilError) for outcome in outcomes)
+    assert all("ce seed 0" in str(outcome) for outcome in outcomes)  # the first variant that requires stage 1
 
 
 def test_a_checkpoint_of_other_threads_is_refused(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,8 +430,21 @@ def test_finished_runs_of_other_images_are_refused(ocil_command: Call, tmp_path:
     file = tmp_path / "data/cifar10.npz"  # a name of the catalog does not vouch for the images
     made = replace(patterned(per_class=48, classes=5), name="cifar10")
     made.save(file)
-    words = ("longtail", "run", "ce", "--dataset", "cifar10", "--data-dir", tmp_path / "data", "--device", "cpu",
-             "--out", tmp_path / "runs", "--set", *WORDS)  # fmt: skip
+    words = (
+        "longtail",
+        "run",
+        "ce",
+        "--dataset",
+        "cifar10",
+        "--data-dir",
+        tmp_path / "data",
+        "--device",
+        "cpu",
+        "--out",
+        tmp_path / "runs",
+        "--set",
+        *WORDS,
+    )
     assert ocil_command(*words, "--seeds", 1).code == 0
     assert ocil_command(*words, "--seeds", 1).code == 0
     replace(made, train_x=np.ascontiguousarray(made.train_x[:, ::-1])).save(file)
@@ -465,7 +521,7 @@ def test_a_run_that_fails_does_not_stop_the_others(made: Path, tmp_path: Path, m
 
     monkeypatch.setattr(StageTwo, "classification", broken)
     plan = [config(made, variant) for variant in ("oltr-fl", "oltr")]
-    failed, fine = run_all(plan, Job(tmp_path, CPU, side_by_side=2))
+    failed, fine = taking_turns(plan, Job(tmp_path, "cpu", workers=2))
     assert isinstance(failed, OcilError)
     assert "oltr-fl" in str(failed)
     assert "RuntimeError: out of luck" in str(failed)
@@ -478,18 +534,21 @@ def test_a_run_that_fails_does_not_stop_the_others(made: Path, tmp_path: Path, m
 def test_the_table(finished: tuple[Path, list[LongTailResult]]) -> None:
     found = cells(finished[1])
     assert [cell.config.variant for cell in found] == list(VARIANTS)
-    (part,) = table.parts(found)
-    text = table.markdown(found)
-    for name in table.NAMES.values():
+    document = longtail.document(found, papers.load())
+    text = markdown(document)
+    for name in longtail.NAMES.values():
         assert f"| {name} |" in text
     assert "another dataset" in text
-    rows = list(csv.DictReader(table.as_csv(found).splitlines()))
+    rows = list(csv.DictReader(as_csv(document.records).splitlines()))
     assert [row["source"] for row in rows] == ["measured"] * 5 + ["published"] * 5
     mean = 100 * np.mean([r.measures["overall"] for r in finished[1] if r.config.variant == "oltr"])
     assert float(rows[1]["overall"]) == pytest.approx(mean, abs=1e-3)
     assert rows[-1]["overall"] == "39.0"
-    assert table.latex(found).count(r"\\") == 1 + 1 + 5 + 1 + 5
-    assert len(part.claims) == len(table.CLAIMS) - 1  # there is no many-shot class here
+    assert latex(document).count(r"\\") == 1 + 5 + 1 + 5
+    assert len(document.tables[0].remarks) == len(papers.load().longtail.claims) - 1  # no many-shot class here
+    bare = longtail.document(found, papers.NO_PAPER)
+    assert [len(table.rows) for table in bare.tables] == [5]
+    assert not bare.tables[0].remarks
 
 
 def test_what_holds_is_judged_by_runs_of_the_same_seed(finished: tuple[Path, list[LongTailResult]]) -> None:
@@ -497,9 +556,10 @@ def test_what_holds_is_judged_by_runs_of_the_same_seed(finished: tuple[Path, lis
         usual = [r for r in finished[1] if r.config.variant == variant]
         return [replace(r, measures=r.measures | {"overall": v}) for r, v in zip(usual, overall, strict=True)]
 
-    def verdict(mine: tuple[float, ...], theirs: tuple[float, ...]) -> table.Claim:
-        (part,) = table.parts(cells(changed("oltr-rfld", mine) + changed("oltr", theirs)))
-        return next(c for c in part.claims if c.text == "RFL^d is better than OLTR overall")
+    def verdict(mine: tuple[float, ...], theirs: tuple[float, ...]) -> longtail.JudgedClaim:
+        found = cells(changed("oltr-rfld", mine) + changed("oltr", theirs))
+        claims = longtail.judged(found, papers.load().longtail.claims)
+        return next(c for c in claims if c.text == "RFL^d is better than OLTR overall")
 
     assert verdict((0.50, 0.71), (0.40, 0.60)).verdict == "holds"
     assert verdict((0.50, 0.71), (0.40, 0.60)).difference.mean == pytest.approx(0.105)
@@ -548,15 +608,20 @@ def test_the_report_has_the_table(finished: tuple[Path, list[LongTailResult]], t
 def test_a_broken_long_tailed_result_is_left_out(finished: tuple[Path, list[LongTailResult]], tmp_path: Path) -> None:
     good = finished[1][0].to_json()
     bad = [
-        good | {"measures": good["measures"] | {"few": 3.0}}, good | {"measures": {}}, good | {"wall_seconds": "long"},
-        good | {"config": good["config"] | {"variant": "<b>"}}, {"kind": "longtail"},
+        good | {"measures": good["measures"] | {"few": 3.0}},
+        good | {"measures": {}},
+        good | {"wall_seconds": "long"},
+        good | {"config": good["config"] | {"variant": "<b>"}},
+        {"kind": "longtail"},
         good | {"config": good["config"] | {"width": "wide"}},
         good | {"config": good["config"] | {"dataset": "\ud800"}},
         good | {"config": good["config"] | {"precision": []}},
         good | {"config": good["config"] | {"imbalance": 10**400}},
-        good | {"wall_seconds": 10**400}, good | {"wall_seconds": 1e308}, good | {"wall_seconds": float("nan")},
+        good | {"wall_seconds": 10**400},
+        good | {"wall_seconds": 1e308},
+        good | {"wall_seconds": float("nan")},
         good | {"measures": good["measures"] | {"few": 10**400}},
-    ]  # fmt: skip
+    ]
     bad = [*map(sealed, bad), good | {"validation": 0.5}]  # and one that was changed since
     for number, content in enumerate([good, *bad]):
         (tmp_path / str(number)).mkdir()
@@ -582,6 +647,7 @@ def test_run_table_report_and_show(ocil_command: Call, made: Path, tmp_path: Pat
     assert "plain CE" in said.out
     assert "another dataset" in said.out
     assert "[2/2]" in said.err
+    assert [line.split()[1] for line in said.err.splitlines() if line.endswith("finished before")] == ["oltr-rfl"]
     for form, word in (("terminal", "OLTR + RFL"), ("markdown", "| OLTR + RFL |"), ("csv", "measured,")):
         said = ocil_command("longtail", "table", tmp_path / "runs", "--format", form)
         assert (said.code, word in said.out) == (0, True)
@@ -627,10 +693,15 @@ def test_from_lists_to_a_result(ocil_command: Call, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stage", ["stage1", "ce"])
 def test_a_run_of_another_process_is_waited_for(
-    ocil_command: Call, made: Path, tmp_path: Path, stage: str, monkeypatch: pytest.MonkeyPatch,
+    ocil_command: Call,
+    made: Path,
+    tmp_path: Path,
+    stage: str,
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    words = ("longtail", "run", "ce", "--dataset", made, "--imbalance", 8, "--out", tmp_path, "--device", "cpu")
+) -> None:
+    place = ("--dataset", made, "--out", tmp_path, "--device", "cpu", "--workers", 1)
+    words = ("longtail", "run", "ce", *place, "--imbalance", 8)
     assert ocil_command(*words, "--seeds", 1, "--set", *WORDS).code == 0
     (folder,) = tmp_path.glob(f"*-{stage}-*")
     other = ExitStack()
@@ -647,6 +718,37 @@ def test_a_run_of_another_process_is_waited_for(
     assert (said.code, content["cells"][0]["seeds"], content["failed"]) == (0, 3, [])
     assert finished == [2]  # the others did not wait
     assert "Another process works on 1 of the runs: waiting for it" in caplog.text
+
+
+def test_a_stage_1_that_fails_is_said_once(ocil_command: Call, made: Path, tmp_path: Path) -> None:
+    words = ("longtail", "compare", "ce", "oltr", "--dataset", made, "--imbalance", 8, "--out", tmp_path)
+    said = ocil_command(*words, "--seeds", 1, "--device", "cpu", "--json", "--set", *WORDS, "lr1=1e30")
+    assert said.code == 2
+    assert len(said.errors) == len(json.loads(said.out)["failed"]) == 1
+    assert said.err.count("failed") == 2  # of the two runs, which are counted
+
+
+def test_tensorboard_shows_epochs(ocil_command: Call, made: Path, tmp_path: Path) -> None:
+    from tests.test_tensorboard import read
+
+    place = ("--dataset", made, "--out", tmp_path / "runs", "--device", "cpu", "--workers", 1)
+    words = ("longtail", "run", "oltr", *place, "--imbalance", 8, "--seeds", 1, "--set", *WORDS)
+    pytest.importorskip("tensorboard", reason="needs the package tensorboard")
+    assert ocil_command(*words, "--tensorboard", tmp_path / "board").code == 0
+    (stage1,), (variant,) = ((tmp_path / "board").glob(f"*-{label}-*/seed-0") for label in ("stage1", "oltr"))
+    (path,) = (tmp_path / "runs").rglob("result.json")
+    result = read_result(path)
+    assert result is not None
+    points = read(variant)
+    assert points["progress/loss"] == [(3, result.history[0]["loss"]), (4, result.history[1]["loss"])]
+    assert points["test/overall"] == [(2 + result.best_epoch, result.measures["overall"])]
+    assert [step for step, _ in read(stage1)["progress/accuracy"]] == [1, 2]
+    before = sorted((tmp_path / "board").rglob("events.*"))
+    assert ocil_command(*words, "--tensorboard", tmp_path / "board").code == 0
+    assert sorted((tmp_path / "board").rglob("events.*")) == before
+    assert ocil_command(*words, "--tensorboard", tmp_path / "other").code == 0  # finished before, shown all the same
+    (again,) = (tmp_path / "other").glob("*-oltr-*/seed-0")
+    assert read(again) == points
 
 
 def test_a_single_run_of_another_process_is_in_use(made: Path, tmp_path: Path) -> None:
@@ -672,7 +774,7 @@ def test_a_single_run_of_another_process_is_in_use(made: Path, tmp_path: Path) -
         (("table",), "name the folders"),
         (("table", "nowhere"), "there is no nowhere"),
     ],
-)  # fmt: skip
+)
 def test_mistakes(ocil_command: Call, made: Path, tmp_path: Path, words: tuple[object, ...], message: str) -> None:
     more: tuple[object, ...] = () if words[0] == "table" else ("--dataset", made, "--out", tmp_path / "runs")
     if words[0] == "run" and "--set" not in words:
@@ -694,8 +796,23 @@ print(sorted({"rich", "cyclopts", "jinja2", "matplotlib", "sklearn"} & set(sys.m
 
 def test_the_benchmark_writes_as_runs_end(start_python: Callable[..., Any], made: Path, tmp_path: Path) -> None:
     script = Path(__file__).parents[1] / "benchmarks" / "longtail.py"
-    words = ("--datasets", made, "--variants", "ce", "oltr", "--seeds", "1", "--imbalance", "8", "--device", "cpu",
-             "--root", tmp_path / "runs", "--json", tmp_path / "out.json")  # fmt: skip
+    words = (
+        "--datasets",
+        made,
+        "--variants",
+        "ce",
+        "oltr",
+        "--seeds",
+        "1",
+        "--imbalance",
+        "8",
+        "--device",
+        "cpu",
+        "--root",
+        tmp_path / "runs",
+        "--json",
+        tmp_path / "out.json",
+    )
     out, err = start_python(script, *WORDS, *words).communicate(timeout=120)
     assert "from start to table" in out, err
     assert "| OLTR |" in out
@@ -712,7 +829,7 @@ def test_the_benchmark_writes_as_runs_end(start_python: Callable[..., Any], made
 def test_graphs_on_a_gpu_give_the_bits_of_plain_steps(made: Path, tmp_path: Path) -> None:
     plan = [config(made, variant, seed, precision="fp32") for variant in VARIANTS for seed in (0, 1)]
     device = torch.device("cuda")
-    together = run_all(plan, Job(tmp_path / "recorded", device, side_by_side=4))
+    together = taking_turns(plan, Job(tmp_path / "recorded", "cuda", workers=4))
     for chosen, outcome in zip(plan, together, strict=True):
         assert isinstance(outcome, LongTailResult), outcome
         written = run(replace(chosen, capture=False), tmp_path / "written", device=device)

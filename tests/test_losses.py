@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ocil import losses
+from ocil.learning import losses
 from tests.reference import losses as slow
 
 quick = settings(max_examples=35, deadline=None, derandomize=True, database=None)

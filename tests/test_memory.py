@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ocil.errors import OcilError
-from ocil.memory import Memory
+from ocil.learning.memory import Memory
 from tests.reference.memory import reservoir
 
 quick = settings(max_examples=50, deadline=None, derandomize=True, database=None)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ocil
-import ocil.convolution
+import ocil.kernels.convolution
 from ocil.data import Dataset
 from ocil.errors import OcilError
 from ocil.methods import METHODS, method
@@ -22,7 +22,7 @@ from ocil.methods.afs import AFS
 from ocil.methods.base import Learner
 from ocil.networks import to_float
 from ocil.rng import Rng, derive
-from ocil.runner import digest
+from ocil.runs.environment import digest
 from tests.reference.datasets import noise, patterned
 
 NOISE = noise()
@@ -39,7 +39,7 @@ GENTLE: dict[str, dict[str, Any]] = {"dvc": {"crop": 0.7, "jitter": 0.0}}
 SLOW_TO_LEARN = ("dvc", "ocm", "mir")
 REPLAYS = [name for name in WITH_MEMORY if name != "agem"]
 # GDumb learns nothing from the stream, only from its memory when a task ends.
-REHEARSES = [name for name in DISTINCT if METHODS[name].load().rehearsal is not Learner.rehearsal]
+REHEARSES = [name for name in DISTINCT if METHODS[name].load().task_end_batches is not Learner.task_end_batches]
 every_online_method = pytest.mark.parametrize("name", [name for name in DISTINCT if name not in REHEARSES])
 
 
@@ -69,8 +69,8 @@ def learn(learner: Learner, numbers: range) -> None:
 def end_task(learner: Learner) -> None:
     """As a run does it."""
     learner.task_ended()
-    for slots in learner.rehearsal():
-        learner.rehearsal_step(slots)
+    for slots in learner.task_end_batches():
+        learner.task_end_step(slots)
 
 
 @functools.cache
@@ -299,9 +299,23 @@ def test_replay_remembers_what_fine_tuning_forgets(name: str) -> None:
 
 
 FORBIDDEN = {
-    "_local_scalar_dense", "item", "nonzero", "nonzero_numpy", "argwhere", "masked_select", "_unique", "_unique2",
-    "unique_dim", "unique_consecutive", "is_nonzero", "equal", "bincount", "repeat_interleave", "histc", "tolist",
-}  # fmt: skip
+    "_local_scalar_dense",
+    "item",
+    "nonzero",
+    "nonzero_numpy",
+    "argwhere",
+    "masked_select",
+    "_unique",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "is_nonzero",
+    "equal",
+    "bincount",
+    "repeat_interleave",
+    "histc",
+    "tolist",
+}
 
 
 class HostWatch(TorchDispatchMode):
@@ -326,11 +340,18 @@ class HostWatch(TorchDispatchMode):
 @pytest.mark.parametrize(
     "reads",
     [
-        lambda x: float(x[0]), lambda x: x.nonzero(), lambda x: x[x > 0], lambda x: x.unique(), lambda x: bool(x.any()),
-        lambda x: torch.masked_select(x, x > 0), lambda x: torch.where(x > 0), lambda x: int(x.argmax()),
-        lambda x: len(x.long().bincount()), lambda x: torch.equal(x, x + 1),
+        lambda x: float(x[0]),
+        lambda x: x.nonzero(),
+        lambda x: x[x > 0],
+        lambda x: x.unique(),
+        lambda x: bool(x.any()),
+        lambda x: torch.masked_select(x, x > 0),
+        lambda x: torch.where(x > 0),
+        lambda x: int(x.argmax()),
+        lambda x: len(x.long().bincount()),
+        lambda x: torch.equal(x, x + 1),
     ],
-)  # fmt: skip
+)
 def test_the_watch_sees_reads(reads: Callable[[Tensor], Any]) -> None:
     with pytest.raises(AssertionError), HostWatch():
         reads(torch.rand(4))
@@ -348,15 +369,15 @@ def test_steady_steps_read_nothing_and_keep_their_shapes(
     name: str, settings: dict[str, Any], patches: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once the memory holds more than a replay batch: while it fills up, when it is full, and in a review."""
-    monkeypatch.setattr(ocil.convolution, "SLOW_BACKWARD", patches)
+    monkeypatch.setattr(ocil.kernels.convolution, "SLOW_BACKWARD", patches)
     learner = make(name, memory=20, **settings)
     step = 0
-    while not learner.steady():
+    while not learner.shapes_are_static():
         learner.learn(*batch(step))
         step += 1
         assert step < 6
     for part in ("first task", "second task"):
-        form = learner.form()
+        form = learner.step_variant()
         learner.learn(*batch(step))
         traces = []
         for number in range(step + 1, step + 4):
@@ -366,17 +387,17 @@ def test_steady_steps_read_nothing_and_keep_their_shapes(
             traces.append(watch.trace)
         assert len(traces[0]) > (10 if name in REHEARSES else 100)
         assert all(trace == traces[0] for trace in traces), part
-        assert learner.form() == form
+        assert learner.step_variant() == form
         step += 4
         end_task(learner)
-        assert learner.steady()
-    for slots in learner.rehearsal():
-        learner.rehearsal_step(slots)
+        assert learner.shapes_are_static()
+    for slots in learner.task_end_batches():
+        learner.task_end_step(slots)
         other = slots.flip(0)
         with HostWatch() as first:
-            learner.rehearsal_step(slots)
+            learner.task_end_step(slots)
         with HostWatch() as second:
-            learner.rehearsal_step(other)
+            learner.task_end_step(other)
         assert first.trace == second.trace
         break
     if METHODS[name].memory:
@@ -395,11 +416,15 @@ def test_steady_steps_read_nothing_and_keep_their_shapes(
 @pytest.mark.parametrize(
     "settings",
     [
-        {"forward": "joint"}, {"views": "raw"}, {"views": "augmented", "crop_rule": "clamp"}, {"gray": 0.2},
-        {"loss": "ce", "regulariser": "none"}, {"loss": "focal", "regulariser": "lsr"},
+        {"forward": "joint"},
+        {"views": "raw"},
+        {"views": "augmented", "crop_rule": "clamp"},
+        {"gray": 0.2},
+        {"loss": "ce", "regulariser": "none"},
+        {"loss": "focal", "regulariser": "lsr"},
         *({"sample_value": value} for value in ("smu", "gini", "entropy", "gen")),
     ],
-)  # fmt: skip
+)
 def test_afs_reads_nothing_with_any_setting(settings: dict[str, Any]) -> None:
     learner = warm("afs", 3, **settings)
     x, y = batch(3)
@@ -440,7 +465,7 @@ def test_a_state_after_a_task_goes_on_exactly(name: str) -> None:
     learner.learn(*batch(4))
     other = make(name)
     other.load_state(frozen(learner))
-    assert (other.tasks, other.form()) == (1, learner.form())
+    assert (other.task_number, other.step_variant()) == (1, learner.step_variant())
     for each in (learner, other):
         learn(each, range(5, 7))
         end_task(each)
@@ -620,14 +645,17 @@ def test_a_rehearsal_whose_loss_is_not_finite_is_remembered(name: str) -> None:
     with torch.no_grad():
         for parameter in learner.network.parameters():
             parameter.fill_(float("nan"))
-    learner.rehearsal_step(next(learner.rehearsal()))
+    learner.task_end_step(next(learner.task_end_batches()))
     assert int(learner.failed_at) == 2
 
 
 PARTS = {
-    "afs": {"revised focal", "virtual distillation"}, "dvc": {"stream", "memory"}, "aaer": {"stream", "memory"},
-    "ocm": {"contrast", "cross entropy"}, **{name: {"stream", "memory"} for name in ("er", "er-ace", "mir", "gss")},
-}  # fmt: skip
+    "afs": {"revised focal", "virtual distillation"},
+    "dvc": {"stream", "memory"},
+    "aaer": {"stream", "memory"},
+    "ocm": {"contrast", "cross entropy"},
+    **{name: {"stream", "memory"} for name in ("er", "er-ace", "mir", "gss")},
+}
 
 
 @every_method
@@ -635,23 +663,23 @@ def test_losses_of_stream_and_memory_are_watched_apart(name: str) -> None:
     learner, unwatched = make(name, review_batch=6), make(name, review_batch=6)
     for each in (learner, unwatched):
         learn(each, range(3))
-    seen = learner.watched.take()
+    seen = learner.recorded_losses.take()
     assert seen.keys() == {"stream", *(f"stream/{part}" for part in PARTS.get(name, ()))}
     assert seen["stream"] == float(learner.last_loss)
     if name in PARTS:
         assert sum(seen[f"stream/{part}"] for part in PARTS[name]) == pytest.approx(seen["stream"], rel=1e-5)
-    assert learner.watched.take() == {}  # nothing since
+    assert learner.recorded_losses.take() == {}  # nothing since
     for each in (learner, unwatched):
         end_task(each)
         if METHODS[name].memory:
             each.review()
-    seen = learner.watched.take()
+    seen = learner.recorded_losses.take()
     phases = {"review"} if METHODS[name].memory else set()
     assert seen.keys() == phases | ({"rehearsal"} if name in REHEARSES else set())
     assert "review" not in seen or seen["review"] == float(learner.last_loss)
     learner.learn(*batch(3))
     unwatched.learn(*batch(3))
-    assert learner.watched.take().keys() >= {"stream"}
+    assert learner.recorded_losses.take().keys() >= {"stream"}
     assert digest(learner) == digest(unwatched)
 
 
@@ -663,7 +691,7 @@ def test_losses_of_stream_and_memory_are_watched_apart(name: str) -> None:
     ],
 )
 def test_parts_are_named_by_what_they_are(settings: dict[str, Any], parts: set[str]) -> None:
-    seen = warm("afs", 3, **settings).watched.take()
+    seen = warm("afs", 3, **settings).recorded_losses.take()
     assert seen.keys() == {"stream", *(f"stream/{part}" for part in parts)}
     assert sum(seen[f"stream/{part}"] for part in parts) == pytest.approx(seen["stream"], rel=1e-5)
 
@@ -672,18 +700,18 @@ def test_a_row_of_losses_is_never_replaced() -> None:
     """A recorded step goes on writing to it."""
     learner = make("er")
     learn(learner, range(2))
-    rows = dict(learner.watched.rows)
+    rows = dict(learner.recorded_losses.rows)
     assert [len(row) for row in rows.values()] == [1, 3]  # the first batch finds no memory
-    learner.watched.take()
+    learner.recorded_losses.take()
     learn(learner, range(2, 4))
-    assert all(learner.watched.rows[names] is row for names, row in rows.items())
+    assert all(learner.recorded_losses.rows[names] is row for names, row in rows.items())
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_watch(bad: float) -> None:
     learner = make("fine-tune")
     for loss in (1.0, 2.0, bad, 3.0, bad):
-        learner.watch(torch.tensor(loss))
+        learner.record_loss(torch.tensor(loss))
     assert (int(learner.failed_at), int(learner.steps)) == (2, 5)
 
 
@@ -783,7 +811,7 @@ def afs_step_by_hand(
     assert isinstance(learner, AFS)
     slow, config = SlowStep(learner), learner.config
     draws = record(learner.memory, "retrieve", monkeypatch)
-    views = record(learner, "augment", monkeypatch)
+    views = record(learner, "random_views", monkeypatch)
     x, y = batch(2)
     learner.learn(x, y)
     ((memory_x, memory_y),) = draws
@@ -811,9 +839,11 @@ def afs_step_by_hand(
     ("loss", "regulariser", "forward"),
     [
         *itertools.product(("rfl", "focal", "ce"), ("vkd", "lsr", "none"), ("separate",)),
-        ("rfl", "vkd", "joint"), ("focal", "lsr", "joint"), ("ce", "none", "joint"),
+        ("rfl", "vkd", "joint"),
+        ("focal", "lsr", "joint"),
+        ("ce", "none", "joint"),
     ],
-)  # fmt: skip
+)
 def test_afs_by_hand(loss: str, regulariser: str, forward: str, monkeypatch: pytest.MonkeyPatch) -> None:
     afs_step_by_hand({"loss": loss, "regulariser": regulariser, "forward": forward}, monkeypatch)
 
@@ -850,7 +880,7 @@ def test_afs_reviews_raw_images_without_regulariser_at_plain_momentum(
 ) -> None:
     learner = warm("afs", 3, loss=loss)
     slow = SlowStep(learner)
-    views = record(learner, "augment", monkeypatch)
+    views = record(learner, "random_views", monkeypatch)
     slots = torch.arange(6)
     x, y = learner.memory.images[slots], learner.memory.labels[slots]
     learner.review_step(slots)
@@ -886,11 +916,17 @@ def test_afs_momentum_of_running_statistics() -> None:
 @pytest.mark.parametrize(
     ("dataset", "memory", "beta", "gray"),
     [
-        ("cifar10", 200, 0.05, 0.2), ("cifar10", 500, 0.05, 0.2), ("cifar10", 1000, 0.1, 0.2),
-        ("cifar100", 1000, 0.15, 0.0), ("cifar100", 2000, 0.05, 0.0), ("cifar100", 5000, 0.1, 0.0),
-        ("mini_imagenet", 1000, 0.05, 0.0), ("mini_imagenet", 2000, 0.1, 0.0), ("mini_imagenet", 5000, 0.05, 0.0),
+        ("cifar10", 200, 0.05, 0.2),
+        ("cifar10", 500, 0.05, 0.2),
+        ("cifar10", 1000, 0.1, 0.2),
+        ("cifar100", 1000, 0.15, 0.0),
+        ("cifar100", 2000, 0.05, 0.0),
+        ("cifar100", 5000, 0.1, 0.0),
+        ("mini_imagenet", 1000, 0.05, 0.0),
+        ("mini_imagenet", 2000, 0.1, 0.0),
+        ("mini_imagenet", 5000, 0.05, 0.0),
     ],
-)  # fmt: skip
+)
 def test_afs_published_settings(dataset: str, memory: int, beta: float, gray: float) -> None:
     learner = ocil.resolve("afs", dataset, memory=memory).learner
     assert (learner.beta, learner.gray, learner.memory_batch) == (beta, gray, 100)  # type: ignore[attr-defined]

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from ocil import metrics
-from ocil.metrics import estimate, t_quantile
+from ocil.evaluation import measures
+from ocil.evaluation.measures import estimate, t_quantile
 
 quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
@@ -35,56 +35,56 @@ def squares(least: int = 1, most: int = 6) -> st.SearchStrategy[np.ndarray]:
 
 
 def test_worked_average_accuracy() -> None:
-    assert metrics.average_accuracy(WORKED) == pytest.approx((0.4 + 0.2 + 0.8 + 0.6) / 4)
+    assert measures.average_accuracy(WORKED) == pytest.approx((0.4 + 0.2 + 0.8 + 0.6) / 4)
 
 
 def test_worked_forgetting_of_the_paper() -> None:
     """Best of the rows before the last, first T-1 groups: 0.9-0.4, 0.8-0.2, 0.7-0.8."""
-    assert metrics.average_forgetting(WORKED) == pytest.approx((0.5 + 0.6 - 0.1) / 3)
+    assert measures.average_forgetting(WORKED) == pytest.approx((0.5 + 0.6 - 0.1) / 3)
 
 
 def test_worked_forgetting_as_commonly_coded() -> None:
     """The last row counts among the best, and all T groups: 0.5, 0.6, 0, 0."""
-    assert metrics.average_forgetting_common(WORKED) == pytest.approx(1.1 / 4)
+    assert measures.average_forgetting_common(WORKED) == pytest.approx(1.1 / 4)
 
 
 def test_worked_intransigence() -> None:
     """0.95-0.9, 0.9-0.8, 0.85-0.7, 0.5-0.6."""
-    assert metrics.average_intransigence(WORKED, REFERENCE) == pytest.approx((0.05 + 0.1 + 0.15 - 0.1) / 4)
-    assert metrics.average_intransigence(WORKED, WORKED) == 0
+    assert measures.average_intransigence(WORKED, REFERENCE) == pytest.approx((0.05 + 0.1 + 0.15 - 0.1) / 4)
+    assert measures.average_intransigence(WORKED, WORKED) == 0
 
 
 def test_worked_curve() -> None:
-    assert metrics.accuracy_curve(WORKED) == pytest.approx([0.9, 1.3 / 2, 1.6 / 3, 2.0 / 4])
+    assert measures.accuracy_curve(WORKED) == pytest.approx([0.9, 1.3 / 2, 1.6 / 3, 2.0 / 4])
 
 
 def test_best_accuracy_may_come_before_a_group_was_learned() -> None:
     """The paper takes the best of all earlier rows, also of those before the group arrived."""
     matrix = [[0.2, 0.9, 0.0], [0.5, 0.1, 0.0], [0.5, 0.1, 0.3]]
-    assert metrics.average_forgetting(matrix) == pytest.approx((0.0 + 0.8) / 2)
+    assert measures.average_forgetting(matrix) == pytest.approx((0.0 + 0.8) / 2)
 
 
 def test_forgetting_may_be_negative() -> None:
-    assert metrics.average_forgetting([[0.1, 0.0], [0.6, 0.5]]) == pytest.approx(-0.5)
-    assert metrics.average_forgetting_common([[0.1, 0.0], [0.6, 0.5]]) == 0
+    assert measures.average_forgetting([[0.1, 0.0], [0.6, 0.5]]) == pytest.approx(-0.5)
+    assert measures.average_forgetting_common([[0.1, 0.0], [0.6, 0.5]]) == 0
 
 
 def test_one_group() -> None:
-    assert metrics.average_accuracy([[0.7]]) == 0.7
-    assert metrics.average_forgetting([[0.7]]) is None
-    assert metrics.average_forgetting_common([[0.7]]) == 0
-    assert metrics.accuracy_curve([[0.7]]) == [0.7]
+    assert measures.average_accuracy([[0.7]]) == 0.7
+    assert measures.average_forgetting([[0.7]]) is None
+    assert measures.average_forgetting_common([[0.7]]) == 0
+    assert measures.accuracy_curve([[0.7]]) == [0.7]
 
 
 def test_one_row_for_many_groups() -> None:
     """An iid run is evaluated once: nothing was learned before anything else."""
     once = [[0.4, 0.6, 0.8]]
-    assert metrics.average_accuracy(once) == pytest.approx(0.6)
-    assert metrics.average_forgetting(once) is None
-    assert metrics.average_forgetting_common(once) is None
-    assert metrics.average_intransigence(once, REFERENCE) is None
-    assert metrics.average_intransigence(REFERENCE, once) is None
-    assert metrics.accuracy_curve(once) == pytest.approx([0.6])
+    assert measures.average_accuracy(once) == pytest.approx(0.6)
+    assert measures.average_forgetting(once) is None
+    assert measures.average_forgetting_common(once) is None
+    assert measures.average_intransigence(once, REFERENCE) is None
+    assert measures.average_intransigence(REFERENCE, once) is None
+    assert measures.accuracy_curve(once) == pytest.approx([0.6])
 
 
 @given(squares(least=2))
@@ -94,19 +94,19 @@ def test_definitions_by_loops(matrix: np.ndarray) -> None:
     rows = matrix.tolist()
     paper = [max(rows[i][j] for i in range(size - 1)) - rows[-1][j] for j in range(size - 1)]
     common = [max(rows[i][j] for i in range(size)) - rows[-1][j] for j in range(size)]
-    assert metrics.average_forgetting(rows) == pytest.approx(sum(paper) / (size - 1))
-    assert metrics.average_forgetting_common(rows) == pytest.approx(sum(common) / size)
-    assert metrics.accuracy_curve(rows) == pytest.approx([sum(rows[i][: i + 1]) / (i + 1) for i in range(size)])
-    assert metrics.average_accuracy(rows) == pytest.approx(metrics.accuracy_curve(rows)[-1])
+    assert measures.average_forgetting(rows) == pytest.approx(sum(paper) / (size - 1))
+    assert measures.average_forgetting_common(rows) == pytest.approx(sum(common) / size)
+    assert measures.accuracy_curve(rows) == pytest.approx([sum(rows[i][: i + 1]) / (i + 1) for i in range(size)])
+    assert measures.average_accuracy(rows) == pytest.approx(measures.accuracy_curve(rows)[-1])
 
 
 @given(squares(least=2))
 @quick
 def test_bounds(matrix: np.ndarray) -> None:
-    common, paper = metrics.average_forgetting_common(matrix), metrics.average_forgetting(matrix)
+    common, paper = measures.average_forgetting_common(matrix), measures.average_forgetting(matrix)
     assert common is not None
     assert paper is not None
-    assert 0 <= metrics.average_accuracy(matrix) <= 1
+    assert 0 <= measures.average_accuracy(matrix) <= 1
     assert 0 <= common <= 1
     assert -1 <= paper <= 1
     size = len(matrix)
@@ -117,21 +117,21 @@ def test_bounds(matrix: np.ndarray) -> None:
 @quick
 def test_a_constant_matrix_forgets_nothing(size: int, value: float) -> None:
     matrix = np.full((size, size), value)
-    assert metrics.average_forgetting(matrix) == 0
-    assert metrics.average_forgetting_common(matrix) == 0
-    assert metrics.average_accuracy(matrix) == pytest.approx(value)
+    assert measures.average_forgetting(matrix) == 0
+    assert measures.average_forgetting_common(matrix) == 0
+    assert measures.average_accuracy(matrix) == pytest.approx(value)
 
 
 @given(squares(least=2), st.floats(-1, 1))
 @quick
 def test_a_shift_moves_accuracy_and_nothing_else(matrix: np.ndarray, shift: float) -> None:
     moved = matrix + shift
-    assert metrics.average_accuracy(moved) == pytest.approx(metrics.average_accuracy(matrix) + shift)
-    assert metrics.average_forgetting(moved) == pytest.approx(metrics.average_forgetting(matrix), abs=1e-12)
-    assert metrics.average_forgetting_common(moved) == pytest.approx(
-        metrics.average_forgetting_common(matrix), abs=1e-12
+    assert measures.average_accuracy(moved) == pytest.approx(measures.average_accuracy(matrix) + shift)
+    assert measures.average_forgetting(moved) == pytest.approx(measures.average_forgetting(matrix), abs=1e-12)
+    assert measures.average_forgetting_common(moved) == pytest.approx(
+        measures.average_forgetting_common(matrix), abs=1e-12
     )
-    assert metrics.average_intransigence(moved, matrix) == pytest.approx(-shift, abs=1e-12)
+    assert measures.average_intransigence(moved, matrix) == pytest.approx(-shift, abs=1e-12)
 
 
 # Student's t

@@ -133,9 +133,9 @@ def test_steady_once_there_are_more_images_than_candidates() -> None:
     learner = make("mir", memory=20, memory_batch=3, candidates=9)
     steady = []
     for number in range(3):
-        steady.append(learner.steady())
+        steady.append(learner.shapes_are_static())
         learner.learn(*batch(number))
-    assert [*steady, learner.steady()] == [False, False, True, True]
+    assert [*steady, learner.shapes_are_static()] == [False, False, True, True]
 
 
 @pytest.mark.slow

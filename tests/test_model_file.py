@@ -18,14 +18,14 @@ from torch import Tensor
 
 from ocil import tensorfile
 from ocil.errors import OcilError
+from ocil.learning.sgd import SGD
 from ocil.methods import METHODS, MethodInfo
 from ocil.methods.er import ER, ERConfig
-from ocil.online.feed import Feed, has_model
+from ocil.online.feed import Feed
 from ocil.online.header import HeaderError, parsed
 from ocil.online.images import ImageFormat, InputError
-from ocil.online.model import FILE, Model, Recipe
-from ocil.runner import digest
-from ocil.sgd import SGD
+from ocil.online.model import FILE, Model, Recipe, has_model
+from ocil.runs.environment import digest
 from tests.conftest import Call, one_error
 
 Tensors = dict[str, Tensor]
@@ -165,7 +165,7 @@ def test_links_and_fifos_are_refused_but_not_a_linked_folder(folder: Path, tmp_p
         (put("format")("1"), "'format' is not a whole number"),
         (put("format")(2), "has format 2, this version of ocil reads up to 1: update ocil"),
     ],
-)  # fmt: skip
+)
 def test_headers_that_describe_no_model(
     folder: Path, change: Callable[..., object], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,10 +297,17 @@ def own(kind: type[Own], monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Mo
 
 
 OWN_SETTINGS: tuple[dict[str, Any], ...] = (
-    {"temp": 0.5}, {"temp": "0.5"}, {"temp": "none"}, {"temp": None}, {"sizes": (1, 2)},
-    {"sizes": [1, 2]}, {"sizes": "1,2"}, {"steps": [(1, 0.5)]}, {"anything": {"a": [1, None]}},
+    {"temp": 0.5},
+    {"temp": "0.5"},
+    {"temp": "none"},
+    {"temp": None},
+    {"sizes": (1, 2)},
+    {"sizes": [1, 2]},
+    {"sizes": "1,2"},
+    {"steps": [(1, 0.5)]},
+    {"anything": {"a": [1, None]}},
     {"memory_batch": np.int64(3)},
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(
@@ -391,12 +398,15 @@ def unknown_tensor(one: Model) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (unreadable_setting, "which JSON does not have"), (setting_that_changes, "either = '5' would be read as 5"),
-        (endless_setting, "Infinity is no number"), (unknown_setting, "unknown part 'lrr'"),
-        (unreadable_seed, "'seed' is not a whole number"), (note_that_is_none, "'feed' is not an object"),
+        (unreadable_setting, "which JSON does not have"),
+        (setting_that_changes, "either = '5' would be read as 5"),
+        (endless_setting, "Infinity is no number"),
+        (unknown_setting, "unknown part 'lrr'"),
+        (unreadable_seed, "'seed' is not a whole number"),
+        (note_that_is_none, "'feed' is not an object"),
         (unknown_tensor, "its tensor late is unknown"),
     ],
-)  # fmt: skip
+)
 def test_what_could_not_be_loaded_is_not_written(
     spoil: Callable[[Model], None], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -484,14 +494,19 @@ def test_a_damaged_note_of_an_estimator(folder: Path, note: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     "note",
     [
-        {"position": "x"}, {"counts": 3}, {"counts": {"learned": [1], "correct": [], "recent": []}},
-        {"counts": {"learned": ["a"], "correct": [1], "recent": []}}, {"keys": []}, {"keys": {"a": [1]}},
+        {"position": "x"},
+        {"counts": 3},
+        {"counts": {"learned": [1], "correct": [], "recent": []}},
+        {"counts": {"learned": ["a"], "correct": [1], "recent": []}},
+        {"keys": []},
+        {"keys": {"a": [1]}},
         {"keys": {"a": ["1", 2, "x"]}},
     ],
-)  # fmt: skip
+)
 def test_a_damaged_note_of_a_service(folder: Path, note: dict[str, Any]) -> None:
     pytest.importorskip("fastapi", reason="needs the packages of the service: pip install 'ocil[serve]'")
-    from ocil.serve.service import NOTE, Service
+    from ocil.serve.checkpoints import NOTE
+    from ocil.serve.service import Service
 
     rewrite(folder, put("note")({NOTE: note}))
     with pytest.raises(OcilError, match=r"service.* is damaged"):

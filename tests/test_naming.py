@@ -14,29 +14,41 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ocil import naming, tuning
-from ocil.config import RunConfig, resolve
+from ocil import tensorfile
 from ocil.data import Dataset
 from ocil.errors import OcilError
-from ocil.longtail import runs as longtail
+from ocil.experiments import search
 from ocil.longtail.config import STAGE1, LongTailConfig
 from ocil.longtail.config import resolve as resolve_longtail
+from ocil.longtail.runs import LongTailRun
 from ocil.methods import METHODS
+from ocil.report.cells import Place
 from ocil.report.collect import collect
-from ocil.results import RunFolder, sealed
-from ocil.runner import Interrupted, run
+from ocil.runs import naming
+from ocil.runs.config import RunConfig, resolve
+from ocil.runs.folder import RunFolder
+from ocil.runs.protocol import Interrupted
+from ocil.runs.results import sealed
+from ocil.runs.stream_run import run
 from tests.conftest import Call, one_error
 from tests.test_report_page import made_up, save
 
 FORMER = {  # folders of results/ as they were named once, of `ocil run METHOD --dataset cifar100 --set precision=bf16`
-    "afs": "cifar100-afs-m5000-df043f90", "er": "cifar100-er-m5000-b4bd7e29", "agem": "cifar100-agem-m5000-d0ce7bc5",
-    "gss": "cifar100-gss-m5000-6dbc599c", "gdumb": "cifar100-gdumb-m5000-4bc374c1",
-    "mir": "cifar100-mir-m5000-de485cef", "er-ace": "cifar100-er-ace-m5000-e692283e",
+    "afs": "cifar100-afs-m5000-df043f90",
+    "er": "cifar100-er-m5000-b4bd7e29",
+    "agem": "cifar100-agem-m5000-d0ce7bc5",
+    "gss": "cifar100-gss-m5000-6dbc599c",
+    "gdumb": "cifar100-gdumb-m5000-4bc374c1",
+    "mir": "cifar100-mir-m5000-de485cef",
+    "er-ace": "cifar100-er-ace-m5000-e692283e",
     "dvc": "cifar100-dvc-m5000-6cdadff1",
-    "ocm": "cifar100-ocm-m5000-1b14343e", "scr": "cifar100-scr-m5000-6b3dd1d7", "aser": "cifar100-aser-m5000-48422fc6",
-    "aaer": "cifar100-aaer-m5000-a53f9f98", "fine-tune": "cifar100-fine-tune-234404d1",
+    "ocm": "cifar100-ocm-m5000-1b14343e",
+    "scr": "cifar100-scr-m5000-6b3dd1d7",
+    "aser": "cifar100-aser-m5000-48422fc6",
+    "aaer": "cifar100-aaer-m5000-a53f9f98",
+    "fine-tune": "cifar100-fine-tune-234404d1",
     "iid-offline": "cifar100-iid-offline-232bad7e",
-}  # fmt: skip
+}
 
 
 def with_one_more(config: Any) -> Any:
@@ -50,17 +62,17 @@ def test_a_setting_that_is_added_renames_nothing(name: str) -> None:
     config = resolve(name, "cifar10", settings={"lr": 0.03, "drop_last": False})
     later = replace(config, stream=with_one_more(config.stream), learner=with_one_more(config.learner))
     assert later.cell == config.cell
-    assert tuning.digest([later], "abc", 2) == tuning.digest([config], "abc", 2)
+    assert search.digest([later], "abc", 2) == search.digest([config], "abc", 2)
     changed = replace(later, learner=replace(later.learner, later_setting=0.25))  # type: ignore[call-arg]
     assert changed.cell != config.cell
-    assert tuning.digest([changed], "abc", 2) != tuning.digest([config], "abc", 2)
+    assert search.digest([changed], "abc", 2) != search.digest([config], "abc", 2)
 
 
 @pytest.mark.parametrize("variant", ["ce", "oltr-rfld"])
 def test_a_long_tailed_setting_that_is_added_renames_nothing(variant: str) -> None:
     config = resolve_longtail(variant, "cifar100", settings={"lr1": 0.03})
     later = with_one_more(config)
-    assert (later.cell, later.stage1_cell) == (config.cell, config.stage1_cell)
+    assert (later.cell, later.stage1.cell) == (config.cell, config.stage1.cell)
 
 
 def test_images_are_known_by_their_fingerprint_wherever_they_lie() -> None:
@@ -69,10 +81,10 @@ def test_images_are_known_by_their_fingerprint_wherever_they_lie() -> None:
     assert there.cell == here.cell
     assert there.reference().cell == here.reference().cell
     assert replace(here, fingerprint="ba9876543210").cell != here.cell
-    assert tuning.digest([there], "abc", 2) == tuning.digest([here], "abc", 2) != tuning.digest([here], "abd", 2)
+    assert search.digest([there], "abc", 2) == search.digest([here], "abc", 2) != search.digest([here], "abd", 2)
     tailed = resolve_longtail("oltr", "/home/me/birds.npz", fingerprint="0123456789ab")
     moved = replace(tailed, dataset="birds.npz")
-    assert (moved.cell, moved.stage1_cell) == (tailed.cell, tailed.stage1_cell)
+    assert (moved.cell, moved.stage1.cell) == (tailed.cell, tailed.stage1.cell)
 
 
 def test_values_that_are_equal_make_one_name() -> None:
@@ -97,7 +109,7 @@ def test_values_that_are_equal_make_one_name() -> None:
 
 @given(st.text(min_size=1))
 def test_every_file_system_takes_a_name(stem: str) -> None:
-    for cell in (resolve("er", f"/data/{stem}.npz").cell, resolve_longtail("oltr", f"/data/{stem}.npz").stage1_cell):
+    for cell in (resolve("er", f"/data/{stem}.npz").cell, resolve_longtail("oltr", f"/data/{stem}.npz").stage1.cell):
         assert len(cell.encode()) <= 255
         assert cell.isprintable()
         assert not re.search(r'^[.-]|[<>:"/\\|?*]', cell)
@@ -127,12 +139,12 @@ def test_former_names_of_special_cases() -> None:
     for variant, digest in names.items():
         config = resolve_longtail(variant, "cifar100", image_side=32, settings={"precision": "bf16"})
         assert config.former_cell == f"cifar100-lt100-{variant}-{digest}"
-        assert config.former_stage1_cell == "cifar100-lt100-stage1-2f36e806"
+        assert config.stage1.former_cell == "cifar100-lt100-stage1-2f36e806"
 
 
 def test_the_former_name_of_a_search() -> None:
     points = [resolve("er", "cifar100", settings={"lr": lr}) for lr in (0.2, 0.1)]
-    assert tuning.former_digest(points, "abc", 2) == "1fe1c4a0"
+    assert search.former_digest(points, "abc", 2) == "1fe1c4a0"
 
 
 @pytest.fixture
@@ -171,11 +183,11 @@ def test_of_two_folders_the_present_name_counts(config: RunConfig, tmp_path: Pat
 
 def test_former_names_of_long_tailed_runs_are_found(tmp_path: Path) -> None:
     config = resolve_longtail("oltr", "cifar100")
-    assert longtail.run_folder(tmp_path, config).path == tmp_path / config.cell / "seed-0"
-    for name in (config.former_cell, config.former_stage1_cell):
+    assert LongTailRun(config).folder(tmp_path).path == tmp_path / config.cell / "seed-0"
+    for name in (config.former_cell, config.stage1.former_cell):
         (tmp_path / name / "seed-0").mkdir(parents=True)
-    assert longtail.run_folder(tmp_path, config).path == tmp_path / config.former_cell / "seed-0"
-    assert longtail.stage1_folder(tmp_path, config).path == tmp_path / config.former_stage1_cell / "seed-0"
+    assert LongTailRun(config).folder(tmp_path).path == tmp_path / config.former_cell / "seed-0"
+    assert LongTailRun(config).stage1.folder(tmp_path).path == tmp_path / config.stage1.former_cell / "seed-0"
 
 
 # Moved and renamed datasets
@@ -206,7 +218,7 @@ def test_a_report_has_one_table_for_the_same_images(config: RunConfig, tmp_path:
     found = collect([tmp_path])
     assert not found.warnings
     assert [len(cell.runs) for cell in found.cells if cell.config.method == "er"] == [3, 2]
-    assert found.places == [("/elsewhere/birds.npz", 20)]
+    assert found.places == [Place("/elsewhere/birds.npz", 20)]
     assert found.cells[1].summary.average_intransigence is not None
 
 
@@ -267,21 +279,23 @@ def test_long_tailed_runs_of_other_settings_are_not_taken(tmp_path: Path) -> Non
     path = next((Path(__file__).resolve().parents[1] / "results").glob("cifar100-lt100-oltr-rfld-*/seed-0/result.json"))
     content = json.loads(path.read_text())
     config = LongTailConfig.from_json(content["config"])
-    folder = longtail.run_folder(tmp_path, config).path
+    folder = LongTailRun(config).folder(tmp_path).path
     folder.mkdir(parents=True)
     (folder / "result.json").write_text(json.dumps(content))
-    found = longtail.finished_run(tmp_path, replace(config, capture=False))  # which changes the speed only
+    found = LongTailRun(replace(config, capture=False)).result(tmp_path)  # which changes the speed only
     assert found is not None
     content["config"] |= {"lr1": 0.3, "lr2": 0.3}
     (folder / "result.json").write_text(json.dumps(content))
     with pytest.raises(OcilError, match=r"other settings \(lr1, lr2\)"):
-        longtail.finished_run(tmp_path, config)
-    stage1 = longtail.stage1_folder(tmp_path, config).path
+        LongTailRun(config).result(tmp_path)
+    stage1 = LongTailRun(config).stage1.folder(tmp_path).path
     stage1.mkdir(parents=True)
     part = {name: content["config"][name] for name in STAGE1}
     (stage1 / "config.json").write_text(json.dumps(part))
+    assert LongTailRun(config).stage1.weights(tmp_path) is None
+    tensorfile.write(stage1 / "weights.safetensors", {}, {"found": "{}"})
     with pytest.raises(OcilError, match=r"other settings \(lr1\)"):
-        longtail.load_stage1(tmp_path, config)
+        LongTailRun(config).stage1.weights(tmp_path)
 
 
 # Files of other versions
@@ -345,7 +359,7 @@ def test_folders_are_renamed_once(
     RunFolder(begun / "seed-0").save_config(config.reference())
     tailed = resolve_longtail("oltr", "cifar100")
     content = {name: value for name, value in tailed.to_json().items() if name in STAGE1}
-    stage1 = tmp_path / tailed.former_stage1_cell / "seed-0"
+    stage1 = tmp_path / tailed.stage1.former_cell / "seed-0"
     stage1.mkdir(parents=True)
     (stage1 / "config.json").write_text(json.dumps(content))
     (tmp_path / "mine" / "seed-0").mkdir(parents=True)
@@ -360,7 +374,7 @@ def test_folders_are_renamed_once(
     assert "3 runs would be moved" in call("--dry-run")
     assert tree(tmp_path) == before
     assert "3 runs were moved" in call()
-    cells = {config.cell: "result", config.reference().cell: "config", tailed.stage1_cell: "config", "mine": "result"}
+    cells = {config.cell: "result", config.reference().cell: "config", tailed.stage1.cell: "config", "mine": "result"}
     assert tree(tmp_path) == {f"{cell}/seed-0/{name}.json" for cell, name in cells.items()}
     assert {path.name for path in tmp_path.iterdir()} == set(cells)
     assert "0 runs were moved" in call()

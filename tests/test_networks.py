@@ -258,7 +258,7 @@ def test_stem_statistics_by_hand() -> None:
     ],
 )
 def test_bf16_inside_float32_outside(monkeypatch: pytest.MonkeyPatch, patches: bool) -> None:
-    monkeypatch.setattr("ocil.convolution.SLOW_BACKWARD", patches)
+    monkeypatch.setattr("ocil.kernels.convolution.SLOW_BACKWARD", patches)
     exact = small()
     rough = networks.build((16, 16, 3), 5, 2, 0, CPU, "bf16")
     x = images((16, 16, 3))

@@ -17,7 +17,7 @@ from ocil.errors import OcilError
 from ocil.methods import ocm
 from ocil.methods.ocm import OCM, squared_difference, sup_n, sup_u, turned
 from ocil.networks import to_float
-from ocil.runner import digest
+from ocil.runs.environment import digest
 from tests.reference.datasets import noise, patterned
 from tests.test_methods import BATCH, NOISE, HostWatch, batch, frozen, learn, make, record, warm
 
@@ -211,7 +211,7 @@ def slow_u(s: Tensor, labels: Tensor, tau: float) -> Tensor:
 def test_first_task_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = learner_after(2, lr=0.02, similarity_weight=0.3)  # the weight is for later tasks
     hand = Copies(learner)
-    views = record(learner, "augment", monkeypatch)
+    views = record(learner, "random_views", monkeypatch)
     retrieved = record(learner.memory, "retrieve", monkeypatch)
     x, y = batch(2)
     learner.learn(x, y)
@@ -232,7 +232,7 @@ def test_later_tasks_by_hand(weight: float, monkeypatch: pytest.MonkeyPatch) -> 
     learner.task_ended()
     learn(learner, range(2, 3))  # now the previous model is another one
     hand = Copies(learner)
-    views, draws = record(learner, "augment", monkeypatch), record(learner.memory, "retrieve", monkeypatch)
+    views, draws = record(learner, "random_views", monkeypatch), record(learner.memory, "retrieve", monkeypatch)
     x, y = batch(3)
     learner.learn(x, y)
     ((memory_x, memory_y),) = draws
@@ -258,7 +258,7 @@ def test_later_tasks_by_hand(weight: float, monkeypatch: pytest.MonkeyPatch) -> 
 def test_review_is_cross_entropy_of_augmented_images(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = learner_after(3)
     hand = Copies(learner)
-    views = record(learner, "augment", monkeypatch)
+    views = record(learner, "random_views", monkeypatch)
     slots = torch.tensor([4, 1, 9, 6])
     before = [parameter.clone() for parameter in learner.projection.parameters()]
     loss = learner.review_loss(learner.memory.images[slots], learner.memory.labels[slots])
@@ -319,7 +319,7 @@ def test_previous_model_is_the_model_of_the_last_task_end() -> None:
         previous = [*learner.previous_network.parameters(), *learner.previous_projection.parameters()]
         assert all(map(torch.equal, kept, previous))
         assert not any(value.requires_grad for value in previous)
-        assert learner.form() == learner.tasks
+        assert learner.step_variant() == learner.task_number
     assert places == [value.data_ptr() for value in learner.previous_network.parameters()]
 
 
@@ -341,25 +341,25 @@ def test_replay_grows_with_the_classes_seen(known: int, tasks: int, classes: int
     """Seven a class, for the classes that will have come by the task's end if all tasks bring as many."""
     learner = make("ocm", data=noise(classes=classes, count=2 * classes), memory=100, memory_batch=64)
     assert isinstance(learner, OCM)
-    learner.known, learner.tasks = known, tasks
+    learner.old_count, learner.task_number = known, tasks
     assert learner.replay_batch() == expected
 
 
 def test_first_task_is_steady_at_once_and_later_ones_with_enough_stored() -> None:
     learner = make("ocm", memory=20, memory_batch=8)
-    assert learner.steady()
+    assert learner.shapes_are_static()
     learner.learn(*batch(0))
     learner.task_ended()
-    assert not learner.steady()
+    assert not learner.shapes_are_static()
     learner.learn(*batch(1))
-    assert learner.steady()
+    assert learner.shapes_are_static()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("projection", [128, 10])
 def test_later_tasks_read_nothing_and_keep_their_shapes(projection: int) -> None:
     learner = learner_after(3, ended=True, projection=projection)
-    assert learner.steady()
+    assert learner.shapes_are_static()
     learn(learner, range(3, 4))
     traces = []
     for number in (4, 5):
@@ -378,7 +378,7 @@ def test_state_after_a_task_goes_on_exactly() -> None:
     other = make("ocm", memory=20, memory_batch=REPLAYED)
     assert isinstance(other, OCM)
     other.load_state(frozen(learner))
-    assert (other.known, other.tasks) == (learner.known, 1)
+    assert (other.old_count, other.task_number) == (learner.old_count, 1)
     for each in (learner, other):
         learn(each, range(4, 5))
         each.task_ended()
@@ -392,7 +392,7 @@ def test_published_settings(dataset: str, weight: float) -> None:
     assert isinstance(config, ocm.OCMConfig)
     assert (config.similarity_weight, config.temperature, config.projection) == (weight, 0.07, 128)
     assert (config.memory_batch, config.per_class, config.review, config.normalise) == (64, 7, False, True)
-    augment = config.augment()
+    augment = config.random_views()
     assert (augment.crop_scale, augment.flip, augment.jitter, augment.gray) == ((0.3, 1.0), 0.5, 0.0, 0.25)
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 import ocil
 from ocil.data import Dataset
 from ocil.errors import OcilError
-from ocil.runner import digest
+from ocil.runs.environment import digest
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'ocil[sklearn]'")
 

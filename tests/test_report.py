@@ -8,11 +8,15 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from ocil.config import resolve
 from ocil.errors import WriteError
-from ocil.metrics import Estimate, estimate
-from ocil.report import figures, tables
-from ocil.results import Result, Summary, summarise
+from ocil.evaluation.measures import Estimate, estimate
+from ocil.report.formatting import duration, percent
+from ocil.report.plots import accuracy_after_each_task
+from ocil.report.result_tables import summary_table
+from ocil.report.style import save
+from ocil.report.table import markdown_table
+from ocil.runs.config import resolve
+from ocil.runs.results import Result, Summary, summarise
 from tests.conftest import left_over
 
 MATRIX = [[0.9, 0.1], [0.5, 0.75]]
@@ -39,36 +43,42 @@ def summary(name: str = "er", seeds: int = 3, dataset: str = "cifar10") -> Summa
     ],
 )
 def test_percent(value: Estimate | None, text: str) -> None:
-    assert tables.percent(value) == text
+    assert percent(value) == text
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0.04, "0.0 s"), (59.94, "59.9 s"), (59.96, "1 min 00 s"), (60, "1 min 00 s"), (3599.4, "59 min 59 s"),
-        (3599.6, "1 h 00 min"), (5400, "1 h 30 min"), (90000, "25 h 00 min"),
+        (0.04, "0.0 s"),
+        (59.94, "59.9 s"),
+        (59.96, "1 min 00 s"),
+        (60, "1 min 00 s"),
+        (3599.4, "59 min 59 s"),
+        (3599.6, "1 h 00 min"),
+        (5400, "1 h 30 min"),
+        (90000, "25 h 00 min"),
     ],
-)  # fmt: skip
+)
 def test_duration(seconds: float, text: str) -> None:
-    assert tables.duration(seconds) == text
+    assert duration(seconds) == text
 
 
 def test_heading() -> None:
-    assert tables.heading([summary(seeds=10)]) == "cifar10, 10 seeds (mean ± 95 % interval)"
-    assert tables.heading([summary(seeds=1)]) == "cifar10, one seed, so no interval"
-    assert tables.heading([summary(dataset="/data/my birds.npz")]).startswith("my birds, 3 seeds")
+    assert summary_table([summary(seeds=10)]).title == "cifar10, 10 seeds (mean ± 95 % interval)"
+    assert summary_table([summary(seeds=1)]).title == "cifar10, one seed, so no interval"
+    assert summary_table([summary(dataset="/data/my birds.npz")]).title.startswith("my birds, 3 seeds")
 
 
 def test_markdown() -> None:
-    text = tables.markdown([summary("fine-tune"), summary("er"), summary("afs", seeds=1)])
+    text = markdown_table(summary_table([summary("fine-tune"), summary("er"), summary("afs", seeds=1)]), level=0)
     title, blank, head, rule, *rows = text.splitlines()
-    assert (title, blank) == (tables.heading([summary()]), "")
+    assert (title, blank) == (summary_table([summary()]).title, "")
     assert rule == "|---|---|---|---|---|---|"
     assert len({line.count("|") for line in (head, rule, *rows)}) == 1
     assert rows[0].startswith("| fine-tune | - | 63.5 ± 2.5 | 40.0 ± 0.0 | 0.0 ± 0.0 | 1 min 15 s |")
     assert rows[1].startswith("| er | 1000 | ")
     assert "62.5 (one seed)" in rows[2]
-    assert text.endswith("|\n")
+    assert text.endswith("|")
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +88,7 @@ def _no_figure_stays_open() -> None:
 
 def test_png(tmp_path: Path) -> None:
     path = tmp_path / "new" / "a.png"
-    figures.save(figures.accuracy_after_each_task([summary("er"), summary("afs", seeds=1)]), path)
+    save(accuracy_after_each_task([summary("er"), summary("afs", seeds=1)]), path)
     content = path.read_bytes()
     assert content[:8] == b"\x89PNG\r\n\x1a\n"
     assert content[-8:-4] == b"IEND"
@@ -90,7 +100,7 @@ def test_png(tmp_path: Path) -> None:
 def test_svg_is_the_same_each_time(tmp_path: Path) -> None:
     paths = [tmp_path / "a.svg", tmp_path / "b.svg"]
     for path in paths:
-        figures.save(figures.accuracy_after_each_task([summary("er"), summary("afs")]), path)
+        save(accuracy_after_each_task([summary("er"), summary("afs")]), path)
     first, second = (path.read_bytes() for path in paths)
     assert first == second
     assert ElementTree.fromstring(first).tag == "{http://www.w3.org/2000/svg}svg"
@@ -100,7 +110,7 @@ def test_svg_is_the_same_each_time(tmp_path: Path) -> None:
 def test_many_methods_and_one_task(tmp_path: Path) -> None:
     one = summary("er")
     one = replace(one, accuracy_curve=one.accuracy_curve[:1])
-    figure = figures.accuracy_after_each_task([one] * 9)
+    figure = accuracy_after_each_task([one] * 9)
     (axes,) = figure.axes
     looks = {(line.get_color(), line.get_linestyle(), line.get_marker()) for line in axes.get_lines()}
     assert len(looks) == len(axes.get_lines()) == 9
@@ -109,13 +119,13 @@ def test_many_methods_and_one_task(tmp_path: Path) -> None:
     legend = axes.get_legend()
     assert legend is not None
     assert [text.get_text() for text in legend.get_texts()] == ["er  91.0 %"] * 9
-    figures.save(figure, tmp_path / "a.svg")
+    save(figure, tmp_path / "a.svg")
     assert ElementTree.parse(tmp_path / "a.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
 
 
 def test_a_figure_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    figure = figures.accuracy_after_each_task([summary()])
+    figure = accuracy_after_each_task([summary()])
     with pytest.raises(WriteError, match="cannot write"):
-        figures.save(figure, tmp_path / "file" / "a.png")
+        save(figure, tmp_path / "file" / "a.png")
     assert not plt.get_fignums()

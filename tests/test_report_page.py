@@ -11,27 +11,42 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import torch
 
-from ocil.cli.examples import _names
-from ocil.config import RunConfig, resolve
 from ocil.data import Dataset
 from ocil.errors import OcilError
-from ocil.evaluate import EASY, HARD
-from ocil.report import comparison, drawings, formats, published
-from ocil.report.collect import Cell, Collection, collect, read
-from ocil.report.formats import CELL_COLUMNS, ENTRY_COLUMNS, TABLE1_COLUMNS
+from ocil.evaluation.evaluator import EASY, HARD
+from ocil.report import formulas, plots
+from ocil.report.cells import Collection, FinishedRun, MeasuredCell
+from ocil.report.collect import collect, read
+from ocil.report.comparison import ComparedTable, compared_tables, published_accuracy
+from ocil.report.examples import _names
+from ocil.report.formatting import percent
 from ocil.report.page import agreement
-from ocil.report.tables import percent
+from ocil.report.papers import ColumnKey, Published, load
+from ocil.report.result_tables import (
+    ALL_METHODS_RECORD,
+    CELL_RECORD,
+    COMPARED_RECORD,
+    cells_document,
+    compared_document,
+)
+from ocil.report.style import render
+from ocil.report.table import csv as as_csv
+from ocil.report.table import latex, markdown
 from ocil.report.write import Written, write
-from ocil.results import Result, RunFolder, sealed
-from ocil.runner import build
+from ocil.runs.build import build
+from ocil.runs.config import RunConfig, resolve
+from ocil.runs.folder import RunFolder
+from ocil.runs.results import Result, sealed
 from tests.conftest import Call, left_over, one_error
 
+PAPER = load()
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 HOSTILE = "</script><script>alert(1)</script>\"'&<b>|$x_{1}$\\input{a} --> `*"
 
@@ -48,12 +63,16 @@ def made_up(config: RunConfig, level: float = 0.5, device: str = "a device", **e
     evaluations = [
         {
             "accuracy": row.tolist(),
-            "mean_logit_old": None if number == 0 else 0.5, "mean_logit_new": 1.0 + number,
-            "mean_weight_old": None if number == 0 else 0.01, "mean_weight_new": 0.02,
-            "hard": 100 + number, "ambiguous": 50, "easy": 25,
+            "mean_logit_old": None if number == 0 else 0.5,
+            "mean_logit_new": 1.0 + number,
+            "mean_weight_old": None if number == 0 else 0.01,
+            "mean_weight_new": 0.02,
+            "hard": 100 + number,
+            "ambiguous": 50,
+            "easy": 25,
         }
         for number, row in enumerate(matrix)
-    ]  # fmt: skip
+    ]
     environment = {"ocil": "0.1.0", "python": "3", "torch": "2", "device": device} | environment
     return Result(config, matrix.tolist(), evaluations, 10 + config.seed, {"host": 2**20}, "ab" * 32, environment)
 
@@ -102,6 +121,19 @@ def rows_of(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
+def table1(found: Collection) -> ComparedTable:
+    return compared_tables(found, PAPER)[0]
+
+
+def table_called(name: str, found: Collection) -> ComparedTable:
+    (table,) = (table for table in compared_tables(found, PAPER) if table.table.name == name)
+    return table
+
+
+def csv_of(table: ComparedTable) -> str:
+    return as_csv(compared_document(table).records)
+
+
 def by_hand(folder: Path) -> tuple[float, float, int]:
     """Mean and half the 95 % interval in percent, from the files alone, without ocil."""
     values = []
@@ -120,7 +152,7 @@ def test_tables_agree_with_the_files_they_come_from() -> None:
     """What is kept under results/: each cell's mean and interval, and the place it has in Table I."""
     found = collect([RESULTS])
     assert not found.warnings
-    lines = {row["cell"]: row for row in rows_of(formats.cells_csv(found.cells))}
+    lines = {row["cell"]: row for row in rows_of(as_csv(cells_document(found.cells, PAPER).records))}
     folders = {path.parent.parent.name: path.parent.parent for path in RESULTS.glob("*/seed-*/result.json")}
     tailed = {cell.config.cell for cell in found.longtail}  # in a table of their own
     assert set(lines) | tailed == set(folders)
@@ -133,8 +165,8 @@ def test_tables_agree_with_the_files_they_come_from() -> None:
         assert float(row["mean"]) == pytest.approx(mean, abs=1e-3)
         assert float(row["interval"]) == pytest.approx(interval, abs=2e-3)
         assert int(row["seeds"]) == seeds
-    table = rows_of(formats.table1_csv(comparison.table1(found)))
-    assert list(table[0]) == list(TABLE1_COLUMNS)
+    table = rows_of(csv_of(table1(found)))
+    assert list(table[0]) == list(ALL_METHODS_RECORD)
     (afs,) = (r for r in table if (r["dataset"], r["memory"], r["method"]) == ("cifar100", "5000", "afs"))
     mean, interval, seeds = by_hand(RESULTS / resolve("afs", "cifar100", settings={"precision": "bf16"}).cell)
     assert (float(afs["mean"]), float(afs["interval"])) == pytest.approx((mean, interval), abs=2e-3)
@@ -155,36 +187,39 @@ def test_intransigence_is_against_fine_tuning_of_the_same_seed(runs: Path, colle
 
 
 @pytest.mark.parametrize(
-    ("name", "row", "expected"),
+    ("label", "settings", "column", "expected"),
     [
-        ("ABLATION", ("rfl+vkd", "cifar10", "average_intransigence"), (5.1, 2.1)),
-        ("ABLATION", ("fl+vkd", "cifar100", "average_accuracy"), (42.4, 0.2)),
-        ("ABLATION", ("er-rv", "mini_imagenet", "average_forgetting_common"), (5.4, 0.3)),
-        ("SAMPLE_VALUE", ("gen", "cifar10", 1000), (61.6, 1.2)),
-        ("SAMPLE_VALUE", ("smu", "mini_imagenet", 1000), (22.2, 1.1)),
-        ("ALPHA", 0.75, (40.4, 1.7)),
-        ("SIGMA", 0.1, (23.7, 1.1)),
+        ("afs", {}, ("cifar10", 500, "average_intransigence"), (5.1, 2.1)),
+        ("afs", {"loss": "focal"}, ("cifar100", 5000, "average_accuracy"), (42.4, 0.2)),
+        ("er-rv", {}, ("mini_imagenet", 5000, "average_forgetting_common"), (5.4, 0.3)),
+        ("afs", {"sample_value": "gen"}, ("cifar10", 1000), (61.6, 1.2)),
+        ("afs", {"sample_value": "smu"}, ("mini_imagenet", 1000), (22.2, 1.1)),
+        ("afs", {"alpha": 0.75}, ("cifar100", 5000), (40.4, 1.7)),
+        ("afs", {"sigma": 0.1}, ("cifar100", 5000), (23.7, 1.1)),
+        ("agem-rv", {}, ("mini_imagenet", 2000), (11.6, 1.1)),
+        ("iid-offline", {}, ("cifar100", 0), (49.6, 0.2)),
     ],
 )
-def test_published_numbers(name: str, row: Any, expected: tuple[float, float]) -> None:
-    assert tuple(getattr(published, name)[row]) == expected
+def test_published_numbers(
+    label: str, settings: dict[str, Any], column: tuple[Any, ...], expected: tuple[float, float]
+) -> None:
+    assert PAPER.published(label, settings, ColumnKey(*column)) == expected
 
 
 def test_the_published_tables_agree_where_they_overlap() -> None:
     """AFS and ER-RV stand in several tables of the paper."""
-    for dataset, memory in published.ABLATION_MEMORY.items():
-        for row, label in (("rfl+vkd", "afs"), ("er-rv", "er-rv")):
-            assert published.ABLATION[row, dataset, "average_accuracy"] == published.published(label, dataset, memory)
-    for dataset, sizes in published.MEMORY.items():
-        for size in sizes:
-            assert published.SAMPLE_VALUE["p_t", dataset, size] == published.published("afs", dataset, size)
-    here = published.published("afs", *published.STUDY)
-    assert published.ALPHA[0.25] == published.SIGMA[0.5] == here
+    numbers: dict[tuple[str, str, ColumnKey], list[Published]] = {}
+    for row in (row for table in PAPER.tables for row in table.rows):
+        for column, number in row.published.items():
+            numbers.setdefault((row.label, str(row.settings), column), []).append(number)
+    assert all(len(set(alike)) == 1 for alike in numbers.values())
+    assert len(numbers["afs", "{}", ColumnKey("cifar100", 5000)]) == 5  # in every table
+    assert sum(len(alike) > 1 for alike in numbers.values()) == 3 * 3 + 3  # AFS in Table III, ER-RV in Table II
 
 
 def test_counterparts(collection: Collection) -> None:
     means = {
-        tuple(cell.changed.items()): comparison.counterpart(cell)
+        tuple(cell.changed.items()): published_accuracy(cell, PAPER)
         for cell in collection.cells
         if cell.config.method == "afs"
     }
@@ -201,39 +236,36 @@ def test_counterparts(collection: Collection) -> None:
     }
 
 
-def cell_of(config: RunConfig, level: float = 0.5, seeds: int = 3, spread: float = 0.0) -> Cell:
+def cell_of(config: RunConfig, level: float = 0.5, seeds: int = 3, spread: float = 0.0) -> MeasuredCell:
     """A cell whose accuracies are known exactly."""
-    from ocil.report.collect import Run
-    from ocil.results import summarise
+    from ocil.runs.results import summarise
 
     results = []
     for seed in range(seeds):
         value = level + spread * (seed - (seeds - 1) / 2)
         matrix = [[value] * config.stream.tasks] * config.stream.tasks
         results.append(replace(made_up(replace(config, seed=seed)), matrix=matrix))
-    return Cell(tuple(Run(Path("x"), result) for result in results), summarise(results))
+    return MeasuredCell(tuple(FinishedRun(Path("x"), result) for result in results), summarise(results))
 
 
 def test_overlap_best_and_second() -> None:
     er, rv, afs = (resolve(n, "cifar100", review=r) for n, r in (("er", False), ("er", True), ("afs", None)))
     cells = (cell_of(er, 0.25), cell_of(rv, 0.309, spread=0.01), cell_of(afs, 0.42, seeds=1))
-    (part,) = (p for p in comparison.table1(Collection(cells, ())).parts if p.title == "CIFAR-100")
-    rows = {row.name: row.entries[-1] for row in part.rows}
+    (part,) = (p for p in table1(Collection(cells, ())).grids if p.title == "CIFAR-100")
+    rows = {row.name: row.numbers[-1] for row in part.rows}
     assert (rows["er"].overlap, rows["er-rv"].overlap, rows["afs"].overlap) == (False, True, None)
     assert (rows["er"].rank, rows["er-rv"].rank, rows["afs"].rank) == (0, 2, 1)
     assert rows["er"].difference == pytest.approx(25 - 20.1)
     assert rows["gss"].value is None
     assert rows["gss"].rank == 0
-    (part,) = (p for p in comparison.table1(Collection(cells[:1], ())).parts if p.title == "CIFAR-100")
-    assert {row.entries[-1].rank for row in part.rows} == {0}  # the only one is not the best
+    (part,) = (p for p in table1(Collection(cells[:1], ())).grids if p.title == "CIFAR-100")
+    assert {row.numbers[-1].rank for row in part.rows} == {0}  # the only one is not the best
 
 
 def test_forgetting_is_best_when_low(collection: Collection) -> None:
-    table = comparison.table2(collection)
-    assert table is not None
-    (part,) = (p for p in table.parts if p.measured)
+    (part,) = (p for p in table_called("table2", collection).grids if p.measured)
     for column, best in ((0, max), (1, min), (2, min)):
-        measured = [row.entries[column] for row in part.rows if row.entries[column].value]
+        measured = [row.numbers[column] for row in part.rows if row.numbers[column].value]
         top = best(measured, key=lambda entry: entry.value.mean if entry.value else np.nan)
         assert top.rank == 1
     assert part.rows[-1].name.endswith("CE × 0.25")
@@ -244,7 +276,7 @@ def test_more_seeds_then_the_usual_precision_fill_a_place(tmp_path: Path) -> Non
     save(tmp_path, resolve("er", "cifar100"), seeds=2, level=0.2)
 
     def shown() -> str:
-        rows = rows_of(formats.table1_csv(comparison.table1(collect([tmp_path]))))
+        rows = rows_of(csv_of(table1(collect([tmp_path]))))
         place = {"dataset": "cifar100", "memory": "5000", "method": "er", "review": "false"}
         (row,) = (row for row in rows if place.items() <= row.items())
         return row["seeds"] + row["mean"][:1]
@@ -260,18 +292,22 @@ def test_other_datasets_have_a_part_of_their_own(tmp_path: Path) -> None:
         save(tmp_path, resolve("er", "/data/birds.npz", memory=50, settings=settings), seeds=2)
     save(tmp_path, resolve("er", "/data/birds.npz", memory=70, review=True), seeds=2)
     save(tmp_path, resolve("fine-tune", "/data/birds.npz"), seeds=2)
-    table = comparison.table1(collect([tmp_path]))
-    part = table.parts[-1]
+    table = table1(collect([tmp_path]))
+    part = table.grids[-1]
     assert part.title == "birds"
     assert part.headings == ["memory 50", "memory 70"]
     assert [row.name for row in part.rows] == ["er", "er lr=0.2", "er-rv"]
     assert [row.name for row in part.bounds] == ["fine-tune"]
-    rows = [row for row in rows_of(formats.table1_csv(table)) if "birds" in row["dataset"]]
+    rows = [row for row in rows_of(csv_of(table)) if "birds" in row["dataset"]]
     assert {(r["method"], r["memory"], r["review"], r["seeds"]) for r in rows} == {
-        ("fine-tune", "0", "false", "2"), ("er", "50", "false", "2"), ("er", "70", "false", "0"),
-        ("er lr=0.2", "50", "false", "2"), ("er lr=0.2", "70", "false", "0"), ("er", "50", "true", "0"),
+        ("fine-tune", "0", "false", "2"),
+        ("er", "50", "false", "2"),
+        ("er", "70", "false", "0"),
+        ("er lr=0.2", "50", "false", "2"),
+        ("er lr=0.2", "70", "false", "0"),
+        ("er", "50", "true", "0"),
         ("er", "70", "true", "2"),
-    }  # fmt: skip
+    }
 
 
 def birds(root: Path, name: str, memory: int, level: float = 0.5, **settings: Any) -> None:
@@ -280,8 +316,8 @@ def birds(root: Path, name: str, memory: int, level: float = 0.5, **settings: An
 
 def birds_rows(root: Path) -> dict[str, list[Any]]:
     """The names of the rows, and about what was measured in each column."""
-    part = comparison.table1(collect([root])).parts[-1]
-    return {row.name: [entry.value and round(entry.value.mean, 1) for entry in row.entries] for row in part.rows}
+    part = table1(collect([root])).grids[-1]
+    return {row.name: [entry.value and round(entry.value.mean, 1) for entry in row.numbers] for row in part.rows}
 
 
 def test_a_row_is_one_set_of_settings_at_all_memory_sizes(tmp_path: Path) -> None:
@@ -292,7 +328,7 @@ def test_a_row_is_one_set_of_settings_at_all_memory_sizes(tmp_path: Path) -> Non
     assert list(rows) == ["er", "er memory_batch=5"]
     assert rows["er"][1] is None
     assert None not in rows["er memory_batch=5"]
-    table = rows_of(formats.table1_csv(comparison.table1(collect([tmp_path]))))
+    table = rows_of(csv_of(table1(collect([tmp_path]))))
     found = {(r["method"], r["memory"]): r["seeds"] for r in table if "birds" in r["dataset"]}
     assert (found["er", "200"], found["er memory_batch=5", "200"]) == ("0", "2")
 
@@ -311,7 +347,7 @@ def test_rows_say_what_methods_do_not_share(tmp_path: Path) -> None:
     birds(tmp_path, "afs", 100, width=8, lr=0.2, beta=0.3)
     save(tmp_path, resolve("fine-tune", "/data/birds.npz"), seeds=2)
     assert list(birds_rows(tmp_path)) == ["afs width=8", "er width=4"]  # not lr, which both have, nor AFS's own beta
-    assert comparison.table1(collect([tmp_path])).parts[-1].bounds[0].name == "fine-tune"
+    assert table1(collect([tmp_path])).grids[-1].bounds[0].name == "fine-tune"
     write(collect([tmp_path]), tmp_path / "report")
     svg = (tmp_path / "report/figures/mean-weights-birds-m100.svg").read_text()
     assert all(f"{name}, new classes" in svg for name in ("er width=4", "afs width=8"))
@@ -322,9 +358,9 @@ def test_each_published_number_counts_once(tmp_path: Path) -> None:
         save(tmp_path, resolve("er", "cifar100", settings={"precision": precision}), level=level)
     save(tmp_path, resolve("mir", "cifar100", settings={"precision": "bf16"}), level=0.9)
     found = collect([tmp_path])
-    (shown,) = (r for r in rows_of(formats.table1_csv(comparison.table1(found))) if r["method"] == "er" and r["mean"])
+    (shown,) = (r for r in rows_of(csv_of(table1(found))) if r["method"] == "er" and r["mean"])
     assert float(shown["mean"]) < 50  # in bf16, as most
-    assert agreement(found.cells).startswith(
+    assert agreement(found.cells, PAPER).startswith(
         "Measured with more than one seed: 2 of the published accuracies. With 1 of"
     )
 
@@ -341,12 +377,12 @@ def test_seeds_that_differ_are_said(tmp_path: Path) -> None:
     save(tmp_path, resolve("afs", "cifar100"), seeds=4)
     save(tmp_path, resolve("fine-tune", "cifar100"), seeds=1)
     found = collect([tmp_path])
-    table = comparison.table1(found)
+    table = table1(found)
     said = "3 seeds; 4 seeds: afs; 2 seeds: er (memory 1000); 1 seed: fine-tune."
-    for text in (formats.markdown(table), formats.latex(table)):
+    for text in (markdown(compared_document(table)), latex(compared_document(table))):
         assert said in text
     page = write(found, tmp_path / "report").page.read_text()
-    assert page.count("3 seeds where nothing else is said.") == 1  # nothing below a table that is empty
+    assert page.count("3 seeds unless noted otherwise.") == 1  # nothing below a table that is empty
     assert re.findall(r'<span class="note">(.*?)</span>', page) == ["2 seeds", "4 seeds"]
     assert page.count("(one seed)</a>") == 1
 
@@ -358,11 +394,18 @@ def test_every_file_is_there(written: Written) -> None:
     assert names == expected | {"cells.md", "cells.csv"}
     figures = {path.stem for path in written.figures}
     assert figures == {
-        "mean-weights-cifar100-m5000", "mean-logits-cifar100-m5000", "sample-types-cifar100-m5000", "losses",
-        "label-distribution", "accuracy-cifar100-m5000", "intransigence-forgetting-cifar100-m5000",
-        "running-time-cifar100-m5000-a-device", "memory-batch-cifar100-m5000", "difference-cifar100",
+        "mean-weights-cifar100-m5000",
+        "mean-logits-cifar100-m5000",
+        "sample-types-cifar100-m5000",
+        "losses",
+        "label-distribution",
+        "accuracy-cifar100-m5000",
+        "intransigence-forgetting-cifar100-m5000",
+        "running-time-cifar100-m5000-a-device",
+        "memory-batch-cifar100-m5000",
+        "difference-cifar100",
         "difference-cifar10",
-    }  # fmt: skip
+    }
     for path in (written.page, *written.tables, *written.figures):
         assert path.read_text().strip()
     assert not left_over(written.page.parent)
@@ -371,7 +414,7 @@ def test_every_file_is_there(written: Written) -> None:
 def test_csv(written: Written) -> None:
     folder = written.page.parent / "tables"
     table = rows_of((folder / "table1.csv").read_text())
-    assert list(table[0]) == list(TABLE1_COLUMNS)
+    assert list(table[0]) == list(ALL_METHODS_RECORD)
     paper = [(r["dataset"], r["memory"], r["method"], r["review"]) for r in table]
     assert len(paper) == len(set(paper)) == 3 * (3 * 19 + 2)
     unmeasured = [row for row in table if row["seeds"] == "0"]
@@ -380,8 +423,8 @@ def test_csv(written: Written) -> None:
     (one,) = (row for row in table if row["method"] == "iid-offline" and row["dataset"] == "cifar10")
     assert (one["seeds"], one["interval"], one["memory"]) == ("1", "", "0")
     for name in ("table2", "table3", "alpha", "sigma"):
-        assert list(rows_of((folder / f"{name}.csv").read_text())[0]) == list(ENTRY_COLUMNS)
-    assert list(rows_of((folder / "cells.csv").read_text())[0]) == list(CELL_COLUMNS)
+        assert list(rows_of((folder / f"{name}.csv").read_text())[0]) == list(COMPARED_RECORD)
+    assert list(rows_of((folder / "cells.csv").read_text())[0]) == list(CELL_RECORD)
     alpha = rows_of((folder / "alpha.csv").read_text())
     assert [row["row"] for row in alpha] == ["0.05", "0.1", "0.25", "0.3", "0.5", "0.75", "1"]
     assert [row["seeds"] for row in alpha] == ["0", "0", "3", "3", "3", "0", "0"]
@@ -432,9 +475,7 @@ def check_latex(text: str) -> None:
 def test_latex_has_minus_signs(tmp_path: Path) -> None:
     save(tmp_path, resolve("afs", "cifar100", settings={"loss": "ce"}), level=0.9)
     save(tmp_path, resolve("fine-tune", "cifar100"), level=0.1)
-    table = comparison.table2(collect([tmp_path]))
-    assert table is not None
-    text = formats.latex(table)
+    text = latex(compared_document(table_called("table2", collect([tmp_path]))))
     assert "$-$" in text
     assert not re.search(r"(& |\{)-\d", text)
 
@@ -451,8 +492,9 @@ def test_latex(written: Written) -> None:
 @pytest.mark.slow
 def test_the_same_runs_give_the_same_bytes(collection: Collection, written: Written, tmp_path: Path) -> None:
     again = write(collection, tmp_path)
-    for one, two in zip((written.page, *written.tables, *written.figures),
-                        (again.page, *again.tables, *again.figures), strict=True):  # fmt: skip
+    for one, two in zip(
+        (written.page, *written.tables, *written.figures), (again.page, *again.tables, *again.figures), strict=True
+    ):
         assert one.read_bytes() == two.read_bytes(), one.name
 
 
@@ -491,11 +533,11 @@ def test_a_table_keeps_to_the_precision_that_most_of_it_has(tmp_path: Path) -> N
     save(tmp_path, resolve("er", "cifar100"), level=0.9)
     save(tmp_path, resolve("aser", "cifar100"), level=0.2)
     found = collect([tmp_path])
-    text = formats.markdown(comparison.table1(found))
+    text = markdown(compared_document(table1(found)))
     assert "Precision bf16; tf32: aser." in text
     save(tmp_path, resolve("er", "cifar100"), level=0.9, seeds=4)
-    table = comparison.table1(collect([tmp_path]))  # more seeds count for more
-    for text in (formats.markdown(table), formats.latex(table)):
+    table = table1(collect([tmp_path]))  # more seeds count for more
+    for text in (markdown(compared_document(table)), latex(compared_document(table))):
         assert "Precision bf16; tf32: er, aser." in text
 
 
@@ -521,26 +563,20 @@ def test_a_memory_smaller_than_the_usual_batch(tmp_path: Path) -> None:
     assert cell.command.endswith("--memory 5 --set batch_size=5 memory_batch=5 --seeds 3")
 
 
-def test_figures_are_svg_that_a_page_can_take_in(written: Written) -> None:
-    ids: list[str] = []
-    for path in written.figures:
-        svg = path.read_text()
+def test_figures_are_svg_and_the_page_holds_each_of_them(written: Written) -> None:
+    page = Page(written.page.read_text())
+    images = {attributes["src"]: attributes["alt"] for tag, attributes in page.tags if tag == "img"}
+    assert len(images) == len(written.figures)
+    contents = {path.read_text() for path in written.figures}
+    assert {unquote((address or "").removeprefix("data:image/svg+xml,")) for address in images} == contents
+    assert all(images.values())
+    for svg in contents:
         assert ElementTree.fromstring(svg.encode()).tag == "{http://www.w3.org/2000/svg}svg"
-        inside = drawings.inline(svg, path.stem, 'a "label" & <more>')
-        ElementTree.fromstring(inside)
-        assert "currentColor" in inside
-        assert drawings.INK not in inside
-        assert 'aria-label="a &quot;label&quot; &amp; &lt;more>"' in inside
-        found = re.findall(r'\bid="([^"]+)"', inside)
-        used = re.findall(r'(?:url\(|href=")#([^")]+)', inside)
-        assert set(used) <= set(found)
-        ids += found
-    assert len(ids) == len(set(ids))
 
 
 def test_loss_curves_are_those_of_the_paper() -> None:
     """Section III: the gradients of CE and RFL meet at 0.3; RFL's weight is largest there."""
-    figure = drawings.losses()
+    figure = formulas.losses()
     _, weight, gradient = figure.axes
     curves = {line.get_label(): np.asarray(line.get_xydata()) for line in weight.lines}
     rfl = curves["RFL, μ = 0.3, σ = 0.5"]
@@ -554,7 +590,7 @@ def test_loss_curves_are_those_of_the_paper() -> None:
 
 
 def test_label_distributions_are_those_of_the_paper() -> None:
-    smooth, distill = drawings.label_distribution().axes
+    smooth, distill = formulas.label_distribution().axes
     heights = [[bar.get_height() for bar in axes.patches] for axes in (smooth, distill)]  # type: ignore[attr-defined]
     assert heights[0] == pytest.approx([0.99 if c == 3 else 0.01 / 9 for c in range(10)])
     teacher = np.exp(np.array([0.99 if c == 3 else 0.01 / 9 for c in range(10)]) / 20)
@@ -612,7 +648,7 @@ def test_page(written: Written, collection: Collection) -> None:
             assert target[1:] in ids
         elif tag == "a":
             assert (written.page.parent / target).is_file()
-        assert "src" not in attributes
+        assert (attributes.get("src") or "data:image/svg+xml,").startswith("data:image/svg+xml,")
         assert not [name for name in attributes if name.startswith("on")]
     for cell in collection.cells:
         assert cell.command in page.text
@@ -670,7 +706,7 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
 def test_a_spreadsheet_gets_no_formula(tmp_path: Path) -> None:
     config = resolve("er", "cifar100")
     RunFolder.of(tmp_path, config).save_result(made_up(config, device="=HYPERLINK(1)"))
-    (row,) = rows_of(formats.cells_csv(collect([tmp_path]).cells))
+    (row,) = rows_of(as_csv(cells_document(collect([tmp_path]).cells, PAPER).records))
     assert row["device"] == "'=HYPERLINK(1)"
 
 
@@ -831,9 +867,10 @@ def test_report_command(ocil_command: Call, a_run: Path, tmp_path: Path) -> None
     assert len(content["warnings"]) == 1
     assert "notes/result.json" in Path(content["page"]).read_text()
     (row,) = (
-        r for r in rows_of((tmp_path / "report/tables/table1.csv").read_text())
+        r
+        for r in rows_of((tmp_path / "report/tables/table1.csv").read_text())
         if r["method"] == "er" and "tiny" in r["dataset"]
-    )  # fmt: skip
+    )
     mean, interval, _ = by_hand(a_run)
     assert (float(row["mean"]), float(row["interval"])) == pytest.approx((mean, interval), abs=2e-2)
 
@@ -878,7 +915,7 @@ def test_a_method_without_probabilities_has_no_example_images(
     words = ("report", folder, "--out", tmp_path / "report", "--examples", folder / "seed-0")
     said = ocil_command(*words)
     assert said.code == 0, said.err
-    assert "scr tells classes by distance, so no sample is hard or easy" in said.err
+    assert "scr distinguishes classes by distance, so no sample is hard or easy" in said.err
     assert not [*(tmp_path / "report/figures").glob("examples-*.svg")]
 
 
@@ -926,9 +963,7 @@ def test_examples_of_a_cell_name_one_of_its_runs(ocil_command: Call, tmp_path: P
 
 def test_a_class_with_a_hostile_name() -> None:
     image = np.zeros((4, 4, 3), np.uint8)
-    svg = drawings.draw(
-        drawings.examples, {"hard": [drawings.Example(image, {"er": 0.1}, f"\0\v{HOSTILE}")], "easy": []}
-    )
+    svg = render(plots.examples, {"hard": [plots.Example(image, {"er": 0.1}, f"\0\v{HOSTILE}")], "easy": []})
     ElementTree.fromstring(svg.encode())
     assert "<script" not in svg
 

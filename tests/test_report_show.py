@@ -1,4 +1,4 @@
-"""``ocil show``: one run, or one cell, on the terminal."""
+"""``ocil show``: one run, or one cell, on the show."""
 
 import json
 import re
@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ocil.config import resolve
-from ocil.report import terminal
+from ocil.report import show
 from ocil.report.collect import collect
-from ocil.results import RunFolder
+from ocil.runs.config import resolve
+from ocil.runs.folder import RunFolder
 from tests.conftest import Call, one_error
 from tests.test_report_page import HOSTILE, hostile, made_up, save
 
@@ -31,8 +31,15 @@ def cell_folder(root: Path) -> Path:
 def test_a_cell(ocil_command: Call, root: Path) -> None:
     said = ocil_command("show", cell_folder(root))
     assert said.code == 0, said.err
-    for text in ("er-rv on CIFAR-100, memory 5000, 3 seeds", "published %", "30.9 ± 0.6", "intransigence %", "a device",
-                 "ambiguous", "curve"):  # fmt: skip
+    for text in (
+        "er-rv on CIFAR-100, memory 5000, 3 seeds",
+        "published %",
+        "30.9 ± 0.6",
+        "intransigence %",
+        "a device",
+        "ambiguous",
+        "curve",
+    ):
         assert text in said.out
     assert "no fine-tuned run" not in said.out  # found beside it
     assert said.out.count("abababababab") == 3
@@ -66,17 +73,17 @@ def test_json(ocil_command: Call, root: Path) -> None:
 
 def test_the_matrix_is_a_triangle(root: Path) -> None:
     matrix = np.array([[0.9, 0.5], [0.25, 0.75]])
-    head, first, second = (line.plain for line in terminal.triangle(matrix))
+    head, first, second = (line.plain for line in show.triangle(matrix))
     assert head.split() == ["1", "2", "mean"]
     assert first.split() == ["1", "90", "·", "90.0"]
     assert second.split() == ["2", "25", "75", "50.0"]
-    _, whole = (line.plain for line in terminal.triangle(np.array([[0.1, 0.2, 0.3]])))
+    _, whole = (line.plain for line in show.triangle(np.array([[0.1, 0.2, 0.3]])))
     assert whole.split() == ["1", "10", "20", "30", "20.0"]
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, 0.5, 0.99, 1.0])
 def test_letters_can_be_read_on_every_colour(value: float) -> None:
-    found = re.fullmatch(r"(\w+) on rgb\((\d+),(\d+),(\d+)\)", terminal.colour(value))
+    found = re.fullmatch(r"(\w+) on rgb\((\d+),(\d+),(\d+)\)", show.colour(value))
     assert found is not None
     letters, r, g, b = found.groups()
 
@@ -89,8 +96,8 @@ def test_letters_can_be_read_on_every_colour(value: float) -> None:
 
 
 def test_a_curve_of_zeros_and_one_task() -> None:
-    assert terminal.sparkline([0.0, 0.0]).startswith("▁▁")
-    assert terminal.sparkline([0.7]) == "█  70.0 → 70.0 %"
+    assert show.sparkline([0.0, 0.0]).startswith("▁▁")
+    assert show.sparkline([0.7]) == "█  70.0 → 70.0 %"
 
 
 def test_names_from_files_are_no_markup(ocil_command: Call, tmp_path: Path) -> None:

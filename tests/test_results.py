@@ -13,12 +13,14 @@ import safetensors.torch
 import torch
 
 from ocil import tensorfile
-from ocil.config import resolve
 from ocil.data import Dataset
 from ocil.errors import OcilError, WriteError
 from ocil.files import atomic_write, write_bytes
-from ocil.results import Result, RunFolder, sealed, summarise
-from ocil.runner import Interrupted, run
+from ocil.runs.config import resolve
+from ocil.runs.folder import RunFolder
+from ocil.runs.protocol import Interrupted
+from ocil.runs.results import Result, sealed, summarise
+from ocil.runs.stream_run import run
 from ocil.tensorfile import DamagedFileError
 from tests.conftest import Call, left_over, one_error
 
@@ -54,7 +56,6 @@ def changed(content: dict[str, Any], **values: Any) -> str:
         lambda content: "",
         lambda content: json.dumps(content)[:-20],
         lambda content: "{}",
-        lambda content: changed(content, schema=3),
         lambda content: changed(content, schema=0),
         lambda content: "[]",
         lambda content: "3",
@@ -62,7 +63,6 @@ def changed(content: dict[str, Any], **values: Any) -> str:
         lambda content: "\x00" * 100,
         lambda content: changed(content, config={}),
         lambda content: changed(content, config=content["config"] | {"method": "gone"}),
-        lambda content: changed(content, config=content["config"] | {"stream": {"no_such": 1}}),
         lambda content: json.dumps(sealed({key: content[key] for key in content if key != "matrix"})),
         lambda content: json.dumps({key: content[key] for key in content if key != "checksum"}),
         lambda content: json.dumps(content | {"schema": 1, "wall_seconds": 0.5}),
@@ -74,6 +74,15 @@ def test_a_corrupt_result_says_so(result: Result, tmp_path: Path, damage: Any) -
     with pytest.raises(OcilError, match="Delete it to start that run again") as error:
         RunFolder(tmp_path).result()
     assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("damage", [{"stream": {"no_such": 1}}, {"no_such": 1}, None])
+def test_a_result_of_a_later_version_is_not_to_be_deleted(result: Result, tmp_path: Path, damage: Any) -> None:
+    content = result.to_json()
+    later = {"schema": 99} if damage is None else {"config": content["config"] | damage}
+    (tmp_path / "result.json").write_text(changed(content, **later))
+    with pytest.raises(OcilError, match=r"this version of ocil .*Update ocil\.$"):
+        RunFolder(tmp_path).result()
 
 
 def test_a_result_that_is_not_text(tmp_path: Path) -> None:

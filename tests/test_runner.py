@@ -7,16 +7,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from ocil.config import RunConfig, resolve
 from ocil.data import Dataset
-from ocil.engine import gpu
-from ocil.engine.local import Job
+from ocil.engines import gpu
+from ocil.engines.job import Observer
 from ocil.errors import OcilError
-from ocil.evaluate import BATCH
+from ocil.evaluation.evaluator import BATCH
 from ocil.methods.er import ER
 from ocil.methods.fine_tune import FineTune
-from ocil.results import Result, RunFolder
-from ocil.runner import Interrupted, Progress, SaveTimes, Stepper, check, make_learner, pick_device, run
+from ocil.runs.build import check, make_learner
+from ocil.runs.config import RunConfig, resolve
+from ocil.runs.environment import pick_device
+from ocil.runs.folder import RunFolder
+from ocil.runs.protocol import Interrupted, Progress, SaveTimes, Workspace
+from ocil.runs.results import Result
+from ocil.runs.stream_run import StreamRun, run
 from tests.conftest import CLASSES, TEST, left_over
 
 BATCHES = 8  # of the tiny stream
@@ -95,7 +99,8 @@ def test_a_run_that_another_process_ended_meanwhile(
     if engine == "alone":
         outcome: Any = run(config, tmp_path, dataset=tiny, device="cpu")
     else:
-        (outcome,) = gpu.run_together([config], Job(tmp_path, "cpu", None), dataset=tiny)
+        workspace = Workspace(tmp_path, torch.device("cpu"), interleaved=True, dataset=tiny)
+        (outcome,) = gpu.run_together([StreamRun(config)], workspace, 1, Observer()).values()
     assert outcome == RunFolder.of(tmp_path, config).result()
     assert written == [(path.stat().st_mtime_ns, path.read_bytes())]
 
@@ -149,7 +154,7 @@ def test_a_stop_inside_a_review_waits_for_no_further_batch(
 
 def test_the_first_saves_come_early(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("ocil.runner.time.monotonic", lambda: now)
+    monkeypatch.setattr("ocil.runs.protocol.time.monotonic", lambda: now)
     saves = {seconds: SaveTimes(seconds) for seconds in (0.0, 30.0, 1e9)}
     found: dict[float, list[float]] = {seconds: [] for seconds in saves}
     while now < 120:
@@ -191,7 +196,7 @@ def loss_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
         learn(self, x, y)
         if self.rng.seed == 1 and int(self.steps) == 3:
             self.steps -= 1
-            self.watch(torch.tensor(float("nan")))
+            self.record_loss(torch.tensor(float("nan")))
 
     monkeypatch.setattr(FineTune, "learn", failing)
 
@@ -201,7 +206,7 @@ def loss_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_loss_that_is_not_finite(
     tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint_seconds: float
 ) -> None:
-    monkeypatch.setattr("ocil.runner.FIRST_SAVE", 1e9)
+    monkeypatch.setattr("ocil.runs.stream_run.FIRST_SAVE", 1e9)
     config = resolve("fine-tune", "tiny", seed=1, settings={"width": 2, "tasks": 2})
     with pytest.raises(OcilError, match=r"not finite at training step 2 .*: --set lr=0\.01") as e:
         run(config, tmp_path, dataset=tiny, device="cpu", checkpoint_seconds=checkpoint_seconds)
@@ -279,7 +284,7 @@ def test_a_short_stream_without_tasks_is_reviewed_as_often_as_it_has_tasks(
     """The documented default, 500 or the length of a task, whether the length is known when the settings are filled in
     or only at the run."""
     reviews: list[int] = []
-    monkeypatch.setattr(Stepper, "review", lambda self: iter([reviews.append(len(self.learner.memory))]))
+    monkeypatch.setattr(ER, "review_batches", lambda self: reviews.append(len(self.memory)) or [])
     settings = {"boundary": "none", "tasks": 2, "memory_batch": 5, "width": 2}
     train = len(tiny.train_y) if known else None
     config = resolve("er", "tiny", memory=20, review=True, settings=settings, classes=4, train=train)

@@ -82,7 +82,7 @@ def test_loss_is_finite_where_the_largest_similarity_is_the_own() -> None:
 def test_step_by_hand(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     learner = learner_after(steps, lr=0.05)
     slow = SlowStep(learner)
-    draws, views = record(learner.memory, "retrieve", monkeypatch), record(learner, "augment", monkeypatch)
+    draws, views = record(learner.memory, "retrieve", monkeypatch), record(learner, "random_views", monkeypatch)
     x, y = batch(steps)
     learner.learn(x, y)
     ((memory_x, memory_y),) = draws
@@ -111,7 +111,7 @@ def test_the_first_batch_is_only_stored() -> None:
 def test_review_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = learner_after(3)
     slow = SlowStep(learner)
-    views = record(learner, "augment", monkeypatch)
+    views = record(learner, "random_views", monkeypatch)
     slots = torch.tensor([4, 1, 9, 6])
     learner.review_step(slots)
     x, y = learner.memory.images[slots], learner.memory.labels[slots]
@@ -155,7 +155,7 @@ def scores_by_hand(learner: SCR, x: Tensor) -> list[list[float]]:
 
 @pytest.mark.parametrize("chunk", [500, 5])
 def test_scores_are_distances_to_class_means(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(scr.CHUNK, "cpu", chunk)
+    monkeypatch.setitem(scr.MEANS_BATCH, "cpu", chunk)
     learner = learner_after(5)
     learner.memory.labels[learner.memory.labels == 2] = 3  # a class without a stored image
     learner.memory.labels[0] = 2
@@ -190,7 +190,7 @@ def test_published_settings() -> None:
     assert isinstance(config, scr.SCRConfig)
     assert (config.memory_batch, config.review, config.review_batch, config.review_keep_last) == (100, True, 100, False)
     assert (config.temperature, config.projection, config.lr, config.weight_decay) == (0.1, 128, 0.1, 0)
-    augment = config.augment()
+    augment = config.random_views()
     assert (augment.crop_scale, augment.flip, augment.jitter, augment.gray) == ((0.2, 1.0), 0.5, 0.8, 0.2)
     assert (augment.brightness, augment.contrast, augment.saturation, augment.hue) == (0.4, 0.4, 0.4, 0.1)
     assert not augment.per_batch

@@ -20,7 +20,7 @@ from ocil.report.collect import collect
 
 ROOT = Path(__file__).parents[1]
 SMALL = ("width=1", "memory=20", "memory_batch=5", "tasks=2")
-NEED_GPU = ("fused_kernels", "gpu_alternatives", "gpu_scaling", "gpu_steps")
+NEED_GPU = ("fused_kernels", "grouped_pixels", "gpu_alternatives", "gpu_scaling", "gpu_steps")
 ELSEWHERE = {
     "longtail": "test_longtail_runs",
     "rename_runs": "test_naming",
@@ -118,7 +118,7 @@ def test_curves_and_their_picture(script: Script, tmp_path: Path) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("name", [f"benchmarks/{name}" for name in NEED_GPU])
 def test_what_needs_a_gpu_says_so(script: Script, name: str, tmp_path: Path) -> None:
-    if name.endswith("fused_kernels"):
+    if name.endswith(("fused_kernels", "grouped_pixels")):
         pytest.importorskip("triton", reason="triton is not installed: make test installs it")
     message = script(name, *(["out.json"] if name.endswith("gpu_scaling") else []), code=2)
     assert ".py: error: this needs a GPU" in message
@@ -141,16 +141,16 @@ def test_tiles_are_tried_beside_those_in_use(start_python: Start) -> None:
 import sys
 sys.path.insert(0, {str(ROOT / "benchmarks")!r})
 import fused_kernels
-from ocil.fused import tiles
+from ocil.kernels import tiles
 fused_kernels.SIDE = 8
-found = fused_kernels.layers(2, "cpu")
-assert {{layer.kind for layer in found}} == {{"conv", "dgrad", "wgrad"}}
-for layer in found:
-    tried = fused_kernels.candidates(*layer.key)
-    assert tried[0] == tiles.tile(*layer.key)
+found = fused_kernels.cases(2, "cpu")
+assert {{case.kind for case in found}} == {{"conv", "dgrad", "wgrad"}}
+for case in found:
+    tried = fused_kernels.candidates(*case.key)
+    assert tried[0] == tiles.tile(*case.key)
     assert len(tried) == len(set(tried)) > 3
-    parts = [fused_kernels.fitted(layer.unit, t, 2) for t in tried]
-    assert all(unit.splits * unit.span >= 2 * unit.rows_out for unit in parts)
+    parts = [fused_kernels.fitted(case.layer, t, 2) for t in tried]
+    assert all(layer.splits * layer.span >= 2 * layer.shape.out_pixels for layer in parts)
 """
     process = start_python("-c", code)
     _, err = process.communicate(timeout=120)

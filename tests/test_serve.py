@@ -12,17 +12,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from ocil.errors import OcilError, WriteError
 from ocil.methods import METHODS
 from ocil.online.images import ImageFormat
 from ocil.online.model import FILE, Model, Recipe
-from ocil.runner import digest
-from ocil.serve.counts import UNKNOWN, WINDOW, Counts
+from ocil.runs.environment import digest
+from ocil.serve.futures import Waiters
 from ocil.serve.limits import Limits, RefusedError
-from ocil.serve.metrics import Gauge, Metrics
-from ocil.serve.service import Receipt, Service
+from ocil.serve.metrics import Metrics
+from ocil.serve.service import Service
 from ocil.serve.snapshot import Snapshots
+from ocil.serve.statistics import UNKNOWN, WINDOW, Counts
+from ocil.serve.writer import Receipt
 from tests.conftest import Call, one_error
 from tests.serving import FORM, RECIPE, batches_of, picture, relearned, running
 
@@ -38,11 +41,11 @@ def send(service: Service, *labels: Any, key: str | None = None, start: int = 0)
     """Samples whose brightness follows from their label's place in the alphabet."""
     known = sorted(set(map(str, labels)))
     x = pixels(*((start + 37 * known.index(str(label))) % 200 for label in labels))
-    return service.submit(x, labels, key, digest=f"{labels}{start}").result(SECONDS)
+    return service.writer.submit(x, labels, key, digest=f"{labels}{start}").result(SECONDS)
 
 
 def settle(service: Service) -> None:
-    assert service.applied(service.durable).result(SECONDS)
+    assert service.trainer.waiters.wait_for(service.writer.acknowledged).result(SECONDS)
 
 
 def state(folder: Path) -> tuple[Any, ...]:
@@ -58,10 +61,10 @@ def test_samples_are_numbered_learned_in_order_and_counted(tmp_path: Path) -> No
         receipt = send(service, "c", "a", "b", "c", "a", "b")
         assert (receipt.first, receipt.last, receipt.repeated) == (4, 9, False)
         settle(service)
-        view = service.view
-        assert (view.position, view.samples, view.labels) == (9, 9, ("a", "b", "c"))
-        assert view.counts.learned == [4, 3, 2]
-        assert sum(view.stored) == 9
+        now = service.statistics
+        assert (now.position, now.samples, now.labels) == (9, 9, ("a", "b", "c"))
+        assert now.counts.learned == [4, 3, 2]
+        assert sum(now.stored) == 9
     batches = batches_of(tmp_path)
     assert [number for batch in batches for number, _, _ in batch] == list(range(1, 10))
     assert max(len(batch) for batch in batches) == 4
@@ -73,7 +76,7 @@ def test_counts_are_of_predictions_made_before_learning(tmp_path: Path) -> None:
         for _ in range(6):
             send(service, "a", "b", "a")
             settle(service)
-        counts = service.view.counts
+        counts = service.statistics.counts
     model, correct, scored = Model(RECIPE, FORM), 0, 0
     for batch in batches_of(tmp_path):
         x, labels = np.stack([one for _, _, one in batch]), [label for _, label, _ in batch]
@@ -93,7 +96,7 @@ def test_under_load_batches_fill_up_and_alone_a_sample_is_learned_at_once(tmp_pa
         service.model.learn = lambda *what: (gate.wait(SECONDS), learn(*what))[1]
         for number in range(9):
             send(service, "ab"[number % 2], start=number)
-        assert (service.backlog, service.position) == (9, 0)  # acknowledged, though no step is done
+        assert (service.backlog, service.trainer.position) == (9, 0)  # acknowledged, though no step is done
         gate.set()
         settle(service)
         send(service, "a")
@@ -105,7 +108,7 @@ def test_predictions_do_not_wait_for_a_step_and_never_see_half_of_one(tmp_path: 
     with running(tmp_path) as service:
         send(service, "a", "b", "c")
         settle(service)
-        before = service.predict(pixels(0, 90)).result(SECONDS)
+        before = service.predictor.ask(pixels(0, 90)).result(SECONDS)
         inside, gate = threading.Event(), threading.Event()
         learn = service.model.learner.learn
 
@@ -119,13 +122,13 @@ def test_predictions_do_not_wait_for_a_step_and_never_see_half_of_one(tmp_path: 
         service.model.learner.learn = half
         send(service, "d", "e", "f")
         assert inside.wait(SECONDS)
-        during = service.predict(pixels(0, 90)).result(SECONDS)
+        during = service.predictor.ask(pixels(0, 90)).result(SECONDS)
         assert during.labels == before.labels == ("a", "b", "c")
         assert during.samples == before.samples == 3
         assert np.array_equal(during.probabilities, before.probabilities)
         gate.set()
         settle(service)
-        after = service.predict(pixels(0, 90)).result(SECONDS)
+        after = service.predictor.ask(pixels(0, 90)).result(SECONDS)
         assert after.labels == ("a", "b", "c", "d", "e", "f")
         assert not np.array_equal(after.probabilities[:, :3], before.probabilities)
 
@@ -156,7 +159,7 @@ def test_every_method_can_be_served(tmp_path: Path, method: str) -> None:
             send(service, *"abcdef"[: 2 + number], *"ab", start=number)
             settle(service)
         x = pixels(0, 60, 120)
-        found = service.predict(x).result(SECONDS)
+        found = service.predictor.ask(x).result(SECONDS)
         assert service.failed is None
         assert np.allclose(found.probabilities, service.model.probabilities(x))
         assert np.allclose(found.probabilities.sum(1), 1)
@@ -166,24 +169,24 @@ def test_every_method_can_be_served(tmp_path: Path, method: str) -> None:
 
 @pytest.mark.parametrize("method", ["er", "scr", "aaer"])
 def test_a_new_model_whose_first_request_makes_several_batches(tmp_path: Path, method: str) -> None:
-    """A snapshot that is dear to make is made after the first of them: the next one is predicted by it."""
+    """A snapshot that is expensive to make is made after the first of them: the next one is predicted by it."""
     with running(tmp_path, Recipe(method, memory=12, width=1, batch_size=2)) as service:
         send(service, *"abcde")
         settle(service)
         assert service.failed is None
-        assert service.view.batches == 3
-        assert sum(service.view.counts.learned) == 5
+        assert service.statistics.batches == 3
+        assert sum(service.statistics.counts.learned) == 5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "published"), [("er", 26), ("scr", 4)])
-def test_snapshots_that_are_dear_are_made_now_and_then(tmp_path: Path, method: str, published: int) -> None:
+def test_snapshots_that_are_expensive_are_made_now_and_then(tmp_path: Path, method: str, published: int) -> None:
     """While batches wait; the last one is always seen."""
     with running(tmp_path, Recipe(method, memory=12, width=1, batch_size=2)) as service:
         send(service, "a", "b")
         settle(service)
         gate, count = threading.Event(), 0
-        learn, publish = service.model.learn, service.snapshots.publish
+        learn, publish = service.model.learn, service.trainer.snapshots.publish
         service.model.learn = lambda *what: (gate.wait(SECONDS), learn(*what))[1]
 
         def counted(probe: Any) -> Any:
@@ -191,7 +194,7 @@ def test_snapshots_that_are_dear_are_made_now_and_then(tmp_path: Path, method: s
             count += 1
             return publish(probe)
 
-        service.snapshots.publish = counted
+        service.trainer.snapshots.publish = counted
         send(service, "a", "b")
         for number in range(25):
             send(service, "a", "b", start=number)
@@ -199,9 +202,9 @@ def test_snapshots_that_are_dear_are_made_now_and_then(tmp_path: Path, method: s
         settle(service)
         assert count <= published
         assert count >= published - 1
-        assert service.predict(pixels(0)).result(SECONDS).samples == 54
+        assert service.predictor.ask(pixels(0)).result(SECONDS).samples == 54
     with running(tmp_path, keep_log=False) as service:
-        assert service.predict(pixels(0)).result(SECONDS).samples == 54
+        assert service.predictor.ask(pixels(0)).result(SECONDS).samples == 54
 
 
 def test_a_restart_goes_on_as_if_there_had_been_none(tmp_path: Path) -> None:
@@ -211,7 +214,7 @@ def test_a_restart_goes_on_as_if_there_had_been_none(tmp_path: Path) -> None:
             settle(service)
             send(service, "a", "c")
     with running(tmp_path) as service:
-        assert service.position == service.durable == 21
+        assert service.trainer.position == service.writer.acknowledged == 21
     assert digest(Model.load(tmp_path, "cpu").learner) == digest(relearned(tmp_path).learner)
 
 
@@ -243,7 +246,7 @@ def test_a_machine_that_stops_at_any_moment_loses_nothing(tmp_path: Path) -> Non
     for copy, reached in copies:
         with running(copy) as service:
             settle(service)
-            assert service.position >= reached
+            assert service.trainer.position >= reached
         assert digest(Model.load(copy, "cpu").learner) == digest(relearned(copy).learner)
     assert acknowledged == list(range(1, len(acknowledged) + 1))
 
@@ -256,7 +259,7 @@ def test_without_keep_log_a_clean_stop_leaves_no_log(tmp_path: Path) -> None:
     assert list((tmp_path / "log").iterdir()) == []
     before = state(tmp_path)
     with running(tmp_path, keep_log=False) as service:
-        assert service.position == 10
+        assert service.trainer.position == 10
         assert send(service, "c").first == 11
     assert state(tmp_path)[2] == before[2] + 1
 
@@ -285,8 +288,34 @@ def test_what_is_not_learned_when_it_stops_is_learned_after_the_start(tmp_path: 
         assert 0 < service.backlog < 40
     with running(tmp_path) as service:
         settle(service)
-        assert service.position == 42
+        assert service.trainer.position == 42
     assert digest(Model.load(tmp_path, "cpu").learner) == digest(relearned(tmp_path).learner)
+
+
+def test_a_request_that_is_being_written_when_it_stops_is_acknowledged_and_learned(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        append = service.log.append
+        service.log.append = lambda *what, **how: (time.sleep(0.2), append(*what, **how))[1]
+        receipts = [service.writer.submit(pixels(number), ["a"]) for number in range(3)]
+        service.close()
+        assert [receipt.result(0).first for receipt in receipts] == [1, 2, 3]
+        assert service.backlog == 0
+    assert Model.load(tmp_path, "cpu").samples == 3
+
+
+def test_waiters_are_answered_once_their_sample_is_learned_or_nobody_may_wait() -> None:
+    waiters = Waiters(3)
+    assert waiters.wait_for(3).result(0) is True
+    five, gone, four = waiters.wait_for(5), waiters.wait_for(4), waiters.wait_for(4)
+    gone.cancel()
+    waiters.advance(4)
+    assert four.result(0) is True
+    assert not five.done()
+    waiters.close()
+    assert five.result(0) is False
+    assert waiters.wait_for(5).result(0) is False
+    waiters.advance(5)
+    assert waiters.wait_for(5).result(0) is True
 
 
 def test_a_key_is_learned_once_also_after_a_restart(tmp_path: Path) -> None:
@@ -300,7 +329,7 @@ def test_a_key_is_learned_once_also_after_a_restart(tmp_path: Path) -> None:
         with running(tmp_path, keep_log=keep_log) as service:
             assert send(service, "a", "b", key="one") == Receipt(1, 2, repeated=True)
             settle(service)
-            assert service.view.samples == 4
+            assert service.statistics.samples == 4
 
 
 def test_requests_of_one_key_at_once_are_one(tmp_path: Path) -> None:
@@ -319,14 +348,14 @@ def test_requests_of_one_key_at_once_are_one(tmp_path: Path) -> None:
             thread.join()
         assert {(receipt.first, receipt.last) for receipt in found} == {(1, 3)}
         assert sum(not receipt.repeated for receipt in found) == 1
-        assert service.durable == 3
+        assert service.writer.acknowledged == 3
 
 
 def test_only_so_many_keys_are_remembered(tmp_path: Path) -> None:
     with running(tmp_path, limits=Limits(keys=3)) as service:
         for key in "vwxyz":
             send(service, "a", key=key)
-        assert list(service._keys) == ["x", "y", "z"]
+        assert list(service.writer.keys.copy()) == ["x", "y", "z"]
 
 
 def test_a_full_line_is_refused_with_a_time_to_come_back(tmp_path: Path) -> None:
@@ -353,7 +382,7 @@ def test_too_many_classes_are_refused_before_anything_is_written(tmp_path: Path)
             send(service, "c", "d")
         assert caught.value.status == 422
         send(service, "c", "a")
-        assert service.durable == 4
+        assert service.writer.acknowledged == 4
     with running(tmp_path, limits=Limits(classes=1)) as service:  # what it has it keeps
         send(service, "c", "a")
         with pytest.raises(RefusedError, match="more than 1 classes"):
@@ -374,10 +403,10 @@ def test_those_who_wait_are_answered_before_it_stops(tmp_path: Path) -> None:
         gate, learn = threading.Event(), service.model.learn
         service.model.learn = lambda *what: (gate.wait(SECONDS), learn(*what))[1]
         receipt = send(service, "a")
-        waits = service.applied(receipt.last)
-        service.stop_waiting()
+        waits = service.trainer.waiters.wait_for(receipt.last)
+        service.trainer.waiters.close()
         assert waits.result(SECONDS) is False
-        assert service.applied(receipt.last).result(0) is False
+        assert service.trainer.waiters.wait_for(receipt.last).result(0) is False
         gate.set()
     assert Model.load(tmp_path, "cpu").samples == 1
 
@@ -399,16 +428,16 @@ def test_a_full_disk_acknowledges_nothing_and_goes_on_later(tmp_path: Path, monk
             with pytest.raises(RefusedError, match=r"nothing was learned.*No space left") as caught:
                 send(service, "b", key="k")
             assert caught.value.status == 503
-            assert service.predict(pixels(0)).result(SECONDS).samples == 1
+            assert service.predictor.ask(pixels(0)).result(SECONDS).samples == 1
         assert service.backlog == 0
         assert send(service, "c", "d", key="k") == Receipt(2, 2)  # b took no place, nor did its key
         settle(service)
-        assert service.view.labels == ("a", "c", "d")
+        assert service.statistics.labels == ("a", "c", "d")
     assert digest(Model.load(tmp_path, "cpu").learner) == digest(relearned(tmp_path).learner)
 
 
 def test_learning_waits_while_a_cut_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ocil.serve.service.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("ocil.serve.trainer.RETRY_SECONDS", 0.01)
     with running(tmp_path) as service:
         append, full = service.log.append, True
 
@@ -420,11 +449,12 @@ def test_learning_waits_while_a_cut_cannot_be_written(tmp_path: Path, monkeypatc
         service.log.append = sometimes
         send(service, "a", "b")
         time.sleep(0.2)
-        assert service.troubles["learning"].startswith("learning waits")
-        assert (service.position, service.failed) == (0, None)
+        assert service.problem is not None
+        assert service.problem.startswith("learning waits")
+        assert (service.trainer.position, service.failed) == (0, None)
         full = False
         settle(service)
-        assert service.troubles == {}
+        assert service.problem is None
 
 
 def test_a_model_that_cannot_be_saved_is_saved_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -438,12 +468,13 @@ def test_a_model_that_cannot_be_saved_is_saved_later(tmp_path: Path, monkeypatch
         send(service, "a", "b")
         settle(service)
         time.sleep(0.1)
-        assert "could not be saved" in service.troubles["saving"]
+        assert service.problem is not None
+        assert "could not be saved" in service.problem
         assert len(service.log.segments()) == 1
         service.model.save = save
         send(service, "a")
         settle(service)
-    assert service.troubles == {}
+    assert service.problem is None
     assert Model.load(tmp_path, "cpu").samples == 3
 
 
@@ -457,17 +488,17 @@ def test_a_loss_that_is_not_finite_stops_learning_alone(tmp_path: Path, lr: floa
             except RefusedError as error:
                 refused = error
                 break
-            service.applied(last).result(SECONDS)
+            service.trainer.waiters.wait_for(last).result(SECONDS)
         assert refused.status == 503
         assert "learning has stopped" in str(refused)
         assert "finite" in str(refused)
-        assert not service.applied(last).result(SECONDS)
-        assert np.isfinite(service.predict(pixels(0)).result(SECONDS).probabilities).all()
-        position = service.position
+        assert not service.trainer.waiters.wait_for(last).result(SECONDS)
+        assert np.isfinite(service.predictor.ask(pixels(0)).result(SECONDS).probabilities).all()
+        position = service.trainer.position
     assert Model.load(tmp_path, "cpu").samples == 0  # nothing of it was saved
     with running(tmp_path, recipe) as service:  # the same samples, the same end
-        assert not service.applied(last).result(SECONDS)
-        assert service.position == position
+        assert not service.trainer.waiters.wait_for(last).result(SECONDS)
+        assert service.trainer.position == position
         assert service.failed
 
 
@@ -480,15 +511,15 @@ def test_an_unexpected_error_stops_learning_alone(tmp_path: Path, caplog: pytest
             raise RuntimeError("boom")
 
         service.model.learn = broken  # type: ignore[assignment]
-        assert not service.applied(send(service, "c").last).result(SECONDS)
+        assert not service.trainer.waiters.wait_for(send(service, "c").last).result(SECONDS)
         assert service.failed == "RuntimeError while learning."
         assert "boom" in caplog.text
-        assert service.predict(pixels(0)).result(SECONDS).samples == 2
+        assert service.predictor.ask(pixels(0)).result(SECONDS).samples == 2
         assert service.stored(2, 0, 10, 20).result(SECONDS).samples == 2
     assert Model.load(tmp_path, "cpu").samples == 0
     with running(tmp_path) as service:  # it was acknowledged
         settle(service)
-        assert service.view.samples == 3
+        assert service.statistics.samples == 3
 
 
 def test_the_memory_is_shown_between_two_steps(tmp_path: Path) -> None:
@@ -508,7 +539,11 @@ def test_the_memory_is_shown_between_two_steps(tmp_path: Path) -> None:
 def test_nothing_is_taken_once_it_stops(tmp_path: Path) -> None:
     with running(tmp_path) as service:
         service.close()
-        for ask in (lambda: send(service, "a"), lambda: service.predict(pixels(0)), lambda: service.stored(1, 0, 1, 1)):
+        for ask in (
+            lambda: send(service, "a"),
+            lambda: service.predictor.ask(pixels(0)),
+            lambda: service.stored(1, 0, 1, 1),
+        ):
             with pytest.raises(RefusedError, match="stopping"):
                 ask()
 
@@ -516,11 +551,12 @@ def test_nothing_is_taken_once_it_stops(tmp_path: Path) -> None:
 def test_predictions_have_a_limit_too(tmp_path: Path) -> None:
     with running(tmp_path, limits=Limits(predictions=3, batch=3)) as service:
         gate = threading.Event()
-        real = service.snapshots.newest.probabilities
-        object.__setattr__(service.snapshots.newest, "probabilities", lambda x: (gate.wait(SECONDS), real(x))[1])
-        waiting: list[Future[Any]] = [service.predict(pixels(0, 1)), service.predict(pixels(2))]
+        newest = service.trainer.snapshots.newest
+        real = newest.probabilities
+        object.__setattr__(newest, "probabilities", lambda x: (gate.wait(SECONDS), real(x))[1])
+        waiting: list[Future[Any]] = [service.predictor.ask(pixels(0, 1)), service.predictor.ask(pixels(2))]
         with pytest.raises(RefusedError, match="3 images wait") as caught:
-            service.predict(pixels(3))
+            service.predictor.ask(pixels(3))
         assert (caught.value.status, caught.value.retry_after) == (429, 1)
         gate.set()
         assert [len(one.result(SECONDS).probabilities) for one in waiting] == [2, 1]
@@ -551,21 +587,57 @@ def test_bias_compares_how_often_new_classes_occur_and_are_predicted() -> None:
 
 
 def test_metrics_escape_labels_and_add_up() -> None:
-    metrics = Metrics()
-    metrics.counter("c_total", "Counts.")
-    metrics.duration("d_seconds", "Lasts.")
-    metrics.add("c_total", path='a"b\\c\nd')
-    metrics.add("c_total", 2, path="x")
+    metrics, other = Metrics(), Metrics()  # each counts for itself
+    metrics.add_gauges(lambda: [("g", "Is.", 1.5)])
+    metrics.requests.labels('a"b\\c\nd', "200").inc()
+    metrics.requests.labels("x", "200").inc(2)
     for seconds in (0.0001, 0.001, 0.3, 99.0):
-        metrics.took("d_seconds", seconds)
-    lines = metrics.text([Gauge("g", "Is.", 1.5)]).splitlines()
-    assert lines[:3] == ["# HELP g Is.", "# TYPE g gauge", "g 1.5"]
-    assert 'c_total{path="a\\"b\\\\c\\nd"} 1' in lines
-    assert 'c_total{path="x"} 2' in lines
-    assert 'd_seconds_bucket{le="0.001"} 2' in lines
-    assert 'd_seconds_bucket{le="0.5"} 3' in lines
-    assert 'd_seconds_bucket{le="+Inf"} 4' in lines
-    assert "d_seconds_count 4" in lines
+        metrics.step_seconds.observe(seconds)
+    lines = metrics.text().decode().splitlines()
+    at = lines.index("# HELP g Is.")
+    assert lines[at : at + 3] == ["# HELP g Is.", "# TYPE g gauge", "g 1.5"]
+    assert 'ocil_requests_total{path="a\\"b\\\\c\\nd",status="200"} 1.0' in lines
+    assert 'ocil_requests_total{path="x",status="200"} 2.0' in lines
+    assert 'ocil_step_seconds_bucket{le="0.001"} 2.0' in lines
+    assert 'ocil_step_seconds_bucket{le="0.5"} 3.0' in lines
+    assert 'ocil_step_seconds_bucket{le="+Inf"} 4.0' in lines
+    assert "ocil_step_seconds_count 4.0" in lines
+    assert "ocil_step_seconds_count 0.0" in other.text().decode().splitlines()
+    assert not any("_created" in line for line in lines)
+
+
+METRICS = {
+    "ocil_model_samples": "gauge",
+    "ocil_model_batches": "gauge",
+    "ocil_samples_learned": "gauge",
+    "ocil_classes": "gauge",
+    "ocil_queue_samples": "gauge",
+    "ocil_predict_queue_images": "gauge",
+    "ocil_memory_images": "gauge",
+    "ocil_samples_scored": "gauge",
+    "ocil_samples_correct": "gauge",
+    "ocil_learning_failed": "gauge",
+    "ocil_unsaved_samples": "gauge",
+    "ocil_samples_acknowledged": "counter",  # the text has _total behind it
+    "ocil_images_predicted": "counter",
+    "ocil_requests": "counter",
+    "ocil_request_seconds": "histogram",
+    "ocil_step_seconds": "histogram",
+    "ocil_log_write_seconds": "histogram",
+    "ocil_checkpoint_seconds": "histogram",
+}
+
+
+def test_every_metric_has_its_name_and_kind(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        send(service, "a", "b")
+        settle(service)
+        service.predictor.ask(pixels(0)).result(SECONDS)
+        found = list(text_string_to_metric_families(service.metrics.text().decode()))
+    assert {family.name: family.type for family in found} == METRICS
+    values = {sample.name: sample.value for family in found for sample in family.samples if not sample.labels}
+    assert values["ocil_samples_acknowledged_total"] == values["ocil_samples_learned"] == values["ocil_classes"] == 2
+    assert values["ocil_step_seconds_count"] == values["ocil_model_batches"] == 1
 
 
 def test_images_of_another_shape_in_the_log_are_an_error(tmp_path: Path) -> None:
@@ -595,13 +667,13 @@ def test_a_service_starts_without_what_is_damaged_only_on_demand(tmp_path: Path)
     assert segment.read_bytes() == content
     with running(tmp_path, set_aside_damage=True) as service:
         settle(service)
-        assert service.view.labels == ("c",)
+        assert service.statistics.labels == ("c",)
         assert send(service, "d").first == 4
         settle(service)
     (tmp_path / FILE).unlink()
     with running(tmp_path) as service:  # as a supervisor would start it again
         settle(service)
-        assert service.view.labels == ("c", "d")
+        assert service.statistics.labels == ("c", "d")
 
 
 @pytest.mark.parametrize("lost", ["b", "c"])
@@ -609,9 +681,9 @@ def test_the_key_of_a_lost_request_is_forgotten(tmp_path: Path, monkeypatch: pyt
     """The checkpoint knows keys of samples that it has not learned; their numbers may be given to others."""
     with running(tmp_path) as service:
         with monkeypatch.context() as patch:
-            patch.setattr(service, "_next_batch", list)  # nothing is learned
+            patch.setattr(service.trainer, "_next_batch", list)  # nothing is learned
             receipts = {label: send(service, label, key=label) for label in "abc"}
-            service._checkpoint()
+            service.checkpoints.save(0, service.trainer.counts)
         keys = Model.load(tmp_path, "cpu").note["serve"]["keys"]
         assert list(keys) == ["a", "b", "c"]
         saved = (tmp_path / FILE).read_bytes()
@@ -669,12 +741,12 @@ def test_labels_that_read_alike_are_one_class(tmp_path: Path) -> None:
             send(service, *labels)
         settle(service)
         expected = ("1", "2", 7, "07", "e\u0301", "-3")
-        assert service.view.labels == expected
-        assert [type(label) for label in service.view.labels] == [type(label) for label in expected]
+        assert service.statistics.labels == expected
+        assert [type(label) for label in service.statistics.labels] == [type(label) for label in expected]
     with running(tmp_path) as service:
         send(service, 1, 2, "7", "\u00e9")
         settle(service)
-        assert service.view.labels == expected
+        assert service.statistics.labels == expected
     before = state(tmp_path)
     (tmp_path / FILE).unlink()
     with running(tmp_path) as service:
@@ -691,8 +763,8 @@ def test_the_classes_of_a_model_keep_their_labels(tmp_path: Path) -> None:
     with running(tmp_path, limits=Limits(classes=6)) as service:
         send(service, "3", 3, "4", 4, "1.5", "true", '["x",2]')
         settle(service)
-        assert service.view.labels == tuple(known)
-        assert service.view.counts.learned == [1, 1, 2, 1, 1, 1]
+        assert service.statistics.labels == tuple(known)
+        assert service.statistics.counts.learned == [1, 1, 2, 1, 1, 1]
         with pytest.raises(RefusedError, match="more than 6 classes"):
             send(service, "new")
 
@@ -711,4 +783,4 @@ def test_a_label_that_was_not_written_names_no_class(tmp_path: Path, monkeypatch
                 send(service, "5")
         send(service, 5)
         settle(service)
-        assert service.view.labels == ("a", 5)
+        assert service.statistics.labels == ("a", 5)

@@ -71,7 +71,7 @@ def visit(browser: Any) -> Iterator[Any]:
     opened = []
 
     def go(address: str, refused: str = "no status", **options: Any) -> Any:
-        """``refused``: the status of an answer that is meant, which the browser itself tells of."""
+        """``refused``: the status of an expected answer, which the browser logs by itself."""
         context = browser.new_context(**({"viewport": {"width": 1100, "height": 900}} | options))
         page = context.new_page()
         said: list[str] = []
@@ -138,17 +138,17 @@ def test_drop_predict_correct_and_see_it_learned(visit: Any, address: str, servi
     until(page, "document.querySelectorAll('#table tbody img').length === 6")
     widths = page.evaluate("[...document.querySelectorAll('#table tbody img')].map((i) => i.naturalWidth)")
     assert widths == [12] * 6
-    assert page.locator("#accuracy").inner_text() == f"{100 * (service.view.counts.accuracy or 0):.1f} %"
+    assert page.locator("#accuracy").inner_text() == f"{100 * (service.statistics.counts.accuracy or 0):.1f} %"
     assert page.locator("#bias").is_visible()
     assert "New are the 1 met last" in page.locator("#bias-text").inner_text()
     shown = page.locator("#classes li span:first-child").all_inner_texts()
     assert sorted(shown) == ["dark", "light"]
-    assert service.view.samples == 6
+    assert service.statistics.samples == 6
 
 
 def test_a_label_that_is_html_is_text(visit: Any, address: str, service: Service) -> None:
     page = visit(address)
-    before = service.view.samples
+    before = service.statistics.samples
     drop(page, 100)
     teach(page, HOSTILE)
     until(page, f"document.getElementById('samples').textContent === '{before + 1}'")
@@ -163,7 +163,7 @@ def test_a_label_that_is_html_is_text(visit: Any, address: str, service: Service
 
 def test_by_keyboard_and_file_chooser(visit: Any, address: str, service: Service) -> None:
     page = visit(address)
-    before = service.view.samples
+    before = service.statistics.samples
     choosers: list[Any] = []
     page.on("filechooser", lambda chooser: choosers.append(chooser))
     end = time.monotonic() + 20
@@ -182,7 +182,7 @@ def test_by_keyboard_and_file_chooser(visit: Any, address: str, service: Service
     assert page.locator("#said").get_attribute("aria-live") == "polite"
 
 
-def test_a_file_that_is_no_image_is_said(visit: Any, address: str) -> None:
+def test_a_file_that_is_no_image_is_reported(visit: Any, address: str) -> None:
     page = visit(address, refused="422")
     page.locator("#file").set_input_files({"name": "x.png", "mimeType": "image/png", "buffer": b"not an image"})
     until(page, "document.getElementById('verdict').textContent.includes('not a readable image')")

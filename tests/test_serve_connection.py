@@ -90,7 +90,7 @@ def test_a_client_that_does_not_read_its_answer_is_cut_off(
 ) -> None:
     """Its memory is given back, however large the answer is, and others are answered meanwhile."""
     monkeypatch.setattr(run, "ANSWER_SECONDS", 1.0)
-    monkeypatch.setattr("ocil.serve.app._drawn", lambda _: b" " * 2**24)
+    monkeypatch.setattr("ocil.serve.routes._stored_images", lambda _: b" " * 2**24)
     with listening(tmp_path) as (_, server, port):
         asked = f"GET /memory HTTP/1.1\r\nHost: localhost\r\n{end}\r\n".encode()
         clients = [deaf(port, asked) for _ in range(3)]
@@ -122,7 +122,7 @@ ASK_FOR_LONG = b"GET /memory HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\
 def test_a_client_that_reads_slowly_gets_all_of_its_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes several times as long as a client may take nothing."""
     monkeypatch.setattr(run, "ANSWER_SECONDS", 2.0)
-    monkeypatch.setattr("ocil.serve.app._drawn", lambda _: b" " * LONG)
+    monkeypatch.setattr("ocil.serve.routes._stored_images", lambda _: b" " * LONG)
     with listening(tmp_path) as (_, server, port), deaf(port, ASK_FOR_LONG, 2**16) as connection:
         assert read_slowly(connection) > LONG
         assert eventually(lambda: not server.server_state.connections)
@@ -130,7 +130,7 @@ def test_a_client_that_reads_slowly_gets_all_of_its_answer(tmp_path: Path, monke
 
 def test_a_client_that_reads_for_too_long_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "WHOLE_ANSWER_SECONDS", 1.0)
-    monkeypatch.setattr("ocil.serve.app._drawn", lambda _: b" " * LONG)
+    monkeypatch.setattr("ocil.serve.routes._stored_images", lambda _: b" " * LONG)
     with listening(tmp_path) as (_, server, port), deaf(port, ASK_FOR_LONG, 2**16) as connection:
         assert 0 < read_slowly(connection) < LONG
         assert eventually(lambda: not server.server_state.tasks)
@@ -167,14 +167,14 @@ def test_a_half_closed_request_is_answered(tmp_path: Path) -> None:
     whole = GET + b"\r\n"
     with listening(tmp_path) as (service, server, port):
         assert answers_after_half_close(port, learn) == [b"HTTP/1.1 200 OK"]
-        assert service.view.samples == 1
+        assert service.statistics.samples == 1
         assert answers_after_half_close(port, whole) == [b"HTTP/1.1 200 OK"]
         assert answers_after_half_close(port, learn + whole + learn) == [b"HTTP/1.1 200 OK"] * 3
-        assert service.view.samples == 3
+        assert service.statistics.samples == 3
         for unfinished in (b"", GET, learn[:-1]):
             answers_after_half_close(port, unfinished)
             assert answers_after_half_close(port, whole + unfinished) == [b"HTTP/1.1 200 OK"]
-        assert service.durable == 3
+        assert service.writer.acknowledged == 3
         assert eventually(lambda: not server.server_state.connections)
 
 

@@ -115,11 +115,19 @@ def test_broken_images_are_refused_or_read_but_never_an_error(client: Any, kind:
 @pytest.mark.parametrize(
     "content",
     [
-        b"\x89PNG\r\n\x1a\n", b"GIF89a", b"\xff\xd8\xff", b"BM", b"II*\0", b"P6\n99999 99999\n255\n",
+        b"\x89PNG\r\n\x1a\n",
+        b"GIF89a",
+        b"\xff\xd8\xff",
+        b"BM",
+        b"II*\0",
+        b"P6\n99999 99999\n255\n",
         b"RIFF1234WEBPVP8 ",
-        b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"%PDF-1.4", b"\0" * 100, b"%!PS-Adobe-3.0 EPSF-3.0\n",
+        b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+        b"%PDF-1.4",
+        b"\0" * 100,
+        b"%!PS-Adobe-3.0 EPSF-3.0\n",
     ],
-)  # fmt: skip
+)
 def test_what_only_begins_like_an_image_is_refused(client: Any, content: bytes) -> None:
     assert client.post("/predict", files={"image": content}).status_code in (413, 422)
 

@@ -8,6 +8,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from PIL import Image
 
 from ocil.online.model import FILE, Model
-from ocil.runner import digest
+from ocil.runs.environment import digest
 from ocil.serve import pictures
 from ocil.serve.limits import Limits
 from ocil.serve.service import Service
@@ -28,7 +29,8 @@ pytest.importorskip("python_multipart")
 pytest.importorskip("httpx2")
 from starlette.testclient import TestClient
 
-from ocil.serve.app import LOOPBACK, PATHS, create_app
+from ocil.serve.app import create_app
+from ocil.serve.guard import LOOPBACK, PATHS
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
 HERE = "http://127.0.0.1:8000"
@@ -68,8 +70,14 @@ def test_the_way_of_an_image(tmp_path: Path) -> None:
         }
         first = client.post("/learn?wait=true", **form((0, "dark"), (200, "light")))
         assert first.json() == {
-            "first": 1, "last": 2, "count": 2, "repeated": False, "applied": True, "learned": 2, "model_samples": 2,
-        }  # fmt: skip
+            "first": 1,
+            "last": 2,
+            "count": 2,
+            "repeated": False,
+            "applied": True,
+            "learned": 2,
+            "model_samples": 2,
+        }
         second = client.post("/learn?wait=true", json=as_json((png(picture(100)), 7)))
         assert (second.json()["first"], second.json()["applied"]) == (3, True)
         found = client.post("/predict?top=2", json={"images": [base64.b64encode(png(picture(9))).decode()] * 2}).json()
@@ -102,7 +110,7 @@ def test_a_key_repeats_the_first_answer(client: Any, service: Service) -> None:
     first = client.post("/learn", headers=key, **form((0, "a"), (100, "b"))).json()
     again = client.post("/learn", headers=key, **form((0, "a"), (100, "b"))).json()
     assert (again["first"], again["last"], again["repeated"]) == (first["first"], first["last"], True)
-    assert service.durable == first["last"]
+    assert service.writer.acknowledged == first["last"]
     refused(client.post("/learn", headers=key, **form((0, "a"))), 409, "Idempotency-Key came before")
     for bad in ("", "x" * 201, "two words", "\t"):
         refused(client.post("/learn", headers={"Idempotency-Key": bad}, **form((0, "a"))), 422, "(?i)idempotency")
@@ -143,21 +151,37 @@ def test_json_that_is_wrong(client: Any, body: Any, message: str) -> None:
 
 
 INVISIBLE = [
-    "\u200b", "\u200d\u200c", "\ufe0f", "\ufe00\ufe01", "\U000e0100", "\u3164", "\u115f\u1160", "\uffa0", "\u2800",
-    "\u034f", "\u17b4", "\u180b", "\u00ad", "\u2060\ufeff", "\U000e0041", "\U0001d159", "\ufdd0", "\U0001fffe",
+    "\u200b",
+    "\u200d\u200c",
+    "\ufe0f",
+    "\ufe00\ufe01",
+    "\U000e0100",
+    "\u3164",
+    "\u115f\u1160",
+    "\uffa0",
+    "\u2800",
+    "\u034f",
+    "\u17b4",
+    "\u180b",
+    "\u00ad",
+    "\u2060\ufeff",
+    "\U000e0041",
+    "\U0001d159",
+    "\ufdd0",
+    "\U0001fffe",
     "\u2800 \u3164\u200b \ufe0f",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("label", ["NaN", "Infinity", "-Infinity", "1e400", "1.5", "true", "false", "null", "[1]"])
 def test_a_json_label_that_is_neither_text_nor_whole_is_not_acknowledged(
     client: Any, service: Service, label: str
 ) -> None:
-    before = service.durable, service.log.last
+    before = service.writer.acknowledged, service.log.last
     content = json.dumps(as_json((png(picture(0)), "LABEL"))).replace('"LABEL"', label)
     headers = {"content-type": "application/json"}
     refused(client.post("/learn", content=content, headers=headers), 422, "label")
-    assert (service.durable, service.log.last) == before
+    assert (service.writer.acknowledged, service.log.last) == before
 
 
 @pytest.mark.parametrize(
@@ -166,10 +190,10 @@ def test_a_json_label_that_is_neither_text_nor_whole_is_not_acknowledged(
     ids=ascii,
 )
 def test_labels_that_are_refused(client: Any, service: Service, label: str) -> None:
-    before = service.durable
+    before = service.writer.acknowledged
     refused(client.post("/learn", json=as_json((png(picture(0)), label))), 422, "label")
     refused(client.post("/learn", **form((0, label))), 422, "label")
-    assert service.durable == before
+    assert service.writer.acknowledged == before
 
 
 @pytest.mark.parametrize(
@@ -177,13 +201,13 @@ def test_labels_that_are_refused(client: Any, service: Service, label: str) -> N
 )
 def test_invisible_parts_of_a_visible_label_are_kept(client: Any, service: Service, label: str) -> None:
     assert client.post("/learn?wait=true", **form((0, label))).status_code == 200
-    assert label in service.view.labels
+    assert label in service.statistics.labels
 
 
 @pytest.mark.parametrize("label", [b"\xff", b"caf\xe9", b"\xed\xa0\x80", b"\xc0\xaf", b"a\x80"])
 @pytest.mark.parametrize("charset", ["", "; charset=latin-1", "; charset=utf-16", "; charset=none"])
 def test_labels_that_are_not_utf8_are_refused(client: Any, service: Service, label: bytes, charset: str) -> None:
-    before = service.durable
+    before = service.writer.acknowledged
     part = '--x\r\nContent-Disposition: form-data; name="{}"\r\n\r\n'
     image = part.format('image"; filename="i').encode() + png(picture(0)) + b"\r\n"
     body = image + part.format("label").encode() + label + b"\r\n--x--\r\n"
@@ -192,7 +216,7 @@ def test_labels_that_are_not_utf8_are_refused(client: Any, service: Service, lab
     content = json.dumps(as_json((png(picture(0)), "LABEL"))).encode().replace(b"LABEL", label)
     headers = {"content-type": f"application/json{charset}"}
     refused(client.post("/learn", content=content, headers=headers), 422, "Invalid JSON")
-    assert service.durable == before
+    assert service.writer.acknowledged == before
 
 
 def test_a_number_in_a_form_and_in_json_are_one_class(tmp_path: Path) -> None:
@@ -227,10 +251,10 @@ def test_a_form_that_stops_before_its_end_is_refused(client: Any, service: Servi
     image = part.format('image"; filename="i').encode() + png(picture(0)) + b"\r\n"
     whole = image + part.format("label").encode() + b"a\r\n"
     headers = {"content-type": "multipart/form-data; boundary=x"}
-    before = service.durable
+    before = service.writer.acknowledged
     for end in (b"", b"--x", b"--x\r\n", image[:-30], b"--x-"):
         refused(client.post("/learn", content=whole + end, headers=headers), 400, "form cannot be read")
-    assert service.durable == before
+    assert service.writer.acknowledged == before
     for end in (b"--x--", b"--x--\r\n", b"--x--\r\nand more"):
         assert client.post("/learn", content=whole + end, headers=headers).status_code == 200
 
@@ -326,7 +350,7 @@ def test_large_bodies_at_once_are_refused(tmp_path: Path) -> None:
         assert client.post("/predict", files={"image": png(picture(0))}).status_code == 200
 
 
-def test_a_full_line_says_when_to_come_back(tmp_path: Path) -> None:
+def test_a_full_queue_says_when_to_come_back(tmp_path: Path) -> None:
     limits = Limits(queue=4, batch=4)
     with running(tmp_path, limits=limits) as service, TestClient(create_app(service), base_url=HERE) as client:
         gate, learn = threading.Event(), service.model.learn
@@ -350,10 +374,10 @@ def test_waiting_has_an_end(tmp_path: Path) -> None:
         gate.set()
 
 
-def test_learning_that_failed_is_said(tmp_path: Path) -> None:
+def test_learning_that_failed_is_reported(tmp_path: Path) -> None:
     with running(tmp_path) as service, TestClient(create_app(service), base_url=HERE) as client:
         client.post("/learn?wait=true", **form((0, "a")))
-        service._fail("the loss is not finite any more.")
+        service.trainer._fail("the loss is not finite any more.")
         refused(client.post("/learn", **form((0, "a"))), 503, "learning has stopped: the loss is not finite")
         assert client.get("/status").json()["problem"] == "the loss is not finite any more."
         assert client.post("/predict", files={"image": png(picture(0))}).status_code == 200
@@ -363,7 +387,7 @@ def test_learning_that_failed_is_said(tmp_path: Path) -> None:
 def test_the_memory_as_thumbnails(client: Any, service: Service) -> None:
     client.post("/learn?wait=true", **form((0, "a"), (100, "b")))
     found = client.get("/memory?per_class=2&count=3").json()
-    assert [one["label"] for one in found["classes"]] == list(service.view.labels[:3])
+    assert [one["label"] for one in found["classes"]] == list(service.statistics.labels[:3])
     start = "data:image/png;base64,"
     stored = {image.tobytes() for image in service.model.learner.memory.images.numpy()}
     for one in found["classes"]:
@@ -374,6 +398,31 @@ def test_the_memory_as_thumbnails(client: Any, service: Service) -> None:
                 assert np.asarray(image).tobytes() in stored
     for query in ("per_class=0", "per_class=17", "count=101", "first=-1", "per_class=a"):
         refused(client.get(f"/memory?{query}"), 422, "query")
+
+
+def test_answers_that_name_many_classes_are_bounded(tmp_path: Path) -> None:
+    limits = Limits(body_bytes=5000, bodies_bytes=5000)
+    with running(tmp_path, limits=limits) as service, TestClient(create_app(service), base_url=HERE) as client:
+        client.post("/learn?wait=true", **form((0, "a"), (50, "b"), (100, "c")))
+
+        def predict(images: int, top: int) -> Any:
+            return client.post(f"/predict?top={top}", files=[("image", png(picture(0)))] * images)
+
+        for _ in range(3):  # what an answer took is given back
+            (found,) = predict(1, 1000).json()["predictions"]
+            assert sorted(one["label"] for one in found["classes"]) == ["a", "b", "c"]  # as many as there are
+        refused(predict(2, 1000), 422, "1000 classes for each of 2 images are too many")
+        assert predict(2, 2).status_code == 200
+        newest, gate, inside = service.trainer.snapshots.newest, threading.Event(), threading.Event()
+        real = newest.probabilities
+        object.__setattr__(newest, "probabilities", lambda x: (inside.set(), gate.wait(20), real(x))[2])
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(predict, 1, 1000)
+            assert inside.wait(20)
+            refused(predict(1, 1000), 429, "too many large requests at once")
+            gate.set()
+            assert first.result(20).status_code == 200
+        assert predict(1, 1000).status_code == 200
 
 
 def test_answers_about_the_memory_are_bounded(tmp_path: Path) -> None:
@@ -433,13 +482,17 @@ def test_metrics_are_prometheus_text(tmp_path: Path) -> None:
     assert answer.text.endswith("\n")
     for name in values:
         assert name in kinds or re.sub("_(bucket|sum|count)$", "", name) in kinds
-    assert values["ocil_classes"][""] == len(service.view.labels)
-    assert values["ocil_samples_acknowledged_total"][""] == service.durable == values["ocil_samples_learned"][""]
+    assert values["ocil_classes"][""] == len(service.statistics.labels)
+    assert (
+        values["ocil_samples_acknowledged_total"][""]
+        == service.writer.acknowledged
+        == values["ocil_samples_learned"][""]
+    )
     assert values["ocil_requests_total"]['path="other",status="404"'] == 1
     buckets = [v for k, v in values["ocil_request_seconds_bucket"].items() if 'path="/learn"' in k]
     assert buckets == sorted(buckets)
     assert buckets[-1] == values["ocil_request_seconds_count"]['path="/learn"']
-    assert values["ocil_step_seconds_count"][""] == service.view.batches
+    assert values["ocil_step_seconds_count"][""] == service.statistics.batches
 
 
 def test_the_description_names_every_path_and_the_docs_show_it(client: Any) -> None:
@@ -529,17 +582,21 @@ def test_own_names_are_answered(client: Any, host: str) -> None:
 
 
 FOREIGN = [
-    {"origin": "http://evil.example"}, {"origin": "null"}, {"origin": "http://127.0.0.1:9000"},
-    {"origin": ""}, {"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"},
-]  # fmt: skip
+    {"origin": "http://evil.example"},
+    {"origin": "null"},
+    {"origin": "http://127.0.0.1:9000"},
+    {"origin": ""},
+    {"sec-fetch-site": "cross-site"},
+    {"sec-fetch-site": "same-site"},
+]
 
 
 @pytest.mark.parametrize("headers", FOREIGN)
 def test_the_pages_of_other_sites_cannot_ask(client: Any, service: Service, headers: dict[str, str]) -> None:
-    before = service.durable
+    before = service.writer.acknowledged
     refused(client.post("/learn", headers=headers, **form((0, "a"))), 403, "another site")
     refused(client.post("/predict", headers=headers, files={"image": png(picture(0))}), 403, "another site")
-    assert service.durable == before
+    assert service.writer.acknowledged == before
     for path in ("/memory", "/status", "/metrics"):
         refused(client.get(path, headers=headers), 403, "another site")
         assert client.head(path, headers=headers).status_code == 403
@@ -561,10 +618,10 @@ def test_other_sites_can_link_to_the_numbers(client: Any, service: Service) -> N
         for other in ({"sec-fetch-dest": "iframe"}, {"sec-fetch-mode": "no-cors"}, {"origin": "http://evil.example"}):
             refused(client.get(path, headers=CLICK | other), 403, "another site")
     refused(client.get("/memory", headers=CLICK), 403, "another site")
-    before = service.durable
+    before = service.writer.acknowledged
     refused(client.post("/learn", headers=CLICK, **form((0, "a"))), 403, "another site")
     refused(client.post("/status", headers=CLICK), 403, "another site")
-    assert service.durable == before
+    assert service.writer.acknowledged == before
 
 
 def test_a_link_to_the_numbers_needs_the_token_too(guarded: Any) -> None:
@@ -593,7 +650,7 @@ def test_an_unexpected_error_tells_no_more_than_that(tmp_path: Path) -> None:
         def broken(*_: Any) -> None:
             raise RuntimeError("a secret")
 
-        service.predict = broken  # type: ignore[assignment]
+        service.predictor.ask = broken  # type: ignore[assignment]
         answer = client.post("/predict", files={"image": png(picture(0))})
         refused(answer, 500, "unexpected")
         assert "secret" not in answer.text

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from ocil.online.model import FILE, Model, Recipe
-from ocil.runner import digest
+from ocil.runs.environment import digest
 from tests.conftest import left_over
 from tests.forking import START, Driver
 from tests.serving import FORM, as_json, batches_of, picture, png
@@ -31,11 +31,11 @@ pytestmark = pytest.mark.slow
 DRIVER = (
     START
     + """
-import ocil.convolution, ocil.serve.run
+import ocil.kernels.convolution, ocil.serve.run
 from ocil.cli import main
 
 torch._C._set_mkldnn_enabled(False)
-ocil.convolution.SLOW_BACKWARD = False
+ocil.kernels.convolution.SLOW_BACKWARD = False
 print("ready", flush=True)
 while line := sys.stdin.readline():
     order = json.loads(line)
@@ -79,9 +79,9 @@ class Servers(Driver):
         """Process id and port, once it listens; port 0 if it died before."""
         order = ["serve", "--model", str(folder), *WORDS, "--port", "0", "--json", "--threads", "1", *words]
         self.tell(json.dumps({"words": order, "die_at_sync": die_at_sync}))
-        pid, told = int(self.read()), self.read()
+        pid, ready = int(self.read()), self.read()
         assert pid > 1
-        return pid, int(json.loads(told)["address"].rpartition(":")[2]) if told else 0
+        return pid, int(json.loads(ready)["address"].rpartition(":")[2]) if ready else 0
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +157,7 @@ def status(port: int) -> dict[str, Any]:
 
 
 def check(folder: Path, clients: list[Client]) -> None:
-    """What the clients were told against what the log says, and the model against one that was never killed."""
+    """Compare what was acknowledged with the log, and the model with one that was never killed."""
     assert [problem for client in clients for problem in client.problems] == []
     batches = batches_of(folder)
     learned = [one for batch in batches for one in batch]
@@ -228,7 +228,7 @@ def test_a_clean_stop_saves_what_was_learned(servers: Servers, tmp_path: Path) -
 
 
 def test_a_signal_right_after_the_start_stops_it(servers: Servers, tmp_path: Path) -> None:
-    """It says that it is ready a moment before it answers."""
+    """It prints its address a moment before it answers."""
     for _ in range(3):
         pid, _ = servers.start(tmp_path)
         os.kill(pid, signal.SIGTERM)

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from ocil.errors import OcilError, WriteError
-from ocil.serve.log import Log, Segment
+from ocil.serve.log import Log
 from ocil.serve.records import BODY, Cut, Record, Samples
-from ocil.serve.segment import HEAD, HEADER, MARK, OLD_HEADER, OLD_MAGIC, DamagedError, framed, read
+from ocil.serve.segment import HEAD, HEADER, MARK, OLD_HEADER, OLD_MAGIC, DamagedError, Segment, framed, read
 from tests.conftest import Call, one_error
 
 SHAPE = (3, 4, 1)
@@ -26,12 +26,12 @@ def samples(first: int, count: int = 2, key: str | None = None) -> Samples:
     return Samples(first, tuple(f"class {first + n}" for n in range(count)), pixels, key, "d" if key else "")
 
 
-def told(records: list[Record]) -> list[Any]:
+def plain(records: list[Record]) -> list[Any]:
     return [r if isinstance(r, Cut) else (r.first, r.labels, r.pixels.tolist(), r.key, r.digest) for r in records]
 
 
 def left(folder: Path, position: int = 0) -> list[Any]:
-    return told(list(Log(folder, position).replay()))
+    return plain(list(Log(folder, position).replay()))
 
 
 @pytest.fixture
@@ -55,10 +55,10 @@ def filled(folder: Path) -> Path:
 def test_what_is_appended_is_replayed(folder: Path) -> None:
     filled(folder)
     log = Log(folder, 0)
-    assert told(list(log.replay())) == told(RECORDS)
+    assert plain(list(log.replay())) == plain(RECORDS)
     assert log.last == 6
-    assert log.keys == {"k": (3, 3, "d")}
-    assert log.labels == {f"class {n}" for n in range(1, 7)}
+    assert log.recovered.keys == {"k": (3, 3, "d")}
+    assert log.recovered.labels == {f"class {n}" for n in range(1, 7)}
 
 
 def test_a_replay_begins_behind_the_position_even_within_a_record(folder: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_replay_begins_behind_the_position_even_within_a_record(folder: Path) 
     assert rest[0].first == 5
     assert rest[0].labels == ("class 5",)
     assert np.array_equal(rest[0].pixels, samples(3, 3).pixels[2:])
-    assert log.keys == {"k": (3, 3, "d")}
+    assert log.recovered.keys == {"k": (3, 3, "d")}
 
 
 def test_labels_of_all_kinds_come_back(folder: Path) -> None:
@@ -134,7 +134,7 @@ def opens_unchanged_or_refuses(path: Path, content: bytes) -> bool:
 
 
 def test_both_formats_are_read(written: Path) -> None:
-    assert left(written.parent) == told(RECORDS)
+    assert left(written.parent) == plain(RECORDS)
 
 
 @pytest.mark.usefixtures("no_sync")
@@ -145,7 +145,7 @@ def test_a_torn_end_is_cut_at_every_byte(folder: Path) -> None:
     for length in range(len(content)):
         path.write_bytes(content[:length])
         whole = sum(end <= length for end in ends) - 1
-        assert left(folder) == told(RECORDS[: max(0, whole)])
+        assert left(folder) == plain(RECORDS[: max(0, whole)])
         assert [p.stat().st_size for p in folder.iterdir()] == ([ends[whole]] if whole >= 0 else [])
 
 
@@ -159,7 +159,7 @@ def test_a_torn_end_of_the_old_format_is_cut_only_where_no_record_can_have_been(
         opened = opens_unchanged_or_refuses(path, content[:length])
         assert opened == (whole < 0 or length - ends[whole] < HEAD.size)
         if opened and whole >= 0:
-            assert left(folder) == told(RECORDS[:whole])
+            assert left(folder) == plain(RECORDS[:whole])
 
 
 @pytest.mark.usefixtures("no_sync")
@@ -173,7 +173,7 @@ def test_blocks_that_were_never_written_are_cut_at_every_byte(folder: Path) -> N
         assert opened == (length >= HEADER.size)  # the header is synced before anything follows it
         if opened:
             whole = sum(end <= length for end in ends) - 1
-            assert left(folder) == told(RECORDS[:whole])
+            assert left(folder) == plain(RECORDS[:whole])
             assert path.stat().st_size == ends[whole]
 
 
@@ -190,7 +190,7 @@ def test_a_flipped_bit_is_never_cut_off(written: Path, last: int) -> None:
             opened = opens_unchanged_or_refuses(written, bytes(flipped))
             assert not opened or last == 0  # of the old format, a salt alone may be any
     assert opens_unchanged_or_refuses(written, content)
-    assert left(written.parent) == told(RECORDS[:last])
+    assert left(written.parent) == plain(RECORDS[:last])
 
 
 def test_a_black_image_is_not_taken_for_one_that_was_never_written(folder: Path) -> None:
@@ -210,7 +210,7 @@ def test_what_was_begun_behind_the_last_record_is_cut_off(folder: Path, tail: by
     path = filled(folder)
     size = path.stat().st_size
     path.write_bytes(path.read_bytes() + tail)
-    assert left(folder) == told(RECORDS)
+    assert left(folder) == plain(RECORDS)
     assert path.stat().st_size == size
 
 
@@ -276,15 +276,15 @@ def test_damage_is_set_aside_only_on_demand(damaged: Path) -> None:
         Log(folder, 0)
     assert [path.name for path in folder.iterdir()] == [damaged.name]
     log = Log(folder, 0, set_aside=True)
-    assert told(list(log.replay())) == told([RECORDS[0], *RECORDS[2:]])
+    assert plain(list(log.replay())) == plain([RECORDS[0], *RECORDS[2:]])
     (kept,) = folder.glob("*.damaged-1")
     assert kept.read_bytes() == content
     log.append([samples(7)])
-    assert left(folder) == told([RECORDS[0], *RECORDS[2:], samples(7)])  # killed, and started without the option
+    assert left(folder) == plain([RECORDS[0], *RECORDS[2:], samples(7)])  # killed, and started without the option
     again = Log(folder, 0, set_aside=True)
-    assert told(list(again.replay())) == told([RECORDS[0], *RECORDS[2:], samples(7)])
+    assert plain(list(again.replay())) == plain([RECORDS[0], *RECORDS[2:], samples(7)])
     assert len(list(folder.glob("*.damaged-*"))) == 1
-    assert left(folder, 6) == told([samples(7)])  # once the model has learned what is there
+    assert left(folder, 6) == plain([samples(7)])  # once the model has learned what is there
 
 
 def with_flipped_bit(path: Path, at: int) -> bytes:
@@ -306,7 +306,7 @@ def test_samples_that_were_given_up_do_not_excuse_others(damaged: Path) -> None:
         Log(folder, 0)
     assert later.read_bytes() == content
     Log(folder, 0, set_aside=True)
-    kept = told([RECORDS[0], *RECORDS[2:], samples(7), samples(11)])
+    kept = plain([RECORDS[0], *RECORDS[2:], samples(7), samples(11)])
     assert left(folder) == kept
     later.unlink()
     Log(folder, 19).append([samples(20)])
@@ -317,7 +317,7 @@ def test_samples_that_were_given_up_do_not_excuse_others(damaged: Path) -> None:
 def test_samples_that_were_given_up_are_known_to_a_log_that_is_learned_again(damaged: Path) -> None:
     """Of the lost record of samples 3 to 5, the model had learned a part when it was set aside."""
     Log(damaged.parent, 4, set_aside=True)
-    assert left(damaged.parent) == told([RECORDS[0], *RECORDS[2:]])
+    assert left(damaged.parent) == plain([RECORDS[0], *RECORDS[2:]])
 
 
 def test_numbers_that_are_given_again_are_not_missing(damaged: Path) -> None:
@@ -338,7 +338,7 @@ def test_numbers_that_are_given_again_are_not_missing(damaged: Path) -> None:
 def test_the_list_of_missing_samples_goes_once_a_checkpoint_covers_them(damaged: Path) -> None:
     log = Log(damaged.parent, 0, set_aside=True)
     log.covered(2)
-    assert left(damaged.parent) == told([RECORDS[0], *RECORDS[2:]])
+    assert left(damaged.parent) == plain([RECORDS[0], *RECORDS[2:]])
     log.covered(6)
     assert [path.name for path in damaged.parent.iterdir()] == [f"{damaged.name}.damaged-1"]
 
@@ -354,7 +354,7 @@ def test_a_damaged_list_of_missing_samples_is_refused(damaged: Path) -> None:
         with pytest.raises(DamagedError, match="--set-aside-damage"):
             Log(folder, 0)
     Log(folder, 0, set_aside=True)
-    assert left(folder) == told([RECORDS[0], *RECORDS[2:]])
+    assert left(folder) == plain([RECORDS[0], *RECORDS[2:]])
 
 
 def test_what_follows_a_lost_end_is_replayed_behind_the_cuts_before_it(folder: Path) -> None:
@@ -366,7 +366,7 @@ def test_what_follows_a_lost_end_is_replayed_behind_the_cuts_before_it(folder: P
     first = min(folder.glob("*.log"))
     with_flipped_bit(first, first.read_bytes().index(b"class 3"))
     Log(folder, 0, set_aside=True).append([samples(3, 1)])
-    assert left(folder) == told([samples(1), Cut(4), samples(3, 1)])
+    assert left(folder) == plain([samples(1), Cut(4), samples(3, 1)])
 
 
 @pytest.mark.parametrize("at", [0, 12, 27])
@@ -388,8 +388,8 @@ def test_the_end_of_an_earlier_segment_is_set_aside_too(folder: Path) -> None:
     Log(folder, 0).append([samples(7)])
     path.write_bytes(path.read_bytes()[:-3])
     log = Log(folder, 0, set_aside=True)
-    assert told(list(log.replay())) == told([*RECORDS[:4], samples(7)])
-    assert left(folder) == told([*RECORDS[:4], samples(7)])
+    assert plain(list(log.replay())) == plain([*RECORDS[:4], samples(7)])
+    assert left(folder) == plain([*RECORDS[:4], samples(7)])
 
 
 @pytest.fixture(params=["link", "dangling link", "fifo", "folder"])
@@ -458,7 +458,7 @@ def test_writing_goes_on_behind_a_torn_end(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-3])  # the last cut
     log = Log(folder, 0)
     log.append([samples(7)])
-    assert left(folder) == told([*RECORDS[:4], samples(7)])
+    assert left(folder) == plain([*RECORDS[:4], samples(7)])
 
 
 def test_damage_in_an_earlier_segment_is_an_error_even_at_its_end(folder: Path) -> None:
@@ -467,7 +467,7 @@ def test_damage_in_an_earlier_segment_is_an_error_even_at_its_end(folder: Path) 
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(DamagedError, match="is damaged at byte"):
         Log(folder, 0)
-    assert left(folder, 6) == told([samples(7)])  # but not if the model has learned all of it
+    assert left(folder, 6) == plain([samples(7)])  # but not if the model has learned all of it
 
 
 def test_an_image_cannot_pass_for_a_record(folder: Path) -> None:
@@ -479,7 +479,7 @@ def test_an_image_cannot_pass_for_a_record(folder: Path) -> None:
     log.append([Samples(3, tuple("abcdefghij"), pixels)])
     (path,) = folder.iterdir()
     path.write_bytes(path.read_bytes()[:-1])
-    assert left(folder) == told([samples(1)])
+    assert left(folder) == plain([samples(1)])
 
 
 def test_missing_samples_are_an_error(folder: Path) -> None:
@@ -519,7 +519,7 @@ def test_segments_go_once_a_checkpoint_covers_them(folder: Path) -> None:
     assert [s.first for s in log.segments()] == [1, 3]
     log.covered(2)
     assert [s.first for s in log.segments()] == [3]
-    assert left(folder, 2) == told([samples(3)])
+    assert left(folder, 2) == plain([samples(3)])
     log.append([Cut(4)], sync=False)
     log.covered(3)  # in the middle of a record
     assert left(folder, 3)[-1] == Cut(4)
@@ -538,9 +538,9 @@ def test_a_segment_of_cuts_alone_is_never_written_over(folder: Path) -> None:
         Log(folder, 0).append([Cut(cut)])
     Log(folder, 0).append([samples(5)])
     assert [s.first for s in log.segments()] == [1, 5, 5, 5, 5]
-    assert left(folder) == told([samples(1, 4), Cut(1), Cut(2), Cut(3), samples(5)])
+    assert left(folder) == plain([samples(1, 4), Cut(1), Cut(2), Cut(3), samples(5)])
     log = Log(folder, 2)
-    assert told(list(log.replay()))[1:] == told([Cut(3), samples(5)])
+    assert plain(list(log.replay()))[1:] == plain([Cut(3), samples(5)])
 
 
 def test_a_full_segment_is_followed_by_another(folder: Path) -> None:
@@ -548,7 +548,7 @@ def test_a_full_segment_is_followed_by_another(folder: Path) -> None:
     for first in range(1, 21, 2):
         log.append([samples(first)])
     assert len(log.segments()) > 3
-    assert left(folder) == told([samples(first) for first in range(1, 21, 2)])
+    assert left(folder) == plain([samples(first) for first in range(1, 21, 2)])
 
 
 @pytest.mark.parametrize("written", [0, 1, 50])
@@ -570,9 +570,9 @@ def test_a_full_disk_leaves_nothing_behind(folder: Path, monkeypatch: pytest.Mon
             log.append([samples(3), samples(5)])
     assert log.last == 2
     assert log.broken is None
-    assert left(folder) == told([samples(1)])
+    assert left(folder) == plain([samples(1)])
     log.append([samples(3)])  # there is room again
-    assert left(folder) == told([samples(1), samples(3)])
+    assert left(folder) == plain([samples(1), samples(3)])
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
@@ -590,7 +590,7 @@ def test_after_a_failed_sync_nothing_is_written(folder: Path, monkeypatch: pytes
             log.append([samples(3)])
     with pytest.raises(WriteError, match=os.strerror(number)):
         log.append([samples(3)])
-    assert left(folder) == told([samples(1)])
+    assert left(folder) == plain([samples(1)])
 
 
 @pytest.mark.parametrize("end", ["full", "covered"])
@@ -616,4 +616,4 @@ def test_after_a_failed_sync_at_the_end_of_a_segment_nothing_is_written(
 def test_reading_stops_at_what_is_not_whole(folder: Path) -> None:
     path = filled(folder)
     path.write_bytes(path.read_bytes()[:-1])
-    assert told(list(read(path))) == told(RECORDS[:4])
+    assert plain(list(read(path))) == plain(RECORDS[:4])

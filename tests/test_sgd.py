@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from ocil.sgd import SGD
+from ocil.learning.sgd import SGD
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

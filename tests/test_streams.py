@@ -37,16 +37,16 @@ def order(stream: Stream) -> list[int]:
 
 
 def comparable(batch: Batch) -> tuple[Any, ...]:
-    return numbers(batch), batch.y.tolist(), batch.number, batch.checkpoint, batch.ends_task
+    return numbers(batch), batch.y.tolist(), batch.number, batch.evaluation_point, batch.ends_task
 
 
 def by_task(stream: Stream) -> list[list[Batch]]:
     tasks: list[list[Batch]] = [[]]
     for batch in stream:
         tasks[-1].append(batch)
-        if batch.checkpoint is not None:
+        if batch.evaluation_point is not None:
             tasks.append([])
-    assert tasks.pop() == [], "batches after the last checkpoint"
+    assert tasks.pop() == [], "batches after the last evaluation point"
     return tasks
 
 
@@ -72,9 +72,14 @@ def test_seeded_order_depends_on_the_seed_and_on_nothing_else() -> None:
 
     plain = classes(1)
     others: list[dict[str, Any]] = [
-        {"tasks": 2}, {"batch_size": 3}, {"boundary": "blurry"}, {"boundary": "blurry", "blurry_share": 0.5},
-        {"boundary": "none", "fade": 2.0}, {"boundary": "iid", "epochs": 3}, {"drop_last": True},
-    ]  # fmt: skip
+        {"tasks": 2},
+        {"batch_size": 3},
+        {"boundary": "blurry"},
+        {"boundary": "blurry", "blurry_share": 0.5},
+        {"boundary": "none", "fade": 2.0},
+        {"boundary": "iid", "epochs": 3},
+        {"drop_last": True},
+    ]
     assert all(classes(1, **settings) == plain for settings in others)
     assert len({tuple(classes(seed)) for seed in range(8)}) > 5
 
@@ -83,15 +88,15 @@ def test_seeded_order_depends_on_the_seed_and_on_nothing_else() -> None:
 def test_clear_tasks_come_one_after_the_other(class_order: str) -> None:
     stream = stream_of(UNEVEN, seed=2, class_order=class_order)
     tasks = by_task(stream)
-    assert len(tasks) == stream.checkpoints == 3
+    assert len(tasks) == stream.evaluation_points == 3
     for group, batches in zip(stream.groups, tasks, strict=True):
         labels = torch.cat([batch.y for batch in batches]).tolist()
         assert Counter(labels) == {c: int((UNEVEN.train_y == c).sum()) for c in group}
         last = batches[-1]
         assert last.ends_task
-        assert last.checkpoint is not None
+        assert last.evaluation_point is not None
         assert not any(batch.ends_task for batch in batches[:-1])
-    assert [batches[-1].checkpoint for batches in tasks] == [0, 1, 2]
+    assert [batches[-1].evaluation_point for batches in tasks] == [0, 1, 2]
 
 
 def test_batches_are_full_but_for_the_last_of_a_task() -> None:
@@ -132,8 +137,10 @@ def test_drop_last_drops_only_incomplete_batches(boundary: str) -> None:
     pieces = 3 if boundary in ("clear", "blurry") else 1
     lost = len(UNEVEN.train_y) - 7 * len(full)
     assert 0 < lost <= 6 * pieces
-    assert cut.checkpoints == whole.checkpoints
-    assert [batch.checkpoint for batch in cut if batch.checkpoint is not None] == list(range(cut.checkpoints))
+    assert cut.evaluation_points == whole.evaluation_points
+    assert [batch.evaluation_point for batch in cut if batch.evaluation_point is not None] == list(
+        range(cut.evaluation_points)
+    )
 
 
 def test_batches_that_fit_lose_nothing() -> None:
@@ -165,9 +172,13 @@ def test_a_stream_may_be_read_twice_and_ignores_global_generators() -> None:
 @quick
 def test_batches_go_on_from_anywhere(boundary: str, data: st.DataObject) -> None:
     stream = stream_of(
-        UNEVEN, data.draw(st.integers(0, 3)), boundary=boundary, drop_last=data.draw(st.booleans()),
-        tasks=data.draw(st.integers(1, 3)), epochs=2 if boundary == "iid" else 1,
-    )  # fmt: skip
+        UNEVEN,
+        data.draw(st.integers(0, 3)),
+        boundary=boundary,
+        drop_last=data.draw(st.booleans()),
+        tasks=data.draw(st.integers(1, 3)),
+        epochs=2 if boundary == "iid" else 1,
+    )
     start = data.draw(st.integers(0, len(stream)))
     whole = list(map(comparable, stream))
     assert list(map(comparable, stream.batches(start))) == whole[start:]
@@ -203,9 +214,9 @@ def test_strangers_are_spread_over_a_blurry_task() -> None:
 # No boundaries
 
 
-def test_without_boundaries_nobody_announces_and_checkpoints_are_equally_spaced() -> None:
+def test_without_boundaries_nobody_announces_and_evaluation_points_are_equally_spaced() -> None:
     stream = stream_of(numbered([50] * 6), boundary="none", tasks=5, batch_size=7)
-    marks = {batch.number: batch.checkpoint for batch in stream if batch.checkpoint is not None}
+    marks = {batch.number: batch.evaluation_point for batch in stream if batch.evaluation_point is not None}
     assert not stream.announces_tasks
     assert not any(batch.ends_task for batch in stream)
     assert list(marks.values()) == [0, 1, 2, 3, 4]
@@ -248,8 +259,8 @@ def test_iid_passes() -> None:
     ]
     assert all(sorted(one) == list(range(120)) for one in passes)
     assert len({tuple(one) for one in passes}) == 3
-    assert stream.checkpoints == 1
-    assert [batch.checkpoint for batch in batches] == [None] * (len(batches) - 1) + [0]
+    assert stream.evaluation_points == 1
+    assert [batch.evaluation_point for batch in batches] == [None] * (len(batches) - 1) + [0]
     assert len(set(batches[0].y.tolist() + batches[1].y.tolist())) > 3
 
 
@@ -272,13 +283,13 @@ def test_images_on_the_device_are_shared() -> None:
     assert list(map(comparable, second)) == list(map(comparable, stream_of(UNEVEN, seed=1)))
 
 
-def test_fetch_and_checkpoint_after_are_what_batches_says() -> None:
+def test_fetch_and_evaluation_point_after_are_what_batches_says() -> None:
     stream = stream_of(UNEVEN)
     for batch in stream:
         x, y = stream.fetch(batch.number)
         assert torch.equal(x, batch.x)
         assert torch.equal(y, batch.y)
-        assert stream.checkpoint_after(batch.number) == batch.checkpoint
+        assert stream.evaluation_point_after(batch.number) == batch.evaluation_point
 
 
 # Refusals
@@ -287,12 +298,19 @@ def test_fetch_and_checkpoint_after_are_what_batches_says() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"tasks": 0}, {"batch_size": 0}, {"epochs": 0, "boundary": "iid"}, {"epochs": 2}, {"boundary": "fuzzy"},
-        {"class_order": "random"}, {"blurry_share": -0.1}, {"blurry_share": 1.1}, {"blurry_share": float("nan")},
+        {"tasks": 0},
+        {"batch_size": 0},
+        {"epochs": 0, "boundary": "iid"},
+        {"epochs": 2},
+        {"boundary": "fuzzy"},
+        {"class_order": "random"},
+        {"blurry_share": -0.1},
+        {"blurry_share": 1.1},
+        {"blurry_share": float("nan")},
         {"fade": -1.0},
         {"fade": float("nan")},
     ],
-)  # fmt: skip
+)
 def test_impossible_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(OcilError, match=next(iter(settings))):
         StreamConfig(**settings)
@@ -316,12 +334,12 @@ def test_a_task_smaller_than_a_batch_is_refused_or_evaluated(counts: list[int]) 
         stream = stream_of(numbered(counts), batch_size=10, drop_last=True)
     except OcilError:
         return
-    assert [batch.checkpoint for batch in stream if batch.checkpoint is not None] == [0, 1, 2]
+    assert [batch.evaluation_point for batch in stream if batch.evaluation_point is not None] == [0, 1, 2]
 
 
-def test_fewer_batches_than_checkpoints_are_refused_or_evaluated() -> None:
+def test_fewer_batches_than_evaluation_points_are_refused_or_evaluated() -> None:
     try:
         stream = stream_of(boundary="none", tasks=5, batch_size=40)
     except OcilError:
         return
-    assert [batch.checkpoint for batch in stream if batch.checkpoint is not None] == [0, 1, 2, 3, 4]
+    assert [batch.evaluation_point for batch in stream if batch.evaluation_point is not None] == [0, 1, 2, 3, 4]

@@ -12,16 +12,21 @@ import numpy as np
 import pytest
 import torch
 
-from ocil.cli.common import summary_of
-from ocil.cli.estimate import MILLISECONDS, SLOWER, Estimator, Size, roughly, step, work
-from ocil.cli.progress import CellBoard
-from ocil.config import RunConfig, resolve
+from ocil.cli.progress import CellTable
 from ocil.data import CATALOG, Dataset
+from ocil.engines.job import Outcomes
 from ocil.errors import OcilError
-from ocil.experiments import Cell
+from ocil.experiments.estimate import MILLISECONDS, Estimator, Size, cost_of_run, cost_of_step, roughly
+from ocil.experiments.files import Cell
+from ocil.experiments.plan import Plan
+from ocil.methods import METHODS
 from ocil.methods.er import ER
-from ocil.results import Result, RunFolder
-from ocil.runner import Interrupted, Progress
+from ocil.runs.config import RunConfig, resolve
+from ocil.runs.folder import RunFolder
+from ocil.runs.protocol import Interrupted, Progress, RunKey
+from ocil.runs.results import Result
+from ocil.runs.stream_run import StreamRun
+from ocil.runs.stream_run import run as run_alone
 from tests.conftest import Call, Said, left_over, one_error
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
@@ -131,7 +136,7 @@ def _seed_1_diverges(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(self: ER, x: torch.Tensor, y: torch.Tensor) -> None:
         learn(self, x, y)
         if self.rng.seed == 1 and not self.config.review:
-            self.watch(torch.tensor(float("inf")))
+            self.record_loss(torch.tensor(float("inf")))
 
     monkeypatch.setattr(ER, "learn", failing)
 
@@ -168,18 +173,16 @@ def test_unfinished_runs_go_on(sweep: Sweep, tmp_path: Path, monkeypatch: pytest
     for path in Path(whole).iterdir():
         path.unlink()
 
-    def run_all(configs: list[RunConfig], job: Any, *_: Any) -> list[Exception]:
-        from ocil.runner import run
-
+    def run_all(runs: list[StreamRun], job: Any, *_: Any) -> dict[RunKey, Exception]:
         with pytest.raises(Interrupted):
-            run(configs[0], job.root, device="cpu", should_stop=lambda: True)
-        return [Interrupted("stopped")]
+            run_alone(runs[0].config, job.root, device="cpu", should_stop=lambda: True)
+        return {runs[0].key: Interrupted("stopped")}
 
     with monkeypatch.context() as patch:
-        patch.setattr("ocil.engine.local.run_all", run_all)
+        patch.setattr("ocil.engines.pool.run_all", run_all)
         stopped = sweep(*words)
     assert stopped.code == 130
-    assert "the same command goes on from there" in stopped.err
+    assert "the same command goes on from what was last saved" in stopped.err
     assert json.loads(sweep(*words[:-1], "--dry-run", "--json").out)["begun"] == 1
     learned = 0
     learn = ER.learn
@@ -284,15 +287,20 @@ def test_a_label_with_spaces(sweep: Sweep) -> None:
     assert [cell["label"] for cell in json.loads(told.out)["cells"]] == ["er", "er-rv"]
 
 
-def test_images_that_changed_while_runs_went_on_are_not_averaged() -> None:
+def test_images_that_changed_while_runs_went_on_are_not_averaged(tmp_path: Path) -> None:
     configs = [resolve("er", "cifar100", seed=seed) for seed in range(2)]
-    results = {
-        config: Result(config, [[0.5] * 10] * 10, [], 1.0, {}, "", {"images": images})
+    results: Outcomes = {
+        StreamRun(config).key: Result(config, [[0.5] * 10] * 10, [], 1.0, {}, "", {"images": images})
         for config, images in zip(configs, "ab", strict=True)
     }
+
+    def summary(some: list[RunConfig]) -> Any:
+        cell = Cell("er", tuple(some))
+        return Plan((cell,), tmp_path, reference=False).summary(cell, results)
+
     with pytest.raises(OcilError, match=r"the images changed while its runs went on\. Delete that folder"):
-        summary_of(configs, dict(results), {})
-    assert summary_of(configs[:1], dict(results), {}) is not None
+        summary(configs)
+    assert summary(configs[:1]) is not None
 
 
 def test_a_result_that_cannot_be_read(sweep: Sweep) -> None:
@@ -321,17 +329,17 @@ def test_no_time_for_nothing_to_do(sweep: Sweep) -> None:
 
 def test_the_dry_run_of_a_cluster_says_what_its_estimate_is_for(sweep: Sweep) -> None:
     words = ("--only", "label=er", "--dry-run", "--device", "cpu")
-    assert "for this machine, the cluster was not asked" in sweep(*words, "--engine", "ray", "--address", "x:1").out
+    assert "for this machine alone, not for the cluster" in sweep(*words, "--engine", "ray", "--address", "x:1").out
     told = json.loads(sweep(*words, "--engine", "ray", "--json").out)
-    assert told["estimate"].endswith("for this machine, the cluster was not asked")
-    assert "was not asked" not in sweep(*words).out
+    assert told["estimate"].endswith("for this machine alone, not for the cluster")
+    assert "not for the cluster" not in sweep(*words).out
 
 
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)])
 def test_a_place_that_can_hold_no_runs(
     ocil_command: Call, experiment: Path, monkeypatch: pytest.MonkeyPatch, dry: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr("ocil.engine.local.run_all", lambda *_: pytest.fail("a run was started"))
+    monkeypatch.setattr("ocil.engines.pool.run_all", lambda *_: pytest.fail("a run was started"))
     for out in (experiment, experiment / "runs"):
         message = one_error(ocil_command("sweep", experiment, "-o", out, *dry))
         assert "small.toml" in message
@@ -355,7 +363,7 @@ def test_finished_runs_are_shown_where_nothing_can_be_written(sweep: Sweep, monk
 def test_a_folder_that_cannot_be_made_is_said_before_any_run(
     ocil_command: Call, experiment: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ocil.engine.local.run_all", lambda *_: pytest.fail("a run was started"))
+    monkeypatch.setattr("ocil.engines.pool.run_all", lambda *_: pytest.fail("a run was started"))
     nowhere = experiment.parent / "nowhere"
     nowhere.symlink_to(experiment.parent / "gone")
     assert "is a link that leads nowhere" in one_error(ocil_command("sweep", experiment, "-o", nowhere))
@@ -393,8 +401,8 @@ def test_the_table_of_times_agrees_with_the_steps_that_were_timed() -> None:
     names = {row["method"].removesuffix("-rv"): row["ms_per_step"] for row in rows}
     assert {"gss", "agem", "aser", "afs", "er"} < names.keys()
     for name, measured in names.items():
-        passes, images = step(resolve(name, "cifar100"), Size.of(CATALOG["cifar100"]))
-        tabled = (a_pass * passes + an_image * images) * SLOWER.get(name, 1.0)
+        passes, images = cost_of_step(resolve(name, "cifar100"), Size.of(CATALOG["cifar100"]))
+        tabled = (a_pass * passes + an_image * images) * METHODS[name].load().kernel_factor
         assert name == "gdumb" or measured / 1.15 < tabled < measured * 1.15, name
 
 
@@ -403,7 +411,7 @@ def test_only_steps_that_were_timed_are_slower() -> None:
     gss = {name: resolve("gss", "cifar100", settings={"precision": name}) for name in ("bf16", "tf32")}
     gpu = Estimator("cuda", 10, {})
     assert gpu.together([gpu.seconds(gss["bf16"], size)] * 10) == pytest.approx(156, rel=0.1)  # 5000 steps of 3.12 ms
-    plain = work(gss["tf32"], size)
+    plain = cost_of_run(gss["tf32"], size)
     a_pass, an_image = MILLISECONDS["cuda tf32"]
     assert gpu.seconds(gss["tf32"], size) == pytest.approx((plain.passes * a_pass + plain.images * an_image) / 100)
 
@@ -430,23 +438,31 @@ def test_the_table_of_times_agrees_with_the_cpu_page() -> None:
     assert bare / 1.6 < 300 * (53.2 + 19) / 1000 + evaluations < bare * 1.6
 
 
-def test_work_counts_images() -> None:
+def test_the_cost_of_a_run_counts_images() -> None:
     size = Size(train=1000, test=300, classes=10, pixels=1024)
     looks = 5 * (300 + 200) / 3
-    assert work(resolve("fine-tune", "fashion-mini"), size) == (100, 1000 + looks)
+    assert cost_of_run(resolve("fine-tune", "fashion-mini"), size) == (100, 1000 + looks)
     er = resolve("er", "fashion-mini", memory=500, review=True)
     filled = 200 + 400 + 500 + 500 + 500
-    assert work(er, size) == pytest.approx((2 * 100 + filled / 10, 20 * 100 + filled + looks))
+    assert cost_of_run(er, size) == pytest.approx((2 * 100 + filled / 10, 20 * 100 + filled + looks))
     offline = resolve("iid-offline", "fashion-mini")
-    assert work(offline, size).images == pytest.approx(50 * 1000, rel=0.05)
+    assert cost_of_run(offline, size).images == pytest.approx(50 * 1000, rel=0.05)
     gdumb = resolve("gdumb", "fashion-mini", memory=500)
-    assert work(gdumb, size).images == pytest.approx(30 * filled + looks)
+    whole = 192 + 400 + 496 + 496 + 496  # in batches of 16
+    assert cost_of_run(gdumb, size) == pytest.approx((30 * whole / 16, 30 * whole + looks))
 
 
 def test_roughly() -> None:
     assert [roughly(s) for s in (0.2, 40, 89, 130, 3599, 3600, 40000, 10**6)] == [
-        "1 s", "40 s", "89 s", "2 min", "1 h 00 min", "1 h 00 min", "11 h 07 min", "12 days",
-    ]  # fmt: skip
+        "1 s",
+        "40 s",
+        "89 s",
+        "2 min",
+        "1 h 00 min",
+        "1 h 00 min",
+        "11 h 07 min",
+        "12 days",
+    ]
 
 
 # The live table
@@ -462,9 +478,9 @@ def test_the_live_table(monkeypatch: pytest.MonkeyPatch) -> None:
     configs = [resolve("er", "cifar100", seed=seed) for seed in range(3)]
     others = [resolve("afs", "cifar100", seed=seed) for seed in range(3)]
     reference = configs[0].reference()
-    order = [reference, *configs, *others]
+    runs = [StreamRun(config) for config in (reference, *configs, *others)]
     cells = [Cell("ER [bold]", tuple(configs)), Cell("AFS", tuple(others))]
-    board = CellBoard(cells, order, [1.0] * 7, 70.0, known={configs[0]})
+    board = CellTable(cells, runs, [1.0] * 7, 70.0, known={runs[1].key})
 
     def shown() -> str:
         from rich.console import Console
@@ -473,23 +489,23 @@ def test_the_live_table(monkeypatch: pytest.MonkeyPatch) -> None:
         console.print(board.table())
         return console.export_text()
 
-    board.hear(1, fake_result(configs[0], 0.5))
+    board.on_event(runs[1], fake_result(configs[0], 0.5))
     assert "runs 0/6; about 70 s left" in shown()
     now = 120.0
-    board.hear(0, fake_result(reference, 0.1))
-    board.hear(2, Progress(50, 100))
-    board.hear(2, Progress(100, 100))  # begun in the middle: only what is done now counts for the pace
-    board.hear(4, Progress(0, 100))
+    board.on_event(runs[0], fake_result(reference, 0.1))
+    board.on_event(runs[2], Progress(50, 100))
+    board.on_event(runs[2], Progress(100, 100))  # begun in the middle: only what is done now counts for the pace
+    board.on_event(runs[4], Progress(0, 100))
     text = shown()
     assert re.search(r"ER \[bold\] +cifar100 m5000 +1/3 +1 +50.0", text)
     assert re.search(r"AFS +cifar100 m5000 +0/3 +1 ", text)
     assert re.search(r"references +1/1 +10.0", text)
     assert "0 cells done, 2 running, 0 with failures, 0 waiting; runs 1/6" in text
     assert "about 53 s left" in text  # 1.5 of 5.5 in 20 seconds, 4 to come
-    board.hear(2, fake_result(configs[1], 0.7))
-    board.hear(3, RuntimeError("no"))
+    board.on_event(runs[2], fake_result(configs[1], 0.7))
+    board.on_event(runs[3], RuntimeError("no"))
     assert "about 40 s left" in shown()  # 1.5 in 20 seconds, 3 to come; what failed is neither done nor to come
-    board.hear(4, Interrupted("stopped"))
+    board.on_event(runs[4], Interrupted("stopped"))
     text = shown()
     assert "left" not in text
     assert "done; " not in text
@@ -502,7 +518,13 @@ def test_other_images_make_another_cell(sweep: Sweep, experiment: Path, tiny: Da
     tiny.save(mine)
     words = ("--only", "label=er", "--seeds", 1, "--no-reference", "--json", "--set", f"dataset={mine}")
     first = json.loads(sweep(*words).out)["cells"][0]["runs"]
-    Dataset("own", np.ascontiguousarray(tiny.train_x[::-1]), tiny.train_y[::-1].copy(), tiny.test_x, tiny.test_y,
-            tiny.classes).save(mine)  # fmt: skip
+    Dataset(
+        "own",
+        np.ascontiguousarray(tiny.train_x[::-1]),
+        tiny.train_y[::-1].copy(),
+        tiny.test_x,
+        tiny.test_y,
+        tiny.classes,
+    ).save(mine)
     assert json.loads(sweep(*words).out)["cells"][0]["runs"] != first
     assert RunFolder(Path(first[0])).result() is not None

@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 
-from ocil.cli.tensorboard import TAGS, Scalars, logged
-from ocil.config import RunConfig, resolve
-from ocil.engine.local import Job, run_all
-from ocil.evaluate import Evaluation
-from ocil.results import Result, RunFolder
-from ocil.runner import Interrupted, Progress
+from ocil.engines.job import Job, Observer
+from ocil.engines.pool import run_all
+from ocil.evaluation.evaluator import Evaluation
+from ocil.runs.config import resolve
+from ocil.runs.folder import RunFolder
+from ocil.runs.protocol import Interrupted, Progress
+from ocil.runs.results import CURVES, Result
+from ocil.runs.stream_run import StreamRun
+from ocil.runs.trackers.tensorboard import Scalars, tensorboard
 from tests.conftest import Call, one_error
 
 Points = dict[str, list[tuple[int, Any]]]
@@ -33,7 +36,7 @@ def measured(result: Result) -> Points:
     for shown, row in enumerate(result.evaluations, 1):
         for group, accuracy in enumerate(row["accuracy"], 1):
             points.setdefault(f"accuracy by group/{group:02}", []).append((shown, accuracy))
-        for name, tag in TAGS.items():
+        for name, tag in CURVES.items():
             if row[name] is not None:
                 points.setdefault(tag, []).append((shown, row[name]))
     return points
@@ -47,8 +50,8 @@ def writer() -> Any:
 
 
 @pytest.fixture
-def config(tiny_npz: Path) -> RunConfig:
-    return resolve("er", str(tiny_npz), settings={"width": 2, "tasks": 2, "memory": 20, "memory_batch": 5})
+def a_run(tiny_npz: Path) -> StreamRun:
+    return StreamRun(resolve("er", str(tiny_npz), settings={"width": 2, "tasks": 2, "memory": 20, "memory_batch": 5}))
 
 
 @pytest.mark.slow
@@ -89,18 +92,19 @@ def test_a_sweep_and_a_search_write_too(ocil_command: Call, tiny_npz: Path, tmp_
     (folder,) = [path.parent for path in (tmp_path / "runs").rglob("result.json")]
     assert read(board / folder.relative_to(tmp_path / "runs"))["progress/loss"]
     words = ("--dataset", tiny_npz, "--grid", "lr=0.05", "--seeds", 1, "--tasks", 1, "--memory", 20)
-    said = ocil_command("tune", "er", *words, "--set", "width=2", "memory_batch=5", "tasks=2",
-                        "--out", tmp_path / "search", *common)  # fmt: skip
+    said = ocil_command(
+        "tune", "er", *words, "--set", "width=2", "memory_batch=5", "tasks=2", "--out", tmp_path / "search", *common
+    )
     assert said.code == 0, said.err
     assert len(list(board.rglob("events.*"))) == 2
 
 
-def test_a_finished_run_is_shown_too(config: RunConfig, tmp_path: Path) -> None:
-    (result,) = run_all([config], Job(tmp_path / "runs", "cpu", None), 1)
+def test_a_finished_run_is_shown_too(a_run: StreamRun, tmp_path: Path) -> None:
+    (result,) = run_all([a_run], Job(tmp_path / "runs", "cpu", workers=1), Observer()).values()
     assert isinstance(result, Result)
-    scalars = Scalars(tmp_path, [config], writer())
-    scalars.hear(0, result)
-    assert read(scalars.path(0)) == measured(result)
+    scalars = Scalars(tmp_path, writer())
+    scalars.on_event(a_run, result)
+    assert read(a_run.folder(tmp_path).path) == measured(result)
 
 
 def test_reviews_have_a_line_of_their_own(run_tiny: Call, tmp_path: Path) -> None:
@@ -121,22 +125,22 @@ def test_reviews_have_a_line_of_their_own(run_tiny: Call, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("checkpoint", [2, 4])
-def test_a_resumed_run_takes_back_what_it_does_again(config: RunConfig, tmp_path: Path, checkpoint: int) -> None:
+def test_a_resumed_run_takes_back_what_it_does_again(a_run: StreamRun, tmp_path: Path, checkpoint: int) -> None:
     """Also the evaluation that came between the checkpoint and the kill."""
-    (result,) = run_all([config], Job(tmp_path / "runs", "cpu", None), 1)
+    (result,) = run_all([a_run], Job(tmp_path / "runs", "cpu", workers=1), Observer()).values()
     assert isinstance(result, Result)
     found = tuple(Evaluation(**row) for row in result.evaluations)
-    first = Scalars(tmp_path, [config], writer())
+    first = Scalars(tmp_path, writer())
     for done in (0, 1, 2, 3, 4, 5):
-        first.hear(0, Progress(done, 8, loss=float(done), evaluations=found[: done // 4]))
-    first.hear(0, Interrupted("stopped"))
-    second = Scalars(tmp_path, [config], writer())
-    second.hear(0, Progress(checkpoint, 8, evaluations=found[: checkpoint // 4]))
+        first.on_event(a_run, Progress(done, 8, loss=float(done), evaluations=found[: done // 4]))
+    first.on_event(a_run, Interrupted("stopped"))
+    second = Scalars(tmp_path, writer())
+    second.on_event(a_run, Progress(checkpoint, 8, evaluations=found[: checkpoint // 4]))
     for done in (4, 5, 8):
         if done > checkpoint:
-            second.hear(0, Progress(done, 8, loss=10.0 + done, evaluations=found[: done // 4]))
-    second.hear(0, result)
-    points = read(second.path(0))
+            second.on_event(a_run, Progress(done, 8, loss=10.0 + done, evaluations=found[: done // 4]))
+    second.on_event(a_run, result)
+    points = read(a_run.folder(tmp_path).path)
     before = [(done, float(done)) for done in range(1, checkpoint + 1)]
     assert points.pop("progress/loss") == before + [(done, 10.0 + done) for done in (4, 5, 8) if done > checkpoint]
     assert points == measured(result)
@@ -145,8 +149,8 @@ def test_a_resumed_run_takes_back_what_it_does_again(config: RunConfig, tmp_path
 def test_not_asked_for_is_not_imported(run_tiny: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     assert run_tiny("fine-tune", "--seeds", 1).code == 0
-    board: Any = object()
-    assert logged(board, None, []) is board
+    with tensorboard(None) as on_event:
+        on_event(StreamRun(resolve("er")), Progress(1, 2))
 
 
 def test_without_the_package(run_tiny: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from ocil.data import Dataset
-from ocil.report.formats import harmless, md
+from ocil.report.table import csv_text, markdown_text
 from ocil.text import escaped
 from tests.conftest import SMALL, Call, Said
 
@@ -121,7 +121,7 @@ def test_errors(ocil_command: Call, words: tuple[str, ...], tmp_path: Path, monk
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-x", "@SUM(A1)", "\t=1", "\r=1", "\n=1", " =1+1", "  @x"])
 def test_a_spreadsheet_takes_no_name_for_a_formula(text: str) -> None:
     file = io.StringIO()
-    csv.writer(file).writerow([harmless(text)])
+    csv.writer(file).writerow([csv_text(text)])
     (cell,) = next(csv.reader(io.StringIO(file.getvalue())))
     assert cell.startswith("'")
     assert cell == f"'{escaped(text)}"
@@ -129,5 +129,5 @@ def test_a_spreadsheet_takes_no_name_for_a_formula(text: str) -> None:
 
 def test_names_that_are_no_formula_stay() -> None:
     for text in ("er", "birds-2", "lr=0.1", "3.5", "a=b", ""):
-        assert harmless(text) == text
-    assert md(f"a{ESC}|b") == r"a\\x1b\|b"
+        assert csv_text(text) == text
+    assert markdown_text(f"a{ESC}|b") == r"a\\x1b\|b"

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from ocil import environment, threads
+from ocil import threads, variables
 from ocil.data import Dataset
 from ocil.errors import OcilError
-from ocil.evaluate import Evaluator
+from ocil.evaluation.evaluator import Evaluator
 from ocil.methods.er import ER
 from ocil.online.images import ImageFormat
 from ocil.online.model import Model, Recipe
-from ocil.runner import make_learner
+from ocil.runs.build import make_learner
 from ocil.streams import Stream, StreamConfig
 from tests.conftest import Call, one_error
 
@@ -145,31 +145,34 @@ def test_too_few_are_refused(ocil_command: Call, tmp_path: Path, count: int) -> 
         Model(Recipe("er"), ImageFormat((8, 8, 1)), threads=count)
     model = ("--model", tmp_path / "model", "--threads", count)
     for words in (
-        ("learn", tmp_path, *model), ("predict", tmp_path, *model), ("export", "--out", "a.onnx", *model),
+        ("learn", tmp_path, *model),
+        ("predict", tmp_path, *model),
+        ("export", "--out", "a.onnx", *model),
         ("bench", "er", "--threads", count),
-    ):  # fmt: skip
+    ):
         assert "must be at least 1" in one_error(ocil_command(*words))
     assert not list(tmp_path.iterdir())
 
 
 def test_variables_that_somebody_set_are_kept() -> None:
     found: dict[str, str] = {}
-    environment.prepare(found, "aarch64")
+    variables.prepare(found, "aarch64")
     assert found == {"OMP_WAIT_POLICY": "passive", "ONEDNN_JIT_PROFILE": "0"}
     for chosen in (
         {"GOMP_SPINCOUNT": "9", "DNNL_JIT_PROFILE": "2"},
         {"OMP_WAIT_POLICY": "active", "ONEDNN_JIT_PROFILE": "6"},
     ):
         found = dict(chosen)
-        environment.prepare(found, "aarch64")
+        variables.prepare(found, "aarch64")
         assert found == chosen
     found = {}
-    environment.prepare(found, "x86_64")
+    variables.prepare(found, "x86_64")
     assert "ONEDNN_JIT_PROFILE" not in found
 
 
 CONVOLUTION = """
-import json, os
+import json, os, pathlib
+pathlib.Path(f"/tmp/perf-{{os.getpid()}}.map").unlink(missing_ok=True)  # of an earlier process with the same number
 {first}
 import ocil
 data = ocil.load_dataset()

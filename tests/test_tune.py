@@ -9,14 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from ocil import data, tuning
-from ocil.config import RunConfig, resolve
+from ocil import data
 from ocil.data import Dataset
+from ocil.engines import execute
+from ocil.engines.job import Job
 from ocil.errors import OcilError
+from ocil.evaluation.measures import estimate
+from ocil.experiments import search
 from ocil.methods.er import ER
-from ocil.metrics import estimate
-from ocil.results import Result
-from ocil.runner import Work, build
+from ocil.runs.build import build
+from ocil.runs.config import RunConfig, resolve
+from ocil.runs.protocol import Interrupted, RunKey
+from ocil.runs.results import Result
+from ocil.runs.stream_run import ActiveStreamRun, StreamRun
 from tests.conftest import Call, Said, left_over, one_error
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
@@ -59,37 +64,37 @@ def poisoned(data: Dataset) -> Dataset:
     return replace(data, train_x=train, test_x=np.full_like(data.test_x, 7), test_y=data.test_y[::-1].copy())
 
 
-def test_the_ground_is_the_training_data_of_the_first_tasks(six: Dataset) -> None:
+def test_the_search_data_is_the_training_data_of_the_first_tasks(six: Dataset) -> None:
     config = resolve("er", "six", settings={"tasks": TASKS}, classes=CLASSES)
-    ground = tuning.ground(six, config, 2, 0.2)
-    assert ground.tasks == (("a", "b"), ("c", "d"))
-    assert ground.data.classes == ("a", "b", "c", "d")
-    assert np.bincount(ground.data.train_y).tolist() == [16] * 4
-    assert np.bincount(ground.data.test_y).tolist() == [4] * 4
+    split = search.search_split(six, config, 2, 0.2)
+    assert split.tasks == (("a", "b"), ("c", "d"))
+    assert split.data.classes == ("a", "b", "c", "d")
+    assert np.bincount(split.data.train_y).tolist() == [16] * 4
+    assert np.bincount(split.data.test_y).tolist() == [4] * 4
 
     def kept(x: np.ndarray, y: np.ndarray) -> set[tuple[int, bytes]]:
         return {(int(label), image.tobytes()) for label, image in zip(y, x, strict=True)}
 
-    learned, held = kept(ground.data.train_x, ground.data.train_y), kept(ground.data.test_x, ground.data.test_y)
+    learned, held = kept(split.data.train_x, split.data.train_y), kept(split.data.test_x, split.data.test_y)
     theirs = kept(six.train_x, six.train_y)
     assert not learned & held
     assert learned | held == {(label, image) for label, image in theirs if label < 4}
     assert not held & kept(six.test_x, six.test_y)
 
 
-def test_the_ground_has_a_name_and_a_fingerprint_of_its_own(six: Dataset) -> None:
+def test_the_search_data_has_a_name_and_a_fingerprint_of_its_own(six: Dataset) -> None:
     config = resolve("er", "six", settings={"tasks": TASKS}, classes=CLASSES)
-    grounds = [tuning.ground(six, config, *how).data for how in ((2, 0.2), (2, 0.1), (1, 0.2))]
-    names = {data.name for data in grounds} | {six.name}
+    cuts = [search.search_split(six, config, *how).data for how in ((2, 0.2), (2, 0.1), (1, 0.2))]
+    names = {data.name for data in cuts} | {six.name}
     assert len(names) == 4
     assert "six-first-2-tasks-20-percent-held-out" in names
-    assert len({data.fingerprint for data in [*grounds, six]}) == 4
-    assert tuning.ground(six, config, 2, 0.2).data.fingerprint == grounds[0].fingerprint
+    assert len({data.fingerprint for data in [*cuts, six]}) == 4
+    assert search.search_split(six, config, 2, 0.2).data.fingerprint == cuts[0].fingerprint
 
 
 def test_poison_changes_nothing(six: Dataset) -> None:
     config = resolve("er", "six", settings={"tasks": TASKS}, classes=CLASSES)
-    clean, other = (tuning.ground(data, config, 2, 0.1).data for data in (six, poisoned(six)))
+    clean, other = (search.search_split(data, config, 2, 0.1).data for data in (six, poisoned(six)))
     assert clean.fingerprint == other.fingerprint
     assert poisoned(six).fingerprint != six.fingerprint
 
@@ -144,7 +149,7 @@ def test_a_search_from_start_to_end(tune: Tune, six: Dataset, tmp_path: Path) ->
     assert "4 runs are finished already." in shown.err
     assert shown.err.count("seed") == 2
     assert "chosen" in shown.out
-    assert "Learned from 72 and scored on 8 training images of those tasks; 2 seeds a point." in shown.out
+    assert "Learned from 72 and scored on 8 training images of those tasks; 2 seeds per point." in shown.out
     assert "To run it: ocil run er " in shown.out
 
 
@@ -199,10 +204,10 @@ def test_a_search_with_a_former_name_goes_on(at_home: Callable[..., Any], tmp_pa
     content = at_home("--grid", "lr=0.1,0.2")
     settings = dict(word.split("=") for word in WIDTH_2)
     points = [resolve("er", str(tmp_path / "six.npz"), memory=20, settings=settings | {"lr": lr}) for lr in (0.1, 0.2)]
-    search = tuning.former_digest(points, content["data"]["fingerprint"], 2)
+    older = search.former_digest(points, content["data"]["fingerprint"], 2)
     record = Path(content["record"])
-    record.write_text(record.read_text().replace(content["search"], search))
-    former = record.parent.rename(record.parent.with_name(f"er-six-m20-lr-{search}"))
+    record.write_text(record.read_text().replace(content["search"], older))
+    former = record.parent.rename(record.parent.with_name(f"er-six-m20-lr-{older}"))
     again = at_home("--grid", "lr=0.1,0.2")
     assert again["search"] == content["search"]
     assert [path.name for path in (tmp_path / "tuning").iterdir()] == [former.name]
@@ -240,21 +245,22 @@ def test_a_record_that_is_in_the_way_is_kept(tune: Tune, tmp_path: Path) -> None
 def test_the_network_has_an_output_for_every_class(six: Dataset, tmp_path: Path) -> None:
     """The pull of virtual distillation is divided by the number of outputs, so a search must not have fewer."""
     config = resolve("er", "six", settings={"tasks": TASKS, "width": 2}, classes=CLASSES)
-    ground = tuning.ground(six, config, 2, 0.1).data
-    kept = data.load(tuning.keep(ground, tmp_path))
-    assert (kept.num_classes, kept.unseen, kept.fingerprint) == (4, 2, ground.fingerprint)
+    cut, path = search.search_split(six, config, 2, 0.1).data, tmp_path / "cut.npz"
+    search.write_data(cut, path)
+    kept = data.load(path)
+    assert (kept.num_classes, kept.unseen, kept.fingerprint) == (4, 2, cut.fingerprint)
     assert build(config, kept).problem.classes == CLASSES
 
 
-def test_nothing_but_the_ground_reaches_a_run(tune: Tune, six: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_but_the_search_data_reaches_a_run(tune: Tune, six: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Dataset] = []
-    start = Work.__init__
+    start = ActiveStreamRun.__init__
 
-    def watched(self: Work, config: RunConfig, folder: Any, dataset: Dataset, *rest: Any) -> None:
+    def watched(self: ActiveStreamRun, config: RunConfig, folder: Any, dataset: Dataset, *rest: Any) -> None:
         seen.append(dataset)
         start(self, config, folder, dataset, *rest)
 
-    monkeypatch.setattr(Work, "__init__", watched)
+    monkeypatch.setattr(ActiveStreamRun, "__init__", watched)
     assert tune("fine-tune", "--grid", "lr=0.1,0.2", "--seeds", 1).code == 0
     allowed = {image.tobytes() for image, label in zip(six.train_x, six.train_y, strict=True) if label < 4}
     assert len(seen) == 2
@@ -265,11 +271,11 @@ def test_nothing_but_the_ground_reaches_a_run(tune: Tune, six: Dataset, monkeypa
 def test_afs_has_the_paper_s_grid(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[RunConfig] = []
 
-    def run_all(configs: list[RunConfig], *_: Any) -> list[Exception]:
-        asked.extend(configs)
-        return [OcilError("not now")] * len(configs)
+    def run_all(runs: list[StreamRun], *_: Any) -> dict[RunKey, Exception]:
+        asked.extend(run.config for run in runs)
+        return {run.key: OcilError("not now") for run in runs}
 
-    monkeypatch.setattr("ocil.engine.local.run_all", run_all)
+    monkeypatch.setattr("ocil.engines.pool.run_all", run_all)
     said = tune("afs", "--seeds", 1)
     assert said.code == 2
     assert "no point of the grid has finished" in said.errors[-1]
@@ -284,7 +290,7 @@ def test_a_point_that_fails_is_not_chosen(tune: Tune, tmp_path: Path, monkeypatc
     def failing(self: ER, x: torch.Tensor, y: torch.Tensor) -> None:
         learn(self, x, y)
         if self.config.lr == 0.2 and self.rng.seed == 1:
-            self.watch(torch.tensor(float("inf")))
+            self.record_loss(torch.tensor(float("inf")))
 
     monkeypatch.setattr(ER, "learn", failing)
     said = tune("er", "--grid", "lr=0.2,0.0001", "--seeds", 2)
@@ -298,48 +304,59 @@ def test_a_point_that_fails_is_not_chosen(tune: Tune, tmp_path: Path, monkeypatc
 
 def test_the_best_point() -> None:
     a, b = estimate([0.2, 0.4]), estimate([0.5, 0.1])
-    assert tuning.best([a, None, b]) == 0
-    assert tuning.best([None, b, a, a]) == 2
-    assert tuning.best([None]) is None
+    assert search.best([a, None, b]) == 0
+    assert search.best([None, b, a, a]) == 2
+    assert search.best([None]) is None
 
 
 def test_points_that_cannot_be_told_from_the_best() -> None:
     best, near, far = estimate([0.6, 0.5]), estimate([0.5, 0.55]), estimate([0.1, 0.1])
     sure = estimate([0.6, 0.6])
-    assert tuning.rivals([near, best, None, estimate([0.5, 0.5])], 1) == [0, 3]
-    assert tuning.rivals([far, sure], 1) == []
-    assert tuning.rivals([estimate([0.5]), estimate([0.6])], 1) == []
+    assert search.rivals([near, best, None, estimate([0.5, 0.5])], 1) == [0, 3]
+    assert search.rivals([far, sure], 1) == []
+    assert search.rivals([estimate([0.5]), estimate([0.6])], 1) == []
 
 
 def test_a_choice_that_is_not_sure_is_said_to_be(tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     accuracies = {0.1: [0.5, 0.51], 0.2: [0.5, 0.5], 0.3: [0.1, 0.1]}
 
-    def run_all(configs: list[RunConfig], *_: Any) -> list[Result]:
-        return [
-            Result(c, [[accuracies[c.learner.lr][c.seed]] * 2] * 2, [], 1.0, {}, "", {"ocil": "1", "torch": c.seed})
-            for c in configs
-        ]
+    def run_all(runs: list[StreamRun], *_: Any) -> dict[RunKey, Result]:
+        return {
+            run.key: Result(
+                run.config,
+                [[accuracies[run.config.learner.lr][run.seed]] * 2] * 2,
+                [],
+                1.0,
+                {},
+                "",
+                {"ocil": "1", "torch": run.seed},
+            )
+            for run in runs
+        }
 
-    monkeypatch.setattr("ocil.engine.local.run_all", run_all)
+    monkeypatch.setattr("ocil.engines.pool.run_all", run_all)
     said = tune("er", "--grid", "lr=0.3,0.2,0.1", "--seeds", 2)
-    line = "lr=0.1 and lr=0.2 are within their intervals: more seeds may tell them apart."
+    line = "lr=0.1 and lr=0.2 are within their intervals: more seeds may separate them."
     assert line in said.out
     content = json.loads((tmp_path / "search" / "tuning.json").read_text())
     assert (content["note"], content["chosen"], content["close"]) == (line, {"lr": "0.1"}, [{"lr": "0.2"}])
     assert (content["environment"]["ocil"], content["environment"]["torch"]) == ("1", "0 + 1")
     accuracies[0.1] = [0.6, 0.6]
     assert "within their intervals" not in tune("er", "--grid", "lr=0.3,0.2,0.1", "--seeds", 2).out
-    assert "One seed a point has no interval" in tune("er", "--grid", "lr=0.3,0.2", "--seeds", 1).out
-    assert "One seed" not in tune("er", "--grid", "lr=0.3", "--seeds", 1).out.replace("1 seeds a point", "")
+    assert "There is no interval with one seed per point" in tune("er", "--grid", "lr=0.3,0.2", "--seeds", 1).out
+    alone = tune("er", "--grid", "lr=0.3", "--seeds", 1).out
+    assert "There is no interval" not in alone
+    assert "; 1 seed per point." in alone
 
 
 def test_data_that_was_cut_is_written_again(six: Dataset, tmp_path: Path) -> None:
-    path = tuning.keep(six, tmp_path)
+    path = tmp_path / "six.npz"
+    search.write_data(six, path)
     stamp = path.stat().st_mtime_ns
-    assert tuning.keep(six, tmp_path) == path
+    search.write_data(six, path)
     assert path.stat().st_mtime_ns == stamp
     path.write_bytes(path.read_bytes()[:100])
-    tuning.keep(six, tmp_path)
+    search.write_data(six, path)
     assert path.stat().st_size > 100
 
 
@@ -371,9 +388,23 @@ def test_mistakes(tune: Tune, tmp_path: Path, words: tuple[object, ...], says: s
     assert not (tmp_path / "search").exists()
 
 
-def test_ctrl_c_leaves_no_record(tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ocil.runner import Interrupted
+def test_a_search_from_python(six: Dataset, tmp_path: Path) -> None:
+    six.save(tmp_path / "six.npz")
+    settings = {"width": "2", "tasks": str(TASKS)}
+    found = search.Search(
+        "fine-tune", str(tmp_path / "six.npz"), {"lr": ["0.1", "0.01"]}, settings=settings, seeds=2, out=tmp_path / "s"
+    )
+    outcomes = execute(found.plan().runs, Job(found.out, "cpu", workers=1))
+    scores = found.scores(outcomes)
+    choice = found.choose(scores)
+    assert choice is not None
+    assert [score.mean for score in scores if score][choice.number] == max(score.mean for score in scores if score)
+    assert (choice.config.learner.lr, choice.config.stream.tasks) == (float(choice.point["lr"]), TASKS)
+    record = json.loads(found.save(found.record(outcomes, choice)).read_text())
+    assert (record["chosen"], record["grid"]) == (choice.point, {"lr": ["0.1", "0.01"]})
 
-    monkeypatch.setattr("ocil.engine.local.run_all", lambda configs, *_: [Interrupted("")] * len(configs))
+
+def test_ctrl_c_leaves_no_record(tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ocil.engines.pool.run_all", lambda runs, *_: {run.key: Interrupted("") for run in runs})
     assert tune("er", "--grid", "lr=0.1", "--seeds", 1).code == 130
     assert not (tmp_path / "search" / "tuning.json").exists()

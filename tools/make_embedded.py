@@ -63,8 +63,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make the embedded dataset from the Fashion-MNIST files.")
     parser.add_argument("folder", type=Path, help="folder with the four idx .gz files")
     parser.add_argument("--size", type=int, default=14, choices=(7, 14, 28), help="side of the images in pixels")
-    parser.add_argument("--train", type=int, default=300, help="training images a class")
-    parser.add_argument("--test", type=int, default=100, help="test images a class")
+    parser.add_argument("--train", type=int, default=300, help="training images per class")
+    parser.add_argument("--test", type=int, default=100, help="test images per class")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="the file to write")
     args = parser.parse_args()
     try:

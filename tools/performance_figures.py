@@ -10,7 +10,7 @@ from pathlib import Path
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 
-from ocil.report.figures import COLOURS, MARKERS, STYLE, save
+from ocil.report.style import COLOURS, MARKERS, STYLE, save
 
 ROOT = Path(__file__).resolve().parent.parent
 LABELS = {"seeds": "seeds side by side", "memory": "images in the memory", "classes": "classes"}
@@ -34,13 +34,17 @@ def main() -> None:
             for number, method in enumerate(dict.fromkeys(row["method"] for row in rows)):
                 mine = [row for row in rows if row["method"] == method]
                 axis.plot(
-                    [row["at"] for row in mine], [row["ms_per_step"] for row in mine], label=method,
-                    color=COLOURS[number], marker=MARKERS[number], markersize=5,
-                )  # fmt: skip
+                    [row["at"] for row in mine],
+                    [row["ms_per_step"] for row in mine],
+                    label=method,
+                    color=COLOURS[number],
+                    marker=MARKERS[number],
+                    markersize=5,
+                )
             axis.set(xscale="log", xlabel=label, ylim=(0, None))
-        axes[0].set_ylabel("ms a seed-step")
+        axes[0].set_ylabel("ms per step and seed")
         max(axes, key=lambda axis: len(axis.lines)).legend(frameon=False)
-        figure.suptitle(f"{content['device']}, CIFAR-100 shapes, bf16, ten seeds where not said otherwise")
+        figure.suptitle(f"{content['device']}, CIFAR-100 shapes, bf16, ten seeds unless noted otherwise")
     save(figure, options.out)
 
 

@@ -2,8 +2,8 @@
 
 python tools/rename_runs.py ROOT... [--dry-run]
 
-Runs in folders with former names are found as they are; this is for those who want one way of naming. Nothing is moved
-if two runs would have the same place. A second time there is nothing left to do.
+Runs in folders with former names are found as they are; this tool is for those who want uniform names. It moves nothing
+if two runs would get the same folder, and a second call has nothing left to do.
 """
 
 import argparse
@@ -12,18 +12,19 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from ocil.config import RunConfig
 from ocil.errors import OcilError
-from ocil.longtail.config import STAGE1, LongTailConfig
-from ocil.results import UNREADABLE, RunFolder
+from ocil.longtail.config import STAGE1, LongTailConfig, Stage1Config
+from ocil.runs.config import RunConfig
+from ocil.runs.folder import RunFolder
+from ocil.runs.results import UNREADABLE
 
 
 def cell_of(content: dict[str, Any]) -> str:
-    """The name of a configuration's cell; that of a stage 1 has nothing but what stage 1 depends on."""
+    """The name of a configuration's cell. A stage 1 has only the settings that it depends on."""
     if "variant" in content:
         return LongTailConfig.from_json(content).cell
     if set(content) <= set(STAGE1):
-        return LongTailConfig.from_json(content).stage1_cell
+        return Stage1Config.from_json(content).cell
     return RunConfig.from_json(content).cell
 
 
@@ -42,7 +43,7 @@ def wanted(folder: Path) -> Path | None:
 
 
 def plan(roots: list[Path]) -> dict[Path, Path]:
-    """The folders to move, each with its new place; exits with a line if two runs would have the same one."""
+    """The folders to move, each with its new place. Exits with a message if two runs would get the same one."""
     moves: dict[Path, Path] = {}
     for root in roots:
         for folder in sorted(path for path in root.rglob("seed-*") if path.is_dir()):
@@ -67,7 +68,7 @@ def move(folder: Path, target: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("roots", type=Path, nargs="+")
-    parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
+    parser.add_argument("--dry-run", action="store_true", help="only print what would be done")
     options = parser.parse_args()
     moves = plan(options.roots)
     for old, new in dict.fromkeys((folder.parent, target.parent) for folder, target in moves.items()):

@@ -1,53 +1,56 @@
 """Online class-incremental learning: learn to classify images from a stream seen once, while new classes arrive.
 
-data = ocil.load_dataset()                      a dataset by name
-stream = ocil.Stream(data, seed=0)              the order its images arrive in
-learner = ocil.make_learner("afs", data)        a method by name; learn(x, y), scores(x), review()
-evaluate = ocil.Evaluator(stream)               rows of the accuracy matrix
-ocil.metrics, ocil.losses                       pure functions
-ocil.resolve, ocil.run                          whole runs, with checkpoint and resume
-ocil.OnlineClassifier                           a scikit-learn estimator for streams of your own (extra sklearn)
+data = ocil.load_dataset()                  a dataset by name
+stream = ocil.Stream(data, seed=0)          the order in which its images arrive
+learner = ocil.make_learner("afs", data)    a method by name: learn(x, y), scores(x), review(), task_ended()
+evaluate = ocil.Evaluator(stream)           rows of the accuracy matrix
+ocil.metrics, ocil.losses                   measures and losses as pure functions
+ocil.METHODS                                all methods by name
+ocil.resolve, ocil.run                      whole runs, with checkpoints and resume
+ocil.OnlineClassifier                       a scikit-learn estimator for your own stream (extra sklearn)
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ocil import environment
+from ocil import variables
 from ocil.errors import OcilError
 
 if TYPE_CHECKING:
-    from ocil import losses, metrics
-    from ocil.config import RunConfig, resolve
     from ocil.data import Dataset
     from ocil.data import load as load_dataset
-    from ocil.evaluate import Evaluator
+    from ocil.evaluation import measures as metrics
+    from ocil.evaluation.evaluator import Evaluator
+    from ocil.learning import losses
     from ocil.methods import METHODS
     from ocil.methods.base import Learner
     from ocil.online.classifier import OnlineClassifier as OnlineClassifier
-    from ocil.results import Result
-    from ocil.runner import make_learner, run
+    from ocil.runs.build import make_learner
+    from ocil.runs.config import RunConfig, resolve
+    from ocil.runs.results import Result
+    from ocil.runs.stream_run import run
     from ocil.streams import Batch, Stream, StreamConfig
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
-environment.prepare()  # before torch is loaded, which all that follows does on first use only
+variables.prepare()  # before torch is loaded, which the names below do on first use
 
 _HOMES = {  # imported on first use, so that the command line answers --help without loading torch
     "Batch": "streams:Batch",
     "Dataset": "data:Dataset",
-    "Evaluator": "evaluate:Evaluator",
+    "Evaluator": "evaluation.evaluator:Evaluator",
     "Learner": "methods.base:Learner",
     "METHODS": "methods:METHODS",
-    "Result": "results:Result",
-    "RunConfig": "config:RunConfig",
+    "Result": "runs.results:Result",
+    "RunConfig": "runs.config:RunConfig",
     "Stream": "streams:Stream",
     "StreamConfig": "streams:StreamConfig",
     "load_dataset": "data:load",
-    "losses": "losses:",
-    "make_learner": "runner:make_learner",
-    "metrics": "metrics:",
-    "resolve": "config:resolve",
-    "run": "runner:run",
+    "losses": "learning.losses:",
+    "make_learner": "runs.build:make_learner",
+    "metrics": "evaluation.measures:",
+    "resolve": "runs.config:resolve",
+    "run": "runs.stream_run:run",
 }
 
 _EXTRAS = {"OnlineClassifier": "online.classifier:OnlineClassifier"}  # not in __all__: it needs the extra sklearn

@@ -1,4 +1,4 @@
-"""What went wrong, said to a person in one line."""
+"""Errors that are reported to the user in one line."""
 
 import difflib
 import importlib.util
@@ -8,15 +8,19 @@ from pathlib import Path
 
 
 class OcilError(Exception):
-    """A mistake the user can mend. The message says what is wrong and what to do; the command line exits with 2."""
+    """An error that the user can fix: the message has what is wrong and what to do. The command line exits with 2."""
 
 
 class WriteError(OcilError):
-    """A file or folder cannot be written: no other run to the same place will do better."""
+    """A file or folder cannot be written. Other runs that write to the same place would fail as well."""
+
+
+class LaterVersionError(OcilError, ValueError):
+    """A file that a later version of ocil has written: nothing is wrong with it, but this version cannot read it."""
 
 
 class InUseError(OcilError):
-    """Another process works in ``folder``. Others of the same place may still be free."""
+    """Another process works in ``folder``. Other folders of the same place may be free."""
 
     def __init__(self, message: str, folder: Path | None = None) -> None:
         super().__init__(message)
@@ -33,10 +37,10 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 @contextmanager
 def optional(what: str, extra: str, *modules: str) -> Iterator[None]:
-    """Optional modules are imported inside this block.
+    """Import optional modules inside this block.
 
-    The error for one that is not installed names the extra to install. One that is installed and yet cannot be
-    imported is another matter, and the error says why.
+    ``OcilError`` with the extra to install if one of ``modules`` is not installed, or with the reason if it is
+    installed but cannot be imported. ``what``: the beginning of the message.
     """
     hint = f"pip install 'ocil[{extra}]'"
     try:

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there, and folders that one process at a time works in."""
+"""Files that are written whole or not at all, and folders that one process at a time works in."""
 
 import errno
 import io
@@ -18,16 +18,16 @@ from filelock import lock_descriptor
 from ocil.errors import InUseError, OcilError, WriteError
 
 LOCK = ".lock"
-TEMPORARY = re.compile(r"\..+\.[0-9a-f]{12}\.tmp", re.DOTALL)  # how atomic_write names what is not whole yet
-NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)  # of a path at which nothing can be
-TRIES = 100  # to take a lock that others remove meanwhile, with the folder they made for it
+TEMPORARY = re.compile(r"\..+\.[0-9a-f]{12}\.tmp", re.DOTALL)  # the names of atomic_write's temporary files
+NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)  # errors of a path at which no file can be
+TRIES = 100  # to take a lock that other processes remove at the same time, with the folder they made for it
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file beside ``path``; it takes that name, synced to disk, only if the block succeeds.
+    """Open a temporary file in the folder of ``path``. If the block succeeds it is synced and takes that name.
 
-    A target that cannot be written is a ``WriteError``. Whatever else the block raises is its caller's.
+    Raises ``WriteError`` if the file cannot be written. Other errors of the block are passed on.
     """
     temporary = path.parent / f".{path.name}.{secrets.token_hex(6)}.tmp"
     with _writing(path):
@@ -48,7 +48,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 
 
 class _Target(io.FileIO):
-    """What is to become ``path``: if it cannot be written to, that is a ``WriteError``, whoever writes."""
+    """The temporary file that will become ``path``. Writing to it raises ``WriteError`` if that fails."""
 
     def __init__(self, descriptor: int, path: Path) -> None:
         super().__init__(descriptor, "wb")
@@ -76,15 +76,25 @@ def _advice(error: OSError) -> str:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all. ``WriteError`` if that fails."""
     with atomic_write(path) as file:
         file.write(content)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names of a folder's files durable: a new or renamed file can be lost with the machine before that."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
     """A descriptor of a regular file, opened with the flags of ``os.open``.
 
-    Folders come from strangers: a symbolic link in the place of a file would lead elsewhere, and a FIFO or a device
-    would wait for ever. Both are an ``OSError`` here, and nothing has been changed by then: ``O_TRUNC`` is refused.
+    A folder may come from anywhere: a symbolic link in the place of a file would lead elsewhere, and opening a FIFO or
+    a device could wait for ever. Both raise an ``OSError`` before anything is changed. ``O_TRUNC`` is refused.
     """
     if flags & os.O_TRUNC:
         raise ValueError("open_regular does not truncate: what it opens may not be what was meant")
@@ -108,7 +118,7 @@ def read_regular(path: Path, most: int | None = None) -> bytes:
 
 
 def machine_memory() -> int:
-    """Bytes of this machine's memory; a very large number where the system does not tell."""
+    """Bytes of this machine's memory; a very large number where it is not known."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # Windows has no sysconf, and not every other system these names
@@ -116,7 +126,7 @@ def machine_memory() -> int:
 
 
 def is_link(path: Path) -> bool:
-    """Also of a path that cannot be: then it is none."""
+    """Whether a path is a symbolic link; False for a path that the file system does not allow."""
     try:
         return path.is_symlink()
     except OSError:
@@ -124,7 +134,7 @@ def is_link(path: Path) -> bool:
 
 
 def must_be_free(path: Path) -> None:
-    """Raise if something stands where a file is to be written: a folder, or a file in the place of its folder."""
+    """Raise ``WriteError`` if a folder is at ``path``, or if a file is where one of its folders should be."""
     try:
         if path.is_dir():
             raise WriteError(f"cannot write {path}: it is a folder. Choose another place.")
@@ -135,26 +145,27 @@ def must_be_free(path: Path) -> None:
 
 
 def first_existing(path: Path) -> Path:
-    """The path, or what is there of the folders above it."""
+    """The path itself if it exists, else the nearest of the folders above it that does."""
     return next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
 
 
 def read_toml(path: Path, hint: Callable[[], str] = str) -> dict[str, Any]:
-    """``hint`` says, of a file that cannot be read, which one may be meant."""
+    """The content of a TOML file. ``hint`` makes the end of the message if the file cannot be read."""
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
         raise OcilError(f"cannot read {path}: {error.strerror}.{hint()}") from None
-    except (ValueError, RecursionError) as error:  # not TOML, not text, or a number or a nesting beyond measure
+    except (ValueError, RecursionError) as error:  # not TOML, not text, or a number or nesting too large
         raise OcilError(f"{path} is not a TOML file: {error}.") from None
 
 
 @contextmanager
 def locked(folder: Path, elsewhere: str, taken: str) -> Iterator[None]:
-    """One process at a time works in a folder. The lock goes with the process, however that ends.
+    """Hold the lock of a folder inside the block. The lock ends with the process, however that ends.
 
-    A folder that nothing was written to is left as it was found: without the lock, and not there if it was made for it.
-    ``elsewhere`` ends the message for a folder that cannot be written to; ``taken`` is the one for a folder in use.
+    If nothing was written to the folder, it is left as it was: without the lock, and removed if it was made here.
+    ``elsewhere``: the end of the message if the folder cannot be written to (``WriteError`` or ``OcilError``).
+    ``taken``: the message if another process holds the lock (``InUseError``).
     """
     made: list[Path] = []
     try:
@@ -163,7 +174,7 @@ def locked(folder: Path, elsewhere: str, taken: str) -> Iterator[None]:
     except OSError as error:
         _remove_empty(made)
         misplaced = isinstance(error, FileExistsError)
-        if misplaced and folder.is_file():  # the folders beside it may be all right
+        if misplaced and folder.is_file():  # other folders of the same place may be all right
             raise OcilError(f"cannot write to {folder}: it is a file. {elsewhere}") from error
         place = folder / LOCK if str(error.filename) == str(folder / LOCK) else folder
         reason = "a file or a broken link is in its place" if misplaced else error.strerror
@@ -176,13 +187,13 @@ def locked(folder: Path, elsewhere: str, taken: str) -> Iterator[None]:
     finally:
         with suppress(OSError):
             if [path.name for path in folder.iterdir()] == [LOCK]:
-                (folder / LOCK).unlink()  # while it is held: whoever waits for it will see that it has gone
+                (folder / LOCK).unlink()  # while it is held: a process that waits for it will see that it is gone
                 _remove_empty(made)
         os.close(descriptor)
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process works in a folder, as far as can be seen: whoever takes it will hear what is wrong with it."""
+    """Whether a process works in a folder. False also if that cannot be found out: ``locked`` then raises."""
     try:
         with os.fdopen(open_regular(folder / LOCK, os.O_RDWR), "rb") as file:
             return not lock_descriptor(file.fileno(), blocking=False)
@@ -209,7 +220,7 @@ def _lock(folder: Path) -> int | None:
                 if is_new:
                     path.unlink(missing_ok=True)
                 raise
-            if _is_at(path, descriptor):  # else it was removed before we held it, and keeps nobody out
+            if _is_at(path, descriptor):  # else it was removed before we held it, and locks nothing
                 stack.pop_all()
                 return descriptor
     raise OSError(errno.ENOLCK, "its file system does not keep locks")
@@ -230,7 +241,7 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what a process left that was killed while it wrote."""
+    """Remove the temporary files of a process that was killed while it wrote."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if TEMPORARY.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
@@ -239,7 +250,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _remove_empty(folders: list[Path]) -> None:
-    """The inner ones first, as far as nothing is in them."""
+    """Remove folders in this order, from the inside out, up to the first that is not empty."""
     with suppress(OSError):
         for folder in folders:
             folder.rmdir()

@@ -1,4 +1,4 @@
-"""How exactly a GPU computes."""
+"""The precision in which a GPU computes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

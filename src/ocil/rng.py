@@ -1,4 +1,4 @@
-"""One seed, many independent random streams, each with a name."""
+"""Many independent random generators from one seed, each with a name."""
 
 import hashlib
 
@@ -16,13 +16,13 @@ def check_seed(seed: int) -> None:
 
 
 def derive(seed: int, name: str) -> int:
-    """A 63-bit seed for one purpose. Adding a purpose does not shift the randomness of another."""
+    """A 63-bit seed for one purpose. A new purpose does not change the random numbers of the others."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
 class Rng:
-    """The generators of one learner. They live on its device, so a step never asks the host for a number."""
+    """The generators of one learner, on its device, so that a step never needs random numbers from the host."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self.seed = seed

@@ -1,4 +1,4 @@
-"""Tensors and text in one safetensors file that knows whether it is whole.
+"""Tensors and text in one safetensors file with a checksum.
 
 A flipped byte in a weight is still a number, so safetensors alone would load it. The file's metadata therefore hold a
 SHA-256 of all its bytes, in which the digest itself counts as zeros.
@@ -21,7 +21,7 @@ BLANK = "0" * 64
 
 
 class DamagedFileError(ValueError):
-    """A file that is not what was written."""
+    """A file whose content is not what was written."""
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> None:
@@ -35,14 +35,14 @@ def write(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -
 
 
 def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors as safetensors takes them. Those that are so already are not copied."""
+    """Tensors on the CPU and contiguous, as safetensors needs them. Those that are so already are not copied."""
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and texts of a file. ``DamagedFileError`` if a byte of it has changed, ``OSError`` if it cannot be read.
 
-    Files of before there was a digest, or by others, are read as they are.
+    Files without a digest, of early versions or other programs, are read without this check.
     """
     content = read_regular(path)
     texts = _texts(content)
@@ -65,7 +65,7 @@ def _split(content: bytes) -> tuple[bytes, memoryview]:
 
 
 def _digest(content: bytes, given: str) -> str:
-    """What the digest of a file should be, which claims to be ``given``."""
+    """The digest of a file's content, in which the digest ``given`` counts as zeros."""
     end = 8 + int.from_bytes(content[:8], "little")
     if len(given) != len(BLANK) or _entry(given) not in content[:end]:
         raise DamagedFileError("it is damaged: its checksum cannot be found")
@@ -75,7 +75,7 @@ def _digest(content: bytes, given: str) -> str:
 
 
 def _entry(digest: str) -> bytes:
-    """As the digest stands in the header."""
+    """The digest as it is written in the header."""
     return f'"{DIGEST}":"{digest}"'.encode()
 
 

@@ -7,10 +7,10 @@ DIRECTIONS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u
 
 
 def escaped(text: str) -> str:
-    r"""With control characters as ``\x1b`` and the like: a terminal acts on them, and some turn what is read around.
+    r"""The text with control characters written as ``\x1b`` and the like.
 
-    Labels, names of files and what is in files come from others. What is meant for programs, JSON above all, is not
-    escaped by this.
+    A terminal would act on them, and some change the direction of the text around them. Use it for labels, names of
+    files and what is in files when they are shown to a person, not for output that programs read.
     """
     return "".join(_escaped(letter) for letter in text)
 

@@ -1,4 +1,4 @@
-"""How many CPU threads a piece of work takes. docs/performance.md has the measurements behind the rule."""
+"""How many CPU threads learning uses. docs/performance.md has the measurements behind the rule."""
 
 import ctypes
 import os
@@ -11,44 +11,36 @@ from pathlib import Path
 
 import torch
 
-from ocil.errors import OcilError
-
-LARGE = 50_000  # pixels of an image times the square of the network's width: from here on a second thread pays
-MOST = 4  # threads that are taken without being asked for
-LIMIT = 1024  # threads that may be asked for
+LARGE_WORK = 50_000  # pixels of an image times the square of the network's width: from here on a second thread pays
+MOST = 4  # threads that are used by default
 
 _chosen: ContextVar[bool] = ContextVar("_chosen", default=False)  # whether the code is inside a block of ``using``
 
 
 def cores() -> int:
-    """That this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def default_threads(image_shape: tuple[int, int, int], width: int) -> int:
-    """What learning from such images takes if nobody says otherwise.
+    """The default number of threads for learning from such images.
 
-    One thread for small networks, else all cores but one, up to ``MOST``: with a core left to whatever else the machine
-    does, no thread waits for another that cannot run. ``OMP_NUM_THREADS`` wins, and so does a block of ``using`` around
-    it. So does ``torch.set_num_threads`` with any number but those that PyTorch begins with (all cores, or half of them
-    where a core counts twice); it is never exceeded.
+    One thread for small networks, else all cores but one, up to ``MOST``: with one core left for other processes, no
+    thread waits for another that cannot run. ``OMP_NUM_THREADS`` and a surrounding ``using`` block override this, and
+    so does ``torch.set_num_threads`` unless its number is what PyTorch starts with (all cores, or half of them with
+    hyper-threading). The present number is never exceeded.
     """
     now = torch.get_num_threads()
     if _chosen.get() or "OMP_NUM_THREADS" in os.environ or now not in (cores(), cores() // 2):
         return now
     height, across, _ = image_shape
-    large = height * across * width**2 >= LARGE
+    large = height * across * width**2 >= LARGE_WORK
     return min(now, MOST, max(1, cores() - 1)) if large else 1
-
-
-def check_threads(threads: int | None) -> None:
-    if threads is not None and not 1 <= threads <= LIMIT:
-        raise OcilError(f"threads = {threads} must be at least 1 and at most {LIMIT}.")
 
 
 @contextmanager
 def using(count: int) -> Iterator[None]:
-    """Compute on so many threads inside the block, afterwards on as many as before."""
+    """Compute with ``count`` threads inside the block, afterwards with as many as before."""
     before, chosen = torch.get_num_threads(), _chosen.set(True)
     torch.set_num_threads(count)
     try:
@@ -65,8 +57,8 @@ _blocks_lock = threading.Lock()
 
 @contextmanager
 def _convolutions_on(count: int) -> Iterator[None]:
-    """Their number is the process's, so blocks of several threads may overlap: the latest one that is open wins, and
-    the last one to end puts back what was there before the first.
+    """The threads of ARM's convolutions. Their number belongs to the process, so blocks of several threads may overlap:
+    the latest open block wins, and the last one to end restores the number from before the first.
     """
     scheduler = _arm_scheduler()
     if scheduler is None:
@@ -89,21 +81,22 @@ def _convolutions_on(count: int) -> Iterator[None]:
 
 
 def default_if_free(image_shape: tuple[int, int, int], width: int) -> AbstractContextManager[None]:
-    """``using`` the default, unless a block of ``using`` has settled it already."""
+    """``using`` the default number, unless a surrounding block of ``using`` has set it."""
     return nullcontext() if _chosen.get() else using(default_threads(image_shape, width))
 
 
 def set_threads(count: int) -> None:
-    """From now on. PyTorch's own number counts for the calling thread, that of ARM's convolutions for the process."""
+    """Set the number from now on: PyTorch's own for the calling thread, that of ARM's convolutions for the process."""
     torch.set_num_threads(count)
     if scheduler := _arm_scheduler():
         scheduler.count = count
 
 
 class _ArmScheduler:
-    """Arm Compute Library, which computes convolutions on ARM, asks for the number of threads once, when it is loaded.
+    """The scheduler of the Arm Compute Library, which computes convolutions on ARM.
 
-    ``torch.set_num_threads`` does not reach it, and PyTorch offers no other way, so its own functions are called.
+    It reads the number of threads once, when it is loaded, and ``torch.set_num_threads`` does not change it. PyTorch
+    offers no other way, so this calls its own functions.
     """
 
     OPENMP = 2  # the kind of scheduler whose functions these are
@@ -132,7 +125,7 @@ class _ArmScheduler:
 
 @cache
 def _arm_scheduler() -> _ArmScheduler | None:
-    """None where PyTorch was built without it, or with a version that is not known here."""
+    """None if PyTorch was built without it, or with a version that is not known here."""
     path = Path(torch.__file__).parent / "lib" / "libarm_compute.so"
     if not path.is_file():
         return None

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 from tests.data import tiny_sources as tiny
 
-from ocil.data import load
-from ocil.data.importers import import_dataset
+from ocil.data import CATALOG, DEFAULT, load
+from ocil.data.importers import READERS, import_dataset
 from ocil.errors import OcilError
 
 
@@ -430,3 +430,14 @@ def test_sources_that_are_not(tmp_path: Path) -> None:
     with refused("cannot read"):
         import_dataset("own", tmp_path / "broken.npz", tmp_path / "data")
     assert nothing_stored(tmp_path / "data")
+
+
+def test_an_entry_without_a_reader_is_not_taken_for_another(tmp_path: Path) -> None:
+    archive = tmp_path / "other.tar.gz"
+    archive.write_bytes(b"")
+    with refused("Other can be imported as a prepared .npz file only"):
+        import_dataset("other", archive, expect=replace(tiny.TINY_MINI, name="other", title="Other", reader=None))
+
+
+def test_every_entry_that_can_be_imported_has_a_reader() -> None:
+    assert {info.name for info in CATALOG.values() if info.reader in READERS} == {*CATALOG} - {DEFAULT}

@@ -1,4 +1,4 @@
-"""The command line. Thin: it parses, calls and prints; a command imports what it needs when it runs."""
+"""The command line: it parses, calls and prints. Commands import what they need when they run, so help is quick."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from itertools import pairwise
 from cyclopts import App, CycloptsError
 
 import ocil
-from ocil.cli import bench, common, data, learn, longtail, report, runs, serve, sweep, tune
+from ocil.cli import bench, console, data, learn, longtail, predict, report, run, serve, sweep, tune
 from ocil.errors import OcilError
 
 app = App(
@@ -18,25 +18,25 @@ app = App(
 Try `ocil run afs`, which learns ten kinds of clothing two at a time, then `ocil methods`, `ocil datasets`.
 """,
 )
-app.command(runs.run)
-app.command(runs.compare)
+app.command(run.run)
+app.command(run.compare)
 app.command(sweep.sweep)
 app.command(tune.tune)
 app.command(report.report)
 app.command(report.show)
-app.command(runs.methods)
+app.command(run.methods)
 app.command(bench.bench)
 app.command(data.list_datasets, name="datasets")
 app.command(data.app)
 app.command(longtail.app)
 app.command(learn.learn)
-app.command(learn.predict)
-app.command(learn.export)
+app.command(predict.predict)
+app.command(predict.export)
 app.command(serve.serve)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Exit codes: 0 done, 1 some run failed, 2 a mistake to mend, 130 stopped by Ctrl-C or SIGTERM."""
+    """Run a command and exit: 0 done, 1 a run failed, 2 an error to correct, 130 stopped by Ctrl-C or SIGTERM."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         _refuse_empty(arguments)
@@ -47,11 +47,11 @@ def main(arguments: list[str] | None = None) -> None:
         _fail(str(error))
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # the reader of our output, `head` say, has gone
+    except BrokenPipeError:  # the reader of our output, for example `head`, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
-        if error.filename is None:  # no place of the user's: no memory for a process, say
+        if error.filename is None:  # not about a file of the user: no memory for a process, for example
             raise
         # A place that cannot be read or written: a name too long, a loop of links, no permission.
         _fail(f"{error.filename}: {error.strerror or error}. Choose another place.")
@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _refuse_empty(arguments: list[str]) -> None:
-    """An empty word is a variable that was not set: as a path it would stand for the folder we are in."""
+    """Raise if a word is empty. It comes from a shell variable that is not set; as a path it would be this folder."""
     for before, word in pairwise(["", *arguments]):
         if not word.strip():
             raise OcilError(f"{before if before.startswith('-') else 'an argument'} is empty: give it a value.")
@@ -69,5 +69,5 @@ def _refuse_empty(arguments: list[str]) -> None:
 
 
 def _fail(message: str) -> None:
-    common.say_error(message)
+    console.error(message)
     sys.exit(2)

@@ -1,13 +1,12 @@
-"""``ocil data``: list, import, download and check datasets. Thin: the work is done in ocil.data."""
+"""``ocil data``: list, import, download and check datasets. The work is done in ocil.data."""
 
-# Annotations are read by cyclopts at run time. The data modules are imported in the commands, so that help is quick.
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import App
 
-from ocil.cli.common import FOLDER, plain, print_line, whole_number
+from ocil.cli import console
+from ocil.cli.options import FLAG, DataDir, Json, MaybeWhole
 
 if TYPE_CHECKING:
     from ocil.data import Entry
@@ -15,19 +14,12 @@ if TYPE_CHECKING:
 app = App(
     name="data",
     version_flags=(),
-    help="""Datasets: see what there is, bring more in, check what you have.
+    help="""Datasets: list, import, download and check them.
 
-Nothing is needed to begin: fashion-mini comes with ocil. For the benchmarks of the literature try
+To begin, nothing is needed: fashion-mini comes with ocil. For the benchmarks of the literature try
 `ocil data download cifar100`, for your own images `ocil data import my-birds PATH`.
 """,
 )
-
-DataDir = Annotated[
-    Path | None,
-    Parameter(help="Folder of the datasets. Default: $OCIL_DATA, else the user's cache folder."),
-    FOLDER,
-]
-Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON object and nothing else.")]
 
 
 @app.command(name="list")
@@ -40,10 +32,11 @@ def list_datasets(*, data_dir: DataDir = None, as_json: Json = False) -> None:
     from ocil.data.catalog import data_dir as folder_of
 
     entries = available(data_dir)
+    folder = str(folder_of(data_dir))
     if as_json:
-        _print_json({"data_dir": str(folder_of(data_dir)), "datasets": [_entry_json(entry) for entry in entries]})
-        return
-    _print_table(entries, f"Datasets in {folder_of(data_dir)}")
+        console.print_json({"data_dir": folder, "datasets": [_entry_json(entry) for entry in entries]})
+    else:
+        _print_table(entries, f"Datasets in {folder}")
 
 
 @app.command(name="import")
@@ -52,12 +45,12 @@ def import_(
     source: Path,
     *,
     data_dir: DataDir = None,
-    size: Annotated[int | None, Parameter(converter=whole_number)] = None,
+    size: MaybeWhole = None,
     test_share: float | None = None,
-    strict: Annotated[bool, Parameter(negative=())] = False,
+    strict: Annotated[bool, FLAG] = False,
     as_json: Json = False,
 ) -> None:
-    """Bring a dataset in from files you have.
+    """Import a dataset from files you have.
 
     SOURCE is one of:
 
@@ -94,7 +87,7 @@ def import_(
 def download(name: str, *, data_dir: DataDir = None, url: str | None = None, as_json: Json = False) -> None:
     """Fetch a published dataset, check its md5 sum and prepare it.
 
-    A download that was cut goes on where it stopped: run the same command again.
+    A download that was interrupted goes on where it stopped: run the same command again.
 
     Example: `ocil data download cifar100`
 
@@ -105,7 +98,6 @@ def download(name: str, *, data_dir: DataDir = None, url: str | None = None, as_
     url:
         Another address of the same file, for example a mirror; its md5 sum is checked as well.
     """
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     from ocil.data import CATALOG
@@ -117,14 +109,8 @@ def download(name: str, *, data_dir: DataDir = None, url: str | None = None, as_
     if info is None:
         known = [entry.name for entry in CATALOG.values() if entry.url]
         raise OcilError(f"there is no dataset '{name}' to download.{suggest(name, known)}")
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    name_column, state = TextColumn("{task.description}"), (DownloadColumn(), TransferSpeedColumn())
+    with Progress(name_column, BarColumn(), *state, TimeRemainingColumn(), console=console.stderr()) as bar:
         task = bar.add_task(info.name, total=None)
         path = fetch_dataset(info, data_dir, lambda done, total: bar.update(task, completed=done, total=total), url=url)
     _print_stored(path, [], as_json)
@@ -149,12 +135,12 @@ def check(name: str, *, data_dir: DataDir = None, as_json: Json = False) -> None
 
     report = check_dataset(name, data_dir)
     if as_json:
-        _print_json(asdict(report) | {"ok": report.ok})
+        console.print_json(asdict(report) | {"ok": report.ok})
     if not report.ok:
         raise OcilError(f"{report.name} is not what it should be: {'; '.join(report.problems)}. Get it again.")
     if not as_json:
         images = "the published images" if report.known_md5 else "well formed"
-        print_line(
+        console.print_line(
             f"{report.name}: ok, {images}; {report.classes} classes, {shape_text(report.image_shape)}, "
             f"{report.train} train, {report.test} test"
         )
@@ -166,11 +152,13 @@ def _print_stored(path: Path, notes: list[str], as_json: bool) -> None:
     classes, image_shape, train, test = peek_npz(path)
     if as_json:
         sizes = {"classes": classes, "image_shape": image_shape, "train": train, "test": test}
-        _print_json({"name": path.stem, "path": str(path), **sizes, "notes": notes})
+        console.print_json({"name": path.stem, "path": str(path), **sizes, "notes": notes})
         return
     for note in notes:
-        print_line(f"note: {note}")
-    print_line(f"{path.stem}: {classes} classes, {shape_text(image_shape)}, {train} train, {test} test, in {path}")
+        console.print_line(f"note: {note}")
+    console.print_line(
+        f"{path.stem}: {classes} classes, {shape_text(image_shape)}, {train} train, {test} test, in {path}"
+    )
 
 
 def _entry_json(entry: "Entry") -> dict[str, Any]:
@@ -180,17 +168,10 @@ def _entry_json(entry: "Entry") -> dict[str, Any]:
 
 
 def _print_table(entries: "list[Entry]", title: str) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from ocil.data.dataset import shape_text
 
-    table = Table(title=plain(title), title_justify="left", box=None, padding=(0, 1, 0, 0))
-    for heading in ("name", "classes", "image", "tasks", "train/test", "state"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("how to get it", overflow="fold")
-    for entry in entries:
-        cells = (
+    rows = [
+        (
             entry.name,
             _or_dash(entry.classes),
             shape_text(entry.image_shape) if entry.image_shape else "-",
@@ -199,13 +180,11 @@ def _print_table(entries: "list[Entry]", title: str) -> None:
             entry.state,
             entry.how,
         )
-        table.add_row(*map(plain, cells))
-    Console().print(table)
+        for entry in entries
+    ]
+    columns = ("name", "classes", "image", "tasks", "train/test", "state", "how to get it")
+    console.print_table(columns, rows, title, lines="none", wrap="last")
 
 
 def _or_dash(number: int | None) -> str:
     return "-" if number is None else str(number)
-
-
-def _print_json(content: dict[str, Any]) -> None:
-    print(json.dumps(content))

@@ -1,116 +1,39 @@
-"""Live progress of many runs: bars on a terminal, a line a finished run elsewhere."""
+"""Live progress of many runs: bars or a table on a terminal, one line per finished run elsewhere."""
 
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
-from ocil.cli.common import plain
-from ocil.cli.estimate import roughly
-from ocil.config import RunConfig
-from ocil.experiments import Cell
-from ocil.metrics import accuracy_curve, average_accuracy
-from ocil.results import Result
-from ocil.runner import Progress as Where
+from ocil.cli import console
+from ocil.engines.job import Event
+from ocil.evaluation.measures import average_accuracy
+from ocil.experiments.estimate import Forecast, roughly
+from ocil.experiments.files import Cell
+from ocil.report.table import literal
+from ocil.runs.config import RunConfig
+from ocil.runs.protocol import Interrupted, Progress, Run, RunKey
+from ocil.runs.results import Result
+from ocil.runs.stream_run import StreamRun
 
 
-class Board:
-    """Hears of every run (``hear``) and shows it on standard error."""
+class Display:
+    """Shows the events of runs on standard error."""
 
-    def __init__(self, configs: Sequence[RunConfig], wanted: set[RunConfig]) -> None:
-        self.names = [f"{c.label if c in wanted else 'reference'} seed {c.seed}" for c in configs]
-        self.console = Console(stderr=True)
-        self.live = self.console.is_terminal
-        self.bars = Progress(
-            TextColumn("{task.description:<20}"),
-            BarColumn(bar_width=12),
-            TextColumn("{task.percentage:>3.0f} %"),
-            TextColumn("{task.fields[state]:<24}"),
-            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-            console=self.console,
-        )
-        self.tasks: dict[int, TaskID] = {}
-        self.begun: set[int] = set()
+    def __init__(self) -> None:
+        self.console = console.stderr()
+        self.live: Bars | Live
         self.finished = 0
-        self.all: TaskID | None = None
 
-    def __enter__(self) -> "Board":
-        if self.live:
-            self.bars.start()
-            self.all = self.bars.add_task("all runs", total=len(self.names), state="")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.live:
-            self.bars.stop()
-
-    def hear(self, number: int, event: Where | Result | Exception) -> None:
-        if isinstance(event, Where):
-            self.begun.add(number)
-            if self.live:
-                self.show(number, event)
-            return
-        self.finished += 1
-        if isinstance(event, Result):
-            seconds = f"{event.wall_seconds:.1f} s" + ("" if number in self.begun else ", finished before")
-            outcome = f"accuracy {100 * accuracy_curve(event.matrix)[-1]:.1f} %   {seconds}"
-        else:
-            outcome = "stopped" if type(event).__name__ == "Interrupted" else "failed"
-        if number in self.tasks:
-            self.bars.remove_task(self.tasks.pop(number))
-        self.console.print(f"[{self.finished}/{len(self.names)}] {self.names[number]:<20} {outcome}", markup=False)
-        if self.all is not None:
-            self.bars.update(self.all, completed=self.finished)
-
-    def show(self, number: int, where: Where) -> None:
-        if number not in self.tasks:
-            self.tasks[number] = self.bars.add_task(self.names[number], total=where.total, state="")
-        loss = "" if where.loss is None else f"loss {where.loss:.2f}"
-        accuracy = "" if where.accuracy is None else f"  acc {100 * where.accuracy:.1f} %"
-        self.bars.update(self.tasks[number], completed=where.done, state=loss + accuracy)
-
-
-class CellBoard:
-    """Shows many cells of several runs each: a live table on a terminal, a line a finished run elsewhere.
-
-    ``seconds`` is what each run is expected to take; how long is left follows from how fast the expected work goes by.
-    """
-
-    def __init__(
-        self,
-        cells: Sequence[Cell],
-        order: Sequence[RunConfig],
-        seconds: Sequence[float],
-        expected: float,
-        known: Collection[RunConfig] = (),
-    ) -> None:
-        self.order, self.seconds, self.expected = order, seconds, expected
-        self.rows = [_Row(cell.label, _place(cell.config), len(cell.configs)) for cell in cells]
-        row_of = {config: row for cell, row in zip(cells, self.rows, strict=True) for config in cell.configs}
-        self.references = _Row("references", "", sum(config not in row_of for config in order))
-        self.row_of = [row_of.get(config, self.references) for config in order]
-        self.known = {number for number, config in enumerate(order) if config in known}
-        self.total = len(order) - len(self.known)
-        self.parts = {number: 0.0 for number in range(len(order)) if number not in self.known}
-        self.finished = 0
-        self.stopped = False
-        self.started = time.monotonic()
-        self.before: dict[int, float] = {}  # share of a run that was done when we first heard of it
-        self.console = Console(stderr=True)
-        self.live = Live(console=self.console, get_renderable=self.table, refresh_per_second=2, transient=True)
-
-    def __enter__(self) -> "CellBoard":
-        self.started = time.monotonic()
-        if self.known:
-            self.console.print(f"{len(self.known)} runs are finished already.", markup=False, highlight=False)
+    def __enter__(self) -> Self:
         if self.console.is_terminal:
             self.live.start()
         return self
@@ -121,40 +44,134 @@ class CellBoard:
         if self.console.is_terminal:
             self.live.stop()
 
-    def hear(self, number: int, event: Where | Result | Exception) -> None:
-        row = self.row_of[number]
-        if isinstance(event, Where):
-            row.running.add(number)
-            share = event.done / max(1, event.total)
-            self.before.setdefault(number, share)
-            self.parts[number] = share
+    def on_event(self, run: Run, event: Event) -> None:
+        raise NotImplementedError
+
+
+def _outcome(event: Event) -> str:
+    if isinstance(event, Progress | Exception):
+        return "stopped" if isinstance(event, Interrupted) else "failed"
+    return f"{event.headline}   {event.wall_seconds:.1f} s"
+
+
+class RunBars(Display):
+    """One bar per run under way. ``references``: runs that others are only compared with.
+
+    Runs that are not among ``runs`` are required by them: their bars are shown, but their outcomes are not.
+    """
+
+    def __init__(self, runs: Sequence[Run], references: Collection[RunKey] = ()) -> None:
+        super().__init__()
+        self.names = {run.key: f"reference seed {run.seed}" if run.key in references else run.name for run in runs}
+        self.live = self.bars = Bars(
+            TextColumn("{task.description:<20}"),
+            BarColumn(bar_width=12),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TextColumn("{task.fields[state]:<24}"),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            console=self.console,
+        )
+        self.tasks: dict[RunKey, TaskID] = {}
+        self.begun: set[RunKey] = set()
+        self.all = self.bars.add_task("all runs", total=len(self.names), state="")
+
+    def on_event(self, run: Run, event: Event) -> None:
+        name = self.names.get(run.key, run.name)
+        if isinstance(event, Progress):
+            self.begun.add(run.key)
+            if self.console.is_terminal:
+                self.show(run.key, name, event)
             return
-        row.running.discard(number)
-        stopped = type(event).__name__ == "Interrupted"
+        if run.key in self.tasks:
+            self.bars.remove_task(self.tasks.pop(run.key))
+        if run.key not in self.names:
+            return
+        self.finished += 1
+        before = "" if run.key in self.begun or isinstance(event, Exception) else ", finished before"
+        self.console.print(f"[{self.finished}/{len(self.names)}] {name:<20} {_outcome(event)}{before}", markup=False)
+        self.bars.update(self.all, completed=self.finished)
+
+    def show(self, key: RunKey, name: str, progress: Progress) -> None:
+        if key not in self.tasks:
+            self.tasks[key] = self.bars.add_task(name, total=progress.total, state="")
+        loss = "" if progress.loss is None else f"loss {progress.loss:.2f}"
+        accuracy = "" if progress.accuracy is None else f"  acc {100 * progress.accuracy:.1f} %"
+        self.bars.update(self.tasks[key], completed=progress.done, state=loss + accuracy)
+
+
+class CellTable(Display):
+    """One row per cell. ``seconds`` is how long each run is expected to take, ``expected`` how long all of them.
+
+    The time left follows from how fast the expected work is done. ``known``: runs that are finished already.
+    """
+
+    def __init__(
+        self,
+        cells: Sequence[Cell],
+        runs: Sequence[Run],
+        seconds: Sequence[float],
+        expected: float,
+        known: Collection[RunKey] = (),
+    ) -> None:
+        super().__init__()
+        self.seconds = {run.key: each for run, each in zip(runs, seconds, strict=True)}
+        self.expected = expected
+        self.rows = [_CellRow(cell.label, _place(cell.config), len(cell.configs)) for cell in cells]
+        keys = [[StreamRun(config).key for config in cell.configs] for cell in cells]
+        self.row_of = {key: row for of_cell, row in zip(keys, self.rows, strict=True) for key in of_cell}
+        self.references = _CellRow("references", "", sum(run.key not in self.row_of for run in runs))
+        self.known = set(known)
+        self.total = len(runs) - len(self.known)
+        self.parts = {run.key: 0.0 for run in runs if run.key not in self.known}
+        self.before: dict[RunKey, float] = {}  # share of a run that was done at its first event
+        self.stopped = False
+        self.started = time.monotonic()
+        self.live = Live(console=self.console, get_renderable=self.table, refresh_per_second=2, transient=True)
+
+    @classmethod
+    def of(cls, forecast: Forecast) -> Self:
+        """The table of a plan."""
+        plan = forecast.plan
+        known = {run.key for run in plan.runs if run.config in plan.state.finished}
+        return cls(plan.cells, plan.runs, forecast.each, forecast.seconds(plan.configs), known)
+
+    def __enter__(self) -> Self:
+        self.started = time.monotonic()
+        if self.known:
+            self.console.print(f"{len(self.known)} runs are finished already.", markup=False, highlight=False)
+        return super().__enter__()
+
+    def on_event(self, run: Run, event: Event) -> None:
+        key, row = run.key, self.row_of.get(run.key, self.references)
+        if isinstance(event, Progress):
+            row.running.add(key)
+            share = event.done / max(1, event.total)
+            self.before.setdefault(key, share)
+            self.parts[key] = share
+            return
+        row.running.discard(key)
         if isinstance(event, Result):
-            accuracy = average_accuracy(event.matrix)
-            row.accuracies.append(accuracy)
-            outcome = f"accuracy {100 * accuracy:.1f} %   {event.wall_seconds:.1f} s"
+            row.accuracies.append(average_accuracy(event.matrix))
         else:
-            row.failed += not stopped
-            outcome = "stopped" if stopped else "failed"
-        if number in self.known:
+            row.failed += not isinstance(event, Interrupted)
+        if key in self.known:
             return
         self.finished += 1
         if isinstance(event, Result):
-            self.parts[number] = 1.0
-        else:  # neither work that was done nor work to come
-            self.parts.pop(number, None)
-            self.stopped = self.stopped or stopped
+            self.parts[key] = 1.0
+        else:  # the run counts neither as work done nor as work to come
+            self.parts.pop(key, None)
+            self.stopped = self.stopped or isinstance(event, Interrupted)
         if not self.console.is_terminal:
-            name = f"{row.label} {row.place} seed {self.order[number].seed}".replace("  ", " ")
-            line = f"[{self.finished}/{self.total}] {name}   {outcome}   {self.time_left()}".rstrip()
-            self.console.print(plain(line), highlight=False, soft_wrap=True)
+            name = f"{row.label} {row.place} seed {run.seed}".replace("  ", " ")
+            line = f"[{self.finished}/{self.total}] {name}   {_outcome(event)}   {self.time_left()}".rstrip()
+            self.console.print(literal(line), highlight=False, soft_wrap=True)
 
     def time_left(self) -> str:
-        """From the pace so far, once there is one; from the estimate before that."""
-        gone = sum(self.seconds[n] * (part - self.before.get(n, 0.0)) for n, part in list(self.parts.items()))
-        to_come = sum(self.seconds[n] * (1.0 - part) for n, part in list(self.parts.items()))
+        """Estimated from the pace so far; before there is one, from the forecast."""
+        parts = list(self.parts.items())
+        gone = sum(self.seconds[key] * (part - self.before.get(key, 0.0)) for key, part in parts)
+        to_come = sum(self.seconds[key] * (1.0 - part) for key, part in parts)
         elapsed = time.monotonic() - self.started
         if self.stopped or not to_come:
             return "" if self.stopped else "done"
@@ -162,7 +179,7 @@ class CellBoard:
         return f"about {roughly(left)} left"
 
     def table(self) -> Group:
-        """What is running and what failed first, then what ended last; as many rows as fit."""
+        """The cells that are running or have failures, then those that ended last; as many rows as fit."""
         rows = [*self.rows, *([self.references] if self.references.runs else [])]
         busy = [row for row in rows if row.running or row.failed]
         ended = [row for row in rows if row.done and row not in busy]
@@ -170,7 +187,7 @@ class CellBoard:
         for row in (busy + ended[::-1])[: max(1, self.console.height - 4)]:
             mean = f"{100 * sum(row.accuracies) / len(row.accuracies):.1f}" if row.accuracies else ""
             counts = (f"{row.done}/{row.runs}", str(len(row.running) or ""), str(row.failed or ""))
-            table.add_row(plain(row.label), plain(row.place), *counts, mean)
+            table.add_row(literal(row.label), literal(row.place), *counts, mean)
         idle = [row for row in self.rows if row.done < row.runs and not row.running and not row.failed]
         states = [
             f"{sum(row.done == row.runs for row in self.rows)} cells done",
@@ -182,10 +199,10 @@ class CellBoard:
         return Group(table, Text("; ".join(filter(None, parts))))
 
 
-class _Row:
+class _CellRow:
     def __init__(self, label: str, place: str, runs: int) -> None:
         self.label, self.place, self.runs = label, place, runs
-        self.running: set[int] = set()
+        self.running: set[RunKey] = set()
         self.failed = 0
         self.accuracies: list[float] = []
 

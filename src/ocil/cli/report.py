@@ -1,20 +1,19 @@
 """``ocil report`` and ``ocil show``: what was measured, as a page and on the terminal."""
 
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from ocil.cli.common import Out, print_line, say, say_warning
-from ocil.cli.data import DataDir, Json
+from ocil.cli import console
+from ocil.cli.options import DataDir, Json, Out
 from ocil.errors import OcilError
 
 if TYPE_CHECKING:
-    from ocil.report.collect import Cell
-    from ocil.report.gallery import Drawing
+    from ocil.report.cells import MeasuredCell
+    from ocil.report.figures import Drawing
+    from ocil.report.papers import Paper
 
 
 def _are_there(_: object, paths: tuple[Path, ...]) -> None:
@@ -27,10 +26,11 @@ def report(
     *runs: Path,
     out: Out = Path("report"),
     examples: Annotated[tuple[Path, ...], Parameter(name="--examples", negative=(), validator=_are_there)] = (),
+    paper: Annotated[str, Parameter(name="--paper")] = "afs",
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Put runs into one offline page, tables (Markdown, CSV, LaTeX) and figures (SVG), beside the published numbers.
+    """Put runs into one offline page, tables (Markdown, CSV, LaTeX) and figures (SVG), with the published numbers.
 
     Finished runs are found at any depth. Runs that differ only by their seed become one cell with mean and interval.
     Open `report/index.html` in a browser: it needs no network.
@@ -46,41 +46,46 @@ def report(
     examples
         A run folder with its checkpoint: also draw training images of the task before the last, hard, ambiguous and
         easy, with the score of their true class. May be given several times: runs of one stream share the images.
+    paper
+        The paper to compare with: a TOML file with its tables and numbers, `none`, or `afs`, which comes with ocil.
     """
     if not runs:
         raise OcilError("name the folders of the runs, for example: ocil report runs --out report")
+    from ocil.report import papers
     from ocil.report.collect import collect
     from ocil.report.write import write
 
+    compared = papers.load(paper)
     collection = collect(runs)
     warnings = list(collection.warnings)
     more: list[Drawing] = []
     if examples:
-        from ocil.cli.examples import example_images
+        from ocil.report.examples import example_images
 
-        more, told = example_images(examples, data_dir)
-        warnings += told
+        more, without = example_images(examples, data_dir)
+        warnings += without
     for warning in warnings:
-        say_warning(warning)
-    written = write(collection, out, more)
+        console.warning(warning)
+    written = write(collection, out, more, compared)
     if as_json:
-        print(json.dumps({
+        content = {
             "page": str(written.page),
             "tables": [str(path) for path in written.tables],
             "figures": [str(path) for path in written.figures],
-            "cells": [_brief(cell) for cell in collection.cells],
+            "cells": [_brief(cell, compared) for cell in collection.cells],
             "longtail": [cell.config.cell for cell in collection.longtail],
             "warnings": warnings,
-        }))  # fmt: skip
+        }
+        console.print_json(content)
         return
     runs_found = sum(len(cell.runs) for cell in collection.cells)
-    say(f"{len(collection.cells)} cells, {runs_found} runs")
+    console.info(f"{len(collection.cells)} cells, {runs_found} runs")
     if collection.longtail:
         tailed = sum(len(cell.results) for cell in collection.longtail)
-        say(f"{len(collection.longtail)} long-tailed cells, {tailed} runs")
-    print_line(f"Page:    {written.page}")
-    print_line(f"Tables:  {out / 'tables'} ({len(written.tables)} files)")
-    print_line(f"Figures: {out / 'figures'} ({len(written.figures)} files)")
+        console.info(f"{len(collection.longtail)} long-tailed cells, {tailed} runs")
+    console.print_line(f"Page:    {written.page}")
+    console.print_line(f"Tables:  {out / 'tables'} ({len(written.tables)} files)")
+    console.print_line(f"Figures: {out / 'figures'} ({len(written.figures)} files)")
 
 
 def show(run: Path, /, *, as_json: Json = False) -> None:
@@ -95,24 +100,24 @@ def show(run: Path, /, *, as_json: Json = False) -> None:
     """
     cell, warnings = _one_cell(run)
     for warning in warnings:
-        say_warning(warning)
-    from ocil.report import terminal
+        console.warning(warning)
+    from ocil.report import papers
+    from ocil.report.show import renderables, summary_json
 
+    paper = papers.load()
     if as_json:
-        print(json.dumps(terminal.summary_json(cell) | {"warnings": list(warnings)}))
+        console.print_json(summary_json(cell, paper) | {"warnings": list(warnings)})
         return
-    from rich.console import Console
-
-    console = Console(width=None if sys.stdout.isatty() else 100, highlight=False)
-    for part in terminal.renderables(cell):
-        console.print(part)
-    print_line(cell.command)  # in one line, to be copied
+    screen = console.stdout(100)
+    for part in renderables(cell, paper):
+        screen.print(part)
+    console.print_line(cell.command)  # in one line, to be copied
 
 
-def _one_cell(path: Path) -> tuple["Cell", Sequence[str]]:
-    """The only cell at a path, compared with the fine-tuned runs that lie beside it."""
+def _one_cell(path: Path) -> tuple["MeasuredCell", Sequence[str]]:
+    """The only cell at a path, compared with the fine-tuned runs in the same results folder."""
     from ocil.report.collect import collect
-    from ocil.results import RunFolder
+    from ocil.runs.folder import RunFolder
 
     _must_be_finished(path)
     found = collect([path])
@@ -129,9 +134,9 @@ def _one_cell(path: Path) -> tuple["Cell", Sequence[str]]:
     references = []
     for run in cell.runs:
         root = run.path.resolve().parent.parent.parent
-        beside = RunFolder.of(root, run.result.config.reference()).path
-        if (beside / "result.json").is_file():
-            references.append(beside)
+        reference = RunFolder.of(root, run.result.config.reference()).path
+        if (reference / "result.json").is_file():
+            references.append(reference)
     together = collect([path, *references])
     (shown,) = (other for other in together.cells if other.runs[0].path == cell.runs[0].path)
     return shown, list(dict.fromkeys([*found.warnings, *together.warnings]))
@@ -139,8 +144,8 @@ def _one_cell(path: Path) -> tuple["Cell", Sequence[str]]:
 
 def _must_be_finished(path: Path) -> None:
     """A run that has begun and not ended has a configuration and no result."""
-    from ocil.config import RunConfig, command
-    from ocil.results import UNREADABLE, read_json
+    from ocil.runs.config import RunConfig, command
+    from ocil.runs.results import UNREADABLE, read_json
 
     try:
         if (path / "result.json").exists():
@@ -151,9 +156,9 @@ def _must_be_finished(path: Path) -> None:
     raise OcilError(f"{path} is not finished. To go on: {command(config)} --seed {config.seed} --seeds 1")
 
 
-def _brief(cell: "Cell") -> dict[str, object]:
-    from ocil.report.terminal import summary_json
+def _brief(cell: "MeasuredCell", paper: "Paper") -> dict[str, object]:
+    from ocil.report.show import summary_json
 
     names = ("cell", "method", "dataset", "memory", "command", "published", "overlap", "average_accuracy")
-    content = summary_json(cell)
+    content = summary_json(cell, paper)
     return {name: content[name] for name in names} | {"runs": [str(run.path) for run in cell.runs]}

@@ -1,18 +1,53 @@
 """``ocil serve``: a model behind HTTP. The work is done in ocil.serve."""
 
-import json
 import os
-from fnmatch import fnmatch
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from ocil.cli.common import WORDS, Whole, refuse_seconds, say
-from ocil.cli.learn import Asked, ModelDir, ThreadCount
+from ocil.cli import console
+from ocil.cli.options import FLAG, WORDS, ModelDir, ModelOptions, Threads, Whole, check_seconds
 from ocil.errors import OcilError, optional
 
-OWN = {".lock", "log"}  # what a folder may hold that has no model yet
+if TYPE_CHECKING:
+    from ocil.serve.limits import Limits
+    from ocil.serve.service import Service
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class LimitOptions:
+    """Limits on the requests of clients."""
+
+    max_body: Whole = 16
+    """Largest request in MiB."""
+    max_pixels: Whole = 16
+    """Largest image in million pixels."""
+    max_batch: Whole = 64
+    """Most images in one request."""
+    max_classes: Whole = 1000
+    """Most classes."""
+    max_queue: Whole = 1000
+    """Most samples that wait to be learned; then requests are answered with 429."""
+    max_label: Whole = 100
+    """Most characters of a label."""
+
+    @property
+    def limits(self) -> "Limits":
+        from ocil.serve.limits import Limits
+
+        return Limits(
+            body_bytes=self.max_body * 2**20,
+            pixels=self.max_pixels * 1_000_000,
+            batch=self.max_batch,
+            classes=self.max_classes,
+            queue=self.max_queue,
+            label=self.max_label,
+            predictions=max(256, self.max_batch),
+            bodies_bytes=max(256, self.max_body) * 2**20,
+        )
 
 
 def serve(
@@ -22,19 +57,14 @@ def serve(
     port: Whole = 8000,
     token_file: Path | None = None,
     allow_host: Annotated[tuple[str, ...], WORDS] = (),
-    asked: Asked | None = None,
+    options: ModelOptions | None = None,
     device: str = "auto",
-    threads: ThreadCount = None,
+    threads: Threads = None,
     save_seconds: float = 30.0,
-    keep_log: Annotated[bool, Parameter(negative=())] = False,
-    set_aside_damage: Annotated[bool, Parameter(negative=())] = False,
-    max_body: Whole = 16,
-    max_pixels: Whole = 16,
-    max_batch: Whole = 64,
-    max_classes: Whole = 1000,
-    max_queue: Whole = 1000,
-    max_label: Whole = 100,
-    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+    keep_log: Annotated[bool, FLAG] = False,
+    set_aside_damage: Annotated[bool, FLAG] = False,
+    limits: LimitOptions | None = None,
+    as_json: Annotated[bool, Parameter(name="--json"), FLAG] = False,
 ) -> None:
     """Learn and predict over HTTP, with a page to try it on: drop an image, see the prediction, correct it.
 
@@ -60,77 +90,46 @@ def serve(
     device
         auto, cpu or cuda.
     save_seconds
-        Time between two saves of the model. What came after the last one is learned again from the log after a crash.
+        Seconds between two saves of the model. After a crash, what came after the last one is learned again from the
+        log.
     keep_log
         Never delete the log: every sample that was learned, in order, as an audit trail.
     set_aside_damage
-        Go on without what cannot be read of a damaged log. The damaged file is kept beside it.
-    max_body
-        Largest request in MiB.
-    max_pixels
-        Largest image in million pixels.
-    max_batch
-        Most images in one request.
-    max_classes
-        Most classes.
-    max_queue
-        Most samples that wait to be learned; then requests are answered with 429.
-    max_label
-        Most characters of a label.
+        Go on without what cannot be read of a damaged log. The damaged file is kept under another name.
     as_json
         Print the addresses as one JSON object, when the service is ready.
     """
-    asked = asked or Asked()
-    refuse_seconds("save-seconds", save_seconds)
-    _refuse_folder(model, begins=asked != Asked())
-    with optional("ocil serve needs packages", "serve", "fastapi", "uvicorn", "python_multipart"):
+    check_seconds("save-seconds", save_seconds)
+    from ocil.online.folder import check_folder
+
+    check_folder(model, new=options not in (None, ModelOptions()))
+    with optional("ocil serve needs packages", "serve", "fastapi", "uvicorn", "python_multipart", "prometheus_client"):
         from ocil.serve.run import address_of, listen, read_token
         from ocil.serve.run import serve as answer
     from ocil.online.model import locked
-    from ocil.runner import pick_device
-    from ocil.serve.limits import Limits
+    from ocil.runs.environment import pick_device
     from ocil.serve.service import Service
-    from ocil.threads import check_threads
 
-    check_threads(threads)
-    limits = Limits(
-        body_bytes=max_body * 2**20, pixels=max_pixels * 1_000_000, batch=max_batch, classes=max_classes,
-        queue=max_queue, label=max_label, predictions=max(256, max_batch), bodies_bytes=max(256, max_body) * 2**20,
-    )  # fmt: skip
+    allowed, request = (limits or LimitOptions()).limits, (options or ModelOptions()).request
     token = read_token(host, token_file)
-    asked.check(model)
+    request.check(model)
     place = pick_device(device)
     with listen(host, port) as bound, locked(model):
-        service = Service(asked.model(model, place), model, limits, save_seconds, keep_log, threads, set_aside_damage)
+        service = Service(request.open(model, place), model, allowed, save_seconds, keep_log, threads, set_aside_damage)
         address = address_of(bound, host)
-
-        def ready() -> None:
-            if as_json:
-                told = {"address": address, "docs": f"{address}/docs", "model": str(model), "pid": os.getpid()}
-                print(json.dumps(told | {"replay": service.backlog}), flush=True)
-                return
-            print(f"{address}  (docs: {address}/docs, metrics: {address}/metrics)", flush=True)
-            if service.backlog:
-                print(f"{service.backlog} samples of the log are learned first.", flush=True)
-            print("Stop it with Ctrl-C: what was learned is saved.", flush=True)
-
-        answer(service, bound, host, token, allow_host, ready)
+        answer(service, bound, host, token, allow_host, lambda: _print_ready(service, address, model, as_json))
     if service.backlog and not service.failed:
-        say(f"{service.backlog} samples are in the log and will be learned after the next start.")
+        console.info(f"{service.backlog} samples are in the log and will be learned after the next start.")
     if service.failed:
         raise OcilError(f"learning had stopped: {service.failed}")
 
 
-def _refuse_folder(folder: Path, begins: bool) -> None:
-    from ocil.online.feed import has_model
-    from ocil.online.model import FILE
-
-    if has_model(folder):
+def _print_ready(service: "Service", address: str, model: Path, as_json: bool) -> None:
+    if as_json:
+        ready = {"address": address, "docs": f"{address}/docs", "model": str(model), "pid": os.getpid()}
+        console.print_json(ready | {"replay": service.backlog})
         return
-    if folder.exists() and not folder.is_dir():
-        raise OcilError(f"{folder} is a file, not the folder of a model.")
-    found = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    if any(name not in OWN and not fnmatch(name, f".{FILE}.*.tmp") for name in found):  # it was killed while it saved
-        raise OcilError(f"{folder} is not the folder of a model, and it is not empty. Choose another one.")
-    if not begins:
-        raise OcilError(f"there is no model in {folder}: to begin one, name a method, for example --method afs.")
+    print(f"{address}  (docs: {address}/docs, metrics: {address}/metrics)", flush=True)
+    if service.backlog:
+        print(f"{service.backlog} samples of the log are learned first.", flush=True)
+    print("Stop it with Ctrl-C: what was learned is saved.", flush=True)

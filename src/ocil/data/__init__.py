@@ -1,4 +1,4 @@
-"""Where images come from: the embedded default, the catalog, and what the user imports."""
+"""Where images come from: the embedded dataset, the catalog, and what the user imports."""
 
 from ocil.data.catalog import CATALOG, DEFAULT, DatasetInfo
 from ocil.data.dataset import Dataset

@@ -1,4 +1,4 @@
-"""Arrays from .npz files that anyone may have made: nothing is unpickled, and no header is believed unchecked."""
+"""Arrays from .npz files that are not trusted: nothing is unpickled, and every header is checked."""
 
 import math
 import zipfile
@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 
 class _RefusedError(Exception):
-    """What is wrong with an archive, in words of our own."""
+    """An archive that cannot be used; its message is written for the user."""
 
 
 def read_arrays(path: Path, keys: Sequence[str], optional: Sequence[str], advice: str) -> dict[str, NDArray[Any]]:
-    """The arrays of these names; an optional one may be missing. ``advice`` ends the message of the OcilError."""
+    """Arrays by name; an optional one may be missing. ``advice`` ends the message of an ``OcilError``."""
 
     def read(archive: zipfile.ZipFile) -> dict[str, NDArray[Any]]:
         wanted = [*keys, *(key for key in optional if f"{key}.npy" in archive.namelist())]
@@ -31,20 +31,16 @@ def read_arrays(path: Path, keys: Sequence[str], optional: Sequence[str], advice
 
 
 def read_shapes(path: Path, keys: Sequence[str], advice: str) -> dict[str, tuple[int, ...]]:
-    """The shapes of the arrays of these names, from their headers alone: a listing stays quick."""
-
-    def read(archive: zipfile.ZipFile) -> dict[str, tuple[int, ...]]:
-        return {key: _header(archive, _member(archive, key, keys))[0] for key in keys}
-
-    return _read(path, read, advice)
+    """The shapes of arrays by name, from their headers alone, which is fast."""
+    return _read(path, lambda archive: {key: _header(archive, _member(archive, key, keys))[0] for key in keys}, advice)
 
 
 def names_in(array: NDArray[Any], path: Path, advice: str) -> tuple[str, ...]:
-    """A list of text, as class names are kept."""
+    """Class names from an array of text."""
     try:
         if array.dtype.kind == "U" and array.ndim == 1:
             return tuple(array.tolist())
-    except (ValueError, SystemError):  # numbers that no character has
+    except (ValueError, SystemError):  # code points outside Unicode
         raise OcilError(f"cannot read {path}: its class names are not text. {advice}") from None
     raise OcilError(f"{path}: classes must be a list of names, but it is {array.dtype} {list(array.shape)}.")
 
@@ -69,17 +65,17 @@ def _member(archive: zipfile.ZipFile, key: str, keys: Sequence[str]) -> zipfile.
 
 
 def _refuse_what_cannot_fit(needed: int) -> None:
-    """A small file can unpack to more than the machine has, and that ends in a kill without a word."""
+    """A small file can unpack to more memory than the machine has; the process would be killed without a message."""
     if needed > (there := machine_memory()):
         raise _RefusedError(f"it needs {needed / 1e9:,.0f} GB of memory, and there are {there / 1e9:,.0f} GB")
 
 
 def _array(archive: zipfile.ZipFile, key: str) -> NDArray[Any]:
     member = archive.getinfo(f"{key}.npy")
-    shape, dtype, begins = _header(archive, member)
+    shape, dtype, start = _header(archive, member)
     if dtype.hasobject:
         raise _RefusedError("it holds pickled objects, which are not loaded")
-    if math.prod(shape) * dtype.itemsize != member.file_size - begins:
+    if math.prod(shape) * dtype.itemsize != member.file_size - start:
         raise _RefusedError(f"the content of {key} does not fit its shape {list(shape)}")
     with archive.open(member) as file:
         array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
@@ -87,11 +83,11 @@ def _array(archive: zipfile.ZipFile, key: str) -> NDArray[Any]:
 
 
 def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> tuple[tuple[int, ...], np.dtype[Any], int]:
-    """Shape, type, and where the content begins."""
+    """Shape, type, and the offset of the content."""
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)
         read: Callable[[IO[bytes]], Any] = np.lib.format.read_array_header_1_0
-        if version != (1, 0):  # 3.0 differs from 2.0 in how names of fields are written, and there are none here
+        if version != (1, 0):  # 3.0 differs from 2.0 only in the encoding of field names
             read = np.lib.format.read_array_header_2_0
         shape, _, dtype = read(file)
         if any(side < 0 for side in shape):

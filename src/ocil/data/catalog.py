@@ -1,46 +1,60 @@
-"""The datasets known by name, and the folder they live in."""
+"""The datasets known by name, with all facts about them, and the folder that holds them."""
 
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 DEFAULT = "fashion-mini"
 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What a name stands for. ``size`` is that of the archive in bytes: a download stops there.
-
-    ``train_md5`` is that of the prepared training images, where it is known.
-    """
+    """The facts about a dataset: its images, the usual protocol, and how to get it."""
 
     name: str
     title: str
     classes: int
     image_shape: tuple[int, int, int]
-    tasks: int
+    """Height, width and channels."""
     train: int
+    """Number of training images."""
     test: int
-    url: str | None
-    md5: str | None
-    filename: str | None
+    """Number of test images."""
+    tasks: int
+    """Number of tasks in the literature."""
+    memory: int
+    """Images that a run keeps for replay by default."""
     licence: str
     how: str
-    train_md5: str | None = None
+    """How to get it: a command or a sentence."""
+    width: int | None = None
+    """Default width of a run's network; None leaves it to the method."""
+    reader: Literal["cifar", "mini_imagenet"] | None = None
+    """Which of ``ocil.data.importers.READERS`` reads the published form; None if it cannot be imported."""
+    url: str | None = None
+    md5: str | None = None
+    """MD5 sum of the archive."""
+    filename: str | None = None
     size: int | None = None
+    """Bytes of the archive: a download stops there."""
+    train_md5: str | None = None
+    """MD5 sum of the prepared training images, if known."""
 
 
-def _cifar(classes: int, tasks: int, md5: str, train_md5: str, size: int) -> DatasetInfo:
+def _cifar(classes: int, tasks: int, memory: int, md5: str, train_md5: str, size: int) -> DatasetInfo:
     name, filename = f"cifar{classes}", f"cifar-{classes}-python.tar.gz"
     return DatasetInfo(
         name=name,
         title=f"CIFAR-{classes}",
         classes=classes,
         image_shape=(32, 32, 3),
-        tasks=tasks,
         train=50_000,
         test=10_000,
+        tasks=tasks,
+        memory=memory,
+        reader="cifar",
         url=f"https://www.cs.toronto.edu/~kriz/{filename}",
         md5=md5,
         filename=filename,
@@ -59,29 +73,27 @@ CATALOG: dict[str, DatasetInfo] = {
             title="Fashion-MNIST, small",
             classes=10,
             image_shape=(14, 14, 1),
-            tasks=5,
             train=3_000,
             test=1_000,
-            url=None,
-            md5=None,
-            filename=None,
+            tasks=5,
+            memory=200,
+            width=8,
             licence="MIT, Zalando SE",
             how="comes with ocil",
             train_md5="d27be5b085406e8668ce8c1fd72a09bd",
         ),
-        _cifar(10, 5, "c58f30108f718f92721af3b95e74349a", "17e2cb5a4119d89a4a13e02b91701bff", 170_498_071),
-        _cifar(100, 10, "eb9058c3a382ffc7106e4002c42a8d85", "111db26282d380128f3126515677de38", 169_001_437),
+        _cifar(10, 5, 1000, "c58f30108f718f92721af3b95e74349a", "17e2cb5a4119d89a4a13e02b91701bff", 170_498_071),
+        _cifar(100, 10, 5000, "eb9058c3a382ffc7106e4002c42a8d85", "111db26282d380128f3126515677de38", 169_001_437),
         DatasetInfo(
             name="mini_imagenet",
             title="Mini-ImageNet",
             classes=100,
             image_shape=(84, 84, 3),
-            tasks=10,
             train=50_000,
             test=10_000,
-            url=None,
-            md5=None,
-            filename=None,
+            tasks=10,
+            memory=5000,
+            reader="mini_imagenet",
             licence="ImageNet terms: non-commercial research",
             how="ocil data import mini_imagenet PATH",
         ),
@@ -95,12 +107,12 @@ def same_name(name: str) -> str:
 
 
 def find(name: str) -> DatasetInfo | None:
-    """The catalog entry a name means, however it is spelled."""
+    """The catalog entry of a name, in any spelling."""
     return next((info for info in CATALOG.values() if same_name(info.name) == same_name(name)), None)
 
 
 def data_dir(explicit: Path | None = None) -> Path:
-    """The given folder, else the one OCIL_DATA names, else the user's cache folder."""
+    """The given folder, else that of OCIL_DATA, else one in the user's cache folder."""
     if explicit is not None:
         return explicit.expanduser()
     if named := os.environ.get("OCIL_DATA"):

@@ -1,4 +1,4 @@
-"""Is a stored dataset the one its name stands for?"""
+"""Checks whether a stored dataset is the one that the catalog describes."""
 
 import hashlib
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from ocil.data.store import load
 
 @dataclass(frozen=True)
 class Report:
-    """What a dataset holds, and what of it differs from the catalog."""
+    """What a dataset holds, and how it differs from the catalog."""
 
     name: str
     classes: int
@@ -35,20 +35,13 @@ def check(name: str, data_dir: Path | None = None) -> Report:
     dataset = load(name, data_dir)
     info = catalog.find(dataset.name)
     md5 = train_md5(dataset)
-    return Report(
-        name=dataset.name,
-        classes=dataset.num_classes,
-        image_shape=dataset.image_shape,
-        train=len(dataset.train_y),
-        test=len(dataset.test_y),
-        train_md5=md5,
-        known_md5=info is not None and info.train_md5 is not None,
-        problems=differences(dataset, info, md5) if info else (),
-    )
+    known, problems = info is not None and info.train_md5 is not None, differences(dataset, info, md5) if info else ()
+    train, test = len(dataset.train_y), len(dataset.test_y)
+    return Report(dataset.name, dataset.num_classes, dataset.image_shape, train, test, md5, known, problems)
 
 
 def differences(dataset: Dataset, info: DatasetInfo, md5: str | None = None) -> tuple[str, ...]:
-    """What keeps a dataset from being the one ``info`` describes."""
+    """How a dataset differs from the one that ``info`` describes, one text per difference."""
     pairs = (
         ("classes", str(dataset.num_classes), str(info.classes)),
         ("image size", shape_text(dataset.image_shape), shape_text(info.image_shape)),
@@ -62,5 +55,5 @@ def differences(dataset: Dataset, info: DatasetInfo, md5: str | None = None) -> 
 
 
 def train_md5(dataset: Dataset) -> str:
-    """Of the bytes of the training images, in order."""
+    """MD5 sum of the bytes of the training images, in order."""
     return hashlib.md5(np.ascontiguousarray(dataset.train_x).data, usedforsecurity=False).hexdigest()

@@ -1,4 +1,4 @@
-"""A labelled image dataset in memory: plain arrays, checked once when it is made."""
+"""A labelled image dataset in memory: plain arrays, checked when it is created."""
 
 import hashlib
 from collections import Counter
@@ -14,7 +14,7 @@ from ocil.data.archive import names_in, read_arrays, read_shapes
 from ocil.errors import OcilError
 from ocil.files import atomic_write
 
-KEYS = ("train_x", "train_y", "test_x", "test_y", "classes")
+ARRAYS = ("train_x", "train_y", "test_x", "test_y", "classes")
 AGAIN = "Import or download the dataset again."
 MAX_UNSEEN = 1_000_000
 
@@ -30,8 +30,8 @@ class Dataset:
     test_y: NDArray[np.int64]
     classes: tuple[str, ...]
     unseen: int = 0
-    """Further classes that a network must have outputs for although none of their images is here: where the first tasks
-    stand for a whole stream, the loss still runs over all classes."""
+    """The number of further classes without images that a network must still have outputs for: if a search uses the
+    first tasks of a stream, the loss still runs over the classes of all tasks."""
 
     def __post_init__(self) -> None:
         self.validate()
@@ -57,7 +57,7 @@ class Dataset:
         return sha.hexdigest()[:12]
 
     def validate(self) -> None:
-        """Raise OcilError, in one line, for the first thing that is not as promised."""
+        """Raise an ``OcilError`` for the first requirement that is not met."""
         self._check_names()
         if not 0 <= self.unseen <= MAX_UNSEEN:
             self._refuse(f"unseen = {self.unseen} must be from 0 to {MAX_UNSEEN:,}")
@@ -73,8 +73,8 @@ class Dataset:
             self._refuse(f"class {label} ('{self.classes[label]}') has no training image; add some or drop the class")
 
     def save(self, path: Path, compressed: bool = False) -> None:
-        """Write one .npz file; it is there whole or not at all."""
-        arrays: dict[str, Any] = {key: getattr(self, key) for key in KEYS}
+        """Write one .npz file, atomically."""
+        arrays: dict[str, Any] = {key: getattr(self, key) for key in ARRAYS}
         arrays["classes"] = np.array(self.classes, dtype=np.str_)
         if self.unseen:
             arrays["unseen"] = np.int64(self.unseen)
@@ -83,7 +83,7 @@ class Dataset:
 
     def _check_names(self) -> None:
         if not self.classes:
-            self._refuse("there are no class names; give one name a class")
+            self._refuse("there are no class names; give one name per class")
         for name, times in Counter(self.classes).items():
             if times > 1:
                 self._refuse(f"the class name {name!r} appears {times} times; names must differ")
@@ -98,7 +98,7 @@ class Dataset:
         if y.dtype != np.int64 or y.ndim != 1:
             self._refuse(f"{split}_y must be int64 [N], but it is {y.dtype} {list(y.shape)}")
         if len(x) != len(y):
-            self._refuse(f"{split} has {len(x)} images but {len(y)} labels; there must be one label an image")
+            self._refuse(f"{split} has {len(x)} images but {len(y)} labels; there must be one label per image")
         if len(y) == 0:
             self._refuse(f"the {split} split is empty; it needs at least one image")
         for label in (int(y.min()), int(y.max())):
@@ -111,7 +111,7 @@ class Dataset:
 
 def load_npz(path: Path, name: str) -> Dataset:
     """Read what ``Dataset.save`` wrote. Pickled content is refused, never run."""
-    arrays = read_arrays(path, KEYS, ("unseen",), AGAIN)
+    arrays = read_arrays(path, ARRAYS, ("unseen",), AGAIN)
     classes, unseen = names_in(arrays.pop("classes"), path, AGAIN), arrays.pop("unseen", np.array(0))
     if unseen.dtype.kind not in "iu" or unseen.ndim != 0:
         raise OcilError(f"{path}: unseen must be a number of classes, but it is {unseen.dtype} {list(unseen.shape)}.")
@@ -119,7 +119,7 @@ def load_npz(path: Path, name: str) -> Dataset:
 
 
 def peek_npz(path: Path) -> tuple[int, tuple[int, ...], int, int]:
-    """Number of classes, image shape, training and test images, from the headers alone: a listing stays quick."""
+    """Number of classes, image shape, number of training and test images, from the headers alone, which is fast."""
     shapes = read_shapes(path, ("classes", "train_x", "test_x"), AGAIN)
     if [len(shape) for shape in shapes.values()] != [1, 4, 4]:
         raise OcilError(f"cannot read {path}: its arrays are not those of a dataset. {AGAIN}")

@@ -1,4 +1,4 @@
-"""Fetches a published archive: resumes where it stopped, checks it, then imports it."""
+"""Downloads a published archive, resuming where it stopped, verifies it and imports it."""
 
 import hashlib
 import http.client
@@ -21,9 +21,9 @@ from ocil.files import locked
 
 Progress = Callable[[int, int | None], None]
 
-CHUNK = 2**18
+READ_BYTES = 2**18
 TIMEOUT_S = 30.0
-BACKOFF_S = (0.5, 1.0, 2.0)  # pauses between attempts that brought nothing
+BACKOFF_S = (0.5, 1.0, 2.0)  # pauses after attempts that received nothing
 NETWORK_ERRORS = (OSError, http.client.HTTPException)
 
 
@@ -71,10 +71,8 @@ def fetch(url: str, target: Path, md5: str | None, size: int, progress: Progress
             break
         except _TooLongError:
             part.unlink()
-            raise OcilError(
-                f"{url} sends more than the {size:,} bytes of {target.name}, so what came was deleted. "
-                "Check the address."
-            ) from None
+            message = f"{url} sends more than the {size:,} bytes of {target.name}, so what came was deleted."
+            raise OcilError(f"{message} Check the address.") from None
         except NETWORK_ERRORS as error:
             failures = 0 if part.stat().st_size > before else failures + 1
             if failures > len(BACKOFF_S) or not _worth_retrying(error):
@@ -139,16 +137,15 @@ def _receive(response: Any, part: Path, answer: _Answer, size: int, progress: Pr
     with part.open("r+b") as file:
         file.truncate(done)
         file.seek(done)
-        while chunk := response.read(CHUNK):
+        while chunk := response.read(READ_BYTES):
             if done + len(chunk) > size:  # a server that never ends would fill the disk
                 raise _TooLongError
             try:
                 file.write(chunk)
                 file.flush()
             except OSError as error:
-                raise OcilError(
-                    f"cannot write {part}: {error.strerror or error}. Free some space and run again."
-                ) from error
+                message = f"cannot write {part}: {error.strerror or error}. Free some space and run again."
+                raise OcilError(message) from error
             done += len(chunk)
             progress(done, answer.total)
     return done
@@ -156,16 +153,10 @@ def _receive(response: Any, part: Path, answer: _Answer, size: int, progress: Pr
 
 def _opener() -> urllib.request.OpenerDirector:
     # Built by hand: the usual one would also follow a redirect to ftp.
-    opener = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.ProxyHandler,
-        urllib.request.HTTPHandler,
-        urllib.request.HTTPSHandler,
-        urllib.request.HTTPRedirectHandler,
-        urllib.request.HTTPDefaultErrorHandler,
-        urllib.request.HTTPErrorProcessor,
-        urllib.request.UnknownHandler,
-    ):
+    u = urllib.request
+    opener = u.OpenerDirector()
+    errors = (u.HTTPDefaultErrorHandler, u.HTTPErrorProcessor, u.UnknownHandler)
+    for handler in (u.ProxyHandler, u.HTTPHandler, u.HTTPSHandler, u.HTTPRedirectHandler, *errors):
         opener.add_handler(handler())
     return opener
 
@@ -200,7 +191,7 @@ def _is_ready(info: DatasetInfo, folder: Path) -> bool:
     try:
         return not differences(load_npz(folder / f"{info.name}.npz", info.name), info)
     except OcilError:
-        return False  # missing or broken: made anew
+        return False  # missing or broken
 
 
 def _md5_matches(path: Path, md5: str | None) -> bool:

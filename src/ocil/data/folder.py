@@ -13,7 +13,7 @@ from ocil.errors import OcilError
 HELD_OUT = 6  # without a test folder, one image in six of each class is held out
 MAX_SIDE = 1024
 MAX_BYTES = 16 * 2**30
-NAMED = 5  # images that cannot be read and are named
+NAMED = 5  # how many unreadable images a message names
 SEED = 0
 
 Files = list[tuple[Path, int]]
@@ -30,9 +30,9 @@ def read_folder(
 ) -> Dataset:
     """Classes are the sorted names of the folders. ``size`` makes every image a square of that side.
 
-    Without a test folder ``test_share`` of each class, a sixth if it is not given, is held out, always the same images.
-    Images that cannot be read are left out, as long as each class keeps some; ``strict`` refuses them. ``note`` gets a
-    line about either.
+    Without a test folder, ``test_share`` of each class (default: a sixth) is held out, always the same images. Images
+    that cannot be read are left out, as long as each class keeps some; with ``strict`` they raise an ``OcilError``.
+    ``note`` is called with a line about either.
     """
     if size is not None and not 1 <= size <= MAX_SIDE:
         raise OcilError(f"the image size {size} is not between 1 and {MAX_SIDE}.")
@@ -42,7 +42,7 @@ def read_folder(
     classes = class_folders(train_folder)
     if not classes:
         raise OcilError(f"{train_folder} has no class folders. Lay the images out as {source.name}/CLASS/IMAGE.png.")
-    reader = _Reader(size, strict)
+    reader = _FolderReader(size, strict)
     train = reader.readable(list_images(train_folder, classes))
     if test_folder is None:
         train, test = _hold_out(train, classes, test_share)
@@ -51,10 +51,8 @@ def read_folder(
     else:
         if test_share is not None:
             raise OcilError(f"{test_folder} is the test set of {source}: leave out --test-share.")
-        if strangers := sorted(set(class_folders(test_folder)) - set(classes)):
-            raise OcilError(
-                f"{test_folder} has a class '{strangers[0]}' that {train_folder} lacks. Rename or remove it."
-            )
+        if more := sorted(set(class_folders(test_folder)) - set(classes)):
+            raise OcilError(f"{test_folder} has a class '{more[0]}' that {train_folder} lacks. Rename or remove it.")
         test = reader.readable(list_images(test_folder, classes))
     reader.refuse_too_much(len(train) + len(test))
     train_x, train_y = reader.decoded(train)
@@ -67,7 +65,7 @@ def read_folder(
 
 
 def training_folder(source: Path) -> Path:
-    """SOURCE/train, if it holds class folders, else SOURCE itself: then its folders are the classes."""
+    """SOURCE/train if it holds class folders, else SOURCE itself, whose folders are then the classes."""
     train = source / "train"
     if train.is_dir() and (class_folders(train) or not list_images(source, ["train"])):
         return train
@@ -77,7 +75,7 @@ def training_folder(source: Path) -> Path:
 
 
 def find_test_folder(source: Path) -> Path | None:
-    """SOURCE/test, else SOURCE/val, else None: then part of the training images is held out."""
+    """SOURCE/test, else SOURCE/val, else None."""
     splits = (source / split for split in ("test", "val"))
     return next((split for split in splits if split.is_dir() and class_folders(split)), None)
 
@@ -87,7 +85,7 @@ def class_folders(folder: Path) -> list[str]:
 
 
 def list_images(folder: Path, classes: list[str]) -> Files:
-    """Class by class, sorted by name."""
+    """Images with their labels, class by class, sorted by name."""
     files: Files = []
     for label, name in enumerate(classes):
         if not (folder / name).is_dir():
@@ -113,19 +111,19 @@ def _hold_out(files: Files, classes: list[str], share: float | None) -> tuple[Fi
     return train, test
 
 
-class _Reader:
+class _FolderReader:
     """Reads the images of a folder in one format, and remembers those that it could not read."""
 
     def __init__(self, size: int | None, strict: bool) -> None:
         self.size, self.strict = size, strict
         self.first: tuple[Path, tuple[int, int]] | None = None
-        """An image and its width and height, which all of them must have."""
+        """The first image with its width and height, which all others must have."""
         self.gray = True
         self.problems: list[str] = []
         self.broken: list[Path] = []
 
     def readable(self, files: Files) -> Files:
-        """Those whose header can be read. A mix of sizes is found here, before any work."""
+        """The images whose header can be read. Raises if they differ in size and are not to be resized."""
         found: Files = []
         for path, label in files:
             try:
@@ -136,9 +134,8 @@ class _Reader:
             self.first = self.first or (path, sides)
             if self.size is None and sides != self.first[1]:
                 here, there = ("x".join(map(str, pair)) for pair in (sides, self.first[1]))
-                raise OcilError(
-                    f"{path} is {here} but {self.first[0]} is {there}. Resize all with --size N (for example 32)."
-                )
+                advice = "Resize all with --size N (for example 32)."
+                raise OcilError(f"{path} is {here} but {self.first[0]} is {there}. {advice}")
             self.gray = self.gray and is_gray
             found.append((path, label))
         return found
@@ -169,7 +166,7 @@ class _Reader:
         return images[: len(labels)], np.array(labels, dtype=np.int64)
 
     def summary(self) -> str:
-        """The first images that were left out, by name, and how many there are."""
+        """How many images were left out, with the names of the first."""
         names = ", ".join(map(str, self.broken[:NAMED]))
         more = f" and {len(self.broken) - NAMED} more" if len(self.broken) > NAMED else ""
         return f"images that cannot be read and are left out, {len(self.broken)}: {names}{more}"

@@ -1,4 +1,4 @@
-"""Image files to arrays, with Pillow. A file that is broken, odd or far too large is refused by name."""
+"""Reads image files as arrays, with Pillow. The error for a broken or far too large file names it."""
 
 import warnings
 from collections.abc import Iterator
@@ -39,18 +39,18 @@ def read_image(path: Path, gray: bool, size: int | None = None, crop: bool = Fal
 
 
 def upright(image: Image.Image, gray: bool) -> Image.Image:
-    """In gray or colour with eight bits a channel, turned as the camera was held, where the image says so."""
-    if image.mode.startswith("I"):  # sixteen bits; Pillow alone would cut them off at 255
+    """The image in gray or colour with eight bits per channel, turned upright by its EXIF orientation."""
+    if image.mode.startswith("I"):  # sixteen bits, which Pillow would clip at 255
         exif = image.info.get("exif")
         image = Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) // 257).astype(np.uint8))
         image.info |= {} if exif is None else {"exif": exif}
-    with suppress(Exception):  # what is wrong with the pixels is said below; how it was held may stay unknown
+    with suppress(Exception):  # an unknown orientation is ignored; bad pixels are reported below
         image = ImageOps.exif_transpose(image)
     return image.convert("L" if gray else "RGB")
 
 
 def upright_size(image: Image.Image) -> tuple[int, int]:
-    """(width, height) of ``upright``."""
+    """(width, height) of the image that ``upright`` returns."""
     try:
         sideways = image.getexif().get(ORIENTATION) in SIDEWAYS
     except Exception:
@@ -60,7 +60,7 @@ def upright_size(image: Image.Image) -> tuple[int, int]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Image.Image]:
-    """A file as a Pillow image, its pixels not read yet. Whatever fails while it is open is the image's fault."""
+    """A file as a Pillow image, its pixels not read yet. Any error inside the block becomes an ``OcilError``."""
     too_large = OcilError(f"{path} has more than {MAX_PIXELS // 1_000_000} million pixels. Shrink it or take it out.")
     try:
         with warnings.catch_warnings():

@@ -1,8 +1,8 @@
 """Mini-ImageNet from its three pickles, or from images and a CSV split.
 
-The classes of train, val and test follow each other; within each, as their images lie in the pickle, or sorted by name
-with a CSV. One permutation a class, drawn from seed 0 in class order, sets the split: its first 100 images are the test
-set, the other 500 the training set.
+Classes are numbered in the order train, val, test; within each file in the order of their images in the pickle, or
+sorted by name with a CSV. One permutation per class, drawn from seed 0 in class order, makes the split: its first 100
+images are the test set, the other 500 the training set.
 """
 
 import csv
@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ocil.data.catalog import CATALOG, DatasetInfo
+from ocil.data.catalog import DatasetInfo
 from ocil.data.dataset import Dataset, shape_text
 from ocil.data.images import read_image
-from ocil.data.unpickle import load_pickle
+from ocil.data.unpickle import load_pickle, text_of
 from ocil.errors import OcilError
 
 SPLITS = ("train", "val", "test")
@@ -36,8 +36,8 @@ class _Class:
     read: Callable[[NDArray[np.int64]], Images]
 
 
-def read_mini_imagenet(source: Path, expect: DatasetInfo = CATALOG["mini_imagenet"]) -> Dataset:
-    """``expect`` says how many classes and images there must be; only tests pass another."""
+def read_mini_imagenet(source: Path, info: DatasetInfo) -> Dataset:
+    """``source`` is the folder with the three pickles or the three CSV files; ``info`` gives its classes and images."""
     if not source.is_dir():
         raise OcilError(f"{source} is not a folder. Give the one with {PICKLE.format(split='train')} or train.csv.")
     if (source / PICKLE.format(split="train")).is_file():
@@ -47,23 +47,23 @@ def read_mini_imagenet(source: Path, expect: DatasetInfo = CATALOG["mini_imagene
     else:
         raise OcilError(f"{source} has neither {PICKLE.format(split='train')} nor train.csv. Give the folder that has.")
 
-    builder = _Builder(source, expect)
+    builder = _ClassByClass(source, info)
     for split in SPLITS:  # one at a time: a pickle takes most of a gigabyte
-        for item in read_split(source, split, expect):
+        for item in read_split(source, split, info):
             builder.add(item)
     return builder.finish()
 
 
-class _Builder:
+class _ClassByClass:
     """Fills the arrays class by class, so that no image is held twice."""
 
-    def __init__(self, source: Path, expect: DatasetInfo) -> None:
-        self.source, self.expect = source, expect
-        self.test_each = expect.test // expect.classes
-        self.train_each = expect.train // expect.classes
+    def __init__(self, source: Path, info: DatasetInfo) -> None:
+        self.source, self.info = source, info
+        self.test_each = info.test // info.classes
+        self.train_each = info.train // info.classes
         self.rng = np.random.RandomState(SEED)  # its permutations are the same in every numpy version
-        self.train_x = np.empty((expect.train, *expect.image_shape), np.uint8)
-        self.test_x = np.empty((expect.test, *expect.image_shape), np.uint8)
+        self.train_x = np.empty((info.train, *info.image_shape), np.uint8)
+        self.test_x = np.empty((info.test, *info.image_shape), np.uint8)
         self.names: list[str] = []
 
     def add(self, item: _Class) -> None:
@@ -72,7 +72,7 @@ class _Builder:
             raise OcilError(f"{self.source}: class {item.name} is in two of the files. Are they three different files?")
         if item.count != each:
             raise OcilError(f"{self.source}: class {item.name} has {item.count} images, expected {each}.")
-        if label == self.expect.classes:
+        if label == self.info.classes:
             raise OcilError(f"{self.source} has more than the expected {label} classes.")
         order = self.rng.permutation(each).astype(np.int64)
         test, train = order[: self.test_each], order[self.test_each :]
@@ -81,20 +81,14 @@ class _Builder:
         self.names.append(item.name)
 
     def finish(self) -> Dataset:
-        if len(self.names) != self.expect.classes:
-            raise OcilError(f"{self.source} has {len(self.names)} classes, expected {self.expect.classes}.")
-        labels = np.arange(self.expect.classes, dtype=np.int64)
-        return Dataset(
-            name=self.expect.name,
-            train_x=self.train_x,
-            train_y=labels.repeat(self.train_each),
-            test_x=self.test_x,
-            test_y=labels.repeat(self.test_each),
-            classes=tuple(self.names),
-        )
+        if len(self.names) != self.info.classes:
+            raise OcilError(f"{self.source} has {len(self.names)} classes, expected {self.info.classes}.")
+        labels = np.arange(self.info.classes, dtype=np.int64)
+        train_y, test_y = labels.repeat(self.train_each), labels.repeat(self.test_each)
+        return Dataset(self.info.name, self.train_x, train_y, self.test_x, test_y, tuple(self.names))
 
 
-def _pickle_classes(source: Path, split: str, expect: DatasetInfo) -> list[_Class]:
+def _pickle_classes(source: Path, split: str, info: DatasetInfo) -> list[_Class]:
     path = source / PICKLE.format(split=split)
     try:
         with path.open("rb") as file:
@@ -102,8 +96,8 @@ def _pickle_classes(source: Path, split: str, expect: DatasetInfo) -> list[_Clas
     except OSError as error:
         raise OcilError(f"cannot read {path}: {error.strerror or error}. All three pickles are needed.") from error
     images, members = _pickle_parts(path, content)
-    if images.dtype != np.uint8 or images.shape[1:] != expect.image_shape:
-        want = shape_text(expect.image_shape)
+    if images.dtype != np.uint8 or images.shape[1:] != info.image_shape:
+        want = shape_text(info.image_shape)
         raise OcilError(f"{path}: images must be uint8 {want}, but are {images.dtype} {shape_text(images.shape[1:])}.")
 
     def of_class(name: str, indices: NDArray[np.int64]) -> _Class:
@@ -118,11 +112,11 @@ def _pickle_parts(path: Path, content: Any) -> tuple[NDArray[Any], dict[str, Any
     wrong = OcilError(f"{path} must hold 'image_data' and 'class_dict'. Get the published file.")
     if not isinstance(content, dict):
         raise wrong
-    parts = {_text(key): value for key, value in content.items()}
+    parts = {text_of(key): value for key, value in content.items()}
     images, members = parts.get("image_data"), parts.get("class_dict")
     if not isinstance(images, np.ndarray) or not isinstance(members, dict):
         raise wrong
-    return np.asarray(images), {_text(key): value for key, value in members.items()}
+    return np.asarray(images), {text_of(key): value for key, value in members.items()}
 
 
 def _indices(path: Path, name: str, values: Any, total: int) -> NDArray[np.int64]:
@@ -135,7 +129,7 @@ def _indices(path: Path, name: str, values: Any, total: int) -> NDArray[np.int64
     return indices.astype(np.int64)
 
 
-def _csv_classes(source: Path, split: str, expect: DatasetInfo) -> list[_Class]:
+def _csv_classes(source: Path, split: str, info: DatasetInfo) -> list[_Class]:
     path, folder = source / f"{split}.csv", source / "images"
     members: dict[str, list[Path]] = {}
     try:
@@ -152,11 +146,7 @@ def _csv_classes(source: Path, split: str, expect: DatasetInfo) -> list[_Class]:
         raise OcilError(f"cannot read {path}: {error}. train.csv, val.csv and test.csv are needed.") from error
 
     def of_class(name: str, paths: list[Path]) -> _Class:
-        side = expect.image_shape[0]
+        side = info.image_shape[0]
         return _Class(name, len(paths), lambda chosen: np.stack([read_image(paths[i], False, side) for i in chosen]))
 
     return [of_class(name, members[name]) for name in sorted(members)]
-
-
-def _text(value: Any) -> str:
-    return value.decode("latin1") if isinstance(value, bytes) else str(value)

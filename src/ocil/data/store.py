@@ -1,4 +1,4 @@
-"""Datasets by name: the embedded one, those of the catalog and those the user imported."""
+"""Datasets by name: the embedded one, those of the catalog and those that the user imported."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -12,10 +12,12 @@ from ocil.data.catalog import CATALOG, DEFAULT, DatasetInfo
 from ocil.data.dataset import Dataset, load_npz, peek_npz
 from ocil.errors import OcilError, suggest
 
+State = Literal["ready", "missing", "broken"]
+
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of a listing. Sizes are None for a file that cannot be read."""
+    """One line of a listing. Sizes are None if the file cannot be read."""
 
     name: str
     title: str
@@ -24,7 +26,7 @@ class Entry:
     tasks: int | None
     train: int | None
     test: int | None
-    state: Literal["ready", "missing", "broken"]
+    state: State
     how: str
     path: Path | None
 
@@ -40,18 +42,18 @@ def load(name: str | Path = DEFAULT, data_dir: Path | None = None) -> Dataset:
 
 
 def load_once(name: str | Path = DEFAULT, data_dir: Path | None = None) -> Dataset:
-    """The same, but the file that this process read last is not read and hashed again unless it has changed."""
+    """``load``, except that the file this process read last is read and hashed again only if it has changed."""
     with _file_of(name, data_dir) as path:
         try:
             state = path.stat()
         except OSError:
-            return load_npz(path, path.stem)  # says what is wrong
+            return load_npz(path, path.stem)  # raises the right error
         return _load_state(path.resolve(), path.stem, state.st_ino, state.st_size, state.st_mtime_ns)
 
 
-@lru_cache(maxsize=1)  # one: it may be large, and runs come sorted by their dataset
+@lru_cache(maxsize=1)  # a dataset may be large, and runs come sorted by dataset
 def _load_state(path: Path, name: str, *state: int) -> Dataset:
-    """``state`` of the file is not read: it tells the cache whether the file is still the same."""
+    """``state`` serves the cache alone: it changes when the file does."""
     return load_npz(path, name)
 
 
@@ -65,7 +67,7 @@ def _file_of(name: str | Path, data_dir: Path | None) -> AbstractContextManager[
 
 
 def locate(name: str, data_dir: Path | None = None) -> Path:
-    """The file of a catalog dataset or of one the user imported; OcilError says how to get it if it is not there."""
+    """The file of a catalog or imported dataset. If it is missing, the ``OcilError`` explains how to get it."""
     folder = _folder(data_dir)
     info = catalog.find(name)
     if info is not None:
@@ -108,19 +110,10 @@ def _imported(folder: Path) -> dict[str, Path]:
 
 def _catalog_entry(info: DatasetInfo, folder: Path) -> Entry:
     path = folder / f"{info.name}.npz"
-    embedded = info.name == DEFAULT
-    return Entry(
-        name=info.name,
-        title=info.title,
-        classes=info.classes,
-        image_shape=info.image_shape,
-        tasks=info.tasks,
-        train=info.train,
-        test=info.test,
-        state="ready" if embedded or path.is_file() else "missing",
-        how=info.how,
-        path=None if embedded or not path.is_file() else path,
-    )
+    stored = path if info.name != DEFAULT and path.is_file() else None
+    state: State = "ready" if stored or info.name == DEFAULT else "missing"
+    sizes = (info.classes, info.image_shape, info.tasks, info.train, info.test)
+    return Entry(info.name, info.title, *sizes, state, info.how, stored)
 
 
 def _user_entry(name: str, path: Path) -> Entry:

@@ -1,7 +1,7 @@
-"""Reads pickles of arrays and plain containers, and runs nothing they ask for.
+"""Reads pickles of arrays and plain containers without running any code of theirs.
 
-Published datasets come as pickles, and a pickle can name any function to call. Here only a handful of names resolve,
-each to a function of this file that rebuilds a plain number array; any other name is refused before it is looked up.
+Published datasets come as pickles, and a pickle can name any function to call. Here only a few names resolve, each to a
+function of this file that rebuilds an array of numbers; any other name is refused before it is looked up.
 """
 
 import math
@@ -20,14 +20,18 @@ NUMBER_KINDS = "biuf"
 def load_pickle(file: IO[bytes], label: str) -> Any:
     """Containers, strings, numbers and number arrays; ``label`` names the file in messages."""
     try:
-        # latin1 is what numpy arrays pickled by Python 2 need; text then comes as str.
+        # Numpy arrays pickled by Python 2 need latin1; their text then comes as str.
         return _Restricted(file, encoding="latin1").load()
     except _ForbiddenError as error:
         raise OcilError(f"{label} is refused: {error}. Use the file as its authors published it.") from error
     except Exception as error:  # a broken pickle can fail in any way
-        raise OcilError(
-            f"{label} is cut short or not a pickle ({type(error).__name__}). Get the file again."
-        ) from error
+        message = f"{label} is cut short or not a pickle ({type(error).__name__}). Get the file again."
+        raise OcilError(message) from error
+
+
+def text_of(value: Any) -> str:
+    """Text that Python 2 may have pickled as bytes."""
+    return value.decode("latin1") if isinstance(value, bytes) else str(value)
 
 
 class _ForbiddenError(Exception):
@@ -92,10 +96,6 @@ def _check_size(content: bytes, dtype: Any, shape: Any) -> None:
         raise _ForbiddenError("it holds an array whose content does not fit its shape")
 
 
-def _make_dtype(spec: Any, *_: Any) -> _Dtype:
-    return _Dtype(spec)
-
-
 def _refuse_call(*_: Any) -> Any:
     raise _ForbiddenError("it makes an array in an unknown way")
 
@@ -134,7 +134,7 @@ def _no_bytes() -> bytes:
 _NDARRAY = _Global(_refuse_call)
 _ALLOWED = {
     ("numpy", "ndarray"): _NDARRAY,
-    ("numpy", "dtype"): _Global(_make_dtype),
+    ("numpy", "dtype"): _Global(lambda spec, *_: _Dtype(spec)),
     ("_codecs", "encode"): _Global(_encode),
 }
 _ALLOWED["__builtin__", "bytes"] = _ALLOWED["builtins", "bytes"] = _Global(_no_bytes)

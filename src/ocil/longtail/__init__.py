@@ -1,5 +1,5 @@
 """Open long-tailed recognition: OLTR with cross-entropy, focal, revised focal and dynamic revised focal loss.
 
-The last table of the AFS paper, beside the online part: few images of most classes, all at hand, many epochs, and test
-images of classes that were never shown.
+This is the last table of the AFS paper, a study of its own that has nothing to do with streams: most classes have few
+images, all of them are available for many epochs, and some test images are of classes that training never showed.
 """

@@ -1,13 +1,13 @@
-"""Modulated attention: a non-local block whose answer is weighted by place."""
+"""Modulated attention: a non-local block whose output is weighted by position."""
 
 import torch
 from torch import Tensor, nn
 
 
 class ModulatedAttention(nn.Module):
-    """``x + softmax over places(linear(all of x)) · conv(non-local(x))``, maps of one size (Liu et al., CVPR 2019).
+    """``x + softmax over positions(linear(all of x)) · conv(non-local(x))``, maps of one size (Liu et al., CVPR 2019).
 
-    The non-local part is an embedded Gaussian with half of the channels inside.
+    The non-local part is an embedded Gaussian with half of the channels.
     """
 
     def __init__(self, channels: int, height: int, width: int) -> None:

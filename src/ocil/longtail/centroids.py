@@ -19,7 +19,7 @@ def disc_centroids(
 
     The first term moves a centroid by the mean distance to its images of the batch, damped: its gradient is
     ``Σ (c - f) / (1 + count) / B`` over the images of the class. OLTR's released code returns that gradient whatever
-    the loss is multiplied by, so ``weight`` does not scale it; ``weighted_centroids`` says that it should.
+    the loss is multiplied by, so ``weight`` does not scale it; ``weighted_centroids`` makes it do so.
     """
     attract: Tensor = _Attract.apply(features, labels, centroids, weighted_centroids)  # type: ignore[no-untyped-call]
     classes = torch.arange(len(centroids), device=labels.device)
@@ -29,12 +29,12 @@ def disc_centroids(
 
 
 def _squared_distances(features: Tensor, centroids: Tensor) -> Tensor:
-    """``[B, C]``. Only their sum is used, so the digits that this form loses do no harm."""
+    """``[B, C]``. This form loses digits, but only the sum of the distances is used."""
     return features.square().sum(1, keepdim=True) + centroids.square().sum(1) - 2 * features @ centroids.T
 
 
 class _Attract(torch.autograd.Function):
-    """``1/(2B) Σ |f - c_y|²`` with the centroids' gradient of its own."""
+    """``1/(2B) Σ |f - c_y|²``, with a gradient of its own for the centroids."""
 
     @staticmethod
     def forward(ctx: Any, features: Tensor, labels: Tensor, centroids: Tensor, weighted: bool) -> Tensor:
@@ -46,7 +46,7 @@ class _Attract(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor, None]:
         apart, labels = ctx.saved_tensors
-        # A matrix product, not a scatter: on a GPU that adds in an order of its own each time.
+        # A matrix product, because a scatter on a GPU adds in another order each time.
         member = (torch.arange(ctx.classes, device=labels.device)[:, None] == labels).to(apart.dtype)
         pull = -(member @ apart) / (1 + member.sum(1, keepdim=True)) / len(apart)
         return grad * apart / len(apart), None, grad * pull if ctx.weighted else pull, None

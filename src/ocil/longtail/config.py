@@ -1,17 +1,17 @@
-"""One long-tailed run: every setting, each with the published value as its default."""
+"""The configuration of a long-tailed run: every setting, with the published value as its default."""
 
 import shlex
 from collections.abc import Mapping, Set
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from ocil.config import fill, refuse_unknown, restored, typed
 from ocil.data import CATALOG, DEFAULT
 from ocil.errors import OcilError, suggest
-from ocil.naming import as_formerly, distinct, readable, short_digest
 from ocil.precision import Precision
 from ocil.rng import check_seed
+from ocil.runs.config import fill, refuse_unknown, restored, with_settings
+from ocil.runs.naming import as_formerly, cell_name, distinct, short_digest
 
 Loss = Literal["ce", "focal", "revised", "dynamic"]
 
@@ -24,26 +24,29 @@ VARIANTS: dict[str, str] = {
 }
 LOSSES: dict[str, Loss] = {"oltr": "ce", "oltr-fl": "focal", "oltr-rfl": "revised", "oltr-rfld": "dynamic"}
 OF_LOSSES: dict[str, tuple[Loss, ...]] = {
-    "alpha": ("focal", "revised", "dynamic"), "gamma": ("focal",), "mu": ("revised",), "sigma": ("revised", "dynamic"),
-    "bins": ("dynamic",), "share": ("dynamic",),
-}  # fmt: skip
+    "alpha": ("focal", "revised", "dynamic"),
+    "gamma": ("focal",),
+    "mu": ("revised",),
+    "sigma": ("revised", "dynamic"),
+    "bins": ("dynamic",),
+    "share": ("dynamic",),
+}
 """Settings that only some losses have."""
 SMALL_IMAGE = 48  # pixels: up to here the stem keeps the size of the image
-SMALL_CROP = 0.5  # a twelfth of a 32x32 image shows nothing
+SMALL_CROP = 0.5  # the published 0.08 would keep a twelfth of the image, which shows nothing at 32x32
 
-STAGE1 = (
-    "dataset", "fingerprint", "seed", "imbalance", "open_share", "validation", "width", "batch_size", "crop_scale",
-    "flip", "jitter", "momentum", "weight_decay", "decay", "epochs1", "lr1", "decay_every1", "precision",
-)  # fmt: skip
-"""What stage 1 depends on. Runs that agree on these share it."""
 NOT_SETTINGS = {"variant", "dataset", "fingerprint", "seed"}
-CUTTING = {"imbalance", "open_share", "validation"}
-"""Settings of a cut: a dataset with lists of its own has none."""
+CUTTING = ("imbalance", "open_share", "validation")
+"""How a long tail is cut from a balanced dataset. A dataset that is long-tailed by itself has no such settings."""
+BOTH_STAGES = ("width", "batch_size", "crop_scale", "flip", "jitter", "momentum", "weight_decay", "decay")
+STAGE1 = ("dataset", "fingerprint", "seed", *CUTTING, *BOTH_STAGES, "epochs1", "lr1", "decay_every1", "precision")
+"""The settings that stage 1 depends on. Runs that agree on them share it."""
+COUNTS = ("width", "batch_size", "epochs1", "epochs2", "decay_every1", "decay_every2", "bins", "samples_per_class")
 
 
 @dataclass(frozen=True)
 class LongTailConfig:
-    """Defaults are those published for ImageNet-LT."""
+    """All settings of one run. The defaults are those published for ImageNet-LT."""
 
     variant: str = "oltr-rfld"
     dataset: str = DEFAULT
@@ -52,15 +55,15 @@ class LongTailConfig:
     fingerprint: str = ""
     """Digest of a dataset outside the catalog: other images under the same name make another run."""
     imbalance: float = 100.0
-    """Images of the largest class for one of the smallest. 0: the dataset is long-tailed by itself."""
+    """Images of the largest class for each one of the smallest. 0: the dataset is long-tailed by itself."""
     open_share: float = 0.2
     """Share of the classes that is kept out of training: their test images are the open set."""
     validation: int = 20
-    """Images a class, balanced, to choose the best epoch with. They are held out before the long-tailed cut."""
+    """Images per class, balanced, to choose the best epoch with. They are held out before the long-tailed cut."""
     width: int = 64
     """Channels of the network's first stage; features are eight times as many."""
     batch_size: int = 128
-    """Images a step; an incomplete last batch is dropped."""
+    """Images per step; an incomplete last batch is dropped."""
     crop_scale: float = 0.08
     """Smallest share of the image that a random crop keeps. Default for images of up to 48 pixels: 0.5."""
     flip: float = 0.5
@@ -68,11 +71,11 @@ class LongTailConfig:
     jitter: float = 0.4
     """Strength of the jitter of brightness, contrast and saturation."""
     momentum: float = 0.9
-    """Of all optimisers."""
+    """Momentum of all optimisers."""
     weight_decay: float = 5e-4
-    """Of all optimisers, the centroids' too."""
+    """Weight decay of all optimisers, also that of the centroids."""
     decay: float = 0.1
-    """What the learning rates are multiplied by."""
+    """Factor of the learning rates at each decay."""
     epochs1: int = 30
     """Epochs of stage 1."""
     lr1: float = 0.1
@@ -96,7 +99,7 @@ class LongTailConfig:
     gamma: float = 2.0
     """Exponent of the focal loss."""
     mu: float = 0.3
-    """Score that the revised focal loss looks at most. The dynamic one finds its own for each class."""
+    """Score that the revised focal loss weights most. The dynamic one finds its own for each class."""
     sigma: float = 0.5
     """Width of the revised focal losses."""
     bins: int = 25
@@ -116,7 +119,7 @@ class LongTailConfig:
     reach: float = 10.0
     """Reachability is this over the distance to the nearest centroid."""
     reject_below: float = 0.1
-    """Open set: an image whose largest probability is smaller is said to be of no known class."""
+    """Open set: an image whose largest probability is smaller is rejected as of no known class."""
     precision: Precision = "tf32"
     """fp32 (deterministic), tf32 or bf16, on a GPU."""
     capture: bool = True
@@ -125,8 +128,7 @@ class LongTailConfig:
     def __post_init__(self) -> None:
         if self.variant not in VARIANTS:
             raise OcilError(f"there is no variant '{self.variant}'.{suggest(self.variant, VARIANTS)}")
-        for name in ("width", "batch_size", "epochs1", "epochs2", "decay_every1", "decay_every2", "bins",
-                     "samples_per_class"):  # fmt: skip
+        for name in COUNTS:
             _check(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         for name in ("lr1", "lr2", "lr_classifier", "lr_centroids", "sigma", "reach", "cosine_scale", "alpha"):
             _check(getattr(self, name) > 0, name, "more than 0", getattr(self, name))
@@ -155,49 +157,38 @@ class LongTailConfig:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What sets it apart: images, seed, variant, and the settings it depends on that are not at their default."""
-        return self._identity(self._depends_on) | {"variant": self.variant}
+        """What distinguishes the run: images, seed, variant, and the changed settings that it depends on."""
+        images = {"images": self.fingerprint} if self.fingerprint else {"dataset": self.dataset}
+        variant = {"variant": self.variant} if "variant" in self._depends_on else {}
+        names = self._depends_on - NOT_SETTINGS
+        settings = {name: value for name, value in distinct(self).items() if name in names}
+        return settings | images | {"seed": self.seed} | variant
 
     @property
-    def stage1_identity(self) -> dict[str, Any]:
-        """What sets its stage 1 apart, which the variants share."""
-        return self._identity(set(STAGE1))
+    def stage1(self) -> "Stage1Config":
+        """The configuration of its stage 1, which the variants share."""
+        return Stage1Config(**{f.name: getattr(self, f.name) for f in fields(LongTailConfig)})
 
-    def _identity(self, names: Set[str]) -> dict[str, Any]:
-        images = {"images": self.fingerprint} if self.fingerprint else {"dataset": self.dataset}
-        settings = {name: value for name, value in distinct(self).items() if name in names - NOT_SETTINGS}
-        return settings | images | {"seed": self.seed}
+    @property
+    def _words(self) -> str:
+        return self.variant
 
     @property
     def _depends_on(self) -> Set[str]:
-        names = {*STAGE1, "reject_below"} if self.variant == "ce" else {f.name for f in fields(self)} - {"capture"}
+        every = {f.name for f in fields(self)} - {"capture"}
+        names = {*STAGE1, "reject_below", "variant"} if self.variant == "ce" else every
         return names - {name for name, losses in OF_LOSSES.items() if self.loss not in losses}
 
     @property
     def cell(self) -> str:
-        """Names everything but the seed that this variant depends on."""
-        return self._name(self.variant, self.identity)
-
-    @property
-    def stage1_cell(self) -> str:
-        """Names everything but the seed that stage 1 depends on."""
-        return self._name("stage1", self.stage1_identity)
-
-    def _name(self, words: str, identity: dict[str, Any]) -> str:
-        return f"{readable(Path(self.dataset).stem)}{self._cut}-{words}-{short_digest(identity | {'seed': None})}"
+        """The folder of all seeds: a name for everything but the seed that this variant depends on."""
+        return cell_name(self.dataset, f"{self._cut}-{self._words}", self.identity)
 
     @property
     def former_cell(self) -> str:
-        """What ``cell`` was when the digest covered every setting and the path of the images."""
-        return self._former(self.variant, self._depends_on | {"variant"})
-
-    @property
-    def former_stage1_cell(self) -> str:
-        return self._former("stage1", set(STAGE1))
-
-    def _former(self, words: str, names: Set[str]) -> str:
-        content = {name: value for name, value in as_formerly(self).items() if name in names}
-        return f"{self.place}-{words}-{short_digest(content | {'seed': None})}"
+        """The name that ``cell`` had when its digest covered every setting and the path of the images."""
+        content = {name: value for name, value in as_formerly(self).items() if name in self._depends_on}
+        return f"{self.place}-{self._words}-{short_digest(content | {'seed': None})}"
 
     @property
     def _cut(self) -> str:
@@ -207,8 +198,28 @@ class LongTailConfig:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "LongTailConfig":
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
         return restored(cls, content)
+
+
+@dataclass(frozen=True)
+class Stage1Config(LongTailConfig):
+    """Stage 1 of a configuration. The settings of ``STAGE1`` identify it."""
+
+    @property
+    def _words(self) -> str:
+        return "stage1"
+
+    @property
+    def _depends_on(self) -> Set[str]:
+        return set(STAGE1)
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in STAGE1}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
+        return restored(cls, {"samples_per_class": 1} | dict(content))  # 1 divides every batch_size
 
 
 def resolve(
@@ -220,8 +231,9 @@ def resolve(
     fingerprint: str = "",
     settings: Mapping[str, Any] | None = None,
 ) -> LongTailConfig:
-    """Fill in every setting; one that is None has its default. ``image_side``: the longer side of the images in pixels;
-    small ones are cropped less.
+    """Fill in every setting; one that is None has its default.
+
+    ``image_side`` is the longer side of the images in pixels, if known: small images are cropped less.
     """
     given = dict(settings or {})
     refuse_unknown(variant, given, {f.name for f in fields(LongTailConfig)} - NOT_SETTINGS)
@@ -240,13 +252,13 @@ def changed(config: LongTailConfig) -> dict[str, Any]:
 
 
 def command(config: LongTailConfig) -> str:
-    """What to type for a configuration, seeds left out."""
+    """The command that runs a configuration, without its seeds."""
     different = changed(config)
-    if not config.imbalance:  # the dataset's own lists say what is cut
+    if not config.imbalance:  # the dataset is not cut
         different = {name: value for name, value in different.items() if name not in CUTTING}
-    settings = [f"{name}={typed(value)}" for name, value in different.items()]
-    words = ["ocil", "longtail", "run", config.variant, "--dataset", shlex.quote(config.dataset)]
-    return " ".join([*words, *(["--set", *settings] if settings else [])])
+    return with_settings(
+        ["ocil", "longtail", "run", config.variant, "--dataset", shlex.quote(config.dataset)], different
+    )
 
 
 def _check(good: bool, name: str, want: str, got: object) -> None:

@@ -27,14 +27,14 @@ Labels = NDArray[np.int64]
 
 ARRAYS = ("train_x", "train_y", "val_x", "val_y", "test_x", "test_y", "open_x")
 LISTS = ("train", "val", "test", "open")
-FOLDER = "longtail"  # of prepared long-tailed datasets, in the folder of the datasets
+FOLDER = "longtail"  # holds prepared long-tailed datasets, in the folder of the datasets
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-LABEL_DIGITS = 9  # more than any list has
+LABEL_DIGITS = 9  # at most; no list has so many classes
 
 
 @dataclass(frozen=True, eq=False)
 class LongTailed:
-    """Known classes count from 0. ``open_x`` are test images of classes that training never shows."""
+    """A long-tailed dataset. Known classes count from 0; ``open_x`` are test images of classes never trained on."""
 
     name: str
     train_x: Images
@@ -48,12 +48,12 @@ class LongTailed:
     """Names of the known classes; of a cut dataset from the largest to the smallest."""
     open_classes: tuple[str, ...] = ()
     train_index: Labels | None = None
-    """Places of the training images in the dataset that this was cut from."""
+    """Indices of the training images in the dataset that this was cut from."""
     val_index: Labels | None = None
     digest: str = ""
-    """Of which images these are: of their places in the dataset, or of the images themselves."""
+    """Identifies the images: a digest of their indices, or of the images of a prepared dataset."""
     images: str = ""
-    """Fingerprint of the dataset that this was cut from; of a prepared one its digest."""
+    """Fingerprint of the dataset that this was cut from; the digest of a prepared one."""
 
     def __post_init__(self) -> None:
         for split in ("train", "val", "test"):
@@ -76,16 +76,21 @@ class LongTailed:
         return height, width, channels
 
     def summary(self) -> dict[str, Any]:
-        """What a result keeps of it: which classes, how many images, and a digest of which images."""
+        """What a result records: classes, numbers of images, and the digest."""
         return {
-            "classes": list(self.classes), "open_classes": list(self.open_classes), "counts": self.counts.tolist(),
-            "train": len(self.train_y), "validation": len(self.val_y), "test": len(self.test_y),
-            "open": len(self.open_x), "digest": self.digest,
-        }  # fmt: skip
+            "classes": list(self.classes),
+            "open_classes": list(self.open_classes),
+            "counts": self.counts.tolist(),
+            "train": len(self.train_y),
+            "validation": len(self.val_y),
+            "test": len(self.test_y),
+            "open": len(self.open_x),
+            "digest": self.digest,
+        }
 
 
 class Resident:
-    """The images of a long-tailed dataset on a device, as uint8: uploaded once, shared by the runs of a seed."""
+    """The images of a long-tailed dataset on a device, as uint8. The runs of a seed share them."""
 
     def __init__(self, split: LongTailed, device: torch.device) -> None:
         def put(array: NDArray[Any]) -> Tensor:
@@ -98,16 +103,16 @@ class Resident:
 
 
 def profile(classes: int, most: int, imbalance: float) -> list[int]:
-    """Images a class, falling exponentially from ``most`` to ``most / imbalance``; at least one."""
+    """Images per class, falling exponentially from ``most`` to ``most / imbalance``; at least one."""
     steps = max(1, classes - 1)
     return [max(1, int(most * imbalance ** (-k / steps))) for k in range(classes)]
 
 
 def cut(dataset: Dataset, imbalance: float, open_share: float, validation: int, seed: int) -> LongTailed:
-    """A long tail from a dataset with about as many images of each class. The seed decides which classes are unknown,
-    in which order the known ones grow rare, and which images are kept.
+    """Cut a long tail from a dataset with about as many images of each class. The seed decides which classes are
+    unknown, which of the known ones are rare, and which images are kept.
 
-    ``validation`` images of each known class are set aside first, so that even the largest class has some.
+    ``validation`` images of each known class are held out first.
     """
     total = dataset.num_classes
     unknown = round(open_share * total)
@@ -131,19 +136,27 @@ def cut(dataset: Dataset, imbalance: float, open_share: float, validation: int, 
     test_y = number[dataset.test_y]
     return LongTailed(
         dataset.name,
-        dataset.train_x[train], number[dataset.train_y[train]],
-        dataset.train_x[val], number[dataset.train_y[val]],
-        dataset.test_x[test_y >= 0], test_y[test_y >= 0], dataset.test_x[test_y < 0],
-        tuple(dataset.classes[label] for label in known), tuple(dataset.classes[label] for label in held_out),
-        train, val, _digest(train, val, test_y), dataset.fingerprint,
-    )  # fmt: skip
+        dataset.train_x[train],
+        number[dataset.train_y[train]],
+        dataset.train_x[val],
+        number[dataset.train_y[val]],
+        dataset.test_x[test_y >= 0],
+        test_y[test_y >= 0],
+        dataset.test_x[test_y < 0],
+        tuple(dataset.classes[label] for label in known),
+        tuple(dataset.classes[label] for label in held_out),
+        train,
+        val,
+        _digest(train, val, test_y),
+        dataset.fingerprint,
+    )
 
 
 def load(config: LongTailConfig, data_dir: Path | None = None, dataset: Dataset | None = None) -> LongTailed:
-    """What a configuration trains on. ``dataset`` is the one to cut from, if it is loaded already."""
+    """The data of a configuration. ``dataset`` is the one to cut from, if it is loaded already."""
     if not config.imbalance:
         return load_prepared(config.dataset, data_dir)
-    dataset = dataset or data.load(config.dataset, data_dir)
+    dataset = dataset or data.load_once(config.dataset, data_dir)
     return cut(dataset, config.imbalance, config.open_share, config.validation, config.seed)
 
 
@@ -164,7 +177,7 @@ def save_prepared(split: LongTailed, path: Path) -> None:
 
 
 def load_prepared(name: str, data_dir: Path | None = None) -> LongTailed:
-    """What ``ocil longtail prepare`` wrote. Pickled content is refused, never run."""
+    """Read what ``ocil longtail prepare`` wrote. Pickled content is refused."""
     path = prepared_path(name, data_dir)
     advice = f"Prepare it again: ocil longtail prepare {name} LISTS IMAGES"
     arrays: dict[str, Any] = read_arrays(path, (*ARRAYS, "classes", "digest"), (), advice)
@@ -181,9 +194,9 @@ def load_prepared(name: str, data_dir: Path | None = None) -> LongTailed:
 
 
 def read_lists(name: str, lists: Path, images: Path, size: int) -> LongTailed:
-    """The published form: ``*_train.txt``, ``*_val.txt``, ``*_test.txt``, ``*_open.txt``, each line "PATH LABEL".
+    """Read the published form: ``*_train.txt``, ``*_val.txt``, ``*_test.txt``, ``*_open.txt``, with lines "PATH LABEL".
 
-    Every image becomes a square of ``size`` pixels: its middle, resized. Labels of the open list are not read.
+    The middle square of every image is resized to ``size`` pixels. Labels of the open list are not read.
     """
     if not 8 <= size <= MAX_SIDE:
         raise OcilError(f"the image size {size} is not between 8 and {MAX_SIDE}.")
@@ -192,15 +205,14 @@ def read_lists(name: str, lists: Path, images: Path, size: int) -> LongTailed:
     if needed > MAX_BYTES:
         raise OcilError(f"these images need {needed / 2**30:.0f} GiB of memory. Make them smaller with --size.")
     classes = _class_names(entries["train"])
-    for split in ("val", "test"):  # before the images, which take long
+    for split in ("val", "test"):  # checked before the images are read, which takes long
         if (most := max(label for _, label in entries[split])) >= len(classes):
             raise OcilError(f"{name}: a label of {split} is {most}, outside 0..{len(classes) - 1}.")
-    decoded = {split: _decode(found, size) for split, found in entries.items()}
-    labels = {split: np.array([label for _, label in found], np.int64) for split, found in entries.items()}
-    return LongTailed(
-        name, decoded["train"], labels["train"], decoded["val"], labels["val"], decoded["test"], labels["test"],
-        decoded["open"], classes, digest=_digest(*decoded.values(), *labels.values()),
-    )  # fmt: skip
+    arrays: dict[str, Any] = {f"{split}_x": _decode(found, size) for split, found in entries.items()}
+    arrays |= {f"{split}_y": np.array([y for _, y in found], np.int64) for split, found in entries.items()}
+    digest = _digest(*arrays.values())
+    del arrays["open_y"]
+    return LongTailed(name, **arrays, classes=classes, digest=digest)
 
 
 def _list_file(lists: Path, split: str) -> Path:
@@ -232,7 +244,7 @@ def _read_list(path: Path, images: Path, unlabelled: bool) -> list[tuple[Path, i
 
 
 def _inside(root: Path, where: str, path: Path, number: int) -> Path:
-    """A file below the folder of the images, whatever a list says."""
+    """The image that a list names. Raises if it is not a file below the folder of the images."""
     named = PurePosixPath(where)
     target = root / named
     try:
@@ -248,7 +260,7 @@ def _inside(root: Path, where: str, path: Path, number: int) -> Path:
 
 
 def _class_names(train: Sequence[tuple[Path, int]]) -> tuple[str, ...]:
-    """The folder that a class's first image is in, if that tells the classes apart, else their numbers."""
+    """The name of the folder of each class's first image if those are distinct, else the number of the class."""
     first: dict[int, str] = {}
     for path, label in train:
         first.setdefault(label, path.parent.name)
@@ -276,5 +288,5 @@ def _digest(*parts: NDArray[Any]) -> str:
 
 
 def _random(seed: int, purpose: str) -> np.random.RandomState:
-    """Its permutations are the same in every numpy version."""
+    """A generator whose permutations are the same in every numpy version."""
     return np.random.RandomState(derive(seed, f"longtail-{purpose}") % 2**32)

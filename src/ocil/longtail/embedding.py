@@ -1,10 +1,10 @@
-"""Dynamic meta-embedding: an image's own feature, and what the classes' centroids add to it."""
+"""Dynamic meta-embedding: an image's own feature, enriched by the centroids of the classes."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-NEAREST = 1e-6  # a feature that lies on a centroid is not infinitely near
+NEAREST = 1e-6  # smallest distance, for a feature that lies on a centroid
 
 
 class CosineClassifier(nn.Module):
@@ -45,7 +45,7 @@ class MetaEmbedding(nn.Module):
 
     def reachability(self, features: Tensor, centroids: Tensor) -> Tensor:
         """``[B, 1]``: small for an image that is far from everything known."""
-        with torch.no_grad():  # only the nearest one has a gradient: no need to keep the others
+        with torch.no_grad():  # only the distance to the nearest one needs a gradient
             nearest = torch.cdist(features, centroids, compute_mode="donot_use_mm_for_euclid_dist").argmin(1)
         distance: Tensor = torch.linalg.vector_norm(features - centroids[nearest], dim=1, keepdim=True)
         return self.reach / distance.clamp_min(NEAREST)

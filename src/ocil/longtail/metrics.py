@@ -1,16 +1,16 @@
-"""Numbers of a long-tailed test: pure functions of predictions, labels and training counts. Shares, 0 to 1."""
+"""Measures of a long-tailed test: pure functions of predictions, labels and training counts. All are shares, 0 to 1."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 UNKNOWN = -1
-MANY, FEW = 100, 20  # training images: many from here on, few up to here, medium in between
+MANY, FEW = 100, 20  # training images per class: at least 100 are many, at most 20 are few, others are medium
 GROUPS = ("many", "medium", "few")
 MEASURES = ("many", "medium", "few", "overall", "open_many", "open_medium", "open_few", "f_measure")
 
 
 def shots(counts: ArrayLike) -> dict[str, NDArray[np.bool_]]:
-    """Which classes are many-, medium- and few-shot by their number of training images."""
+    """Masks of the many-, medium- and few-shot classes, by their numbers of training images."""
     counts = np.asarray(counts)
     many, few = counts >= MANY, counts <= FEW
     return {"many": many, "medium": ~many & ~few, "few": few}
@@ -27,7 +27,7 @@ def class_accuracies(predicted: ArrayLike, labels: ArrayLike, classes: int) -> N
 
 
 def by_shots(predicted: ArrayLike, labels: ArrayLike, counts: ArrayLike) -> dict[str, float | None]:
-    """Mean of the class accuracies in each group, and the share of all images that is right."""
+    """Mean of the class accuracies in each group, and the accuracy on all images."""
     counts = np.asarray(counts)
     each = class_accuracies(predicted, labels, len(counts))
     found: dict[str, float | None] = {}
@@ -39,10 +39,11 @@ def by_shots(predicted: ArrayLike, labels: ArrayLike, counts: ArrayLike) -> dict
 
 
 def f_measure(known: ArrayLike, labels: ArrayLike, unknown: ArrayLike) -> float | None:
-    """Open set. ``known``: what was said of images of known classes, ``unknown``: of the others; -1 is a rejection.
+    """F-measure on the open set; None without unknown images.
 
-    Right: known and its class. Wrong: known and something else, a rejection too. Missed: unknown and not rejected.
-    The harmonic mean of right / (right + wrong) and right / (right + missed). None without unknown images.
+    ``known``: predictions for images of known classes, ``unknown``: for the others; -1 is a rejection. A known image is
+    right if its class is predicted, else wrong; an unknown one is missed if it is not rejected. The F-measure is the
+    harmonic mean of right / (right + wrong) and right / (right + missed).
     """
     known, labels, unknown = np.asarray(known), np.asarray(labels), np.asarray(unknown)
     if not len(unknown):
@@ -53,16 +54,21 @@ def f_measure(known: ArrayLike, labels: ArrayLike, unknown: ArrayLike) -> float 
 
 
 def rejected(predicted: ArrayLike, confidence: ArrayLike, below: float) -> NDArray[np.int64]:
-    """Predictions, -1 where the largest probability is below the threshold."""
+    """The predictions, with -1 where the largest probability is below the threshold."""
     return np.where(np.asarray(confidence) < below, UNKNOWN, np.asarray(predicted))
 
 
 def measure(
-    predicted: ArrayLike, confidence: ArrayLike, labels: ArrayLike, counts: ArrayLike,
-    open_predicted: ArrayLike, open_confidence: ArrayLike, below: float,
-) -> dict[str, float | None]:  # fmt: skip
-    """Every number of a table's row: closed set, then open set."""
-    said = rejected(predicted, confidence, below)
-    opened = by_shots(said, labels, counts)
-    f = f_measure(said, labels, rejected(open_predicted, open_confidence, below))
+    predicted: ArrayLike,
+    confidence: ArrayLike,
+    labels: ArrayLike,
+    counts: ArrayLike,
+    open_predicted: ArrayLike,
+    open_confidence: ArrayLike,
+    below: float,
+) -> dict[str, float | None]:
+    """All measures of a run: closed set, then open set."""
+    kept = rejected(predicted, confidence, below)
+    opened = by_shots(kept, labels, counts)
+    f = f_measure(kept, labels, rejected(open_predicted, open_confidence, below))
     return by_shots(predicted, labels, counts) | {f"open_{name}": opened[name] for name in GROUPS} | {"f_measure": f}

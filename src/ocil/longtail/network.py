@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ocil.convolution import Conv2d
+from ocil.kernels.convolution import Conv2d
 from ocil.longtail.attention import ModulatedAttention
 from ocil.longtail.config import SMALL_IMAGE
 from ocil.longtail.embedding import MetaEmbedding
@@ -18,10 +18,10 @@ N = TypeVar("N", bound=nn.Module)
 
 
 class ResNet10(nn.Module):
-    """Four stages of one basic block, ``width`` to ``8 · width`` channels; gives the last map.
+    """Four stages of one basic block each, with ``width`` to ``8 · width`` channels; returns the last feature map.
 
-    The stem of small images (up to 48 pixels) is a 3x3 convolution that keeps their size, that of others the published
-    7x7 of stride 2 with max-pooling. Images in [0, 1] are standardised by the training images' mean and deviation.
+    The stem is a 3x3 convolution that keeps the size of small images (up to 48 pixels), else the published 7x7 of
+    stride 2 with max-pooling. Images in [0, 1] are standardised by the training images' mean and deviation.
     """
 
     mean: Tensor
@@ -34,9 +34,9 @@ class ResNet10(nn.Module):
         self.small = max(height, width_px) <= SMALL_IMAGE
         self.conv1 = Conv2d(channels, width, 3) if self.small else Conv2d(channels, width, 7, 2)
         self.bn1 = nn.BatchNorm2d(width)
-        self.blocks = nn.Sequential(*(
-            Block(width * max(1, factor // 2), width * factor, 1 if factor == 1 else 2) for factor in (1, 2, 4, 8)
-        ))  # fmt: skip
+        self.blocks = nn.Sequential(
+            *(Block(width * max(1, factor // 2), width * factor, 1 if factor == 1 else 2) for factor in (1, 2, 4, 8))
+        )
         self.channels = 8 * width
         self.register_buffer("mean", torch.zeros(channels, 1, 1))
         self.register_buffer("deviation", torch.ones(channels, 1, 1))
@@ -51,7 +51,7 @@ class ResNet10(nn.Module):
 
 
 class PlainNetwork(nn.Module):
-    """Stage 1: ResNet-10, mean over the map, a linear layer."""
+    """The network of stage 1: ResNet-10, mean over the map, a linear layer."""
 
     def __init__(self, image_shape: ImageShape, classes: int, width: int, precision: Precision) -> None:
         super().__init__()
@@ -66,8 +66,8 @@ class PlainNetwork(nn.Module):
 
 
 class OpenNetwork(nn.Module):
-    """Stage 2: modulated attention on the last map, mean, linear layer and ReLU make the feature; meta-embedding with
-    the centroids makes the logits. The centroids are a parameter with an optimiser of their own.
+    """The network of stage 2. Modulated attention on the last map, mean, linear layer and ReLU give the feature;
+    meta-embedding with the centroids gives the logits. The centroids are a parameter with an optimiser of their own.
     """
 
     def __init__(
@@ -95,13 +95,13 @@ class OpenNetwork(nn.Module):
 
     @torch.no_grad()
     def start_from(self, plain: PlainNetwork) -> None:
-        """The backbone is stage 1's, and its classifier says which centroids to remember."""
+        """Take the backbone from stage 1; its classifier becomes the hallucinator, which mixes the centroids."""
         self.backbone.load_state_dict(plain.backbone.state_dict())
         self.embedding.hallucinator.load_state_dict(plain.head.state_dict())
 
 
 def he_normal(network: N) -> N:
-    """Every convolution's weights from N(0, 2 / (k² · out channels)), the attention's last one too."""
+    """Draw the weights of every convolution from N(0, 2 / (k² · out channels))."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.normal_(module.weight, 0.0, math.sqrt(2 / (module.kernel_size[0] ** 2 * module.out_channels)))

@@ -1,45 +1,45 @@
-"""What long-tailed runs leave: ``ROOT/CELL/seed-0/result.json`` beside those of streams, told apart by ``kind``."""
+"""Results of long-tailed runs: ``ROOT/CELL/seed-0/result.json`` as of a stream, distinguished by ``kind``."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ocil.config import for_seeds
 from ocil.errors import OcilError
+from ocil.evaluation.measures import Estimate, estimate
 from ocil.longtail.config import VARIANTS, LongTailConfig, command
 from ocil.longtail.metrics import MEASURES
-from ocil.metrics import Estimate, estimate
-from ocil.results import UNREADABLE, check_sealed, is_nowhere, is_number, read_json, reason_of, sealed
+from ocil.runs.config import for_seeds
+from ocil.runs.results import UNREADABLE, check_sealed, is_nowhere, is_number, read_json, reason_of, sealed
 
 KIND = "longtail"
 SCHEMA = 2
-"""Of results; since 2 they have a checksum."""
+"""The version of the format; since 2 a result has a checksum."""
 MOST_SECONDS = 1e12
 
 
 @dataclass(frozen=True)
 class LongTailResult:
-    """What one finished run found. Measures are shares, 0 to 1; None where there is nothing to measure."""
+    """The result of one finished run. Measures are shares, 0 to 1; None where there is nothing to measure."""
 
     config: LongTailConfig
     measures: dict[str, float | None]
     class_accuracy: list[float | None]
-    """Closed set, of each known class."""
+    """Accuracy on each known class, closed set."""
     split: dict[str, Any]
-    """Known and open classes, training images of each, sizes, digest: see ``LongTailed.summary``."""
+    """The classes and images that it was trained on, see ``LongTailed.summary``."""
     best_epoch: int
     """The epoch that was tested, counted from 1: the best on the validation images."""
     validation: float
-    """Overall accuracy on the validation images then."""
+    """Accuracy on the validation images after that epoch."""
     history: list[dict[str, float]]
-    """Each epoch's mean loss and validation accuracy."""
+    """Mean loss and validation accuracy of each epoch."""
     mu: list[float] | None
-    """RFL^d: what the best epoch was trained with."""
+    """The mu of each class that the best epoch was trained with, for the dynamic loss."""
     wall_seconds: float
-    """Of this run's own stage; stage 1 is shared."""
+    """Time of the run's own stage; stage 1 is shared."""
     stage1: dict[str, Any]
-    """Digest, best epoch, validation accuracy and seconds of the stage 1 it starts from."""
+    """Digest, best epoch, validation accuracy and seconds of the stage 1 that it started from."""
     digest: str
     """SHA-256 of the tested network."""
     environment: dict[str, Any]
@@ -49,27 +49,56 @@ class LongTailResult:
         """Fingerprint of the dataset; empty in results from before it was kept."""
         return str(self.environment.get("images", self.config.fingerprint))
 
+    @property
+    def headline(self) -> str:
+        return f"overall {100 * (self.measures['overall'] or 0):.1f} %"
+
+    @property
+    def curves(self) -> Iterator[tuple[str, int, float]]:
+        before = 0 if self.config.variant == "ce" else self.config.epochs1
+        yield from history_curves(self.history, before)
+        for name, value in self.measures.items():
+            if value is not None:
+                yield f"test/{name}", before + self.best_epoch, value
+
     def to_json(self) -> dict[str, Any]:
-        names = ("measures", "class_accuracy", "split", "best_epoch", "validation", "history", "mu", "wall_seconds",
-                 "stage1", "digest", "environment")  # fmt: skip
-        content = {name: getattr(self, name) for name in names}
-        return sealed({"kind": KIND, "schema": SCHEMA, "config": self.config.to_json(), **content})
+        content = {f.name: getattr(self, f.name) for f in fields(self)} | {"config": self.config.to_json()}
+        return sealed({"kind": KIND, "schema": SCHEMA, **content})
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "LongTailResult":
-        """Checked: a file may come from anywhere."""
+        """Raises if the content is not a result: a file may come from anywhere."""
         if content.get("kind") != KIND:
             raise ValueError("it is not a long-tailed result")
         check_sealed(content, SCHEMA)
-        result = cls(
-            LongTailConfig.from_json(content["config"]),
-            *(content[name] for name in (
-                "measures", "class_accuracy", "split", "best_epoch", "validation", "history", "mu", "wall_seconds",
-                "stage1", "digest", "environment",
-            )),
-        )  # fmt: skip
+        values = {f.name: content[f.name] for f in fields(cls)}
+        result = cls(**values | {"config": LongTailConfig.from_json(content["config"])})
         _check(result)
         return result
+
+
+@dataclass(frozen=True)
+class Stage1Result:
+    """The result of a finished stage 1. Its weights stay in its folder."""
+
+    validation: float
+    wall_seconds: float
+    history: list[dict[str, float]]
+
+    @property
+    def headline(self) -> str:
+        return f"validation {100 * self.validation:.1f} %"
+
+    @property
+    def curves(self) -> Iterator[tuple[str, int, float]]:
+        return history_curves(self.history)
+
+
+def history_curves(history: Sequence[Mapping[str, float]], before: int = 0) -> Iterator[tuple[str, int, float]]:
+    """Name, step and value of each number in a history. ``before``: epochs that came before it."""
+    for epoch, row in enumerate(history, before + 1):
+        yield "progress/loss", epoch, row["loss"]
+        yield "progress/accuracy", epoch, row["validation"]
 
 
 @dataclass(frozen=True)
@@ -84,7 +113,7 @@ class LongTailCell:
 
     @property
     def command(self) -> str:
-        """What to type to get all its seeds."""
+        """The command that runs all its seeds."""
         return for_seeds(command(self.config), [result.config.seed for result in self.results])
 
     @property
@@ -110,7 +139,7 @@ def read_if_longtail(path: Path) -> LongTailResult | None:
 
 
 def read_result(path: Path) -> LongTailResult | None:
-    """A finished run's result; None if there is none."""
+    """The result in a file; None if there is no file. Raises ``OcilError`` if it cannot be read."""
     try:
         return LongTailResult.from_json(read_json(path))
     except (*UNREADABLE, OcilError) as error:
@@ -120,8 +149,8 @@ def read_result(path: Path) -> LongTailResult | None:
 
 
 def cells(results: Sequence[LongTailResult]) -> tuple[LongTailCell, ...]:
-    """Grouped by all but the seed; datasets together, variants in the order of the paper's table. A run that is there
-    twice counts once."""
+    """Results grouped by all but the seed, sorted by dataset and in the order of the paper's table. A run that is
+    there twice counts once."""
     groups: dict[str, dict[int, LongTailResult]] = {}
     for result in results:
         groups.setdefault(result.config.cell, {}).setdefault(result.config.seed, result)
@@ -135,22 +164,16 @@ def _check(result: LongTailResult) -> None:
     if not isinstance(config.dataset, str) or not config.dataset or not isinstance(config.seed, int):
         raise ValueError("dataset or seed is not what it should be")
     for name, value in config.to_json().items():
-        if name in ("precision", "fingerprint"):
-            good = isinstance(value, str)
-        else:
-            good = isinstance(value, str | bool) or is_number(value)
-        if not good:
+        text = name in ("precision", "fingerprint")
+        if not isinstance(value, str) and (text or not (isinstance(value, bool) or is_number(value))):
             raise ValueError(f"{name} is not what it should be")
     if not isinstance(result.measures, dict) or set(result.measures) != set(MEASURES):
         raise ValueError("the measures are not those of a long-tailed test")
     for name, value in result.measures.items():
         if value is not None and not (is_number(value) and 0 <= value <= 1):
             raise ValueError(f"{name} = {str(value)[:40]} is not a share")
-    if (
-        not is_number(result.wall_seconds)
-        or not 0 <= result.wall_seconds <= MOST_SECONDS
-        or not isinstance(result.digest, str)
-    ):
+    timed = is_number(result.wall_seconds) and 0 <= result.wall_seconds <= MOST_SECONDS
+    if not timed or not isinstance(result.digest, str):
         raise ValueError("wall_seconds or digest is not what it should be")
     if not isinstance(result.environment, dict) or not isinstance(result.split, dict):
         raise ValueError("environment or split is not an object")

@@ -1,4 +1,4 @@
-"""In which order images come: the whole order of a stage, drawn from the seed at its start."""
+"""The order of the images in all epochs of a stage, drawn from the seed before it starts."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -12,20 +12,21 @@ Order = NDArray[np.int64]
 
 
 def shuffled(images: int, batch_size: int, epochs: int, seed: int) -> Order:
-    """Stage 1: every epoch a new permutation, its incomplete last batch dropped. ``[epochs, steps · batch_size]``."""
+    """Stage 1: a new permutation per epoch, without the incomplete last batch. ``[epochs, steps · batch_size]``."""
     rng = np.random.RandomState(derive(seed, "longtail-shuffle") % 2**32)
     used = images // batch_size * batch_size
     return np.stack([rng.permutation(images)[:used] for _ in range(epochs)])
 
 
 def class_aware(labels: NDArray[np.int64], per_class: int, batch_size: int, epochs: int, seed: int) -> Order:
-    """Stage 2: classes in turn, each cycle in a new order, and of a drawn class the next ``per_class`` images of a
-    cycle of its own. As many batches an epoch as the images fill. ``[epochs, steps · batch_size]``.
+    """Stage 2: classes in turn, in a new order each time all have been drawn. Each time, a class gives the next
+    ``per_class`` of its images, which are cycled through in the same way. An epoch has as many batches as the images
+    fill. ``[epochs, steps · batch_size]``.
     """
     return _class_aware(labels.astype(np.int64).tobytes(), per_class, batch_size, epochs, seed)
 
 
-@lru_cache(maxsize=8)  # the variants of a seed share it, and drawing it keeps a GPU waiting
+@lru_cache(maxsize=8)  # the variants of a seed share an order, and a GPU waits while it is drawn
 def _class_aware(content: bytes, per_class: int, batch_size: int, epochs: int, seed: int) -> Order:
     labels = np.frombuffer(content, np.int64)
     rng = np.random.RandomState(derive(seed, "longtail-class-aware") % 2**32)

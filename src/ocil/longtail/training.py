@@ -1,13 +1,15 @@
 """The two stages. A step has static shapes and reads nothing back to the host: it can be captured as a CUDA graph."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from ocil import losses
-from ocil.augment import Augment
 from ocil.errors import OcilError
+from ocil.learning import losses
+from ocil.learning.sgd import SGD
+from ocil.learning.views import RandomViews
 from ocil.longtail import sampler
 from ocil.longtail.centroids import disc_centroids
 from ocil.longtail.config import LongTailConfig
@@ -16,15 +18,16 @@ from ocil.longtail.dynamic import DynamicMu
 from ocil.longtail.network import OpenNetwork, PlainNetwork, he_normal
 from ocil.networks import evaluating, seeded, to_float
 from ocil.rng import Rng, derive
-from ocil.sgd import SGD
 
-BATCH = {"cpu": 500, "cuda": 1000}  # images at once in an evaluation: no result depends on it
+EVALUATION_BATCH = {"cpu": 500, "cuda": 1000}  # images that are scored together; no result depends on it
+
+N = TypeVar("N", bound=nn.Module)
 
 
 class Stage:
-    """A stage under way: network, optimisers, the order of all its epochs, and the best epoch so far.
+    """A stage under way: network, optimisers, the order of the images in all epochs, and the best epoch so far.
 
-    ``step`` takes the next batch of the order; ``end_epoch`` validates. The best weights are kept on the device.
+    ``step`` trains on the next batch of the order; ``end_epoch`` validates. The best weights are kept on the device.
     """
 
     network: nn.Module
@@ -51,12 +54,17 @@ class Stage:
             SGD(parameters, lr, config.momentum, config.weight_decay)
             for (parameters, _), lr in zip(groups, self.lrs, strict=True)
         ]
-        self.augment = Augment(
-            crop_scale=(config.crop_scale, 1.0), flip=config.flip, jitter=float(config.jitter > 0), hue=0.0,
-            brightness=config.jitter, contrast=config.jitter, saturation=config.jitter,
-        )  # fmt: skip
+        self.augment = RandomViews(
+            crop_scale=(config.crop_scale, 1.0),
+            flip=config.flip,
+            jitter=float(config.jitter > 0),
+            hue=0.0,
+            brightness=config.jitter,
+            contrast=config.jitter,
+            saturation=config.jitter,
+        )
         self.rng = Rng(derive(config.seed, f"longtail-{name}"), device)
-        self.views = self.rng["augment"]  # before a graph is recorded, which must know of it
+        self.views = self.rng["augment"]  # made before a graph is recorded, which must know all generators
         self.dynamic: DynamicMu | None = None
         self.total_loss = torch.zeros((), device=device)
         self.best = self.copies()
@@ -86,7 +94,7 @@ class Stage:
 
     @torch.no_grad()
     def end_epoch(self) -> Tensor:
-        """Mean loss and validation accuracy of the epoch, and the best epoch so far, on the device."""
+        """Validate, and keep the weights if they are the best so far. Returns mean loss and accuracy on the device."""
         self.epoch += 1
         predicted, _ = predict(self.network, self.data.val_x)
         accuracy = (predicted == self.data.val_y).float().mean()
@@ -102,7 +110,7 @@ class Stage:
         return torch.stack((mean, accuracy))
 
     def tested(self) -> dict[str, Tensor]:
-        """What is kept of the best epoch: the network and, where there is one, the mu it was trained with."""
+        """What is kept of the best epoch: the network and, with the dynamic loss, the mu it was trained with."""
         found = self.network.state_dict()
         return found if self.dynamic is None else found | {"mu": self.dynamic.mu}
 
@@ -113,7 +121,7 @@ class Stage:
         self.network.load_state_dict({name: value for name, value in self.best.items() if name != "mu"})
 
     def state(self) -> dict[str, Tensor]:
-        """All that a later epoch depends on."""
+        """Everything that the next epoch depends on."""
         found = {f"network.{name}": value for name, value in self.network.state_dict().items()}
         found |= {f"best.{name}": value for name, value in self.best.items()}
         for number, optimiser in enumerate(self.optimisers):
@@ -142,7 +150,7 @@ class Stage:
 
 
 class StageOne(Stage):
-    """Cross-entropy on images as they come: every image once an epoch."""
+    """Cross-entropy, with every image once per epoch."""
 
     network: PlainNetwork
 
@@ -158,7 +166,7 @@ class StageOne(Stage):
 
 
 class StageTwo(Stage):
-    """Classes drawn evenly; classification loss of the variant plus the weighted disc-centroids loss."""
+    """The variant's classification loss plus the weighted disc-centroids loss, with classes drawn evenly."""
 
     network: OpenNetwork
 
@@ -185,10 +193,8 @@ class StageTwo(Stage):
         logits = network.embedding(features, network.centroids)
         if self.dynamic is not None:
             self.dynamic.collect(logits, y)
-        near = disc_centroids(
-            features, y, network.centroids, config.margin, config.repel_weight, config.centroid_weight,
-            config.weighted_centroids,
-        )  # fmt: skip
+        weights = (config.repel_weight, config.centroid_weight, config.weighted_centroids)
+        near = disc_centroids(features, y, network.centroids, config.margin, *weights)
         return self.classification(logits, y) + near
 
     def classification(self, logits: Tensor, y: Tensor) -> Tensor:
@@ -203,32 +209,30 @@ class StageTwo(Stage):
 
 
 def plain_network(config: LongTailConfig, data: Resident) -> PlainNetwork:
-    def make() -> PlainNetwork:
-        return he_normal(PlainNetwork(data.split.image_shape, len(data.split.classes), config.width, config.precision))
-
-    network = seeded(make, derive(config.seed, "longtail-plain"))
-    return network.to(device=data.device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+    split = data.split
+    size = (split.image_shape, len(split.classes), config.width, config.precision)
+    return _initial(lambda: PlainNetwork(*size), derive(config.seed, "longtail-plain"), data.device)
 
 
 def open_network(config: LongTailConfig, data: Resident) -> OpenNetwork:
-    def make() -> OpenNetwork:
-        split = data.split
-        return he_normal(
-            OpenNetwork(
-                split.image_shape, len(split.classes), config.width, config.precision, config.cosine_scale, config.reach
-            )
-        )
+    split = data.split
+    size = (split.image_shape, len(split.classes), config.width, config.precision)
+    seed = derive(config.seed, "longtail-open")
+    return _initial(lambda: OpenNetwork(*size, config.cosine_scale, config.reach), seed, data.device)
 
-    network = seeded(make, derive(config.seed, "longtail-open"))
-    return network.to(device=data.device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+
+def _initial(make: Callable[[], N], seed: int, device: torch.device) -> N:
+    """A network with initial weights from a seed, on a device."""
+    network = seeded(lambda: he_normal(make()), seed)
+    return network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
 @torch.no_grad()
 def standardise(backbone: nn.Module, data: Resident) -> None:
-    """Mean and deviation of each channel over the training images. Read once, on the host, from whole numbers."""
+    """Set mean and deviation of each channel to those of the training images, computed on the host."""
     pixels = data.split.train_x
     total, squares, count = 0, 0, 0
-    for first in range(0, len(pixels), 1000):  # sums of whole numbers: the same in every order
+    for first in range(0, len(pixels), 1000):  # sums of whole numbers are the same in every order
         part = pixels[first : first + 1000].astype("int64")
         total, squares = total + part.sum((0, 1, 2)), squares + (part**2).sum((0, 1, 2))
         count += part[..., 0].size
@@ -240,10 +244,10 @@ def standardise(backbone: nn.Module, data: Resident) -> None:
 
 @torch.no_grad()
 def class_means(network: OpenNetwork, data: Resident) -> Tensor:
-    """Mean feature of each class's training images as they are: where the centroids start."""
+    """The initial centroids: the mean feature of each class's training images, which are not augmented."""
     classes = torch.arange(len(data.split.classes), device=data.device)
     total = torch.zeros_like(network.centroids)
-    size = BATCH.get(data.device.type, 500)
+    size = EVALUATION_BATCH.get(data.device.type, 500)
     with evaluating(network):
         for images, labels in zip(data.train_x.split(size), data.train_y.split(size), strict=True):
             total += (classes[:, None] == labels).float() @ network.features(to_float(images))
@@ -252,8 +256,8 @@ def class_means(network: OpenNetwork, data: Resident) -> Tensor:
 
 @torch.no_grad()
 def predict(network: nn.Module, images: Tensor, batch: int | None = None) -> tuple[Tensor, Tensor]:
-    """The most probable class of each image, and its probability. Each image on its own: no batch statistics."""
-    size = batch or BATCH.get(images.device.type, 500)
+    """The most probable class of each image, and its probability. No image has an influence on another."""
+    size = batch or EVALUATION_BATCH.get(images.device.type, 500)
     if not len(images):
         return torch.zeros(0, dtype=torch.int64, device=images.device), torch.zeros(0, device=images.device)
     with evaluating(network):
@@ -263,7 +267,7 @@ def predict(network: nn.Module, images: Tensor, batch: int | None = None) -> tup
 
 
 def check(config: LongTailConfig, images: int) -> None:
-    """Raise now what a stage would stumble over later."""
+    """Raise if there are too few training images for one batch."""
     if images < config.batch_size:
         raise OcilError(
             f"{config.place} has {images} training images, fewer than batch_size = {config.batch_size}: "

@@ -1,4 +1,4 @@
-"""The methods, by name. A new one is a file beside this and a line in ``METHODS``."""
+"""The methods by name. A new method is a file in this folder and an entry here."""
 
 import re
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ocil.errors import OcilError, suggest
+from ocil.methods.review_label import Label
 
 if TYPE_CHECKING:
     from ocil.methods.base import Learner
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MethodInfo:
-    """What there is to know of a method without importing it."""
+    """The facts about a method that are known without importing it."""
 
     name: str
     target: "str | type[Learner]"
@@ -21,12 +22,12 @@ class MethodInfo:
     summary: str
     paper: str
     memory: bool = True
-    """Keeps images for replay."""
+    """Whether it keeps images for replay."""
     needs_task_ends: bool = False
     offline: bool = False
-    """Sees the data mixed and many times: a bound, not an online method."""
+    """Whether it sees the data mixed and many times: then it is a bound, not an online method."""
     capturable: bool = True
-    """A step in the steady state can be captured as a CUDA graph."""
+    """Whether a step with static shapes can be captured as a CUDA graph, see ``ocil.methods.capturable``."""
 
     def load(self) -> "type[Learner]":
         if not isinstance(self.target, str):
@@ -36,69 +37,80 @@ class MethodInfo:
         return learner
 
 
-METHODS: dict[str, MethodInfo] = {
-    info.name: info
-    for info in (
-        MethodInfo(
-            "afs", "afs:AFS", "revised focal loss, virtual distillation, augmented replay, review",
-            "Liang et al., TCSVT 2023",
-        ),
-        MethodInfo("er", "er:ER", "replay of random memory samples", "Chaudhry et al., ICML Workshop 2019"),
-        MethodInfo(
-            "agem", "agem:AGEM", "steps that do not raise the loss of a memory batch", "Chaudhry et al., ICLR 2019",
-            needs_task_ends=True,
-        ),
-        MethodInfo(
-            "gss", "gss:GSS", "replay from a memory of differing gradients", "Aljundi et al., NeurIPS 2019",
-        ),
-        MethodInfo(
-            "gdumb", "gdumb:GDumb", "a balanced memory, and a new network trained on it at each task's end",
-            "Prabhu et al., ECCV 2020", needs_task_ends=True,
-        ),
-        MethodInfo(
-            "mir", "mir:MIR", "replay of the samples that the step would harm most", "Aljundi et al., NeurIPS 2019",
-        ),
-        MethodInfo(
-            "er-ace", "er_ace:ERACE", "replay; new samples do not push old classes down", "Caccia et al., ICLR 2022",
-        ),
-        MethodInfo(
-            "dvc", "dvc:DVC", "two views that agree, replay of the largest gradient change", "Gu et al., CVPR 2022",
-        ),
-        MethodInfo(
-            "ocm", "ocm:OCM", "contrast of rotated views, distillation from the last task's model",
-            "Guo et al., ICML 2022", needs_task_ends=True,
-        ),
-        MethodInfo(
-            "scr", "scr:SCR", "supervised contrastive replay, nearest class mean, review",
-            "Mai et al., CVPR Workshop 2021",
-        ),
-        MethodInfo(
-            "aser", "aser:ASER", "replay and storage by the Shapley value of a nearest-neighbour classifier",
-            "Shim et al., AAAI 2021",
-        ),
-        MethodInfo(
-            "aaer", "aaer:AAER", "our own reconstruction: replay pulled to class anchors, drift-compensated centres",
-            "after Lin et al., TCSVT 2022", needs_task_ends=True,
-        ),
-        MethodInfo(
-            "fine-tune", "fine_tune:FineTune", "no defence against forgetting: the lower bound", "-", memory=False,
-        ),
-        MethodInfo(
-            "iid-offline", "fine_tune:FineTune", "all data mixed, 50 epochs: the upper bound", "-", memory=False,
-            offline=True,
-        ),
-    )
-}  # fmt: skip
+_BUILT_IN = (
+    MethodInfo(
+        "afs",
+        "afs:AFS",
+        "revised focal loss, virtual distillation, augmented replay, review",
+        "Liang et al., TCSVT 2023",
+    ),
+    MethodInfo("er", "er:ER", "replay of random memory samples", "Chaudhry et al., ICML Workshop 2019"),
+    MethodInfo(
+        "agem",
+        "agem:AGEM",
+        "steps that do not raise the loss of a memory batch",
+        "Chaudhry et al., ICLR 2019",
+        needs_task_ends=True,
+    ),
+    MethodInfo("gss", "gss:GSS", "replay from a memory of differing gradients", "Aljundi et al., NeurIPS 2019"),
+    MethodInfo(
+        "gdumb",
+        "gdumb:GDumb",
+        "a balanced memory, and a new network trained on it at each task's end",
+        "Prabhu et al., ECCV 2020",
+        needs_task_ends=True,
+    ),
+    MethodInfo("mir", "mir:MIR", "replay of the samples that the step would harm most", "Aljundi et al., NeurIPS 2019"),
+    MethodInfo(
+        "er-ace", "er_ace:ERACE", "replay; new samples do not push old classes down", "Caccia et al., ICLR 2022"
+    ),
+    MethodInfo("dvc", "dvc:DVC", "two views that agree, replay of the largest gradient change", "Gu et al., CVPR 2022"),
+    MethodInfo(
+        "ocm",
+        "ocm:OCM",
+        "contrast of rotated views, distillation from the last task's model",
+        "Guo et al., ICML 2022",
+        needs_task_ends=True,
+    ),
+    MethodInfo(
+        "scr", "scr:SCR", "supervised contrastive replay, nearest class mean, review", "Mai et al., CVPR Workshop 2021"
+    ),
+    MethodInfo(
+        "aser",
+        "aser:ASER",
+        "replay and storage by the Shapley value of a nearest-neighbour classifier",
+        "Shim et al., AAAI 2021",
+    ),
+    MethodInfo(
+        "aaer",
+        "aaer:AAER",
+        "our own reconstruction: replay pulled to class anchors, drift-compensated centres",
+        "after Lin et al., TCSVT 2022",
+        needs_task_ends=True,
+    ),
+    MethodInfo("fine-tune", "fine_tune:FineTune", "no defence against forgetting: the lower bound", "-", memory=False),
+    MethodInfo(
+        "iid-offline",
+        "fine_tune:FineTune",
+        "all data mixed, 50 epochs: the upper bound",
+        "-",
+        memory=False,
+        offline=True,
+    ),
+)
+
+METHODS: dict[str, MethodInfo] = {info.name: info for info in _BUILT_IN}
 
 
 def register(info: MethodInfo, replace: bool = False) -> None:
-    """Make a method of your own known by its name, in this process: everything that takes a name takes it.
+    """Register a method of your own in this process: everything that takes the name of a method then takes this one.
 
-    ``replace`` lets it take the place of one of the same name, as when a cell of a notebook is run again.
+    ``replace`` allows a name that is taken, for example when a notebook's cell is run again. Raises an ``OcilError`` if
+    the name is taken or is not a valid name.
     """
     if not re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", info.name):
         raise OcilError(f"a method's name has small letters and digits, and '-' between them, not '{info.name}'.")
-    if info.name.endswith(("-rv", "-no-rv")):
+    if Label.parse(info.name).review is not None:
         raise OcilError(f"'{info.name}' is how tables name a method with or without reviews: choose another name.")
     if METHODS.get(info.name, info) != info and not replace:
         raise OcilError(f"there is a method '{info.name}' already: choose another name, or give replace=True.")
@@ -106,7 +118,7 @@ def register(info: MethodInfo, replace: bool = False) -> None:
 
 
 def method(name: str) -> MethodInfo:
-    """The entry of a method; names may be written with ``_`` or capitals."""
+    """The entry of a method. The name may be written with ``_`` or capitals."""
     info = METHODS.get(name.strip().lower().replace("_", "-"))
     if info is None:
         raise OcilError(f"unknown method '{name}'.{suggest(name, METHODS)}")

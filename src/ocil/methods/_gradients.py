@@ -1,7 +1,7 @@
-"""Inner products of the gradients of many samples and groups, all from one pass forward and one back.
+"""Inner products of the gradients of many samples and groups, from one forward and one backward pass.
 
-``torch.func`` can do it in a line, as vmap of grad. This takes a third of the time for small images, never more, holds
-one layer's gradients at a time, and does not load PyTorch's compiler, which costs seconds in every process.
+``torch.func`` does it in one line, as vmap of grad. For small images this takes a third of that time, never more; it
+holds the gradients of one layer at a time, and does not load PyTorch's compiler, which costs seconds per process.
 """
 
 from typing import Any
@@ -10,22 +10,22 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from ocil import losses
-from ocil.convolution import patches
+from ocil.kernels.convolution import patches
+from ocil.learning import losses
 
 
 def gradient_products(network: nn.Module, images: Tensor, labels: Tensor, singles: int, group_size: int) -> Tensor:
-    """Inner products ``[R, R]`` of R gradients of the cross-entropy by all parameters, in float32: of each of the first
-    ``singles`` images alone, then of the mean loss of each group of ``group_size`` of the images that follow.
+    """Inner products ``[R, R]`` in float32 of R gradients of the cross-entropy by all parameters: those of each of the
+    first ``singles`` images, then those of the mean loss of each group of ``group_size`` of the images that follow.
 
-    The network is made of convolutions, batch normalisations and linear layers. It must be in evaluation mode: only
-    then does each image have a gradient of its own.
+    The network consists of convolutions, batch normalisations and linear layers. It must be in evaluation mode: only
+    then does each image have its own gradient.
     """
     layers = [layer for layer in network.modules() if next(layer.parameters(recurse=False), None) is not None]
     calls: list[tuple[nn.Module, Tensor, GradientEdge]] = []
 
     def remember(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        # The edge, not the tensor, which a ReLU in place may change after this.
+        # The edge, not the tensor, which an in-place ReLU may change later.
         calls.append((layer, inputs[0].detach(), get_gradient_edge(output)))
 
     hooks = [layer.register_forward_hook(remember) for layer in layers]
@@ -46,7 +46,7 @@ def gradient_products(network: nn.Module, images: Tensor, labels: Tensor, single
 
 @torch.no_grad()
 def _gradients(layer: nn.Module, inputs: Tensor, slope: Tensor, singles: int, group_size: int) -> Tensor:
-    """A layer's part of the gradients, one a row, from what it read and the slope of the loss by what it gave."""
+    """One row per gradient: the part of a layer, from its inputs and the gradient of the loss by its outputs."""
 
     def sums(values: Tensor) -> Tensor:
         return torch.cat([values[:singles], values[singles:].unflatten(0, (-1, group_size)).sum(1)])

@@ -1,5 +1,5 @@
 """Anchor assisted experience replay: our own reconstruction, after Lin et al. (Anchor Assisted Experience Replay for
-Online Class-Incremental Learning, TCSVT 2022). There is no public code; what the abstract leaves open is ours."""
+Online Class-Incremental Learning, TCSVT 2022). There is no public code: what the abstract leaves open is our choice."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,16 +7,19 @@ from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from ocil import losses, networks
-from ocil.augment import Augment
+from ocil import networks
+from ocil.learning import losses
+from ocil.learning.views import RandomViews
 from ocil.methods._distances import nearness
-from ocil.methods._watched import total
-from ocil.methods.base import Learner, LearnerConfig, Problem
+from ocil.methods.base import Learner
+from ocil.methods.config import LearnerConfig, Problem
+from ocil.methods.passes import Pass, replayed
+from ocil.methods.recorded_losses import total
 from ocil.networks import to_float
 
-CHUNK = 500  # memory images in one pass at a task's end
+TASK_END_BATCH = 500  # memory images per pass at a task's end
 
 
 @dataclass(frozen=True)
@@ -24,48 +27,62 @@ class AAERConfig(LearnerConfig):
     memory_batch: int = 100
 
     compensation: Literal["forward", "backward", "none"] = "backward"
-    """How old class centres and new features are brought together. ``forward``: each centre moves as its anchor has
-    moved. ``backward``: each test feature moves back by what its nearest anchor has moved. ``none``: neither."""
+    """How old class centres and new features are made comparable. ``forward``: each centre moves as its anchor has
+    moved. ``backward``: each test feature moves back by as much as its nearest anchor has moved. ``none``: neither."""
     drift_weight: float = 1.0
     """Strength of the pull of replayed images towards the anchor of their class."""
     augment: bool = True
-    """Each memory image is replayed raw and augmented, as in AFS; false: only raw."""
+    """Whether each memory image is replayed raw and augmented, as in AFS, or only raw."""
 
     minimum: ClassVar[dict[str, float]] = LearnerConfig.minimum | {"drift_weight": 0}
 
 
 class AAER(Learner):
     """Our own reconstruction. Step: cross-entropy of the stream batch; cross-entropy of a random memory batch plus the
-    squared distance of its features to those of their class's anchor; one SGD step; reservoir. A task's end chooses as
-    anchor of each class its stored image of smallest loss. The nearest class centre classifies, and anchors tell how
-    far the features have drifted since the centre was taken.
+    squared distance of its features to those of their class's anchor; one SGD step; reservoir. At a task's end the
+    anchor of each class becomes its stored image of smallest loss. The nearest class centre classifies; anchors show
+    how far the features have drifted since the centre was computed.
     """
 
     Config = AAERConfig
     config: AAERConfig
+    dataset_settings: ClassVar[dict[str, dict[str, Any]]] = {
+        "fashion-mini": {"memory_batch": 10}  # ours: the demo has to run on a slow laptop
+    }
     class_rows = (*Learner.class_rows, "anchors", "known", "centres", "taken", "moved")
     scores_are_logits = False
 
     def __init__(self, config: AAERConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
         super().__init__(config, problem, seed, device)
-        self.augment = Augment()
+        self.random_views = RandomViews()
         size = (problem.classes, self.network.feature_size)
-        self.anchors: Tensor
-        self.known: Tensor
-        self.centres: Tensor
-        self.taken: Tensor
-        self.moved: Tensor
-        # Images of their own: the reservoir may overwrite an anchor's slot.
+        # Copies of images: the reservoir may overwrite an anchor's slot.
         images = torch.zeros((problem.classes, *problem.image_shape), dtype=torch.uint8, device=self.device)
-        self.register_buffer("anchors", images)
-        self.register_buffer("known", torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
-        self.register_buffer("centres", torch.zeros(size, device=self.device))
-        self.register_buffer("taken", torch.zeros(size, device=self.device))  # anchors' features when they were chosen
-        self.register_buffer("moved", torch.zeros(size, device=self.device))  # what earlier anchors of a class moved
+        self.anchors: Tensor = nn.Buffer(images)
+        self.known: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
+        self.centres: Tensor = nn.Buffer(torch.zeros(size, device=self.device))
+        self.taken: Tensor = nn.Buffer(torch.zeros(size, device=self.device))
+        """The anchors' features when they were chosen."""
+        self.moved: Tensor = nn.Buffer(torch.zeros(size, device=self.device))
+        """How far the earlier anchors of a class have moved."""
 
     @classmethod
-    def settings_for(cls, dataset: str, memory: int) -> dict[str, Any]:
-        return {"memory_batch": 10} if dataset == "fashion-mini" else {}  # ours: the demo runs on a slow laptop
+    def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
+        memory = Pass(replayed(config) * (2 if config.augment else 1))
+        return [Pass(batch_size), memory, *cls.anchor_passes(config, classes)]
+
+    @classmethod
+    def review_passes(cls, config: Any, classes: int) -> list[Pass]:
+        return [Pass(config.review_batch), *cls.anchor_passes(config, classes)]
+
+    @classmethod
+    def task_end_passes(cls, config: Any, classes: int, stored: int) -> list[Pass]:
+        sizes = [min(TASK_END_BATCH, stored - first) for first in range(0, stored, TASK_END_BATCH)]
+        return [Pass(size, trains=False) for size in (*sizes, classes, classes)] if stored else []
+
+    @staticmethod
+    def anchor_passes(config: AAERConfig, classes: int) -> list[Pass]:
+        return [Pass(classes, trains=False)] if config.drift_weight else []
 
     def learn(self, x: Tensor, y: Tensor) -> None:
         replay = self.memory.retrieve(self.config.memory_batch)
@@ -79,23 +96,23 @@ class AAER(Learner):
             parts["memory"] = replay_loss.detach()
         self.optimizer.step()
         self.memory.add(x, y)
-        self.watch(total(parts), **parts)
+        self.record_loss(total(parts), **parts)
 
     def views(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         raw = to_float(x)
         if not self.config.augment:
             return raw, y
-        return torch.cat([raw, self.augment(raw, self.rng["augment"])]), torch.cat([y, y])
+        return torch.cat([raw, self.random_views(raw, self.rng["augment"])]), torch.cat([y, y])
 
     def anchored_loss(self, images: Tensor, labels: Tensor) -> Tensor:
         features = self.network.features(images)
         loss = losses.cross_entropy(self.network.head(features), labels)
-        if self.tasks and self.config.drift_weight:
+        if self.task_number and self.config.drift_weight:
             loss = loss + self.config.drift_weight * drift(features, self.features(self.anchors), labels, self.known)
         return loss
 
-    def form(self) -> int:
-        return min(self.tasks, 1)  # anchors exist from the first task's end on
+    def step_variant(self) -> int:
+        return min(self.task_number, 1)  # anchors exist from the first task's end on
 
     def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
         return self.anchored_loss(to_float(x), y)
@@ -119,7 +136,8 @@ class AAER(Learner):
         count = len(self.memory)
         labels, lost = self.memory.labels[:count], []
         total, members = torch.zeros_like(self.centres), self.centres.new_zeros(len(self.centres), 1)
-        for x, y in zip(self.memory.images[:count].split(CHUNK), labels.split(CHUNK), strict=True):
+        images = self.memory.images[:count].split(TASK_END_BATCH)
+        for x, y in zip(images, labels.split(TASK_END_BATCH), strict=True):
             with networks.evaluating(self.network):
                 features = self.network.features(to_float(x))
                 lost.append(losses.cross_entropy(self.network.head(features), y, reduction="none"))
@@ -130,7 +148,7 @@ class AAER(Learner):
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
-        """Normalised, by running statistics: those of an anchor must not depend on the other images."""
+        """Unit vectors, by running statistics: an anchor's features must not depend on the other images."""
         with networks.evaluating(self.network):
             return F.normalize(self.network.features(to_float(images)))
 
@@ -138,10 +156,10 @@ class AAER(Learner):
     def scorer(self) -> Callable[[Tensor], Tensor]:
         labels = self.memory.labels[: len(self.memory)]
         stored = torch.zeros_like(self.known).index_fill_(0, labels, True)
-        seen = self.known | stored
+        present = self.known | stored
         centres, anchors = self.centres, self.features(self.anchors)
         offset = self.moved + anchors - self.taken
-        if bool((stored & ~self.known).any()):  # classes of a task that is not over: no drift yet, means as of now
+        if bool((stored & ~self.known).any()):  # classes of the present task: no drift yet, present means
             means, old = self.look_at_memory()[0], self.known[:, None]
             centres, anchors = torch.where(old, centres, means), torch.where(old, anchors, means)
             offset = torch.where(old, offset, 0)
@@ -152,8 +170,8 @@ class AAER(Learner):
         def scores(x: Tensor) -> Tensor:
             features = self.features(x)
             if self.config.compensation == "backward":
-                features = features - offset[nearness(features, anchors, seen).argmax(1)]
-            return self.masked(nearness(features, centres, seen))
+                features = features - offset[nearness(features, anchors, present).argmax(1)]
+            return self.masked(nearness(features, centres, present))
 
         return scores
 

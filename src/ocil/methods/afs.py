@@ -7,23 +7,20 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ocil import losses
-from ocil.augment import Augment, CropRule
 from ocil.errors import OcilError
-from ocil.losses import SampleValue
-from ocil.methods._watched import total
-from ocil.methods.base import AugmentedConfig, Learner, LearnerConfig, Problem
+from ocil.learning import losses
+from ocil.learning.losses import SampleValue
+from ocil.learning.views import CropRule, RandomViews
+from ocil.methods.base import Learner
+from ocil.methods.config import AugmentedConfig, LearnerConfig, Problem
+from ocil.methods.passes import Pass, replayed
+from ocil.methods.recorded_losses import total
 from ocil.networks import bn_momentum, to_float
 
 PUBLISHED_BETA = {  # the authors' choice for each dataset and memory size, from their released commands
     "cifar10": {200: 0.05, 500: 0.05, 1000: 0.1},
     "cifar100": {1000: 0.15, 2000: 0.05, 5000: 0.1},
     "mini_imagenet": {1000: 0.05, 2000: 0.1, 5000: 0.05},
-}
-
-DATASET_SETTINGS: dict[str, dict[str, Any]] = {
-    "cifar10": {"gray": 0.2},  # published
-    "fashion-mini": {"memory_batch": 10},  # ours: the demo has to run on a slow laptop
 }
 
 
@@ -34,13 +31,13 @@ class AFSConfig(AugmentedConfig):
     review_keep_last: bool = True
 
     loss: Literal["rfl", "focal", "ce"] = "rfl"
-    """Classification loss: revised focal, focal, or cross-entropy. The ladder of the paper's ablation table."""
+    """Classification loss: revised focal, focal, or cross-entropy, as in the paper's ablation table."""
     regulariser: Literal["vkd", "lsr", "none"] = "vkd"
     """Added to the loss of stream and memory, not in a review: virtual distillation, label smoothing, or nothing."""
     alpha: float = 0.25
     """Factor of the focal losses."""
     ce_scale: float = 1.0
-    """Factor of cross-entropy; 0.25 is the control that separates the gain of the loss from that of a smaller step."""
+    """Factor of cross-entropy. 0.25 is a control: is the gain that of the loss, or that of a smaller step?"""
     gamma: float = 2.0
     """Exponent of the focal loss."""
     mu: float = 0.3
@@ -59,9 +56,9 @@ class AFSConfig(AugmentedConfig):
     """``separate``: stream and memory pass one after the other and their mean losses add up (released code).
     ``joint``: one pass and one mean over both (the paper's formula)."""
     views: Literal["both", "augmented", "raw"] = "both"
-    """What is replayed of a memory image. ``both`` makes 200 images of a memory batch of 100 (released code)."""
+    """Views of a memory image that are replayed. ``both`` makes 200 images of a memory batch of 100 (released code)."""
     double_bn_update: bool = True
-    """The released code passes each batch twice when VKD is on, so running statistics move twice. Same, in one pass."""
+    """The released code passes each batch twice with VKD, so running statistics move twice. Here one pass does it."""
 
     crop_rule: CropRule = "reject"
     """``reject``: redraw boxes that do not fit, up to ten times (released code). ``clamp``: cut them to the image."""
@@ -69,41 +66,53 @@ class AFSConfig(AugmentedConfig):
     """Probability that an image turns gray (0.2 on CIFAR-10)."""
 
     minimum: ClassVar[dict[str, float]] = LearnerConfig.minimum | {
-        "alpha": 0, "ce_scale": 0, "gamma": 0, "beta": 0, "sigma": 1e-6, "temperature": 1e-6, "epsilon": 0,
-    }  # fmt: skip
+        "alpha": 0,
+        "ce_scale": 0,
+        "gamma": 0,
+        "beta": 0,
+        "sigma": 1e-6,
+        "temperature": 1e-6,
+        "epsilon": 0,
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.epsilon >= 1:
             raise OcilError(f"epsilon = {self.epsilon} must be below 1: it is the share of the other classes.")
 
-    def augment(self) -> Augment:
-        return replace(super().augment(), crop_rule=self.crop_rule)
+    def random_views(self) -> RandomViews:
+        return replace(super().random_views(), crop_rule=self.crop_rule)
 
 
 class AFS(Learner):
     """Step: revised focal loss plus virtual distillation on the stream batch; the same on a random memory batch, each
     image raw and augmented; one SGD step; the raw stream batch enters the reservoir. Reviews use the revised focal loss
-    alone, on raw images. The paper's ablations and its "baseline" are other settings of ``loss`` and
-    ``regulariser``.
+    alone, on raw images. The paper's ablations and its "baseline" are settings of ``loss`` and ``regulariser``.
     """
 
     Config = AFSConfig
     config: AFSConfig
+    dataset_settings: ClassVar[dict[str, dict[str, Any]]] = {
+        "cifar10": {"gray": 0.2},  # published
+        "fashion-mini": {"memory_batch": 10},  # ours: the demo has to run on a slow laptop
+    }
 
     def __init__(self, config: AFSConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
         super().__init__(config, problem, seed, device)
-        c = config
-        self.augment = c.augment()
-        twice = c.double_bn_update and c.regulariser == "vkd"
+        self.random_views = config.random_views()
+        twice = config.double_bn_update and config.regulariser == "vkd"
         self.bn_momentum = 1 - 0.9**2 if twice else 0.1
 
     @classmethod
-    def settings_for(cls, dataset: str, memory: int) -> dict[str, Any]:
-        found: dict[str, Any] = dict(DATASET_SETTINGS.get(dataset, {}))
-        if betas := PUBLISHED_BETA.get(dataset):
-            found["beta"] = betas[min(betas, key=lambda size: abs(size - memory))]
-        return found
+    def settings_for(cls, dataset: str, memory: int, classes: int | None = None) -> dict[str, Any]:
+        betas = PUBLISHED_BETA.get(dataset)
+        beta = {"beta": betas[min(betas, key=lambda size: abs(size - memory))]} if betas else {}
+        return super().settings_for(dataset, memory, classes) | beta
+
+    @classmethod
+    def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
+        memory = replayed(config) * (2 if config.views == "both" else 1)
+        return [Pass(batch_size + memory)] if config.forward == "joint" else [Pass(batch_size), Pass(memory)]
 
     def learn(self, x: Tensor, y: Tensor) -> None:
         replay = self.memory.retrieve(self.config.memory_batch)
@@ -126,19 +135,19 @@ class AFS(Learner):
                     sums[name] = sums[name] + value.detach() if name in sums else value.detach()
         self.optimizer.step()
         self.memory.add(x, y)
-        self.watch(loss, **sums)
+        self.record_loss(loss, **sums)
 
     def views(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         raw = to_float(x)
         if self.config.views == "raw":
             return raw, y
-        augmented = self.augment(raw, self.rng["augment"])
+        augmented = self.random_views(raw, self.rng["augment"])
         if self.config.views == "augmented":
             return augmented, y
         return torch.cat([raw, augmented]), torch.cat([y, y])
 
     def parts(self, images: Tensor, labels: Tensor, regularise: bool) -> dict[str, Tensor]:
-        """What the loss of a batch is the sum of."""
+        """The parts of the loss of a batch, by name."""
         c, met = self.config, self.met
         features = self.network.features(images)
         logits = self.network.head(features)

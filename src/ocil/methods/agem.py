@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ocil import losses
-from ocil.methods.base import Learner, LearnerConfig
+from ocil.learning import losses
+from ocil.methods.base import Learner
+from ocil.methods.config import LearnerConfig
 from ocil.networks import to_float
 
 
@@ -18,17 +19,18 @@ class AGEMConfig(LearnerConfig):
 
 class AGEM(Learner):
     """Step: gradient of the stream batch's cross-entropy; from the second task on, if it points against the gradient of
-    a random memory batch, its part along that one is taken out; one SGD step; the stream batch enters the reservoir.
-    The memory is only a constraint: no step is ever taken along its own gradient.
+    a random memory batch, its component along that gradient is removed; one SGD step; the stream batch enters the
+    reservoir. The memory is only a constraint: no step follows its own gradient.
     """
 
     Config = AGEMConfig
+    kernel_factor = 1.4  # it copies all gradients into one vector, twice
 
-    def form(self) -> int:
-        return min(self.tasks, 1)
+    def step_variant(self) -> int:
+        return min(self.task_number, 1)
 
     def learn(self, x: Tensor, y: Tensor) -> None:
-        replay = self.memory.retrieve(self.config.memory_batch) if self.tasks else None
+        replay = self.memory.retrieve(self.config.memory_batch) if self.task_number else None
         self.optimizer.zero_grad()
         loss = losses.cross_entropy(self.network(to_float(x)), y)
         loss.backward()
@@ -42,14 +44,14 @@ class AGEM(Learner):
                 place.copy_(part.view(place.shape))
         self.optimizer.step()
         self.memory.add(x, y)
-        self.watch(loss)
+        self.record_loss(loss)
 
     def gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self.optimizer.parameters if parameter.grad is not None]
 
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:
-    """All of them as one vector: the constraint is one inequality for the whole network, not one a layer."""
+    """All tensors as one vector: the constraint is one inequality for the whole network, not one per layer."""
     return torch.cat([tensor.flatten() for tensor in tensors])
 
 

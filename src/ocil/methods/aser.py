@@ -8,40 +8,45 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ocil import losses, networks
+from ocil import networks
+from ocil.learning import losses
 from ocil.methods._distances import distances
-from ocil.methods.base import Learner, LearnerConfig, Problem
+from ocil.methods.base import Learner
+from ocil.methods.config import LearnerConfig, Problem
+from ocil.methods.passes import Pass, replayed
 from ocil.networks import bn_momentum, to_float
 
 ScoreType = Literal["asvm", "asv", "neg_sv"]
 
-PER_CLASS = {  # and the number of classes
-    "cifar10": (9, 10), "cifar100": (2, 100), "mini_imagenet": (3, 100),  # published
-    "fashion-mini": (9, 10),  # ours: as many classes as CIFAR-10
-}  # fmt: skip
+PER_CLASS = {
+    "cifar10": 9,  # published, as are the next two
+    "cifar100": 2,
+    "mini_imagenet": 3,
+    "fashion-mini": 9,  # ours: it has as many classes as CIFAR-10
+}
 
 
 @dataclass(frozen=True)
 class ASERConfig(LearnerConfig):
     aser_type: ScoreType = "asvm"
-    """Score of a replay candidate. ``asvm``: mean value for the memory less mean value for the stream batch.
-    ``asv``: largest less smallest. ``neg_sv``: only against the stream batch, nothing for the memory."""
+    """Score of a replay candidate. ``asvm``: its mean value for the memory less its mean value for the stream batch.
+    ``asv``: largest less smallest value. ``neg_sv``: its negative value for the stream batch alone."""
     k: int = 3
     """Neighbours that vote in the classifier behind the Shapley values."""
     per_class: int = 2
-    """Images drawn of each stored class, for candidates and for evaluation. Published values are filled in. Keep it
-    below half of the memory's images a class."""
+    """Images drawn of each stored class as candidates, and as many for evaluation; less than half of the memory's
+    images per class. Published values are filled in."""
     bn_updates: int = 3
-    """The released code passes stream and memory once more each and drops their gradients, so running statistics move
-    three times a step. Same momentum, in the one pass that counts; 1 is the usual momentum."""
+    """How often running statistics move per step. The released code passes stream and memory once more each without
+    using their gradients, which makes three. This has the same effect in one pass."""
 
     minimum: ClassVar[dict[str, float]] = LearnerConfig.minimum | {"k": 1, "per_class": 1, "bn_updates": 1}
 
 
 class ASER(Learner):
-    """Step: replay the memory images that help most with the memory's classes and least with the stream batch's, by
-    their KNN Shapley values (random ones until the memory is full); cross-entropy of memory and stream in one pass;
-    one SGD step; then a stream image takes a memory image's place where its Shapley value is larger.
+    """Step: retrieve the memory images that help most to classify the memory and least to classify the stream batch, by
+    their KNN Shapley values (random images until the memory is full); cross-entropy of memory and stream in one pass;
+    one SGD step; then stream images replace memory images of smaller Shapley value.
     """
 
     Config = ASERConfig
@@ -52,17 +57,18 @@ class ASER(Learner):
         self.bn_momentum = 1 - 0.9**config.bn_updates
 
     @classmethod
-    def images_at_once(cls, config: Any, batch_size: int, classes: int) -> int:
-        valued = batch_size + 2 * int(config.per_class) * classes
-        return max(super().images_at_once(config, batch_size, classes), valued)
+    def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
+        drawn = config.per_class * classes
+        chosen = Pass(2 * drawn + batch_size, trains=False)
+        stored = Pass(drawn + min(drawn, config.memory) + batch_size, trains=False)
+        return [chosen, Pass(batch_size + replayed(config)), stored]
 
     @classmethod
-    def settings_for(cls, dataset: str, memory: int) -> dict[str, Any]:
-        if dataset not in PER_CLASS:
+    def settings_for(cls, dataset: str, memory: int, classes: int | None = None) -> dict[str, Any]:
+        if dataset not in PER_CLASS or classes is None:
             return {}
-        published, classes = PER_CLASS[dataset]
-        # Of a small memory (smaller than any published) half may be drawn: what is evaluated on cannot be overwritten.
-        return {"per_class": min(published, max(1, memory // (2 * classes)))}
+        # At most half of a memory smaller than the published ones: images used for evaluation cannot be overwritten.
+        return {"per_class": min(PER_CLASS[dataset], max(1, memory // (2 * classes)))}
 
     def learn(self, x: Tensor, y: Tensor) -> None:
         images, labels = x, y
@@ -77,13 +83,12 @@ class ASER(Learner):
             loss.backward()
         self.optimizer.step()
         self.store(x, y)
-        self.watch(loss)
+        self.record_loss(loss)
 
     @torch.no_grad()
     def choose(self, drawn: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """As many slots as were drawn at random: the candidates with the best scores, once the memory is full.
-
-        Random ones make up for candidates that are too few.
+        """The slots of the candidates with the best scores, once the memory is full; as many as ``drawn``, which are
+        random slots and fill up where candidates are too few.
         """
         memory, count, k = self.memory, self.config.per_class, self.config.k
         slots, real, _ = self.balanced(2 * count)  # the two halves are two disjoint draws
@@ -94,9 +99,8 @@ class ASER(Learner):
 
         labels = memory.labels[candidate]
         adversarial = knn_shapley(distances(of_stream, of_candidate), y[:, None] == labels, k, usable)
-        cooperative = knn_shapley(
-            distances(of_evaluated, of_candidate), memory.labels[evaluated][:, None] == labels, k, usable
-        )
+        same = memory.labels[evaluated][:, None] == labels
+        cooperative = knn_shapley(distances(of_evaluated, of_candidate), same, k, usable)
         score = replay_score(cooperative, adversarial, asked, self.config.aser_type)
 
         usable = usable & (memory.seen > memory.size)
@@ -108,9 +112,9 @@ class ASER(Learner):
 
     @torch.no_grad()
     def store(self, x: Tensor, y: Tensor) -> None:
-        """Free slots are filled in order. What finds none must be worth more than memory images drawn at random.
+        """Fill free slots in order. An image that finds none replaces a random memory image of smaller value.
 
-        A batch may do both: its first images fill the memory, the others then compete with what it holds.
+        A batch may do both: its first images fill the memory, and the others compete with the images stored.
         """
         memory, classes = self.memory, self.problem.classes
         position = memory.seen + torch.arange(len(y), device=y.device)
@@ -124,11 +128,11 @@ class ASER(Learner):
         minority = late & (sizes[y] / memory.size < threshold)
 
         key = torch.rand(memory.size + 1, generator=self.rng["memory"], device=y.device)
-        key.index_fill_(0, torch.where(asked, evaluated, memory.size), 2.0)  # not those that are evaluated on
+        key.index_fill_(0, torch.where(asked, evaluated, memory.size), 2.0)  # not those used for evaluation
         key = torch.where(self.filled(), key[: memory.size], 2.0)
         first = key.topk(min(self.config.per_class * classes, memory.size), largest=False)
         candidate, usable = first.indices, first.values < 2
-        if self.met is not None:  # room for more classes brings no more candidates
+        if self.met is not None:  # classes not met bring no candidates
             usable &= torch.arange(len(usable), device=y.device) < self.config.per_class * self.class_count
 
         features = self.features(torch.cat([memory.images[evaluated], memory.images[candidate], x]))
@@ -160,7 +164,7 @@ def knn_shapley(distance: Tensor, same: Tensor, k: int, valid: Tensor) -> Tensor
     """Shapley value ``[E, N]`` of each candidate for the KNN classification of each evaluation point.
 
     A set of candidates is worth 1/k for each of its k nearest with the point's label (``same``). Candidates that are
-    not ``valid`` are not there, and get 0. Of two at the same distance the first is the nearer one.
+    not ``valid`` take no part and get 0. Of two at the same distance the first counts as nearer.
     """
     order = distance.masked_fill(~valid, torch.inf).argsort(dim=1, stable=True)
     right = (same & valid).gather(1, order).to(distance.dtype)
@@ -186,7 +190,7 @@ def class_balanced(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Up to ``count`` random slots of each class, in random order.
 
-    Slots ``[classes, count]``, which of them are real, and how many filled slots each class has.
+    Returns slots ``[classes, count]``, which of them are real, and the number of filled slots per class.
     """
     chance = torch.rand(labels.shape, generator=generator, device=labels.device).double()
     shelf, order = torch.where(filled, labels + chance, classes).sort(stable=True)  # by class, then at random
@@ -203,7 +207,7 @@ def ranking(score: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def places(slots: Tensor, leaving: Tensor, entering: Tensor, nowhere: int) -> Tensor:
-    """For each sample that enters the slot of one that leaves (there are as many), for the others ``nowhere``."""
+    """A slot per sample: that of a leaving one for each entering one (there are as many), else ``nowhere``."""
     vacant = slots[(~leaving).int().argsort(stable=True)]
     turn = (entering.cumsum(0) - 1).clamp(0, len(slots) - 1)
     return torch.where(entering, vacant[turn], nowhere)

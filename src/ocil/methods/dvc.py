@@ -8,18 +8,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ocil import losses, networks
-from ocil.augment import Augment
-from ocil.methods._watched import total
-from ocil.methods.base import AugmentedConfig, Learner, LearnerConfig, Problem
+from ocil import networks
+from ocil.learning import losses
+from ocil.learning.views import RandomViews
+from ocil.methods.base import Learner
+from ocil.methods.config import AugmentedConfig, LearnerConfig, Problem
+from ocil.methods.passes import Pass, replayed
+from ocil.methods.recorded_losses import total
 from ocil.networks import Growing, GrowingHead, to_float
 from ocil.rng import derive
 
-FLOOR = torch.finfo(torch.float64).eps  # of a probability before its logarithm, as released
-
-DATASET_SETTINGS: dict[str, dict[str, Any]] = {
-    "cifar10": {"dl_weight": 2.0},  # published: 2 on CIFAR-10, 4 on CIFAR-100 and Mini-ImageNet
-}
+FLOOR = torch.finfo(torch.float64).eps  # the least probability that a logarithm is taken of, as released
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class DVCConfig(AugmentedConfig):
     """Hidden units of the network that joins the two views."""
 
     per_batch: bool = True
-    """One draw of the augmentation for a whole batch, as released; false draws for each image."""
+    """Whether a whole batch shares one draw of the augmentation, as released, or each image has its own."""
     crop: float = 0.2
     jitter: float = 1.0
     """Probability that colours are changed: always, as released."""
@@ -44,50 +43,52 @@ class DVCConfig(AugmentedConfig):
         super().__post_init__()
         self.refuse_less("candidates", "memory_batch")
 
-    def augment(self) -> Augment:
-        return replace(super().augment(), per_batch=self.per_batch)
+    def random_views(self) -> RandomViews:
+        return replace(super().random_views(), per_batch=self.per_batch)
 
 
 class DVC(Learner):
-    """Step: the dual-view loss of the stream batch and its augmented view in one pass; then the same of the memory
-    images whose gradient would grow most by that step (MGI), each part with its own batch statistics; one SGD step; the
-    raw stream batch enters the reservoir.
+    """Step: the dual-view loss of the stream batch and its augmented view in one pass; then that of the memory images
+    whose gradient this step would make grow most (MGI), each pass with its own batch statistics; one SGD step; the raw
+    stream batch enters the reservoir.
     """
 
     Config = DVCConfig
     config: DVCConfig
+    dataset_settings: ClassVar[dict[str, dict[str, Any]]] = {
+        "cifar10": {"dl_weight": 2.0}  # published: 2 on CIFAR-10, 4 on CIFAR-100 and Mini-ImageNet
+    }
 
     def __init__(self, config: DVCConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
         super().__init__(config, problem, seed, device)
-        self.augment = config.augment()
+        self.random_views = config.random_views()
         classes, units = problem.classes, config.qnet_units
 
         def qnet() -> nn.Sequential:
-            if config.growing:
-                seeds = derive(seed, "qnet in"), derive(seed, "qnet out")
-                return nn.Sequential(
-                    GrowingPair(classes, units, seeds[0]), nn.ReLU(), GrowingHead(units, classes, seeds[1])
-                )
-            return nn.Sequential(nn.Linear(2 * classes, units), nn.ReLU(), nn.Linear(units, classes))
+            if not config.growing:
+                return nn.Sequential(nn.Linear(2 * classes, units), nn.ReLU(), nn.Linear(units, classes))
+            first = GrowingPair(classes, units, derive(seed, "qnet in"))
+            return nn.Sequential(first, nn.ReLU(), GrowingHead(units, classes, derive(seed, "qnet out")))
 
         self.qnet = networks.seeded(qnet, derive(seed, "qnet")).to(self.device)
         self.optimizer = self.make_optimizer()
 
     @classmethod
-    def images_at_once(cls, config: Any, batch_size: int, classes: int) -> int:
-        return max(super().images_at_once(config, batch_size, classes), 2 * int(config.candidates))
+    def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
+        scored = Pass(2 * replayed(config, config.candidates), trains=False)
+        return [Pass(2 * batch_size), scored, scored, Pass(2 * replayed(config))]
 
     @classmethod
-    def settings_for(cls, dataset: str, memory: int) -> dict[str, Any]:
-        return DATASET_SETTINGS.get(dataset, {})
+    def review_passes(cls, config: Any, classes: int) -> list[Pass]:
+        return [Pass(2 * config.review_batch)]
 
-    def steady(self) -> bool:
+    def shapes_are_static(self) -> bool:
         return self.memory.holds_more_than(self.config.candidates)
 
     def learn(self, x: Tensor, y: Tensor) -> None:
         raw = to_float(x)
         self.optimizer.zero_grad()
-        loss = self.loss(raw, self.augment(raw, self.rng["augment"]), y)
+        loss = self.loss(raw, self.random_views(raw, self.rng["augment"]), y)
         loss.backward()
         parts = {"stream": loss.detach()}
         replay = self.retrieve()
@@ -97,7 +98,7 @@ class DVC(Learner):
             parts["memory"] = replay_loss.detach()
         self.optimizer.step()
         self.memory.add(x, y)
-        self.watch(total(parts), **parts)
+        self.record_loss(total(parts), **parts)
 
     def loss(self, first: Tensor, second: Tensor, labels: Tensor) -> Tensor:
         z, z2 = self.network(torch.cat([first, second])).chunk(2)
@@ -107,13 +108,13 @@ class DVC(Learner):
     def retrieve(self) -> tuple[Tensor, Tensor, Tensor] | None:
         """Maximal gradient interference: the candidates whose gradient a step along the present ones makes grow most.
 
-        Returns their two views and labels. Only the network takes the virtual step: the score never asks the Q-net.
+        Returns their two views and labels. The score needs no Q-net, so only the network takes the virtual step.
         """
         slots = self.memory.draw(self.config.candidates)
         if slots is None:
             return None
         first, labels = to_float(self.memory.images[slots]), self.memory.labels[slots]
-        second = self.augment(first, self.rng["augment"])
+        second = self.random_views(first, self.rng["augment"])
         now = self.gradient_sizes(first, second, labels)
         with networks.virtual_step(self.network, self.config.lr):
             growth = self.gradient_sizes(first, second, labels) - now
@@ -121,19 +122,19 @@ class DVC(Learner):
         return first[best], second[best], labels[best]
 
     def gradient_sizes(self, first: Tensor, second: Tensor, labels: Tensor) -> Tensor:
-        """Of the first views, which pass together with the second ones."""
+        """``gradient_size`` of the first views, which pass together with the second ones."""
         features = self.network.features(torch.cat([first, second]))[: len(first)]
         return gradient_size(features, self.network.head(features), labels)
 
     def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
         raw = to_float(x)
-        return self.loss(raw, self.augment(raw, self.rng["augment"]), y)
+        return self.loss(raw, self.random_views(raw, self.rng["augment"]), y)
 
 
 class GrowingPair(Growing):
-    """The Q-net's first layer for classes that are not known in advance: what both views say of a class is a row.
+    """The Q-net's first layer for classes that are not known in advance: one row per class, for both views.
 
-    Where PyTorch draws from a range that depends on the number of classes, this one depends on the number of units.
+    PyTorch would initialise it from a range that depends on the number of classes; this range depends on the units.
     """
 
     def __init__(self, classes: int, units: int, seed: int) -> None:
@@ -149,11 +150,11 @@ class GrowingPair(Growing):
 
 
 def dvc_loss(z: Tensor, z2: Tensor, z3: Tensor, labels: Tensor, weight: float, met: Tensor | None = None) -> Tensor:
-    """Of the logits ``[N, C]`` of the first view, the second view and both together.
+    """The loss of DVC from the logits ``[N, C]`` of the first view, the second view and both together.
 
-    Cross-entropy of the 2N views; a third of the summed negative entropies of the three mean distributions; ``weight``
-    times the mean distance |p'' - p| and |p'' - p'| over views and classes. Where not all
-    classes are ``met`` the logits of the others are masked, and the mean is over those that are.
+    The sum of: cross-entropy of the 2N views; a third of the summed negative entropies of the three mean distributions;
+    ``weight`` times the mean distance |p'' - p| and |p'' - p'| over views and classes. The logits of classes that are
+    not ``met`` are masked, and the mean is over the others.
     """
     p, p2, p3 = (logits.softmax(1) for logits in (z, z2, z3))
     means = torch.stack([q.mean(0) for q in (p, p2, p3)]).clamp_min(FLOOR)
@@ -165,7 +166,7 @@ def dvc_loss(z: Tensor, z2: Tensor, z3: Tensor, labels: Tensor, weight: float, m
 
 
 def gradient_size(features: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-    """Of the last layer, one number a sample: |softmax - one-hot|₁ · |feature|₁."""
+    """Size of the last layer's gradient, one number per sample: |softmax - one-hot|₁ · |feature|₁."""
     p = logits.softmax(1)
     residual = p.scatter_add(1, labels[:, None], -torch.ones_like(p[:, :1]))
     return residual.abs().sum(1) * features.abs().sum(1)

@@ -1,14 +1,16 @@
 """Experience replay (Chaudhry et al., On Tiny Episodic Memories in Continual Learning, ICML Workshop 2019)."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from ocil import losses
-from ocil.methods._watched import total
-from ocil.methods.base import Learner, LearnerConfig
+from ocil.learning import losses
+from ocil.methods.base import Learner
+from ocil.methods.config import LearnerConfig
+from ocil.methods.passes import Pass, replayed
+from ocil.methods.recorded_losses import total
 from ocil.networks import to_float
 
 
@@ -27,6 +29,12 @@ class ER(Learner):
     Config = ERConfig
     config: ERConfig
 
+    @classmethod
+    def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
+        if config.forward == "joint":
+            return [Pass(batch_size + replayed(config))]
+        return super().passes(config, batch_size, classes)
+
     def learn(self, x: Tensor, y: Tensor) -> None:
         replay = self.memory.retrieve(self.config.memory_batch)
         parts: dict[str, Tensor] = {}
@@ -44,4 +52,4 @@ class ER(Learner):
                 loss = total(parts)
         self.optimizer.step()
         self.memory.add(x, y)
-        self.watch(loss, **parts)
+        self.record_loss(loss, **parts)

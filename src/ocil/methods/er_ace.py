@@ -1,16 +1,18 @@
 """Experience replay with asymmetric cross-entropy (Caccia et al., New Insights on Reducing Abrupt Representation Change
 in Online Continual Learning, ICLR 2022)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ocil import losses, networks
-from ocil.methods._watched import total
-from ocil.methods.base import Learner, LearnerConfig, Problem
+from ocil import networks
+from ocil.learning import losses
+from ocil.methods.base import Learner
+from ocil.methods.config import REVIEW, LearnerConfig, Problem
+from ocil.methods.recorded_losses import total
 from ocil.networks import Growing, to_float
 from ocil.rng import derive
 
@@ -20,7 +22,7 @@ Future = Literal["largest", "unseen"]
 @dataclass(frozen=True)
 class ERACEConfig(LearnerConfig):
     future: Future = "largest"
-    """Classes that stay in the stream's softmax beside those of the batch. ``largest``: all labels from the largest one
+    """Classes in the stream's softmax in addition to those of the batch. ``largest``: all labels from the largest one
     seen so far upwards (released code; for classes in ascending order). ``unseen``: those not seen yet (any order)."""
     head: Literal["cosine", "linear"] = "cosine"
     """``cosine``: ``scale`` times the cosine of feature and class weight (released code). ``linear``: as elsewhere."""
@@ -29,9 +31,9 @@ class ERACEConfig(LearnerConfig):
     inputs: Literal["signed", "unit"] = "signed"
     """Pixels from -1 to 1 (released code) or from 0 to 1 (the other methods)."""
     augment: Literal["none", "memory", "both"] = "both"
-    """Which batches of a step are randomly shifted and flipped: none, the memory's, the stream's too."""
-    review_augment: bool = True
-    """Whether the images of a review are (the paper's ER-ACE-RV row is "review + augmentation")."""
+    """Which batches of a step are randomly shifted and flipped: none, that of the memory, or the stream's too."""
+    review_augment: bool = field(default=True, metadata=REVIEW)
+    """Whether a review shifts and flips its images (the paper's ER-ACE-RV row is "review + augmentation")."""
     pad: int = 4
     """Black border, in pixels, inside which an augmented image is shifted."""
 
@@ -52,8 +54,7 @@ class ERACE(Learner):
         self, config: ERACEConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu"
     ) -> None:
         super().__init__(config, problem, seed, device)
-        self.seen_classes: Tensor
-        self.register_buffer("seen_classes", torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
+        self.seen_classes: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
         if config.head == "cosine":
             sizes, head_seed = (self.network.feature_size, problem.classes, config.scale), derive(seed, "head")
             if config.growing:
@@ -81,14 +82,14 @@ class ERACE(Learner):
             loss = total(parts)
         self.optimizer.step()
         self.memory.add(x, y)
-        self.watch(loss, **parts)
+        self.record_loss(loss, **parts)
 
     def inputs(self, x: Tensor) -> Tensor:
         images = to_float(x)
         return 2 * images - 1 if self.config.inputs == "signed" else images
 
     def prepare(self, x: Tensor, augmented: bool) -> Tensor:
-        """Stored images, shifted and flipped if asked for."""
+        """Network inputs of stored images, shifted and flipped at random if ``augmented``."""
         return self.inputs(shift_and_flip(x, self.config.pad, self.rng["augment"]) if augmented else x)
 
     def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
@@ -108,7 +109,7 @@ class CosineHead(nn.Module):
 
 
 class GrowingCosineHead(Growing, CosineHead):
-    """The same for classes that are not known in advance (see ``networks.Growing``)."""
+    """A cosine head for classes that are not known in advance (see ``networks.Growing``)."""
 
     def __init__(self, features: int, classes: int, scale: float, seed: int) -> None:
         nn.Module.__init__(self)
@@ -134,14 +135,14 @@ def kept_classes(y: Tensor, seen: Tensor, future: Future) -> Tensor:
 
 
 def shift_and_flip(x: Tensor, pad: int, generator: torch.Generator) -> Tensor:
-    """Each image ``[B, H, W, C]`` cut at a random place out of itself in a black border; half of them mirrored."""
+    """A random window of each image ``[B, H, W, C]`` inside a black border; half of the windows are mirrored."""
     top, left = torch.randint(2 * pad + 1, (2, len(x)), generator=generator, device=x.device)
     flipped = torch.rand(len(x), generator=generator, device=x.device) < 0.5
     return cut(x, pad, top, left, flipped)
 
 
 def cut(x: Tensor, pad: int, top: Tensor, left: Tensor, flipped: Tensor) -> Tensor:
-    """Windows of the padded images, one a row of ``top``, ``left`` and ``flipped`` (mirrored left to right)."""
+    """Windows of the padded images, one per row of ``top``, ``left`` and ``flipped`` (mirrored left to right)."""
     count, height, width, _ = x.shape
     image = torch.arange(count, device=x.device)[:, None, None]
     row = top[:, None] + torch.arange(height, device=x.device)

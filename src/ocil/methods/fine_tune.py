@@ -1,11 +1,12 @@
-"""Fine-tuning: no memory, no defence. The lower bound, and with an iid stream of many epochs the upper one."""
+"""Fine-tuning without a memory: the lower bound, and with an iid stream of many epochs the upper bound."""
 
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from ocil import losses
-from ocil.methods.base import Learner, LearnerConfig
+from ocil.learning import losses
+from ocil.methods.base import Learner
+from ocil.methods.config import LearnerConfig
 from ocil.networks import to_float
 
 
@@ -24,4 +25,4 @@ class FineTune(Learner):
         loss = losses.cross_entropy(self.network(to_float(x)), y)
         loss.backward()
         self.optimizer.step()
-        self.watch(loss)
+        self.record_loss(loss)

@@ -2,14 +2,17 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from ocil import losses, networks
-from ocil.memory import Memory
-from ocil.methods.base import Learner, LearnerConfig, Problem
+from ocil import networks
+from ocil.learning import losses
+from ocil.learning.memory import Memory
+from ocil.methods.base import Learner
+from ocil.methods.config import LearnerConfig, Problem
+from ocil.methods.passes import Pass
 from ocil.networks import ImageShape, to_float
 from ocil.rng import derive
 
@@ -20,18 +23,20 @@ class GDumbConfig(LearnerConfig):
     rehearsal_epochs: int = 30
     """Passes over the memory at each task's end."""
     rehearsal_batch: int = 16
-    """Images of a step on the memory; the incomplete last batch of a pass is dropped."""
+    """Images per step of such a pass, whose incomplete last batch is dropped."""
     clip: float = 10.0
-    """Longest gradient, as the norm over all parameters; longer ones are cut to it. 0 switches it off."""
+    """Largest norm of the gradient over all parameters; longer gradients are scaled down. 0 switches clipping off."""
 
     minimum: ClassVar[dict[str, float]] = LearnerConfig.minimum | {
-        "rehearsal_epochs": 0, "rehearsal_batch": 1, "clip": 0,
-    }  # fmt: skip
+        "rehearsal_epochs": 0,
+        "rehearsal_batch": 1,
+        "clip": 0,
+    }
 
 
 class GDumb(Learner):
-    """Step: store the batch, keeping classes balanced; nothing is trained. At each task's end the network is begun anew
-    and trained on the memory alone: cross-entropy, SGD with clipped gradients, 30 passes. Nothing is augmented.
+    """Step: store the batch, keeping classes balanced; nothing is trained. At each task's end a new network is trained
+    on the memory alone: cross-entropy, SGD with clipped gradients, 30 passes. Nothing is augmented.
     """
 
     Config = GDumbConfig
@@ -44,63 +49,67 @@ class GDumb(Learner):
         super().__init__(config, problem, seed, device)
         self.memory = BalancedMemory(config.memory, problem.image_shape, problem.classes, self.rng["memory"])
 
-    def steady(self) -> bool:
-        return True  # nothing is retrieved, so a step never changes its shapes
+    def shapes_are_static(self) -> bool:
+        return True  # a step retrieves nothing
+
+    @classmethod
+    def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
+        return []
+
+    @classmethod
+    def task_end_passes(cls, config: Any, classes: int, stored: int) -> list[Pass]:
+        size = max(1, min(config.rehearsal_batch, stored))
+        return [Pass(size)] * (config.rehearsal_epochs * (stored // size))
 
     def learn(self, x: Tensor, y: Tensor) -> None:
         self.memory.add(x, y)
-        self.watch(torch.zeros((), device=self.device))
+        self.record_loss(torch.zeros((), device=self.device))
 
     def task_ended(self) -> None:
         super().task_ended()
-        c, p = self.config, self.problem
-        seed = derive(self.rng.seed, f"init after task {self.tasks}")
-        fresh = networks.build(p.image_shape, p.classes, c.width, seed, self.device, c.precision, c.growing)
+        fresh = self.make_network(derive(self.rng.seed, f"init after task {self.task_number}"))
         networks.meet(fresh, self.classes_met)
-        self.network.load_state_dict(fresh.state_dict())  # in place: recorded steps know these tensors
-        for velocity in self.optimizer.velocity.values():
-            velocity.zero_()
+        self.network.load_state_dict(fresh.state_dict())  # in place: captured steps use these tensors
+        self.optimizer.reset()
 
-    def rehearsal(self) -> Iterator[Tensor]:
+    def task_end_batches(self) -> Iterator[Tensor]:
         for _ in range(self.config.rehearsal_epochs):
             order = self.memory.epoch()
             size = min(self.config.rehearsal_batch, len(order))
             if size >= networks.smallest_batch(self.problem.image_shape):
                 yield from order[: len(order) - len(order) % size].split(size)
 
-    def rehearsal_step(self, slots: Tensor) -> None:
+    def task_end_step(self, slots: Tensor) -> None:
         self.optimizer.zero_grad()
         loss = losses.cross_entropy(self.network(to_float(self.memory.images[slots])), self.memory.labels[slots])
         loss.backward()
         if self.config.clip:
             nn.utils.clip_grad_norm_(self.optimizer.parameters, self.config.clip)
         self.optimizer.step()
-        self.watch(loss, "rehearsal")
+        self.record_loss(loss, "rehearsal")
 
 
 class BalancedMemory(Memory):
     """A memory that keeps as many images of one class as of another, greedily (GDumb's sampler).
 
-    A sample is taken if its class is not here, or has fewer than its share, ``size // classes here``. In a full memory
-    it takes the place of a random sample of the largest class; of several, of the one that has been here longest.
-    A class that lost its last sample no longer counts, and is new when it comes again.
+    A sample is stored if its class is not stored yet, or has fewer images than its share, ``size // stored classes``.
+    In a full memory it replaces a random sample of the largest class; of several, of the one stored first. A class that
+    lost its last sample no longer counts, and is new when it comes again.
 
-    ``seen`` counts filled slots here, not samples: what was refused leaves no trace.
+    Here ``seen`` counts filled slots, not samples.
     """
 
     class_rows: ClassVar[tuple[str, ...]] = ("counts", "since")
 
     def __init__(self, size: int, image_shape: ImageShape, classes: int, generator: torch.Generator) -> None:
         super().__init__(size, image_shape, generator)
-        self.counts: Tensor
-        self.since: Tensor
-        self.register_buffer("counts", torch.zeros(classes, dtype=torch.int64, device=generator.device))
-        self.register_buffer("since", torch.zeros(classes, dtype=torch.int64, device=generator.device))
+        self.counts: Tensor = nn.Buffer(torch.zeros(classes, dtype=torch.int64, device=generator.device))
+        self.since: Tensor = nn.Buffer(torch.zeros(classes, dtype=torch.int64, device=generator.device))
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
-        """Returns the slot each sample went to, ``size`` for those that were refused."""
+        """Returns the slot of each sample, ``size`` for those that were not stored."""
         keys = torch.rand(len(y), self.size, generator=self.generator, device=y.device)
-        # One sample after the other: whether one is taken depends on what became of those before it.
+        # One after the other: whether a sample is stored depends on those before it.
         slots = [self._add_one(x[i : i + 1], y[i : i + 1], keys[i]) for i in range(len(y))]
         return torch.cat(slots)
 

@@ -6,22 +6,24 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ocil import losses
-from ocil.memory import Memory
+from ocil.learning import losses
+from ocil.learning.memory import Memory
 from ocil.methods._gradients import gradient_products
-from ocil.methods._watched import total
-from ocil.methods.base import Learner, LearnerConfig, Problem
+from ocil.methods.base import Learner
+from ocil.methods.config import LearnerConfig, Problem
+from ocil.methods.passes import Pass
+from ocil.methods.recorded_losses import total
 from ocil.networks import evaluating, to_float
 
 
 @dataclass(frozen=True)
 class GSSConfig(LearnerConfig):
     groups: int = 10
-    """Groups of memory images that a sample's gradient is compared with; fewer while the memory holds fewer."""
+    """Number of groups of memory images that a sample's gradient is compared with; fewer while the memory is small."""
     group_size: int = 10
-    """Images whose mean loss gives the one gradient of a group."""
+    """Images per group. The gradient of a group is that of their mean loss."""
     first_score: float = 0.1
-    """Score of the first images of all, which there is nothing to compare with."""
+    """Score of the first images, while the memory is empty and there is nothing to compare them with."""
 
     minimum: ClassVar[dict[str, float]] = LearnerConfig.minimum | {"groups": 1, "group_size": 1, "first_score": -1}
 
@@ -29,24 +31,27 @@ class GSSConfig(LearnerConfig):
 class GSS(Learner):
     """Step: as ER, cross-entropy of the stream batch plus that of a random memory batch. Then each stream sample is
     scored by the largest cosine of its gradient with those of random memory groups. It is stored while there is room;
-    after that it may replace a sample of high score, if the batch as a whole points away from every group.
+    later it may replace a sample of high score, if the gradient of the whole batch points away from every group.
     """
 
     Config = GSSConfig
     config: GSSConfig
+    kernel_factor = 3.7  # gradients of single samples
     memory: "ScoredMemory"
 
     def __init__(self, config: GSSConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
         super().__init__(config, problem, seed, device)
         self.memory = ScoredMemory(config.memory, problem.image_shape, self.rng["memory"])
 
-    def steady(self) -> bool:
-        return super().steady() and self.memory.holds_more_than(self.config.groups * self.config.group_size - 1)
+    def shapes_are_static(self) -> bool:
+        grouped = self.config.groups * self.config.group_size
+        return super().shapes_are_static() and self.memory.holds_more_than(grouped - 1)
 
     @classmethod
-    def images_at_once(cls, config: Any, batch_size: int, classes: int) -> int:
-        scored = batch_size + int(config.groups * config.group_size)
-        return max(super().images_at_once(config, batch_size, classes), scored)
+    def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
+        size = min(config.group_size, config.memory)
+        grouped = size * min(config.groups, config.memory // size)
+        return [*super().passes(config, batch_size, classes), Pass(batch_size + grouped)]
 
     def learn(self, x: Tensor, y: Tensor) -> None:
         replay = self.memory.retrieve(self.config.memory_batch)
@@ -61,10 +66,10 @@ class GSS(Learner):
             loss = total(parts)
         self.optimizer.step()
         self.memory.offer(x, y, *self.similarity(x, y))
-        self.watch(loss, **parts)
+        self.record_loss(loss, **parts)
 
     def similarity(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """How much each sample, and the batch as a whole, pulls where the memory pulls: cosines, -1 to 1."""
+        """How much the gradients of each sample and of the whole batch agree with the memory's: cosines, -1 to 1."""
         slots = self.memory.groups(self.config.groups, self.config.group_size)
         if slots is None:
             return torch.full(y.shape, self.config.first_score, device=self.device), torch.ones((), device=self.device)
@@ -76,8 +81,8 @@ class GSS(Learner):
 
 
 def similarities(products: Tensor, singles: int) -> tuple[Tensor, Tensor]:
-    """From the inner products of the gradients of ``singles`` samples and then of groups: the largest cosine with a
-    group of each sample, and of the batch. A gradient that is not finite counts as nothing new: 1.
+    """The largest cosine of each sample with a group, and that of the batch, from the inner products of the gradients
+    of ``singles`` samples and then of the groups. A gradient that is not finite counts as nothing new: 1.
     """
     # In evaluation mode samples do not touch each other, so the gradient of the batch is the mean of theirs.
     of_samples, squares = products[:singles, singles:], products.diagonal()
@@ -89,15 +94,14 @@ def similarities(products: Tensor, singles: int) -> tuple[Tensor, Tensor]:
 
 
 class ScoredMemory(Memory):
-    """A memory whose samples carry the score they came with. A high one says: there was more of this kind already."""
+    """A memory that keeps each sample's score. A high score means that the memory held similar samples already."""
 
     def __init__(self, size: int, image_shape: tuple[int, int, int], generator: torch.Generator) -> None:
         super().__init__(size, image_shape, generator)
-        self.score: Tensor
-        self.register_buffer("score", torch.zeros(size + 1, device=generator.device))
+        self.score: Tensor = nn.Buffer(torch.zeros(size + 1, device=generator.device))
 
     def groups(self, count: int, group_size: int) -> Tensor | None:
-        """Slots ``[count, group_size]`` of disjoint random groups: as many as there are full ones, or one of all."""
+        """Slots ``[count, group_size]`` of disjoint random groups: all that can be filled, or a single smaller one."""
         if self._at_least < min(count * group_size, self.size):  # only in the first steps: ask how many there are
             self._at_least = len(self)
         if self._at_least == 0:
@@ -107,17 +111,17 @@ class ScoredMemory(Memory):
         return self.shuffled(count * group_size).view(count, group_size)
 
     def offer(self, x: Tensor, y: Tensor, score: Tensor, batch_score: Tensor) -> Tensor:
-        """Store what fits. A full memory takes a sample in the place of a drawn one if the batch's score is negative,
-        and then with a chance that grows with the other's score and falls with its own.
+        """Store what fits. In a full memory a sample may replace a drawn one if the batch's score is negative, with a
+        chance that grows with the score of the drawn one and falls with its own.
 
-        Returns the slot each sample went to, ``size`` for those that were not kept.
+        Returns the slot of each sample, ``size`` for those that were not kept.
         """
         rival = self.draw_similar(len(y))
         ours, theirs = score + 1, self.score[rival] + 1
         chance = torch.rand(y.shape, generator=self.generator, device=y.device)
         replaces = (batch_score < 0) & (chance * (ours + theirs) < theirs)
         position = self.seen + torch.arange(len(y), device=y.device)
-        # A batch that fills the memory: those that no longer fit are dropped, not weighed against the rest.
+        # If a batch fills the memory, its samples that no longer fit are dropped and do not compete.
         slot = torch.where(self.seen < self.size, position, torch.where(replaces, rival, self.size))
         slot = slot.clamp_(max=self.size)
         self.put(slot, x, y)
@@ -127,15 +131,15 @@ class ScoredMemory(Memory):
         return slot
 
     def draw_similar(self, count: int) -> Tensor:
-        """Distinct slots, drawn one after the other with a chance in proportion to the score above the lowest one.
+        """``count`` distinct slots, drawn one after the other in proportion to their score above the lowest score.
 
-        ``size``, the spare row, stands for those beyond the memory's size.
+        The spare row, ``size``, stands for those beyond the memory's size.
         """
         score = self.score[: self.size]
         low, high = score.aminmax()
-        # Never 0: then the lowest come last, in random order, and a memory of equal scores is drawn from evenly.
+        # Never 0, so that the lowest scores come last in random order, and equal scores are drawn evenly.
         weight = ((score - low) / (high - low + 0.01)).clamp_min(1e-12)
-        # Of clocks that ring at these rates, the first ones to ring.
+        # The smallest of exponential draws at these rates are such a sequence.
         clock = torch.empty_like(weight).exponential_(generator=self.generator) / weight
         drawn = clock.topk(min(count, self.size), largest=False).indices
         return nn.functional.pad(drawn, (0, count - len(drawn)), value=self.size)

@@ -8,9 +8,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ocil import losses
-from ocil.methods._watched import total
-from ocil.methods.base import Learner, LearnerConfig
+from ocil.learning import losses
+from ocil.methods.base import Learner
+from ocil.methods.config import LearnerConfig
+from ocil.methods.passes import Pass, replayed
+from ocil.methods.recorded_losses import total
 from ocil.networks import evaluating, to_float, virtual_step
 
 
@@ -30,17 +32,17 @@ class MIRConfig(LearnerConfig):
 
 
 class MIR(Learner):
-    """Step: cross-entropy of the stream batch; of random memory candidates, those whose loss would rise most if the
-    stream's gradient alone were followed; their cross-entropy is added; one SGD step; the stream batch enters the
-    reservoir.
+    """Step: cross-entropy of the stream batch, plus that of the random memory candidates whose loss would rise most if
+    a step followed the stream's gradient alone; one SGD step; the stream batch enters the reservoir.
     """
 
     Config = MIRConfig
     config: MIRConfig
 
     @classmethod
-    def images_at_once(cls, config: Any, batch_size: int, classes: int) -> int:
-        return max(super().images_at_once(config, batch_size, classes), int(config.candidates))
+    def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
+        scored = Pass(replayed(config, config.candidates), trains=False)
+        return [Pass(batch_size), scored, scored, Pass(replayed(config))]
 
     def learn(self, x: Tensor, y: Tensor) -> None:
         candidates = self.memory.retrieve(self.config.candidates)
@@ -58,14 +60,14 @@ class MIR(Learner):
             loss = total(parts)
         self.optimizer.step()
         self.memory.add(x, y)
-        self.watch(loss, **parts)
+        self.record_loss(loss, **parts)
 
-    def steady(self) -> bool:
+    def shapes_are_static(self) -> bool:
         return self.memory.holds_more_than(self.config.candidates)
 
     @torch.no_grad()
     def interference(self, images: Tensor, labels: Tensor) -> Tensor:
-        """By how much each image's loss would rise if one SGD step were taken along the present gradients."""
+        """By how much one SGD step along the present gradients would raise each image's loss."""
         with evaluating(self.network) if self.config.candidate_statistics == "running" else nullcontext():
             now = self.network(images)
             with virtual_step(self.network, self.config.lr):

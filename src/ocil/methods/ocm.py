@@ -9,22 +9,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ocil import losses, networks
-from ocil.augment import Augment, crop_range
+from ocil import networks
 from ocil.errors import OcilError
-from ocil.methods._watched import total
-from ocil.methods.base import Learner, LearnerConfig, Problem
+from ocil.learning import losses
+from ocil.learning.views import RandomViews, crop_range
+from ocil.methods.base import Learner
+from ocil.methods.config import LearnerConfig, Problem
+from ocil.methods.passes import Pass, replayed
+from ocil.methods.recorded_losses import total
 from ocil.networks import ReducedResNet18, to_float
 from ocil.rng import derive
 
 VARIANTS = 16
 EPSILON = 1e-8
 MEAN, STD = (125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255)  # CIFAR-10's, as released
-
-DATASET_SETTINGS: dict[str, dict[str, Any]] = {
-    "cifar10": {"similarity_weight": 0.5},  # released: 0.5 on CIFAR-10, 1 elsewhere
-    "fashion-mini": {"memory_batch": 10},  # ours: the demo has to run on a slow laptop
-}
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class OCMConfig(LearnerConfig):
     temperature: float = 0.07
     """Divides the similarities."""
     similarity_weight: float = 1.0
-    """Factor of both parts of the similarity from the second task on (0.5 on CIFAR-10); it is 1 in the first task."""
+    """Factor of both parts of the similarity from the second task on (0.5 on CIFAR-10). In the first task it is 1."""
     projection: int = 128
     """Size of the vectors that are contrasted, and of the slice of the feature; at most the feature's own size."""
     normalise: bool = True
@@ -51,25 +49,32 @@ class OCMConfig(LearnerConfig):
     """Probability that an image turns gray."""
 
     minimum: ClassVar[dict[str, float]] = LearnerConfig.minimum | {
-        "per_class": 1, "temperature": 1e-6, "similarity_weight": 0, "projection": 1,
-    }  # fmt: skip
+        "per_class": 1,
+        "temperature": 1e-6,
+        "similarity_weight": 0,
+        "projection": 1,
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.augment()
+        self.random_views()
 
-    def augment(self) -> Augment:
-        return Augment(crop_scale=crop_range(self.crop), flip=self.flip, jitter=0.0, gray=self.gray)
+    def random_views(self) -> RandomViews:
+        return RandomViews(crop_scale=crop_range(self.crop), flip=self.flip, jitter=0.0, gray=self.gray)
 
 
 class OCM(Learner):
-    """Step: contrast of 16 turned variants of each stream image, raw and augmented. In the first task also
-    cross-entropy of the stream; later, instead, the same contrast and cross-entropy of a memory batch, which also stays
-    close to the model of the last task's end. One SGD step; the raw stream batch enters the reservoir.
+    """Step: contrast of 16 turned variants of each stream image, raw and augmented. In the first task, plus the
+    cross-entropy of the stream. Later, plus the same contrast and the cross-entropy of a memory batch, whose outputs
+    are also kept close to those of the last task's model. One SGD step; the raw stream batch enters the reservoir.
     """
 
     Config = OCMConfig
     config: OCMConfig
+    dataset_settings: ClassVar[dict[str, dict[str, Any]]] = {
+        "cifar10": {"similarity_weight": 0.5},  # released: 0.5 on CIFAR-10, 1 elsewhere
+        "fashion-mini": {"memory_batch": 10},  # ours: the demo has to run on a slow laptop
+    }
     class_rows = (*Learner.class_rows, "seen_classes", "old_classes")
 
     def __init__(self, config: OCMConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
@@ -77,7 +82,7 @@ class OCM(Learner):
         if height != width:
             raise OcilError(f"ocm turns images by 90 degrees and so needs square ones, not {height}x{width}.")
         super().__init__(config, problem, seed, device)
-        self.augment = config.augment()
+        self.random_views = config.random_views()
         self.channels = 8 * config.width
         self.slice = min(config.projection, self.channels)
         projection = networks.seeded(lambda: nn.Linear(self.channels, self.slice), derive(seed, "projection"))
@@ -85,28 +90,24 @@ class OCM(Learner):
         self.previous_network = copy.deepcopy(self.network).requires_grad_(False)
         self.previous_projection = copy.deepcopy(self.projection).requires_grad_(False)
         self.optimizer = self.make_optimizer()
-        self.seen_classes: Tensor
-        self.old_classes: Tensor
-        self.mean: Tensor
-        self.std: Tensor
-        self.known = 0  # how many old classes there are, for the host
-        for name in ("seen_classes", "old_classes"):
-            self.register_buffer(name, torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
-        for name, values in (("mean", MEAN), ("std", STD)):
-            value = torch.tensor(values, device=self.device)
-            value = value if channels == 3 else value.mean(0, keepdim=True)
-            self.register_buffer(name, value.view(-1, 1, 1), persistent=False)
+        self.old_count = 0  # how many old classes there are, on the host
+        self.seen_classes: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
+        self.old_classes: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
+        mean, std = (torch.tensor(values, device=self.device) for values in (MEAN, STD))
+        if channels != 3:
+            mean, std = mean.mean(0, keepdim=True), std.mean(0, keepdim=True)
+        self.mean: Tensor = nn.Buffer(mean.view(-1, 1, 1), persistent=False)
+        self.std: Tensor = nn.Buffer(std.view(-1, 1, 1), persistent=False)
 
     @classmethod
-    def images_at_once(cls, config: LearnerConfig, batch_size: int, classes: int) -> int:
-        return 2 * VARIANTS * (batch_size + config.memory_batch)
-
-    @classmethod
-    def settings_for(cls, dataset: str, memory: int) -> dict[str, Any]:
-        return DATASET_SETTINGS.get(dataset, {})
+    def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
+        """An upper bound: the memory batch grows with the classes."""
+        memory = replayed(config, min(config.memory_batch, config.per_class * classes))
+        contrast, previous = Pass(2 * VARIANTS * (batch_size + memory)), Pass(VARIANTS * memory, trains=False)
+        return [contrast, previous, Pass(memory), Pass(memory, trains=False)]
 
     def learn(self, x: Tensor, y: Tensor) -> None:
-        replay = self.memory.retrieve(self.replay_batch()) if self.tasks else None
+        replay = self.memory.retrieve(self.replay_batch()) if self.task_number else None
         tau, weight = self.config.temperature, self.config.similarity_weight
         self.seen_classes.index_fill_(0, y, True)
         self.optimizer.zero_grad()
@@ -135,22 +136,22 @@ class OCM(Learner):
         loss.backward()
         self.optimizer.step()
         self.memory.add(x, y)
-        self.watch(loss, **parts)
+        self.record_loss(loss, **parts)
 
     def replay_batch(self) -> int:
-        """``per_class`` for each class seen by the end of this task, if it brings as many as those before did."""
-        expected = round(self.known * (self.tasks + 1) / self.tasks)
+        """``per_class`` for each class seen by the end of this task, if it has as many classes as earlier tasks had."""
+        expected = round(self.old_count * (self.task_number + 1) / self.task_number)
         if not self.config.growing:
             expected = min(self.problem.classes, expected)
         return max(1, min(self.config.memory_batch, self.config.per_class * expected))
 
     def pairs(self, x: Tensor) -> Tensor:
-        """The variants of all images, then an augmented view of each."""
+        """All variants of all images, then an augmented view of each variant."""
         raw = to_float(turned(x))
-        return self.standard(torch.cat([raw, self.augment(raw, self.rng["augment"])]))
+        return self.standard(torch.cat([raw, self.random_views(raw, self.rng["augment"])]))
 
     def views(self, x: Tensor) -> Tensor:
-        return self.standard(self.augment(to_float(x), self.rng["augment"]))
+        return self.standard(self.random_views(to_float(x), self.rng["augment"]))
 
     def standard(self, images: Tensor) -> Tensor:
         if not self.config.normalise:
@@ -158,12 +159,12 @@ class OCM(Learner):
         return (images - self.mean.expand(images.shape[1:])) / self.std
 
     def embed(self, network: ReducedResNet18, projection: nn.Linear, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Features, averaged over the image, and their projections; unit vectors."""
+        """Features, averaged over the image, and their projections, both as unit vectors."""
         h = network.features(images).unflatten(1, (self.channels, -1)).mean(2)
         return F.normalize(h, eps=EPSILON), F.normalize(projection(h), eps=EPSILON)
 
     def similarity(self, u: Tensor, h: Tensor, weight: float) -> Tensor:
-        """Of projections among each other and with a random slice of the features."""
+        """Inner products of the projections with each other, plus those with a random slice of the features."""
         places = max(1, self.channels - self.slice)
         offset = torch.randint(places, (1,), generator=self.rng["slice"], device=u.device)
         v = h.index_select(1, offset + torch.arange(self.slice, device=u.device))
@@ -174,24 +175,24 @@ class OCM(Learner):
         variant = torch.arange(VARIANTS, device=y.device)[:, None]
         return (y + self.problem.classes * variant).flatten().repeat(views)
 
-    def steady(self) -> bool:
-        return self.tasks == 0 or self.memory.holds_more_than(self.replay_batch())
+    def shapes_are_static(self) -> bool:
+        return self.task_number == 0 or self.memory.holds_more_than(self.replay_batch())
 
-    def form(self) -> int:
-        return self.tasks
+    def step_variant(self) -> int:
+        return self.task_number
 
     @torch.no_grad()
     def task_ended(self) -> None:
         super().task_ended()
         self.old_classes.copy_(self.seen_classes)
-        self.known = int(self.old_classes.sum())
+        self.old_count = int(self.old_classes.sum())
         for kept, now in ((self.previous_network, self.network), (self.previous_projection, self.projection)):
             for parameter, value in zip(kept.parameters(), now.parameters(), strict=True):
-                parameter.copy_(value)  # in place: recorded steps go on reading it
+                parameter.copy_(value)  # in place: captured steps read these tensors
 
     def load_state(self, state: dict[str, Tensor], generators: bool = True) -> None:
         super().load_state(state, generators)
-        self.known = int(self.old_classes.sum())
+        self.old_count = int(self.old_classes.sum())
 
     def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
         return losses.cross_entropy(self.network(self.views(x)), y)
@@ -213,8 +214,9 @@ def turned(images: Tensor) -> Tensor:
 
 
 def sup_n(similarity: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """Of a stacked pair of views, rows and columns the same ``2n`` images: each image with its other view, plus twice
-    each with all of its label. An image is no choice for itself, yet counts among its label with a constant 18.4."""
+    """Contrastive loss of two stacked views, whose rows and columns are the same ``2n`` images: each image with its
+    other view, plus twice each image with all of its label. An image is masked in its own softmax, yet counts among its
+    label, as a constant 18.4."""
     itself = torch.eye(len(similarity), dtype=torch.bool, device=similarity.device)
     surprise = surprises((similarity / temperature).masked_fill(itself, -torch.inf))
     other_view = surprise.roll(len(similarity) // 2, dims=1).diagonal()
@@ -222,7 +224,7 @@ def sup_n(similarity: Tensor, labels: Tensor, temperature: float) -> Tensor:
 
 
 def sup_u(similarity: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """Rows and columns have the same labels: each row with all columns of its label, itself among them."""
+    """Contrastive loss of each row with all columns of its label, itself included; columns have the rows' labels."""
     return mean_of_label(surprises(similarity / temperature), labels)
 
 
@@ -237,5 +239,5 @@ def mean_of_label(values: Tensor, labels: Tensor) -> Tensor:
 
 
 def squared_difference(logits: Tensor, previous: Tensor, columns: Tensor) -> Tensor:
-    """The mean over rows and the columns marked true."""
+    """The mean squared difference over all rows and the columns marked true."""
     return ((logits - previous).square() * columns).sum() / (len(logits) * columns.sum().clamp_min(1))

@@ -11,15 +11,13 @@ from torch import Tensor, nn
 
 from ocil import networks
 from ocil.methods._distances import nearness
-from ocil.methods.base import AugmentedConfig, Learner, LearnerConfig, Problem
+from ocil.methods.base import Learner
+from ocil.methods.config import AugmentedConfig, LearnerConfig, Problem
+from ocil.methods.passes import Pass, replayed
 from ocil.networks import to_float
 from ocil.rng import derive
 
-CHUNK = {"cuda": 2500}  # memory images passed together for the class means; 500 on other devices
-
-DATASET_SETTINGS: dict[str, dict[str, Any]] = {
-    "fashion-mini": {"memory_batch": 20, "review_batch": 20},  # ours: the demo has to run on a slow laptop
-}
+MEANS_BATCH = {"cuda": 2500}  # memory images per pass for the class means; 500 on other devices
 
 
 @dataclass(frozen=True)
@@ -41,18 +39,21 @@ class SCRConfig(AugmentedConfig):
 
 
 class SCR(Learner):
-    """Step: a random memory batch and the stream batch, raw and augmented, pass in two separate passes; supervised
-    contrastive loss over all projections; one SGD step; the raw stream batch enters the reservoir. The first batch is
-    only stored. Classification by the nearest class mean of the memory's features.
+    """Step: a random memory batch and the stream batch pass together, raw and then augmented; supervised contrastive
+    loss over all projections; one SGD step; the raw stream batch enters the reservoir. The first batch is only stored.
+    The nearest class mean of the memory's features classifies.
     """
 
     Config = SCRConfig
     config: SCRConfig
+    dataset_settings: ClassVar[dict[str, dict[str, Any]]] = {
+        "fashion-mini": {"memory_batch": 20, "review_batch": 20}  # ours: the demo has to run on a slow laptop
+    }
     scores_are_logits = False
 
     def __init__(self, config: SCRConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
         super().__init__(config, problem, seed, device)
-        self.augment = config.augment()
+        self.random_views = config.random_views()
         size = self.network.feature_size
 
         def head() -> nn.Sequential:
@@ -62,8 +63,12 @@ class SCR(Learner):
         self.optimizer = self.make_optimizer()
 
     @classmethod
-    def settings_for(cls, dataset: str, memory: int) -> dict[str, Any]:
-        return DATASET_SETTINGS.get(dataset, {})
+    def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
+        return 2 * [Pass(batch_size + replayed(config))]
+
+    @classmethod
+    def review_passes(cls, config: Any, classes: int) -> list[Pass]:
+        return 2 * [Pass(config.review_batch)]
 
     def learn(self, x: Tensor, y: Tensor) -> None:
         replay = self.memory.retrieve(self.config.memory_batch)
@@ -75,11 +80,11 @@ class SCR(Learner):
             loss.backward()
             self.optimizer.step()
         self.memory.add(x, y)
-        self.watch(loss)
+        self.record_loss(loss)
 
     def contrast(self, x: Tensor, y: Tensor) -> Tensor:
         raw = to_float(x)
-        views = [raw, self.augment(raw, self.rng["augment"])]
+        views = [raw, self.random_views(raw, self.rng["augment"])]
         projections = torch.stack([F.normalize(self.network(view)) for view in views], dim=1)
         return supervised_contrastive(projections, y, self.config.temperature)
 
@@ -87,7 +92,7 @@ class SCR(Learner):
         return self.contrast(x, y)
 
     def scorer(self) -> Callable[[Tensor], Tensor]:
-        """Scores are negative distances to the class means; minus infinity for a class of which nothing is stored."""
+        """Scores are negative distances to the class means; minus infinity for a class without a stored image."""
         means, present = self.class_means()
 
         @torch.no_grad()
@@ -98,16 +103,16 @@ class SCR(Learner):
 
     @torch.no_grad()
     def class_means(self) -> tuple[Tensor, Tensor]:
-        """Of the images in the memory: unit vectors ``[C, d]``, and whether a class has an image."""
+        """Class means of the memory's features as unit vectors ``[C, d]``, and which classes have an image."""
         stored, classes = len(self.memory), self.problem.classes
         labels = self.memory.labels[:stored]
         means = torch.zeros(classes, self.network.feature_size, dtype=torch.float64, device=self.device)
-        chunk = CHUNK.get(self.device.type, 500)
-        for x, y in zip(self.memory.images[:stored].split(chunk), labels.split(chunk), strict=True):
+        size = MEANS_BATCH.get(self.device.type, 500)
+        for x, y in zip(self.memory.images[:stored].split(size), labels.split(size), strict=True):
             if len(y):  # a product: index_add_ adds in no fixed order on a GPU
                 means += F.one_hot(y, classes).double().T @ self.encode(x).double()
         present = torch.zeros(classes, dtype=torch.bool, device=self.device).index_fill_(0, labels, True)
-        return F.normalize(means.float()), present  # sums and means of a class have the same direction
+        return F.normalize(means.float()), present  # a sum has the direction of the mean
 
     def encode(self, x: Tensor) -> Tensor:
         with networks.evaluating(self.network):
@@ -117,13 +122,13 @@ class SCR(Learner):
 def supervised_contrastive(projections: Tensor, labels: Tensor, temperature: float = 0.1) -> Tensor:
     """Supervised contrastive loss (Khosla et al., NeurIPS 2020) of unit vectors ``[N, views, D]``, two views or more.
 
-    Each of the ``N · views`` vectors is an anchor: the mean over all others of its label of -log p, where p is the
-    softmax, over all others, of inner product / temperature. The mean over anchors.
+    Each of the ``N · views`` vectors is an anchor. Its loss is the mean of -log p over all other vectors of its label,
+    where p is the softmax over all other vectors of inner product / temperature. Returns the mean over anchors.
     """
     views = projections.shape[1]
     z, y = projections.flatten(0, 1), labels[:, None].expand(-1, views).flatten()
     itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
-    # Without itself before the softmax: its own similarity is the largest and would leave the others no digits.
+    # An anchor is masked before the softmax: its similarity with itself would leave the others no digits.
     log_p = F.log_softmax((z @ z.T / temperature).masked_fill(itself, -torch.inf), dim=1)
     positive = (y[:, None] == y) & ~itself
     return -(log_p.masked_fill(~positive, 0).sum(1) / positive.sum(1)).mean()

@@ -1,6 +1,7 @@
 """``ocil.OnlineClassifier``: a model as a scikit-learn estimator."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,11 +16,12 @@ with optional("OnlineClassifier needs scikit-learn", "sklearn", "sklearn"):
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import assert_all_finite, check_is_fitted, validate_data
 
+from ocil.limits import check_threads
 from ocil.online.header import entry, reading_note
 from ocil.online.images import ImageFormat, InputError, is_pictures
-from ocil.online.model import CHUNK, Label, Model, Recipe, decoded, encoded
-from ocil.runner import pick_device
-from ocil.threads import check_threads
+from ocil.online.labels import ClassLabel, decoded, encoded
+from ocil.online.model import SCORED_TOGETHER, Model, Recipe
+from ocil.runs.environment import pick_device
 
 
 class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -45,7 +47,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         To a method that needs task ends each of these is one.
     image_shape : (height, width) or (height, width, channels). For rows of pixels: how to fold them; it must be given,
         and one side may be -1, which then follows from D. For files: what to resize to (else the first one's size).
-    pixel_range : the numbers that are black and white
+    pixel_range : the values of black and white
     random_state : None, a number or a RandomState
     device : auto, cpu or cuda
     threads : CPU threads to compute on; None: one for a small network, some for others (docs/performance.md)
@@ -55,7 +57,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ----------
     classes_ : the labels met so far, and those announced, sorted (in order of appearance if they cannot be sorted)
     model_ : the ``ocil.online.model.Model`` behind it
-    n_features_in_ : numbers an image has
+    n_features_in_ : values per image
     """
 
     def __init__(
@@ -117,8 +119,8 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         images = self._images(X, first=False)
         model = self._ready_model()
-        chunks = range(0, len(images), CHUNK)
-        met = [model.probabilities(model.images.read(images[first : first + CHUNK])) for first in chunks]
+        chunks = range(0, len(images), SCORED_TOGETHER)
+        met = [model.probabilities(model.images.read(images[first : first + SCORED_TOGETHER])) for first in chunks]
         found = np.zeros((len(images), len(self.classes_)))
         columns = {label: column for column, label in enumerate(_labels(self.classes_))}
         found[:, [columns[label] for label in model.labels]] = np.concatenate(met)
@@ -126,8 +128,8 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
         """The likeliest label of each image."""
-        probabilities = self.predict_proba(X)
-        likeliest: NDArray[Any] = self.classes_[probabilities.argmax(1)]
+        best = self.predict_proba(X).argmax(1)  # first: it refuses a model that is not fitted and has no classes_
+        likeliest: NDArray[Any] = self.classes_[best]
         return likeliest
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:  # noqa: N803
@@ -151,12 +153,9 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         model = Model.load(folder, device)
         recipe = model.recipe
         image_shape, pixel_range, announced = _noted(model)
-        classifier = cls(
-            recipe.method, memory=recipe.memory, batch_size=recipe.batch_size, width=recipe.width,
-            review_every=recipe.review_every, image_shape=image_shape, pixel_range=pixel_range,
-            random_state=recipe.seed, device=device, threads=threads,
-            settings=dict(recipe.settings) or None,
-        )  # fmt: skip
+        given = {name: getattr(recipe, name) for name in ("method", "memory", "batch_size", "width", "review_every")}
+        given |= {"image_shape": image_shape, "pixel_range": pixel_range, "random_state": recipe.seed}
+        classifier = cls(**given, device=device, threads=threads, settings=dict(recipe.settings) or None)
         classifier.model_ = model
         classifier.n_features_in_ = int(np.prod(model.images.shape))
         classifier._finish(announced)
@@ -166,10 +165,8 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         seed = self.random_state
         if not isinstance(seed, int | np.integer) or isinstance(seed, bool):
             seed = check_random_state(seed).randint(2**31)
-        recipe = Recipe(
-            self.method, int(self.memory), int(self.batch_size), int(self.width), self.review_every, int(seed),
-            dict(self.settings or {}),
-        )  # fmt: skip
+        sizes = int(self.memory), int(self.batch_size), int(self.width)
+        recipe = Recipe(self.method, *sizes, self.review_every, int(seed), dict(self.settings or {}))
         if recipe.batch_size < 1:
             raise InputError(f"batch_size = {recipe.batch_size} must be at least 1.")
         form = ImageFormat.of(images, self.image_shape, self.pixel_range)
@@ -182,7 +179,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.model_.threads = self.threads
         return self.model_
 
-    def _learn(self, images: Any, labels: Sequence[Label], announced: list[Label]) -> None:
+    def _learn(self, images: Any, labels: Sequence[ClassLabel], announced: list[ClassLabel]) -> None:
         model, size = self._ready_model(), int(self.batch_size)
         try:
             for first in range(0, len(labels), size):
@@ -192,13 +189,13 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         finally:  # also where a file cannot be read: what came before it was learned
             self._finish(announced)
 
-    def _finish(self, announced: list[Label]) -> None:
+    def _finish(self, announced: list[ClassLabel]) -> None:
         if not self.model_.labels:
             del self.model_  # not fitted
             return
-        self.classes_ = _array(_in_order([*self.model_.labels, *announced]))
+        self.classes_ = _sorted_array([*self.model_.labels, *announced])
 
-    def _samples(self, X: Any, y: Any, first: bool) -> tuple[Any, list[Label]]:  # noqa: N803
+    def _samples(self, X: Any, y: Any, first: bool) -> tuple[Any, list[ClassLabel]]:  # noqa: N803
         images = self._images(X, first)
         labels = _labels(y, check=True)
         check_consistent_length(images, labels)
@@ -221,7 +218,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return tags
 
 
-def _labels(y: Any, check: bool = False) -> list[Label]:
+def _labels(y: Any, check: bool = False) -> list[ClassLabel]:
     """Labels as plain Python values. Tuples stay what they are; numpy would make a table of them."""
     if isinstance(y, list | tuple | np.ndarray) and any(isinstance(label, tuple) for label in y):
         return list(y)
@@ -230,11 +227,11 @@ def _labels(y: Any, check: bool = False) -> list[Label]:
         assert_all_finite(y, input_name="y")
         if y.dtype.kind == "f":  # refuses measurements; of others it would warn where many classes are new
             check_classification_targets(y)
-    labels: list[Label] = np.asarray(y).tolist()
+    labels: list[ClassLabel] = np.asarray(y).tolist()
     return labels
 
 
-def _noted(model: Model) -> tuple[tuple[int, ...] | None, tuple[float, float] | None, list[Label]]:
+def _noted(model: Model) -> tuple[tuple[int, ...] | None, tuple[float, float] | None, list[ClassLabel]]:
     """Image shape, pixel range and announced classes, as they were saved with a model."""
     note: dict[str, Any] = {"image_shape": None, "pixel_range": None, "announced": []}
     with reading_note("its estimator"):
@@ -248,15 +245,11 @@ def _noted(model: Model) -> tuple[tuple[int, ...] | None, tuple[float, float] | 
         return None if shape is None else tuple(shape), None if bounds is None else (bounds[0], bounds[1]), announced
 
 
-def _in_order(labels: list[Label]) -> list[Label]:
-    unique = list(dict.fromkeys(labels))
-    try:
-        return sorted(unique)
-    except TypeError:
-        return unique
-
-
-def _array(labels: list[Label]) -> NDArray[Any]:
+def _sorted_array(labels: list[ClassLabel]) -> NDArray[Any]:
+    """Each label once, sorted if that is possible."""
+    labels = list(dict.fromkeys(labels))
+    with suppress(TypeError):
+        labels = sorted(labels)
     if len({type(label) for label in labels}) == 1 and not isinstance(labels[0], tuple):
         return np.array(labels)
     array = np.empty(len(labels), object)

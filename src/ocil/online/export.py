@@ -1,19 +1,23 @@
-"""A model for serving elsewhere: images in, probabilities out, nothing else needed."""
+"""Exports a model to run elsewhere, without ocil: images in, probabilities out."""
 
 import io
 import json
+import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ocil.errors import OcilError, optional
 from ocil.files import write_bytes
-from ocil.online.model import Model, encoded
+from ocil.online.labels import encoded
+from ocil.online.model import Model
 
-OPSET = 17
+OPSET = 18  # the oldest that the exporter writes without a conversion
 INPUT, OUTPUT = "images", "probabilities"
 
 
@@ -45,29 +49,36 @@ def export(model: Model, path: Path) -> None:
 
 
 def to_onnx(model: Model) -> bytes:
-    """By PyTorch's older exporter: the newer one needs a further package and gives no more here.
+    """An ONNX file with all weights in it, whose first dimension is open.
 
     The labels are in the file's metadata, as a JSON list under ``labels``, in the order of the output's columns.
     """
-    with optional("the export to ONNX needs a package", "onnx", "onnx"):
+    with optional("the export to ONNX needs packages", "onnx", "onnx", "onnxscript"):
         import onnx
+        from onnxscript import opset18 as op
 
-    file = io.BytesIO()
-    batch = {INPUT: {0: "batch"}, OUTPUT: {0: "batch"}}
-    copy = _still(model)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it is the older one, and that shapes are traced
-        torch.onnx.export(
-            Served(copy),
+    def distances(x1: Any, x2: Any, p: float, compute_mode: int | None) -> Any:
+        """``torch.cdist`` of all rows [N, D] to all rows [M, D]: Euclidean, as methods with class means use it."""
+        if p != 2:
+            raise NotImplementedError(f"the export of torch.cdist with p = {p}")
+        return op.Sqrt(op.ReduceSumSquare(op.Sub(op.Unsqueeze(x1, [-2]), op.Unsqueeze(x2, [-3])), [-1], keepdims=0))
+
+    copy = _frozen_copy(model)
+    with _exporting():
+        program: Any = torch.onnx.export(
+            Served(copy).eval(),
             (_example(copy),),
-            file,  # type: ignore[arg-type]  # the older exporter writes to any file
-            dynamo=False,
+            dynamo=True,
+            verbose=False,
             opset_version=OPSET,
-            dynamic_axes=batch,
+            dynamic_shapes=_any_batch(),
             input_names=[INPUT],
             output_names=[OUTPUT],
+            external_data=False,
+            custom_translation_table={torch.ops.aten._cdist_forward.default: distances},  # PyTorch has none
         )
-    graph = onnx.load_from_string(file.getvalue())
+    graph: onnx.ModelProto = program.model_proto
+    _remove_traces(graph.graph)
     entry = graph.metadata_props.add()
     entry.key, entry.value = "labels", _labels(model)
     onnx.checker.check_model(graph)
@@ -76,15 +87,41 @@ def to_onnx(model: Model) -> bytes:
 
 
 def to_program(model: Model) -> bytes:
-    """The labels are in the extra file ``labels.json``."""
+    """A file for ``torch.export.load``. The labels are in the extra file ``labels.json``."""
     file = io.BytesIO()
-    copy = _still(model)
-    with warnings.catch_warnings(), torch.no_grad():  # without gradients all along: blocks of that kind cannot be saved
-        warnings.simplefilter("ignore")
-        batch = {"images": {0: torch.export.Dim("batch", min=1)}}
-        program = torch.export.export(Served(copy), (_example(copy),), dynamic_shapes=batch)
+    copy = _frozen_copy(model)
+    with _exporting():
+        program = torch.export.export(Served(copy), (_example(copy),), dynamic_shapes=_any_batch())
         torch.export.save(program, file, extra_files={"labels.json": _labels(model)})
     return file.getvalue()
+
+
+@contextmanager
+def _exporting() -> Iterator[None]:
+    """Export without gradients, since a block without them inside the model could not be saved, and without warnings.
+
+    The exporters' warnings concern their own development and operators of torchvision.
+    """
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _remove_traces(graph: Any) -> None:
+    """Remove what the exporter notes about each part: lines of code with their files, which are most of the bytes."""
+    for part in (graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        part.ClearField("metadata_props")
+
+
+def _any_batch() -> dict[str, dict[int, Any]]:
+    """The first dimension of the input is open."""
+    return {INPUT: {0: torch.export.Dim("batch", min=1)}}
 
 
 def _labels(model: Model) -> str:
@@ -95,8 +132,8 @@ def _example(model: Model) -> Tensor:
     return torch.zeros((2, *model.images.shape), dtype=torch.uint8)
 
 
-def _still(model: Model) -> Model:
-    """A copy on the CPU in float32: exporting must not touch the model, and what is exported must run anywhere."""
+def _frozen_copy(model: Model) -> Model:
+    """A copy on the CPU in float32: exporting must not change the model, and the result must run on any machine."""
     copy = model.copy("cpu")
     copy.learner.requires_grad_(False)  # constants of the graph: only what it uses gets into the file, no memory
     copy.learner.network.precision = "fp32"

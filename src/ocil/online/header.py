@@ -1,9 +1,8 @@
-"""What a model file says of itself. The file may come from a stranger, so nothing of it is believed: every entry must
-have its type and range, and every tensor the shape and type that follow from the settings, before a model is allocated.
+"""The header of a model file. The file may come from anywhere, so nothing in it is trusted: before a model is
+allocated, every entry must have its type and range, and every tensor the shape and type that follow from the settings.
 """
 
 import json
-import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,21 +13,26 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ocil.config import fill, values
 from ocil.errors import OcilError
+from ocil.learning.sgd import SGD
 from ocil.methods import MethodInfo, method
-from ocil.methods.base import Learner, LearnerConfig, Problem
-from ocil.online.images import ImageFormat, InputError
-from ocil.sgd import SGD
+from ocil.methods.base import Learner
+from ocil.methods.config import LearnerConfig, Problem
+from ocil.online.images import ImageFormat
+from ocil.online.labels import ClassLabel, decoded, encoded
+from ocil.runs.config import fill, values
 
 FORMAT = 1
 
-Label = Any  # hashable; to be saved: str, int, float, bool, None, or a tuple of these
-
 KINDS: dict[type, str] = {
-    dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a whole number", float: "a number",
+    dict: "an object",
+    list: "a list",
+    str: "text",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
     type(None): "null",
-}  # fmt: skip
+}
 
 
 class HeaderError(ValueError):
@@ -44,7 +48,7 @@ class Header:
     recipe: dict[str, Any]
     config: LearnerConfig
     images: ImageFormat
-    labels: list[Label]
+    labels: list[ClassLabel]
     batches: int
     samples: int
     device: str
@@ -53,7 +57,7 @@ class Header:
 
 
 def parsed(text: str) -> Header:
-    """A header from its JSON, or a ``HeaderError`` or ``OcilError`` that says what is wrong with it."""
+    """A header from its JSON. ``HeaderError`` or ``OcilError`` if something is wrong with it."""
     try:
         content = json.loads(text, parse_constant=_refused)
     except (ValueError, RecursionError) as error:
@@ -77,7 +81,7 @@ def parsed(text: str) -> Header:
 
 
 def entry(content: Any, name: str, *kinds: type) -> Any:
-    """An entry of a JSON object, of one of these types. A bool is no number."""
+    """An entry of a JSON object. ``HeaderError`` unless it has one of these types; a bool is not an int."""
     value = content.get(name, ...) if isinstance(content, dict) else ...
     if type(value) not in kinds:
         raise HeaderError(f"its entry '{name}' is not {' or '.join(KINDS[kind] for kind in kinds)}")
@@ -85,6 +89,7 @@ def entry(content: Any, name: str, *kinds: type) -> Any:
 
 
 def whole(content: Any, name: str, least: int = 0) -> int:
+    """An entry of a JSON object that is a whole number of at least ``least``; ``HeaderError`` otherwise."""
     value: int = entry(content, name, int)
     if value < least:
         raise HeaderError(f"its entry '{name}' is {value}, which is less than {least}")
@@ -93,29 +98,12 @@ def whole(content: Any, name: str, least: int = 0) -> int:
 
 @contextmanager
 def reading_note(of: str) -> Iterator[None]:
-    """Whoever keeps a note with a model reads it inside this block, which makes one line of whatever is wrong."""
+    """Read a note that is kept with a model inside this block: whatever is wrong becomes one ``OcilError``."""
     try:
         yield
     except (OcilError, ValueError, TypeError, LookupError, AttributeError) as error:
         reason = str(error).rstrip(".")
         raise OcilError(f"the model's note of {of} is damaged: {reason}. Restore it from a copy.") from error
-
-
-def encoded(label: Label) -> Any:
-    """A label as JSON."""
-    if isinstance(label, tuple):
-        return [encoded(part) for part in label]
-    if type(label) is float and not math.isfinite(label):
-        raise InputError(f"{label} is no label: use text or a finite number.")
-    if label is None or type(label) in (str, int, float, bool):
-        return label
-    wanted = "text, numbers, true or false, or tuples of them"
-    raise InputError(f"a label of type {type(label).__name__} cannot be saved: use {wanted}.")
-
-
-def decoded(label: Any) -> Label:
-    """A label from JSON, which knows no tuples."""
-    return tuple(decoded(part) for part in label) if isinstance(label, list) else label
 
 
 def check_tensors(header: Header, tensors: Mapping[str, Tensor]) -> None:
@@ -126,10 +114,13 @@ def check_tensors(header: Header, tensors: Mapping[str, Tensor]) -> None:
     """
     met = tensors.get("met")
     if met is None or met.dim() != 1 or met.dtype != torch.bool:
-        raise HeaderError("it does not tell which classes were met")
+        raise HeaderError("it does not say which classes were met")
     if met.tolist() != [number < len(header.labels) for number in range(len(met))]:
         raise HeaderError(f"it has {len(header.labels)} labels, but has met {int(met.sum())} classes")
-    own_state = _keeps_its_own_state(method(header.recipe["method"]))
+    info = method(header.recipe["method"])
+    own_state = not isinstance(info.target, str) and (
+        info.load().state is not Learner.state or info.load().load_state is not Learner.load_state
+    )
     expected = _expected(header, len(met))
     if expected is not None:
         _check_learner(expected, tensors, own_state)
@@ -155,7 +146,7 @@ def _recipe(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _settings(of: MethodInfo, given: dict[str, Any]) -> dict[str, Any]:
-    """As they were given, each of which its field's type can be read from. JSON knows no tuples: the type tells."""
+    """The settings as they were given, each checked against its field. JSON has no tuples: the field's type decides."""
     kind = of.load().Config
     _only(given, (field.name for field in fields(kind)), "settings")
     read = values(kind, {name: value for name, value in given.items() if value is not None})
@@ -183,7 +174,7 @@ def _images(given: dict[str, Any]) -> ImageFormat:
     return ImageFormat(shape, float(low), float(high))
 
 
-def _labels(given: list[Any]) -> list[Label]:
+def _labels(given: list[Any]) -> list[ClassLabel]:
     labels = [decoded(label) for label in given]
     for label in labels:
         encoded(label)
@@ -201,32 +192,19 @@ def _refused(constant: str) -> None:
     raise ValueError(f"{constant} is no number")
 
 
-def _keeps_its_own_state(info: MethodInfo) -> bool:
-    """Whether a method from outside this package has written what a state consists of."""
-    learner = info.load()
-    return not isinstance(info.target, str) and (
-        learner.state is not Learner.state or learner.load_state is not Learner.load_state
-    )
-
-
 def _check_learner(expected: Learner, tensors: Mapping[str, Tensor], own_state: bool) -> None:
-    of_learner = {n: t for n, t in tensors.items() if not n.startswith(("optimizer.", "rng."))}
+    state = expected.state_dict()
+    found = {n: t for n, t in tensors.items() if not n.startswith(("optimizer.", "rng."))}
     if own_state:
-        _refuse_smaller(expected.state_dict(), of_learner)
+        for name in sorted(state.keys() & found.keys()):
+            if state[name].nbytes > found[name].nbytes:
+                raise _misshapen(name, found[name], state[name])
         return
-    _compare(expected.state_dict(), of_learner)
+    _compare(state, found)
     if type(expected.optimizer) is SGD:  # of another optimiser's state nothing is known
         velocities = {f"optimizer.{n}.momentum_buffer": p for n, p in enumerate(expected.optimizer.parameters)}
         given = {name: tensor for name, tensor in tensors.items() if name.startswith("optimizer.")}
         _compare({name: velocities[name] for name in given if name in velocities}, given)
-
-
-def _refuse_smaller(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
-    for name in sorted(expected.keys() & found.keys()):
-        if expected[name].nbytes > found[name].nbytes:
-            raise HeaderError(
-                f"its tensor {name} is {_kind(found[name])}, its settings ask for {_kind(expected[name])}"
-            )
 
 
 def _compare(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
@@ -234,16 +212,17 @@ def _compare(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> Non
         raise HeaderError(f"its tensor {name} is {'missing' if name in expected else 'unknown'}")
     for name, like in expected.items():
         if (like.shape, like.dtype) != (found[name].shape, found[name].dtype):
-            raise HeaderError(f"its tensor {name} is {_kind(found[name])}, its settings ask for {_kind(like)}")
+            raise _misshapen(name, found[name], like)
 
 
-def _kind(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+def _misshapen(name: str, found: Tensor, expected: Tensor) -> HeaderError:
+    has, needs = (f"{str(one.dtype).removeprefix('torch.')} {list(one.shape)}" for one in (found, expected))
+    return HeaderError(f"its tensor {name} is {has}, its settings ask for {needs}")
 
 
 def _expected(header: Header, capacity: int) -> Learner | None:
-    """A learner of these settings whose tensors have no numbers. None for a method from outside this package that
-    needs numbers to be made, and fails without them in whatever way; its own ``load_state`` must do.
+    """A learner of these settings on the meta device, without numbers. None for a method from outside this package
+    that cannot be made without numbers: then only its own ``load_state`` checks its tensors.
     """
     info = method(header.recipe["method"])
     try:
@@ -256,7 +235,7 @@ def _expected(header: Header, capacity: int) -> Learner | None:
 
 
 class _WithoutNumbers(TorchFunctionMode):
-    """Inside, a tensor has a shape and a type and takes no memory, whatever device it is made for."""
+    """Makes every tensor on the meta device, where it has a shape and a type and takes no memory."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

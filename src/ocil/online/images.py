@@ -1,4 +1,4 @@
-"""Whatever a caller has (arrays, rows of numbers, files, Pillow images) as the uint8 images that learners take."""
+"""Turns a caller's arrays, rows of numbers, files or Pillow images into the uint8 images that learners take."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from ocil.networks import ImageShape, smallest_batch
 
 Picture = str | Path | Image.Image
 
-OPEN = -1  # in the place of a height or width: as many as there are, as in numpy's reshape
+OPEN = -1  # in place of a height or width: it follows from the data, as in numpy's reshape
 
 
 class InputError(OcilError, ValueError):
@@ -27,7 +27,7 @@ class InputError(OcilError, ValueError):
 
 @dataclass(frozen=True)
 class ImageFormat:
-    """The images of one model: their shape, and which numbers are black and white."""
+    """The format of a model's images: their shape, and the values of black and white."""
 
     shape: ImageShape
     """Height, width, channels."""
@@ -43,7 +43,7 @@ class ImageFormat:
 
     @property
     def factor(self) -> int:
-        """Each pixel is repeated this often, both ways: a tiny image alone would have no batch statistics."""
+        """How often each pixel is repeated in both directions: a single tiny image would have no batch statistics."""
         factor = 1
         while smallest_batch((self.shape[0] * factor, self.shape[1] * factor, 1)) > 1:
             factor += 1
@@ -61,11 +61,11 @@ class ImageFormat:
         image_shape: Sequence[int] | None = None,
         pixel_range: tuple[float, float] | None = None,
     ) -> "ImageFormat":
-        """The format of the first images that a model sees; it keeps it.
+        """The format of the first images that a model sees, which it keeps for good.
 
         Numbers that are not uint8 are mapped from ``pixel_range`` to 0..255: if it is not given, from 0..1 where all of
         these lie in it, else from their smallest to their largest. Rows of numbers are images only by an
-        ``image_shape``: nothing else tells pixels from an embedding.
+        ``image_shape``: nothing else distinguishes pixels from an embedding.
         """
         wanted = _checked_shape(image_shape)
         if pixel_range is not None and not float(pixel_range[0]) < float(pixel_range[1]):
@@ -87,14 +87,12 @@ class ImageFormat:
     def read(self, given: "Sequence[Picture] | NDArray[Any]") -> NDArray[np.uint8]:
         """uint8 [N, H, W, C] for the network: pictures are resized, arrays must fit."""
         if is_pictures(given):
-            images = np.empty((len(given), *self.shape), np.uint8)
-            for number, picture in enumerate(given):
-                images[number] = self.read_picture(picture)
+            images = np.stack([self._read_picture(picture) for picture in given])
         else:
             images = self._from_array(_numbers(given))
         return images.repeat(self.factor, axis=1).repeat(self.factor, axis=2)
 
-    def read_picture(self, picture: Picture) -> NDArray[np.uint8]:
+    def _read_picture(self, picture: Picture) -> NDArray[np.uint8]:
         """One image as [H, W, C], turned upright, in gray or colour as the model has them, resized bilinearly."""
         height, width, channels = self.shape
         with opened(picture) as image:
@@ -128,7 +126,7 @@ def is_pictures(given: Any) -> "TypeGuard[Sequence[Picture]]":
 
 @contextmanager
 def opened(picture: Picture) -> Iterator[Image.Image]:
-    """A picture whose pixels can be read. One that is broken or far too large is refused by its name."""
+    """A picture whose pixels can be read. ``InputError``, with its name, for one that is broken or far too large."""
     if isinstance(picture, Image.Image):
         yield picture
         return
@@ -143,7 +141,7 @@ def opened(picture: Picture) -> Iterator[Image.Image]:
 
 
 def _numbers(given: Any) -> NDArray[Any]:
-    """An array of finite numbers: a pixel that is none would become black without a word."""
+    """An array of finite numbers. NaN is refused: it would become black without a warning."""
     try:
         array = np.asarray(given)
         if array.dtype == object:
@@ -179,7 +177,7 @@ def _three(shape: tuple[int, ...]) -> ImageShape:
 
 
 def _folded(shape: ImageShape, array: NDArray[Any]) -> ImageShape:
-    """A side that is left open follows from the others and from how many numbers an image has."""
+    """The shape with a side that was left open computed from the others and the numbers per image."""
     if OPEN not in shape:
         return shape
     count, known = math.prod(array.shape[1:]), -math.prod(shape)

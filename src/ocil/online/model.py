@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -16,26 +16,26 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ocil import files, tensorfile
-from ocil.augment import Augment
-from ocil.config import REVIEW_EVERY, resolve
 from ocil.errors import OcilError
+from ocil.learning.views import RandomViews
+from ocil.limits import check_threads
 from ocil.methods import method
-from ocil.methods.base import LearnerConfig, Problem, capacity_for
+from ocil.methods.base import Learner
+from ocil.methods.config import LearnerConfig, Problem
+from ocil.methods.growth import capacity_for
 from ocil.online.header import FORMAT, Header, HeaderError, NewerFormatError, check_tensors, parsed
-from ocil.online.header import Label as Label
-from ocil.online.header import decoded as decoded
-from ocil.online.header import encoded as encoded
 from ocil.online.images import ImageFormat, InputError
+from ocil.online.labels import ClassLabel, encoded
 from ocil.precision import numerics
 from ocil.rng import check_seed
-from ocil.runner import pick_device
+from ocil.runs.config import REVIEW_EVERY, resolve
+from ocil.runs.environment import pick_device
 from ocil.streams import StreamConfig
-from ocil.threads import check_threads, default_threads, using
+from ocil.threads import default_threads, using
 
 FILE = "model.safetensors"
 ENTRY = "ocil"  # the file's metadata that hold the header
-CHUNK = 256  # images scored together
-
+SCORED_TOGETHER = 256  # images in one pass
 OWN = {"memory", "batch_size", "review_every", "seed"}  # settings that have a place of their own in a recipe
 
 
@@ -83,7 +83,7 @@ class Recipe:
 
 
 class Model:
-    """Learns from batches of images and labels, predicts probabilities, lives in a folder.
+    """A learner with class labels: it learns from batches of images, predicts probabilities, and is saved in a folder.
 
     Classes are numbered as they appear; ``labels[number]`` is what the user calls them.
     """
@@ -106,15 +106,15 @@ class Model:
         self.learner = method(recipe.method).load()(self.config, problem, recipe.seed, device)
         self.threads = threads
         self.learner.classes_announced = True
-        if min(images.network_shape[:2]) < 2 and isinstance(getattr(self.learner, "augment", None), Augment):
+        if min(images.network_shape[:2]) < 2 and isinstance(getattr(self.learner, "random_views", None), RandomViews):
             size = "x".join(map(str, images.shape[:2]))
             raise InputError(f"{self.recipe.method} crops its images, which must be larger than {size} pixels.")
-        self.labels: list[Label] = []
-        self.numbers: dict[Label, int] = {}
+        self.labels: list[ClassLabel] = []
+        self.numbers: dict[ClassLabel, int] = {}
         self.batches = 0
         self.samples = 0
         self.note: dict[str, Any] = {}
-        """What others keep with the model, as JSON: each under a name of its own."""
+        """What the command line, the estimator and the service save with the model, as JSON, each by its own name."""
 
     @property
     def device(self) -> torch.device:
@@ -127,8 +127,14 @@ class Model:
             return self.recipe.review_every
         return REVIEW_EVERY if self.config.review or method(self.recipe.method).needs_task_ends else 0
 
-    def learn(self, x: NDArray[np.uint8], labels: Sequence[Label]) -> None:
-        """Learn from one batch, in the model's format; new labels become new classes."""
+    def learn(
+        self, x: NDArray[np.uint8], labels: Sequence[ClassLabel], after_batch: Callable[[], None] = lambda: None
+    ) -> None:
+        """Learn from one batch; new labels become new classes.
+
+        ``x``: [N, H, W, C] as ``images.read`` gives it. ``labels``: N of them; ``InputError`` for NaN or infinite ones.
+        ``after_batch``: see ``review``, which may follow.
+        """
         for label in labels:
             if isinstance(label, float) and not math.isfinite(label):
                 raise InputError(f"{label} is no label: use text or a finite number.")
@@ -139,19 +145,36 @@ class Model:
         numbers = [self.numbers[label] for label in labels]
         with self.computing():
             self.learner.meet(numbers)
-            self.learner.learn(self._on_device(x), torch.tensor(numbers, device=self.device))
+            self.learner.learn(on_device(x, self.device), torch.tensor(numbers, device=self.device))
+        if self.reviews_next:
+            self.review(after_batch)
         self.batches += 1
         self.samples += len(labels)
-        if self.review_every and self.batches % self.review_every == 0:
-            self.review()
 
-    def review(self) -> None:
-        """One pass over the memory at a small learning rate. A method that is defined by task ends hears of one."""
+    @property
+    def reviews_next(self) -> bool:
+        """Whether a review follows the next batch."""
+        return bool(self.review_every) and (self.batches + 1) % self.review_every == 0
+
+    def review(self, after_batch: Callable[[], None] = lambda: None) -> None:
+        """One pass over the memory at a small learning rate; for a method that needs task ends, a task end.
+
+        ``after_batch`` is called after each batch of it. If it raises, the model is of no more use: load it again.
+        """
+        learner, reviews = self.learner, True
         with self.computing():
             if method(self.recipe.method).needs_task_ends:
-                self.learner.end_task()
-            else:
-                self.learner.review()
+                learner.task_ended()
+                for slots in learner.task_end_batches():
+                    learner.task_end_step(slots)
+                    after_batch()
+                reviews = self.config.review and not self.config.review_every
+            if reviews and type(learner).review is not Learner.review:
+                learner.review()
+            elif reviews:
+                for slots in learner.review_batches():
+                    learner.review_step(slots)
+                    after_batch()
 
     def check_loss(self) -> None:
         """Raise if a loss was not finite. Reads from the device: not after every batch."""
@@ -160,31 +183,25 @@ class Model:
             raise OcilError(f"the loss is not finite any more: begin again with a lower learning rate, lr = {lower:g}.")
 
     def probabilities(self, x: NDArray[np.uint8]) -> NDArray[np.float64]:
-        """[N, classes]: the softmax of the scores (of negative distances, for methods that classify by them)."""
-        found = np.zeros((len(x), len(self.labels)))
+        """[N, classes], columns as in ``labels``: the softmax of the scores, or of negative distances to class means.
+
+        ``x``: [N, H, W, C] as ``images.read`` gives it.
+        """
         if not self.labels or not len(x):
-            return found
+            return np.zeros((len(x), len(self.labels)))
         with self.computing():
-            scorer = self.learner.scorer()
-            for first in range(0, len(x), CHUNK):
-                part = slice(first, first + CHUNK)
-                scores = scorer(self._on_device(x[part]))[:, : len(self.labels)]
-                found[part] = scores.double().softmax(1).cpu().numpy()
-        return found
+            return probabilities(self.learner.scorer(), x, len(self.labels), self.device)
 
     @property
     def threads_used(self) -> int:
-        """CPU threads that it computes on."""
+        """CPU threads that the model computes on."""
         return self.threads or default_threads(self.images.network_shape, self.config.width)
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """PyTorch as this model needs it, inside the block only: its user may compute other things beside it."""
+        """PyTorch's precision and threads as this model needs them: the rest of the process may need others."""
         with numerics(self.config.precision), using(self.threads_used):
             yield
-
-    def _on_device(self, x: NDArray[np.uint8]) -> Tensor:
-        return torch.from_numpy(np.array(x)).to(self.device)  # a copy: what is given may be read-only
 
     def check_weights(self) -> None:
         """Raise if a weight is not finite. Reads from the device."""
@@ -193,7 +210,11 @@ class Model:
             raise OcilError("the weights are not finite any more: begin again with a lower learning rate.")
 
     def save(self, folder: Path | str) -> None:
-        """Write the folder's one file anew, whole or not at all."""
+        """Write the model to its file in ``folder``, whole or not at all.
+
+        ``OcilError`` if a loss or a weight is not finite, or if the file could not be loaded again. ``WriteError`` if
+        it cannot be written.
+        """
         self.check_loss()
         self.check_weights()
         header, tensors = self._header(), self.learner.state()
@@ -203,9 +224,12 @@ class Model:
 
     @classmethod
     def load(cls, folder: Path | str, device: torch.device | str = "auto") -> "Model":
-        """The model of a folder. On another kind of device its random numbers begin anew."""
+        """The model of a folder. On another kind of device than it was saved on, its random numbers begin anew.
+
+        ``OcilError`` if the file is missing, damaged, of a later version, or not a model.
+        """
         path = Path(folder) / FILE
-        if not os.path.lexists(path):
+        if not has_model(path.parent):
             raise OcilError(f"there is no model in {folder}: it has no file {FILE}.")
         place = pick_device(device) if isinstance(device, str) else device
         try:
@@ -228,7 +252,7 @@ class Model:
             raise OcilError(f"{path} is not a whole model of this version of ocil: {reason}.") from error
 
     def _header(self) -> str:
-        """What a file says of the model. Raises an ``OcilError`` rather than to write what nobody could read."""
+        """The header of the model's file. ``OcilError`` if it could not be read again."""
         content = {
             "format": FORMAT,
             "recipe": asdict(self.recipe),
@@ -258,16 +282,32 @@ class Model:
         return model
 
     def copy(self, device: torch.device | str) -> "Model":
-        """The same model again, on a device."""
+        """A copy of the model on a device."""
         state = tensorfile.on_host(self.learner.state())
         made = self._from_parts(parsed(self._header()), state, torch.device(device))
         made.threads = self.threads
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For copies and for other processes; ``save`` is what to keep."""
+        """How ``copy`` and ``pickle`` copy a model, also to other processes. To keep a model, use ``save``."""
         tensors = safetensors.torch.save(tensorfile.on_host(self.learner.state()))
         return _unpickled, (self._header(), tensors, str(self.device)), {"threads": self.threads}
+
+
+def on_device(x: NDArray[np.uint8], device: torch.device) -> Tensor:
+    return torch.from_numpy(np.array(x)).to(device)  # a copy: what is given may be read-only
+
+
+def probabilities(
+    scorer: Callable[[Tensor], Tensor], x: NDArray[np.uint8], classes: int, device: torch.device
+) -> NDArray[np.float64]:
+    """[N, classes]: the softmax of the scores of the first ``classes`` classes, some images at a time."""
+    found = np.zeros((len(x), classes))
+    for first in range(0, len(x) if classes else 0, SCORED_TOGETHER):
+        part = slice(first, first + SCORED_TOGETHER)
+        scores = scorer(on_device(x[part], device))[:, :classes]
+        found[part] = scores.double().softmax(1).cpu().numpy()
+    return found
 
 
 def _unpickled(header: str, tensors: bytes, device: str) -> Model:
@@ -277,7 +317,7 @@ def _unpickled(header: str, tensors: bytes, device: str) -> Model:
 
 @contextmanager
 def _savable() -> Iterator[None]:
-    """Inside, whatever ``load`` would not take is said in one line, before a file is written."""
+    """Turn every error that ``load`` would have into an ``OcilError``, before a file is written."""
     try:
         yield
     except (OcilError, ValueError, TypeError, RecursionError) as error:
@@ -286,13 +326,18 @@ def _savable() -> Iterator[None]:
 
 
 def _plain(value: Any) -> Any:
-    """numpy's numbers and arrays as JSON has them."""
+    """numpy's numbers and arrays as JSON can represent them."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     raise TypeError(f"{value!r} is of type {type(value).__name__}, which JSON does not have")
 
 
+def has_model(folder: Path) -> bool:
+    """Whether a folder has a file of a model's name. ``Model.load`` checks whether it is a model."""
+    return os.path.lexists(folder / FILE)
+
+
 def locked(folder: Path) -> AbstractContextManager[None]:
-    """One process at a time learns in a folder. The lock goes with the process, however that ends."""
+    """The lock of a model's folder: one process at a time learns in it."""
     taken = f"another process is learning in {folder}: wait for it, or choose another one."
     return files.locked(folder, "Choose another folder.", taken)

@@ -2,29 +2,39 @@
 
 import base64
 import hashlib
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
+from urllib.parse import quote
 
-from ocil.config import typed
-from ocil.metrics import average_accuracy, average_forgetting
+from ocil.evaluation.measures import average_accuracy, average_forgetting
+from ocil.longtail.config import changed as longtail_changed
+from ocil.longtail.results import LongTailCell, LongTailResult
 from ocil.report import longtail
-from ocil.report.collect import Cell, Collection, Run, memory_of, title_of, written
-from ocil.report.comparison import ACCURACY, Entry, Part, Row, Table, counterpart, difference, one_a_place, overlap
-from ocil.report.drawings import inline
-from ocil.report.formats import SURROUNDINGS, anchor, beside, gap, surroundings, verdict
-from ocil.report.gallery import Drawing
-from ocil.report.tables import count, duration, percent
+from ocil.report.cells import Collection, FinishedRun, MeasuredCell, settings_text, title_of
+from ocil.report.comparison import ComparedTable, one_per_place, overlap, published_accuracy
+from ocil.report.figures import Drawing
+from ocil.report.formatting import count, duration, percent, published_percent, versions
+from ocil.report.papers import Paper
+from ocil.report.result_tables import anchor, cells_table, compared_document
+from ocil.report.table import MINUS, Column, Row, Table, columns, html
+from ocil.runs.config import as_argument
 
-MINUS = "−"
-RUN_HEADS = ("seed", "accuracy %", f"forgetting %, T {MINUS} 1 tasks", "wall time", *SURROUNDINGS, "file")
+Settings = Mapping[str, Any]
+SURROUNDINGS = (Column("device"), Column("versions"), Column("finished"))
+MEASURED = columns("seed", "accuracy %", f"forgetting %, T {MINUS} 1 tasks", "wall time")
+RUN_COLUMNS = (*MEASURED, *SURROUNDINGS, Column("file", "path"))
+LONGTAIL_MEASURED = columns("seed", "overall %", "F-measure %", "wall time")
+LONGTAIL_RUN_COLUMNS = (*LONGTAIL_MEASURED, *SURROUNDINGS, Column("folder", "path"))
+LISTED = (
+    *("method", "dataset", "memory", "settings", "seeds", "accuracy %", "published %", "difference"),
+    *("forgetting %", "intransigence %", "time / run"),
+)
 
 
-def page(collection: Collection, tables: Sequence[Table], drawings: Sequence[Drawing]) -> str:
-    """The page. Everything from a file is escaped by the template; only our own style, script and figures are not."""
+def page(collection: Collection, tables: Sequence[ComparedTable], drawings: Sequence[Drawing], paper: Paper) -> str:
+    """The page. Tables are escaped by their writer and all other text by the template."""
     import jinja2
-    from markupsafe import Markup
 
     folder = files("ocil.report") / "templates"
     template, style, script = ((folder / f"page.{kind}").read_text() for kind in ("html", "css", "js"))
@@ -34,20 +44,27 @@ def page(collection: Collection, tables: Sequence[Table], drawings: Sequence[Dra
     return environment.from_string(template).render(
         title="Online class-incremental learning, measured",
         lead=lead(collection),
-        agreement=agreement(collection.cells),
-        style=Markup(style),  # noqa: S704
-        script=Markup(script),  # noqa: S704
+        agreement=agreement(collection.cells, paper),
+        citation=paper.citation,
+        style=style,
+        script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        tables=[_table(table) for table in tables],
-        drawings=[
-            asdict(drawing) | {"svg": Markup(inline(drawing.svg, drawing.name, drawing.title))}  # noqa: S704
-            for drawing in drawings
-        ],
+        tables=[_compared(table) for table in tables],
+        drawings=[(drawing, data_address(drawing.svg)) for drawing in drawings],
         places=_places(collection, drawings),
-        longtail=longtail.page_section(collection.longtail),
-        cells=[_cell(cell) for cell in collection.cells],
+        longtail=_longtail(collection.longtail, paper) if collection.longtail else None,
+        count=len(collection.cells),
+        cells=html(
+            cells_table(collection.cells, paper).select(*LISTED), "Every cell", "sortable list wide", "scroll whole"
+        ),
+        details=[_detail(cell, paper) for cell in collection.cells] + _longtail_details(collection.longtail),
         warnings=collection.warnings,
     )
+
+
+def data_address(svg: str) -> str:
+    """An image as an address, for a page that is one file: shorter than base64, and safe in quotes."""
+    return "data:image/svg+xml," + quote(svg, safe=" :/<>=,;+!@*?|[]{}")
 
 
 def lead(collection: Collection) -> str:
@@ -68,23 +85,20 @@ def lead(collection: Collection) -> str:
 
 
 def _places(collection: Collection, drawings: Sequence[Drawing]) -> list[dict[str, Any]]:
-    """What to choose figures by. The one with most cells is chosen first; where there is one alone, none is needed."""
+    """What a reader chooses figures by; the one with most cells is chosen at first. Empty if there is only one."""
     about = dict.fromkeys(drawing.place for drawing in drawings if drawing.place)
     sized = {place.dataset for place in about if place.memory}
     places = [place for place in about if place.memory or place.dataset not in sized]
     if len(places) < 2:
         return []
-    largest = max(places, key=lambda place: len(collection.of(place.dataset, place.memory)))
-    return [
-        {"dataset": place.dataset, "memory": place.memory, "title": place.title, "first": place == largest}
-        for place in places
-    ]
+    largest = max(places, key=lambda place: len(collection.at(place)))
+    return [{"place": place, "first": place == largest} for place in places]
 
 
-def agreement(cells: Sequence[Cell]) -> str:
-    """With how many published accuracies those measured agree. Each counts once, in however many precisions."""
-    verdicts = [overlap(cell.summary.average_accuracy, counterpart(cell)) for cell in one_a_place(cells)]
-    known = [v for v in verdicts if v is not None]
+def agreement(cells: Sequence[MeasuredCell], paper: Paper) -> str:
+    """How many published accuracies agree with those measured. Each counts once, in however many precisions."""
+    pairs = ((cell.summary.average_accuracy, published_accuracy(cell, paper)) for cell in one_per_place(cells))
+    known = [verdict for value, published in pairs if (verdict := overlap(value, published)) is not None]
     if not known:
         return ""
     return (
@@ -93,127 +107,114 @@ def agreement(cells: Sequence[Cell]) -> str:
     )
 
 
-def _typeset(text: str) -> str:
-    return text.replace("-", MINUS)
+def _compared(compared: ComparedTable) -> dict[str, Any]:
+    spec, document = compared.table, compared_document(compared)
+    parts = [
+        {
+            "title": table.title,
+            "empty": table.empty,
+            "html": html(table, f"{spec.title}, {table.title}", "numbers sortable"),
+            "seeds": f"{count(grid.usual_seeds, 'seed')} unless noted otherwise.",
+        }
+        for grid, table in zip(compared.grids, document.tables, strict=True)
+    ]
+    return {"name": spec.name, "title": spec.title, "caption": spec.caption, "parts": parts}
 
 
-def _table(table: Table) -> dict[str, Any]:
-    return {
-        "name": table.name, "title": table.title, "caption": table.caption, "row_name": table.row_name,
-        "parts": [_part(part) for part in table.parts],
-    }  # fmt: skip
+def _longtail(cells: Sequence[LongTailCell], paper: Paper) -> dict[str, Any]:
+    parts = [
+        {"title": table.title, "html": html(table, table.title, "sortable list wide"), "remarks": table.remarks}
+        for table in longtail.measured_tables(cells, paper)
+    ]
+    if published := longtail.published_table(paper.longtail):
+        parts.append({"title": published.title, "html": html(published, published.title), "remarks": ()})
+    return {"title": longtail.TITLE, "caption": longtail.CAPTION, "parts": parts}
 
 
-def _part(part: Part) -> dict[str, Any]:
-    return {
-        "title": part.title,
-        "measured": part.measured,
-        "headings": part.headings,
-        "lower": [column.measure != ACCURACY for column in part.columns] or [False],
-        "rows": [_row(row, part) for row in part.rows],
-        "bounds": [_row(row, part) for row in part.bounds],
-        "seeds": f"{count(part.usual_seeds, 'seed')} where nothing else is said.",
+def _detail(cell: MeasuredCell, paper: Paper) -> dict[str, Any]:
+    """What the page has on a cell: its numbers, command, settings and runs."""
+    config, summary, published = cell.config, cell.summary, published_accuracy(cell, paper)
+    measures = {
+        "accuracy": summary.average_accuracy,
+        f"forgetting over the first T {MINUS} 1 tasks": summary.average_forgetting,
+        "forgetting over all T tasks": summary.average_forgetting_common,
+        "intransigence": summary.average_intransigence,
     }
-
-
-def _row(row: Row, part: Part) -> dict[str, Any]:
-    return {"name": row.name, "entries": [_entry(entry, part.usual_seeds) for entry in row.entries]}
-
-
-def _entry(entry: Entry, usual_seeds: int) -> dict[str, Any]:
-    value, cell = entry.value, entry.cell
-    found: dict[str, Any] = {
-        "measured": "", "sort": "", "anchor": "", "note": "", "rank": entry.rank,
-        "paper": _typeset(beside(entry.paper)) if entry.paper else "",
-        "gap": "" if entry.difference is None else _typeset(gap(entry.difference)),
-        "verdict": verdict(entry.overlap),
-    }  # fmt: skip
-    if value is None or cell is None:
-        return found
-    notes = [str(cell.changed["precision"])] if "precision" in cell.changed else []
-    if entry.seeds not in (1, usual_seeds):  # one seed is said with the number
-        notes.append(f"{entry.seeds} seeds")
-    return found | {
-        "measured": _typeset(percent(value)),
-        "sort": f"{100 * value.mean:.4f}",
-        "anchor": anchor(cell.name),
-        "note": ", ".join(notes),
-    }
-
-
-@dataclass(frozen=True)
-class Field:
-    """A field of the list of cells. ``sort`` is what it is sorted by, where that is not its text."""
-
-    text: str
-    sort: str | None = None
-    kind: str = ""
-
-
-def _cell(cell: Cell) -> dict[str, Any]:
-    config, summary = cell.config, cell.summary
-    accuracy, paper = summary.average_accuracy, counterpart(cell)
-    apart, points = overlap(accuracy, paper), difference(accuracy, paper)
-    memory = memory_of(config)
-
-    def estimate(name: str) -> Field:
-        value = getattr(summary, name)
-        return Field(_typeset(percent(value)), "" if value is None else f"{100 * value.mean:.4f}")
-
-    columns = [
-        Field(title_of(config.dataset), kind="dataset"),
-        Field(str(memory or "–"), str(memory)),
-        Field(written(cell.changed) or "–", written(cell.changed), "settings"),
-        Field(str(len(cell.runs)), str(len(cell.runs))),
-        estimate("average_accuracy"),
-        Field(beside(paper) if paper else "–", "" if paper is None else str(paper.mean)),
-        Field(
-            "–" if points is None else f"{_typeset(gap(points))} {verdict(apart)}".strip(),
-            "" if points is None else f"{points:.4f}", "apart" if apart is False else "",
-        ),
-        estimate("average_forgetting"),
-        estimate("average_intransigence"),
-        Field(duration(summary.wall_seconds.mean), f"{summary.wall_seconds.mean:.3f}"),
-    ]  # fmt: skip
+    words = [f"{name} {percent(v).replace('-', MINUS)} %" for name, v in measures.items() if v is not None]
+    words += [f"published accuracy {published_percent(published)} %"] if published else []
+    content = config.to_json()
+    settings = {name: value for name, value in content.items() if name not in ("stream", "learner", "seed")}
+    named = f" ({settings_text(cell.changed)})" if cell.changed else ""
     review = {} if config.label == config.method else {"review": config.learner.review}
-    changed = review | cell.changed
-    place = title_of(config.dataset) + (f", memory {memory}" if memory else "")
-    named = f" ({written(cell.changed)})" if cell.changed else ""
-    measures = (
-        ("accuracy", "average_accuracy"),
-        (f"forgetting over the first T {MINUS} 1 tasks", "average_forgetting"),
-        ("forgetting over all T tasks", "average_forgetting_common"),
-        ("intransigence", "average_intransigence"),
+    return _described(
+        f"{config.label}{named} on {cell.place.title}",
+        cell.name,
+        "; ".join(words),
+        cell.command,
+        review | cell.changed,
+        settings | content["stream"] | content["learner"],
+        Table("", RUN_COLUMNS, tuple(_run(run) for run in cell.runs)),
     )
-    words = [f"{name} {estimate(field).text} %" for name, field in measures if getattr(summary, field) is not None]
-    if paper:
-        words.append(f"published accuracy {beside(paper)} %")
+
+
+def _longtail_details(cells: Sequence[LongTailCell]) -> list[dict[str, Any]]:
+    found = []
+    for group, table in zip(longtail.groups(cells), longtail.measured_tables(cells, Paper()), strict=True):
+        for cell, row in zip(group, table.rows, strict=True):
+            config = cell.config
+            measures = zip(longtail.HEADINGS.values(), row.values[2:-1], strict=True)
+            found.append(
+                _described(
+                    f"{row.values[0].text} on {table.title}",
+                    config.cell,
+                    "; ".join(f"{heading} {value.text} %" for heading, value in measures),
+                    cell.command,
+                    longtail_changed(config),
+                    {name: value for name, value in config.to_json().items() if name != "seed"},
+                    Table("", LONGTAIL_RUN_COLUMNS, tuple(_longtail_run(result) for result in cell.results)),
+                )
+            )
+    return found
+
+
+def _described(
+    title: str, cell: str, numbers: str, command: str, changed: Settings, settings: Settings, runs: Table
+) -> dict[str, Any]:
     return {
-        "anchor": anchor(cell.name),
-        "label": config.label,
-        "title": f"{config.label}{named} on {place}",
-        "numbers": "; ".join(words),
-        "command": cell.command,
-        "changed": [(name, typed(value)) for name, value in changed.items()],
-        "settings": [(name, typed(value)) for name, value in _settings(cell).items()],
-        "columns": [asdict(column) for column in columns],
-        "run_heads": RUN_HEADS,
-        "runs": [_run(run) for run in cell.runs],
+        "title": title,
+        "anchor": anchor(cell),
+        "numbers": numbers,
+        "command": command,
+        "changed": [(name, as_argument(value)) for name, value in changed.items()],
+        "settings": [(name, as_argument(value)) for name, value in settings.items()],
+        "runs": html(runs, f"Runs of {title}", "list runs"),
     }
 
 
-def _settings(cell: Cell) -> dict[str, Any]:
-    content = cell.config.to_json()
-    top = {name: value for name, value in content.items() if name not in ("stream", "learner", "seed")}
-    settings: dict[str, Any] = {**top, **content["stream"], **content["learner"]}
-    return settings
-
-
-def _run(run: Run) -> list[str]:
+def _run(run: FinishedRun) -> Row:
     result = run.result
     forgetting = average_forgetting(result.matrix)
-    return [
-        str(result.config.seed), f"{100 * average_accuracy(result.matrix):.2f}",
-        "–" if forgetting is None else _typeset(f"{100 * forgetting:.2f}"), duration(result.wall_seconds),
-        *surroundings(result.environment), str(run.path),
-    ]  # fmt: skip
+    return Row.of(
+        result.config.seed,
+        f"{100 * average_accuracy(result.matrix):.2f}",
+        "-" if forgetting is None else f"{100 * forgetting:.2f}",
+        duration(result.wall_seconds),
+        *_surroundings(result.environment),
+        run.path,
+    )
+
+
+def _longtail_run(result: LongTailResult) -> Row:
+    values = (result.measures[name] for name in ("overall", "f_measure"))
+    return Row.of(
+        result.config.seed,
+        *("-" if value is None else f"{100 * value:.2f}" for value in values),
+        duration(result.wall_seconds),
+        *_surroundings(result.environment),
+        f"{result.config.cell}/seed-{result.config.seed}",
+    )
+
+
+def _surroundings(environment: Mapping[str, Any]) -> tuple[str, str, str]:
+    """The device and the versions a run was measured with, and when it finished."""
+    return str(environment.get("device", "unknown")), versions(environment), str(environment.get("finished", "–"))

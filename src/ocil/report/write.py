@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ocil.files import must_be_free, read_regular, write_bytes
-from ocil.report import formats, longtail
-from ocil.report.collect import Collection
-from ocil.report.comparison import paper_tables
-from ocil.report.gallery import Drawing, gallery
+from ocil.report import longtail
+from ocil.report.cells import Collection
+from ocil.report.comparison import compared_tables
+from ocil.report.figures import Drawing, draw_all
 from ocil.report.page import page
+from ocil.report.papers import Paper, load
+from ocil.report.result_tables import cells_document, compared_document
 
 LIST = ".ocil-report.json"  # what was written, so that the next report deletes that and nothing else
 
@@ -22,14 +24,22 @@ class Written:
     figures: tuple[Path, ...]
 
 
-def write(collection: Collection, out: Path, more: Sequence[Drawing] = ()) -> Written:
-    """``more`` are figures that need more than results, such as example images. The page is written last."""
-    tables = paper_tables(collection)
-    drawings = [*gallery(collection, tables[0]), *more]
-    texts = formats.files(tables, collection.cells) | longtail.files(collection.longtail)
+def write(collection: Collection, out: Path, more: Sequence[Drawing] = (), paper: Paper | None = None) -> Written:
+    """Write the report into the folder ``out``; the page comes last.
+
+    ``more`` are figures that need more than results, such as example images. ``paper`` holds the tables and numbers to
+    compare with, by default those of the AFS paper; what of it does not concern the results is left out.
+    """
+    paper = load() if paper is None else paper
+    paper = paper.for_results({cell.config.dataset for cell in collection.cells}, bool(collection.longtail))
+    tables = compared_tables(collection, paper)
+    drawings = [*draw_all(collection, tables, paper), *more]
+    documents = [*map(compared_document, tables), cells_document(collection.cells, paper)]
+    documents += [longtail.document(collection.longtail, paper)] if collection.longtail else []
+    texts = {name: text for document in documents for name, text in document.files().items()}
     contents = {out / "tables" / name: text for name, text in texts.items()}
     pictures = {out / "figures" / f"{drawing.name}.svg": drawing.svg for drawing in drawings}
-    index = {out / "index.html": page(collection, tables, drawings)}
+    index = {out / "index.html": page(collection, tables, drawings, paper)}
     written = {path: text.encode() for path, text in (contents | pictures | index).items()}
     for path in written:
         must_be_free(path)
@@ -37,14 +47,14 @@ def write(collection: Collection, out: Path, more: Sequence[Drawing] = ()) -> Wr
     _keep_list(out, ours | earlier)
     for path, content in written.items():
         write_bytes(path, content)
-    for path in earlier - ours:  # they tell of runs that this report does not have
+    for path in earlier - ours:  # of runs that this report does not have
         path.unlink()
     _keep_list(out, ours)
     return Written(out / "index.html", tuple(contents), tuple(pictures))
 
 
 def _earlier(out: Path) -> set[Path]:
-    """Tables and figures of the report that is there already. Files of others are none of our business."""
+    """Tables and figures of the report that is there already. Other files are left alone."""
     try:
         listed = {str(name) for name in json.loads(read_regular(out / LIST))}
     except (OSError, ValueError, TypeError):

@@ -1,13 +1,34 @@
-"""The learner behind HTTP: ``ocil serve``.
+"""The learner behind HTTP: ``ocil serve``. It needs the extra ``serve``.
 
-``log``       what was acknowledged, on disk before it is
-``counts``    how good the predictions were that were made before learning
-``snapshot``  copies of the learner that predictions read while it learns
-``predictor`` the thread that reads them
-``service``   the threads that write the log and learn
-``limits``    what a client may ask for
-``pictures``  images from strangers
-``metrics``   numbers in the format of Prometheus
-``app``       requests and answers; needs the extra ``serve``, as does ``run``
-``run``       a socket, a server, a clean stop
+Learning and predicting:
+
+``service``      connects all parts
+``writer``       the thread that puts requests into the log and acknowledges them
+``trainer``      the thread that learns what is in the log
+``predictor``    the thread that predicts, by the newest snapshot
+``snapshot``     copies of the learner that predictions read while it learns
+``checkpoints``  saves the model with its place in the log
+``idempotency``  keys of requests that may come again
+``statistics``   what others see of the model
+``metrics``      numbers for Prometheus
+``futures``      what the threads have in common
+
+On the disk:
+
+``log``       the samples that were acknowledged
+``recovery``  reads the log at the start
+``segment``   the format of a log's files
+``records``   the records in these files
+
+What clients see:
+
+``run``      socket, server and clean stop
+``app``      the HTTP application
+``guard``    which requests are let through
+``routes``   what each path does
+``answers``  models of requests and answers
+``bodies``   reads the bodies of requests
+``pages``    the page and the description of all requests
+``limits``   what a client may ask for
+``labels``, ``pictures``  labels and images from clients
 """

@@ -1,4 +1,4 @@
-"""What requests and answers look like. The OpenAPI description is made from these."""
+"""Models of requests and answers. The OpenAPI description is made from them."""
 
 from typing import Annotated, Any
 
@@ -7,12 +7,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, S
 from ocil.serve.labels import BIGGEST_NUMBER
 from ocil.serve.limits import Limits
 
-Label = str | int | float | bool | list[Any] | None
+JsonLabel = str | int | float | bool | list[Any] | None
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
 
 
-class Problem(BaseModel):  # type: ignore[misc]
+class Refusal(BaseModel):  # type: ignore[misc]
     """Why a request was refused."""
 
     detail: str
@@ -31,12 +31,12 @@ class Learned(BaseModel):  # type: ignore[misc]
 
 
 class ClassProbability(BaseModel):  # type: ignore[misc]
-    label: Label
+    label: JsonLabel
     probability: Share
 
 
 class ImagePrediction(BaseModel):  # type: ignore[misc]
-    label: Label = Field(description="The likeliest class; null if the model knows none.")
+    label: JsonLabel = Field(description="The likeliest class; null if the model knows none.")
     probability: Share | None
     classes: list[ClassProbability] = Field(description="The likeliest classes, the first one first.")
 
@@ -47,16 +47,16 @@ class Predicted(BaseModel):  # type: ignore[misc]
 
 
 class ClassState(BaseModel):  # type: ignore[misc]
-    label: Label
+    label: JsonLabel
     learned: Count = Field(description="Samples learned by this service.")
-    correct: Count = Field(description="How many of them were predicted rightly before they were learned.")
+    correct: Count = Field(description="How many of them were predicted correctly before they were learned.")
     stored: Count = Field(description="Images in the memory.")
 
 
 class BiasState(BaseModel):  # type: ignore[misc]
     """New classes are the half that was met last. Without a bias, `occur` and `predicted` are about the same."""
 
-    scored: Count = Field(description="Samples that this is about: recent ones whose class was known.")
+    scored: Count = Field(description="Recent samples whose class was known: the shares are over these.")
     new_classes: Count
     occur: Share = Field(description="Share of these samples that belong to a new class.")
     predicted: Share = Field(description="Share of these samples that were taken for a new class.")
@@ -75,9 +75,9 @@ class Status(BaseModel):  # type: ignore[misc]
     saved: Count = Field(description="Number of the last sample in the saved model.")
     queue: Count = Field(description="Samples accepted and not learned yet.")
     queue_limit: Count
-    accuracy: Share | None = Field(description="Of predictions made before learning.")
-    recent_accuracy: Share | None = Field(description="The same over the last samples.")
-    recent: Count = Field(description="How many samples that is.")
+    accuracy: Share | None = Field(description="Share of samples predicted correctly before they were learned.")
+    recent_accuracy: Share | None = Field(description="The accuracy over the last samples.")
+    recent: Count = Field(description="How many samples recent_accuracy is over.")
     classes: list[ClassState] = Field(description="In the order in which they were met.")
     memory_size: Count
     memory_stored: Count
@@ -87,7 +87,7 @@ class Status(BaseModel):  # type: ignore[misc]
 
 
 class StoredClass(BaseModel):  # type: ignore[misc]
-    label: Label
+    label: JsonLabel
     stored: Count
     images: list[str] = Field(description="PNG images as data addresses; fewer than asked for where they are large.")
 
@@ -112,7 +112,7 @@ Base64Image = Annotated[
 
 
 def _whole(value: Any) -> Any:
-    """To JSON, 3.0 is a whole number too."""
+    """In JSON, 3.0 is a whole number too."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -141,11 +141,13 @@ def learn_body(limits: Limits) -> dict[str, Any]:
     fields = {
         "image": _form_images(limits),
         "label": {
-            "type": "array", "minItems": 1, "maxItems": limits.batch,
+            "type": "array",
+            "minItems": 1,
+            "maxItems": limits.batch,
             "items": {"type": "string", "minLength": 1, "maxLength": limits.label},
             "description": "The class of each image, in the same order.",
         },
-    }  # fmt: skip
+    }
     return _body("LearnRequest", fields)
 
 

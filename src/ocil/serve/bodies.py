@@ -1,4 +1,4 @@
-"""The body of a request: a form or JSON, never more of it in memory than the limits allow."""
+"""Reads the body of a request, a form or JSON, and keeps no more of it in memory than the limits allow."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -18,14 +18,14 @@ from ocil.serve.pictures import from_base64
 
 @dataclass(frozen=True)
 class Sent:
-    """Image files and, of a learning request, as many labels."""
+    """The content of a request: image files and, if they are to be learned, as many labels."""
 
     images: list[bytes]
     labels: list[str | int]
 
 
 class Budget:
-    """Bytes of all bodies that are being read or worked on."""
+    """A limit on the bytes that all requests take together."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.used = limit, 0
@@ -49,7 +49,10 @@ class Budget:
 
 
 async def read_body(request: Request, limits: Limits, take: Callable[[int], None], learning: bool) -> Sent:
-    """Refuses what is too long while it comes in, whatever its header says."""
+    """Read a request. One that is too long is refused while it arrives, whatever length its header claims.
+
+    ``take``: what a lease of the budget gives. ``learning``: each image must have a label.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in ("application/json", "multipart/form-data"):
         raise RefusedError(415, "send multipart/form-data or application/json.")
@@ -69,8 +72,8 @@ async def read_body(request: Request, limits: Limits, take: Callable[[int], None
 
 async def _bounded(request: Request, limits: Limits, take: Callable[[int], None]) -> AsyncGenerator[bytes, None]:
     too_long = RefusedError(413, f"the request has more than {limits.body_bytes} bytes, which is the limit here.")
-    told, total = request.headers.get("content-length", ""), 0
-    if told.isdecimal() and len(told) < 20 and int(told) > limits.body_bytes:
+    announced, total = request.headers.get("content-length", ""), 0
+    if announced.isdecimal() and len(announced) < 20 and int(announced) > limits.body_bytes:
         raise too_long
     async for chunk in request.stream():
         total += len(chunk)
@@ -87,7 +90,7 @@ class _InMemory(MultiPartParser):  # type: ignore[misc]
     ended = False
 
     def on_part_end(self) -> None:
-        """Text that is not UTF-8 would be read as Latin-1."""
+        """Refuse text that is not UTF-8, which starlette would read as Latin-1."""
         part = self._current_part
         if part.file is not None:
             super().on_part_end()
@@ -98,17 +101,17 @@ class _InMemory(MultiPartParser):  # type: ignore[misc]
             raise RefusedError(422, f"the field {part.field_name} is not UTF-8.") from error
 
     def on_end(self) -> None:
-        """Behind the last boundary. A form that stops before it may have lost whole fields."""
+        """The last boundary has come. A form that stops before it may have lost whole fields."""
         self.ended = True
 
     def close(self) -> None:
-        """Also what a form that broke off had brought."""
+        """Close all files, also those of a form that broke off."""
         for file in self._files_to_close_on_error:
             file.close()
 
 
 async def _read_form(headers: Headers, stream: AsyncGenerator[bytes, None], limits: Limits, learning: bool) -> Sent:
-    most = limits.batch + 1  # one more, to be able to say that there are too many
+    most = limits.batch + 1  # one more, so that the message can name the limit
     parser = _InMemory(headers, stream, max_files=most, max_fields=most, max_part_size=2**16)
     try:
         form = await parser.parse()
@@ -145,7 +148,7 @@ async def _sorted_out(items: list[tuple[str, Any]], learning: bool) -> Sent:
 
 
 def _read_json(content: bytes, limits: Limits, learning: bool) -> Sent:
-    # Of a long list of nothing, the parser and the list of its mistakes would take gigabytes. Base64 has no commas.
+    # For a long list of empty items the parser and its list of errors would take gigabytes. Base64 has no commas.
     if content.count(b",") > limits.batch * (limits.label + 10):
         raise RefusedError(422, f"the JSON has far more parts than a request of {limits.batch} images.")
     try:
@@ -160,7 +163,7 @@ def _read_json(content: bytes, limits: Limits, learning: bool) -> Sent:
 
 
 def explained(errors: Any) -> str:
-    """The first mistake in a line."""
+    """The first of pydantic's errors in one line."""
     first = errors[0]
     where = ".".join(str(part) for part in first["loc"])
     more = f" ({len(errors) - 1} more)" if len(errors) > 1 else ""

@@ -1,15 +1,15 @@
-"""Labels that strangers send: which are accepted, and which class they mean."""
+"""Labels that clients send: which are accepted, and which class they mean."""
 
 import json
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-from ocil.online.model import Label, encoded
+from ocil.online.labels import ClassLabel, encoded
 from ocil.serve.limits import Limits, RefusedError
 from ocil.text import escaped
 
-BIGGEST_NUMBER = 2**53 - 1  # what every JSON reader can tell apart
-BLANK = {"Cf", "Zs"}
+BIGGEST_NUMBER = 2**53 - 1  # every JSON reader reads whole numbers up to it exactly
+BLANK_CATEGORIES = {"Cf", "Zs"}
 INVISIBLE = (
     (0x034F, 0x034F),  # combining grapheme joiner
     (0x115F, 0x1160),  # Hangul fillers
@@ -30,8 +30,8 @@ INVISIBLE = (
 """Characters that show nothing though their category is not blank: Unicode's default ignorable ones and a few more."""
 
 
-def checked_label(label: str | int, limits: Limits) -> Label:
-    """A whole number, or text without blanks around it that can be printed as it is."""
+def checked_label(label: str | int, limits: Limits) -> ClassLabel:
+    """The label that a client sent, without blanks around it. ``RefusedError`` if it cannot be shown as it is."""
     if isinstance(label, int):
         if abs(label) > BIGGEST_NUMBER:
             raise RefusedError(422, f"a label that is a number must lie within ±{BIGGEST_NUMBER}.")
@@ -51,11 +51,11 @@ def checked_label(label: str | int, limits: Limits) -> Label:
 def _is_visible(character: str) -> bool:
     code = ord(character)
     hidden = code & 0xFFFE == 0xFFFE or any(first <= code <= last for first, last in INVISIBLE)
-    return not hidden and unicodedata.category(character) not in BLANK
+    return not hidden and unicodedata.category(character) not in BLANK_CATEGORIES
 
 
-def reading(label: Label) -> str:
-    """How a label reads on the page. Canonically equivalent texts read the same."""
+def reading(label: ClassLabel) -> str:
+    """What the page shows for a label. It is the same for canonically equivalent texts."""
     if isinstance(label, str):
         return unicodedata.normalize("NFC", label)
     if isinstance(label, float) and label.is_integer():
@@ -64,35 +64,35 @@ def reading(label: Label) -> str:
 
 
 class KnownLabels:
-    """The labels of the classes that there are. A label that reads like a known one means the same class.
+    """The labels of all classes so far. A label that reads like a known one means the same class.
 
     So the text "1" of a form and the number 1 of JSON are one class, called by the label that came first. A model that
     has both keeps both: a label that is known as it is means itself.
     """
 
-    def __init__(self, labels: Iterable[Label] = ()) -> None:
-        self._labels: set[Label] = set()
-        self._by_reading: dict[str, Label] = {}
+    def __init__(self, labels: Iterable[ClassLabel] = ()) -> None:
+        self._labels: set[ClassLabel] = set()
+        self._by_reading: dict[str, ClassLabel] = {}
         self.update(labels)
 
     def __len__(self) -> int:
         return len(self._labels)
 
-    def update(self, labels: Iterable[Label]) -> None:
+    def update(self, labels: Iterable[ClassLabel]) -> None:
         for label in labels:
             self._labels.add(label)
             self._by_reading.setdefault(reading(label), label)
 
-    def meant(self, labels: Sequence[Label]) -> tuple[Label, ...]:
+    def meant(self, labels: Sequence[ClassLabel]) -> tuple[ClassLabel, ...]:
         """The label of the class that each of them means; of a new class, the first one of these."""
-        new: dict[str, Label] = {}
+        new: dict[str, ClassLabel] = {}
         return tuple(self._meant(label, new) for label in labels)
 
-    def _meant(self, label: Label, new: dict[str, Label]) -> Label:
+    def _meant(self, label: ClassLabel, new: dict[str, ClassLabel]) -> ClassLabel:
         if label in self._labels:
             return label
         reads = reading(label)
         return self._by_reading[reads] if reads in self._by_reading else new.setdefault(reads, label)
 
-    def new(self, labels: Iterable[Label]) -> set[Label]:
+    def new(self, labels: Iterable[ClassLabel]) -> set[ClassLabel]:
         return set(labels) - self._labels

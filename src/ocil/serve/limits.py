@@ -1,44 +1,42 @@
 """What a client may ask for, and how it is refused."""
 
-from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
-from typing import TypeVar
 
 from ocil.errors import OcilError
 
-T = TypeVar("T")
-MOST = 2**40  # of any limit: more is none
+MOST = 2**40  # the highest that a limit may be: more would be no limit
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a client may ask for. Beyond them it is refused, with a message that names the limit."""
+    """What a client may ask for. A request beyond a limit is refused with a message that names it."""
 
     body_bytes: int = 16 * 2**20
-    """Of one request."""
+    """Bytes of one request's body."""
     bodies_bytes: int = 256 * 2**20
-    """Of all requests being read or decoded."""
+    """Bytes of all bodies being read or decoded, and of all answers to ``/predict`` being made or sent."""
     body_seconds: float = 30.0
-    """To send a request."""
+    """Seconds that a client may take to send a request."""
     pixels: int = 16_000_000
-    """Of one image, whatever it is resized to."""
+    """Pixels of one image as it is sent, whatever size it is resized to."""
     batch: int = 64
     """Images of one request."""
     label: int = 100
     """Characters of a label."""
     classes: int = 1000
+    """Classes of the model."""
     queue: int = 1000
     """Samples that are accepted and not learned yet."""
     predictions: int = 256
     """Images that wait for a prediction."""
     memory_images: int = 600
-    """Of one answer about the memory."""
+    """Images in one answer about the memory."""
     memory_bytes: int = 8 * 2**20
-    """Pixels of these images."""
+    """Bytes that the pixels of these images take."""
     memories_bytes: int = 128 * 2**20
-    """Of all answers about the memory that are being made or sent."""
+    """Bytes of all answers about the memory that are being made or sent."""
     wait_seconds: float = 30.0
-    """How long ``wait=true`` waits."""
+    """Seconds that a request with ``wait=true`` waits."""
     keys: int = 10_000
     """Idempotency keys that are remembered."""
 
@@ -52,19 +50,8 @@ class Limits:
 
 
 class RefusedError(OcilError):
-    """A request that cannot be served, and the HTTP status that says so."""
+    """A request that cannot be served, with the HTTP status of the answer."""
 
     def __init__(self, status: int, message: str, retry_after: int | None = None) -> None:
         super().__init__(message)
         self.status, self.retry_after = status, retry_after
-
-
-def answer(future: "Future[T]", found: T | Exception) -> None:
-    """Unless nobody waits any more."""
-    try:
-        if isinstance(found, Exception):
-            future.set_exception(found)
-        else:
-            future.set_result(found)
-    except InvalidStateError:
-        pass

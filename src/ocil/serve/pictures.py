@@ -1,4 +1,4 @@
-"""Images that strangers send, as the model takes them: never more work than the limits allow, never a path."""
+"""Images that clients send, decoded for the model with no more work than the limits allow."""
 
 import base64
 import binascii
@@ -12,12 +12,12 @@ from PIL import Image
 
 from ocil.data.images import FORMATS
 from ocil.online.images import ImageFormat
-from ocil.online.model import Label
+from ocil.online.labels import ClassLabel
 from ocil.serve.limits import Limits, RefusedError
 
 
 def decode(content: bytes, form: ImageFormat, limits: Limits, name: str) -> NDArray[np.uint8]:
-    """One image [H, W, C]. ``name`` says which one it was."""
+    """One image file as an array [H, W, C] in the model's format. ``name`` stands for it in the message of an error."""
     if not content:
         raise RefusedError(422, f"{name} is empty.")
     try:
@@ -50,15 +50,15 @@ def from_base64(text: str, number: int) -> bytes:
         raise RefusedError(422, f"image {number} is not base64.") from error
 
 
-def digest(pixels: NDArray[np.uint8], labels: Sequence[Label]) -> str:
-    """What tells one request from another."""
+def digest(pixels: NDArray[np.uint8], labels: Sequence[ClassLabel]) -> str:
+    """A short hash of a request: two requests with the same one are taken to be the same."""
     sha = hashlib.sha256(repr(list(labels)).encode())
     sha.update(np.ascontiguousarray(pixels).tobytes())
     return sha.hexdigest()[:16]
 
 
 def as_png(pixels: NDArray[np.uint8]) -> str:
-    """As the address of an image."""
+    """An image as a PNG in a data URL."""
     file = io.BytesIO()
     Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(file, "PNG")
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ocil.online.model import Label, decoded, encoded
+from ocil.online.labels import ClassLabel, decoded, encoded
 
 BODY = struct.Struct("<QBI")
 SAMPLES, CUT = 1, 2
@@ -26,13 +26,13 @@ class Samples:
     """What one request brought: labelled images with consecutive numbers."""
 
     first: int
-    labels: tuple[Label, ...]
+    labels: tuple[ClassLabel, ...]
     pixels: NDArray[np.uint8]
     """[N, H, W, C], as the network takes them."""
     key: str | None = None
-    """What the client calls the request, to be able to repeat it."""
+    """The Idempotency-Key of the request."""
     digest: str = ""
-    """Of labels and pixels: a key must not stand for two requests."""
+    """A hash of labels and pixels: a key must not stand for two requests."""
 
     @property
     def last(self) -> int:
@@ -60,7 +60,7 @@ Record = Samples | Cut
 
 
 def parsed(body: bytes) -> Record:
-    """The record that a body holds; a ``ValueError`` if this version does not know such a record."""
+    """The record that a body holds. ``ValueError`` if this version does not know such a record."""
     try:
         number, kind, length = BODY.unpack_from(body)
         if kind == CUT:
@@ -71,7 +71,7 @@ def parsed(body: bytes) -> Record:
         labels = tuple(decoded(label) for label in header["labels"])
         pixels = np.frombuffer(body, np.uint8, offset=BODY.size + length).reshape(len(labels), *header["shape"])
         key, digest = header.get("key"), header.get("digest", "")
-        hash((labels, key, digest))  # a class or a key that cannot be looked up is none
+        hash((labels, key, digest))  # raises for labels and keys that no dictionary could hold
         return Samples(number, labels, pixels, key, digest)
     except (struct.error, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error

@@ -17,7 +17,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ocil.errors import OcilError
-from ocil.serve.app import LOOPBACK, create_app
+from ocil.serve.app import create_app
+from ocil.serve.guard import LOOPBACK
 from ocil.serve.service import Service
 
 TOKEN = "OCIL_TOKEN"  # noqa: S105 # the name of a variable
@@ -25,17 +26,17 @@ SHORTEST_TOKEN = 16
 CONNECTIONS = 512
 STOP_SECONDS = 5
 REQUEST_SECONDS = 30
-"""From the beginning of a connection, or the last answer, to the end of a request's headers."""
+"""Seconds that may pass from the beginning of a connection, or its last answer, to the end of a request's headers."""
 ANSWER_SECONDS = 60
-"""That a client may take nothing of an answer that does not fit into the buffers of the connection."""
+"""Seconds for which a client may read nothing of an answer that does not fit into the connection's buffers."""
 WHOLE_ANSWER_SECONDS = 600
-"""For a client to take all of such an answer, however steadily it reads."""
+"""Seconds for which a client may read such an answer, however steadily it does."""
 SEND_BUFFER = 2**17
-"""Bytes that the system holds for a client. It grows to megabytes by itself, which hide whether a client reads."""
+"""Bytes that the system buffers for a client. By itself it buffers megabytes, which hide whether a client reads."""
 
 
 class Connection(H11Protocol):  # type: ignore[misc]
-    """uvicorn's, with deadlines, and with an answer for a client that closes its writing side after its request.
+    """uvicorn's connection with deadlines, which also answers a client that closes its writing side after its request.
 
     Without deadlines it would wait for ever for headers that come slowly, or not at all, and for answers to be read: a
     few hundred clients that do that would keep out all others, and the answers would stay in memory.
@@ -127,8 +128,8 @@ class Server(uvicorn.Server):  # type: ignore[misc]
         self.service = service
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """uvicorn answers requests that take too long now with an error, but what they sent may be acknowledged."""
-        self.service.stop_waiting()
+        """End all waiting: uvicorn would answer these requests with an error though their samples are acknowledged."""
+        self.service.trainer.waiters.close()
         await super().shutdown(sockets)
 
 
@@ -142,7 +143,7 @@ def is_loopback(host: str) -> bool:
 
 
 def read_token(host: str, file: Path | None) -> str | None:
-    """From the file, else from the environment. Without one, only this machine may ask."""
+    """The token in the file, else in the environment; None if there is none, which only a loopback address allows."""
     token, source = os.environ.get(TOKEN, ""), TOKEN
     if file is not None:
         source = str(file)
@@ -163,7 +164,7 @@ def read_token(host: str, file: Path | None) -> str | None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that is bound, so that a port in use is found before a model is loaded."""
+    """A bound socket. It is made before the model is loaded, so that a port in use is found early."""
     if not 0 <= port <= 65535:
         raise OcilError(f"--port {port} must lie between 0 and 65535.")
     try:
@@ -195,8 +196,8 @@ def serve(
     allowed: tuple[str, ...] = (),
     ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Answer requests until SIGTERM or Ctrl-C; then take no more, learn what is in line, save."""
-    warnings.filterwarnings("ignore", module=r"PIL\.")  # odd palettes and the like: no news to anybody
+    """Answer requests until SIGTERM or Ctrl-C; then refuse new ones, learn what is queued, and save."""
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # of odd palettes and the like, which the service cannot fix
     hosts: tuple[str, ...] | None = None
     if is_loopback(host) or allowed:
         hosts = tuple(
@@ -204,10 +205,18 @@ def serve(
         )
     app = create_app(service, token, hosts)
     config = uvicorn.Config(
-        app, lifespan="off", log_config=None, access_log=False, server_header=False, proxy_headers=False, ws="none",
-        limit_concurrency=CONNECTIONS, timeout_keep_alive=REQUEST_SECONDS, timeout_graceful_shutdown=STOP_SECONDS,
+        app,
         http=Connection,
-    )  # fmt: skip
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=CONNECTIONS,
+        timeout_keep_alive=REQUEST_SECONDS,
+        timeout_graceful_shutdown=STOP_SECONDS,
+    )
     logging.basicConfig(level=logging.WARNING, format="ocil: %(message)s")
     server = Server(config, service)
     # uvicorn raises the signal once more when it has stopped; saving comes after that.

@@ -8,20 +8,23 @@ Format 2, the one that is written:
 The checksums of a record begin with the salt, so blocks of another file, which a file system may show after a crash, do
 not pass for records.
 
-A record is acknowledged once all of it is on the disk. It was **never finished**, and was acknowledged to nobody, if
+A record is acknowledged once all of it is on the disk. It was **never finished**, and was never acknowledged, if
 the file ends before the record does: its head has a checksum of its own, so the length is right. Zero bytes at the end
 of the file count as not written: some file systems leave them after a crash, and a finished record ends with its end
-mark. Whatever else cannot be read is **damaged**: it may have been acknowledged, so nobody but the user may give it up.
+mark. Whatever else cannot be read is **damaged**: it may have been acknowledged, so only the user may give it up.
 
 Format 1, which is only read, has no checksum of the header, none of a record's head, and no end mark: a flipped bit in
 a length looks like a record that was not finished. There, only an end that is too short for a head is unfinished.
 """
 
 import os
+import re
+import stat
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 from zlib import crc32
@@ -53,9 +56,39 @@ class Kind(Enum):
     DAMAGED = "damaged"
 
 
+@dataclass(frozen=True, order=True)
+class Segment:
+    """The name of a file of the log. Segments sort in the order in which they were begun."""
+
+    first: int
+    """The number that the next sample had when it was begun, or a later one if the end of the log was set aside."""
+    turn: int
+    """Its place among the segments that were begun before the same sample."""
+    path: Path
+
+    @classmethod
+    def of(cls, path: Path) -> "Segment":
+        if not (name := re.fullmatch(r"(\d{20})-(\d{4,})", path.stem)):
+            raise DamagedError(f"{path} does not belong to the log: take it out of the folder.")
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise DamagedError(f"{path} is not a regular file: take it out of the folder.")
+        return cls(int(name[1]), int(name[2]), path)
+
+
+def segments_of(folder: Path) -> list[Segment]:
+    return sorted(Segment.of(path) for path in folder.glob("*-*.log"))
+
+
+def needed_segments(folder: Path, position: int) -> list[Segment]:
+    """The segments that may hold a sample after ``position``, as the start of the next one shows, and the last one."""
+    segments = segments_of(folder)
+    before_last = [one for one, later in pairwise(segments) if later.first > position + 1]
+    return before_last + segments[-1:]
+
+
 @dataclass(frozen=True)
 class Span:
-    """A stretch of a segment: one record, or all that follows where no more can be told apart."""
+    """A stretch of a segment: one record, or all the rest where no record can be recognised."""
 
     kind: Kind
     start: int
@@ -160,7 +193,7 @@ def _spans(file: BinaryIO, size: int, seed: int) -> Iterator[Span]:
 
 
 def _written(file: BinaryIO, size: int) -> int:
-    """Behind the last byte that is not zero. The file stays where it is."""
+    """The position after the last byte that is not zero. The file's own position stays."""
     here, end = file.tell(), size
     while end > here:
         first = max(here, end - BLOCK)

@@ -13,18 +13,19 @@ from torch import Tensor
 
 from ocil.errors import OcilError
 from ocil.methods.base import Learner
-from ocil.online.model import CHUNK, Label, Model
+from ocil.online.labels import ClassLabel
+from ocil.online.model import Model, probabilities
 
 
 class NotFiniteError(OcilError):
-    """Weights or scores are no numbers any more."""
+    """Weights or scores are infinite or NaN."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A model as it was after a step. Nothing in it changes while somebody reads it."""
+    """A model as it was after a step. Nothing in it changes while it is read."""
 
-    labels: tuple[Label, ...]
+    labels: tuple[ClassLabel, ...]
     samples: int
     batches: int
     device: torch.device
@@ -33,11 +34,7 @@ class Snapshot:
 
     def probabilities(self, x: NDArray[np.uint8]) -> NDArray[np.float64]:
         """[N, classes], as ``Model.probabilities``."""
-        found = np.zeros((len(x), len(self.labels)))
-        for first in range(0, len(x) if self.labels else 0, CHUNK):
-            part = slice(first, first + CHUNK)
-            scores = self.scorer(torch.from_numpy(np.array(x[part])).to(self.device))[:, : len(self.labels)]
-            found[part] = scores.double().softmax(1).cpu().numpy()
+        found = probabilities(self.scorer, x, len(self.labels), self.device)
         if not np.isfinite(found).all():
             raise NotFiniteError("the scores are not finite any more: begin again with a lower learning rate.")
         return found
@@ -47,7 +44,7 @@ class Snapshots:
     """Three copies of a learner in turn: the newest, the one that is being read, and one to write to.
 
     A step is published by copying all that a prediction depends on to a spare copy and then naming that the newest. So
-    nobody sees half a step, and nobody waits for one. The memory's images are not copied: what a method reads of them,
+    no reader sees half a step, and none waits for one. The memory's images are not copied: what a method reads of them,
     for its class means, it reads when its scorer is made, here, in the learning thread.
 
     One reader at a time, besides the learning thread, which may always read the newest one.
@@ -61,8 +58,11 @@ class Snapshots:
         self.newest = self._taken(self._copied())
 
     def publish(self, probe: NDArray[np.uint8]) -> Snapshot:
-        """The model as it is now becomes the newest. An error, and no change, if its weights are not finite, nor its
-        scores of the probe: weights can be finite and yet far too large."""
+        """Make the model as it is now the newest snapshot.
+
+        ``NotFiniteError``, and no change, if its weights are not finite, or its scores of the images ``probe``: weights
+        can be finite and yet far too large.
+        """
         with self._lock:
             busy = (self.newest.learner, self._read)
         spare = next((one for one in self._copies if all(one is not other for other in busy)), None)
@@ -79,7 +79,7 @@ class Snapshots:
 
     @contextmanager
     def reading(self) -> Iterator[Snapshot]:
-        """The newest snapshot. It is not written to inside the block, however many steps that takes."""
+        """The newest snapshot, which stays as it is inside the block, however many steps are learned meanwhile."""
         with self._lock:
             found = self.newest
             self._read = found.learner
@@ -107,13 +107,13 @@ class Snapshots:
 
 
 def _tensors(learner: Learner) -> dict[str, Tensor]:
-    """Everything but the memory."""
+    """The learner's tensors without those of the memory."""
     return {name: value for name, value in learner.state_dict().items() if not name.startswith("memory.")}
 
 
 @torch.no_grad()
 def _written_over(copied: Learner, learner: Learner) -> bool:
-    """Make a copy equal again. False if it has other shapes."""
+    """Make a copy equal to the learner again. False, and no change, if their tensors have different shapes."""
     old, new = _tensors(copied), _tensors(learner)
     if old.keys() != new.keys() or any(old[name].shape != new[name].shape for name in new):
         return False

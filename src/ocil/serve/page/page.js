@@ -50,7 +50,7 @@ function askForToken() {
   return asked;
 }
 
-function say(text, wrong = false) {
+function notify(text, wrong = false) {
   at("said").textContent = text;
   at("said").className = wrong ? "error" : "";
 }
@@ -65,7 +65,7 @@ async function choose(file) {
   at("hint").hidden = true;
   at("teach").hidden = false;
   at("label").value = "";
-  say("");
+  notify("");
   await predict();
 }
 
@@ -116,22 +116,22 @@ async function learn(event) {
   event.preventDefault();
   const text = at("label").value.trim();
   if (!image || !text) {
-    say("Name the class first.", true);
+    notify("Name the class first.", true);
     return;
   }
   const label = known.has(text) ? known.get(text) : text;
   at("learn").disabled = true;
-  say("Learning…");
+  notify("Learning…");
   try {
     const body = JSON.stringify({ samples: [{ image: await asBase64(image), label }] });
     const key = Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
     const headers = { "Content-Type": "application/json", "Idempotency-Key": key };
     const answer = await request("/learn?wait=true", { method: "POST", body, headers });
-    say(answer.applied ? `Learned as ${text}: sample ${answer.first}.` : `Kept as ${text}: sample ${answer.first} waits its turn.`);
+    notify(answer.applied ? `Learned as ${text}: sample ${answer.first}.` : `Kept as ${text}: sample ${answer.first} waits its turn.`);
     await Promise.all([refresh(), predict()]);
     at("label").value = text;
   } catch (error) {
-    say(error.message, true);
+    notify(error.message, true);
   }
   at("learn").disabled = false;
 }
@@ -243,5 +243,5 @@ drop.addEventListener("drop", (event) => {
 at("file").addEventListener("change", (event) => choose(event.target.files[0]));
 document.addEventListener("paste", (event) => choose(event.clipboardData.files[0]));
 at("teach").addEventListener("submit", learn);
-at("refresh").addEventListener("click", () => refreshMemory().catch((error) => say(error.message, true)));
+at("refresh").addEventListener("click", () => refreshMemory().catch((error) => notify(error.message, true)));
 poll();

@@ -1,0 +1,74 @@
+"""What commands print: results on standard output, messages and progress on standard error.
+
+Labels, names of files and what is in files come from others, so control characters in them are escaped.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from ocil.text import escaped
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ocil.report.table import Lines
+
+WIDTH = 120
+"""Columns, if the output is not a terminal."""
+
+
+def info(message: str) -> None:
+    """One line on standard error."""
+    print(escaped(message), file=sys.stderr, flush=True)
+
+
+def warning(message: str) -> None:
+    info(f"ocil: warning: {_one_line(message)}")
+
+
+def error(message: str) -> None:
+    info(f"ocil: error: {_one_line(message)}")
+
+
+def print_line(message: str) -> None:
+    """One line on standard output."""
+    print(escaped(message))
+
+
+def print_json(content: Any) -> None:
+    """One JSON object in one line. Nothing is escaped beyond what JSON escapes."""
+    print(json.dumps(content), flush=True)
+
+
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    title: str = "",
+    lines: "Lines" = "all",
+    wrap: Literal["all", "last"] = "all",
+) -> None:
+    """A table on standard output, see ``ocil.report.table.terminal``."""
+    from ocil.report.table import Column, Row, Table, terminal
+
+    table = Table(title, tuple(map(Column, columns)), tuple(Row.of(*row) for row in rows))
+    stdout().print(terminal(table, lines=lines, wrap=wrap))
+
+
+def stdout(width: int = WIDTH) -> "Console":
+    """Standard output, as wide as the terminal, or ``width`` columns if it is not one."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else width, highlight=False)
+
+
+def stderr() -> "Console":
+    """Standard error, for bars and live tables."""
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def _one_line(message: str) -> str:
+    return " ".join(message.split())

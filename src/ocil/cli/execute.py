@@ -1,0 +1,80 @@
+"""Carries out runs for a command: live progress, Ctrl-C, and messages for runs that fail."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ocil.cli import console
+from ocil.errors import OcilError, WriteError
+
+if TYPE_CHECKING:
+    from ocil.cli.progress import Display
+    from ocil.engines.job import Event, Job, Outcomes
+    from ocil.runs.protocol import Run
+
+STOPPED = "Stopped: the same command goes on from what was last saved."
+
+
+def execute(
+    runs: "Sequence[Run]",
+    job: "Job",
+    display: "Display",
+    tensorboard: Path | None = None,
+    describe: "Callable[[Run, Exception], str]" = lambda run, error: str(error),
+) -> "tuple[Outcomes, list[str]]":
+    """Carry out runs with live progress. Returns their outcomes by key, and one message per failure.
+
+    All stop if a folder cannot be written to. After Ctrl-C the runs under way are saved first.
+    """
+    from ocil import engines
+    from ocil.engines.job import Observer
+    from ocil.runs.protocol import Interrupted
+    from ocil.runs.trackers import tensorboard as tracker
+
+    unwritable = False
+    with stop_when_asked() as stopped, tracker.tensorboard(tensorboard) as track, display:
+
+        def on_event(run: "Run", event: "Event") -> None:
+            nonlocal unwritable
+            unwritable = unwritable or isinstance(event, WriteError)
+            display.on_event(run, event)
+            track(run, event)
+
+        outcomes = engines.execute(runs, job, Observer(on_event, lambda: unwritable or stopped()))
+    errors: dict[int, str] = {}  # if a run that others require fails, they share its error, which is printed once
+    for run in runs:
+        outcome = outcomes[run.key]
+        if isinstance(outcome, WriteError):
+            raise outcome
+        if isinstance(outcome, OcilError):
+            errors.setdefault(id(outcome), describe(run, outcome))
+    for message in errors.values():
+        console.error(message)
+    if any(isinstance(outcome, Interrupted) for outcome in outcomes.values()):
+        console.info(STOPPED)
+        raise KeyboardInterrupt
+    return outcomes, list(errors.values())
+
+
+@contextmanager
+def stop_when_asked() -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C, or SIGTERM as a scheduler sends it, asks runs to save and stop; a second one stops at once."""
+    asked = False
+    usual: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+
+    def ask(*_: Any) -> None:
+        nonlocal asked
+        asked = True
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+        os.write(2, b"Saving; once more stops at once.\n")  # not print: that may be in the middle of a line
+
+    before = {number: signal.signal(number, ask) for number in usual}
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,83 @@
+"""Whether a node of a cluster can work: it must share the folder of the runs and have the same code and images."""
+
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ocil.files import write_bytes
+
+Facts = dict[str, Any]
+Examine = Callable[[str | None, bytes, str | None], Facts]
+
+
+def examiner() -> Examine:
+    """The function that every node runs, and the driver too, for comparison.
+
+    Ray sends a nested function as code, so it runs even on a node where ocil is missing or of another version.
+    ``samples`` are pickled: one run per dataset, by the dataset's name.
+    """
+
+    def examine(marker: str | None, samples: bytes, data_dir: str | None) -> Facts:
+        import hashlib
+        import pickle
+        from pathlib import Path
+
+        facts: dict[str, Any] = {}
+        if marker is not None:
+            try:
+                Path(marker).unlink()  # if that works, it is the same folder and can be written to
+            except OSError as error:
+                facts["folder"] = error.strerror
+        try:
+            import torch
+
+            import ocil
+        except ImportError as error:
+            return facts | {"import": str(error)}
+        package = Path(ocil.__file__).parent
+        sha = hashlib.sha256()
+        for path in sorted(package.rglob("*.py")):
+            sha.update(path.relative_to(package).as_posix().encode() + path.read_bytes())
+        facts |= {"ocil": f"{ocil.__version__}, code {sha.hexdigest()[:8]}", "torch": torch.__version__}
+        facts |= {"images": {}, "no images": {}}
+        try:
+            runs = pickle.loads(samples)  # noqa: S301  # the driver sent it with this function
+        except Exception as error:  # the node has another ocil, which ``unfit`` reports first
+            return facts | {"no images": {"": f"{error}."}}
+        for name, run in runs.items():
+            try:
+                facts["images"][name] = run.fingerprint(None if data_dir is None else Path(data_dir))
+            except ocil.OcilError as error:
+                facts["no images"][name] = str(error)
+        return facts
+
+    return examine
+
+
+def place_marker(root: Path) -> Path:
+    """Write a file that a node must find and remove."""
+    marker = root / f".node-{uuid.uuid4().hex[:12]}"
+    write_bytes(marker, b"")
+    return marker
+
+
+def unfit(theirs: Facts, mine: Facts, root: Path, torch_version: str | None) -> str | None:
+    """Why a node cannot work, and what to do; None if it can. ``torch_version`` is that of the other nodes."""
+    if "import" in theirs:
+        return f"cannot load ocil ({theirs['import']}): install it there, the version that is here."
+    if theirs["ocil"] != mine["ocil"]:
+        return f"has another ocil ({theirs['ocil']}) than this machine ({mine['ocil']}): install the same on all."
+    if torch_version is not None and theirs["torch"] != torch_version:
+        return f"has PyTorch {theirs['torch']}, other nodes have {torch_version}: install the same on all."
+    if "folder" in theirs:
+        return (
+            f"cannot work in {root} ({theirs['folder']}): runs live there, so all nodes must share it and be allowed "
+            "to write. Choose such a folder with --out."
+        )
+    for reason in theirs["no images"].values():
+        return f"lacks a dataset: {reason} Or use a folder that all nodes share: --data-dir."
+    for name, fingerprint in theirs["images"].items():
+        if fingerprint != mine["images"].get(name, fingerprint):
+            return f"has other images under the name {name} than this machine: copy the file, or share --data-dir."
+    return None

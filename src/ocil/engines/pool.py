@@ -1,0 +1,165 @@
+"""Many runs on this machine: one after the other, or side by side in worker processes.
+
+A small network gains little from a second thread, so on a CPU two runs side by side on one thread each finish sooner
+than one after the other on two threads. Every run uses ``threads`` threads, one by default, so its result does not
+depend on how many run at the same time.
+"""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from ocil.engines.job import Job, Observer, Outcome, Outcomes, not_started
+from ocil.errors import OcilError
+from ocil.runs.protocol import Interrupted, Progress, Run, perform
+from ocil.threads import cores
+
+
+def run_all(runs: Sequence[Run], job: Job, observer: Observer) -> Outcomes:
+    """Carry out runs in ``job.workers`` processes: 0 keeps all cores busy on a CPU and takes 1 on a GPU."""
+    on_cpu = job.device.startswith("cpu")
+    workers = min(len(runs), job.workers or (max(1, cores() // job.threads) if on_cpu else 1))
+    if workers > 1:
+        return WorkerPool(runs, job, workers, observer).execute()
+    outcomes = not_started(runs)
+    for run in runs:
+        if not observer.should_stop():
+            outcomes[run.key] = attempt(run, job, partial(observer.on_event, run), observer.should_stop)
+            observer.on_event(run, outcomes[run.key])
+    return outcomes
+
+
+def attempt(run: Run, job: Job, on_progress: Callable[[Progress], None], should_stop: Callable[[], bool]) -> Outcome:
+    """Carry out one run. If it fails, the error is its outcome, and the others go on."""
+    try:
+        return perform(run, job.workspace(), on_progress, should_stop)
+    except Exception as error:
+        return run.failed(error)
+
+
+class WorkerPool:
+    """Worker processes that take one run at a time. A worker that dies fails its run and is replaced."""
+
+    def __init__(self, runs: Sequence[Run], job: Job, workers: int, observer: Observer) -> None:
+        self.job, self.workers, self.observer = job, workers, observer
+        self.outcomes = not_started(runs)
+        self.waiting = deque(runs)
+        self.context = multiprocessing.get_context("spawn")
+        self.stop = self.context.Event()
+        self.busy: dict[Any, tuple[Any, Run]] = {}  # connection -> (process, its run)
+
+    def execute(self) -> Outcomes:
+        try:
+            for _ in range(self.workers):
+                self.start()
+            while self.busy:
+                if self.observer.should_stop():
+                    self.stop.set()
+                    self.waiting.clear()
+                for connection in wait(list(self.busy), timeout=0.2):
+                    self.receive(connection)
+        finally:
+            for process, _ in self.busy.values():
+                process.kill()
+        return self.outcomes
+
+    def start(self) -> None:
+        if not self.waiting:
+            return
+        ours, theirs = self.context.Pipe()
+        process = self.context.Process(target=_work, args=(theirs, self.job, self.stop), daemon=True)
+        # A terminal sends Ctrl-C to the workers too, a scheduler its SIGTERM. Blocked here, both are blocked in them
+        # from their first moment; the parent asks them to save.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        try:
+            with _threads_of_children(self.job.threads):
+                process.start()
+            self.busy[ours] = (
+                process,
+                self.waiting[0],
+            )  # from here on it is killed with the others, if it comes to that
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+        self.assign(ours, process)
+
+    def assign(self, connection: Any, process: Any) -> None:
+        if not self.waiting:
+            self.busy.pop(connection, None)
+            _send(connection, None)
+            process.join()
+            return
+        run = self.waiting.popleft()
+        self.busy[connection] = (process, run)
+        _send(connection, run)
+
+    def receive(self, connection: Any) -> None:
+        process, run = self.busy[connection]
+        try:
+            event = connection.recv()
+        except (EOFError, OSError):
+            process.join()
+            del self.busy[connection]
+            self.settle(run, self.died(run, process.exitcode))
+            self.start()
+            return
+        if isinstance(event, Progress):
+            self.observer.on_event(run, event)
+        else:
+            self.settle(run, event)
+            self.assign(connection, process)
+
+    def settle(self, run: Run, outcome: Outcome) -> None:
+        self.outcomes[run.key] = outcome
+        self.observer.on_event(run, outcome)
+
+    def died(self, run: Run, code: int) -> OcilError:
+        killed = code == -signal.SIGKILL
+        perhaps = " If there was no memory left: fewer --workers, or a smaller --memory." if killed else ""
+        return OcilError(
+            f"{run.cell} seed {run.seed}: its process ended with code {code}. "
+            f"The same command goes on from its last checkpoint.{perhaps}"
+        )
+
+
+def _send(connection: Any, message: Any) -> None:
+    with suppress(OSError):  # a worker that has just died is noticed when its connection is read
+        connection.send(message)
+
+
+def _work(connection: "Connection[Any, Any]", job: Job, stop: Any) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with suppress(EOFError, OSError):  # the parent has died
+        while (run := connection.recv()) is not None:
+            stopped = stop.is_set()
+            connection.send(Interrupted("not started") if stopped else attempt(run, job, connection.send, stop.is_set))
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent dies: it would hold the lock of its run's folder for long."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+@contextmanager
+def _threads_of_children(count: int) -> Iterator[None]:
+    """Limit the threads of processes that are started in this block, also in libraries that ``ocil.threads`` cannot
+    limit.
+    """
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = str(count)
+    try:
+        yield
+    finally:
+        os.environ.pop("OMP_NUM_THREADS")
+        if before is not None:
+            os.environ["OMP_NUM_THREADS"] = before

@@ -1,0 +1,301 @@
+"""The driver of a job on a Ray cluster: it examines nodes, gives runs to workers and replaces workers that die."""
+
+import importlib
+import logging
+import math
+import pickle
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ocil.engines.job import Event, Job, Observer, Outcome, Outcomes, not_started
+from ocil.engines.nodes import examiner, place_marker, unfit
+from ocil.engines.ray_worker import Worker, WorkerSpec
+from ocil.errors import OcilError
+from ocil.runs.protocol import Interrupted, Progress, Run, RunKey
+
+RETRIES = 3  # of a run whose worker died
+NODE_TIMEOUT = 180.0  # seconds for a node to load PyTorch and the datasets for the first time
+NODE_POLL_SECONDS = 5.0  # between two looks at which nodes there are
+NO_NODE_TIMEOUT = 60.0  # seconds without any node after which the waiting runs fail
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Node:
+    """A machine that was examined and can work."""
+
+    id: str
+    host: str
+    room: int
+    """How many workers it has room for."""
+    alive: bool = True
+    failed_starts: int = 0
+
+
+@dataclass(eq=False)
+class WorkerHandle:
+    """A worker as the driver sees it, with the runs it has not yet finished."""
+
+    actor: Any
+    node: Node
+    runs: dict[RunKey, Run] = field(default_factory=dict)
+
+
+class Scheduler:
+    """Gives runs to workers, polls their events, and gives out again what a dead worker left."""
+
+    def __init__(
+        self, ray: Any, runs: Sequence[Run], job: Job, spec: WorkerSpec, observer: Observer | None = None
+    ) -> None:
+        self.ray, self.job, self.spec, self.observer = ray, job, spec, observer or Observer()
+        self.waiting = deque(runs)
+        self.outcomes = not_started(runs)
+        self.begun: set[RunKey] = set()
+        self.deaths: Counter[RunKey] = Counter()  # of workers, by the run they were working on
+        self.nodes: dict[str, Node] = {}
+        self.examined: set[str] = set()  # nodes, fit or not
+        self.calls: dict[Any, Callable[[Any], None]] = {}  # pending remote calls, each with its callback
+        self.workers: list[WorkerHandle] = []
+        self.stopping = False
+        self.looked = self.last_usable = time.monotonic()
+        self.trouble = ""
+        self.actor_class = ray.remote(Worker)
+        self.examine = examiner()
+        samples = pickle.dumps({run.dataset: run for run in runs})
+        self.questions = (samples, None if job.data_dir is None else str(job.data_dir))
+        self.mine = self.examine(None, *self.questions)
+        self.torch: str | None = None  # the nodes' version
+        # Limits the threads of libraries that ignore torch.set_num_threads.
+        self.environment = {"env_vars": {"OMP_NUM_THREADS": str(job.threads)}}
+
+    def execute(self) -> Outcomes:
+        try:
+            self.examine_all()
+            while self.waiting or any(worker.runs for worker in self.workers):
+                if self.observer.should_stop():
+                    self.stopping = True
+                    self.waiting.clear()
+                    for worker in [worker for worker in self.workers if not worker.runs]:
+                        self.end(worker)
+                self.look_for_nodes()
+                self.start_workers()
+                self.answer_calls()
+        finally:
+            for worker in list(self.workers):
+                self.end(worker)
+        return self.outcomes
+
+    # Nodes
+
+    def examine_all(self) -> None:
+        """Examine every node before anything runs. Raises if one of them cannot work, so that it can be repaired."""
+        fitting = self.fitting()
+        if not fitting:
+            needs = f"{self.spec.cpus:g} CPUs" + (f" and {self.spec.gpus:g} GPU" if self.spec.gpus else "")
+            raise OcilError(f"no node of the Ray cluster has {needs} for a worker: start one, or use fewer --threads.")
+        asked = [self.ask(node) for node in fitting]
+        self.ray.wait([ref for ref, _ in asked], num_returns=len(asked), timeout=NODE_TIMEOUT)
+        problems = [self.admit(node, marker, ref) for (ref, marker), node in zip(asked, fitting, strict=True)]
+        for problem in filter(None, problems):
+            raise OcilError(problem)
+
+    def fitting(self) -> list[dict[str, Any]]:
+        """The nodes with room for a worker. Also updates which known nodes are alive."""
+        self.looked = time.monotonic()
+        alive = {node["NodeID"]: node for node in self.ray.nodes() if node["Alive"]}
+        for node in self.nodes.values():
+            node.alive = node.id in alive
+        return [node for node in alive.values() if self.spec.room(node["Resources"])]
+
+    def look_for_nodes(self) -> None:
+        """Examine the nodes that have joined since. One that cannot work is left out with a warning."""
+        if time.monotonic() - self.looked < NODE_POLL_SECONDS:
+            return
+        for node in self.fitting():
+            if node["NodeID"] not in self.examined:
+                ref, marker = self.ask(node)
+                self.calls[ref] = partial(self.joined, node, marker)
+
+    def ask(self, node: dict[str, Any]) -> tuple[Any, Path]:
+        self.examined.add(node["NodeID"])
+        marker = place_marker(self.job.root)
+        task = self.ray.remote(self.examine).options(**self.on(node["NodeID"]), num_cpus=0, max_retries=0)
+        return task.remote(str(marker), *self.questions), marker
+
+    def admit(self, node: dict[str, Any], marker: Path, ref: Any) -> str | None:
+        """Accept a node that has answered, or return why it cannot work."""
+        host = node["NodeManagerHostname"]
+        try:
+            theirs = self.ray.get(ref, timeout=0)
+        except self.ray.exceptions.GetTimeoutError:
+            problem: str | None = "does not answer: look at it with `ray status`."
+        except self.ray.exceptions.RayError as error:
+            if not any(other["Alive"] for other in self.ray.nodes() if other["NodeID"] == node["NodeID"]):
+                marker.unlink(missing_ok=True)
+                return None  # it has left the cluster meanwhile
+            problem = f"cannot be asked: {str(error).splitlines()[0]}"
+        else:
+            problem = unfit(theirs, self.mine, self.job.root, self.torch)
+        marker.unlink(missing_ok=True)
+        if problem is not None:
+            return f"node {host} of the Ray cluster {problem}"
+        self.torch = theirs["torch"]
+        self.nodes[node["NodeID"]] = Node(node["NodeID"], host, self.spec.room(node["Resources"]))
+        return None
+
+    def joined(self, node: dict[str, Any], marker: Path, ref: Any) -> None:
+        if (problem := self.admit(node, marker, ref)) is not None:
+            log.warning("%s It is left out.", problem)
+
+    def on(self, node_id: str) -> dict[str, Any]:
+        """Options that place a task or an actor on a node."""
+        strategies: Any = importlib.import_module("ray.util.scheduling_strategies")
+        there = strategies.NodeAffinitySchedulingStrategy(node_id, soft=False)
+        return {"scheduling_strategy": there, "runtime_env": self.environment}
+
+    def free_node(self) -> Node | None:
+        """The node with the most room for workers; None if no node has any."""
+        taken = Counter(worker.node.id for worker in self.workers)
+        usable = [node for node in self.nodes.values() if node.alive and node.failed_starts < RETRIES]
+        if usable:
+            self.last_usable = time.monotonic()
+        free = [node for node in usable if taken[node.id] < node.room]
+        return max(free, key=lambda node: node.room - taken[node.id], default=None)
+
+    # Workers
+
+    def start_workers(self) -> None:
+        """Start workers while there are runs for them and nodes with room."""
+        if self.workers:
+            self.last_usable = time.monotonic()
+        starting = sum(not worker.runs for worker in self.workers)
+        while starting < len(self.waiting) and len(self.workers) < (self.spec.most or math.inf):
+            if (node := self.free_node()) is None:
+                break
+            takes = {"num_cpus": self.spec.cpus, "num_gpus": self.spec.gpus}
+            there = self.actor_class.options(**self.on(node.id), **takes, max_restarts=0)
+            worker = WorkerHandle(there.remote(self.job, self.spec), node)
+            self.workers.append(worker)
+            self.calls[worker.actor.problem.remote()] = partial(self.worker_started, worker)
+            starting += 1
+        if self.waiting and not self.workers and time.monotonic() - self.last_usable > NO_NODE_TIMEOUT:
+            reason = f" ({self.trouble})" if self.trouble else ""
+            message = f"no node of the Ray cluster is left to work{reason}: start one, and the same command goes on."
+            while self.waiting:
+                self.settle(self.waiting.popleft(), OcilError(message))
+
+    def answer_calls(self) -> None:
+        if not self.calls:
+            time.sleep(0.2)
+            return
+        ready, _ = self.ray.wait(list(self.calls), num_returns=1, timeout=0.2)
+        for ref in ready:
+            self.calls.pop(ref)(ref)
+
+    def worker_started(self, worker: WorkerHandle, ref: Any) -> None:
+        """Called when a worker is up, has reported why it cannot work, or has died."""
+        if worker not in self.workers:
+            return
+        try:
+            problem = self.ray.get(ref)
+        except self.ray.exceptions.RayError:
+            self.worker_died(worker)
+            return
+        if problem is None:
+            self.assign(worker)
+            return
+        self.trouble = f"node {worker.node.host}: {problem}"
+        log.warning("%s It is left out.", self.trouble)
+        worker.node.failed_starts = RETRIES
+        self.end(worker)
+
+    def assign(self, worker: WorkerHandle) -> None:
+        if not self.waiting:
+            self.end(worker)
+            return
+        worker.runs = {run.key: run for run in self.next_runs()}
+        worker.actor.start.remote(list(worker.runs.values()))
+        self.poll(worker)
+
+    def next_runs(self) -> list[Run]:
+        """Runs for one worker: they share dataset and precision, and leave enough for the other workers."""
+        first = self.waiting.popleft()
+        if self.deaths[first.key] > 1:
+            return [first]  # two workers died with it: alone it harms no other run
+        slots = sum(node.room for node in self.nodes.values() if node.alive)
+        size = min(self.spec.together, math.ceil((1 + len(self.waiting)) / max(1, slots)))
+        kind = (first.dataset, first.precision)
+        alike = [run for run in self.waiting if (run.dataset, run.precision) == kind and self.deaths[run.key] <= 1]
+        for run in alike[: size - 1]:
+            self.waiting.remove(run)
+        return [first, *alike[: size - 1]]
+
+    def poll(self, worker: WorkerHandle) -> None:
+        self.calls[worker.actor.events.remote(self.stopping)] = partial(self.receive, worker)
+
+    def receive(self, worker: WorkerHandle, ref: Any) -> None:
+        try:
+            events = self.ray.get(ref)
+        except self.ray.exceptions.RayError:  # the process, its node, or its answer is lost
+            self.worker_died(worker)
+            return
+        for key, event in events:
+            self.on_event(worker, worker.runs[key], event)
+        if worker.runs:
+            self.poll(worker)
+        else:
+            worker.node.failed_starts = 0
+            self.assign(worker)
+
+    def on_event(self, worker: WorkerHandle, run: Run, event: Event) -> None:
+        if isinstance(event, Progress):
+            self.begun.add(run.key)
+            self.observer.on_event(run, event)
+            return
+        del worker.runs[run.key]
+        if not isinstance(event, Interrupted):
+            self.settle(run, event)
+        elif self.stopping:
+            self.interrupt(run, event)
+        else:  # the worker had no call from the driver for a while, so it saved the run and stopped
+            self.waiting.append(run)
+
+    def settle(self, run: Run, outcome: Outcome) -> None:
+        self.outcomes[run.key] = outcome
+        self.observer.on_event(run, outcome)
+
+    def interrupt(self, run: Run, outcome: Interrupted) -> None:
+        self.outcomes[run.key] = outcome
+        if run.key in self.begun:
+            self.observer.on_event(run, outcome)
+
+    def worker_died(self, worker: WorkerHandle) -> None:
+        """Put the unfinished runs of a dead worker back into the queue, behind the others."""
+        worker.node.failed_starts += not worker.runs
+        self.looked = 0.0  # perhaps its node is gone too
+        for key, run in worker.runs.items():
+            self.deaths[key] += 1
+            if self.stopping:
+                self.interrupt(run, Interrupted("its worker died"))
+            elif self.deaths[key] <= RETRIES:
+                self.waiting.append(run)
+            else:
+                message = (
+                    f"{run.cell} seed {run.seed}: its worker died {RETRIES + 1} times, the last time on node "
+                    f"{worker.node.host}. The same command goes on from its last checkpoint."
+                )
+                self.settle(run, OcilError(message))
+        worker.runs = {}
+        self.end(worker)
+
+    def end(self, worker: WorkerHandle) -> None:
+        self.workers.remove(worker)
+        with suppress(self.ray.exceptions.RayError):
+            self.ray.kill(worker.actor)

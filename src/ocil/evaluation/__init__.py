@@ -1,0 +1,1 @@
+"""What a learner knows: the evaluator, and measures as pure functions of what it recorded."""

@@ -1,0 +1,158 @@
+"""Evaluates a learner: accuracy per class group, and how much it favours new classes."""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from ocil.errors import OcilError
+from ocil.methods.base import Learner
+from ocil.networks import NOT_MET
+from ocil.streams import Stream
+from ocil.threads import default_if_free
+
+HARD, EASY = 0.3, 0.6  # the paper's bounds on the true class's score: below is hard, above is easy
+BATCH = {"cpu": 500, "cuda": 2500}  # images: what fits a CPU's cache; few launches on a GPU
+LARGE_IMAGE = 84 * 84  # pixels; batches of larger images are smaller
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One row of the accuracy matrix and the numbers behind the paper's figures on task-recency bias.
+
+    Logits are averaged over the test samples of all classes so far. Weights are those of the last layer, with its bias.
+    ``hard``, ``ambiguous`` and ``easy`` count the training samples of the new classes by the score of their true class.
+    What does not apply (no old class yet, no linear layer, scores that are distances) is None.
+    """
+
+    accuracy: list[float]
+    mean_logit_old: float | None = None
+    mean_logit_new: float | None = None
+    mean_weight_old: float | None = None
+    mean_weight_new: float | None = None
+    hard: int | None = None
+    ambiguous: int | None = None
+    easy: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Evaluator:
+    """Evaluates a learner after each class group, on the test set of the stream's dataset."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.x, self.y = stream.resident.test_x, stream.resident.test_y
+        data, device = stream.data, stream.device
+        group_of = np.empty(data.num_classes, dtype=np.int64)
+        for number, classes in enumerate(stream.groups):
+            group_of[classes] = number
+        counts = np.bincount(group_of[data.test_y], minlength=len(stream.groups))
+        if not counts.all():
+            names = ", ".join(data.classes[c] for c in stream.groups[int(counts.argmin())])
+            raise OcilError(f"{data.name} has no test image of {names}: add some, or use fewer tasks.")
+        self.group = torch.from_numpy(group_of[data.test_y]).to(device)
+        self.group_size = torch.from_numpy(counts).to(device)
+
+        def numbers(values: ArrayLike) -> Tensor:
+            return torch.from_numpy(np.asarray(values, dtype=np.int64)).to(device)
+
+        # All of it is uploaded now: an upload in the middle of a run would wait for the device.
+        self.points = []
+        for point in range(stream.evaluation_points):
+            old, new = stream.old_classes(point), stream.new_classes(point)
+            tested = np.flatnonzero(np.isin(data.test_y, old + new))
+            trained = np.flatnonzero(np.isin(data.train_y, new))
+            self.points.append(_Point(numbers(old), numbers(new), numbers(tested), numbers(trained)))
+
+    def __call__(self, learner: Learner, evaluation_point: int) -> Evaluation:
+        with default_if_free(learner.problem.image_shape, learner.config.width):
+            return self.start(learner, evaluation_point)()
+
+    def start(
+        self, learner: Learner, evaluation_point: int, after_batch: Callable[[], None] = lambda: None
+    ) -> Callable[[], Evaluation]:
+        """Start an evaluation on the device; the function returned waits for it and returns the result, so that many
+        learners can share a device. ``after_batch`` is called after each batch of images and may raise to stop.
+        """
+        point, data = self.points[evaluation_point], self.stream.resident
+        scorer = learner.scorer() if learner.met is None else _of_all(learner.scorer(), self.stream.data.num_classes)
+        scores = scores_of(scorer, self.x, after_batch)
+        hits = (scores.argmax(1) == self.y).double()
+        correct = torch.zeros_like(self.group_size, dtype=torch.float64).index_add_(0, self.group, hits)
+        if not learner.scores_are_logits:
+            return lambda: Evaluation((correct / self.group_size).tolist())
+        logits = scores[point.tested]
+        x, y = data.train_x[point.trained], data.train_y[point.trained]
+        p = scores_of(scorer, x, after_batch).softmax(1).gather(1, y[:, None])
+        head = getattr(learner.network, "head", None)
+        weights = None
+        if isinstance(head, torch.nn.Linear):
+            weights = torch.cat([head.weight, head.bias[:, None]], dim=1).detach().T
+            weights = F.pad(weights, (0, max(0, self.stream.data.num_classes - weights.shape[1])))
+        means = [_mean(values, columns) for values in (logits, weights) for columns in (point.old, point.new)]
+        hard, easy = (p < HARD).sum(), (p > EASY).sum()
+
+        def read() -> Evaluation:
+            few, many = int(hard), int(easy)
+            logit_old, logit_new, weight_old, weight_new = (_number(m) for m in means)
+            accuracy = (correct / self.group_size).tolist()
+            ambiguous = len(p) - few - many
+            return Evaluation(accuracy, logit_old, logit_new, weight_old, weight_new, few, ambiguous, many)
+
+        return read
+
+
+class _Point(NamedTuple):
+    """Index tensors of one evaluation point."""
+
+    old: Tensor
+    """Classes of earlier groups."""
+    new: Tensor
+    """Classes of the group that is complete."""
+    tested: Tensor
+    """Test images of the old and new classes."""
+    trained: Tensor
+    """Training images of the new classes."""
+
+
+def scores_of(scorer: Callable[[Tensor], Tensor], x: Tensor, after_batch: Callable[[], None] = lambda: None) -> Tensor:
+    found = []
+    for part in x.split(batch_for(x.device.type, x.shape[1] * x.shape[2])):
+        found.append(scorer(part))
+        after_batch()
+    return torch.cat(found).float()
+
+
+def batch_for(device: str, pixels: int) -> int:
+    """How many images of ``pixels`` pixels are scored at once."""
+    size = BATCH.get(device, 500)
+    return max(1, min(size, size * LARGE_IMAGE // pixels))
+
+
+def _of_all(scorer: Callable[[Tensor], Tensor], classes: int) -> Callable[[Tensor], Tensor]:
+    """Scores of all classes of the dataset, -inf for those that a growing learner has not met."""
+
+    def scores(x: Tensor) -> Tensor:
+        found = scorer(x)
+        found = found.masked_fill(found == NOT_MET, -torch.inf)
+        return F.pad(found, (0, max(0, classes - found.shape[1])), value=-torch.inf)
+
+    return scores
+
+
+def _number(value: Tensor | None) -> float | None:
+    """A float, or None if there is no finite value: a class that cannot be predicted yet has a score of -inf."""
+    number = math.nan if value is None else float(value)
+    return number if math.isfinite(number) else None
+
+
+def _mean(values: Tensor | None, columns: Tensor) -> Tensor | None:
+    return values[:, columns].mean() if values is not None and len(columns) else None

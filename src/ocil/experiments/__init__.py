@@ -1,0 +1,27 @@
+"""Many runs at once: tables as TOML files, plans of runs, estimates of their time, and the search for settings.
+
+    from pathlib import Path
+
+    from ocil.engines import execute
+    from ocil.engines.job import Job
+    from ocil.experiments import Datasets, Plan, read
+
+    datasets = Datasets()
+    experiment = read(Path("experiments/table2.toml"), seeds=3, only="method=er", source=datasets.source)
+    plan = Plan(experiment.cells, Path("runs"))
+    plan.check(datasets)
+    outcomes = execute(plan.runs, Job(Path("runs"), "cpu"))
+    for cell in plan.cells:
+        if found := plan.summary(cell, outcomes):
+            print(cell.label, found.summary.average_accuracy)
+
+``configure`` gives the cell of one method without a file, ``Search`` chooses settings on the first tasks.
+"""
+
+from ocil.experiments.configure import configure as configure
+from ocil.experiments.datasets import Datasets as Datasets
+from ocil.experiments.files import Cell as Cell
+from ocil.experiments.files import Experiment as Experiment
+from ocil.experiments.files import read as read
+from ocil.experiments.plan import Plan as Plan
+from ocil.experiments.search import Search as Search

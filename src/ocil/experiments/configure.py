@@ -1,0 +1,100 @@
+"""The runs of one method, from names, settings and a TOML file."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ocil import data
+from ocil.data import CATALOG, DEFAULT, Dataset
+from ocil.errors import OcilError
+from ocil.experiments.datasets import dataset_name
+from ocil.experiments.files import SEEDS, Cell, check_seed_count, meant_for, settings_of
+from ocil.experiments.plan import check_images, check_names
+from ocil.files import read_toml
+from ocil.methods import method as method_info
+from ocil.runs.build import check
+from ocil.runs.config import refuse_unknown, resolve
+
+NOT_SETTINGS = ("method", "dataset", "seeds", "seed")
+"""Keys of a TOML file that are not settings of a run."""
+
+
+def configure(
+    method: str | None = None,
+    dataset: str | None = None,
+    *,
+    seeds: int | None = None,
+    seed: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    file: Path | None = None,
+    data_dir: Path | None = None,
+    root: Path | None = None,
+    reference: bool = True,
+    shared: bool = False,
+    load: Callable[[str, Path | None], Dataset] = data.load,
+    note: Callable[[str], None] = lambda text: None,
+) -> Cell:
+    """The runs of one method, one per seed, with every setting filled in and checked.
+
+    ``settings`` are those of ``ocil.runs.config.resolve``. ``file`` is a TOML file with method, dataset, seeds, seed
+    and any setting; what is given directly wins over it. ``root`` is the folder of the runs: finished ones in it, and
+    with ``reference`` those they are compared with, must be of the same images. ``shared``: the settings are for
+    several methods, so those that do not concern this one (a memory where it keeps none) are left out. ``load`` reads
+    the dataset. ``note`` is called with what the user should know about a default.
+    """
+    names, in_file = _read(file) if file else ({}, {})
+    method = method or names.get("method")
+    if method is None:
+        raise OcilError("name a method, for example: ocil run afs. `ocil methods` lists them.")
+    count = _whole("seeds", names.get("seeds", SEEDS) if seeds is None else seeds, least=1)
+    check_seed_count(count)
+    first = _whole("seed", names.get("seed", 0) if seed is None else seed, least=0)
+    info = method_info(method)
+    in_file = {key: value for key, value in in_file.items() if meant_for(info, key, own=True)}
+    given = {key: value for key, value in (settings or {}).items() if not shared or meant_for(info, key)}
+    chosen = in_file | given
+
+    dataset = names.get("dataset", DEFAULT) if dataset is None else dataset
+    loaded = load(dataset, data_dir)  # raises before anything runs if it is missing or damaged
+    named, train = dataset_name(dataset, loaded), len(loaded.train_y)
+    config = resolve(info.name, named, settings=chosen, classes=loaded.num_classes, train=train)
+    if config.dataset not in CATALOG:
+        config = replace(config, fingerprint=loaded.fingerprint)
+        if info.memory and "memory" not in chosen:
+            images = f"{config.learner.memory} images, chosen for {train} training images"
+            note(f"{config.label}: a memory of {images}. --memory N sets another.")
+    configs = tuple(replace(config, seed=number) for number in range(first, first + count))
+    for config in configs:
+        check(config, loaded)
+    if root is not None:
+        check_names(configs, root)
+        check_images(configs, root, loaded, reference)
+    return Cell(config.label, configs)
+
+
+def settings_by_method(names: Sequence[str], given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The given settings that each method has. Raises if no method has one of them."""
+    infos = [method_info(name) for name in names]
+    known = {info.name: settings_of(info) for info in infos}
+    refuse_unknown(" or ".join(known), given, set().union(*known.values()))
+    return {
+        info.name: {key: value for key, value in given.items() if key in known[info.name] and meant_for(info, key)}
+        for info in infos
+    }
+
+
+def _read(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The names in a TOML file (``NOT_SETTINGS``), and its settings."""
+    settings = read_toml(file)
+    names = {key: settings.pop(key) for key in NOT_SETTINGS if key in settings}
+    for key in ("method", "dataset"):
+        if not isinstance(names.get(key, ""), str):
+            raise OcilError(f"{key} = {names[key]!r} in {file} is not a name.")
+    return names, settings
+
+
+def _whole(name: str, value: Any, least: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise OcilError(f"{name} = {value} must be a whole number of at least {least}.")
+    return value

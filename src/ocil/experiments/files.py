@@ -1,0 +1,322 @@
+"""An experiment: a table or figure as a TOML file, expanded to the configurations of its runs.
+
+    title = "Table I"
+    seeds = 10
+
+    [settings]                  # for all cells
+    dataset = ["cifar10", "cifar100"]
+    memory = { cifar10 = [200, 500, 1000], cifar100 = [1000, 2000, 5000] }
+
+    [[cells]]
+    method = ["er", "mir"]
+    review = [false, true]      # a list is an axis; cells are the cross product of all axes
+
+A value may be a table with one value per dataset. ``label`` names a cell in what a sweep prints; ``{alpha}`` in it
+stands for the value of alpha. Results do not keep it: a report names its rows by method and settings. Settings of the
+whole file go to the methods that have them: a memory does not concern fine-tuning.
+"""
+
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ocil.data import DEFAULT
+from ocil.data.catalog import find, same_name
+from ocil.errors import OcilError, suggest
+from ocil.files import read_toml
+from ocil.methods import MethodInfo, method
+from ocil.runs.config import RunConfig, concerns, memory_settings, refuse_unknown, resolve
+from ocil.streams import StreamConfig
+
+MAX_SEEDS = 10_000
+KEYS = {"title", "about", "paper", "seeds", "settings", "cells"}
+NAMES = ("method", "dataset", "label")
+SEEDS = 3
+COLUMNS = ("method", "dataset", "memory", "review")  # a cell is known by these; other axes are named in its label
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One entry of a table: the runs that differ by their seed alone."""
+
+    label: str
+    """How a sweep names the row."""
+    configs: tuple[RunConfig, ...]
+
+    @property
+    def config(self) -> RunConfig:
+        return self.configs[0]
+
+    def value(self, name: str) -> Any:
+        """The value of any setting by its name; None if the method has no such setting."""
+        own = {"method": self.config.method, "dataset": self.config.dataset, "label": self.label}
+        return own.get(name, getattr(self.config.stream, name, getattr(self.config.learner, name, None)))
+
+
+@dataclass(frozen=True)
+class Experiment:
+    name: str
+    title: str
+    about: str
+    paper: str
+    """Which table or figure of a paper it is."""
+    cells: tuple[Cell, ...]
+
+    @property
+    def configs(self) -> list[RunConfig]:
+        return [config for cell in self.cells for config in cell.configs]
+
+
+class Source(NamedTuple):
+    """What a configuration needs to know about a dataset: its name and, if it is not in the catalog, its numbers of
+    classes and training images and its fingerprint.
+    """
+
+    dataset: str
+    classes: int | None = None
+    fingerprint: str = ""
+    train: int | None = None
+
+
+def by_name(dataset: str) -> Source:
+    entry = find(dataset)
+    return Source(entry.name if entry else dataset)
+
+
+def read(
+    path: Path,
+    *,
+    seeds: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    only: str = "",
+    source: Callable[[str], Source] = by_name,
+) -> Experiment:
+    """Read and expand a file. Raises ``OcilError`` for any mistake in it.
+
+    ``seeds`` and ``settings`` win over the file's. ``only`` keeps some cells, see ``select``. ``source`` looks datasets
+    up: give that of ``ocil.experiments.datasets.Datasets`` for datasets outside the catalog.
+    """
+    content = _content(path)
+    settings = dict(settings or {})
+    seeds = _seeds(str(path), content.get("seeds", SEEDS)) if seeds is None else _seeds("--seeds", seeds)
+    expansion = _Expansion(_table(path, "settings", content.get("settings", {})), settings, source)
+    cells: dict[RunConfig, Cell] = {}
+    for number, written in enumerate(_cells(path, content), 1):
+        try:
+            for label, config in expansion.expand(written):
+                if config not in cells:
+                    configs = tuple(replace(config, seed=seed) for seed in range(seeds))
+                    cells[config] = Cell(label, configs)
+        except OcilError as error:
+            raise OcilError(f"{path}, cell {number}: {error}") from None
+    expansion.refuse_unused(path)
+    kept = select(list(cells.values()), only)
+    infos = [method(name) for name in dict.fromkeys(cell.config.method for cell in kept)]
+    for key in sorted(set(settings) - set(NAMES)):
+        if not any(key in settings_of(info) and meant_for(info, key) for info in infos):
+            raise OcilError(f"--set {key}: it concerns no cell that --only '{only}' leaves.")
+    title = _text_of(path, content, "title") or path.stem
+    return Experiment(path.stem, title, _text_of(path, content, "about"), _text_of(path, content, "paper"), tuple(kept))
+
+
+def select(cells: Sequence[Cell], only: str) -> list[Cell]:
+    """The cells that a filter such as ``dataset=cifar100 method=afs,er review=true`` describes.
+
+    ``method=er`` is ER with and without review, ``method=er-rv`` with it. A label with spaces must be quoted:
+    ``label="AFS, beta 0.1"``.
+    """
+    kept = list(cells)
+    known = {f.name for cell in cells for part in (cell.config.stream, cell.config.learner) for f in fields(part)}
+    known |= set(NAMES)
+    for word in _words(only):
+        name, equals, values = word.partition("=")
+        if not equals or not name or not values:
+            raise OcilError(f"--only {word}: write FIELD=VALUE or FIELD=VALUE,VALUE, for example --only method=afs,er.")
+        if name not in known:
+            raise OcilError(f"--only {word}: no cell has a field '{name}'.{suggest(name, known)}")
+        whole = name == "label" and any(_matches(cell, name, values) for cell in cells)
+        wanted = [values] if whole else values.split(",")
+        for value in wanted:
+            if not any(_matches(cell, name, value) for cell in cells):
+                there = {_text(cell.value(name)) for cell in cells if cell.value(name) is not None}
+                raise OcilError(f"--only {word}: no cell has {name}={value}.{suggest(value, there)}")
+        kept = [cell for cell in kept if any(_matches(cell, name, value) for value in wanted)]
+    if not kept:
+        raise OcilError(f"--only '{only}' leaves no cell: each part has some, but no cell has them all.")
+    return kept
+
+
+def _words(only: str) -> list[str]:
+    try:
+        return shlex.split(only)
+    except ValueError as error:
+        raise OcilError(f"--only {only}: {error}. Put the value in double quotes.") from None
+
+
+class _Expansion:
+    """Turns the cells of a file into configurations, and keeps track of which shared settings were used."""
+
+    def __init__(self, shared: Mapping[str, Any], given: Mapping[str, Any], source: Callable[[str], Source]) -> None:
+        self.shared, self.given, self.source = shared, given, source
+        if "method" in given:
+            raise OcilError("--set method: choose methods with --only method=NAME.")
+        self.unused: set[str] = {*shared, *given} - {*NAMES}
+        self.known: set[str] = set()
+
+    def expand(self, cell: Mapping[str, Any]) -> Iterator[tuple[str, RunConfig]]:
+        written = {**self.shared, **cell, **self.given}
+        if "method" not in written:
+            raise OcilError('name a method, for example method = "er".')
+        label = written.pop("label", None)
+        if not isinstance(label, str | None):
+            raise OcilError(f"label = {label!r} must be text.")
+        own = set(cell) - set(self.given)
+        for dataset in _as_list(written.pop("dataset", DEFAULT)):
+            if not isinstance(dataset, str):
+                raise OcilError(f"dataset = {dataset!r} is not a name.")
+            source = self.source(dataset)
+            axes = {key: _choices(key, value, source.dataset) for key, value in written.items()}
+            varied = [key for key, values in axes.items() if len(values) > 1 and key not in COLUMNS]
+            for values in product(*axes.values()):
+                yield self._one(dict(zip(axes, values, strict=True)), own, varied, label, source)
+
+    def _one(
+        self, point: dict[str, Any], own: set[str], varied: list[str], label: str | None, source: Source
+    ) -> tuple[str, RunConfig]:
+        name = point.pop("method")
+        if not isinstance(name, str):
+            raise OcilError(f"method = {name!r} is not a name.")
+        info = method(name)
+        has = settings_of(info)
+        self.known |= has
+        refuse_unknown(info.name, sorted(own & set(point)), has)
+        concerned = {key: value for key, value in point.items() if key in has and meant_for(info, key, key in own)}
+        self.unused -= set(concerned)
+        config = resolve(info.name, source.dataset, settings=concerned, classes=source.classes, train=source.train)
+        if source.fingerprint:
+            config = replace(config, fingerprint=source.fingerprint)
+        return _label(label, config, [key for key in varied if key in concerned]), config
+
+    def refuse_unused(self, path: Path) -> None:
+        """Raise if a setting for all cells belongs to no method: it is misspelt."""
+        for key in sorted(self.unused - self.known):
+            where = "--set" if key in self.given else f"{path}, settings"
+            raise OcilError(f"{where}: unknown setting '{key}'.{suggest(key, self.known)}")
+        for key in sorted(self.unused & set(self.given)):
+            raise OcilError(f"--set {key}: it concerns no cell of {path}.")
+
+
+def settings_of(info: MethodInfo) -> set[str]:
+    """The names of all settings of a method's runs: the method's own and the stream's."""
+    return {f.name for f in (*fields(StreamConfig), *fields(info.load().Config))}
+
+
+def meant_for(info: MethodInfo, key: str, own: bool = False) -> bool:
+    """Whether a setting that was given for several methods concerns this one.
+
+    A memory and reviews do not concern a method without a memory. Task boundaries do not concern an offline method, and
+    epochs concern only offline methods, unless the setting was given for this method alone (``own``).
+    """
+    if not info.memory and key in memory_settings():
+        return False
+    return own or key not in concerns(StreamConfig, "boundaries" if info.offline else "epochs")
+
+
+def check_seed_count(count: int) -> None:
+    if not 1 <= count <= MAX_SEEDS:
+        raise OcilError(f"--seeds {count} must be a whole number from 1 to {MAX_SEEDS:,}.")
+
+
+def _label(template: str | None, config: RunConfig, varied: list[str]) -> str:
+    cell = Cell("", (config,))
+    if template is None:
+        return ", ".join([config.label, *(f"{key}={_text(cell.value(key))}" for key in varied)])
+
+    def value(match: re.Match[str]) -> str:
+        found = cell.value(match[1])
+        if found is None or match[1] == "label":
+            known = {f.name for part in (config.stream, config.learner) for f in fields(part)} | {"method", "dataset"}
+            raise OcilError(f"label names an unknown setting '{match[1]}'.{suggest(match[1], known)}")
+        return _text(found)
+
+    return re.sub(r"\{(\w+)\}", value, template)
+
+
+def _choices(key: str, value: Any, dataset: str) -> list[Any]:
+    if isinstance(value, Mapping):
+        by_dataset = {same_name(name): choice for name, choice in value.items()}
+        if same_name(dataset) not in by_dataset:
+            raise OcilError(f"{key} has no value for {dataset}: add it there, or give --set {key}=VALUE.")
+        value = by_dataset[same_name(dataset)]
+    choices = _as_list(value)
+    for choice in choices:
+        if not isinstance(choice, str | int | float):
+            raise OcilError(f"{key} = {choice!r} is not a value.")
+    return choices
+
+
+def _as_list(value: Any) -> list[Any]:
+    if value == []:
+        raise OcilError("an empty list leaves no cell: give at least one value.")
+    return value if isinstance(value, list) else [value]
+
+
+def _matches(cell: Cell, name: str, wanted: str) -> bool:
+    if name == "method":
+        return wanted.lower().replace("_", "-") in (cell.config.method, cell.config.label)
+    value = cell.value(name)
+    if name == "dataset":
+        return same_name(wanted) in (same_name(value), same_name(Path(value).stem))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return float(wanted) == value
+        except ValueError:
+            return False
+    return _text(value) == wanted.lower() if isinstance(value, bool) else value == wanted
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _content(path: Path) -> dict[str, Any]:
+    def others() -> str:
+        there = sorted(str(other) for other in path.parent.glob("*.toml"))
+        return suggest(str(path), there) if there else ""
+
+    content = read_toml(path, others)
+    for key in content:
+        if key not in KEYS:
+            advice = f" Settings of a run go below [settings] or [[cells]].{suggest(key, KEYS)}"
+            raise OcilError(f"{path}: unknown key '{key}'.{advice}")
+    return content
+
+
+def _cells(path: Path, content: Mapping[str, Any]) -> list[dict[str, Any]]:
+    cells = content.get("cells")
+    if not isinstance(cells, list) or not cells:
+        raise OcilError(f'{path} has no cells: write [[cells]] and below it, for example, method = "er".')
+    return [_table(path, "cells", cell) for cell in cells]
+
+
+def _table(path: Path, key: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise OcilError(f"{path}: {key} must be a table of settings.")
+    return value
+
+
+def _text_of(path: Path, content: Mapping[str, Any], key: str) -> str:
+    text = content.get(key, "")
+    if not isinstance(text, str):
+        raise OcilError(f"{path}: {key} = {text!r} must be text.")
+    return text
+
+
+def _seeds(where: str, seeds: Any) -> int:
+    if not isinstance(seeds, int) or isinstance(seeds, bool) or not 1 <= seeds <= MAX_SEEDS:
+        raise OcilError(f"{where}: seeds = {seeds!r} must be a whole number from 1 to {MAX_SEEDS:,}.")
+    return seeds

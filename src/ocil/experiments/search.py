@@ -1,0 +1,370 @@
+"""Choosing settings on the first tasks alone, after the online continual learning survey (Mai et al., 2021).
+
+The survey's code tries every point of a grid on the first two tasks, with three runs each, and keeps the point with the
+best mean accuracy after them. It scores on the test images of those two tasks and then reports on the others. Here no
+test image has an influence: scores are computed on training images of the two tasks, the same share of each class, that
+are held out.
+
+    search = Search("er", "cifar100", {"lr": ["0.03", "0.1"]}, memory=5000)
+    outcomes = execute(search.plan().runs, job)
+    choice = search.choose(search.scores(outcomes))
+"""
+
+import hashlib
+import json
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain, product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ocil import data
+from ocil.data import DEFAULT, Dataset
+from ocil.data.dataset import load_npz
+from ocil.engines.job import Outcomes
+from ocil.errors import OcilError
+from ocil.evaluation.measures import Estimate, average_accuracy, estimate, estimate_json
+from ocil.experiments.datasets import dataset_name
+from ocil.experiments.files import Cell, check_seed_count
+from ocil.experiments.plan import Plan, results_of
+from ocil.methods import method as method_info
+from ocil.rng import derive
+from ocil.runs.build import check
+from ocil.runs.config import RunConfig, command, resolve
+from ocil.runs.folder import RunFolder, is_folder
+from ocil.runs.naming import readable, short_digest
+from ocil.runs.protocol import Run
+from ocil.runs.results import Result, write_json
+from ocil.streams import Stream
+
+SCHEMA = 1
+RECORD = "tuning.json"
+NOT_SEARCHED = ("tasks", "class_order")
+SPACES: dict[str, dict[str, list[str]]] = {
+    "afs": {"beta": ["0.01", "0.05", "0.1", "0.15", "0.2", "0.25", "0.3", "0.4", "0.5"]}  # the paper's
+}
+"""The default search space of a method."""
+
+Point = dict[str, str]
+"""A point of a search space: the value of each searched setting, as it was written."""
+
+
+class SearchSplit(NamedTuple):
+    """The data of a search: a dataset of its own, whose test images are the ones held out."""
+
+    data: Dataset
+    tasks: tuple[tuple[str, ...], ...]
+    """The classes of each task, by name."""
+
+
+class Choice(NamedTuple):
+    """The best point of a search."""
+
+    number: int
+    """Its place among ``Search.points``."""
+    point: Point
+    config: RunConfig
+    """The configuration with these settings on the whole dataset."""
+    close: list[Point]
+    """The other points whose interval overlaps that of the best, in the order of the space."""
+    note: str
+    """A warning if the choice is not certain, else empty."""
+
+
+class Search:
+    """Tries every point of a search space on the first tasks of a stream, with several seeds each.
+
+    ``space`` holds the values to try of each setting; several settings make a cross product. The default is that of
+    ``SPACES``. ``memory``, ``review`` and ``settings`` are the same for all points. ``tasks`` is the number of tasks to
+    search on, from the first; ``validation`` is the share of each class's training images that is held out to score
+    on. ``out`` is the folder of the search, by default one of its own below tuning/.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        dataset: str | None = None,
+        space: Mapping[str, Sequence[str]] | None = None,
+        *,
+        memory: int | None = None,
+        review: bool | None = None,
+        settings: Mapping[str, str] | None = None,
+        tasks: int = 2,
+        seeds: int = 3,
+        validation: float = 0.1,
+        out: Path | None = None,
+        data_dir: Path | None = None,
+    ) -> None:
+        check_seed_count(seeds)
+        self.method = method_info(method).name
+        self.memory, self.review, self.settings = memory, review, dict(settings or {})
+        self.tasks, self.seeds, self.validation = tasks, seeds, validation
+        self.space = self._checked(space or {})
+        dataset = DEFAULT if dataset is None else dataset
+        loaded = data.load(dataset, data_dir)
+        self.dataset = dataset_name(dataset, loaded)
+        resolved = partial(resolve, self.method, self.dataset, memory=memory, review=review)
+        resolved = partial(resolved, classes=loaded.num_classes, train=len(loaded.train_y))
+        configs: dict[RunConfig, Point] = {}  # points that resolve to the same settings are tried once
+        for values in product(*self.space.values()):
+            point = dict(zip(self.space, values, strict=True))
+            configs.setdefault(resolved(settings=self.settings | point), point)
+        self.configs, self.points = list(configs), list(configs.values())
+        self.split = search_split(loaded, self.configs[0], tasks, validation)
+        self.out = out or self._folder()
+        self.cells = tuple(
+            Cell(_text(point), tuple(replace(self._on_split(config), seed=seed) for seed in range(seeds)))
+            for config, point in configs.items()
+        )
+
+    def _checked(self, space: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+        own = {"memory": self.memory, "review": self.review}
+        fixed = {*self.settings, *(name for name, value in own.items() if value is not None)}
+        for name, values in space.items():
+            if name in fixed:
+                raise OcilError(f"--grid {name}={','.join(values)}: {name} is given twice.")
+            if name in NOT_SEARCHED:
+                raise OcilError(f"--grid {name}={','.join(values)}: {name} changes the problem; it cannot be searched.")
+        chosen = {name: list(values) for name, values in space.items()} or SPACES.get(self.method)
+        if not chosen:
+            raise OcilError(f"name the settings to search, for example: ocil tune {self.method} --grid lr=0.03,0.1,0.3")
+        if twice := fixed & chosen.keys():
+            raise OcilError(f"{min(twice)} is what would be searched: leave it out, or name another with --grid.")
+        return chosen
+
+    @property
+    def digest(self) -> str:
+        return digest(self.configs, self.split.data.fingerprint, self.tasks)
+
+    @property
+    def former_digest(self) -> str:
+        return former_digest(self.configs, self.split.data.fingerprint, self.tasks)
+
+    @property
+    def data_path(self) -> Path:
+        """Where the data of the search is written, so that workers anywhere can read it."""
+        return (self.out / "data" / f"{self.split.data.name}.npz").resolve()
+
+    def _folder(self) -> Path:
+        first, stem = self.configs[0], Path(self.dataset).stem
+        words = f"{f'-m{first.learner.memory}' if first.learner.memory else ''}-{'-'.join(self.space)}"
+        usual = Path("tuning") / f"{first.label}-{readable(stem)}{words}-{self.digest}"
+        former = Path("tuning") / f"{first.label}-{stem}{words}-{self.former_digest}"
+        return former if is_folder(former) and not is_folder(usual) else usual
+
+    def _on_split(self, config: RunConfig) -> RunConfig:
+        """The configuration of a run of the search: all settings of the real run, on the search's own data."""
+        stream, fingerprint = replace(config.stream, tasks=self.tasks), self.split.data.fingerprint
+        return replace(config, dataset=str(self.data_path), fingerprint=fingerprint, stream=stream)
+
+    def plan(self) -> Plan:
+        """The runs of all points. Raises if one of them could not run, else writes the data that they read."""
+        for cell in self.cells:
+            check(cell.config, self.split.data)
+        write_data(self.split.data, self.data_path)
+        return Plan(self.cells, self.out, reference=False)
+
+    def describe(self, run: Run, error: Exception) -> str:
+        """The message for a run that failed."""
+        label = next(cell.label for cell in self.cells if run.config in cell.configs)
+        return f"{label}, seed {run.seed}: {error}"
+
+    def scores(self, outcomes: Outcomes) -> list[Estimate | None]:
+        """The accuracy of each point on the images held out; None for a point with a run that has not finished."""
+        return [
+            estimate([average_accuracy(r.matrix) for r in results]) if len(results) == self.seeds else None
+            for results in self._results(outcomes)
+        ]
+
+    def _results(self, outcomes: Outcomes) -> list[list[Result]]:
+        """The finished runs of each point."""
+        return [results_of(cell, outcomes) for cell in self.cells]
+
+    def choose(self, scores: Sequence[Estimate | None]) -> Choice | None:
+        """The best point; None if no point has finished all its runs."""
+        winner = best(scores)
+        if winner is None:
+            return None
+        point, close = self.points[winner], [self.points[number] for number in rivals(scores, winner)]
+        note = ""
+        if self.seeds == 1 and len(self.points) > 1:
+            note = "There is no interval with one seed per point: with more seeds another point may win."
+        elif close:
+            *others, last = map(_text, [point, *close])
+            note = f"{', '.join(others)} and {last} are within their intervals: more seeds may separate them."
+        return Choice(winner, point, self.configs[winner], close, note)
+
+    def record(
+        self, outcomes: Outcomes, choice: Choice, failed: Sequence[str] = (), repeat: str = ""
+    ) -> dict[str, Any]:
+        """The search and its results, as JSON. ``repeat``: the command that repeats it, see ``command``."""
+        return {
+            "schema": SCHEMA,
+            "search": self.digest,
+            "method": choice.config.label,
+            "dataset": self.dataset,
+            "memory": choice.config.learner.memory,
+            "settings": self.settings,
+            "grid": self.space,
+            "tasks": [list(classes) for classes in self.split.tasks],
+            "train_images": len(self.split.data.train_y),
+            "validation_images": len(self.split.data.test_y),
+            "validation_share": self.validation,
+            "data": {"path": str(self.data_path), "fingerprint": self.split.data.fingerprint},
+            "seeds": self.seeds,
+            "scores": [
+                {
+                    "values": point,
+                    "accuracy": estimate_json(score),
+                    "runs": [str(RunFolder.of(self.out, config).path) for config in cell.configs],
+                }
+                for point, score, cell in zip(self.points, self.scores(outcomes), self.cells, strict=True)
+            ],
+            "chosen": choice.point,
+            "close": choice.close,
+            "note": choice.note,
+            "failed": list(failed),
+            "command": f"{command(choice.config)} --seeds 10",
+            "repeat": repeat,
+            "environment": environment_of(list(chain(*self._results(outcomes)))),
+        }
+
+    def save(self, record: Mapping[str, Any]) -> Path:
+        """Write the record. A record of another search, or of other seeds, in its place is renamed first."""
+        path = self.out / RECORD
+        set_aside(path, record, self.former_digest)
+        write_json(path, record)
+        return path
+
+    def command(self, options: Mapping[str, Any]) -> str:
+        """The command that repeats the search. ``options`` are further ones, None where they were not given."""
+        own = {
+            "memory": self.memory,
+            "grid": [f"{name}={','.join(values)}" for name, values in self.space.items()],
+            "tasks": self.tasks,
+            "seeds": self.seeds,
+            "validation": self.validation,
+            "set": [f"{name}={value}" for name, value in self.settings.items()],
+        }
+        words = ["ocil", "tune", self.method, "--dataset", self.dataset]
+        for name, value in {**own, **options}.items():
+            if value not in (None, []):
+                words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+        return shlex.join([*words, *{None: [], True: ["--review"], False: ["--no-review"]}[self.review]])
+
+
+def search_split(dataset: Dataset, config: RunConfig, tasks: int, share: float) -> SearchSplit:
+    """The first tasks of a configuration's stream; ``share`` of each class's training images is held out.
+
+    The same images are held out for every seed and every point of a search space.
+    """
+    stream = config.stream
+    if stream.class_order != "fixed":
+        raise OcilError("class_order = 'seeded' gives each seed other first tasks: search with the fixed order.")
+    if not 1 <= tasks < stream.tasks:
+        raise OcilError(f"--tasks {tasks}: search on 1 to {stream.tasks - 1} of the {stream.tasks} tasks, not on all.")
+    if not 0 < share < 1:
+        raise OcilError(f"--validation {share} must lie between 0 and 1.")
+    groups = Stream(dataset, stream, config.seed).groups[:tasks]
+    learned, held = [], []
+    for label in chain(*groups):
+        rng = np.random.default_rng(derive(label, "held-out"))
+        order = rng.permutation(np.flatnonzero(dataset.train_y == label))
+        count = max(1, round(share * len(order)))
+        if count >= len(order):
+            name = dataset.classes[label]
+            raise OcilError(f"--validation {share} leaves no image of {name} to learn from: it has {len(order)}.")
+        held.append(np.sort(order[:count]))
+        learned.append(np.sort(order[count:]))
+    new_label = np.full(dataset.num_classes, -1, dtype=np.int64)
+    old_labels = list(chain(*groups))
+    new_label[old_labels] = np.arange(len(old_labels))
+    train, test = np.concatenate(learned), np.concatenate(held)
+    cut = Dataset(
+        f"{Path(dataset.name).stem}-first-{tasks}-tasks-{round(100 * share)}-percent-held-out",
+        dataset.train_x[train],
+        new_label[dataset.train_y[train]],
+        dataset.train_x[test],
+        new_label[dataset.train_y[test]],
+        tuple(dataset.classes[label] for label in old_labels),
+        unseen=dataset.num_classes - len(old_labels),  # beta acts through the number of outputs, so keep all of them
+    )
+    return SearchSplit(cut, tuple(tuple(dataset.classes[label] for label in group) for group in groups))
+
+
+def write_data(dataset: Dataset, path: Path) -> None:
+    """Write the dataset, unless it is there already and whole."""
+    try:
+        if load_npz(path, dataset.name).fingerprint == dataset.fingerprint:
+            return
+    except OcilError:  # not there, or not whole
+        pass
+    dataset.save(path)
+
+
+def digest(configs: Iterable[RunConfig], fingerprint: str, tasks: int) -> str:
+    """Identifies a search: by its points, in whatever order, and the images they are tried on.
+
+    It does not depend on the number of seeds, so that a search can go on with more of them, nor on the dataset's path.
+    """
+    contents = sorted(json.dumps(config.settings, sort_keys=True) for config in configs)
+    return short_digest([contents, fingerprint, tasks])
+
+
+def former_digest(configs: Iterable[RunConfig], fingerprint: str, tasks: int) -> str:
+    """The digest that ``digest`` gave when it covered every setting and the dataset's path."""
+    contents = sorted(json.dumps(config.as_formerly(), sort_keys=True) for config in configs)
+    return short_digest([contents, fingerprint, tasks])
+
+
+def best(scores: Sequence[Estimate | None]) -> int | None:
+    """The point with the highest mean accuracy; the first of equals. Points with a failed run do not count."""
+    means = {number: score.mean for number, score in enumerate(scores) if score is not None}
+    return max(means, key=means.__getitem__, default=None)
+
+
+def rivals(scores: Sequence[Estimate | None], winner: int) -> list[int]:
+    """The other points whose interval overlaps that of the best, in the order of the space.
+
+    With one seed there is no interval.
+    """
+    found, top = [], scores[winner]
+    for number, score in enumerate(scores):
+        if score is None or top is None or score.interval is None or top.interval is None:
+            continue
+        if number != winner and score.mean + score.interval >= top.mean - top.interval:
+            found.append(number)
+    return found
+
+
+def set_aside(path: Path, record: Mapping[str, Any], former: str) -> None:
+    """Rename a record of another search, or of other seeds, that is in the place of the new one.
+
+    ``former``: the digest of the same search in records from when digests covered the defaults.
+    """
+    if not path.is_file():
+        return
+    old = path.read_bytes()
+    try:
+        known = json.loads(old)
+        if known["search"] in (record["search"], former) and known["seeds"] == record["seeds"]:
+            return
+    except (ValueError, KeyError, TypeError):  # perhaps a record of an earlier version
+        pass
+    path.rename(path.with_name(f"tuning-{hashlib.sha256(old).hexdigest()[:8]}.json"))
+
+
+def environment_of(results: Sequence[Result]) -> dict[str, str]:
+    """The environment of the runs, values joined by + where they differ, and when the last one finished."""
+    found = [result.environment for result in results]
+    names = ("ocil", "python", "torch", "device", "threads")
+    content = {name: " + ".join(dict.fromkeys(str(one.get(name, "unknown")) for one in found)) for name in names}
+    return content | {"finished": max(str(one.get("finished", "")) for one in found)}
+
+
+def _text(point: Point) -> str:
+    return " ".join(f"{name}={value}" for name, value in point.items())

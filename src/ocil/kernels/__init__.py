@@ -1,0 +1,97 @@
+"""A training step on a GPU in a few dozen hand-written kernels instead of several hundred.
+
+``features`` computes what ``ReducedResNet18.features`` computes in bfloat16, and the same gradients; ``views`` what
+``RandomViews.apply`` computes; ``loss`` what ``ocil.learning.losses`` computes. They need Triton, which comes with the
+CUDA builds of PyTorch; ``usable`` and ``present`` answer whether they can be used. Methods know nothing of them: the
+network, the views and the losses call them where they apply. ``docs/kernels.md`` explains how they work.
+
+| module | what it has |
+|---|---|
+| ``network`` | the backbone as one autograd function: which kernel comes after which |
+| ``plan``, ``tiles``, ``layout`` | shapes and places of everything; sizes of tiles; what host and kernels agree on |
+| ``launch`` | one function per kernel: grid, outputs, arguments |
+| ``forward``, ``backward``, ``weights`` | the kernels of the network |
+| ``grouped`` | other versions of them for layers of few channels |
+| ``view_kernel``, ``loss_kernel``, ``draw`` | views and losses |
+| ``convolution`` | not for a GPU: a convolution whose backward pass is fast on ARM |
+"""
+
+import importlib.util
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from ocil.kernels.draw import Draw
+
+if TYPE_CHECKING:
+    from ocil.kernels.loss_kernel import Kind
+
+
+@cache
+def _triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+@cache
+def _has_bf16_units(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def usable(network: nn.Module, images: Tensor) -> bool:
+    """Whether ``features`` can take the place of the network's own: bf16, on a GPU that has matrix units for it."""
+    return present(images) and fits(network, images)
+
+
+def present(tensor: Tensor) -> bool:
+    """Whether kernels can run on a tensor: Triton, a GPU, and no ``torch.func``, which cannot look into kernels."""
+    if tensor.device.type != "cuda" or not _triton() or torch._C._are_functorch_transforms_active():
+        return False
+    return _has_bf16_units(tensor.device)
+
+
+def fits(network: nn.Module, images: Tensor) -> bool:
+    """Whether the kernels compute what the network would, wherever they may run."""
+    if getattr(network, "precision", None) != "bf16" or (torch.is_grad_enabled() and not network.training):
+        return False
+    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
+    height, width = (-(-side // 8) for side in images.shape[2:])
+    stored = (images.shape[2] + 3) * (images.shape[3] + 3) * (max(images.shape[1], norms[0].num_features) + 3)
+    return (
+        images.dtype == torch.float32
+        and len(images) * stored < 1 << 31  # kernels count in 32 bits
+        and not images.requires_grad
+        # One value has no variance: PyTorch has the better message.
+        and (len(images) * height * width > 1 or (not network.training and len(images) > 0))
+        and all(norm.momentum is not None and norm.track_running_stats and norm.affine for norm in norms)
+    )
+
+
+def features(network: nn.Module, images: Tensor, into_grad: bool = False) -> Tensor:
+    """Features ``[B, feature_size]`` in float32 of float32 images ``[B, C, H, W]``; training moves statistics.
+
+    With ``into_grad`` the backward pass adds to the parameters' ``.grad`` itself, in one kernel, where autograd would
+    take one kernel for each parameter. Where something else is asked for, as by ``torch.autograd.grad`` or by hooks on
+    the parameters, autograd gets the gradients as usual.
+    """
+    from ocil.kernels.network import run  # Triton only now: it is absent where there is no GPU
+
+    with torch.cuda.device_of(images):  # Triton launches on the current device
+        return run(network, images, into_grad)
+
+
+def views(images: Tensor, draw: Draw) -> Tensor:
+    """The views of channels-last float32 images that these parameters make."""
+    from ocil.kernels.view_kernel import views as make
+
+    with torch.cuda.device_of(images):
+        return make(images, draw)
+
+
+def loss(kind: "Kind", logits: Tensor, labels: Tensor, scale: float, **parameters: float) -> Tensor:
+    """One value per sample; the parameters are those of ``ocil.learning.losses``."""
+    from ocil.kernels.loss_kernel import evaluate
+
+    with torch.cuda.device_of(logits):
+        return evaluate(kind, logits, labels, scale, **parameters)

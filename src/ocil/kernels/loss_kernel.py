@@ -1,0 +1,124 @@
+# mypy: disable-error-code="no-untyped-def"
+"""The losses of ``ocil.learning.losses`` with their gradients in one kernel, where autograd takes about 25."""
+
+from typing import Any, Literal
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ROWS = 8
+"""Samples per program."""
+
+Kind = Literal["cross_entropy", "focal", "revised_focal", "distillation"]
+
+
+@triton.jit
+def loss_kernel(
+    logits,
+    labels,
+    values,
+    grads,
+    count,
+    scale,
+    gamma,
+    mu,
+    sigma,
+    temperature,
+    epsilon,
+    CLASSES: tl.constexpr,
+    KIND: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+):
+    """Loss and gradient of ``ROWS`` samples. ``KIND`` is a ``Kind``, ``COLS`` the power of two from ``CLASSES`` on."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLS)
+    there = row < count
+    inside = there[:, None] & (column < CLASSES)[None, :]
+    z = tl.load(logits + row[:, None] * CLASSES + column[None, :], mask=inside, other=float("-inf")).to(tl.float32)
+    z = tl.where(there[:, None], z, 0.0)
+    if KIND == "distillation":
+        z = z / temperature
+    label = tl.load(labels + row, mask=there, other=0)
+    target = column[None, :] == label[:, None]
+    z = z - tl.max(z, 1)[:, None]
+    e = tl.exp(z)
+    total = tl.sum(e, 1)
+    p = e / total[:, None]
+    if KIND == "distillation":
+        # The teacher is softmax(v / T) with 1 - epsilon for the label and epsilon / (classes - 1) elsewhere.
+        rest = epsilon / tl.maximum(CLASSES - 1, 1) / temperature
+        high = tl.exp((1.0 - epsilon) / temperature - rest)
+        q = tl.where(target, high, 1.0) / (high + (CLASSES - 1))
+        q = tl.where(inside, q, 0.0)
+        log_p = tl.where(inside, z - tl.log(total)[:, None], 0.0)
+        value = -scale * temperature * temperature * tl.sum(q * log_p, 1)
+        grad = scale * temperature * (p - q)
+    else:
+        log_t = tl.sum(tl.where(target, z, 0.0), 1) - tl.log(total)
+        p_t = tl.exp(log_t)
+        if KIND == "cross_entropy":
+            weight = scale + p_t * 0.0
+            slope = -weight
+        elif KIND == "focal":
+            # 1 - p_t as the sum of the other scores keeps its digits near 1.
+            others = tl.sum(tl.where(target, 0.0, p), 1)
+            others = tl.maximum(others, 1.1754944e-38)
+            weight = scale * tl.exp(gamma * tl.log(others))
+            slope = weight * (gamma * p_t * log_t / others - 1.0)
+        else:
+            away = p_t - mu
+            weight = scale * tl.exp(-away * away / sigma)
+            slope = weight * (2.0 * p_t * away * log_t / sigma - 1.0)
+        value = -weight * log_t
+        grad = slope[:, None] * (tl.where(target, 1.0, 0.0) - p)
+    tl.store(values + row, value, mask=there)
+    tl.store(grads + row[:, None] * CLASSES + column[None, :], grad, mask=inside)
+
+
+class Loss(torch.autograd.Function):
+    """The kernel computes the gradient along with the loss; the backward pass scales it per sample."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, kind: Kind, *parameters: float) -> Tensor:
+        count, classes = logits.shape
+        values = torch.empty(count, device=logits.device)
+        grads = torch.empty(count, classes, device=logits.device)
+        loss_kernel[(triton.cdiv(count, ROWS),)](
+            logits.contiguous(),
+            labels.contiguous(),
+            values,
+            grads,
+            count,
+            *parameters,
+            CLASSES=classes,
+            KIND=kind,
+            ROWS=ROWS,
+            COLS=triton.next_power_of_2(classes),
+        )
+        ctx.save_for_backward(grads)
+        ctx.dtype = logits.dtype
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (grads,) = ctx.saved_tensors
+        return (grads * grad[:, None]).to(ctx.dtype), *(None,) * 8
+
+
+def evaluate(
+    kind: Kind,
+    logits: Tensor,
+    labels: Tensor,
+    scale: float,
+    gamma: float = 0.0,
+    mu: float = 0.0,
+    sigma: float = 1.0,
+    temperature: float = 1.0,
+    epsilon: float = 0.0,
+) -> Tensor:
+    """One value per sample of ``logits``, ``[samples, classes]``. A loss uses some of the parameters only."""
+    values: Tensor = Loss.apply(logits, labels, kind, scale, gamma, mu, sigma, temperature, epsilon)
+    return values

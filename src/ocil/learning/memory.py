@@ -1,0 +1,109 @@
+"""The replay memory: images and labels in tensors on the device."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ocil.errors import OcilError
+from ocil.files import machine_memory
+from ocil.networks import ImageShape
+
+
+class Memory(nn.Module):
+    """``size`` raw uint8 images with their labels, filled by reservoir sampling.
+
+    All that changes is in buffers on the device, and once the memory is filled no step reads one back. There is one
+    spare row: a sample that is not kept is written there, so that shapes do not depend on what is kept.
+    """
+
+    def __init__(self, size: int, image_shape: ImageShape, generator: torch.Generator) -> None:
+        super().__init__()
+        device = generator.device
+        refuse_what_cannot_fit(size, image_shape, [device])
+        self.size = size
+        self.generator = generator
+        self._at_least = 0  # a lower bound of the filled slots, known to the host
+        self.images: Tensor = nn.Buffer(torch.zeros((size + 1, *image_shape), dtype=torch.uint8, device=device))
+        self.labels: Tensor = nn.Buffer(torch.zeros(size + 1, dtype=torch.int64, device=device))
+        self.seen: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64, device=device))
+
+    def __len__(self) -> int:
+        """The number of filled slots. Reads the counter back: not for use inside a step."""
+        return min(int(self.seen), self.size)
+
+    def recount(self) -> None:
+        """Call this after the buffers were written from outside."""
+        self._at_least = 0
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """Reservoir sampling of a batch: afterwards each of the n samples seen is stored with probability size / n.
+
+        Returns the slot of each sample, ``size`` for those that were not kept.
+        """
+        position = self.seen + torch.arange(len(y), device=y.device)
+        draw = torch.randint(2**62, y.shape, generator=self.generator, device=y.device) % (position + 1)
+        slot = torch.where(position < self.size, position, draw)
+        slot = torch.where(_hit_again(slot), self.size, slot).clamp_(max=self.size)
+        self.put(slot, x, y)
+        self.seen += len(y)
+        return slot
+
+    def put(self, slot: Tensor, x: Tensor, y: Tensor) -> None:
+        """Write samples to slots; slots below ``size`` must differ."""
+        self.images.index_copy_(0, slot, x)
+        self.labels.index_copy_(0, slot, y)
+        self.images[self.size].zero_()  # which of several samples ends up in the spare row is undefined
+        self.labels[self.size].zero_()
+
+    def retrieve(self, count: int) -> tuple[Tensor, Tensor] | None:
+        """``count`` distinct random samples; all samples, in slot order, while there are no more; None if empty."""
+        index = self.draw(count)
+        return None if index is None else (self.images[index], self.labels[index])
+
+    def draw(self, count: int) -> Tensor | None:
+        """The slots that ``retrieve`` reads."""
+        if self._at_least < min(count + 1, self.size):  # only in the first steps: ask how many there are
+            self._at_least = len(self)
+        if self._at_least <= count:
+            return torch.arange(self._at_least, device=self.labels.device) if self._at_least else None
+        return self.shuffled(count)
+
+    def shuffled(self, count: int) -> Tensor:
+        """``count`` distinct filled slots in random order. At least as many must be filled."""
+        key = torch.rand(self.size, generator=self.generator, device=self.labels.device)
+        key = key.masked_fill(torch.arange(self.size, device=key.device) >= self.seen, 2.0)
+        return key.topk(count, largest=False).indices
+
+    def holds_more_than(self, count: int) -> bool:
+        """Whether ``draw(count)`` keeps its shape from now on: more slots are filled, or the memory has no more."""
+        self._at_least = max(self._at_least, len(self))
+        return self._at_least >= min(count + 1, self.size)
+
+    def epoch(self) -> Tensor:
+        """All filled slots in random order."""
+        return torch.randperm(len(self), generator=self.generator, device=self.labels.device)
+
+
+def refuse_what_cannot_fit(size: int, image_shape: ImageShape, devices: Sequence[torch.device]) -> None:
+    """Raise an ``OcilError`` if the images fit on none of the devices: the system would grant the memory and kill the
+    process much later, without a message.
+    """
+    needed = size * math.prod(image_shape)
+    if any(needed <= _bytes_of(device) for device in devices):  # usually the first, so that no GPU is initialised
+        return
+    gigabytes, there = f"{needed / 1e9:,.0f} GB", f"{max(map(_bytes_of, devices)) / 1e9:,.0f} GB"
+    raise OcilError(f"memory = {size} images need {gigabytes}, and there are {there}: give a smaller --memory.")
+
+
+def _bytes_of(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return machine_memory()
+
+
+def _hit_again(slot: Tensor) -> Tensor:
+    """Which samples of a batch draw a slot that a later sample draws too. The later one gets it."""
+    same = slot[:, None] == slot[None, :]
+    return same.triu(diagonal=1).any(dim=1)

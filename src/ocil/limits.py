@@ -1,0 +1,11 @@
+"""Limits that several packages share. Importing this loads nothing, so the command line can check them first."""
+
+from ocil.errors import OcilError
+
+MAX_THREADS = 1024
+"""The largest number of threads or worker processes."""
+
+
+def check_threads(threads: int | None) -> None:
+    if threads is not None and not 1 <= threads <= MAX_THREADS:
+        raise OcilError(f"threads = {threads} must be at least 1 and at most {MAX_THREADS}.")

@@ -1,0 +1,138 @@
+"""What a learner is made from: the shape of the data, and the settings that methods share."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from operator import ge, gt, le, lt
+from types import NoneType
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+
+from ocil.errors import OcilError
+from ocil.learning.views import RandomViews, crop_range
+from ocil.networks import ImageShape
+from ocil.precision import Precision
+
+MEMORY: Mapping[str, str] = {"concerns": "memory"}
+"""Metadata of a field that has no effect without a memory, see ``ocil.runs.config.concerns``."""
+REVIEW: Mapping[str, str] = {"concerns": "review"}
+"""Metadata of a field that has no effect without the review trick."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a learner knows about the data: height, width and channels of an image, and the number of classes."""
+
+    image_shape: ImageShape
+    classes: int
+    """For a growing learner: the number of classes that it has room for."""
+
+
+@dataclass(frozen=True)
+class LearnerConfig:
+    """The settings of every method; a method's own config class adds to them. The defaults are the AFS paper's.
+
+    ``minimum``, ``maximum``, ``above`` and ``below`` map the name of a field to its bound; a subclass extends them. A
+    value out of bounds, or one that is not among the choices of a ``Literal``, raises an ``OcilError``.
+    """
+
+    memory: int = field(default=0, metadata=MEMORY)
+    """Images kept for replay (0 for methods without a memory)."""
+    memory_batch: int = field(default=10, metadata=MEMORY)
+    """Images drawn from the memory for each stream batch."""
+    lr: float = 0.1
+    """Learning rate of plain SGD."""
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    width: int = 20
+    """Channels of the network's first stage; the next ones have 2, 4 and 8 times as many."""
+    precision: Precision = "tf32"
+    """Precision on a GPU. ``fp32``: exact and repeatable bit for bit (your own loop needs ``precision.numerics``).
+    ``tf32``: convolutions round their factors to TF32, as PyTorch does by default. ``bf16``: the network computes in
+    bfloat16, its head and the losses in float32."""
+    review: bool = field(default=False, metadata=REVIEW)
+    """The review trick: a pass over the memory at a small learning rate."""
+    review_every: int = field(default=0, metadata=REVIEW)
+    """Stream batches between two reviews; 0 means at task ends (500 where the stream announces none)."""
+    review_batch: int = field(default=10, metadata=REVIEW)
+    review_lr_scale: float = field(default=0.1, metadata=REVIEW)
+    """Gradients in a review are multiplied by this: 0.1 at lr 0.1 is the paper's review learning rate of 0.01."""
+    review_keep_last: bool = field(default=False, metadata=REVIEW)
+    """Whether a review keeps the incomplete last batch (the base harness drops it, AFS keeps it)."""
+    growing: bool = False
+    """Whether classes are not known in advance. Then the head and all else that is kept per class grows, and every
+    softmax runs over the classes met so far."""
+
+    minimum: ClassVar[dict[str, float]] = {
+        "memory": 0,
+        "memory_batch": 1,
+        "momentum": 0,
+        "weight_decay": 0,
+        "width": 1,
+        "review_every": 0,
+        "review_batch": 1,
+        "review_lr_scale": 0,
+    }
+    maximum: ClassVar[dict[str, float]] = {"width": 1024}
+    above: ClassVar[dict[str, float]] = {"lr": 0}
+    below: ClassVar[dict[str, float]] = {"momentum": 1}
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for setting in fields(self):
+            self._check(setting.name, getattr(self, setting.name), hints[setting.name])
+
+    def _check(self, name: str, value: Any, hint: Any) -> None:
+        if get_origin(hint) is Literal and value not in get_args(hint):
+            raise OcilError(f"{name} = {value!r} is not one of {', '.join(map(str, get_args(hint)))}.")
+        for bounds, holds, wanted in (
+            (self.minimum, ge, "at least"),
+            (self.maximum, le, "at most"),
+            (self.above, gt, "more than"),
+            (self.below, lt, "less than"),
+        ):
+            if name not in bounds:
+                continue
+            if value is None:
+                if NoneType in get_args(hint):
+                    continue
+                raise OcilError(f"{name} = None must be a number {wanted} {bounds[name]}.")
+            if not holds(value, bounds[name]):
+                raise OcilError(f"{name} = {value} must be {wanted} {bounds[name]}.")
+
+    def refuse_less(self, name: str, than: str) -> None:
+        """Raise an ``OcilError`` if the setting ``name`` is smaller than the setting ``than``."""
+        mine, least = getattr(self, name), getattr(self, than)
+        if mine < least:
+            raise OcilError(f"{name} = {mine} must be at least {than} = {least}.")
+
+
+@dataclass(frozen=True)
+class AugmentedConfig(LearnerConfig):
+    """Settings of the methods that replay memory images in random views."""
+
+    crop: float = 0.75
+    """Smallest area of the random crop, as a share of the image; 1 switches the crop off."""
+    flip: float = 0.5
+    brightness: float = 0.4
+    contrast: float = 0.4
+    saturation: float = 0.4
+    hue: float = 0.1
+    jitter: float = 0.8
+    """Probability that an image's colours are changed."""
+    gray: float = 0.0
+    """Probability that an image turns gray."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.random_views()  # raises if a value is out of its bounds
+
+    def random_views(self) -> RandomViews:
+        return RandomViews(
+            crop_scale=crop_range(self.crop),
+            flip=self.flip,
+            jitter=self.jitter,
+            brightness=self.brightness,
+            contrast=self.contrast,
+            saturation=self.saturation,
+            hue=self.hue,
+            gray=self.gray,
+        )

@@ -1,0 +1,50 @@
+"""What happens around the verbs of every learner, whoever calls them, so that a method's file holds its step alone.
+
+- On a CPU a verb runs on as many threads as pay off for this network (see ``ocil.threads``).
+- ``learn`` first meets the classes of its batch, unless the caller announces them (see ``growth``): a class that was
+  not met has no weights to learn.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from torch import Tensor
+
+from ocil.threads import default_if_free
+
+if TYPE_CHECKING:
+    from ocil.methods.base import Learner
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+VERBS = ("learn", "scores", "review", "end_task")  # what a user calls; end_task calls task_ended
+
+
+def wrap_verbs(cls: "type[Learner]") -> None:
+    """Wrap the verbs that a class or a mixin of it defines. Those inherited from a learner are wrapped already."""
+    for name in VERBS:
+        verb = getattr(cls, name)
+        if not hasattr(verb, "wrapped"):
+            setattr(cls, name, on_default_threads(meets_first(verb) if name == "learn" else verb))
+
+
+def on_default_threads(verb: Verb) -> Verb:
+    @wraps(verb)
+    def scoped(self: "Learner", *arguments: Any, **named: Any) -> Any:
+        if self.device.type != "cpu":
+            return verb(self, *arguments, **named)
+        with default_if_free(self.problem.image_shape, self.config.width):
+            return verb(self, *arguments, **named)
+
+    scoped.wrapped = True  # type: ignore[attr-defined]
+    return cast(Verb, scoped)
+
+
+def meets_first(learn: Verb) -> Verb:
+    @wraps(learn)
+    def step(self: "Learner", x: Tensor, y: Tensor, *arguments: Any, **named: Any) -> Any:
+        if self.met is not None and not self.classes_announced:
+            self.meet(y.tolist())
+        return learn(self, x, y, *arguments, **named)
+
+    return cast(Verb, step)

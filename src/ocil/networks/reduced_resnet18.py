@@ -1,0 +1,86 @@
+"""The network of the paper: a reduced ResNet-18."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ocil import kernels
+from ocil.kernels.convolution import Conv2d
+from ocil.networks.growth import GrowingHead
+from ocil.networks.inputs import ImageShape
+from ocil.networks.modes import seeded
+from ocil.precision import Precision
+from ocil.rng import derive
+
+
+class Block(nn.Module):
+    def __init__(self, in_channels: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = Conv2d(in_channels, channels, 3, stride)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = Conv2d(channels, channels, 3)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or in_channels != channels:
+            self.shortcut = nn.Sequential(Conv2d(in_channels, channels, 1, stride), nn.BatchNorm2d(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        y = self.bn2(self.conv2(y))
+        return F.relu(y + self.shortcut(x), inplace=True)
+
+
+class ReducedResNet18(nn.Module):
+    """ResNet-18 for small images with a third of the width: 3x3 stem, stages of 20/40/80/160 channels, no max-pool.
+
+    ``features`` averages the last map over 4x4 windows (over the whole map where it is smaller) and flattens it:
+    160 numbers for a 32x32 image, 640 for 84x84. ``head`` gives one logit for each class.
+    """
+
+    def __init__(self, image_shape: ImageShape, classes: int, width: int = 20, precision: Precision = "tf32") -> None:
+        super().__init__()
+        self.precision = precision
+        height, width_px, channels = image_shape
+        self.conv1 = Conv2d(channels, width, 3)
+        self.bn1 = nn.BatchNorm2d(width)
+        blocks: list[nn.Module] = []
+        in_channels = width
+        for factor, stride in ((1, 1), (2, 2), (4, 2), (8, 2)):
+            blocks += [Block(in_channels, factor * width, stride), Block(factor * width, factor * width, 1)]
+            in_channels = factor * width
+        self.blocks = nn.Sequential(*blocks)
+        last_map = (-(-height // 8), -(-width_px // 8))
+        self.window = (min(4, last_map[0]), min(4, last_map[1]))
+        self.feature_size = in_channels * (last_map[0] // self.window[0]) * (last_map[1] // self.window[1])
+        self.head: nn.Module = nn.Linear(self.feature_size, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        if kernels.usable(self, x):
+            return kernels.features(self, x, into_grad=True)
+        return self.plain_features(x)
+
+    def plain_features(self, x: Tensor) -> Tensor:
+        """``features`` by PyTorch's own kernels."""
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            y = F.relu(self.bn1(self.conv1(x)), inplace=True)
+            return F.avg_pool2d(self.blocks(y), self.window).flatten(1).float()
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.features(x))
+        return logits
+
+
+def build(
+    image_shape: ImageShape,
+    classes: int,
+    width: int,
+    seed: int,
+    device: torch.device,
+    precision: Precision = "tf32",
+    growing: bool = False,
+) -> ReducedResNet18:
+    """PyTorch's default initialisation, drawn on the CPU from ``seed`` alone: the same start on every device."""
+    network = seeded(lambda: ReducedResNet18(image_shape, classes, width, precision), seed)
+    if growing:
+        network.head = GrowingHead(network.feature_size, classes, derive(seed, "head"))
+    return network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]

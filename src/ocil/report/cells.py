@@ -1,0 +1,135 @@
+"""Measured cells, that is runs that differ only by their seed, and how tables and figures name them."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ocil.data import CATALOG
+from ocil.longtail.results import LongTailCell
+from ocil.methods import method
+from ocil.runs.config import RunConfig, as_argument, command, for_seeds
+from ocil.runs.config import changed as changed_settings
+from ocil.runs.results import Result, Summary
+from ocil.text import escaped
+
+UNNAMED = {"precision"}  # settings that no paper names: they do not decide which row of a table a cell belongs to
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A result and the file it was read from."""
+
+    path: Path
+    result: Result
+
+    @property
+    def device(self) -> str:
+        return str(self.result.environment.get("device", "unknown"))
+
+
+@dataclass(frozen=True)
+class MeasuredCell:
+    """Runs that differ only by their seed, in the order of their seeds."""
+
+    runs: tuple[FinishedRun, ...]
+    summary: Summary
+    common: bool = False
+    """Whether most cells of its dataset have its precision."""
+
+    @property
+    def config(self) -> RunConfig:
+        return self.summary.config
+
+    @property
+    def name(self) -> str:
+        return self.config.cell
+
+    @property
+    def place(self) -> "Place":
+        return Place(self.config.dataset, memory_of(self.config))
+
+    @cached_property
+    def changed(self) -> dict[str, Any]:
+        """Settings that differ from what ``ocil run METHOD`` would choose, but for ``review``, which the label has."""
+        return {name: value for name, value in changed_settings(self.config).items() if name != "review"}
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """The changed settings that decide which row of a table the cell belongs to."""
+        return {name: value for name, value in self.changed.items() if name not in UNNAMED}
+
+    @property
+    def devices(self) -> str:
+        return " + ".join(dict.fromkeys(run.device for run in self.runs))
+
+    def over_seeds(self, name: str) -> NDArray[np.float64]:
+        """Mean over seeds of a number of the evaluations, after each task; NaN where a run does not have it."""
+        rows = [[each.get(name) for each in run.result.evaluations] for run in self.runs]
+        shortest = min(map(len, rows))
+        return np.asarray(np.array([row[:shortest] for row in rows], dtype=float).mean(axis=0))
+
+    @property
+    def command(self) -> str:
+        """The command that gives all its seeds."""
+        return for_seeds(command(self.config), [run.result.config.seed for run in self.runs])
+
+
+@dataclass(frozen=True)
+class Place:
+    """A dataset and a memory size. The size is 0 for methods without a memory, or for all sizes."""
+
+    dataset: str
+    memory: int
+
+    @property
+    def title(self) -> str:
+        return title_of(self.dataset) + (f", memory {self.memory}" if self.memory else "")
+
+    @property
+    def slug(self) -> str:
+        return Path(self.dataset).stem + (f"-m{self.memory}" if self.memory else "")
+
+
+@dataclass(frozen=True)
+class Collection:
+    """All results that were found."""
+
+    cells: tuple[MeasuredCell, ...]
+    warnings: tuple[str, ...]
+    """One per file that could not be used, and per dataset whose runs should not be compared."""
+    longtail: tuple[LongTailCell, ...] = ()
+    """Cells of long-tailed runs, which have a table of their own."""
+
+    def at(self, place: Place) -> list[MeasuredCell]:
+        """Cells of a dataset and memory size, and those of methods that keep none."""
+        found = [cell for cell in self.cells if cell.config.dataset == place.dataset]
+        return [cell for cell in found if cell.place.memory in (place.memory, 0)]
+
+    @property
+    def places(self) -> list[Place]:
+        """Every dataset and memory size with runs, in the order of tables."""
+        return list(dict.fromkeys(cell.place for cell in self.cells if cell.place.memory))
+
+
+def memory_of(config: RunConfig) -> int:
+    return config.learner.memory if method(config.method).memory else 0
+
+
+def title_of(dataset: str) -> str:
+    """The name of a dataset on pages and in tables and figures."""
+    return CATALOG[dataset].title if dataset in CATALOG else escaped(Path(dataset).stem)
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """``loss=ce regulariser=none``, as ``--set`` takes it."""
+    return " ".join(f"{name}={as_argument(value)}" for name, value in settings.items())
+
+
+def pick(cells: Iterable[MeasuredCell]) -> MeasuredCell | None:
+    """The cell to show of several for one place: most seeds first, then the precision that most of the table has."""
+    return min(cells, key=lambda c: (-len(c.runs), not c.common, "precision" in c.changed, c.name), default=None)

@@ -1,0 +1,43 @@
+"""Measured and published numbers as text."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ocil.evaluation.measures import Estimate
+from ocil.report.papers import Published
+
+
+def percent(value: Estimate | None) -> str:
+    """``42.3 ± 0.4``; without an interval where there is one seed."""
+    if value is None:
+        return "-"
+    if value.interval is None:
+        return f"{100 * value.mean:z.1f} (one seed)"
+    return f"{100 * value.mean:z.1f} ± {100 * value.interval:.1f}"
+
+
+def published_percent(number: Published | None) -> str:
+    if number is None:
+        return "-"
+    return f"{number.mean:.1f}" if number.interval is None else f"{number.mean:.1f} ± {number.interval:.1f}"
+
+
+def points(difference: float | None) -> str:
+    """A difference in points, with its sign. Never ``-0.0``."""
+    return "-" if difference is None else f"{difference:+z.1f}"
+
+
+def versions(environment: Mapping[str, Any]) -> str:
+    """The versions that a run was measured with."""
+    return ", ".join(f"{name} {environment[name]}" for name in ("ocil", "torch", "python") if name in environment)
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,0 +1,222 @@
+"""Figures of what was measured. Each function makes one figure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from ocil.evaluation.measures import Estimate
+from ocil.report.cells import MeasuredCell
+from ocil.report.style import COLOURS, INK, LINES, MARKERS, PALETTE, STYLE, Look, new_figure
+from ocil.runs.results import Summary
+from ocil.text import escaped
+
+OUTSIDE: Any = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}  # a legend to the right of the axes
+Box = tuple[float, float, float, float]  # left, low, right, high
+
+
+def accuracy_after_each_task(summaries: Sequence[Summary], names: Sequence[str] | None = None) -> Figure:
+    """Mean accuracy over the classes shown so far, with its 95 % confidence interval, one line per method.
+
+    ``names`` are for the legend, where they are not the labels of the methods.
+    """
+    names = [summary.config.label for summary in summaries] if names is None else names
+    with mpl.rc_context(STYLE):
+        figure, (axes,) = new_figure()
+        for number, (summary, name) in enumerate(zip(summaries, names, strict=True)):
+            again, place = divmod(number, len(COLOURS))
+            look = Look(COLOURS[place], MARKERS[number % len(MARKERS)], LINES[again % len(LINES)])
+            points = summary.accuracy_curve
+            label = f"{name}  {100 * points[-1].mean:.1f} %"
+            _draw_curve(axes, points, look, label, alpha=0.15, markersize=5, linewidth=1.5)
+        config, seeds = summaries[0].config, len(summaries[0].average_accuracy.values)
+        memory = max(summary.config.learner.memory for summary in summaries)
+        title = f"{escaped(Path(config.dataset).stem)}, memory {memory}, {seeds} seed{'s' if seeds > 1 else ''}"
+        axes.set(xlabel="tasks learned", ylabel="accuracy on all classes so far, %", ylim=(0, 100), title=title)
+        axes.set_xticks(range(1, max(len(summary.accuracy_curve) for summary in summaries) + 1))
+        outside = {} if len(summaries) <= len(COLOURS) else OUTSIDE
+        axes.legend(frameon=False, title="at the end", **outside)
+        return figure
+
+
+def accuracy(curves: Mapping[str, Sequence[Estimate]]) -> Figure:
+    """Accuracy on the classes so far after each task; the best at the end comes first."""
+    figure, (axes,) = new_figure(7.2, 4.2)
+    highest = 0.0
+    for number, (name, points) in enumerate(sorted(curves.items(), key=lambda item: -item[1][-1].mean)):
+        _draw_curve(axes, points, Look.number(number), f"{name}  {100 * points[-1].mean:.1f}", alpha=0.12)
+        highest = max(highest, *(100 * point.mean for point in points))
+    top = min(100.0, 10 * np.ceil((highest + 3) / 10))
+    axes.set(xlabel="tasks learned", ylabel="accuracy on all classes so far, %", ylim=(0, top))
+    axes.set_xticks(range(1, max(map(len, curves.values())) + 1))
+    axes.legend(title="% at the end", **OUTSIDE)
+    return figure
+
+
+def _draw_curve(axes: Axes, points: Sequence[Estimate], look: Look, label: str, alpha: float, **options: float) -> None:
+    """Draw a line and its 95 % interval, a band of this ``alpha``, in percent."""
+    tasks = range(1, len(points) + 1)
+    mean = np.array([100 * point.mean for point in points])
+    spread = np.array([100 * (point.interval or 0.0) for point in points])
+    axes.plot(tasks, mean, look.line, **look.line_options | options, label=label)
+    low, high = (mean - spread).clip(0, 100), (mean + spread).clip(0, 100)
+    axes.fill_between(tasks, low, high, color=look.colour, alpha=alpha, linewidth=0)
+
+
+def old_and_new(cells: Mapping[str, MeasuredCell], quantity: str, ylabel: str) -> Figure:
+    """A mean over old and over new classes after each task, one colour per method."""
+    figure, (axes,) = new_figure(6.4, 3.8)
+    longest = 1
+    for number, (name, cell) in enumerate(cells.items()):
+        look = Look.number(number)
+        for age, line in (("new", "-"), ("old", "--")):
+            means = cell.over_seeds(f"{quantity}_{age}")
+            longest = max(longest, len(means))
+            axes.plot(range(1, len(means) + 1), means, line, **look.line_options, label=f"{name}, {age} classes")
+    axes.axhline(0, color=INK, linewidth=0.8)
+    axes.set(xlabel="tasks learned", ylabel=ylabel)
+    axes.set_xticks(range(1, longest + 1))
+    axes.legend(**OUTSIDE)
+    return figure
+
+
+def sample_types(cells: Mapping[str, MeasuredCell]) -> Figure:
+    figure, panels = new_figure(8.4, 3.2, columns=3)
+    kinds = {"hard": "below 0.3", "ambiguous": "0.3 to 0.6", "easy": "above 0.6"}
+    for axes, (kind, scores) in zip(panels, kinds.items(), strict=True):
+        for number, (name, cell) in enumerate(cells.items()):
+            look, counts = Look.number(number), cell.over_seeds(kind)
+            axes.plot(range(1, len(counts) + 1), counts, **look.line_options, label=name)
+        axes.set(xlabel="tasks learned", title=f"{kind}: {scores}")
+        axes.set_ylim(bottom=0)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    panels[0].set_ylabel("training samples of new classes")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(cells))
+    return figure
+
+
+def balance(points: Mapping[str, tuple[Estimate, Estimate]]) -> Figure:
+    """Forgetting over intransigence; the lower left is best."""
+    figure, (axes,) = new_figure(6.8, 4.8)
+    spots = [(100 * x.mean, 100 * y.mean) for x, y in points.values()]
+    for number, (spot, (x, y)) in enumerate(zip(spots, points.values(), strict=True)):
+        options = Look.number(number).line_options | {"markersize": 6, "linewidth": 0.8, "alpha": 0.95}
+        axes.errorbar(spot[0], spot[1], xerr=100 * (x.interval or 0), yerr=100 * (y.interval or 0), **options)
+    axes.set(xlabel="average intransigence, %", ylabel="average forgetting, %")
+    axes.margins(0.12)
+    _name_points(figure, axes, spots, list(points))
+    return figure
+
+
+def _name_points(figure: Figure, axes: Axes, spots: Sequence[tuple[float, float]], names: Sequence[str]) -> None:
+    """Write each name next to its point, on the side where it covers least of what is there already."""
+    figure.draw_without_rendering()  # settles the layout, so that places can be computed
+    points = figure.dpi / 72
+    size, away = 8.5, 6.0
+    places = [axes.transData.transform(spot) / points for spot in spots]
+    taken: list[Box] = [(x - 4, y - 4, x + 4, y + 4) for x, y in places]
+    for spot, (x, y), name in zip(spots, places, names, strict=True):
+        wide, high = 0.58 * size * len(name), 1.2 * size
+        boxes: dict[tuple[int, int], Box] = {}
+        for across, up in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1)):
+            left = x + away * across - wide * (1 - across) / 2
+            low = y + away * up - high * (1 - up) / 2
+            boxes[across, up] = (left, low, left + wide, low + high)
+        across, up = min(boxes, key=lambda side: sum(_shared(boxes[side], other) for other in taken))
+        taken.append(boxes[across, up])
+        sides: dict[str, Any] = {"ha": ("center", "left", "right")[across], "va": ("center", "bottom", "top")[up]}
+        axes.annotate(name, spot, (away * across, away * up), textcoords="offset points", fontsize=size, **sides)
+
+
+def _shared(a: Box, b: Box) -> float:
+    """Area that two boxes have in common."""
+    return max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
+
+
+def running_time(times: Mapping[str, Estimate]) -> Figure:
+    figure, (axes,) = new_figure(6.8, 0.9 + 0.26 * len(times))
+    names = sorted(times, key=lambda name: -times[name].mean)
+    seconds = [times[name].mean for name in names]
+    axes.barh(range(len(names)), seconds, color=PALETTE[0], height=0.66)
+    for number, value in enumerate(seconds):
+        axes.annotate(f"{value:.1f}", (value, number), (4, 0), textcoords="offset points", va="center", fontsize=8.5)
+    axes.set_yticks(range(len(names)), names)
+    axes.set(xlabel="wall seconds of a run")
+    axes.margins(x=0.1, y=0.5 / max(1, len(names)))
+    axes.grid(False, axis="y")
+    return figure
+
+
+def memory_batch(curves: Mapping[str, Mapping[int, Estimate]]) -> Figure:
+    figure, (axes,) = new_figure(6.0, 3.6)
+    sizes = sorted({size for curve in curves.values() for size in curve})
+    for number, (name, curve) in enumerate(curves.items()):
+        look, at = Look.number(number), sorted(curve)
+        axes.errorbar(
+            at,
+            [100 * curve[size].mean for size in at],
+            yerr=[100 * (curve[size].interval or 0) for size in at],
+            **look.line_options | {"markersize": 5},
+            capsize=2,
+            label=name,
+        )
+    axes.set_xscale("log")
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.set_xticks([], minor=True)
+    axes.set(xlabel="images drawn from the memory per step", ylabel="accuracy, %")
+    axes.legend()
+    return figure
+
+
+def differences(rows: Mapping[str, tuple[float, float | None]]) -> Figure:
+    """Measured less published. A bar is the sum of both intervals, so it reaches zero where they overlap."""
+    figure, (axes,) = new_figure(6.8, 1.0 + 0.24 * len(rows))
+    for number, (difference, reach) in enumerate(reversed(list(rows.values()))):
+        colour, marker = (PALETTE[1], "D") if reach is not None and abs(difference) > reach else (PALETTE[0], "o")
+        axes.errorbar(difference, number, xerr=reach, color=colour, marker=marker, markersize=4.5, linewidth=1)
+    axes.axvline(0, color=INK, linewidth=1)
+    axes.set_yticks(range(len(rows)), list(rows)[::-1])
+    axes.set(xlabel="measured less published, points of accuracy")
+    axes.margins(y=0.7 / max(1, len(rows)))
+    return figure
+
+
+@dataclass(frozen=True)
+class Example:
+    """A training image and the score of its true class, by each run."""
+
+    image: NDArray[np.uint8]
+    scores: Mapping[str, float]
+    name: str
+
+
+def examples(groups: Mapping[str, Sequence[Example]]) -> Figure:
+    """A row of images for each kind of sample."""
+    across = max(1, *(len(group) for group in groups.values()))
+    lines = max((len(example.scores) for group in groups.values() for example in group), default=1)
+    figure = Figure(figsize=(0.95 * across + 0.9, (1.2 + 0.15 * lines) * len(groups)), layout="constrained")
+    grid = figure.subplots(len(groups), across, squeeze=False)
+    for row, (kind, group) in zip(grid, groups.items(), strict=True):
+        for axes in row:
+            axes.set_xticks([])
+            axes.set_yticks([])
+            axes.grid(False)
+            for edge in axes.spines.values():
+                edge.set_visible(False)
+        row[0].set_ylabel(kind, rotation=0, ha="right", va="center")
+        for axes, example in zip(row, group, strict=False):
+            image = example.image
+            axes.imshow(image[..., 0] if image.shape[-1] == 1 else image, cmap="gray", vmin=0, vmax=255)
+            name = "".join(letter for letter in example.name if letter.isprintable())
+            name = name if len(name) <= 14 else f"{name[:13]}…"
+            scores = [f"{score:.2f}" if lines == 1 else f"{run} {score:.2f}" for run, score in example.scores.items()]
+            axes.set_title("\n".join(scores), fontsize=9 if lines == 1 else 7, pad=3)
+            axes.set_xlabel(name, fontsize=7, labelpad=2)
+    return figure

@@ -1,0 +1,224 @@
+"""Tables of results: comparisons with a paper, every cell, and the few cells of one command."""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ocil.evaluation.measures import Estimate
+from ocil.report.cells import MeasuredCell, settings_text, title_of
+from ocil.report.comparison import ComparedRow, ComparedTable, Comparison, Grid, difference, overlap, published_accuracy
+from ocil.report.formatting import count, duration, percent, points, published_percent
+from ocil.report.papers import ACCURACY, MEASURE_HEADINGS, ColumnKey, Paper
+from ocil.report.table import Column, Document, Row, Table, Value, columns, verdict
+from ocil.runs.results import Summary
+from ocil.text import escaped
+
+TEXT = {"source", "cell", "dataset", "variant", "method", "row", "measure", "settings", "device", "command"}
+_NUMBERS = ("seeds", "mean", "interval", "published", "published_interval", "difference")
+ALL_METHODS_RECORD = ("dataset", "memory", "method", "review", *_NUMBERS, "wall_seconds", "device")
+COMPARED_RECORD = ("dataset", "memory", "row", "measure", *_NUMBERS, "overlap", "wall_seconds", "device")
+CELL_RECORD = (
+    *("cell", "dataset", "memory", "method", "review", "settings", *_NUMBERS, "overlap"),
+    *("forgetting", "forgetting_interval", "intransigence", "intransigence_interval"),
+    *("wall_seconds", "device", "command"),
+)
+LEGEND = "Best in bold, second underlined."
+PUBLISHED_LEGEND = " In brackets: published, difference, whether the intervals overlap."
+
+
+def summary_table(summaries: Sequence[Summary]) -> Table:
+    """A row per cell, as ``ocil run`` and ``ocil compare`` print it."""
+    seeds = max(len(summary.average_accuracy.values) for summary in summaries)
+    spread = f"{seeds} seeds (mean ± 95 % interval)" if seeds > 1 else "one seed, so no interval"
+    return Table(
+        f"{escaped(Path(summaries[0].config.dataset).stem)}, {spread}",
+        columns("method", "memory", "accuracy %", "forgetting %", "intransigence %", "time / run", text=("method",)),
+        tuple(
+            Row.of(
+                summary.config.label,
+                summary.config.learner.memory or "-",
+                percent(summary.average_accuracy),
+                percent(summary.average_forgetting),
+                percent(summary.average_intransigence),
+                duration(summary.wall_seconds.mean),
+            )
+            for summary in summaries
+        ),
+    )
+
+
+def compared_document(compared: ComparedTable) -> Document:
+    """A table per dataset; as CSV a line per number."""
+    spec = compared.table
+    rows = [(row, number) for grid in compared.grids for row in grid.all_rows for number in row.numbers]
+    if spec.all_methods:
+        named = ((_all_methods_record(row) | _numbers(number)) for row, number in rows)
+        records = record_table(ALL_METHODS_RECORD, named)
+    else:
+        records = record_table(COMPARED_RECORD, ({"row": row.name} | _numbers(number) for row, number in rows))
+    tables = tuple(_grid_table(grid, spec.heading) for grid in compared.grids)
+    legend = LEGEND + (PUBLISHED_LEGEND if any(number.published for _, number in rows) else "")
+    return Document(spec.name, spec.title, tables, records, spec.caption, legend)
+
+
+def _grid_table(grid: Grid, heading: str) -> Table:
+    kinds = [column.measure for column in grid.columns] or [ACCURACY]
+    heads = (Column(head, "compared", kind != ACCURACY) for head, kind in zip(grid.headings, kinds, strict=True))
+    return Table(
+        grid.title,
+        (Column(heading), *heads),
+        tuple(
+            Row.of(row.name, *(_value(number, grid.usual_seeds) for number in row.numbers), bound=bound)
+            for bound, rows in ((True, grid.bounds), (False, grid.rows))
+            for row in rows
+        ),
+        f"{_precisions(grid)} {_seeds(grid)}" if grid.measured else "Nothing measured.",
+    )
+
+
+def _value(number: Comparison, usual_seeds: int) -> Value:
+    published = published_percent(number.published) if number.published else ""
+    if number.value is None or number.cell is None:
+        return Value("", "", published=published)
+    notes = [str(number.cell.changed["precision"])] if "precision" in number.cell.changed else []
+    if number.seeds not in (1, usual_seeds):  # one seed is named with the number itself
+        notes.append(f"{number.seeds} seeds")
+    return Value(
+        percent(number.value),
+        f"{100 * number.value.mean:.4f}",
+        number.rank,
+        published,
+        "" if number.difference is None else points(number.difference),
+        number.overlap,
+        ", ".join(notes),
+        anchor(number.cell.name),
+    )
+
+
+def _precisions(grid: Grid) -> str:
+    """One sentence on what was computed in which precision."""
+    rows: dict[str, dict[str, None]] = {}
+    for row in grid.all_rows:
+        for number in row.numbers:
+            if number.cell is not None:
+                rows.setdefault(number.cell.config.learner.precision, {})[row.name] = None
+    first, *others = sorted(rows, key=lambda name: (-len(rows[name]), name))
+    return "; ".join([f"Precision {first}", *(f"{name}: {', '.join(rows[name])}" for name in others)]) + "."
+
+
+def _seeds(grid: Grid) -> str:
+    """One sentence on how many seeds the numbers are over: that of most, then the others by name."""
+    others: dict[int, list[str]] = {}
+    for row in grid.all_rows:
+        places: dict[int, list[str]] = {}
+        for heading, number in zip(grid.headings, row.numbers, strict=False):
+            places.setdefault(number.seeds, []).append(heading)
+        places.pop(0, None)
+        for seeds, headings in places.items():
+            name = row.name if len(places) == 1 else f"{row.name} ({', '.join(headings)})"
+            others.setdefault(seeds, []).append(name)
+    others.pop(grid.usual_seeds, None)
+    words = [f"{count(seeds, 'seed')}: {', '.join(others[seeds])}" for seeds in sorted(others, reverse=True)]
+    return "; ".join([count(grid.usual_seeds, "seed"), *words]) + "."
+
+
+def cells_document(cells: Sequence[MeasuredCell], paper: Paper) -> Document:
+    """Every cell that was found."""
+    records = record_table(CELL_RECORD, (_cell_record(cell, paper) for cell in cells))
+    return Document("cells", "Every cell", (cells_table(cells, paper),), records, formats=("md", "csv"))
+
+
+def cells_table(cells: Iterable[MeasuredCell], paper: Paper) -> Table:
+    heads = (
+        *(Column("dataset", "dataset"), Column("memory", "number"), Column("method"), Column("settings", "settings")),
+        *columns("seeds", "accuracy %", "published %", "difference"),
+        *(Column(f"{name} %", "number", lower_is_better=True) for name in ("forgetting", "intransigence")),
+        *(Column("time / run", "number", lower_is_better=True), Column("device"), Column("command")),
+    )
+    return Table("", heads, tuple(_cell_row(cell, paper) for cell in cells))
+
+
+def _cell_row(cell: MeasuredCell, paper: Paper) -> Row:
+    summary, published = cell.summary, published_accuracy(cell, paper)
+    change, meets = difference(summary.average_accuracy, published), overlap(summary.average_accuracy, published)
+    settings, memory, seconds = settings_text(cell.changed), cell.place.memory, summary.wall_seconds.mean
+    return Row.of(
+        title_of(cell.config.dataset),
+        Value(str(memory or "-"), str(memory)),
+        Value(cell.config.label, anchor=anchor(cell.name)),
+        Value(settings or "-", settings),
+        len(cell.runs),
+        estimate_value(summary.average_accuracy),
+        Value(published_percent(published), str(published.mean) if published else ""),
+        Value(f"{points(change)} {verdict(meets)}".strip(), "" if change is None else f"{change:.4f}", overlap=meets),
+        estimate_value(summary.average_forgetting),
+        estimate_value(summary.average_intransigence),
+        Value(duration(seconds), f"{seconds:.3f}"),
+        cell.devices,
+        cell.command,
+    )
+
+
+def estimate_value(value: Estimate | None) -> Value:
+    return Value(percent(value), "" if value is None else f"{100 * value.mean:.4f}")
+
+
+def anchor(cell: str) -> str:
+    """The address of a cell on the page, safe whatever the dataset is called."""
+    return f"cell-{hashlib.sha256(cell.encode()).hexdigest()[:12]}"
+
+
+def record_table(titles: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Table:
+    """A table for CSV: a line per row, empty where a row has nothing."""
+    return Table(
+        "", columns(*titles, text=TEXT), tuple(Row.of(*(row.get(title, "") for title in titles)) for row in rows)
+    )
+
+
+def _all_methods_record(row: ComparedRow) -> dict[str, str]:
+    return {"method": f"{row.method} {row.settings}".strip(), "review": str(row.review).lower()}
+
+
+def _cell_record(cell: MeasuredCell, paper: Paper) -> dict[str, Any]:
+    config = cell.config
+    column = ColumnKey(config.dataset, cell.place.memory)
+    found = _numbers(Comparison(column, cell, published_accuracy(cell, paper)))
+    for name in ("forgetting", "intransigence"):
+        value: Estimate | None = getattr(cell.summary, f"average_{name}")
+        found |= {name: exact(value), f"{name}_interval": exact_interval(value)}
+    return found | {
+        "cell": cell.name,
+        "method": config.method,
+        "review": str(config.learner.review).lower(),
+        "settings": settings_text(cell.changed),
+        "command": cell.command,
+    }
+
+
+def _numbers(number: Comparison) -> dict[str, Any]:
+    cell = number.cell if number.value is not None else None
+    published = number.published
+    return {
+        "dataset": number.column.dataset,
+        "memory": number.column.memory,
+        "measure": MEASURE_HEADINGS[number.column.measure],
+        "seeds": number.seeds,
+        "mean": exact(number.value),
+        "interval": exact_interval(number.value),
+        "published": published.mean if published else "",
+        "published_interval": published.interval if published and published.interval is not None else "",
+        "difference": "" if number.difference is None else f"{number.difference:z.3f}",
+        "overlap": "" if number.overlap is None else str(number.overlap).lower(),
+        "wall_seconds": f"{cell.summary.wall_seconds.mean:.3f}" if cell else "",
+        "device": cell.devices if cell else "",
+    }
+
+
+def exact(value: Estimate | None) -> str:
+    """The mean in percent with three digits, for programs."""
+    return "" if value is None else f"{100 * value.mean:z.3f}"
+
+
+def exact_interval(value: Estimate | None) -> str:
+    return "" if value is None or value.interval is None else f"{100 * value.interval:.3f}"

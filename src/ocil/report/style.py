@@ -1,0 +1,89 @@
+"""How figures look, and how they are rendered and saved."""
+
+import io
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ocil.files import atomic_write
+
+INK, RULE, PAPER = "#1f2328", "#e3e3df", "#ffffff"
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # safe for colour-blind readers
+MARKERS = "osD^vP*"
+LINES = ("-", "--", ":")
+STYLE: Any = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e5e5e5",
+    "axes.axisbelow": True,
+    "svg.hashsalt": "ocil",  # the same figure gives the same bytes
+    "text.parse_math": False,  # a name from a file is not a formula
+}
+REPORT_STYLE: Any = STYLE | {
+    "svg.fonttype": "none",  # text stays text: it can be searched
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": RULE,
+    "figure.facecolor": PAPER,
+    "axes.facecolor": "none",
+    "axes.titlesize": 10,
+    "legend.facecolor": "none",
+    "legend.frameon": False,
+}
+PALETTE = (*COLOURS[:-1], INK)
+
+
+@dataclass(frozen=True)
+class Look:
+    """Colour, marker and style of one line in a figure."""
+
+    colour: str
+    marker: str
+    line: str
+
+    @property
+    def line_options(self) -> dict[str, Any]:
+        """Options of ``Axes.plot`` and ``Axes.errorbar``."""
+        return {"color": self.colour, "marker": self.marker, "markersize": 4.5, "linewidth": 1.4}
+
+    @classmethod
+    def number(cls, n: int) -> "Look":
+        again = n // len(PALETTE)  # the same colour once more, with another marker and line
+        return cls(PALETTE[n % len(PALETTE)], MARKERS[(n + again) % len(MARKERS)], LINES[again % len(LINES)])
+
+
+def new_figure(width: float = 6.4, height: float = 4.0, columns: int = 1) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, list(np.atleast_1d(figure.subplots(1, columns)))
+
+
+def render(paint: Callable[..., Figure], *args: Any) -> str:
+    """The SVG of the figure that ``paint`` makes, in the style of reports: equal bytes for equal numbers."""
+    with mpl.rc_context(REPORT_STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the reader's font has it, where ours has not
+        file = io.StringIO()
+        paint(*args).savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue()
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write by atomic rename; the suffix chooses PNG or SVG."""
+    metadata = {"Date": None} if path.suffix == ".svg" else {}
+    try:
+        with mpl.rc_context(STYLE), atomic_write(path) as file:
+            figure.savefig(file, format=path.suffix[1:], dpi=150, metadata=metadata)
+    finally:
+        plt.close(figure)

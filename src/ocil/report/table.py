@@ -1,0 +1,387 @@
+"""One model of a table, and one writer each for Markdown, CSV, LaTeX, HTML and a terminal.
+
+A table holds plain text. Names in it may come from anywhere, so each writer escapes them in its own way.
+"""
+
+import csv as csv_module
+import html as html_module
+import io
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from ocil.text import escaped
+
+if TYPE_CHECKING:
+    from rich.table import Table as TerminalTable
+    from rich.text import Text
+
+Lines = Literal["all", "head", "none"]
+MINUS = "−"
+NOT_MEASURED = "not measured"
+
+
+@dataclass(frozen=True)
+class Column:
+    title: str
+    kind: str = "text"
+    """``text``, ``number``, ``compared`` (measured with what was published), ``code``, ``settings``, ``dataset`` or
+    ``path``. A spreadsheet gets no formula from a column that is not of numbers."""
+    lower_is_better: bool = False
+
+
+@dataclass(frozen=True)
+class Value:
+    """One value of a table. An empty text means that there is none, or that nothing was measured."""
+
+    text: str
+    sort: str | None = None
+    """What to sort by, where that is not the text."""
+    rank: int = 0
+    """1 for the best of a column, 2 for the second, 0 for the others."""
+    published: str = ""
+    difference: str = ""
+    overlap: bool | None = None
+    """Whether the measured and the published interval overlap; None where that is not known."""
+    note: str = ""
+    """A remark after the number, in HTML only."""
+    anchor: str = ""
+    """What the text links to on the same page, in HTML only."""
+
+
+@dataclass(frozen=True)
+class Row:
+    values: tuple[Value, ...]
+    """One per column, or a name and a single value that holds for all other columns."""
+    bound: bool = False
+    """Whether the row is a bound of the others: it is set apart above them and is not sorted."""
+
+    @classmethod
+    def of(cls, *values: object, bound: bool = False) -> "Row":
+        return cls(tuple(v if isinstance(v, Value) else Value(str(v)) for v in values), bound)
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    note: str = ""
+    """Text above the table in Markdown, in its caption in LaTeX."""
+    remarks: tuple[str, ...] = ()
+    """A list below the table, except in LaTeX."""
+
+    @property
+    def empty(self) -> bool:
+        return not any(value.text for row in self.rows for value in row.values[1:])
+
+    def select(self, *titles: str) -> "Table":
+        """The columns with these titles, in this order."""
+        places = [[column.title for column in self.columns].index(title) for title in titles]
+        rows = (replace(row, values=tuple(row.values[place] for place in places)) for row in self.rows)
+        return replace(self, columns=tuple(self.columns[place] for place in places), rows=tuple(rows))
+
+    def transposed(self) -> "Table":
+        """A row per column, for a narrow terminal."""
+        first, *others = self.columns
+        names = (Column(row.values[0].text) for row in self.rows)
+        rows = [_all_values(row, self) for row in self.rows]
+        turned = (Row.of(column.title, *(row[n] for row in rows)) for n, column in enumerate(others, 1))
+        return replace(self, columns=(first, *names), rows=tuple(turned))
+
+
+@dataclass(frozen=True)
+class Document:
+    """Tables that share a file per format: ``NAME.md``, ``NAME.tex``, and with a line per number ``NAME.csv``."""
+
+    name: str
+    title: str
+    tables: tuple[Table, ...]
+    records: Table
+    caption: str = ""
+    legend: str = ""
+    """How to read the tables, in Markdown only."""
+    formats: tuple[str, ...] = ("md", "csv", "tex")
+
+    def files(self) -> dict[str, str]:
+        """File names and contents."""
+        writers = {"md": lambda: markdown(self), "csv": lambda: csv(self.records), "tex": lambda: latex(self)}
+        return {f"{self.name}.{ending}": writers[ending]() for ending in self.formats}
+
+
+def verdict(overlap: bool | None) -> str:
+    """Whether two intervals overlap, in a word; empty where one of them is not known."""
+    return {True: "overlap", False: "apart", None: ""}[overlap]
+
+
+def _all_values(row: Row, table: Table) -> tuple[Value, ...]:
+    """One per column: a single value is repeated."""
+    name, *values = row.values
+    return (name, *(values * (len(table.columns) - 1) if len(values) == 1 else values))
+
+
+# Markdown
+
+
+def markdown(document: Document) -> str:
+    texts = (f"# {document.title}", document.caption, document.legend)
+    parts = [markdown_text(text) for text in texts if text]
+    return "\n\n".join([*parts, *(markdown_table(table) for table in document.tables)]) + "\n"
+
+
+def markdown_table(table: Table, level: int = 2) -> str:
+    """The table below its title, a heading of this level; 0 makes it a paragraph. It does not end in a newline."""
+    heads = [markdown_text(column.title) for column in table.columns]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for row in table.rows:
+        values = zip(_all_values(row, table), table.columns, strict=True)
+        lines.append("| " + " | ".join(_markdown_value(value, column) for value, column in values) + " |")
+    title = f"{'#' * level} {markdown_text(table.title)}".strip() if table.title else ""
+    remarks = "\n".join(f"- {markdown_text(remark)}" for remark in table.remarks)
+    return "\n\n".join(filter(None, (title, markdown_text(table.note), "\n".join(lines), remarks)))
+
+
+def _markdown_value(value: Value, column: Column) -> str:
+    text = f"`{value.text}`" if column.kind == "code" else markdown_text(value.text)
+    if column.kind != "compared":
+        return text
+    text = {1: f"**{text}**", 2: f"<u>{text}</u>"}.get(value.rank, text) or NOT_MEASURED
+    more = ", ".join(filter(None, (value.published, value.difference, verdict(value.overlap))))
+    return f"{text} ({more})" if more else text
+
+
+def markdown_text(text: str) -> str:
+    text = html_module.escape(escaped(" ".join(text.split())), quote=False)
+    return re.sub(r"([\\|`*\[\]])", r"\\\1", text)
+
+
+# CSV
+
+
+def csv(table: Table) -> str:
+    file = io.StringIO()
+    writer = csv_module.writer(file, lineterminator="\n")
+    writer.writerow(column.title for column in table.columns)
+    for row in table.rows:
+        pairs = zip(row.values, table.columns, strict=True)
+        writer.writerow(v.text if column.kind == "number" else csv_text(v.text) for v, column in pairs)
+    return file.getvalue()
+
+
+def csv_text(text: str) -> str:
+    """Escape what a spreadsheet would take for a formula, with or without blanks before it."""
+    formula = text.lstrip().startswith(("=", "+", "-", "@")) or text.startswith(("\t", "\r", "\n"))
+    return f"'{escaped(text)}" if formula else escaped(text)
+
+
+# LaTeX
+
+
+def latex(document: Document) -> str:
+    """A float per table, for a document that loads booktabs and adjustbox.
+
+    A table with more than four columns spans both columns of a two-column page. What is wider than its place even in
+    small print is scaled down to it.
+    """
+    tables = [_latex_table(table, document) for table in document.tables if not table.empty]
+    return "\n".join(["% \\usepackage{booktabs,adjustbox}", *tables])
+
+
+def _latex_table(table: Table, document: Document) -> str:
+    published = any(value.published for row in table.rows for value in row.values)
+    compared = [published and column.kind == "compared" for column in table.columns]
+    words = [f"{latex_text(document.title)}. {latex_text(table.title)}.", latex_text(document.caption)]
+    words += [latex_text(table.note)]
+    if any(column.kind == "compared" for column in table.columns):
+        words += ["Best in bold, second underlined; --: not measured."]
+    if published:
+        words += [r"$^{*}$: the intervals do not overlap."]
+    forms = {"compared": "rrr" if published else "r", "number": "r"}
+    form = "".join(forms.get(column.kind, "l") for column in table.columns)
+    kind = "table*" if len(form) > 4 else "table"
+    lines = [
+        rf"\begin{{{kind}}}",
+        r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",
+        rf"\caption{{{' '.join(filter(None, words))}}}",
+        r"\begin{adjustbox}{max width=\linewidth}",
+        rf"\begin{{tabular}}{{{form}}}",
+        r"\toprule",
+        *_latex_heads(table, compared),
+        r"\midrule",
+    ]
+    for row, before in zip(table.rows, (None, *table.rows), strict=False):
+        if before and before.bound and not row.bound:
+            lines.append(r"\midrule")
+        values = zip(_all_values(row, table), compared, strict=True)
+        lines.append(" & ".join(word for value, each in values for word in _latex_value(value, each)) + r" \\")
+    lines += [r"\bottomrule", r"\end{tabular}", r"\end{adjustbox}", rf"\end{{{kind}}}", ""]
+    return "\n".join(lines)
+
+
+def _latex_heads(table: Table, compared: list[bool]) -> list[str]:
+    titles = [latex_text(column.title) for column in table.columns]
+    if not any(compared):
+        return [" & ".join(titles) + r" \\"]
+    groups, rules, below, place = [], [], [], 1
+    for title, each in zip(titles, compared, strict=True):
+        groups.append(rf"\multicolumn{{3}}{{c}}{{{title}}}" if each else title)
+        below += ["measured", "published", r"$\Delta$"] if each else [""]
+        rules += [rf"\cmidrule(lr){{{place}-{place + 2}}}"] if each else []
+        place += 3 if each else 1
+    return [" & ".join(groups) + r" \\", "".join(rules), " & ".join(below) + r" \\"]
+
+
+def _latex_value(value: Value, compared: bool) -> list[str]:
+    style = {1: "textbf", 2: "underline"}.get(value.rank)
+    text = _latex_number(value.text) or "--"
+    text = rf"\{style}{{{text}}}" if style else text
+    star = "^{*}" if value.overlap is False else ""
+    change = f"${value.difference}{star}$" if value.difference else ""
+    return [text, _latex_number(value.published), change] if compared else [text]
+
+
+def _latex_number(text: str) -> str:
+    """The text with a minus sign in place of a leading hyphen."""
+    return re.sub(r"^-(?=\d)", "$-$", latex_text(text))
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "“": "``",
+    "”": "''",
+    "’": "'",
+    **{letter: f"\\{letter}" for letter in "{}$&#_%"},
+}
+
+
+def latex_text(text: str) -> str:
+    return "".join(_LATEX.get(letter, letter) for letter in " ".join(text.split()) if letter.isprintable())
+
+
+# HTML
+
+
+def html(table: Table, label: str, kind: str = "list", scroll: str = "scroll") -> str:
+    """A table that scrolls inside its own place. ``label`` names it for those who cannot see it; ``kind`` and
+    ``scroll`` are classes of the page's style, and a ``sortable`` one is sorted by the page's script."""
+    heads = "".join(
+        f'<th scope="col"{_attribute("data-kind", "number" if _is_number(column) else "")}'
+        f"{_attribute('data-first', 'ascending' if column.lower_is_better else '')}>{_html_text(column.title)}</th>"
+        for column in table.columns
+    )
+    bodies = []
+    for bound in (True, False):
+        rows = [_html_row(row, table) for row in table.rows if row.bound == bound]
+        if rows or not bound:
+            bodies += ['<tbody class="fixed">' if bound else "<tbody>", *rows, "</tbody>"]
+    place = f'<div class="{scroll}" role="region" tabindex="0"{_attribute("aria-label", label)}>'
+    head = f'<table class="{kind}">\n<thead><tr>{heads}</tr></thead>'
+    return "\n".join([place, head, *bodies, "</table>", "</div>"])
+
+
+def _html_row(row: Row, table: Table) -> str:
+    name, *values = row.values
+    span = len(table.columns) - 1 if len(values) < len(table.columns) - 1 else 1
+    columns = table.columns[1:] if span == 1 else table.columns[1:2]
+    sort = _attribute("data-sort", name.sort or name.text)
+    words = [f'<th scope="row"{sort}>{_linked(name, table.columns[0])}</th>']
+    for value, column in zip(values, columns, strict=True):
+        attributes = f' colspan="{span}"' if span > 1 else ""
+        if _is_number(column) or value.sort is not None:
+            sort = value.text if value.sort is None else value.sort
+            attributes += f' data-sort="{_html_text(sort)}"'
+        kinds = [column.kind] if column.kind not in ("text", "compared") else []
+        if column.kind == "compared":
+            kinds += [] if value.text else ["none"]
+            content = _html_compared(value, column)
+        else:
+            kinds += ["apart"] if value.overlap is False else []
+            content = _linked(value, column)
+        words.append(f"<td{attributes}{_attribute('class', ' '.join(kinds))}>{content}</td>")
+    return f"<tr>{''.join(words)}</tr>"
+
+
+def _html_compared(value: Value, column: Column) -> str:
+    if value.text:
+        classes = {1: "value best", 2: "value second"}.get(value.rank, "value")
+        text = _linked(value, column, classes)
+        text += f' <span class="note">{_html_text(value.note)}</span>' if value.note else ""
+    else:
+        text = f'<span class="value">{NOT_MEASURED}</span>'
+    if not value.published:
+        return text
+    kind = verdict(value.overlap)
+    words = f"{value.difference.replace('-', MINUS)} {kind}".strip()
+    change = f' <span class="difference {kind}">{words}</span>' if value.difference else ""
+    published = _html_text(value.published.replace("-", MINUS))
+    return f'{text}<span class="paper">paper {published}{change}</span>'
+
+
+def _linked(value: Value, column: Column, classes: str = "") -> str:
+    text = "–" if value.text == "-" else value.text
+    text = _html_text(text.replace("-", MINUS) if _is_number(column) else text)
+    if not value.anchor:
+        return f'<span class="{classes}">{text}</span>' if classes else text
+    return f'<a{_attribute("class", classes)} href="#{value.anchor}" data-cell="{value.anchor}">{text}</a>'
+
+
+def _is_number(column: Column) -> bool:
+    return column.kind in ("number", "compared")
+
+
+def _attribute(name: str, value: str) -> str:
+    return f' {name}="{_html_text(value)}"' if value else ""
+
+
+def _html_text(text: str) -> str:
+    return html_module.escape(text)
+
+
+# Terminal
+
+
+def terminal(
+    table: Table, narrow: bool = False, lines: Lines = "all", wrap: Literal["all", "last"] = "all"
+) -> "TerminalTable":
+    """The table for ``rich``'s console. Text that is too long for its column is wrapped.
+
+    ``narrow`` saves space: less of it between columns, and no remark that a number is of one seed. ``lines``: around
+    every value, below the head only, or none. ``wrap``: which columns may be narrower than their text.
+    """
+    from rich import box
+    from rich.table import Table as TerminalTable
+
+    left, right = {"all": (1, 1), "head": (0, 1), "none": (0, 2)}[lines]
+    shown = TerminalTable(
+        title=literal(table.title) if table.title else None,
+        title_justify="left" if lines == "none" else "center",
+        box={"all": box.HEAVY_HEAD, "head": box.SIMPLE, "none": None}[lines],
+        padding=(0, 1, 0, 0) if narrow else (0, right, 0, left),
+        pad_edge=not narrow,
+    )
+    for number, column in enumerate(table.columns, 1):
+        keep = wrap == "last" and number < len(table.columns)
+        shown.add_column(literal(column.title), overflow="fold", no_wrap=keep)
+    for row in table.rows:
+        texts = (value.text.removesuffix(" (one seed)" if narrow else "") for value in _all_values(row, table))
+        shown.add_row(*map(literal, texts))
+    return shown
+
+
+def literal(text: str) -> "Text":
+    """Text for ``rich`` in which neither markup nor control characters have an effect, except for line breaks."""
+    from rich.text import Text
+
+    return Text("\n".join(map(escaped, text.split("\n"))))
+
+
+def columns(*titles: str, text: Iterable[str] = ()) -> tuple[Column, ...]:
+    """Columns of numbers, except those whose titles are in ``text``."""
+    return tuple(Column(title, "text" if title in text else "number") for title in titles)

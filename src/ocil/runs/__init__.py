@@ -1,0 +1,13 @@
+"""One run: its configuration, its loop, its checkpoint, its folder and its result.
+
+``protocol``     what an engine needs to know about a run of any kind
+``stream_run``   the class-incremental run and its loop
+``config``       all settings of such a run, from words, files and defaults
+``build``        a learner from a configuration, and the check that one can be built
+``stepper``      the learner's steps as they are written; ``captured``: as CUDA graphs
+``folder``       lock, checkpoint and place of a run; ``naming``: what its folder is called
+``results``      what a finished run leaves, and means over seeds
+``environment``  device, versions, digests
+``fit``          how much GPU memory a run takes
+``trackers``     TensorBoard
+"""

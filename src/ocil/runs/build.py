@@ -1,0 +1,74 @@
+"""From a configuration to a learner, and checks of a configuration before anything is built from it."""
+
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from ocil.data import Dataset
+from ocil.errors import OcilError
+from ocil.evaluation.evaluator import Evaluator
+from ocil.learning.memory import refuse_what_cannot_fit
+from ocil.methods import method
+from ocil.methods.base import Learner
+from ocil.methods.config import Problem
+from ocil.methods.growth import capacity_for
+from ocil.networks import smallest_batch
+from ocil.runs.config import RunConfig, refuse_unknown, resolve
+from ocil.streams import Stream
+
+
+def build(config: RunConfig, dataset: Dataset, device: torch.device | str = "cpu") -> Learner:
+    """The learner of a configuration, before its first batch."""
+    classes = capacity_for(0) if config.learner.growing else dataset.num_classes + dataset.unseen
+    problem = Problem(dataset.image_shape, classes)
+    return method(config.method).load()(config.learner, problem, config.seed, device)
+
+
+def make_learner(
+    name: str,
+    dataset: Dataset,
+    *,
+    memory: int | None = None,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    **settings: Any,
+) -> Learner:
+    """A learner by its method's name, for images and classes like those of ``dataset``.
+
+    ``settings`` are fields of the method's config; those not given have the published or default value. ``batch_size``
+    is how many samples will arrive together, 10 by default: a memory must hold a batch.
+    """
+    refuse_unknown(name, settings, {field.name for field in fields(method(name).load().Config)} | {"batch_size"})
+    classes, train = dataset.num_classes, len(dataset.train_y)
+    config = resolve(name, dataset.name, memory=memory, seed=seed, settings=settings, classes=classes, train=train)
+    return build(config, dataset, device)
+
+
+def check(config: RunConfig, dataset: Dataset) -> None:
+    """Raise what a run would raise later: tasks without images, reviews that never come, a memory that is too large for
+    this machine.
+    """
+    stream = Stream(dataset, config.stream, config.seed)
+    Evaluator(stream)
+    learner = config.learner
+    gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+    refuse_what_cannot_fit(learner.memory, dataset.image_shape, [torch.device("cpu"), *gpus])
+    if learner.review and learner.review_every > len(stream):
+        raise OcilError(
+            f"review_every = {learner.review_every} is more than the {len(stream)} batches of the stream: "
+            "no review would come. Give a smaller one with --set review_every=N, or --no-review."
+        )
+    if learner.review and not learner.review_keep_last and learner.review_batch > learner.memory:
+        raise OcilError(
+            f"review_batch = {learner.review_batch} is more than memory = {learner.memory}: no review would have a "
+            f"whole batch. Give --set review_batch={learner.memory}, or --no-review."
+        )
+    smallest = min(last - first for first, last in stream.bounds)
+    if method(config.method).memory:
+        smallest = min(smallest, learner.memory_batch)
+    if smallest < smallest_batch(dataset.image_shape):
+        raise OcilError(
+            f"a batch of one image of {dataset.name} has no batch statistics: its images are too small. "
+            "Use another batch_size or memory_batch, or drop_last = true."
+        )

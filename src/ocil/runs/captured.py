@@ -1,0 +1,103 @@
+"""A learner's steps as CUDA graphs: recorded once, then replayed without Python and without waiting for the host.
+
+A method is capturable if ``learn`` in the steady state has static shapes, reads nothing back to the host and draws all
+randomness from ``learner.rng``. The conformance tests check that on a CPU.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ocil.methods.base import Learner
+from ocil.rng import Rng
+from ocil.runs.stepper import Stepper
+from ocil.streams import Stream
+
+
+class CapturedStepper(Stepper):
+    """Steps of one learner on a CUDA stream of its own, so that many learners share a device.
+
+    The first steps, while the memory fills, and those on incomplete batches are taken by calling the learner.
+    """
+
+    def __init__(self, learner: Learner, stream: Stream) -> None:
+        super().__init__(learner, stream)
+        device = learner.device
+        self.size = stream.config.batch_size
+        self.starts = torch.tensor([first for first, _ in stream.bounds], device=device)
+        self.within = torch.arange(self.size, device=device)
+        self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
+        self.next = -1  # the batch that the cursor on the device points to
+        self.variant = self._variant()
+        self.warm = False
+        self.step: torch.cuda.CUDAGraph | None = None
+        self.graphs: dict[tuple[str, int], tuple[Tensor, torch.cuda.CUDAGraph] | None] = {}
+
+    def learn(self, number: int) -> None:
+        first, last = self.stream.bounds[number]
+        self.meet(number)
+        self._follow_variant()
+        if last - first != self.size or (self.step is None and not self.warm):
+            # One step in the steady state is taken outside of a graph: it prepares what a graph may not prepare.
+            self.warm = last - first == self.size and self.learner.shapes_are_static()
+            super().learn(number)
+            return
+        if self.step is None:
+            self.step = self.record(self._learn_at_cursor)
+        if self.next != number:
+            self.cursor.fill_(number)
+        self.next = number + 1
+        self.step.replay()
+
+    def _learn_at_cursor(self) -> None:
+        index = self.stream.order[self.starts[self.cursor] + self.within]
+        self.learner.learn(self.stream.resident.train_x[index], self.stream.resident.train_y[index])
+        self.cursor += 1
+
+    def review(self, slots: Tensor) -> None:
+        self._on_slots("review", self.learner.review_step, slots)
+
+    def rehearse(self, slots: Tensor) -> None:
+        self._on_slots("rehearsal", self.learner.task_end_step, slots)
+
+    def _on_slots(self, kind: str, step: Callable[[Tensor], None], slots: Tensor) -> None:
+        """A step on memory slots. The first of a kind and size is taken outside of a graph, the second is recorded."""
+        self._follow_variant()
+        key = (kind, len(slots))
+        if key not in self.graphs:
+            self.graphs[key] = None
+            step(slots)
+            return
+        if (recorded := self.graphs[key]) is None:
+            fixed = slots.clone()
+            recorded = self.graphs[key] = (fixed, self.record(lambda: step(fixed)))
+        fixed, graph = recorded
+        fixed.copy_(slots)
+        graph.replay()
+
+    def _variant(self) -> tuple[int, int]:
+        """What a recording depends on: the variant of the step, and how many classes the tensors have room for."""
+        return self.learner.step_variant(), self.learner.problem.classes
+
+    def _follow_variant(self) -> None:
+        if (variant := self._variant()) != self.variant:
+            self.variant, self.warm, self.step = variant, False, None
+            self.graphs.clear()
+
+    def record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        return record(work, self.learner.rng)
+
+
+def record(work: Callable[[], None], rng: Rng) -> torch.cuda.CUDAGraph:
+    """Record work that draws from ``rng`` alone, on the current stream, which must not be the default one."""
+    graph = torch.cuda.CUDAGraph()
+    for generator in rng.generators.values():
+        graph.register_generator_state(generator)
+    torch.cuda.synchronize(rng.device)
+    graph.capture_begin()  # torch.cuda.graph would collect garbage each time, which adds up over many seeds
+    try:
+        work()
+    finally:
+        graph.capture_end()
+    return graph

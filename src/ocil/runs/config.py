@@ -1,0 +1,356 @@
+"""The configuration of a class-incremental run, and how it is completed from a few names and settings."""
+
+import ast
+import inspect
+import math
+import shlex
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from ocil.data import CATALOG, DEFAULT
+from ocil.data.catalog import find
+from ocil.errors import LaterVersionError, OcilError, suggest
+from ocil.methods import METHODS, MethodInfo, method
+from ocil.methods.config import LearnerConfig
+from ocil.methods.review_label import Label
+from ocil.rng import check_seed
+from ocil.runs.naming import as_formerly, cell_name, distinct, readable, short_digest
+from ocil.streams import StreamConfig, usual_tasks
+
+DEFAULT_MEMORY = 5000  # images, for a dataset outside the catalog of which the length is not known
+OFFLINE = {"boundary": "iid", "epochs": 50, "batch_size": 128}
+REVIEW_EVERY = 500
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """All settings of one run. Runs with equal configurations have equal results on the same kind of device."""
+
+    method: str
+    dataset: str = DEFAULT
+    """A name, or the path of a prepared .npz file."""
+    seed: int = 0
+    stream: StreamConfig = field(default_factory=StreamConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    fingerprint: str = ""
+    """Digest of a dataset outside the catalog: other images under the same name make another run."""
+
+    def __post_init__(self) -> None:
+        info, learner = method(self.method), self.learner
+        check_seed(self.seed)
+        if info.needs_task_ends and self.stream.boundary == "none":
+            raise OcilError(f"{info.name} needs task ends, which a stream with boundary = 'none' does not announce.")
+        if not info.memory:
+            return
+        for name, least in (("batch_size", self.stream.batch_size), ("memory_batch", learner.memory_batch)):
+            if learner.memory < least:
+                raise OcilError(
+                    f"memory = {learner.memory} is smaller than {name} = {least}: "
+                    f"give --memory {least} or more, or a smaller {name} (--set {name}=...)."
+                )
+
+    @property
+    def label(self) -> str:
+        """How tables name it: ``er-rv`` is ER with the review trick. AFS has it by definition."""
+        review = self.learner.review
+        defined = method(self.method).load().Config().review
+        return str(Label(self.method, None if review == defined else review))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The method, and what differs from the defaults of ``StreamConfig`` and of the method's config class."""
+        return {"method": self.method, "stream": distinct(self.stream), "learner": distinct(self.learner)}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What distinguishes the run: settings, seed and images, by their fingerprint or else the dataset's name."""
+        images = {"images": self.fingerprint} if self.fingerprint else {"dataset": self.dataset}
+        return self.settings | images | {"seed": self.seed}
+
+    @property
+    def cell(self) -> str:
+        """The folder that the runs of all seeds share: a name for all settings but the seed."""
+        return cell_name(self.dataset, f"-{readable(self._words)}", self.identity)
+
+    @property
+    def former_cell(self) -> str:
+        """The name that ``cell`` had when its digest covered every setting and the path of the images."""
+        return f"{Path(self.dataset).stem}-{self._words}-{short_digest(self.as_formerly() | {'seed': None})}"
+
+    def as_formerly(self) -> dict[str, Any]:
+        """The settings that the digests of former names covered."""
+        return self.to_json() | {"stream": as_formerly(self.stream), "learner": as_formerly(self.learner)}
+
+    @property
+    def _words(self) -> str:
+        return f"{self.label}-m{self.learner.memory}" if self.learner.memory else self.label
+
+    def to_json(self) -> dict[str, Any]:
+        """Every setting, also those at their default: a later version may have another default."""
+        content = asdict(self)
+        if not self.fingerprint:
+            del content["fingerprint"]
+        return content
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "RunConfig":
+        info = method(content["method"])
+        refuse_later(cls, content)
+        return cls(
+            info.name,
+            content["dataset"],
+            content["seed"],
+            restored(StreamConfig, content["stream"]),
+            restored(info.load().Config, content["learner"]),
+            content.get("fingerprint", ""),
+        )
+
+    def reference(self) -> "RunConfig":
+        """The fine-tuned run that intransigence compares with: same stream, network and learning rate."""
+        if self.method == "fine-tune":
+            return self
+        names = ("lr", "momentum", "weight_decay", "width", "precision")
+        keep = {name: getattr(self.learner, name) for name in names}
+        return replace(self, method="fine-tune", learner=method("fine-tune").load().Config(**keep))
+
+
+def resolve(
+    name: str,
+    dataset: str = DEFAULT,
+    *,
+    memory: int | None = None,
+    review: bool | None = None,
+    seed: int = 0,
+    settings: Mapping[str, Any] | None = None,
+    classes: int | None = None,
+    train: int | None = None,
+) -> RunConfig:
+    """Fill in every setting: the user's, else the published one for this dataset and memory, else the method's default.
+
+    ``settings`` holds any field of the method's config or of ``StreamConfig`` by its name; strings are parsed, and None
+    is the default (the text ``none`` is None, where a field may be that).
+    ``classes`` and ``train`` are the numbers of classes and training images, if known: a dataset outside the
+    catalog gets at most that many tasks, and a memory and reviews that fit its length.
+    """
+    info = method(name)
+    learner = info.load()
+    if (entry := find(dataset)) is not None:
+        dataset = entry.name  # CIFAR-10 has the settings of cifar10
+    given = dict(settings or {})
+    if memory is not None:
+        given["memory"] = memory
+    if review is not None:
+        given["review"] = review
+    refuse_unknown(info.name, given, {f.name for f in (*fields(StreamConfig), *fields(learner.Config))})
+    given = {key: value for key, value in given.items() if value is not None}
+    if not info.memory:
+        for key in ("memory", "review"):
+            if str(given.get(key)).lower() not in ("none", "false", "no", "0"):
+                raise OcilError(f"{info.name} keeps no memory: leave out --{key}.")
+    chosen = {"tasks": usual_tasks(dataset, classes)}
+    chosen |= _defaults(info, dataset, given, classes, train) | given
+    stream, config = fill(StreamConfig, chosen), fill(learner.Config, chosen)
+    train = entry.train if entry else train
+    if stream.boundary == "none" and info.memory and not config.review_every and train is not None:
+        config = replace(config, review_every=reviews_every(train // stream.batch_size, stream))
+    return RunConfig(info.name, dataset, seed, stream, config)
+
+
+def reviews_every(batches: int, stream: StreamConfig) -> int:
+    """The default of ``review_every`` for a stream of so many batches that announces no tasks."""
+    return max(1, min(REVIEW_EVERY, batches // stream.tasks))
+
+
+def command(config: RunConfig) -> str:
+    """The command that runs a configuration, without its seeds. It names what differs from ``resolve``'s choice."""
+    words = ["ocil", "run", config.method, "--dataset", shlex.quote(config.dataset)]
+    if method(config.method).memory:
+        words += ["--memory", str(config.learner.memory)]
+    different = changed(config)
+    if "review" in different:
+        words.append("--review" if different.pop("review") else "--no-review")
+    return with_settings(words, different)
+
+
+def with_settings(words: Sequence[str], settings: Mapping[str, Any]) -> str:
+    """A command with settings behind ``--set``."""
+    given = [f"{name}={as_argument(value)}" for name, value in settings.items()]
+    return " ".join([*words, *(["--set", *given] if given else [])])
+
+
+def changed(config: RunConfig) -> dict[str, Any]:
+    """Settings that differ from ``resolve``'s choice for the same method, dataset and memory."""
+    info = method(config.method)
+    given = {"memory": config.learner.memory} if info.memory else {}
+    chosen = {"tasks": usual_tasks(config.dataset)} | _defaults(info, config.dataset, given) | given
+    usual_stream, usual = fill(StreamConfig, chosen), fill(info.load().Config, chosen)
+    return {
+        f.name: getattr(mine, f.name)
+        for mine, theirs in ((config.stream, usual_stream), (config.learner, usual))
+        for f in fields(mine)
+        if getattr(mine, f.name) != getattr(theirs, f.name)
+    }
+
+
+def for_seeds(words: str, seeds: Sequence[int]) -> str:
+    """A command with the options that run all seeds from the first to the last of ``seeds``."""
+    first = f" --seed {seeds[0]}" if seeds[0] else ""
+    return f"{words} --seeds {seeds[-1] - seeds[0] + 1}{first}"
+
+
+def as_argument(value: Any) -> str:
+    """A value as text that ``--set NAME=`` reads back."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(as_argument, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def concerns(config: type, *topics: str) -> set[str]:
+    """The settings of a config class that concern one of these topics, by the metadata of their fields.
+
+    Topics are ``memory``, ``review`` (see ``ocil.methods.config``), ``boundaries`` and ``epochs`` (see
+    ``ocil.streams``). A subclass that gives a field another default does not have to repeat the metadata.
+    """
+    bases = filter(is_dataclass, config.__mro__)
+    return {f.name for base in bases for f in fields(base) if f.metadata.get("concerns") in topics}
+
+
+def memory_settings() -> set[str]:
+    """The settings, of any method, that have no meaning for a method without a memory."""
+    return set().union(*(concerns(info.load().Config, "memory", "review") for info in METHODS.values()))
+
+
+def refuse_unknown(name: str, given: Iterable[str], known: set[str]) -> None:
+    for key in given:
+        if key not in known:
+            raise OcilError(f"unknown setting '{key}' for {name}.{suggest(key, known)}")
+
+
+def _defaults(
+    info: MethodInfo, dataset: str, given: Mapping[str, Any], classes: int | None = None, train: int | None = None
+) -> dict[str, Any]:
+    entry = CATALOG.get(dataset)
+    defaults: dict[str, Any] = {"memory": entry.memory if entry else DEFAULT_MEMORY}
+    if entry and entry.width:
+        defaults["width"] = entry.width
+    if info.offline:
+        defaults |= OFFLINE
+    if not info.memory:
+        return defaults | {"memory": 0}
+    if entry is None and train is not None:
+        usual = {"batch_size": StreamConfig().batch_size, "memory_batch": info.load().Config().memory_batch}
+        least = max(_parse(name, given.get(name, value), int) for name, value in usual.items())
+        # A tenth of the training images, at least one per class, and no more than the catalog's datasets have.
+        defaults["memory"] = max(least, classes or 1, min(DEFAULT_MEMORY, train // 10))
+    memory = _parse("memory", given.get("memory", defaults["memory"]), int)
+    return defaults | info.load().settings_for(dataset, memory, entry.classes if entry else classes)
+
+
+def fill(kind: type[T], chosen: Mapping[str, Any]) -> T:
+    """A config class with the chosen values of its fields, each read as the field's type; the rest by default."""
+    return kind(**values(kind, chosen))
+
+
+def values(kind: type, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """The chosen values of a config class's fields, each read as the field's type. Other names are left out."""
+    hints = get_type_hints(kind)
+    names = [f.name for f in fields(kind) if f.init and f.name in chosen]
+    return {name: _parse(name, chosen[name], hints[name]) for name in names}
+
+
+def restored(kind: type[T], content: Mapping[str, Any]) -> T:
+    """A config class from a file. A setting that the file lacks was added since and has its default."""
+    refuse_later(kind, content)
+    return kind(**content)
+
+
+def refuse_later(kind: type, content: Iterable[str]) -> None:
+    """Raise if a file has a setting that this version does not know."""
+    if later := sorted(set(content) - {f.name for f in fields(kind)}):
+        raise LaterVersionError(f"this version of ocil has no setting '{later[0][:40]}': a later one wrote it")
+
+
+def _parse(name: str, value: Any, kind: Any) -> Any:
+    """A setting as its field's type; text from a command line is read as that type."""
+    if kind is Any:
+        return value
+    origin = get_origin(kind) or kind
+    if origin in (Union, UnionType):
+        return _parse_union(name, value, kind)
+    if origin in (list, tuple):
+        return _parse_items(name, value, kind)
+    if origin is Literal:
+        if value not in get_args(kind):
+            raise OcilError(f"{name} = {value!r} is not a choice.{suggest(str(value), map(str, get_args(kind)))}")
+        return value
+    try:
+        if kind is NoneType:
+            return {"none": None}[str(value).lower()]
+        if kind is bool:
+            words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+            return value if isinstance(value, bool) else words[str(value).lower()]
+        if isinstance(value, bool) or (kind is int and float(value) != int(float(value))):
+            raise ValueError
+        if kind is float and not math.isfinite(float(value)):
+            raise ValueError
+        found = kind(value)
+    except (ValueError, TypeError, KeyError, OverflowError):
+        raise OcilError(f"{name} = {value!r} is not {_in_words(kind)}.") from None
+    if kind is int and abs(found) >= 2**63:
+        raise OcilError(f"{name} = {value!r} is too large.")
+    return found
+
+
+def _parse_union(name: str, value: Any, kind: Any) -> Any:
+    """A setting of one of several types. A value that has one of them keeps it; text is read as the first that fits."""
+    kinds = get_args(kind)
+    if type(value) in kinds and not isinstance(value, str):
+        return _parse(name, value, type(value))
+    for one in sorted(kinds, key=lambda one: (one is str, one is not NoneType)):  # any text would do as a str
+        try:
+            return _parse(name, value, one)
+        except OcilError:
+            continue
+    raise OcilError(f"{name} = {value!r} is not {_in_words(kind)}.")
+
+
+def _parse_items(name: str, value: Any, kind: Any) -> Any:
+    """A list or tuple, item by item; in text, commas stand between the items."""
+    make, kinds = get_origin(kind) or kind, get_args(kind) or (Any, ...)
+    items = [part.strip() for part in value.split(",") if value] if isinstance(value, str) else value
+    if isinstance(items, list | tuple):
+        if make is list or kinds[-1] is ...:
+            kinds = kinds[:1] * len(items)
+        if len(items) == len(kinds):
+            return make(_parse(name, item, one) for item, one in zip(items, kinds, strict=True))
+    raise OcilError(f"{name} = {value!r} is not {_in_words(kind)}.")
+
+
+def _in_words(kind: Any) -> str:
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(map(_in_words, get_args(kind)))
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text", NoneType: "none"}
+    return words.get(kind, str(kind))
+
+
+def meanings(config: type) -> dict[str, str]:
+    """The docstring below each field of a config class and its bases, as far as their source is known."""
+    found: dict[str, str] = {}
+    for kind in reversed(config.__mro__[:-1]):
+        try:
+            (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+        except (OSError, TypeError, SyntaxError, ValueError):  # made in a notebook or by a program: it has no source
+            continue
+        if not isinstance(body, ast.ClassDef):
+            continue
+        for field_, text in pairwise(body.body):
+            if isinstance(field_, ast.AnnAssign) and isinstance(field_.target, ast.Name) and isinstance(text, ast.Expr):
+                found[field_.target.id] = " ".join(str(ast.literal_eval(text.value)).split())
+    return found

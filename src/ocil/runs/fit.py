@@ -1,0 +1,63 @@
+"""How much device memory a run takes, before it starts."""
+
+import torch
+
+from ocil.data import Dataset
+from ocil.errors import OcilError
+from ocil.evaluation.evaluator import batch_for
+from ocil.methods import method
+from ocil.methods.passes import images_held
+from ocil.runs.config import RunConfig
+
+RESERVE = 1 << 30  # CUDA's own, the libraries' workspaces, fragments
+MAPS = 3  # feature maps that an evaluation holds at a time: a layer's input, its output, and the skip connection
+COPIES = 4  # of each activation: itself, its gradient, and what the layers before and after keep of it
+
+
+def dataset_bytes(dataset: Dataset) -> int:
+    return sum(array.nbytes for array in (dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y))
+
+
+def run_bytes(config: RunConfig, dataset: Dataset) -> int:
+    """An upper estimate: memory, weights with gradients, activations of the largest batch of a step or evaluation."""
+    learner, stream = config.learner, config.stream
+    height, width, channels = dataset.image_shape
+    image = height * width * channels
+    batch = _images_held(config, dataset.num_classes)
+    pixels, written, weights = height * width, 0, learner.width * 8 * 4 * dataset.num_classes
+    for factor in (1, 2, 4, 8):
+        written += 5 * factor * learner.width * max(1, pixels // factor**2)
+        weights += 4 * 9 * (factor * learner.width) ** 2
+    order = 8 * len(dataset.train_y) * stream.epochs
+    step = COPIES * 4 * batch * (written + image)
+    scored = min(batch_for("cuda", pixels), max(len(dataset.train_y), len(dataset.test_y)))
+    evaluation = 4 * scored * (image + MAPS * learner.width * pixels)
+    return (learner.memory + 1) * (image + 8) + 12 * weights + max(step, evaluation) + order
+
+
+def _images_held(config: RunConfig, classes: int) -> int:
+    """Images whose activations a step holds at a time, on the stream, in a review or at a task's end."""
+    kind, learner = method(config.method).load(), config.learner
+    at_task_end = [each.images for each in kind.task_end_passes(learner, classes, learner.memory) if each.trains]
+    return max(
+        images_held(kind.passes(learner, config.stream.batch_size, classes)),
+        images_held(kind.review_passes(learner, classes)) if learner.memory else 0,
+        *at_task_end,
+    )
+
+
+def how_many_fit(config: RunConfig, dataset: Dataset, free: int) -> int:
+    """How many runs like this one fit into ``free`` bytes. Raises ``OcilError`` if not even one does."""
+    left, each = free - RESERVE - dataset_bytes(dataset), run_bytes(config, dataset)
+    if left < each:
+        needed = (RESERVE + dataset_bytes(dataset) + each) / 1e9
+        raise OcilError(
+            f"{config.cell} needs about {needed:.1f} GB on the GPU and {free / 1e9:.1f} GB are free: "
+            "use a smaller memory, memory_batch or width, or --device cpu."
+        )
+    return left // each
+
+
+def free_bytes(device: torch.device) -> int:
+    """Free memory of a GPU; practically unlimited on a CPU, which only tests ask for."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 1 << 60

@@ -1,0 +1,209 @@
+"""The folder of a run: its configuration, its checkpoint and, once it is finished, its result.
+
+    ROOT/CELL/seed-0/config.json, checkpoint.safetensors, result.json
+
+CELL names the dataset, the method and the memory; it ends in a digest of the images and of the settings that are not at
+their default, so runs with equal settings share a folder. Folders with former names are found too: see ``find_run``.
+ROOT may be a symbolic link. A link in the place of a cell, a run or a file is refused: it may have come with another
+person's folder and lead anywhere.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from ocil import tensorfile
+from ocil.errors import OcilError
+from ocil.files import is_link, locked
+from ocil.runs.config import RunConfig
+from ocil.runs.naming import seed_folder
+from ocil.runs.results import UNREADABLE, Result, is_nowhere, other_images, read_json, unreadable, write_json
+from ocil.tensorfile import DamagedFileError
+
+
+class Settings(Protocol):
+    """A configuration, as far as its folder is concerned."""
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of a dataset outside the catalog, else empty."""
+
+    @property
+    def cell(self) -> str: ...
+
+    @property
+    def former_cell(self) -> str: ...
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What distinguishes the run from others."""
+
+    def to_json(self) -> dict[str, Any]: ...
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Self: ...
+
+
+S = TypeVar("S", bound=Settings)
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of one run."""
+
+    path: Path
+    config: Settings | None = None
+    """The run that is expected here: files of another one are refused."""
+
+    @classmethod
+    def of(cls, root: Path, config: Settings) -> "RunFolder":
+        return cls(find_run(root, config), config)
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoint.safetensors"
+
+    def result(self) -> Result | None:
+        """The result of a class-incremental run, if it is finished."""
+        path = self.path / "result.json"
+        try:
+            result = Result.from_json(read_json(path))
+        except (*UNREADABLE, OcilError) as error:
+            if is_nowhere(error):
+                return None
+            raise OcilError(unreadable(path, error)) from error
+        if not isinstance(self.config, RunConfig):
+            return result
+        self.refuse_other_settings(result.config)
+        return replace(result, config=self.config)  # the same run; its images may have been moved since
+
+    def refuse_other_settings(self, begun: Settings) -> None:
+        """Raise if the folder's run has other settings than the expected one: its name does not show whether a default
+        has changed since."""
+        if self.config is None or begun.identity == self.config.identity:
+            return
+        one, other = _flat(begun.identity), _flat(self.config.identity)
+        names = ", ".join(sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name)))
+        raise OcilError(
+            f"{self.path} holds a run with other settings ({names}): their defaults may have changed since. "
+            "Use another --out, or delete that folder."
+        )
+
+    def save_result(self, result: Result) -> None:
+        write_json(self.path / "result.json", result.to_json())
+
+    def save_config(self, config: Settings) -> None:
+        """Write the configuration. If there is a checkpoint, it must be of the same settings."""
+        if self.checkpoint.exists():
+            replace(self, config=config).refuse_other_settings(self.begun_with(config))
+        write_json(self.path / "config.json", config.to_json())
+
+    def begun_with(self, otherwise: S) -> S:
+        """The configuration that the run was begun with; ``otherwise`` if there is no file of it."""
+        path = self.path / "config.json"
+        try:
+            return otherwise.from_json(read_json(path))
+        except (*UNREADABLE, OcilError) as error:
+            if is_nowhere(error):
+                return otherwise
+            raise OcilError(unreadable(path, error)) from error
+
+    def save_checkpoint(self, tensors: State, progress: dict[str, Any]) -> None:
+        """Write tensors and the JSON that goes with them into one file, so that they cannot disagree."""
+        tensorfile.write(self.checkpoint, tensors, {"progress": json.dumps(progress)})
+
+    def save_for_resume(self, tensors: State, progress: dict[str, Any], device: torch.device, images: str) -> None:
+        """Write a checkpoint with what ``resume`` compares: the kind of device, the threads and the images."""
+        made_with = {"device": device.type, "threads": torch.get_num_threads(), "images": images}
+        self.save_checkpoint(tensors, progress | made_with)
+
+    def load_checkpoint(self) -> tuple[State, dict[str, Any]] | None:
+        """What ``save_checkpoint`` wrote last; None if there is no file. Raises ``OcilError`` if it is damaged."""
+        return read_tensors(self.checkpoint, "progress")
+
+    def resume(self, device: torch.device, images: str, load: Callable[[State, dict[str, Any]], None]) -> None:
+        """Call ``load`` with what the checkpoint holds, if there is one. ``images``: fingerprint of the dataset.
+
+        Raises ``OcilError`` if a run that goes on from it would have another result, or if ``load`` cannot read it.
+        """
+        if (found := self.load_checkpoint()) is None:
+            return
+        begun = found[1].get("device", device.type)
+        if begun != device.type:
+            raise OcilError(f"{self.path} was begun on {begun}: go on with --device {begun}, or delete that folder.")
+        threads = found[1].get("threads", torch.get_num_threads())
+        if device.type == "cpu" and threads != torch.get_num_threads():
+            raise OcilError(
+                f"{self.path} was begun with {threads} threads: go on with --threads {threads}, or delete that folder."
+            )
+        if found[1].get("images", images) != images:
+            raise OcilError(other_images(self.path))
+        try:
+            load(*found)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise OcilError(unreadable(self.checkpoint, error)) from error
+
+    def lock(self) -> AbstractContextManager[None]:
+        """Lets one process at a time work on a run. The lock ends with the process, however that ends."""
+        for place in (self.path.parent, self.path):
+            if is_link(place):
+                raise OcilError(f"cannot write to {place}: it is a symbolic link. Link the folder of all runs instead.")
+        taken = f"another process is working on {self.path}: wait for it, or use another --out."
+        return locked(self.path, "Choose another folder with --out.", taken)
+
+
+def find_run(root: Path, config: Settings) -> Path:
+    """Where a run is, else where other seeds of its cell are, else where it will be: ROOT/CELL/seed-N.
+
+    The file of a dataset outside the catalog may have been renamed since; then the digest alone identifies the cell.
+    """
+    cell = config.cell
+    present, digest = root / cell / seed_folder(config.seed), cell.rsplit("-", 1)[1]
+    if is_folder(present):
+        return present
+    renamed = sorted(root.glob(f"*-{digest}")) if config.fingerprint and is_folder(root) else []
+    cells = [path for path in (root / cell, *renamed, root / config.former_cell) if is_folder(path)]
+    runs = [path / present.name for path in cells]
+    return next((path for path in runs if is_folder(path)), (*runs, present)[0])
+
+
+def make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OcilError(f"cannot write to {path}: {error.strerror}. Choose another place.") from None
+
+
+def is_folder(path: Path) -> bool:
+    """Like ``Path.is_dir``, which raises for a name that is too long for the file system."""
+    return os.path.isdir(path)  # noqa: PTH112
+
+
+def _flat(identity: Mapping[str, Any]) -> dict[str, Any]:
+    parts = (value if isinstance(value, Mapping) else {name: value} for name, value in identity.items())
+    return {name: value for part in parts for name, value in part.items()}
+
+
+def read_tensors(path: Path, text: str) -> tuple[State, dict[str, Any]] | None:
+    """The tensors of a file and the JSON object that it keeps as ``text``; None if there is no such file."""
+    try:
+        tensors, texts = tensorfile.read(path)
+        found = json.loads(texts[text])
+        if not isinstance(found, dict):
+            raise DamagedFileError(f"its {text} is not an object")
+    except UNREADABLE as error:
+        if is_nowhere(error):
+            return None
+        raise OcilError(unreadable(path, error)) from error
+    return tensors, found

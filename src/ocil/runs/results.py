@@ -1,0 +1,237 @@
+"""Results of finished runs: ``result.json``, read and checked, and means over the runs of a cell."""
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ocil.data import Dataset
+from ocil.errors import LaterVersionError, OcilError
+from ocil.evaluation import measures
+from ocil.evaluation.measures import Estimate, estimate
+from ocil.files import NOWHERE, read_regular, write_bytes
+from ocil.runs.config import RunConfig
+from ocil.tensorfile import DamagedFileError
+
+SCHEMA = 2
+"""The version of the format; since 2 a result has a checksum."""
+CHECKSUM = "checksum"
+MOST_BYTES = 1 << 26  # of a JSON file; results are far smaller
+LONGEST_PATH = 4096  # characters of a dataset's path
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+FOUND = ("matrix", "evaluations", "wall_seconds", "peak_memory", "digest", "environment")
+"""Fields of ``Result`` that its file has under the same name."""
+CURVES = {  # the name of the curve of each field of an evaluation
+    "mean_logit_old": "logits/old classes",
+    "mean_logit_new": "logits/new classes",
+    "mean_weight_old": "weights/old classes",
+    "mean_weight_new": "weights/new classes",
+    "hard": "samples/hard",
+    "ambiguous": "samples/ambiguous",
+    "easy": "samples/easy",
+}
+BY_GROUP = "accuracy by group/"
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of one finished run. Accuracies are shares, 0 to 1."""
+
+    config: RunConfig
+    matrix: list[list[float]]
+    """Accuracy by class group, one row after each group of the stream."""
+    evaluations: list[dict[str, Any]]
+    """After each group: mean weights and logits of old and new classes, counts of hard, ambiguous and easy samples."""
+    wall_seconds: float
+    peak_memory: dict[str, int]
+    """Bytes: ``host`` and, on a GPU, ``device``."""
+    digest: str
+    """SHA-256 of the final learner: weights, memory and generators."""
+    environment: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        derived = {
+            "average_accuracy": measures.average_accuracy(self.matrix),
+            "average_forgetting": measures.average_forgetting(self.matrix),
+            "average_forgetting_common": measures.average_forgetting_common(self.matrix),
+            "accuracy_curve": measures.accuracy_curve(self.matrix),
+        }
+        found = {name: getattr(self, name) for name in FOUND}
+        return sealed({"schema": SCHEMA, "config": self.config.to_json(), **derived, **found})
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "Result":
+        check_sealed(content, SCHEMA)
+        result = cls(RunConfig.from_json(content["config"]), *(content[name] for name in FOUND))
+        _check(result)
+        return result
+
+    @property
+    def images(self) -> str:
+        """Fingerprint of the dataset; empty in results from before it was kept."""
+        return str(self.environment.get("images", self.config.fingerprint))
+
+    def same_images(self, dataset: Dataset) -> bool:
+        """Whether it was measured on that dataset, as far as is known."""
+        return not self.images or self.images == dataset.fingerprint
+
+    @property
+    def headline(self) -> str:
+        return f"accuracy {100 * measures.average_accuracy(self.matrix):.1f} %"
+
+    @property
+    def curves(self) -> Iterator[tuple[str, int, float]]:
+        return evaluation_curves(self.evaluations)
+
+    def refuse_other(self, dataset: Dataset, path: Path) -> "Result":
+        """Returns the result itself. Raises if it was measured on other images of that name."""
+        if not self.same_images(dataset):
+            raise OcilError(other_images(path))
+        return self
+
+
+def evaluation_curves(evaluations: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int, float]]:
+    """Name, step and value of each number in evaluations. Steps count the groups shown."""
+    for shown, evaluation in enumerate(evaluations, 1):
+        for group, accuracy in enumerate(evaluation["accuracy"], 1):
+            yield f"{BY_GROUP}{group:02}", shown, accuracy
+        for name, curve in CURVES.items():
+            if evaluation[name] is not None:
+                yield curve, shown, evaluation[name]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Means and intervals over runs that differ only by their seed."""
+
+    config: RunConfig
+    average_accuracy: Estimate
+    average_forgetting: Estimate | None
+    average_forgetting_common: Estimate | None
+    average_intransigence: Estimate | None
+    wall_seconds: Estimate
+    accuracy_curve: list[Estimate]
+
+
+def summarise(results: Sequence[Result], references: Sequence[Result | None] | None = None) -> Summary:
+    """Means and intervals over seeds; ``references`` are the fine-tuned runs of the same seeds."""
+    matrices = [result.matrix for result in results]
+    pairs = zip(matrices, references or [None] * len(results), strict=True)
+    curves = zip(*map(measures.accuracy_curve, matrices), strict=True)
+    return Summary(
+        results[0].config,
+        estimate([measures.average_accuracy(m) for m in matrices]),
+        _estimate([measures.average_forgetting(m) for m in matrices]),
+        _estimate([measures.average_forgetting_common(m) for m in matrices]),
+        _estimate([None if r is None else measures.average_intransigence(m, r.matrix) for m, r in pairs]),
+        estimate([result.wall_seconds for result in results]),
+        [estimate(values) for values in curves],
+    )
+
+
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The content with a checksum of everything else in it, in place of any it had."""
+    return {**content, CHECKSUM: _checksum(content)}
+
+
+def check_sealed(content: Mapping[str, Any], schema: int) -> None:
+    """Raise if the content has changed since it was written, or has a later schema, which may give the same names
+    another meaning. The first schema had no checksum.
+    """
+    if content["schema"] not in range(1, schema + 1):
+        kind = LaterVersionError if type(content["schema"]) is int and content["schema"] > schema else ValueError
+        raise kind(f"its schema is {content['schema']}, this version of ocil reads up to {schema}")
+    if content["schema"] == 1 and CHECKSUM not in content:
+        return
+    if content.get(CHECKSUM) != _checksum(content):
+        raise DamagedFileError("it is damaged: its content does not match its checksum")
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    """SHA-256 of what a file holds, however it is spaced and ordered."""
+    rest = json.loads(json.dumps({name: value for name, value in content.items() if name != CHECKSUM}))
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def is_nowhere(error: Exception) -> bool:
+    """Whether a file could not be read because there is none."""
+    return isinstance(error, OSError) and error.errno in NOWHERE
+
+
+def unreadable(path: Path, error: Exception) -> str:
+    advice = "Update ocil" if isinstance(error, LaterVersionError) else "Delete it to start that run again"
+    return f"cannot read {path}: {reason_of(error)}. {advice}."
+
+
+def reason_of(error: Exception) -> str:
+    """Why a file could not be read, in one line of at most 200 characters."""
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    meant = isinstance(error, OcilError | DamagedFileError)
+    text = str(error) if meant else f"{type(error).__name__}: {error}"
+    return " ".join(text.split())[:200].rstrip(".")
+
+
+def other_images(path: Path) -> str:
+    found = f"{path} was begun with other images of that name"
+    return f"{found}: import those again, use another --out, or delete that folder."
+
+
+def read_json(path: Path) -> Any:
+    content = json.loads(read_regular(path, MOST_BYTES))
+    json.dumps(content, ensure_ascii=False).encode()  # raises for a lone surrogate, which could not be written again
+    return content
+
+
+def write_json(path: Path, content: Any) -> None:
+    write_bytes(path, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def _estimate(values: list[float | None]) -> Estimate | None:
+    """None where the quantity is not defined for every run."""
+    known = [value for value in values if value is not None]
+    return estimate(known) if known and len(known) == len(values) else None
+
+
+def _check(result: Result) -> None:
+    """Raise if a value could not be shown or averaged. A file may come from anywhere."""
+    config = result.config
+    if not isinstance(config.dataset, str) or not config.dataset or not _whole(config.seed):
+        raise ValueError("dataset or seed is not what it should be")
+    if not isinstance(config.fingerprint, str):
+        raise ValueError("fingerprint is not what it should be")
+    if len(config.dataset) > LONGEST_PATH:
+        raise ValueError("the name of its dataset is too long")
+    for part in (config.stream, config.learner):
+        for f in fields(part):
+            value, usual = getattr(part, f.name), f.default
+            if not isinstance(usual, bool | int | float | str):  # a user's own method may have any type
+                continue
+            if not isinstance(value, type(usual)) and not (isinstance(usual, float) and is_number(value)):
+                raise ValueError(f"{f.name} = {str(value)[:40]} is not what it should be")
+    rows = 1 if config.stream.boundary == "iid" else config.stream.tasks
+    if not isinstance(result.matrix, list) or len(result.matrix) != rows:
+        raise ValueError(f"the accuracy matrix does not have {rows} rows")
+    for row in result.matrix:
+        if len(row) != config.stream.tasks or not all(is_number(a) and 0 <= a <= 1 for a in row):
+            raise ValueError(f"a row of the accuracy matrix is not {config.stream.tasks} shares")
+    for evaluation in result.evaluations:
+        for name, value in evaluation.items():
+            if name != "accuracy" and value is not None and not is_number(value):
+                raise ValueError(f"{name} of an evaluation is not a number")
+    if not is_number(result.wall_seconds) or not isinstance(result.digest, str):
+        raise ValueError("wall_seconds or digest is not what it should be")
+    if not isinstance(result.environment, dict) or not isinstance(result.peak_memory, dict):
+        raise ValueError("environment or peak_memory is not an object")
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number that a float can hold: an integer in JSON may be larger."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

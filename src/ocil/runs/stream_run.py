@@ -1,0 +1,281 @@
+"""A class-incremental run and its loop: learn, task end, review, evaluate, save. A configuration in, a result out.
+
+It can be killed at any moment and goes on from its last checkpoint.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from ocil import data
+from ocil.data import Dataset
+from ocil.errors import OcilError
+from ocil.evaluation.evaluator import Evaluation, Evaluator
+from ocil.limits import check_threads
+from ocil.methods import method
+from ocil.methods.base import Learner
+from ocil.precision import Precision
+from ocil.runs.build import build
+from ocil.runs.captured import CapturedStepper
+from ocil.runs.config import RunConfig, reviews_every
+from ocil.runs.environment import digest, environment, peak_memory, pick_device
+from ocil.runs.fit import how_many_fit
+from ocil.runs.folder import RunFolder, State
+from ocil.runs.protocol import (
+    ActiveRun,
+    Finished,
+    Interrupted,
+    Progress,
+    Run,
+    SaveTimes,
+    Workspace,
+    out_of_memory,
+    perform,
+)
+from ocil.runs.results import Result
+from ocil.runs.stepper import Stepper
+from ocil.streams import DeviceData, Stream
+
+FIRST_SAVE, FIRST_SAVE_ON_GPU = 3.0, 30.0  # seconds; on a GPU many runs wait while one is saved
+REPORT_EVERY = 50  # stream batches between two reports of progress: each one waits for the device
+CHECKPOINT_SECONDS = 120.0  # at least, where runs take turns: while one writes, the others soon have nothing to do
+
+
+@dataclass(frozen=True)
+class StreamRun(Run):
+    """A class-incremental run."""
+
+    config: RunConfig
+    side_by_side = 10  # more gain little: ten keep an H200 busy
+    advice = "use a smaller memory or width, or another device"
+
+    @property
+    def label(self) -> str:
+        return self.config.label
+
+    @property
+    def precision(self) -> Precision:
+        return self.config.learner.precision
+
+    def fingerprint(self, data_dir: Path | None) -> str:
+        return data.load_once(self.dataset, data_dir).fingerprint
+
+    def result(self, root: Path) -> Result | None:
+        return self.folder(root).result()
+
+    def how_many_fit(self, workspace: Workspace, free: int) -> int:
+        return how_many_fit(self.config, self._dataset(workspace), free)
+
+    def open(self, workspace: Workspace, held: ExitStack) -> ActiveRun:
+        dataset, folder = self._dataset(workspace), self.folder(workspace.root)
+        held.enter_context(folder.lock())
+        if (finished := folder.result()) is not None:
+            return Finished(finished.refuse_other(dataset, folder.path))
+        device, seconds = workspace.device, workspace.checkpoint_seconds
+        resident = workspace.share(("images", self.dataset), lambda: DeviceData(dataset, device))
+        stepper = Stepper
+        if workspace.interleaved:
+            seconds = max(seconds, CHECKPOINT_SECONDS)
+            if device.type == "cuda" and method(self.config.method).capturable:
+                stepper = CapturedStepper
+        return ActiveStreamRun(self.config, folder, dataset, resident, stepper, seconds, workspace.surroundings)
+
+    def _dataset(self, workspace: Workspace) -> Dataset:
+        return workspace.dataset or data.load_once(self.dataset, workspace.data_dir)
+
+
+def run(
+    config: RunConfig,
+    root: Path | str,
+    *,
+    device: torch.device | str = "auto",
+    data_dir: Path | None = None,
+    dataset: Dataset | None = None,
+    threads: int = 1,
+    checkpoint_seconds: float = 30.0,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Result:
+    """Run a configuration in its folder under ``root``. It goes on from its checkpoint, if there is one; if it is
+    finished, its result is read.
+
+    ``threads`` is how many CPU threads it takes, whatever PyTorch is set to: results depend on it in their last digits.
+    ``should_stop`` is called after every batch, also of a review or an evaluation; once it returns True, the run raises
+    ``Interrupted`` as soon as there is a checkpoint to go on from.
+    """
+    check_threads(threads)
+    this = StreamRun(config)
+    folder = this.folder(Path(root))
+    if (finished := folder.result()) is not None:
+        return finished if dataset is None else finished.refuse_other(dataset, folder.path)
+    device = pick_device(device) if isinstance(device, str) else device
+    dataset = dataset or data.load(config.dataset, data_dir)
+    workspace = Workspace(Path(root), device, data_dir, threads, checkpoint_seconds, dataset=dataset)
+    try:
+        return cast("Result", perform(this, workspace, on_progress, should_stop))
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        raise this.does_not_fit() from None
+
+
+class ActiveStreamRun:
+    """A run in progress: learner, stream cursor, evaluations, time spent."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        dataset: Dataset,
+        resident: DeviceData,
+        stepper: Callable[[Learner, Stream], Stepper] = Stepper,
+        checkpoint_seconds: float = 30.0,
+        surroundings: Mapping[str, Any] | None = None,
+    ) -> None:
+        """``resident``: the images of ``dataset`` on the device. ``surroundings``: see ``Workspace``."""
+        if config.fingerprint and config.fingerprint != dataset.fingerprint:
+            raise OcilError(f"{config.dataset} has changed since this was planned: give the same command again.")
+        self.config, self.folder, self.device, self.images = config, folder, resident.device, dataset.fingerprint
+        self.checkpoint_seconds, self.surroundings = checkpoint_seconds, surroundings or {}
+        self.stream = Stream(dataset, config.stream, config.seed, resident=resident)
+        self.evaluator = Evaluator(self.stream)
+        self.learner = build(config, dataset, self.device)
+        folder.save_config(config)
+        self.stepper = stepper(self.learner, self.stream)
+        self.cursor = 0
+        self.saved_cursor = -1  # of the checkpoint on the disk
+        self.evaluations: list[Evaluation] = []
+        self.seconds = 0.0
+        folder.resume(self.device, self.images, self.load)
+
+    def load(self, tensors: State, progress: Mapping[str, Any]) -> None:
+        self.learner.load_state(tensors)
+        self.cursor = self.saved_cursor = int(progress["cursor"])
+        self.seconds = float(progress["seconds"])
+        if not 0 <= self.cursor <= len(self.stream):
+            raise ValueError(f"its cursor is {self.cursor}, the stream has {len(self.stream)} batches")
+        self.evaluations = [Evaluation(**row) for row in progress["evaluations"]]
+
+    def save(self) -> None:
+        self.check_loss()
+        progress = {
+            "cursor": self.cursor,
+            "seconds": self.seconds,
+            "evaluations": [row.to_json() for row in self.evaluations],
+        }
+        self.folder.save_for_resume(self.learner.state(), progress, self.device, self.images)
+        self.saved_cursor = self.cursor
+
+    def steps(
+        self,
+        on_progress: Callable[[Progress], None] = lambda progress: None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Iterator[None]:
+        saves = SaveTimes(self.checkpoint_seconds, FIRST_SAVE if self.device.type == "cpu" else FIRST_SAVE_ON_GPU)
+        earlier = self.seconds
+        on_progress(self.progress())
+        for number in range(self.cursor, len(self.stream)):
+            if self.is_long(number) and self.saved_cursor != self.cursor:
+                self.save()
+                saves.note()
+            yield from self.take(number, should_stop)
+            self.cursor = number + 1
+            stop = should_stop()
+            self.seconds = earlier + time.monotonic() - saves.started
+            if stop or saves.due():
+                self.save()
+                saves.note()
+            if stop:
+                raise Interrupted(str(self.folder.path))
+            if number % REPORT_EVERY == 0 or self.stream.evaluation_point_after(number) is not None:
+                self.check_loss()
+                on_progress(self.progress())
+            yield
+
+    def take(self, number: int, should_stop: Callable[[], bool]) -> Iterator[None]:
+        """A batch and what follows it: the end of a task, a review, an evaluation.
+
+        ``Learner.end_task`` does the same for a loop of one's own, in one piece.
+        """
+
+        def stop_here() -> None:
+            """Inside a batch nothing can be saved, so stop only if there is a checkpoint from just before it."""
+            if self.saved_cursor == self.cursor and should_stop():
+                raise Interrupted(str(self.folder.path))
+
+        self.stepper.learn(number)
+        if self.ends_task(number):
+            self.learner.task_ended()
+            for slots in self.learner.task_end_batches():
+                self.stepper.rehearse(slots)
+                stop_here()
+                yield
+        if self.reviews_after(number):
+            for slots in self.learner.review_batches():
+                self.stepper.review(slots)
+                stop_here()
+                yield
+        point = self.stream.evaluation_point_after(number)
+        if point is not None:
+            evaluation = self.evaluator.start(self.learner, point, stop_here)
+            yield
+            self.evaluations.append(evaluation())
+
+    def is_long(self, number: int) -> bool:
+        """Whether so much work follows a batch that a checkpoint is saved before it. On a GPU a review or an evaluation
+        is short."""
+        if self.ends_task(number) and self.learner.has_task_end_steps:
+            return True
+        evaluates = self.stream.evaluation_point_after(number) is not None
+        return self.device.type == "cpu" and (evaluates or self.reviews_after(number))
+
+    def ends_task(self, number: int) -> bool:
+        """Whether a batch is the last of a task, in a stream that announces tasks."""
+        return self.stream.announces_tasks and self.stream.evaluation_point_after(number) is not None
+
+    def reviews_after(self, number: int) -> bool:
+        """Whether the review trick follows a batch: at its period if it has one, else where a task ends."""
+        every = self.config.learner.review_every
+        if not every and not self.stream.announces_tasks:  # resolved without knowing the stream's length
+            every = reviews_every(len(self.stream), self.stream.config)
+        here = (number + 1) % every == 0 if every else self.ends_task(number)
+        return self.config.learner.review and here
+
+    def progress(self) -> Progress:
+        accuracy = None
+        if self.evaluations:
+            row = self.evaluations[-1].accuracy
+            shown = len(row) if self.stream.config.boundary == "iid" else len(self.evaluations)
+            accuracy = float(np.mean(row[:shown]))
+        losses = self.learner.recorded_losses.take()
+        loss = losses.pop("stream", None)
+        return Progress(self.cursor, len(self.stream), loss, accuracy, tuple(self.evaluations), losses)
+
+    def check_loss(self) -> None:
+        failed = int(self.learner.failed_at)
+        if failed >= 0:
+            lower = min(0.1, self.config.learner.lr / 10)
+            raise OcilError(
+                f"{self.config.label} seed {self.config.seed}: the loss is not finite at training step {failed} "
+                f"(stream batch {self.cursor} of {len(self.stream)}). Lower the learning rate: --set lr={lower:g}"
+            )
+
+    def finish(self) -> Result:
+        self.save()
+        result = Result(
+            self.config,
+            [row.accuracy for row in self.evaluations],
+            [row.to_json() for row in self.evaluations],
+            round(self.seconds, 3),
+            peak_memory(self.device),
+            digest(self.learner),
+            {**environment(self.device), "images": self.images, **self.surroundings},
+        )
+        self.folder.save_result(result)
+        return result

@@ -1,0 +1,1 @@
+"""Where the progress of runs is logged for other tools to show."""

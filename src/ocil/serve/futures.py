@@ -1,0 +1,89 @@
+"""What the service's threads have in common, and answers that one thread waits for and another one gives."""
+
+import heapq
+import itertools
+import threading
+from concurrent.futures import Future, InvalidStateError
+from typing import TypeVar
+
+from ocil.serve.limits import RefusedError
+
+T = TypeVar("T")
+
+
+def answer(future: "Future[T]", found: T | Exception) -> None:
+    """Set the result or the exception of a future, unless it is cancelled or answered already."""
+    try:
+        if isinstance(found, Exception):
+            future.set_exception(found)
+        else:
+            future.set_result(found)
+    except InvalidStateError:
+        pass
+
+
+class ServiceThread:
+    """A thread of the service. It runs ``_run``, which must return soon after ``_stopping`` is set."""
+
+    def __init__(self, name: str) -> None:
+        self._changed = threading.Condition()
+        """Guards what the thread shares with others, and wakes it."""
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take no more requests, finish those that wait, and stop."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _refuse_if_stopping(self) -> None:
+        if self._stopping:
+            raise RefusedError(503, "the service is stopping.", 5)
+
+    def _run(self) -> None:
+        raise NotImplementedError
+
+
+class Waiters:
+    """Futures of clients that wait until the samples up to a number are learned. Safe to use from any thread."""
+
+    def __init__(self, position: int) -> None:
+        """``position``: the number of the last sample learned."""
+        self._lock = threading.Lock()
+        self._position, self._closed = position, False
+        self._waiting: list[tuple[int, int, Future[bool]]] = []
+        self._tickets = itertools.count()
+
+    def wait_for(self, number: int) -> "Future[bool]":
+        """True once the sample of this number is learned; False after ``close``."""
+        waiter: Future[bool] = Future()
+        with self._lock:
+            if number > self._position and not self._closed:
+                heapq.heappush(self._waiting, (number, next(self._tickets), waiter))
+            else:
+                waiter.set_result(number <= self._position)
+        return waiter
+
+    def advance(self, position: int) -> None:
+        """All samples up to ``position`` are learned."""
+        done = []
+        with self._lock:
+            self._position = position
+            while self._waiting and self._waiting[0][0] <= position:
+                done.append(heapq.heappop(self._waiting)[2])
+        for waiter in done:
+            answer(waiter, True)
+
+    def close(self) -> None:
+        """Answer False to all who wait, now and from now on. Learning itself goes on."""
+        with self._lock:
+            self._closed = True
+            left, self._waiting = self._waiting, []
+        for _, _, waiter in left:
+            answer(waiter, False)

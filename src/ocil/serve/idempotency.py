@@ -1,0 +1,58 @@
+"""A request that is sent again under the same Idempotency-Key is learned once."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class KeyedRequest(NamedTuple):
+    """An acknowledged request that had a key."""
+
+    first: int
+    """The number of its first sample."""
+    samples: int
+    """How many samples it has."""
+    digest: str
+    """A hash of its labels and pixels: a key must not stand for two requests."""
+
+    @property
+    def last(self) -> int:
+        return self.first + self.samples - 1
+
+
+class Keys:
+    """The newest ``most`` keys of acknowledged requests. Safe to use from any thread."""
+
+    def __init__(self, most: int, requests: Mapping[str, KeyedRequest] | None = None) -> None:
+        self.most = most
+        self._lock = threading.Lock()
+        self._requests: OrderedDict[str, KeyedRequest] = OrderedDict()
+        for key, request in (requests or {}).items():
+            self.add(key, request)
+
+    def add(self, key: str, request: KeyedRequest) -> None:
+        with self._lock:
+            self._requests[key] = request
+            while len(self._requests) > self.most:
+                self._requests.popitem(last=False)
+
+    def get(self, key: str) -> KeyedRequest | None:
+        with self._lock:
+            return self._requests.get(key)
+
+    def copy(self) -> dict[str, KeyedRequest]:
+        with self._lock:
+            return dict(self._requests)
+
+
+def restored(
+    saved: Mapping[str, KeyedRequest], position: int, logged: Mapping[str, KeyedRequest]
+) -> dict[str, KeyedRequest]:
+    """The keys that a checkpoint at ``position`` and the log hold together.
+
+    A request that is neither learned nor in the log was lost with damage that the user gave up: its key is forgotten,
+    so that the client may send it again.
+    """
+    kept = {key: request for key, request in saved.items() if request.last <= position or key in logged}
+    return kept | dict(logged)

@@ -1,0 +1,212 @@
+"""What a service finds in its log when it starts, and how it treats the end of a log that was being written.
+
+Samples are numbered without gaps, so a gap means that acknowledged samples were lost. Gaps that the user has accepted
+with ``--set-aside-damage`` are listed in a file next to the segments: a later start goes on without these samples, and
+still refuses a log in which others are missing.
+"""
+
+import logging
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+
+import torch
+
+from ocil import tensorfile
+from ocil.errors import OcilError, WriteError
+from ocil.files import open_regular, read_regular, sync_folder, write_bytes
+from ocil.networks import ImageShape
+from ocil.online.labels import ClassLabel
+from ocil.serve.idempotency import KeyedRequest
+from ocil.serve.records import Samples
+from ocil.serve.segment import Condition, DamagedError, Segment, examine, needed_segments, read
+from ocil.tensorfile import DamagedFileError
+
+MISSING = "missing"  # the name of the list's file, and of the tensor in it
+
+logger = logging.getLogger("ocil.serve")
+
+
+@dataclass
+class Recovered:
+    """What is left of a log for a model on disk that has learned all samples up to ``position``."""
+
+    position: int
+    last: int
+    """The number of the last sample in the log; ``position`` if there is none behind it."""
+    keys: dict[str, KeyedRequest] = field(default_factory=dict)
+    """Requests by their key, as far as their records are still there."""
+    labels: set[ClassLabel] = field(default_factory=set)
+    """Labels of the samples that the model on disk has not learned."""
+    missing: tuple[range, ...] = ()
+    """Gaps among the samples that the user has accepted."""
+    segments: list[tuple[Segment, int]] = field(default_factory=list)
+    """What a replay has to read: segments, and where their last whole record ends."""
+
+
+def recover(folder: Path, position: int, shape: ImageShape | None, set_aside: bool) -> Recovered:
+    """Read the log in ``folder``, which is made if it is not there.
+
+    All segments are read before any is changed, so an error leaves them as they were; then a record that was never
+    finished is cut off. ``DamagedError`` for anything else that cannot be read, unless ``set_aside`` asks to go on
+    without it. ``shape``: of the images that the model takes, if they are to be checked.
+    """
+    _make_folder(folder)
+    found = Recovered(position, last=position)
+    try:
+        listed: tuple[range, ...] | None = None  # None: the list is damaged and is written anew
+        try:
+            found.missing = listed = read_missing(folder)
+        except DamagedError:
+            if not set_aside:
+                raise
+        needed = needed_segments(folder, position)
+        conditions = {segment: _examined(segment, segment is needed[-1], set_aside) for segment in needed}
+        following: int | None = None
+        for segment, condition in conditions.items():
+            if condition.end:
+                following = _add_segment(found, segment, condition.end, following, shape, set_aside)
+                found.segments.append((segment, condition.end))
+        # Numbers behind the last sample are given to new ones.
+        found.missing = tuple(gap for gap in found.missing if gap.stop <= found.last)
+        if found.missing != listed:
+            write_missing(folder, found.missing)
+        for segment, condition in conditions.items():
+            if condition.unfinished:
+                _cut_off(segment.path, condition)
+    except OSError as error:
+        raise WriteError(f"cannot open the log {folder}: {error.strerror or error}.") from error
+    return found
+
+
+def _examined(segment: Segment, last: bool, set_aside: bool) -> Condition:
+    condition = examine(segment.path)
+    if condition.unfinished and not last:  # it was cut off before the next segment was begun
+        condition = replace(condition, damaged=(*condition.damaged, range(condition.end, condition.size)))
+    if not condition.damaged:
+        return condition
+    if not set_aside:
+        at = condition.damaged[0].start
+        what = f"is damaged at byte {at}" if at else "does not begin like a log of this version of ocil"
+        raise DamagedError(
+            f"{segment.path} {what}, and acknowledged samples may be there. Restore it from a copy, or start with "
+            "--set-aside-damage to go on without them."
+        )
+    return _set_aside(segment.path, condition)
+
+
+def _add_segment(
+    found: Recovered, segment: Segment, end: int, following: int | None, shape: ImageShape | None, set_aside: bool
+) -> int | None:
+    """Add what a segment holds. ``following``: the number that its first sample should have; None: not known yet.
+
+    With ``set_aside``, samples may be missing that are not known to be. Returns the number after its last sample.
+    """
+    for record in read(segment.path, end):
+        if not isinstance(record, Samples):
+            continue
+        expected = found.position + 1 if following is None else following
+        gap = range(expected, record.first)
+        if set_aside:
+            _add_missing(found, range(min(expected, segment.first), record.first) if following is None else gap)
+        if (gap and not is_known(gap, found.missing)) or (following is not None and record.first < expected):
+            raise DamagedError(
+                f"{segment.path} goes on with sample {record.first} where {expected} should be. Restore the whole "
+                "folder from one and the same copy, or start with --set-aside-damage to go on with what is there."
+            )
+        if shape is not None and record.last > found.position and record.pixels.shape[1:] != shape:
+            has, wants = (" x ".join(map(str, sides)) for sides in (record.pixels.shape[1:], shape))
+            raise DamagedError(f"{segment.path} holds images of {has} pixels, but the model takes {wants}.")
+        following = record.last + 1
+        found.last = max(found.last, record.last)
+        if record.key is not None:
+            found.keys[record.key] = KeyedRequest(record.first, len(record.labels), record.digest)
+        if record.last > found.position:
+            found.labels.update(record.labels)
+    return following
+
+
+def _add_missing(found: Recovered, gap: range) -> None:
+    """Add a gap; it replaces those within it."""
+    if gap and not is_known(gap, found.missing):
+        found.missing = (*(one for one in found.missing if not is_known(one, [gap])), gap)
+
+
+def _cut_off(path: Path, condition: Condition) -> None:
+    """Cut off a record that was never finished; delete a segment whose header was not."""
+    if condition.end == 0:
+        path.unlink(missing_ok=True)
+        sync_folder(path.parent)
+        return
+    file = open_regular(path, os.O_WRONLY)
+    try:
+        os.ftruncate(file, condition.end)
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _set_aside(path: Path, condition: Condition) -> Condition:
+    """Keep a copy of the damaged segment under another name, and only what can be read of it under its own."""
+    content = read_regular(path)
+    names = (path.with_name(f"{path.name}.damaged-{number}") for number in count(1))
+    copy = next(name for name in names if not os.path.lexists(name))
+    write_bytes(copy, content)
+    sync_folder(path.parent)
+    if condition.damaged[0].start == 0:  # without its header no record can be read
+        path.unlink()
+    else:
+        edges = [0, *(edge for span in condition.damaged for edge in (span.start, span.stop)), condition.end]
+        write_bytes(path, b"".join(content[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True)))
+    sync_folder(path.parent)
+    lost = sum(map(len, condition.damaged))
+    logger.warning("%s: %d bytes cannot be read. The file as it was is kept as %s.", path, lost, copy.name)
+    return examine(path) if path.exists() else Condition(0, 0)
+
+
+def _make_folder(folder: Path) -> None:
+    """Make sure that the log is a folder and not a link to one: segments are deleted in it."""
+    try:
+        if not os.path.lexists(folder):
+            folder.mkdir(parents=True)
+        if not stat.S_ISDIR(folder.lstat().st_mode):
+            raise OcilError(f"{folder} is a symbolic link or a file: the log needs a folder of its own there.")
+        sync_folder(folder.parent)
+    except OSError as error:
+        raise WriteError(f"cannot write to {folder}: {error.strerror}. Choose another folder.") from error
+
+
+def read_missing(folder: Path) -> tuple[range, ...]:
+    """The gaps that are listed; none without a file. ``DamagedError`` if the list cannot be trusted."""
+    path = folder / f"{MISSING}.safetensors"
+    try:
+        found = tensorfile.read(path)[0].get(MISSING)
+        if found is None or found.dtype != torch.int64 or found.dim() != 2 or found.shape[1] != 2:
+            raise DamagedFileError("it does not list first and last samples")
+        return tuple(range(first, last + 1) for first, last in found.tolist())
+    except FileNotFoundError:
+        return ()
+    except DamagedFileError as error:
+        raise DamagedError(
+            f"{path}, the list of samples that were given up, cannot be used: {error}. Restore it from a copy, or "
+            "start with --set-aside-damage to list them anew."
+        ) from error
+
+
+def write_missing(folder: Path, gaps: Sequence[range]) -> None:
+    """List these gaps and no others, synced to the disk. An empty list has no file."""
+    path = folder / f"{MISSING}.safetensors"
+    if gaps:
+        ends = torch.tensor([(gap.start, gap.stop - 1) for gap in gaps], dtype=torch.int64)
+        tensorfile.write(path, {MISSING: ends}, {})
+    else:
+        path.unlink(missing_ok=True)
+    sync_folder(folder)
+
+
+def is_known(gap: range, known: Sequence[range]) -> bool:
+    """Whether one of the known gaps has all of these samples."""
+    return any(one.start <= gap.start and gap.stop <= one.stop for one in known)

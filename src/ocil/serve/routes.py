@@ -1,0 +1,205 @@
+"""What each path does: it checks a request, asks the service, and makes the answer."""
+
+import asyncio
+import math
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from typing import Annotated, Any, Literal, TypeVar
+
+import numpy as np
+from fastapi import Header, Query, Request
+from fastapi.responses import Response
+from numpy.typing import NDArray
+from starlette.types import Receive, Scope, Send
+
+import ocil
+from ocil.online.labels import encoded
+from ocil.serve import answers, pictures
+from ocil.serve.bodies import Budget, read_body
+from ocil.serve.labels import checked_label
+from ocil.serve.limits import RefusedError
+from ocil.serve.metrics import CONTENT_TYPE
+from ocil.serve.predictor import Prediction
+from ocil.serve.service import Service
+from ocil.serve.statistics import StoredImages
+
+T = TypeVar("T")
+
+SEND_BYTES = 2**16  # of a long answer that are written at once
+ANSWER_BYTES = 2**16  # that an answer about the memory takes in addition to its images
+COPIES = 4  # of these images while the answer is made: pixels, PNG in base64, and JSON twice
+CLASS_BYTES = 2**10  # that a class of a prediction takes, while the answer is made
+
+Wait = Annotated[Literal["true", "false"], Query(description="Answer only once the samples are learned.")]
+Key = Annotated[
+    str | None,
+    Header(
+        pattern=r"^[\x21-\x7e]{1,200}$",
+        description="A name for this request: sent again under it, it is not learned again.",
+    ),
+]
+Top = Annotated[int, Query(ge=1, le=1000, description="Classes to name; all of them if there are fewer.")]
+PerClass = Annotated[int, Query(ge=1, le=16, description="Images of a class.")]
+First = Annotated[int, Query(ge=0, le=10**6, description="Leave out so many classes.")]
+Classes = Annotated[int, Query(ge=1, le=100, description="Classes.")]
+
+
+class Routes:
+    """One function per path."""
+
+    def __init__(self, service: Service) -> None:
+        self.service, self.limits = service, service.limits
+        self.budget = Budget(self.limits.bodies_bytes)
+        self.pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "ocil-decode")
+        self.memory_budget = Budget(self.limits.memories_bytes)
+        self.memory_pool = ThreadPoolExecutor(1, "ocil-memory")  # predictions must not wait for it
+        self.started = time.monotonic()
+
+    async def learn(self, request: Request, wait: Wait = "false", idempotency_key: Key = None) -> answers.Learned:
+        """Samples are acknowledged when they are on the disk, and learned in that order.
+
+        A form has fields `image` and `label`, repeated for a batch. JSON has `samples`, with images in base64.
+        """
+        service = self.service
+        with self.budget.lease() as take:
+            sent = await read_body(request, self.limits, take, learning=True)
+            labels = [checked_label(label, self.limits) for label in sent.labels]
+            pixels = await self._decoded(sent.images)
+        receipt = await _result(service.writer.submit(pixels, labels, idempotency_key, pictures.digest(pixels, labels)))
+        if wait == "true":
+            with suppress(TimeoutError):
+                await asyncio.wait_for(
+                    _result(service.trainer.waiters.wait_for(receipt.last)), self.limits.wait_seconds
+                )
+        now = service.statistics
+        return answers.Learned(
+            first=receipt.first,
+            last=receipt.last,
+            count=receipt.count,
+            repeated=receipt.repeated,
+            applied=receipt.last <= now.position,
+            learned=now.position,
+            model_samples=now.samples,
+        )
+
+    async def predict(self, request: Request, top: Top = 5) -> Response:
+        """A form has the field `image`, repeated for a batch. JSON has `images`, in base64."""
+        with self.budget.lease() as take:
+            sent = await read_body(request, self.limits, take, learning=False)
+            pixels = await self._decoded(sent.images)
+        size = len(pixels) * min(top, len(self.service.statistics.labels)) * CLASS_BYTES
+        if size > self.budget.limit:
+            raise RefusedError(422, f"{top} classes for each of {len(pixels)} images are too many: ask for fewer.")
+        with ExitStack() as held:
+            held.enter_context(self.budget.lease())(size)
+            found = await _result(self.service.predictor.ask(pixels))
+            return _Held(await _in(self.pool, _predictions, found, top), held.pop_all())
+
+    async def status(self) -> answers.Status:
+        """All that the page shows."""
+        service, now = self.service, self.service.statistics
+        counts = now.counts
+        learned = counts.learned + [0] * (len(now.labels) - len(counts.learned))
+        correct = counts.correct + [0] * (len(now.labels) - len(counts.correct))
+        classes = [
+            answers.ClassState(label=encoded(label), learned=a, correct=b, stored=c)
+            for label, a, b, c in zip(now.labels, learned, correct, now.stored, strict=True)
+        ]
+        return answers.Status(
+            version=ocil.__version__,
+            method=service.model.recipe.method,
+            image=list(service.model.images.shape),
+            model_samples=now.samples,
+            model_batches=now.batches,
+            acknowledged=max(service.writer.acknowledged, now.position),
+            learned=now.position,
+            saved=service.checkpoints.position,
+            queue=max(0, service.backlog),
+            queue_limit=self.limits.queue,
+            accuracy=counts.accuracy,
+            recent_accuracy=counts.recent_accuracy,
+            recent=len(counts.recent),
+            classes=classes,
+            memory_size=service.model.learner.memory.size,
+            memory_stored=sum(now.stored),
+            bias=counts.bias(len(now.labels)),
+            problem=service.problem,
+            uptime_seconds=round(time.monotonic() - self.started, 3),
+        )
+
+    async def memory(self, per_class: PerClass = 4, first: First = 0, count: Classes = 50) -> Response:
+        """Some of the images that are kept for replay, between two steps: fewer than asked for where they are large."""
+        size = math.prod(self.service.model.images.shape)
+        most = min(self.limits.memory_images, self.limits.memory_bytes // size)
+        classes = max(0, min(count, len(self.service.statistics.labels) - first))
+        with ExitStack() as held:
+            take = held.enter_context(self.memory_budget.lease())
+            take(ANSWER_BYTES + COPIES * size * min(most, per_class * classes))
+            try:
+                wanted = self.service.stored(per_class, first, count, most)
+                found = await asyncio.wait_for(_result(wanted), self.limits.wait_seconds)
+            except TimeoutError as error:
+                raise RefusedError(503, "the learner is busy with a long step.", 5) from error
+            return _Held(await _in(self.memory_pool, _stored_images, found), held.pop_all())
+
+    async def metrics(self) -> Response:
+        """Counters and durations in Prometheus' text format."""
+        return Response(self.service.metrics.text(), media_type=CONTENT_TYPE)
+
+    async def _decoded(self, images: list[bytes]) -> NDArray[np.uint8]:
+        return await _in(self.pool, pictures.decode_all, images, self.service.model.images, self.limits)
+
+
+def _predictions(found: Prediction, top: int) -> bytes:
+    predictions = []
+    for row in found.probabilities:
+        classes = [
+            answers.ClassProbability(label=encoded(found.labels[n]), probability=min(1.0, float(row[n])))
+            for n in np.argsort(-row, kind="stable")[:top]
+        ]
+        label, probability = (classes[0].label, classes[0].probability) if classes else (None, None)
+        predictions.append(answers.ImagePrediction(label=label, probability=probability, classes=classes))
+    content: str = answers.Predicted(predictions=predictions, model_samples=found.samples).model_dump_json()
+    return content.encode()
+
+
+def _stored_images(found: StoredImages) -> bytes:
+    classes = [
+        answers.StoredClass(label=encoded(label), stored=stored, images=[pictures.as_png(one) for one in images])
+        for label, stored, images in found.classes
+    ]
+    content: str = answers.MemoryState(model_samples=found.samples, classes=classes).model_dump_json()
+    return content.encode()
+
+
+class _Held(Response):  # type: ignore[misc]
+    """JSON that is sent in chunks, each once the client has taken those before it.
+
+    What is held for it, a lease of memory, is given back when the last chunk is sent or the client is gone.
+    """
+
+    media_type = "application/json"
+
+    def __init__(self, content: bytes, held: ExitStack) -> None:
+        super().__init__(content)
+        self.held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self.held:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            for first in range(0, len(self.body), SEND_BYTES):
+                chunk, more = self.body[first : first + SEND_BYTES], first + SEND_BYTES < len(self.body)
+                await send({"type": "http.response.body", "body": chunk, "more_body": more})
+
+
+async def _result(future: "Future[T]") -> T:
+    """A client that goes away must not take the answer from others."""
+    return await asyncio.shield(asyncio.wrap_future(future))
+
+
+async def _in(pool: ThreadPoolExecutor, function: Callable[..., T], *arguments: Any) -> T:
+    """The result of a function that one of the pool's threads calls."""
+    return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)

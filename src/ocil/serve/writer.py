@@ -1,0 +1,195 @@
+"""The thread that writes the log and then acknowledges requests."""
+
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ocil.errors import WriteError
+from ocil.online.labels import ClassLabel
+from ocil.serve.futures import ServiceThread, answer
+from ocil.serve.idempotency import KeyedRequest, Keys
+from ocil.serve.labels import KnownLabels
+from ocil.serve.limits import Limits, RefusedError
+from ocil.serve.log import Log
+from ocil.serve.metrics import Metrics
+from ocil.serve.records import Samples
+from ocil.serve.trainer import NumberedSample, Trainer
+
+GROUP = 256  # samples that one sync may take
+
+logger = logging.getLogger("ocil.serve")
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """The numbers that the samples of a request have in the log, where they are synced to the disk."""
+
+    first: int
+    count: int
+    repeated: bool = False
+    """The request came before under the same key; nothing was written now."""
+
+    @property
+    def last(self) -> int:
+        return self.first + self.count - 1
+
+
+@dataclass
+class _QueuedRequest:
+    """A request on its way to the log."""
+
+    labels: tuple[ClassLabel, ...]
+    pixels: NDArray[np.uint8]
+    key: str | None
+    digest: str
+    receipt: "Future[Receipt]" = field(default_factory=Future)
+
+
+class Writer(ServiceThread):
+    """Puts requests into the log, all that wait with one sync, acknowledges them, and passes them on to the trainer.
+
+    Each request is either in the log, synced, before its receipt, or it is refused and none of it is in the log.
+    """
+
+    def __init__(
+        self, log: Log, labels: Iterable[ClassLabel], keys: Keys, trainer: Trainer, limits: Limits, metrics: Metrics
+    ) -> None:
+        """``labels``: of all classes that the model or the log knows."""
+        super().__init__("ocil-write")
+        self.log, self.keys, self.trainer, self.limits, self.metrics = log, keys, trainer, limits, metrics
+        self.acknowledged = log.last
+        """The number of the last sample that is acknowledged."""
+        self._queue: deque[_QueuedRequest] = deque()
+        self._unwritten = 0  # samples of requests in the queue or on their way to the disk
+        self._by_key: dict[str, _QueuedRequest] = {}  # these requests, as far as they have a key
+        self._logged_labels: dict[ClassLabel, None] = dict.fromkeys(labels)
+        self._labels = KnownLabels(self._logged_labels)
+
+    @property
+    def backlog(self) -> int:
+        """Samples that are accepted and not learned yet."""
+        return self._unwritten + self.acknowledged - self.trainer.position
+
+    def submit(
+        self, pixels: NDArray[np.uint8], labels: Sequence[ClassLabel], key: str | None = None, digest: str = ""
+    ) -> "Future[Receipt]":
+        """Accept images [N, H, W, C], in the network's format, as samples of the classes that the labels mean.
+
+        The receipt comes once they are synced to the disk. ``key`` and ``digest``: the request's Idempotency-Key and
+        what distinguishes it from others. Raises ``RefusedError``, as may the future.
+        """
+        with self._changed:
+            if key is not None and (known := self._repeated(key, digest)) is not None:
+                return known
+            request = _QueuedRequest(self._labels.meant(labels), pixels, key, digest)
+            self._refuse(request.labels)
+            self._labels.update(request.labels)
+            self._unwritten += len(labels)
+            self._queue.append(request)
+            if key is not None:
+                self._by_key[key] = request
+            self._changed.notify_all()
+        return request.receipt
+
+    def _repeated(self, key: str, digest: str) -> "Future[Receipt] | None":
+        """The receipt of the request that came before under this key; None if there was none."""
+        again: Future[Receipt] = Future()
+        if (waiting := self._by_key.get(key)) is not None:
+            same = waiting.digest == digest
+            waiting.receipt.add_done_callback(lambda done: _copy_receipt(done, again))
+        elif (known := self.keys.get(key)) is not None:
+            same = known.digest == digest
+            again.set_result(Receipt(known.first, known.samples, repeated=True))
+        else:
+            return None
+        if not same:
+            raise RefusedError(409, "this Idempotency-Key came before with another request: use a new one.")
+        return again
+
+    def _refuse(self, labels: tuple[ClassLabel, ...]) -> None:
+        """Raise if samples of these labels cannot be accepted now."""
+        self._refuse_if_stopping()
+        if self.trainer.failed or self.log.broken:
+            raise RefusedError(503, f"learning has stopped: {self.trainer.failed or self.log.broken}")
+        if self.backlog + len(labels) > self.limits.queue:
+            message = f"{self.backlog} samples wait to be learned, the most there may be is {self.limits.queue}."
+            raise RefusedError(429, message, max(1, min(60, round(self.trainer.step_seconds))))
+        new = self._labels.new(labels)  # a model may have more classes than a lower limit allows; it keeps them
+        if new and len(self._labels) + len(new) > self.limits.classes:
+            message = f"the model would have more than {self.limits.classes} classes, which is the limit here."
+            raise RefusedError(422, message)
+
+    def _run(self) -> None:
+        """The writing thread. It ends once it is asked to stop and nothing waits."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._stopping)
+                if not self._queue:
+                    return
+                group = self._take_group()
+            number, records = self.log.last + 1, []
+            for one in group:
+                records.append(Samples(number, one.labels, one.pixels, one.key, one.digest))
+                number = records[-1].last + 1
+            try:
+                started = time.monotonic()
+                self.log.append(records)
+                self.metrics.log_write_seconds.observe(time.monotonic() - started)
+            except Exception as error:
+                self._not_written(group, error)
+            else:
+                self._written(group, records)
+
+    def _take_group(self) -> list[_QueuedRequest]:
+        group, size = [self._queue.popleft()], 0
+        while self._queue and size + len(group[-1].labels) < GROUP:
+            size += len(group[-1].labels)
+            group.append(self._queue.popleft())
+        return group
+
+    def _written(self, group: list[_QueuedRequest], records: list[Samples]) -> None:
+        with self._changed:
+            for one, record in zip(group, records, strict=True):
+                if one.key is not None:
+                    self.keys.add(one.key, KeyedRequest(record.first, len(record.labels), record.digest))
+                self._logged_labels.update(dict.fromkeys(record.labels))
+            self._forget(group)
+            self.acknowledged = records[-1].last
+        # Only now: a checkpoint that has learned these samples must know their keys.
+        self.trainer.add([sample for record in records for sample in NumberedSample.of(record)])
+        for one, record in zip(group, records, strict=True):
+            answer(one.receipt, Receipt(record.first, len(record.labels)))
+        self.metrics.acknowledged.inc(sum(len(one.labels) for one in group))
+
+    def _not_written(self, group: list[_QueuedRequest], error: Exception) -> None:
+        """Refuse these requests. Their labels name no class, and their keys may be used again."""
+        if not isinstance(error, WriteError):
+            logger.exception("the log could not be written")
+        with self._changed:
+            self._forget(group)
+            waiting = itertools.chain.from_iterable(one.labels for one in self._queue)
+            self._labels = KnownLabels((*self._logged_labels, *waiting))
+        for one in group:
+            answer(one.receipt, RefusedError(503, f"nothing was learned: {error}", 10))
+
+    def _forget(self, group: list[_QueuedRequest]) -> None:
+        """These requests do not wait any more."""
+        for one in group:
+            self._unwritten -= len(one.labels)
+            if one.key is not None:
+                self._by_key.pop(one.key)
+
+
+def _copy_receipt(done: "Future[Receipt]", again: "Future[Receipt]") -> None:
+    error = done.exception()
+    if error is None:
+        answer(again, Receipt(done.result().first, done.result().count, repeated=True))
+    elif isinstance(error, Exception):
+        answer(again, error)

@@ -1,0 +1,79 @@
+"""The kernels of views and losses against their PyTorch versions: on a GPU, else in Triton's interpreter."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported and when kernels are defined
+pytest.importorskip("triton", reason="Triton comes with PyTorch's CUDA builds only")
+
+from ocil import kernels  # noqa: E402
+from ocil.kernels.loss_kernel import Kind  # noqa: E402
+from ocil.learning import losses  # noqa: E402
+from ocil.learning.views import RandomViews  # noqa: E402
+
+pytestmark = [pytest.mark.gpu(optional=True), pytest.mark.slow]
+AUGMENTS: list[dict[str, Any]] = [
+    {},
+    {"gray": 0.5},
+    {"per_batch": True, "crop_scale": (0.2, 1.0), "jitter": 1.0, "gray": 0.2},
+    {"crop_scale": None},
+    {"jitter": 0.0},
+    {"flip": 0.0, "crop_rule": "clamp"},
+    {"hue": 0.5, "saturation": 1.0, "jitter": 1.0},
+]
+
+
+@pytest.mark.parametrize("settings", AUGMENTS, ids=str)
+@pytest.mark.parametrize("shape", [(3, 16, 16), (1, 14, 14), (3, 9, 13)])
+def test_views_are_those_of_the_plain_version(settings: dict[str, Any], shape: tuple[int, int, int]) -> None:
+    augment = RandomViews(**settings)
+    for seed in range(2):
+        generator = torch.Generator(DEVICE).manual_seed(seed)
+        images = torch.rand((8, *shape), device=DEVICE, generator=generator)
+        images[0], images[1] = 0, 1
+        images[2], images[3] = images[2, :1], (images[3] > 0.5).float()  # gray, and pure colours
+        images = images.contiguous(memory_format=torch.channels_last)
+        draw = augment.draw(images, generator)
+        torch.testing.assert_close(kernels.views(images, draw), augment.apply(images, draw), rtol=0, atol=2e-5)
+
+
+PLAIN: dict[Kind, Callable[..., Tensor]] = {
+    "cross_entropy": lambda z, y: losses.cross_entropy(z, y, 0.3, reduction="none"),
+    "focal": lambda z, y: losses.focal(z, y, 0.25, 2.0, reduction="none"),
+    "revised_focal": lambda z, y: losses.revised_focal(z, y, 0.25, 0.3, 0.5, reduction="none"),
+    "distillation": lambda z, y: losses.virtual_distillation(z, y, 0.1, 20.0, 0.01, reduction="none"),
+}
+PARAMETERS: dict[Kind, dict[str, float]] = {
+    "cross_entropy": {"scale": 0.3},
+    "focal": {"scale": 0.25, "gamma": 2.0},
+    "revised_focal": {"scale": 0.25, "mu": 0.3, "sigma": 0.5},
+    "distillation": {"scale": 0.1, "temperature": 20.0, "epsilon": 0.01},
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("classes", [2, 10, 100])
+@pytest.mark.parametrize("spread", [1.0, 30.0])
+def test_losses_and_their_gradients_are_those_of_the_plain_version(name: Kind, classes: int, spread: float) -> None:
+    generator = torch.Generator().manual_seed(classes)
+    logits = spread * torch.randn(21, classes, generator=generator)
+    labels = torch.randint(classes, (21,), generator=generator)
+    logits[0, labels[0]] += 80  # scores of nearly one and nearly zero
+    logits[1, labels[1]] -= 80
+    weights = torch.rand(21, generator=generator)
+    exact = logits.double().requires_grad_()  # in double precision the plain version runs, also on a GPU
+    wanted = PLAIN[name](exact, labels)
+    (slope,) = torch.autograd.grad((wanted * weights).sum(), exact)
+    ours = logits.to(DEVICE).requires_grad_()
+    apart = torch.stack([labels, -labels], 1).to(DEVICE)[:, 0]  # not one behind the other in memory
+    values = kernels.loss(name, ours, apart, **PARAMETERS[name])
+    (grad,) = torch.autograd.grad((values * weights.to(DEVICE)).sum(), ours)
+    torch.testing.assert_close(values.cpu(), wanted.float(), rtol=2e-4, atol=1e-6)
+    torch.testing.assert_close(grad.cpu(), slope.float(), rtol=1e-3, atol=2e-6)
