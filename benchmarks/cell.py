@@ -19,15 +19,18 @@ import signal  # noqa: E402
 from itertools import groupby  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-from ocil import experiments  # noqa: E402
-from ocil.config import RunConfig, resolve  # noqa: E402
-from ocil.engine import execute  # noqa: E402
-from ocil.engine.local import Job  # noqa: E402
+from ocil.engines import execute  # noqa: E402
+from ocil.engines.job import Event, Job, Observer  # noqa: E402
+from ocil.evaluation.measures import average_accuracy  # noqa: E402
+from ocil.experiments import files as experiments  # noqa: E402
 from ocil.files import write_bytes  # noqa: E402
-from ocil.metrics import average_accuracy  # noqa: E402
-from ocil.report import tables  # noqa: E402
-from ocil.results import Result, summarise  # noqa: E402
-from ocil.runner import Progress, pick_device  # noqa: E402
+from ocil.report.result_tables import summary_table  # noqa: E402
+from ocil.report.table import markdown_table  # noqa: E402
+from ocil.runs.config import RunConfig, resolve  # noqa: E402
+from ocil.runs.environment import pick_device  # noqa: E402
+from ocil.runs.protocol import Progress, Run, RunKey  # noqa: E402
+from ocil.runs.results import Result, summarise  # noqa: E402
+from ocil.runs.stream_run import StreamRun  # noqa: E402
 
 
 def plan(place: str, words: list[str], seeds: int | None, only: str = "") -> list[RunConfig]:
@@ -60,16 +63,16 @@ def main() -> None:
     configs = plan(options.place, options.cells, options.seeds, options.only)
     ready = time.perf_counter() - STARTED
     results: list[Result] = []
-    latest: dict[int, Progress] = {}
+    latest: dict[RunKey, Progress] = {}
     asked = False
 
     def stop(*_: object) -> None:
         nonlocal asked
         asked = True
 
-    def hear(number: int, event: object) -> None:
+    def on_event(run: Run, event: Event) -> None:
         if isinstance(event, Progress):
-            latest[number] = event
+            latest[run.key] = event
         elif isinstance(event, Result):
             results.append(event)
             now, config = f"{time.perf_counter() - STARTED:6.1f} s", event.config
@@ -80,15 +83,16 @@ def main() -> None:
                 write_bytes(options.json, json.dumps(content).encode())
 
     signal.signal(signal.SIGINT, stop)
-    job = Job(options.root, str(pick_device(options.device)), options.data_dir)
-    outcomes = execute(configs, job, options.workers, hear, lambda: asked)
-    for number, outcome in enumerate(outcomes):
+    job = Job(options.root, str(pick_device(options.device)), options.data_dir, options.workers)
+    outcomes = execute([StreamRun(config) for config in configs], job, Observer(on_event, lambda: asked))
+    for key, outcome in outcomes.items():
         if not isinstance(outcome, Result):
-            far = f" ({latest[number].done} of {latest[number].total} batches)" if number in latest else ""
+            far = f" ({latest[key].done} of {latest[key].total} batches)" if key in latest else ""
             print(f"not finished: {outcome}{far}")
-    finished = [outcome for outcome in outcomes if isinstance(outcome, Result)]
+    keys = [StreamRun(config).key for config in configs]
+    finished = [outcome for key in keys if isinstance(outcome := outcomes[key], Result)]
     if cells := [list(group) for _, group in groupby(finished, lambda result: result.config.cell)]:
-        print(tables.markdown([summarise(cell) for cell in cells]))
+        print(markdown_table(summary_table([summarise(cell) for cell in cells]), level=0), end="\n\n")
     alone = max((result.wall_seconds for result in finished), default=0.0)
     seconds = time.perf_counter() - STARTED
     print(f"{seconds:.1f} s from start to table ({ready:.1f} s imports, {alone:.1f} s the longest run)", flush=True)

@@ -1,4 +1,4 @@
-"""Forward and backward of the network on this CPU: PyTorch's own convolution beside ours, in one run.
+"""Forward and backward of the network on this CPU: PyTorch's own convolution and ours, in one run.
 
 python benchmarks/cpu_convolution.py [--quick]
 """
@@ -9,7 +9,7 @@ import time
 
 import torch
 
-from ocil import convolution
+from ocil.kernels import convolution
 from ocil.networks import ReducedResNet18
 
 CASES = (  # images, side, channels, width

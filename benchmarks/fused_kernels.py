@@ -1,4 +1,4 @@
-"""The fused network on a GPU: is it right, which tiles are fastest, how long does a pass take and where does it go.
+"""The network's GPU kernels: whether they are right, which tiles are fastest, how long a pass takes, and where.
 
     python benchmarks/fused_kernels.py [--plain] [--tune] [--side 84] [--no-groups] [--out FOLDER]
 
@@ -20,11 +20,11 @@ from pathlib import Path
 
 import torch
 
-from ocil import fused
-from ocil.fused import launch, tiles
-from ocil.fused import network as fused_network
-from ocil.fused.plan import Unit, weight_splits
-from ocil.fused.tiles import Tile
+from ocil import kernels
+from ocil.kernels import launch, tiles
+from ocil.kernels import network as fused_network
+from ocil.kernels.plan import Layer, weight_splits
+from ocil.kernels.tiles import Tile
 from ocil.networks import ReducedResNet18, build
 from ocil.precision import numerics
 
@@ -33,7 +33,7 @@ WORKERS = 14
 SIDE = 32
 
 
-def say(*what: object) -> None:
+def log(*what: object) -> None:
     print(f"[{time.perf_counter() - STARTED:5.1f}]", *what, flush=True)
 
 
@@ -51,61 +51,64 @@ def images(batch: int, seed: int = 0, device: str = "cuda") -> torch.Tensor:
 
 
 def candidates(kind: str, ci: int, co: int, size: int, stride: int) -> list[Tile]:
-    """What is used now and its neighbours: one thing changed at a time."""
+    """What is used now and its neighbours: one value changed at a time."""
     now = tiles.tile(kind, ci, co, size, stride)
     found = [now]
     for name, factors in {"rows": (0.5, 2), "cols": (0.5, 2), "depth": (0.5, 2), "warps": (0.5, 2)}.items():
-        found += [replace(now, **{name: int(getattr(now, name) * factor)}) for factor in factors]
-    found += [replace(now, stages=stages) for stages in (2, 3, 4)]
+        found += [now._replace(**{name: int(getattr(now, name) * factor)}) for factor in factors]
+    found += [now._replace(stages=stages) for stages in (2, 3, 4)]
     if kind.startswith("wgrad"):
-        found += [replace(now, programs=programs) for programs in (80, 160, 320, 640)]
+        found += [now._replace(programs=programs) for programs in (80, 160, 320, 640)]
     if kind.endswith(tiles.GROUPED):  # a program takes all of a group's columns
         found = [t for t in found if t.cols == now.cols]
-        found += [replace(now, rows=2 * now.rows, warps=2 * now.warps), replace(now, depth=2 * now.depth, stages=3)]
+        found += [now._replace(rows=2 * now.rows, warps=2 * now.warps), now._replace(depth=2 * now.depth, stages=3)]
     return [t for t in dict.fromkeys(found) if min(t.rows, t.cols, t.depth) >= 16 and t.rows * t.cols <= 4096 * t.warps]
 
 
-class Layer:
+class Case:
     """One kernel of the pass, ready to be launched with any tile."""
 
-    def __init__(self, kind: str, unit: Unit, batch: int, device: str, holder: launch.Pass) -> None:
+    def __init__(self, kind: str, layer: Layer, batch: int, device: str, holder: launch.Pass) -> None:
         # The plan in ``holder`` keeps the network's parameters alive.
-        self.kind, self.unit, self.holder, self.batch = kind, unit, holder, batch
-        inputs = (batch * unit.rows_in, unit.ci_stored)
-        outputs = (batch * unit.rows_out, unit.co_stored)
+        self.kind, self.layer, self.holder, self.batch = kind, layer, holder, batch
+        shape = layer.shape
+        inputs = (batch * shape.pixels, shape.stored_inputs)
+        outputs = (batch * shape.out_pixels, shape.stored_outputs)
 
         def some(shape: tuple[int, int]) -> torch.Tensor:
             if device == "cpu":  # only to be compiled for
                 return torch.empty(shape, dtype=torch.bfloat16)
             return torch.randn(shape, device=device).to(torch.bfloat16)
 
-        self.x = images(batch, device=device) if unit.ci == 3 else some(inputs)
+        self.x = images(batch, device=device) if shape.inputs == 3 else some(inputs)
         self.back = some(inputs)
         self.y, self.g = some(outputs), some(outputs)
 
     @property
     def key(self) -> tiles.Key:
-        u = self.unit
-        return (self.kind + (tiles.GROUPED if u.group > 1 else ""), u.ci, u.co, u.size, u.stride)
+        s = self.layer.shape
+        return (self.kind + (tiles.GROUPED if self.layer.group > 1 else ""), s.inputs, s.outputs, s.size, s.stride)
 
     def __call__(self, t: Tile) -> None:
-        p, u = self.holder, self.unit
+        p, layer = self.holder, self.layer
+        inputs = layer.shape.inputs
         if self.kind == "conv":
-            launch.conv(p, u, self.x, t=t)
+            launch.conv(p, layer, self.x, t=t)
         elif self.kind == "wgrad":
-            launch.wgrad(p, fitted(u, t, self.batch), self.x, self.g, self.y, store=u.ci != 3, t=t)
+            launch.wgrad(p, fitted(layer, t, self.batch), self.x, self.g, self.y, store=inputs != 3, t=t)
         else:
-            before = next(b.conv1 for b in p.plan.blocks if b.conv2.co == u.ci)
-            launch.dgrad(p, u, self.g, launch.Target(before, self.back), t=t)
+            before = next(b.conv1 for b in p.plan.blocks if b.conv2.shape.outputs == inputs)
+            launch.dgrad(p, layer, self.g, launch.Target(before, self.back), t=t)
 
 
-def fitted(unit: Unit, t: Tile, batch: int) -> Unit:
-    parts, span = weight_splits(t, batch * unit.rows_out, unit.size, unit.ci_stored, unit.co_stored, unit.group)
-    return replace(unit, splits=parts, span=span, partial_at=0)
+def fitted(layer: Layer, t: Tile, batch: int) -> Layer:
+    """The layer with the splits that a tile asks for."""
+    parts, span = weight_splits(t, layer.shape, batch, layer.group)
+    return replace(layer, splits=parts, span=span, at=layer.at._replace(partial=0))
 
 
-def layers(batch: int, device: str) -> list[Layer]:
-    """One of each shape."""
+def cases(batch: int, device: str) -> list[Case]:
+    """One case per shape."""
     net = network(device=device)
     plan = fused_network.plan_for(net, images(batch, device=device))
     holder = launch.Pass(plan, torch.device(device))
@@ -114,19 +117,20 @@ def layers(batch: int, device: str) -> list[Layer]:
     holder.packed.normal_(std=0.05)
     holder.grads = torch.empty(plan.grads_size, device=device)
     holder.partial = torch.empty(1 << 27, device=device)  # any number of splits
-    found: dict[tiles.Key, Layer] = {}
-    for unit in plan.units:
+    found: dict[tiles.Key, Case] = {}
+    for layer in plan.layers:
+        s = layer.shape
         for kind in ("conv", "dgrad", "wgrad"):
-            if kind == "dgrad" and (unit.size == 1 or unit.ci == 3):
+            if kind == "dgrad" and (s.size == 1 or s.inputs == 3):
                 continue
-            key = (kind, unit.ci, unit.co, unit.size, unit.stride)
+            key = (kind, s.inputs, s.outputs, s.size, s.stride)
             if key not in found:
-                found[key] = Layer(kind, unit, batch, device, holder)
+                found[key] = Case(kind, layer, batch, device, holder)
     return list(found.values())
 
 
 def one_pass(net: ReducedResNet18, x: torch.Tensor) -> None:
-    fused.features(net, x, into_grad=True).sum().backward()
+    kernels.features(net, x, into_grad=True).sum().backward()
 
 
 def compile_part(number: int, workers: int, tune: bool) -> None:
@@ -138,7 +142,7 @@ def compile_part(number: int, workers: int, tune: bool) -> None:
         if name not in seen:
             seen[name] = None
             if len(seen) % workers == number:
-                with contextlib.suppress(Exception):  # the main process meets it again, and says so
+                with contextlib.suppress(Exception):  # the main process meets it again and raises it
                     kernel.warmup(*arguments, grid=grid, **options)
 
     launch._call = call
@@ -146,16 +150,16 @@ def compile_part(number: int, workers: int, tune: bool) -> None:
         net = network(device="cpu")
         x = images(batch, device="cpu")
         for _ in range(2):  # the second one adds to the gradients of the first
-            pooled = fused.features(net, x, into_grad=True)
+            pooled = kernels.features(net, x, into_grad=True)
             pooled.sum().backward()
     if tune:
-        for layer in layers(200, "cpu"):
-            for t in candidates(*layer.key):
-                layer(t)
+        for case in cases(200, "cpu"):
+            for t in candidates(*case.key):
+                case(t)
 
 
 def graph_of(work, repeats: int, streams: int) -> torch.cuda.CUDAGraph:
-    """Without ``torch.cuda.graph``, which collects garbage first: there are hundreds of these."""
+    """Capture a CUDA graph. ``torch.cuda.graph`` would collect garbage first, and there are hundreds of graphs."""
     graph = torch.cuda.CUDAGraph()
     main, *side = (torch.cuda.Stream() for _ in range(streams + 1))
     with torch.cuda.stream(main):
@@ -184,29 +188,29 @@ def microseconds(graph: torch.cuda.CUDAGraph, works: int, replays: int = 5) -> f
 
 
 def tune(limit: float, rows: list[dict]) -> None:
-    """Time every candidate, alone and four beside each other; use the best of the latter from here on."""
-    for layer in layers(200, "cuda"):
+    """Time every candidate, alone and four side by side; use the best of the latter from here on."""
+    for case in cases(200, "cuda"):
         tried = []
-        for t in candidates(*layer.key):
+        for t in candidates(*case.key):
             if time.perf_counter() - STARTED > limit:
-                say("tuning stopped: out of time")
+                log("tuning stopped: out of time")
                 return
             try:
-                layer(t)
-                together = microseconds(graph_of(lambda layer=layer, t=t: layer(t), 3, 4), 12)
-                alone = microseconds(graph_of(lambda layer=layer, t=t: layer(t), 5, 1), 5)
-            except Exception as error:  # too much shared memory, say
-                rows.append({"key": layer.key, "tile": repr(t), "error": repr(error)[:200]})
+                case(t)
+                together = microseconds(graph_of(lambda case=case, t=t: case(t), 3, 4), 12)
+                alone = microseconds(graph_of(lambda case=case, t=t: case(t), 5, 1), 5)
+            except Exception as error:  # too much shared memory, for example
+                rows.append({"key": case.key, "tile": repr(t), "error": repr(error)[:200]})
                 continue
             cost = together
-            if layer.kind == "wgrad":  # what adding up the splits costs
-                cost += fitted(layer.unit, t, 200).splits * layer.unit.partial_length * 8 / 3e6
-            rows.append({"key": layer.key, "tile": repr(t), "together": together, "alone": alone, "cost": cost})
+            if case.kind == "wgrad":  # what adding up the splits costs
+                cost += fitted(case.layer, t, 200).splits * case.layer.partial_size * 8 / 3e6
+            rows.append({"key": case.key, "tile": repr(t), "together": together, "alone": alone, "cost": cost})
             tried.append((cost, alone, t))
         tried.sort(key=lambda entry: entry[0])
         if tried:
-            tiles.MEASURED[layer.key] = tried[0][2]
-            say(layer.key, *(f"| {cost:.1f} ({alone:.1f}) {short(t)}" for cost, alone, t in tried[:3]))
+            tiles.MEASURED[case.key] = tried[0][2]
+            log(case.key, *(f"| {cost:.1f} ({alone:.1f}) {short(t)}" for cost, alone, t in tried[:3]))
         torch.cuda.empty_cache()
 
 
@@ -267,14 +271,14 @@ def pass_times(name: str, work, precision: str, batch: int, detail: bool = False
             for kernel, us in events:
                 by_name.setdefault(kernel[:40], []).append(round(us, 1))
             for kernel, values in sorted(by_name.items(), key=lambda item: -sum(item[1])):
-                say(f"  {kernel:40s} {sum(values):8.1f} us in {len(values)}:", *values)
+                log(f"  {kernel:40s} {sum(values):8.1f} us in {len(values)}:", *values)
             row["events"] = events
-    say({k: v for k, v in row.items() if k != "events"})
+    log({k: v for k, v in row.items() if k != "events"})
     return row
 
 
 def check() -> dict:
-    """Gradients of fused and autocast against float32, and the same bits twice and beside other streams."""
+    """Gradients of fused and autocast against float32, and the same bits twice and next to other streams."""
 
     def error(found: torch.Tensor, expected: torch.Tensor) -> float:
         return float((found.double() - expected.double()).norm() / expected.double().norm())
@@ -286,7 +290,7 @@ def check() -> dict:
         for name in ("fp32", "autocast", "fused", "again"):
             net = network(precision="fp32" if name == "fp32" else "bf16")
             with numerics("fp32"):
-                out = fused.features(net, x) if name in ("fused", "again") else net.plain_features(x)
+                out = kernels.features(net, x) if name in ("fused", "again") else net.plain_features(x)
                 (out * direction).sum().backward()
             grads = {n: p.grad for n, p in net.named_parameters() if p.grad is not None}
             found[name] = {"features": out.detach()} | grads
@@ -298,9 +302,9 @@ def check() -> dict:
             worst = max(errors, key=lambda n: errors[n])
             result[f"{name}_{batch}"] = errors
             middle = ordered[len(ordered) // 2]
-            say(name, batch, f"features {errors['features']:.4f} median {middle:.4f} worst {ordered[-1]:.4f} {worst}")
+            log(name, batch, f"features {errors['features']:.4f} median {middle:.4f} worst {ordered[-1]:.4f} {worst}")
         same = all(torch.equal(found["fused"][n], found["again"][n]) for n in exact)
-        say("fused twice, same bits:", same)
+        log("fused twice, same bits:", same)
     nets = [network(seed) for seed in range(10)]
     x = images(200)
     for net in nets[:1]:
@@ -313,7 +317,7 @@ def check() -> dict:
         with torch.cuda.stream(stream):
             one_pass(net, x)
     torch.cuda.synchronize()
-    say("among nine others, same bits:", torch.equal(alone, nets[0].conv1.weight.grad))
+    log("among nine others, same bits:", torch.equal(alone, nets[0].conv1.weight.grad))
     return result
 
 
@@ -325,7 +329,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--side", type=int, default=SIDE, help="of the images, in pixels")
     parser.add_argument("--no-groups", action="store_true", help="without pixels in groups where channels are few")
-    parser.add_argument("--cold", action="store_true", help="only say how long compiling everything takes")
+    parser.add_argument("--cold", action="store_true", help="only measure how long compiling everything takes")
     parser.add_argument("--compile", type=int, help="(a worker of the above)")
     options = parser.parse_args()
     globals()["SIDE"] = options.side
@@ -342,7 +346,7 @@ def main() -> None:
         started = time.perf_counter()
         one_pass(net, x)
         torch.cuda.synchronize()
-        say(f"a first pass with nothing compiled: {time.perf_counter() - started:.1f} s")
+        log(f"a first pass with nothing compiled: {time.perf_counter() - started:.1f} s")
         return
     fused_network._compile = lambda plan, images: None  # the workers do that here
     command = [sys.executable, __file__, *shape, *(["--tune"] if options.tune else []), "--compile"]
@@ -361,7 +365,7 @@ def main() -> None:
                 passes.append(pass_times(f"cudnn {precision}", plain_pass, precision, batch))
                 save()
     codes = [worker.wait() for worker in workers]
-    say("compiled", "" if not any(codes) else codes)
+    log("compiled", "" if not any(codes) else codes)
     result["errors"] = check()
     save()
     for batch in (200, 10):
@@ -372,7 +376,7 @@ def main() -> None:
         result["tiles"] = rows
         tune(options.limit, rows)
         save()
-        say({key: repr(t) for key, t in tiles.MEASURED.items()})
+        log({key: repr(t) for key, t in tiles.MEASURED.items()})
         for batch in (200, 10):
             passes.append(pass_times("fused, tuned", one_pass, "bf16", batch, detail=True))
             save()
@@ -381,7 +385,7 @@ def main() -> None:
         try:
             subprocess.run([sys.executable, __file__, *shape, "--cold"], env=environment, timeout=60)
         except subprocess.TimeoutExpired:
-            say("compiling took more than a minute")
+            log("compiling took more than a minute")
 
 
 if __name__ == "__main__":

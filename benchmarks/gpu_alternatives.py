@@ -2,8 +2,8 @@
 
     python benchmarks/gpu_alternatives.py [OUT.json]
 
-Times one training pass (forward, cross-entropy, backward) of 200 CIFAR images a seed in bf16, captured as a CUDA graph,
-in ms a seed: as PyTorch runs it, compiled, stacked by ``torch.func.vmap`` (grouped convolutions), and fused.
+Times one training pass (forward, cross-entropy, backward) of 200 CIFAR images per seed in bf16, captured as a CUDA
+graph, in ms per seed: as PyTorch runs it, compiled, stacked by ``torch.func.vmap`` (grouped convolutions), and fused.
 """
 
 import argparse
@@ -109,7 +109,7 @@ def main() -> None:
             started = time.perf_counter()
             try:
                 found[name] = trial()
-            except Exception as error:  # what an alternative cannot do is a finding too
+            except Exception as error:  # an alternative that fails is a result too
                 found[name] = f"{type(error).__name__}: {error}"[:300]
             print(name, found[name], f"({time.perf_counter() - started:.1f} s)", flush=True)
             torch.cuda.empty_cache()

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
-from ocil.bench import made_up, measure
-from ocil.config import resolve
 from ocil.data import Dataset
-from ocil.runner import pick_device
+from ocil.engines.bench import made_up, measure
+from ocil.runs.config import resolve
+from ocil.runs.environment import pick_device
 
 SEEDS = (1, 2, 5, 10, 20, 40)
 MEMORY = (100, 1_000, 5_000, 20_000, 100_000)
@@ -46,7 +46,7 @@ def main() -> None:
         timing = measure(configs, data, device, repeats=5, seconds=options.seconds)
         rows.append({"kind": kind, "at": at, **timing.to_json()})
         took = time.perf_counter() - started
-        print(kind, at, method, f"{timing.ms_per_step:.3f} ms a seed-step, {took:.1f} s", flush=True)
+        print(kind, at, method, f"{timing.ms_per_step:.3f} ms per seed and step, {took:.1f} s", flush=True)
         options.out.write_text(
             json.dumps({"device": timing.device, "torch": torch.__version__, "rows": rows}, indent=1)
         )

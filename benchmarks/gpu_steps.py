@@ -11,12 +11,13 @@ from pathlib import Path
 
 import torch
 
-from ocil.bench import made_up, measure
-from ocil.config import resolve
-from ocil.engine.captured import CapturedStepper
+from ocil.engines.bench import made_up, measure
 from ocil.methods import METHODS
 from ocil.precision import numerics
-from ocil.runner import build, pick_device
+from ocil.runs.build import build
+from ocil.runs.captured import CapturedStepper
+from ocil.runs.config import resolve
+from ocil.runs.environment import pick_device
 from ocil.streams import Stream
 
 NARROW = {"width": 1}

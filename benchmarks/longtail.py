@@ -1,7 +1,7 @@
 """The table of long-tailed recognition from start to end, without the command line's libraries.
 
 python benchmarks/longtail.py [FIELD=VALUE ...] [--datasets cifar100 mini_imagenet] [--variants ...] [--seeds 3]
-                              [--imbalance 100] [--open 0.2] [--side-by-side 6] [--device auto] [--root runs]
+                              [--imbalance 100] [--open 0.2] [--side-by-side N] [--device auto] [--root runs]
                               [--data-dir DIR] [--json OUT] [--seconds N]
 
 All runs share the GPU from one thread: they take turns, a replayed step each, on CUDA streams of their own. Threads
@@ -17,12 +17,17 @@ import argparse  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from ocil import data  # noqa: E402
+from ocil.engines import execute  # noqa: E402
+from ocil.engines.job import Event, Job, Observer  # noqa: E402
 from ocil.longtail.config import VARIANTS, LongTailConfig, resolve  # noqa: E402
 from ocil.longtail.results import LongTailResult, cells  # noqa: E402
-from ocil.longtail.runs import SIDE_BY_SIDE, Job, run_all  # noqa: E402
-from ocil.report.longtail import markdown  # noqa: E402
-from ocil.results import write_json  # noqa: E402
-from ocil.runner import pick_device  # noqa: E402
+from ocil.longtail.runs import LongTailRun  # noqa: E402
+from ocil.report.longtail import document  # noqa: E402
+from ocil.report.papers import load  # noqa: E402
+from ocil.report.table import markdown  # noqa: E402
+from ocil.runs.environment import pick_device  # noqa: E402
+from ocil.runs.protocol import Run, RunKey  # noqa: E402
+from ocil.runs.results import write_json  # noqa: E402
 
 
 def plan(options: argparse.Namespace) -> list[LongTailConfig]:
@@ -52,7 +57,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--imbalance", type=float, default=100.0)
     parser.add_argument("--open", type=float, default=0.2)
-    parser.add_argument("--side-by-side", type=int, default=SIDE_BY_SIDE)
+    parser.add_argument("--side-by-side", type=int, default=0)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--root", type=Path, default=Path("runs"))
     parser.add_argument("--data-dir", type=Path)
@@ -61,13 +66,12 @@ def main() -> None:
     options = parser.parse_args()
     configs, device = plan(options), pick_device(options.device)
     results: list[LongTailResult] = []
-    first: dict[int, float] = {}
+    first: dict[RunKey, float] = {}
     spent = lambda: time.perf_counter() - STARTED  # noqa: E731
     print(f"{spent():6.1f} s  {len(configs)} runs on {device}", flush=True)
 
-    def hear(number: int, event: object) -> None:
-        config = configs[number]
-        name = f"{config.place} {config.variant} seed {config.seed}"
+    def on_event(run: Run, event: Event) -> None:
+        name = f"{run.config.place} {run.name}"
         if isinstance(event, LongTailResult):
             results.append(event)
             shown = {key: round(100 * value, 1) for key, value in event.measures.items() if value is not None}
@@ -77,14 +81,14 @@ def main() -> None:
                 write_json(options.json, content)
         elif isinstance(event, Exception):
             print(f"{spent():6.1f} s  {name}: {type(event).__name__}: {event}", flush=True)
-        elif number not in first:
-            first[number] = spent()
+        elif run.key not in first:
+            first[run.key] = spent()
             print(f"{spent():6.1f} s  {name} begins", flush=True)
 
-    job = Job(options.root, device, options.data_dir, checkpoint_seconds=120.0, side_by_side=options.side_by_side)
-    run_all(configs, job, hear, lambda: spent() > options.seconds)
+    job = Job(options.root, str(device), options.data_dir, options.side_by_side, checkpoint_seconds=120.0)
+    execute([LongTailRun(config) for config in configs], job, Observer(on_event, lambda: spent() > options.seconds))
     if results:
-        print(markdown(cells(results)))
+        print(markdown(document(cells(results), load())))
     print(f"{spent():.1f} s from start to table", flush=True)
     raise SystemExit(len(results) < len(configs))
 

@@ -1,10 +1,10 @@
-"""How fast ``ocil serve`` predicts, alone and while it learns: requests a second and their latency.
+"""How fast ``ocil serve`` predicts, alone and while it learns: requests per second and their latency.
 
     python benchmarks/serve_load.py er afs --clients 1 4 --seconds 15
 
 Starts the service on this machine with a network for 32x32 images (width 20), teaches it some samples, and then sends
 prediction requests of one PNG image each from a process of its own, over connections that stay open. While learning
-goes on, one more client keeps the line of samples filled. Prints one JSON object a line.
+goes on, one more client keeps the queue of samples filled. Prints one JSON object per line.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Does a model's memory grow with the length of its stream? Host memory and time a step along an endless stream.
+"""Does a model's memory grow with the length of its stream? Host memory and time per step along an endless stream.
 
     python benchmarks/stream_length.py [--images 1000000] [--methods er afs] [--device cpu] [--json OUT.json]
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ocil.bench import made_up
+from ocil.engines.bench import made_up
 from ocil.online.images import ImageFormat
 from ocil.online.model import Model, Recipe
 
@@ -22,7 +22,7 @@ BATCH, LOOKS, CLASSES, SHAPE = 100, 20, 100, (9, 9, 3)  # large batches: a milli
 
 
 def resident_bytes() -> int:
-    """Of this process, now."""
+    """The memory of this process now."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * 4096
 

@@ -3,44 +3,61 @@
 python benchmarks/table1_cost.py
 """
 
-from ocil.report.published import MEMORY
+import json
+from pathlib import Path
 
-SEEDS, STEPS = 10, 5000  # every dataset has 50,000 training images, in batches of 10
-TASKS = {"cifar10": 5, "cifar100": 10, "mini_imagenet": 10}
-PIXELS = {"cifar10": 1.0, "cifar100": 1.0, "mini_imagenet": 84**2 / 32**2}  # a step's cost goes with them, at most
+from ocil.data import CATALOG
+from ocil.experiments.estimate import MILLISECONDS, Size, cost_of_step
+from ocil.methods import method
+from ocil.methods.review_label import Label
+from ocil.report.papers import load
+from ocil.runs.config import RunConfig, resolve
+
+TABLE = load().tables[0]
+MEMORY = TABLE.memory
+METHODS = [str(row.label) for row in TABLE.rows if not row.bound]
+SEEDS = 10
 CELL = 15.0  # seconds for ten seeds besides their steps: start, loading, first steps, evaluations
-OFFLINE = 50 * 50_000 // 128 * 0.6e-3  # seconds for a seed: steps of 128 images, 0.6 ms each, not measured
-# ms a seed-step with ten seeds side by side, bf16 (docs/performance.md); OCM's is a guess from its number of images.
-STEP = {
-    "agem": 0.43, "er": 0.32, "gss": 3.12, "mir": 0.55, "gdumb": 0.10, "aser": 1.28, "er-ace": 0.35, "dvc": 0.85,
-    "aaer": 1.19, "ocm": 10.0, "scr": 1.15, "afs": 1.04,
-}  # fmt: skip
-REVIEW = {"er-ace": 0.18, "agem": 0.15, "dvc": 0.24, "scr": 0.112} | {"aaer": 0.27, "ocm": 0.18}  # ms for ten images
-ROWS = (
-    "agem agem-rv er er-rv gss gss-rv mir mir-rv gdumb aser aser-rv er-ace er-ace-rv dvc dvc-rv aaer ocm scr-rv afs-rv"
-)
+# Milliseconds per step of one seed among ten, in bf16, by method. What was not timed is computed from its passes.
+STEPS = Path(__file__).parents[1] / "results/performance/h200-steps.json"
+TIMED = {Label.parse(row["method"]).method: row for row in json.loads(STEPS.read_text())["rows"]}
 
 
-def seconds(row: str, dataset: str, memory: int) -> float:
+def step_ms(config: RunConfig) -> float:
+    if config.method in TIMED:
+        return float(TIMED[config.method]["ms_per_step"])
+    a_pass, an_image = MILLISECONDS["cuda bf16"]
+    passes, images = cost_of_step(config, Size.of(CATALOG["cifar100"]))
+    return passes * a_pass + images * an_image
+
+
+def seconds(row: str, dataset: str, memory: int | None = None) -> float:
     """GPU-seconds of one seed, as one of ten side by side."""
-    method = row.removesuffix("-rv")
-    spent = STEPS * STEP[method] / 1000
-    passes = 30 if method == "gdumb" else int(row.endswith("-rv"))  # over the memory, at each task's end
-    spent += passes * TASKS[dataset] * memory / 10 * REVIEW.get(method, 0.16) / 1000
-    return spent * PIXELS[dataset] + CELL / SEEDS
+    label, info = Label.parse(row), CATALOG[dataset]
+    config = resolve(label.method, dataset, memory=memory, review=label.review)
+    learner, stream = config.learner, config.stream
+    spent = stream.epochs * info.train // stream.batch_size * step_ms(config)
+    kind = method(label.method).load()
+    at_task_end = learner.memory if learner.review else 0  # images, of which each costs as much as in a review
+    at_task_end += sum(
+        each.images for each in kind.task_end_passes(learner, info.classes, learner.memory) if each.trains
+    )
+    spent += stream.tasks * at_task_end / learner.review_batch * review_ms(label.method)
+    pixels = info.image_shape[0] * info.image_shape[1] / 32**2  # the cost of a step goes with them, at most
+    return spent / 1000 * pixels + CELL / SEEDS
+
+
+def review_ms(name: str) -> float:
+    return float(TIMED.get(name, {}).get("ms_per_review_step") or TIMED["er"]["ms_per_review_step"])
 
 
 def main() -> None:
     total, runs = dict.fromkeys(MEMORY, 0.0), 0
     print("| row | " + " | ".join(MEMORY) + " |\n|---|" + "---|" * len(MEMORY))
-    for row in ROWS.split():
-        hours = {data: SEEDS * sum(seconds(row, data, size) for size in sizes) / 3600 for data, sizes in MEMORY.items()}
-        runs += SEEDS * sum(map(len, MEMORY.values()))
-        total = {data: total[data] + hours[data] for data in MEMORY}
-        print(f"| {row} | " + " | ".join(f"{value:.2f}" for value in hours.values()) + " |")
-    for row, once in (("fine-tune", STEPS * 0.15e-3), ("iid-offline", OFFLINE)):
-        hours = {data: SEEDS * (once * PIXELS[data] + CELL / SEEDS) / 3600 for data in MEMORY}
-        runs += SEEDS * len(MEMORY)
+    for row in (*METHODS, "fine-tune", "iid-offline"):
+        sizes = MEMORY if row in METHODS else dict.fromkeys(MEMORY, (None,))
+        hours = {data: SEEDS * sum(seconds(row, data, size) for size in sizes[data]) / 3600 for data in MEMORY}
+        runs += SEEDS * sum(map(len, sizes.values()))
         total = {data: total[data] + hours[data] for data in MEMORY}
         print(f"| {row} | " + " | ".join(f"{value:.2f}" for value in hours.values()) + " |")
     print("| **all** | " + " | ".join(f"**{value:.1f}**" for value in total.values()) + " |")

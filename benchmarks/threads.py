@@ -1,4 +1,4 @@
-"""What a second CPU thread gains, by method, image size and width: on an idle machine and beside a busy process.
+"""What a second CPU thread gains, by method, image size and width: on an idle machine and next to a busy process.
 
     python benchmarks/threads.py [--quick] [--cases er-14-4 afs-32-20 ...] [--threads 1 2] [--json OUT.json]
 
@@ -24,9 +24,9 @@ WAITING = {"spin": {"GOMP_SPINCOUNT": "300000"}, "sleep": {"OMP_WAIT_POLICY": "p
 
 
 def time_steps(case: str, threads: int, seconds: float) -> dict[str, float]:
-    """In this process."""
-    from ocil.bench import made_up
-    from ocil.runner import make_learner
+    """Measure in this process."""
+    from ocil.engines.bench import made_up
+    from ocil.runs.build import make_learner
     from ocil.streams import Stream
     from ocil.threads import using
 
@@ -49,7 +49,7 @@ def time_steps(case: str, threads: int, seconds: float) -> dict[str, float]:
 
 @contextmanager
 def busy(count: int) -> Iterator[None]:
-    """So many processes that compute without end."""
+    """Run this many processes that compute without end."""
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -59,12 +59,12 @@ def busy(count: int) -> Iterator[None]:
             other.wait()
 
 
-def measure(case: str, waiting: str, threads: int, beside: int, seconds: float) -> dict[str, Any]:
+def measure(case: str, waiting: str, threads: int, others: int, seconds: float) -> dict[str, Any]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "KMP_"))}
     words = [sys.executable, __file__, "--child", case, str(threads), str(seconds)]
-    with busy(beside):
+    with busy(others):
         done = subprocess.run(words, env=kept | WAITING[waiting], check=True, stdout=subprocess.PIPE, text=True)
-    about = {"case": case, "threads": threads, "waiting": waiting, "busy": beside, "load": os.getloadavg()[0]}
+    about = {"case": case, "threads": threads, "waiting": waiting, "busy": others, "load": os.getloadavg()[0]}
     return about | json.loads(done.stdout)
 
 
@@ -83,13 +83,15 @@ def main() -> None:
         return
     seconds = 0.2 if options.quick else options.seconds
     ways = [(count, waiting) for count in options.threads for waiting in WAITING if count > 1 or waiting == "sleep"]
-    columns = [(count, waiting, beside) for beside in (0, 1) for count, waiting in ways]
-    titles = [f"{count}{f' {waiting}' if count > 1 else ''}, {'busy' if beside else 'idle'}"
-              for count, waiting, beside in columns]  # fmt: skip
+    columns = [(count, waiting, others) for others in (0, 1) for count, waiting in ways]
+    titles = [
+        f"{count}{f' {waiting}' if count > 1 else ''}, {'busy' if others else 'idle'}"
+        for count, waiting, others in columns
+    ]
     print("| case | " + " | ".join(titles) + " |\n|" + "---|" * (len(columns) + 1))
     rows = []
     for case in options.cases or (QUICK if options.quick else CASES):
-        found = [measure(case, waiting, count, beside, seconds) for count, waiting, beside in columns]
+        found = [measure(case, waiting, count, others, seconds) for count, waiting, others in columns]
         rows += found
         print(f"| {case} | " + " | ".join(f"{one['ms']:.0f} / {one['cpu_ms']:.0f}" for one in found) + " |", flush=True)
     if options.json:
