@@ -18,12 +18,11 @@ from ocil.data import Dataset
 from ocil.errors import OcilError
 from ocil.evaluation.evaluator import Evaluation, Evaluator
 from ocil.limits import check_threads
-from ocil.methods import method
 from ocil.methods.base import Learner
 from ocil.networks import pretrained
 from ocil.precision import Precision
 from ocil.runs.build import build
-from ocil.runs.captured import CapturedStepper
+from ocil.runs.captured import CapturedStepper, can_be_captured
 from ocil.runs.config import RunConfig, reviews_every
 from ocil.runs.environment import digest, environment, peak_memory, pick_device
 from ocil.runs.fit import how_many_fit
@@ -83,7 +82,7 @@ class StreamRun(Run):
         stepper = Stepper
         if workspace.interleaved:
             seconds = max(seconds, CHECKPOINT_SECONDS)
-            if device.type == "cuda" and method(self.config.method).capturable:
+            if device.type == "cuda" and can_be_captured(self.config):
                 stepper = CapturedStepper
         return ActiveStreamRun(self.config, folder, dataset, resident, stepper, seconds, workspace.surroundings)
 
