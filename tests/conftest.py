@@ -1,9 +1,12 @@
 """A dataset that learns in a moment, and a way to call the command line."""
 
+import importlib
+import importlib.util
 import os
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -59,6 +62,27 @@ def quick_convolution(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._C._set_mkldnn_enabled(False)
     yield
     torch._C._set_mkldnn_enabled(before)
+
+
+@pytest.fixture(scope="session")
+def timm() -> Any:
+    """timm, which imports torchvision. A torchvision of another build than PyTorch's, as PyPI has for ARM, lacks two
+    operators of its own: no network uses them, so that naming them is enough.
+    """
+    import torch
+
+    if importlib.util.find_spec("timm") is None or importlib.util.find_spec("torchvision") is None:
+        pytest.skip("timm is not installed: make test installs it")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about its image readers
+        try:
+            importlib.import_module("torchvision")
+        except RuntimeError as error:
+            assert "torchvision::" in str(error)  # noqa: PT017
+            for name in ("nms", "qnms"):
+                operator = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+                torch.library.define(f"torchvision::{name}", operator)
+        return importlib.import_module("timm")
 
 
 @pytest.fixture(scope="session")

@@ -68,7 +68,9 @@ class Recipe:
             raise OcilError(
                 f"{min(idle)} is a setting of a benchmark's stream, a model learns what it is given: leave it out."
             )
-        usual = {"width": self.width, "growing": True}
+        usual: dict[str, Any] = {"growing": True}
+        if given.get("network") is None or self.width != LearnerConfig.width:  # a width belongs to the usual network
+            usual["width"] = self.width
         if info.memory:
             # A memory that is smaller than the method's usual draw from it, or a review's, is drawn from in full.
             default = info.load().Config()
