@@ -16,8 +16,10 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from ocil import plugins
 from ocil.engines.job import Job, Observer, Outcome, Outcomes, not_started
 from ocil.errors import OcilError
+from ocil.plugins import PluginFile
 from ocil.runs.protocol import Interrupted, Progress, Run, perform
 from ocil.threads import cores
 
@@ -74,7 +76,7 @@ class WorkerPool:
         if not self.waiting:
             return
         ours, theirs = self.context.Pipe()
-        process = self.context.Process(target=_work, args=(theirs, self.job, self.stop), daemon=True)
+        process = self.context.Process(target=_work, args=(theirs, self.job, plugins.loaded(), self.stop), daemon=True)
         # A terminal sends Ctrl-C to the workers too, a scheduler its SIGTERM. Blocked here, both are blocked in them
         # from their first moment; the parent asks them to save.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
@@ -134,8 +136,9 @@ def _send(connection: Any, message: Any) -> None:
         connection.send(message)
 
 
-def _work(connection: "Connection[Any, Any]", job: Job, stop: Any) -> None:
+def _work(connection: "Connection[Any, Any]", job: Job, files: Sequence[PluginFile], stop: Any) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    plugins.install(files)  # before a run is received: its settings may be of a class that a plugin defines
     with suppress(EOFError, OSError):  # the parent has died
         while (run := connection.recv()) is not None:
             stopped = stop.is_set()

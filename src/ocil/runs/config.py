@@ -18,6 +18,7 @@ from ocil.errors import LaterVersionError, OcilError, suggest
 from ocil.methods import METHODS, MethodInfo, method
 from ocil.methods.config import LearnerConfig
 from ocil.methods.review_label import Label
+from ocil.plugins import OURS, PROGRAM, Origin
 from ocil.rng import check_seed
 from ocil.runs.naming import as_formerly, cell_name, distinct, readable, short_digest
 from ocil.streams import StreamConfig, usual_tasks
@@ -41,6 +42,8 @@ class RunConfig:
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     fingerprint: str = ""
     """Digest of a dataset outside the catalog: other images under the same name make another run."""
+    code: str = ""
+    """Digest of the plugin files that the run's method and network come from: a changed file makes another run."""
 
     def __post_init__(self) -> None:
         info, learner = method(self.method), self.learner
@@ -72,7 +75,8 @@ class RunConfig:
     def identity(self) -> dict[str, Any]:
         """What distinguishes the run: settings, seed and images, by their fingerprint or else the dataset's name."""
         images = {"images": self.fingerprint} if self.fingerprint else {"dataset": self.dataset}
-        return self.settings | images | {"seed": self.seed}
+        code = {"code": self.code} if self.code else {}
+        return self.settings | images | code | {"seed": self.seed}
 
     @property
     def cell(self) -> str:
@@ -95,9 +99,7 @@ class RunConfig:
     def to_json(self) -> dict[str, Any]:
         """Every setting, also those at their default: a later version may have another default."""
         content = asdict(self)
-        if not self.fingerprint:
-            del content["fingerprint"]
-        return content
+        return {name: value for name, value in content.items() if value or name not in ("fingerprint", "code")}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "RunConfig":
@@ -110,6 +112,7 @@ class RunConfig:
             restored(StreamConfig, content["stream"]),
             restored(info.load().Config, content["learner"]),
             content.get("fingerprint", ""),
+            content.get("code", ""),
         )
 
     def reference(self) -> "RunConfig":
@@ -118,7 +121,8 @@ class RunConfig:
             return self
         names = ("lr", "momentum", "weight_decay", "width", "precision")
         keep = {name: getattr(self.learner, name) for name in names}
-        return replace(self, method="fine-tune", learner=method("fine-tune").load().Config(**keep))
+        learner = method("fine-tune").load().Config(**keep)
+        return replace(self, method="fine-tune", learner=learner, code=code_of("fine-tune", learner))
 
 
 def resolve(
@@ -160,7 +164,19 @@ def resolve(
     train = entry.train if entry else train
     if stream.boundary == "none" and info.memory and not config.review_every and train is not None:
         config = replace(config, review_every=reviews_every(train // stream.batch_size, stream))
-    return RunConfig(info.name, dataset, seed, stream, config)
+    return RunConfig(info.name, dataset, seed, stream, config, code=code_of(info.name, config))
+
+
+def origins(name: str, learner: LearnerConfig) -> list[Origin]:
+    """Where the method and the network of a run come from, if not from ocil itself."""
+    found = [METHODS.origin(name)]
+    return [origin for origin in dict.fromkeys(found) if origin not in (OURS, PROGRAM)]
+
+
+def code_of(name: str, learner: LearnerConfig) -> str:
+    """``RunConfig.code``: empty unless the method or the network comes from a plugin file."""
+    digests = sorted(origin.digest for origin in origins(name, learner) if origin.digest)
+    return digests[0] if len(digests) == 1 else short_digest(digests) if digests else ""
 
 
 def reviews_every(batches: int, stream: StreamConfig) -> int:

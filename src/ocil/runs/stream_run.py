@@ -23,7 +23,7 @@ from ocil.methods.base import Learner
 from ocil.precision import Precision
 from ocil.runs.build import build
 from ocil.runs.captured import CapturedStepper
-from ocil.runs.config import RunConfig, reviews_every
+from ocil.runs.config import RunConfig, code_of, origins, reviews_every
 from ocil.runs.environment import digest, environment, peak_memory, pick_device
 from ocil.runs.fit import how_many_fit
 from ocil.runs.folder import RunFolder, State
@@ -141,6 +141,8 @@ class ActiveStreamRun:
         """``resident``: the images of ``dataset`` on the device. ``surroundings``: see ``Workspace``."""
         if config.fingerprint and config.fingerprint != dataset.fingerprint:
             raise OcilError(f"{config.dataset} has changed since this was planned: give the same command again.")
+        if config.code != code_of(config.method, config.learner):
+            raise OcilError(f"the plugin of {config.method} has changed since this was planned: plan the run again.")
         self.config, self.folder, self.device, self.images = config, folder, resident.device, dataset.fingerprint
         self.checkpoint_seconds, self.surroundings = checkpoint_seconds, surroundings or {}
         self.stream = Stream(dataset, config.stream, config.seed, resident=resident)
@@ -266,6 +268,11 @@ class ActiveStreamRun:
                 f"(stream batch {self.cursor} of {len(self.stream)}). Lower the learning rate: --set lr={lower:g}"
             )
 
+    def _plugins(self) -> dict[str, list[dict[str, str]]]:
+        """What a result records about code that is not ours: packages with versions, files with digests."""
+        found = [origin.to_json() for origin in origins(self.config.method, self.config.learner)]
+        return {"plugins": found} if found else {}
+
     def finish(self) -> Result:
         self.save()
         result = Result(
@@ -275,7 +282,7 @@ class ActiveStreamRun:
             round(self.seconds, 3),
             peak_memory(self.device),
             digest(self.learner),
-            {**environment(self.device), "images": self.images, **self.surroundings},
+            {**environment(self.device), "images": self.images, **self._plugins(), **self.surroundings},
         )
         self.folder.save_result(result)
         return result
