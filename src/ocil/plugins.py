@@ -91,7 +91,7 @@ class Registry(MutableMapping[str, T]):
         self.kind, self.group, self.read, self.spelling = kind, group, read, spelling
         self._things: dict[str, T] = {thing.name: thing for thing in ours}
         self._origins = dict.fromkeys(self._things, OURS)
-        self._waiting: "list[EntryPoint] | None" = None  # entry points that were not loaded yet; None: not looked up
+        self._waiting: list[EntryPoint] | None = None  # entry points that were not loaded yet; None: not looked up
         self._broken: dict[str, str] = {}  # entry points that cannot be loaded, by name, and why
         _registries.append(self)
 
@@ -183,7 +183,7 @@ class Registry(MutableMapping[str, T]):
         except (Exception, SystemExit) as error:
             why = f"{origin}, entry point '{point.name}' of {self.group}: {_reason(error)}"
             self._broken[point.name] = why
-            _warn(why)
+            warn(why)
 
     def __getitem__(self, name: str) -> T:
         if (thing := self._search(name, lambda: self._things.get(name))) is None:
@@ -240,6 +240,7 @@ class PluginFile:
 
 
 _files: dict[str, PluginFile] = {}  # loaded, by path
+_said: set[str] = set()
 _broken_files: dict[str, str] = {}  # that cannot be loaded, by path, and why
 
 
@@ -252,7 +253,7 @@ def load(path: Path | str) -> ModuleType:
     return _load_file(PluginFile.read(path))
 
 
-def load_or_warn(path: Path | str) -> None:
+def load_orwarn(path: Path | str) -> None:
     """``load``, except that a file with a mistake is left out with a line on standard error.
 
     A file that is not there is an error all the same: its name is probably mistyped.
@@ -262,7 +263,7 @@ def load_or_warn(path: Path | str) -> None:
         _load_file(file)
     except OcilError as error:
         _broken_files[file.path] = str(error)
-        _warn(str(error))
+        warn(str(error))
 
 
 def load_named() -> None:
@@ -275,7 +276,7 @@ def load_named() -> None:
             load(path)
         except OcilError as error:
             _broken_files[path] = str(error)
-            _warn(str(error))
+            warn(str(error))
 
 
 def loaded() -> tuple[PluginFile, ...]:
@@ -335,8 +336,10 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"[:300].rstrip(".: ") + "."
 
 
-def _warn(text: str) -> None:
+def warn(text: str) -> None:
+    """Say on standard error, once, that something of a plugin is left out."""
     from multiprocessing import parent_process
 
-    if parent_process() is None:  # else the process that started this one has said it
+    if text not in _said and parent_process() is None:  # else the process that started this one has said it
+        _said.add(text)
         print(f"ocil: warning: left out: {escaped(text)}", file=sys.stderr)

@@ -1,14 +1,14 @@
 """Datasets by name: the embedded one, those of the catalog and those that the user imported."""
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Literal
 
 from ocil.data import catalog
-from ocil.data.catalog import CATALOG, DEFAULT, DatasetInfo
+from ocil.data.catalog import CATALOG, DEFAULT, SOURCES, DatasetInfo, DatasetSource
 from ocil.data.dataset import Dataset, load_npz, peek_npz
 from ocil.errors import OcilError, suggest
 
@@ -37,12 +37,16 @@ class Entry:
 
 def load(name: str | Path = DEFAULT, data_dir: Path | None = None) -> Dataset:
     """A dataset by name, or from the path of an .npz file."""
+    if (source := SOURCES.find(str(name))) is not None:
+        return _made(source)
     with _file_of(name, data_dir) as path:
         return load_npz(path, path.stem)
 
 
 def load_once(name: str | Path = DEFAULT, data_dir: Path | None = None) -> Dataset:
     """``load``, except that the file this process read last is read and hashed again only if it has changed."""
+    if (source := SOURCES.find(str(name))) is not None:
+        return _make_once(source)
     with _file_of(name, data_dir) as path:
         try:
             state = path.stat()
@@ -55,6 +59,28 @@ def load_once(name: str | Path = DEFAULT, data_dir: Path | None = None) -> Datas
 def _load_state(path: Path, name: str, *state: int) -> Dataset:
     """``state`` serves the cache alone: it changes when the file does."""
     return load_npz(path, name)
+
+
+def _made(source: DatasetSource) -> Dataset:
+    """The dataset that the function of a plugin returns, under its registered name."""
+    try:
+        found = source.make()
+    except OcilError:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise OcilError(
+            f"the dataset '{source.name}' of {SOURCES.origin(source.name)} cannot be made: {what}"
+        ) from error
+    if not isinstance(found, Dataset):
+        kind = type(found).__name__
+        raise OcilError(
+            f"the dataset '{source.name}' is made by a function that returns a {kind}, not an ocil.Dataset."
+        )
+    return replace(found, name=source.name)
+
+
+_make_once = lru_cache(maxsize=1)(_made)
 
 
 def _file_of(name: str | Path, data_dir: Path | None) -> AbstractContextManager[Path]:
@@ -81,14 +107,18 @@ def locate(name: str, data_dir: Path | None = None) -> Path:
     for other, path in imported.items():
         if catalog.same_name(other) == catalog.same_name(name):
             return path
-    raise OcilError(f"there is no dataset '{name}' in {folder}.{suggest(name, {*CATALOG, *imported})}")
+    raise OcilError(f"there is no dataset '{name}' in {folder}.{suggest(name, {*CATALOG, *SOURCES, *imported})}")
 
 
 def available(data_dir: Path | None = None) -> list[Entry]:
     """The catalog in its order, then what the user imported, each ready, missing or broken."""
     folder = _folder(data_dir)
     imported = [_user_entry(name, path) for name, path in _imported(folder).items()]
-    return [_catalog_entry(info, folder) for info in CATALOG.values()] + imported
+    made = [
+        Entry(name, "made by a plugin", None, None, None, None, None, "ready", str(SOURCES.origin(name)), None)
+        for name in SOURCES
+    ]
+    return [_catalog_entry(info, folder) for info in CATALOG.values()] + made + imported
 
 
 def _folder(data_dir: Path | None) -> Path:
