@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from ocil.runs.results import Result, Summary
 
 
-def register(
-    thing: "MethodInfo | NetworkInfo | DatasetInfo | DatasetSource | Measure", replace: bool = False
-) -> None:
+def register(thing: "MethodInfo | NetworkInfo | DatasetInfo | DatasetSource | Measure", replace: bool = False) -> None:
     """Register a method, a network, a dataset or a measure: everything that takes such a name then takes this one.
 
     In a plugin file (``ocil.plugins``) it is known to every command and to worker processes; elsewhere to this process.
@@ -44,7 +42,9 @@ def register(
     elif isinstance(thing, DatasetInfo | DatasetSource):
         datasets.register(thing, replace)
     else:
-        raise OcilError(f"cannot register a {type(thing).__name__}: give a MethodInfo, NetworkInfo, DatasetInfo or Measure.")
+        raise OcilError(
+            f"cannot register a {type(thing).__name__}: give a MethodInfo, NetworkInfo, DatasetInfo or Measure."
+        )
 
 
 def run_many(

@@ -253,7 +253,7 @@ def load(path: Path | str) -> ModuleType:
     return _load_file(PluginFile.read(path))
 
 
-def load_orwarn(path: Path | str) -> None:
+def load_or_warn(path: Path | str) -> None:
     """``load``, except that a file with a mistake is left out with a line on standard error.
 
     A file that is not there is an error all the same: its name is probably mistyped.

@@ -1,6 +1,7 @@
 """From a configuration to a learner, and checks of a configuration before anything is built from it."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from ocil.evaluation.evaluator import Evaluator
 from ocil.learning.memory import refuse_what_cannot_fit
 from ocil.methods import method
 from ocil.methods.base import Learner
-from ocil.methods.config import Problem
+from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.growth import capacity_for
 from ocil.networks import smallest_batch
 from ocil.runs.config import RunConfig, refuse_unknown, resolve
@@ -23,6 +24,33 @@ def build(config: RunConfig, dataset: Dataset, device: torch.device | str = "cpu
     classes = capacity_for(0) if config.learner.growing else dataset.num_classes + dataset.unseen
     problem = Problem(dataset.image_shape, classes)
     return method(config.method).load()(config.learner, problem, config.seed, device)
+
+
+def refuse_missing_operators(config: RunConfig, dataset: Dataset, device: torch.device) -> None:
+    """Raise if the steps of a method use an operator that the device does not have. An Apple GPU lacks some.
+
+    Tried on a small learner, so that it is known before a run starts.
+    """
+    if device.type == "mps":
+        small = replace(config.learner, width=1, memory=min(config.learner.memory, 4 * config.learner.memory_batch))
+        _try_steps(config.method, small, dataset.image_shape, str(device))
+
+
+@cache
+def _try_steps(name: str, config: LearnerConfig, image_shape: tuple[int, int, int], device: str) -> None:
+    learner = method(name).load()(config, Problem(image_shape, 2), device=device)
+    x = torch.zeros((4, *image_shape), dtype=torch.uint8, device=device)
+    y = torch.arange(4, device=device) % 2
+    try:
+        learner.meet(range(2))
+        for _ in range(3):
+            learner.learn(x, y)
+        learner.end_task()
+        learner.review()
+        learner.scores(x)
+    except (RuntimeError, TypeError) as error:
+        reason = " ".join(str(error).split())[:200].rstrip(".")
+        raise OcilError(f"{name} cannot run on {device}: {reason}. Use --device cpu.") from error
 
 
 def make_learner(

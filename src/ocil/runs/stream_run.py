@@ -21,7 +21,7 @@ from ocil.limits import check_threads
 from ocil.methods import method
 from ocil.methods.base import Learner
 from ocil.precision import Precision
-from ocil.runs.build import build
+from ocil.runs.build import build, refuse_missing_operators
 from ocil.runs.captured import CapturedStepper
 from ocil.runs.config import RunConfig, code_of, origins, reviews_every
 from ocil.runs.environment import digest, environment, peak_memory, pick_device
@@ -78,6 +78,7 @@ class StreamRun(Run):
         if (finished := folder.result()) is not None:
             return Finished(finished.refuse_other(dataset, folder.path))
         device, seconds = workspace.device, workspace.checkpoint_seconds
+        refuse_missing_operators(self.config, dataset, device)
         resident = workspace.share(("images", self.dataset), lambda: DeviceData(dataset, device))
         stepper = Stepper
         if workspace.interleaved:

@@ -14,7 +14,18 @@ from ocil.methods.base import Learner
 from ocil.networks import NOT_MET
 from ocil.runs.config import restored
 from ocil.testing.contract import Check, Promises, must, run_all
-from ocil.testing.subject import BATCH, CLASSES, MEMORY, SHAPE, MethodSubject, changed, end_task, frozen, measured_passes, same
+from ocil.testing.subject import (
+    BATCH,
+    CLASSES,
+    MEMORY,
+    SHAPE,
+    MethodSubject,
+    changed,
+    end_task,
+    frozen,
+    measured_passes,
+    same,
+)
 from ocil.testing.watch import HostWatch, same_work
 
 promise: Promises[MethodSubject] = Promises()
@@ -155,7 +166,9 @@ def scores_of_each_image(it: MethodSubject) -> None:
     learner = it.warm(3)
     x = it.batch(7)[0]
     scores = learner.scores(x)
-    must(scores.shape == (BATCH, CLASSES), f"the scores of {BATCH} images and {CLASSES} classes are {list(scores.shape)}")
+    must(
+        scores.shape == (BATCH, CLASSES), f"the scores of {BATCH} images and {CLASSES} classes are {list(scores.shape)}"
+    )
     must(not scores.requires_grad, "they carry a gradient")
     alone = learner.scores(x[:1])
     must(torch.allclose(alone, scores[:1], rtol=1e-4, atol=1e-5), "an image alone has other scores than in a batch")
@@ -200,7 +213,11 @@ def failed_scores(it: MethodSubject) -> None:
 def plain_state(it: MethodSubject) -> None:
     learner = it.warm(2)
     end_task(learner)
-    odd = [str(name) for name, value in learner.state().items() if not (isinstance(name, str) and isinstance(value, Tensor))]
+    odd = [
+        str(name)
+        for name, value in learner.state().items()
+        if not (isinstance(name, str) and isinstance(value, Tensor))
+    ]
     must(not odd, f"{', '.join(odd[:3])} is not a tensor with a name")
 
 
@@ -286,7 +303,9 @@ def reviews(it: MethodSubject) -> None:
     must(int(learner.steps) == steps + len(parts), "a batch of a review must be one step: call `record_loss` once")
 
 
-@promise("`end_task()` does what a run does at a task's end: task_ended, the steps there, a review if asked for.", slow=True)
+@promise(
+    "`end_task()` does what a run does at a task's end: task_ended, the steps there, a review if asked for.", slow=True
+)
 def task_end_in_one_call(it: MethodSubject) -> None:
     one, other = it.warm(4), it.warm(4)
     one.end_task()
@@ -331,7 +350,10 @@ def passes_of_a_step(it: MethodSubject) -> None:
     expected = learner.passes(learner.config, BATCH, CLASSES)
     with measured_passes(learner) as found:
         learner.learn(*it.batch(6))
-    must(sorted(found) == sorted(expected), f"it lists {list(map(tuple, expected))}, measured are {list(map(tuple, found))}")
+    must(
+        sorted(found) == sorted(expected),
+        f"it lists {list(map(tuple, expected))}, measured are {list(map(tuple, found))}",
+    )
 
 
 @promise(
@@ -404,7 +426,9 @@ def met_classes(it: MethodSubject) -> None:
     must(learner.classes_met == [1, 3, 5], f"it has met 3, 1 and 5, and says {learner.classes_met}")
 
 
-@promise("Growth changes not one bit of what was there; new rows are 0. Name rows per class in `class_rows`.", slow=True)
+@promise(
+    "Growth changes not one bit of what was there; new rows are 0. Name rows per class in `class_rows`.", slow=True
+)
 def growth_alone(it: MethodSubject) -> None:
     learner = it.make(classes=4, growing=True, momentum=0.9)
     for number in range(3):
