@@ -27,9 +27,9 @@ class DERConfig(ocil.LearnerConfig):
 
 
 class DERPlusPlus(ocil.Learner):
-    """Step: cross-entropy of the stream batch, ``alpha`` times the mean squared difference of a memory batch's logits to
-    its stored ones, ``beta`` times the cross-entropy of another memory batch; one SGD step; then the stream batch enters
-    the reservoir with its logits.
+    """Step: cross-entropy of the stream batch, ``alpha`` times the mean squared difference of a memory batch's logits
+    to its stored ones, ``beta`` times the cross-entropy of another memory batch; one SGD step; then the stream batch
+    enters the reservoir with its logits.
     """
 
     Config = DERConfig
@@ -38,7 +38,7 @@ class DERPlusPlus(ocil.Learner):
 
     def __init__(self, config: DERConfig, problem: Any, seed: int = 0, device: torch.device | str = "cpu") -> None:
         super().__init__(config, problem, seed, device)
-        self.memory = LogitMemory(config.memory, problem.image_shape, self.rng["memory"])
+        self.memory = LogitMemory(config.memory, problem.input_shape, self.rng["memory"], problem.dtype)
         self.memory.start(problem.classes)
 
     @classmethod

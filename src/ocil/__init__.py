@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ocil.methods import METHODS, MethodInfo
     from ocil.methods.base import Learner
     from ocil.methods.config import LearnerConfig
+    from ocil.networks import NetworkInfo
     from ocil.online.classifier import OnlineClassifier as OnlineClassifier
     from ocil.runs.build import make_learner
     from ocil.runs.config import RunConfig, resolve
@@ -56,6 +57,7 @@ _HOMES = {  # imported on first use, so that the command line answers --help wit
     "METHODS": "methods:METHODS",
     "Measure": "evaluation.measures:Measure",
     "MethodInfo": "methods:MethodInfo",
+    "NetworkInfo": "networks:NetworkInfo",
     "Result": "runs.results:Result",
     "RunConfig": "runs.config:RunConfig",
     "Stream": "streams:Stream",
@@ -88,6 +90,7 @@ __all__ = [
     "LearnerConfig",
     "Measure",
     "MethodInfo",
+    "NetworkInfo",
     "OcilError",
     "Result",
     "RunConfig",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ocil.evaluation.measures import Estimate, Measure
     from ocil.experiments.search import Choice
     from ocil.methods import MethodInfo
-    from ocil.networks.registry import NetworkInfo
+    from ocil.networks import NetworkInfo
     from ocil.report.table import Table
     from ocil.runs.config import RunConfig
     from ocil.runs.results import Result, Summary
@@ -34,9 +34,12 @@ def register(thing: "MethodInfo | NetworkInfo | DatasetInfo | DatasetSource | Me
     from ocil.evaluation.measures import MEASURES, Measure
     from ocil.methods import MethodInfo
     from ocil.methods import register as register_method
+    from ocil.networks import NETWORKS, NetworkInfo
 
     if isinstance(thing, MethodInfo):
         register_method(thing, replace)
+    elif isinstance(thing, NetworkInfo):
+        NETWORKS.register(thing, replace)
     elif isinstance(thing, Measure):
         MEASURES.register(thing, replace)
     elif isinstance(thing, DatasetInfo | DatasetSource):

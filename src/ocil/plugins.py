@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
@@ -124,14 +124,17 @@ class Registry(MutableMapping[str, T]):
 
         return self._search(name, known)
 
-    def unknown(self, name: str) -> OcilError:
-        """The error for a name that nothing has. It names the broken plugins that may have it."""
+    def unknown(self, name: str, *others: str) -> OcilError:
+        """The error for a name that nothing has. It names the broken plugins that may have it.
+
+        ``others`` are other forms of names, to suggest.
+        """
         wanted = self.spelling(name)
         missing = [why for key, why in self._broken.items() if self.spelling(key) == wanted]
         if missing:
             return OcilError(f"the {self.kind} '{name}' cannot be loaded: {missing[0]}")
         maybe = "".join(f" A plugin that may have it is broken: {why}" for why in _broken_files.values())
-        return OcilError(f"unknown {self.kind} '{name}'.{maybe}{suggest(name, self)}")
+        return OcilError(f"unknown {self.kind} '{name}'.{maybe}{suggest(name, [*self, *others])}")
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
@@ -326,6 +329,22 @@ def _package_of(point: "EntryPoint") -> Origin:
     if point.dist is None:
         return Origin("package", point.value.partition(":")[0].partition(".")[0])
     return Origin("package", point.dist.name, point.dist.version)
+
+
+def package_origin(name: str) -> Origin:
+    """The origin of a module: a plugin file, or a package, with the version of its distribution where that is known."""
+    file = next((file for file in _files.values() if file.module == name), None)
+    return _package(name) if file is None else file.origin
+
+
+@cache
+def _package(name: str) -> Origin:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return Origin("package", name, version(name))
+    except PackageNotFoundError:
+        return Origin("package", name)
 
 
 def _reason(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""A labelled image dataset in memory: plain arrays, checked when it is created."""
+"""A labelled dataset of images or vectors: plain arrays, checked when it is created."""
 
 import hashlib
 from collections import Counter
@@ -17,16 +17,23 @@ from ocil.files import atomic_write
 ARRAYS = ("train_x", "train_y", "test_x", "test_y", "classes")
 AGAIN = "Import or download the dataset again."
 MAX_UNSEEN = 1_000_000
+VECTOR_TYPES = (np.float16, np.float32)
+CHECKED_AT_ONCE = 1 << 26  # bytes of vectors
+
+Inputs = NDArray[Any]
+"""uint8 images [N,H,W,C], or float16 or float32 vectors [N,D]."""
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images as uint8 [N,H,W,C] with one or three channels, labels as int64 [N] that count from 0."""
+    """Images as uint8 [N,H,W,C] with one or three channels, or vectors as float16 or float32 [N,D]; labels as int64 [N]
+    that count from 0.
+    """
 
     name: str
-    train_x: NDArray[np.uint8]
+    train_x: Inputs
     train_y: NDArray[np.int64]
-    test_x: NDArray[np.uint8]
+    test_x: Inputs
     test_y: NDArray[np.int64]
     classes: tuple[str, ...]
     unseen: int = 0
@@ -37,8 +44,20 @@ class Dataset:
         self.validate()
 
     @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Height, width and channels of an image, or the length of a vector."""
+        return self.train_x.shape[1:]
+
+    @property
+    def is_images(self) -> bool:
+        """Whether the inputs are images; else they are vectors."""
+        return self.train_x.ndim == 4
+
+    @property
     def image_shape(self) -> tuple[int, int, int]:
-        """Height, width, channels."""
+        """Height, width, channels. Raises an ``OcilError`` if the inputs are vectors."""
+        if not self.is_images:
+            self._refuse("it holds vectors where images are needed; use a dataset of images")
         _, height, width, channels = self.train_x.shape
         return height, width, channels
 
@@ -62,11 +81,11 @@ class Dataset:
         if not 0 <= self.unseen <= MAX_UNSEEN:
             self._refuse(f"unseen = {self.unseen} must be from 0 to {MAX_UNSEEN:,}")
         for split, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
-            self._check_images(split, x)
+            self._check_inputs(split, x)
             self._check_labels(split, x, y)
-        if self.train_x.shape[1:] != self.test_x.shape[1:]:
-            train, test = (shape_text(x.shape[1:]) for x in (self.train_x, self.test_x))
-            self._refuse(f"training images are {train} but test images are {test}; both must have one size")
+        if self.train_x.shape[1:] != self.test_x.shape[1:] or self.train_x.dtype != self.test_x.dtype:
+            train, test = (f"{shape_text(x.shape[1:])} {x.dtype}" for x in (self.train_x, self.test_x))
+            self._refuse(f"training inputs are {train} but test inputs are {test}; both must have one form")
         counts = np.bincount(self.train_y, minlength=self.num_classes)
         if not counts.all():
             label = int(counts.argmin())
@@ -90,9 +109,15 @@ class Dataset:
             if not name or not name.isprintable():
                 self._refuse(f"the class name {name!r} is empty or has unprintable characters; rename it")
 
-    def _check_images(self, split: str, x: NDArray[Any]) -> None:
-        if x.dtype != np.uint8 or x.ndim != 4 or x.shape[3] not in (1, 3) or 0 in x.shape[1:]:
-            self._refuse(f"{split}_x must be uint8 [N,H,W,C] with C 1 or 3, but it is {x.dtype} {list(x.shape)}")
+    def _check_inputs(self, split: str, x: NDArray[Any]) -> None:
+        if x.dtype in VECTOR_TYPES and x.ndim == 2 and x.shape[1]:
+            if not all(np.isfinite(part).all() for part in np.array_split(x, -(-x.nbytes // CHECKED_AT_ONCE) or 1)):
+                self._refuse(f"{split}_x has numbers that are not finite; remove or replace those vectors")
+        elif x.dtype != np.uint8 or x.ndim != 4 or x.shape[3] not in (1, 3) or 0 in x.shape[1:]:
+            self._refuse(
+                f"{split}_x must be images, uint8 [N,H,W,C] with C 1 or 3, or vectors, float16 or float32 [N,D], "
+                f"but it is {x.dtype} {list(x.shape)}"
+            )
 
     def _check_labels(self, split: str, x: NDArray[Any], y: NDArray[Any]) -> None:
         if y.dtype != np.int64 or y.ndim != 1:
@@ -119,9 +144,9 @@ def load_npz(path: Path, name: str) -> Dataset:
 
 
 def peek_npz(path: Path) -> tuple[int, tuple[int, ...], int, int]:
-    """Number of classes, image shape, number of training and test images, from the headers alone, which is fast."""
+    """Number of classes, shape of an input, numbers of training and test inputs, from the headers alone."""
     shapes = read_shapes(path, ("classes", "train_x", "test_x"), AGAIN)
-    if [len(shape) for shape in shapes.values()] != [1, 4, 4]:
+    if [len(shape) for shape in shapes.values()] not in ([1, 4, 4], [1, 2, 2]):
         raise OcilError(f"cannot read {path}: its arrays are not those of a dataset. {AGAIN}")
     (classes,), (train, *image), (test, *_) = shapes.values()
     return classes, tuple(image), train, test

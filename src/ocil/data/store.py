@@ -64,7 +64,7 @@ def _load_state(path: Path, name: str, *state: int) -> Dataset:
 def _made(source: DatasetSource) -> Dataset:
     """The dataset that the function of a plugin returns, under its registered name."""
     try:
-        found = source.make()
+        found: object = source.make()
     except OcilError:
         raise
     except Exception as error:

@@ -73,7 +73,7 @@ class Evaluator:
             self.points.append(_Point(numbers(old), numbers(new), numbers(tested), numbers(trained)))
 
     def __call__(self, learner: Learner, evaluation_point: int) -> Evaluation:
-        with default_if_free(learner.problem.image_shape, learner.config.width):
+        with default_if_free(learner.network.multiply_adds):
             return self.start(learner, evaluation_point)()
 
     def start(
@@ -130,10 +130,15 @@ class _Point(NamedTuple):
 
 def scores_of(scorer: Callable[[Tensor], Tensor], x: Tensor, after_batch: Callable[[], None] = lambda: None) -> Tensor:
     found = []
-    for part in x.split(batch_for(x.device.type, x.shape[1] * x.shape[2])):
+    for part in x.split(batch_for(x.device.type, places(x))):
         found.append(scorer(part))
         after_batch()
     return torch.cat(found).float()
+
+
+def places(x: Tensor) -> int:
+    """The pixels of an image; 1 for a vector."""
+    return x.shape[1] * x.shape[2] if x.ndim == 4 else 1
 
 
 def batch_for(device: str, pixels: int) -> int:

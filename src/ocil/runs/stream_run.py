@@ -20,6 +20,7 @@ from ocil.evaluation.evaluator import Evaluation, Evaluator
 from ocil.limits import check_threads
 from ocil.methods import method
 from ocil.methods.base import Learner
+from ocil.networks import pretrained
 from ocil.precision import Precision
 from ocil.runs.build import build, refuse_missing_operators
 from ocil.runs.captured import CapturedStepper
@@ -144,6 +145,9 @@ class ActiveStreamRun:
             raise OcilError(f"{config.dataset} has changed since this was planned: give the same command again.")
         if config.code != code_of(config.method, config.learner):
             raise OcilError(f"the plugin of {config.method} has changed since this was planned: plan the run again.")
+        if config.weights and config.weights != pretrained.digest(config.learner.pretrained):
+            path = config.learner.pretrained
+            raise OcilError(f"{path} has changed since this was planned: give the same command again.")
         self.config, self.folder, self.device, self.images = config, folder, resident.device, dataset.fingerprint
         self.checkpoint_seconds, self.surroundings = checkpoint_seconds, surroundings or {}
         self.stream = Stream(dataset, config.stream, config.seed, resident=resident)

@@ -16,5 +16,6 @@ Nothing here imports pytest.
 
 from ocil.testing.contract import Check, ContractError
 from ocil.testing.methods import check_method, method_checks
+from ocil.testing.networks import check_network, network_checks
 
-__all__ = ["Check", "ContractError", "check_method", "method_checks"]
+__all__ = ["Check", "ContractError", "check_method", "check_network", "method_checks", "network_checks"]

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,12 +12,14 @@ from torch import Tensor
 from ocil.errors import OcilError
 from ocil.methods import MethodInfo, check_name
 from ocil.methods.base import Learner
+from ocil.methods.config import Problem
 from ocil.networks import NOT_MET
 from ocil.runs.config import restored
 from ocil.testing.contract import Check, Promises, must, run_all
 from ocil.testing.subject import (
     BATCH,
     CLASSES,
+    IMAGES,
     MEMORY,
     SHAPE,
     MethodSubject,
@@ -26,7 +29,7 @@ from ocil.testing.subject import (
     measured_passes,
     same,
 )
-from ocil.testing.watch import HostWatch, same_work
+from ocil.testing.watch import watched
 
 promise: Promises[MethodSubject] = Promises()
 
@@ -149,7 +152,8 @@ def easy_patterns(it: MethodSubject) -> None:
 
     x, y = draw(30)
     test_x, test_y = draw(10)
-    learner = it.make(classes=4, **{"width": 4, "memory": 40, "lr": 0.05} | it.settings)
+    small: dict[str, Any] = {"width": 4, "memory": 40, "lr": 0.05}
+    learner = it.make(classes=4, **small | it.settings)
     for number in range(40):
         index = torch.arange(number * BATCH, (number + 1) * BATCH) % len(y)
         learner.learn(x[index], y[index])
@@ -373,18 +377,12 @@ def steady_steps(it: MethodSubject) -> None:
         for _ in ("first task", "second task"):
             variant = learner.step_variant()
             learner.learn(*it.batch(step))
-            first, *others = [_watched(learner, it.batch(step + more)) for more in range(1, 4)]
-            must(all(same_work(first, other) for other in others), "operations or shapes differ between steps")
+            traces = [watched(partial(learner.learn, *it.batch(step + more))) for more in range(1, 4)]
+            must(all(trace == traces[0] for trace in traces), "operations or shapes differ between steps")
             must(learner.step_variant() == variant, "`step_variant()` changed without a reason")
             step += 4
             end_task(learner)
             must(learner.shapes_are_static(), "`shapes_are_static()` turned false again")
-
-
-def _watched(learner: Learner, batch: tuple[Tensor, Tensor]) -> HostWatch:
-    with HostWatch() as watch:
-        learner.learn(*batch)
-    return watch
 
 
 @promise(
@@ -402,11 +400,31 @@ def steady_steps_on_the_memory(it: MethodSubject) -> None:
     for step, chosen in work:
         other = chosen.flip(0)
         step(chosen)
-        with HostWatch() as first:
-            step(chosen)
-        with HostWatch() as second:
-            step(other)
-        must(same_work(first, second), "operations or shapes depend on which images are learned")
+        first, second = watched(partial(step, chosen)), watched(partial(step, other))
+        must(first == second, "operations or shapes depend on which images are learned")
+
+
+# Vectors
+
+
+@promise("It learns from vectors too, unless `needs_images` gives the reason why it cannot.")
+def vectors(it: MethodSubject) -> None:
+    config = it.config(network="linear", **it.learner.vector_settings)
+    if it.learner.needs_images(config):
+        return
+    x = torch.randn((IMAGES, 7), generator=torch.Generator().manual_seed(0))
+    y = it.data[1]
+    learner = it.learner(config, Problem((7,), CLASSES, torch.float32))
+    before = frozen(learner)
+    for number in range(4):
+        index = torch.arange(number * BATCH, (number + 1) * BATCH)
+        learner.learn(x[index], y[index])
+    end_task(learner)
+    learner.review()
+    must(int(learner.failed_at) == -1, f"the loss of step {int(learner.failed_at)} was not finite")
+    must(changed(before, learner.state()), "nothing was learned")
+    shape = learner.scores(x[:3]).shape
+    must(shape == (3, CLASSES), f"the scores of 3 vectors are {list(shape)}")
 
 
 # Classes that are not known in advance

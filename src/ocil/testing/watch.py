@@ -1,5 +1,6 @@
 """Watches operations on tensors: what would make the host wait for a GPU, and which shapes occur."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ class HostWatch(TorchDispatchMode):
     """Fails inside the block on whatever makes the host wait for the device; keeps the operations and their shapes."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.trace: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -51,6 +52,9 @@ class HostWatch(TorchDispatchMode):
         return result
 
 
-def same_work(first: HostWatch, second: HostWatch) -> bool:
-    """Whether both saw the same operations on the same shapes."""
-    return bool(first.trace == second.trace)
+def watched(work: Callable[[], Any]) -> list[Any]:
+    """The operations of some work with their shapes. Fails on what makes the host wait for the device."""
+    watch = HostWatch()
+    with watch:
+        work()
+    return watch.trace
