@@ -11,7 +11,7 @@ class ContractError(AssertionError):
     """A promise is not kept. The message has the promise and what happened, in one line each."""
 
 
-class Broken(Exception):  # noqa: N818  # caught by ``Check``; the user sees a ContractError
+class Broken(AssertionError):  # noqa: N818  # caught by ``Check``; the user sees a ContractError
     """Raised by ``must``."""
 
 
