@@ -1,12 +1,10 @@
-"""The datasets known by name, with all facts about them, and the folder that holds them."""
+"""The datasets known by name, with all facts about them."""
 
-import os
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 DEFAULT = "fashion-mini"
+CIFAR_HOSTS = ("https://www.cs.toronto.edu/~kriz", "https://dataset.bj.bcebos.com/cifar")  # its author, PaddlePaddle
 
 
 @dataclass(frozen=True)
@@ -33,9 +31,10 @@ class DatasetInfo:
     """Default width of a run's network; None leaves it to the method."""
     reader: Literal["cifar", "mini_imagenet"] | None = None
     """Which of ``ocil.data.importers.READERS`` reads the published form; None if it cannot be imported."""
-    url: str | None = None
+    urls: tuple[str, ...] = ()
+    """Addresses of the archive, tried in this order."""
     md5: str | None = None
-    """MD5 sum of the archive."""
+    """MD5 sum of the archive, whichever address it comes from."""
     filename: str | None = None
     size: int | None = None
     """Bytes of the archive: a download stops there."""
@@ -55,7 +54,7 @@ def _cifar(classes: int, tasks: int, memory: int, md5: str, train_md5: str, size
         tasks=tasks,
         memory=memory,
         reader="cifar",
-        url=f"https://www.cs.toronto.edu/~kriz/{filename}",
+        urls=tuple(f"{host}/{filename}" for host in CIFAR_HOSTS),
         md5=md5,
         filename=filename,
         licence="none stated; cite Krizhevsky, 2009",
@@ -109,20 +108,3 @@ def same_name(name: str) -> str:
 def find(name: str) -> DatasetInfo | None:
     """The catalog entry of a name, in any spelling."""
     return next((info for info in CATALOG.values() if same_name(info.name) == same_name(name)), None)
-
-
-def data_dir(explicit: Path | None = None) -> Path:
-    """The given folder, else that of OCIL_DATA, else one in the user's cache folder."""
-    if explicit is not None:
-        return explicit.expanduser()
-    if named := os.environ.get("OCIL_DATA"):
-        return Path(named).expanduser()
-    return _cache_dir(sys.platform) / "ocil"
-
-
-def _cache_dir(platform: str) -> Path:
-    if platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    if platform == "darwin":
-        return Path.home() / "Library" / "Caches"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
