@@ -35,8 +35,8 @@ def read_arrays(
     def read(archive: zipfile.ZipFile) -> dict[str, NDArray[Any]]:
         wanted = [*keys, *(key for key in optional if f"{key}.npy" in archive.namelist())]
         sizes = {key: _member(archive, key, keys).file_size for key in wanted}
-        found = {key: _mapped(path, archive, key) for key in wanted if map_from is not None and sizes[key] >= map_from}
-        found = {key: array for key, array in found.items() if array is not None}
+        large = [key for key in wanted if map_from is not None and sizes[key] >= map_from]
+        found = {key: array for key in large if (array := _mapped(path, archive, key)) is not None}
         _refuse_what_cannot_fit(sum(size for key, size in sizes.items() if key not in found))
         return found | {key: _array(archive, key) for key in wanted if key not in found}
 
@@ -127,7 +127,8 @@ def _content_offset(path: Path, member: zipfile.ZipInfo) -> int:
         header = file.read(LOCAL_HEADER)
     if len(header) != LOCAL_HEADER or header[:4] != b"PK\x03\x04":
         raise _RefusedError("it is damaged: a member has no header")
-    return member.header_offset + LOCAL_HEADER + sum(struct.unpack("<HH", header[26:30]))
+    name, extra = struct.unpack("<HH", header[26:30])
+    return member.header_offset + LOCAL_HEADER + int(name) + int(extra)
 
 
 def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> tuple[tuple[int, ...], np.dtype[Any], int]:

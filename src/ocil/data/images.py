@@ -80,7 +80,7 @@ class _Quiet:
         with self.lock:
             self.inside -= 1
             if not self.inside:
-                self.caught.__exit__()
+                self.caught.__exit__(None, None, None)
 
 
 _QUIET = _Quiet()

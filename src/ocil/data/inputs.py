@@ -163,7 +163,8 @@ def as_pixels(x: NDArray[Any], what: str) -> NDArray[np.uint8]:
     if not -ROUNDING <= low <= high <= 1 + ROUNDING:  # also if one of them is not a number
         advice = "Divide them by 255, or undo their normalisation."
         raise OcilError(f"{what} has floats from {low:.4g} to {high:.4g}. Float images must lie in [0, 1]. {advice}")
-    return np.rint(x.astype(np.float32).clip(0, 1) * 255).astype(np.uint8)
+    scaled: NDArray[np.float32] = x.astype(np.float32).clip(0, 1) * 255
+    return np.rint(scaled).astype(np.uint8)
 
 
 def as_array(x: Any, what: str) -> NDArray[Any]:

@@ -93,7 +93,7 @@ class Rows:
 
     def _read(self, file: FileMap, target: NDArray[Any], number: int) -> None:
         """Fill ``target``, which is contiguous, from the row of this number on."""
-        left, place = memoryview(target).cast("B"), self._start + number * self.size
+        left, place = memoryview(target.data).cast("B"), self._start + number * self.size
         while left:
             if not (done := os.preadv(file.descriptor, [left], place)):
                 raise OcilError(f"{file.path} has been cut short. Import the dataset again.")

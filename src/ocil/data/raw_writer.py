@@ -112,7 +112,7 @@ class _ArrayWriter:
             raise OcilError(f"samples of {rows.dtype} {list(rows.shape[1:])} came after samples of {known}.")
         self.rows += len(rows)
         little = np.ascontiguousarray(rows, dtype=rows.dtype.newbyteorder("<"))
-        left = memoryview(little.reshape(-1).view(np.uint8))
+        left = little.reshape(-1).view(np.uint8).data
         while left:
             piece, left = left[: self._room], left[self._room :]
             try:

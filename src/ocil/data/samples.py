@@ -101,11 +101,7 @@ class Samples:
         if test is not None and labels.test is not None:
             if test_share is not None:
                 raise OcilError(f"{name} has test samples of its own: leave out test_share.")
-            parts = [
-                Part(source, np.arange(len(source)), y)
-                for source, y in ((train[0], labels.train), (test[0], labels.test))
-            ]
-            return cls(name, labels.classes, *parts)
+            return cls(name, labels.classes, _whole(train[0], labels.train), _whole(test[0], labels.test))
         held = hold_out(labels.train, labels.classes, test_share, seed)
         note(f"{name} has no test samples: {in_words(test_share)} of each class is held out to test with")
         kept, out = (Part(train[0], np.flatnonzero(chosen), labels.train[chosen]) for chosen in (~held, held))
@@ -153,6 +149,10 @@ class Samples:
         return open_store(store, self.name)
 
 
+def _whole(source: Source, labels: Indices) -> Part:
+    return Part(source, np.arange(len(labels)), labels)
+
+
 def from_arrays(
     train_x: Any,
     train_y: Any,
@@ -171,8 +171,7 @@ def from_arrays(
         raise OcilError("give both test_x and test_y, or neither.")
     train = ArraySource(train_x, "train_x", layout), train_y
     test = None if test_x is None else (ArraySource(test_x, "test_x", layout), test_y)
-    options = {"classes": classes, "test_share": test_share, "seed": seed}
-    return Samples.split(name, train, test, note=note or warn, **options)
+    return Samples.split(name, train, test, classes=classes, test_share=test_share, seed=seed, note=note or warn)
 
 
 def from_torch(
@@ -196,9 +195,16 @@ def from_torch(
         source = ItemSource(lambda number: _pair(dataset, number, what)[0], len(dataset), what, layout, size)
         return source, _torch_labels(dataset, what)
 
-    names = _torch_names(train)
-    options = {"classes": classes, "names": names, "test_share": test_share, "seed": seed}
-    return Samples.split(name, opened(train, "train"), test and opened(test, "test"), note=note or warn, **options)
+    return Samples.split(
+        name,
+        opened(train, "train"),
+        None if test is None else opened(test, "test"),
+        classes=classes,
+        names=_torch_names(train),
+        test_share=test_share,
+        seed=seed,
+        note=note or warn,
+    )
 
 
 def from_huggingface(
@@ -234,9 +240,15 @@ def from_huggingface(
         source = ItemSource(lambda number: rows[number][image], len(rows), split, layout, size)
         return source, list(rows[label])
 
-    names = getattr(features[label], "names", None)
-    options = {"names": names, "test_share": test_share, "seed": seed}
-    return Samples.split(name, opened(train), held and opened(held), note=note or warn, **options)
+    return Samples.split(
+        name,
+        opened(train),
+        None if held is None else opened(held),
+        names=getattr(features[label], "names", None),
+        test_share=test_share,
+        seed=seed,
+        note=note or warn,
+    )
 
 
 def samples_in_npy_folder(
@@ -244,16 +256,17 @@ def samples_in_npy_folder(
 ) -> Samples:
     """The samples of a folder with train_x.npy, train_y.npy and, if they are there, test_x.npy, test_y.npy and
     classes.txt with one name per line. Arrays are mapped, so they may be larger than memory."""
-    arrays = {key: map_npy(folder / f"{key}.npy") for key in ("train_x", "train_y")}
+    train_x, train_y = map_npy(folder / "train_x.npy"), map_npy(folder / "train_y.npy")
+    test_x = test_y = None
     if (folder / "test_x.npy").is_file():
-        arrays |= {key: map_npy(folder / f"{key}.npy") for key in ("test_x", "test_y")}
+        test_x, test_y = map_npy(folder / "test_x.npy"), map_npy(folder / "test_y.npy")
     classes = None
     if (listed := folder / "classes.txt").is_file():
         try:
             classes = read_regular(listed, MAX_NAMES_BYTES).decode().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise OcilError(f"cannot read {listed}: it is not a text file of class names.") from error
-    return from_arrays(**arrays, name=name, classes=classes, test_share=test_share, note=note)
+    return from_arrays(train_x, train_y, test_x, test_y, name=name, classes=classes, test_share=test_share, note=note)
 
 
 def map_npy(path: Path) -> NDArray[Any]:
