@@ -39,7 +39,7 @@ def test_large_images_are_scored_fewer_at_a_time() -> None:
 
 
 def test_cost_of_the_paper_network() -> None:
-    operations, written = _cost(made_up(2, (32, 32, 3), 1), 20)
+    operations, written = _cost(resolve("er", "cifar100"), made_up(2, (32, 32, 3), 1))
     assert written == 1024 * 20 * 5 + 256 * 40 * 5 + 64 * 80 * 5 + 16 * 160 * 5
     stem, stages = 2 * 9 * 3 * 20 * 1024, 0
     for channels, pixels, into in ((20, 1024, 20), (40, 256, 20), (80, 64, 40), (160, 16, 80)):

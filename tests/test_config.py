@@ -120,6 +120,8 @@ def other_value(name: str, value: Any, kind: Any) -> Any:
         return next(choice for choice in get_args(kind) if choice != value)
     if kind is bool:
         return not value
+    if kind is str:
+        return {"optimizer": "adam", "network": "resnet18", "freeze": "backbone"}.get(name, "own")
     return value + 1 if kind is int else value + (0.125 if value < 0.875 else -0.125)
 
 

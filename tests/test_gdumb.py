@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import ocil
 from ocil.errors import OcilError
+from ocil.learning.sgd import SGD
 from ocil.methods.gdumb import BalancedMemory, GDumb
 from ocil.networks import to_float
 from tests.reference.datasets import noise, patterned
@@ -188,6 +189,7 @@ def test_learning_only_stores() -> None:
 
 def test_a_task_end_begins_anew_in_place() -> None:
     learner = make(momentum=0.9)
+    assert isinstance(learner.optimizer, SGD)
     fill(learner)
     places = [value.data_ptr() for value in learner.network.state_dict().values()]
     start = weights(learner)

@@ -19,6 +19,7 @@ from ocil.data import Dataset
 from ocil.errors import OcilError
 from ocil.evaluation.evaluator import Evaluator
 from ocil.learning import losses
+from ocil.learning.sgd import SGD
 from ocil.methods import METHODS, growth, method
 from ocil.methods.base import Learner
 from ocil.methods.config import Problem
@@ -336,9 +337,11 @@ def test_a_grown_learner_goes_back_to_a_small_state(name: str) -> None:
 def test_momentum_survives_growth(name: str) -> None:
     learner = make(name, momentum=0.9)
     learn(learner, range(4), [0, 1])
+    assert isinstance(learner.optimizer, SGD)
     velocity = {number: value.clone() for number, value in learner.optimizer.velocity.items()}
     assert velocity
     learner.meet([7])
+    assert isinstance(learner.optimizer, SGD)
     for number, value in velocity.items():
         now = learner.optimizer.velocity[number]
         assert now.shape == learner.optimizer.parameters[number].shape

@@ -32,6 +32,7 @@ BATCH = 5
 def trained_network(shape: tuple[int, int, int], width: int, precision: Any = "fp32") -> ReducedResNet18:
     """Its running statistics and affine parameters are not those of the start."""
     network = networks.build(shape, 6, width, 1, torch.device("cpu"), precision)
+    assert isinstance(network, ReducedResNet18)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, value in [*network.named_parameters(), *network.named_buffers()]:
@@ -103,10 +104,28 @@ def test_products_in_bf16_are_close_and_in_float32() -> None:
     torch.testing.assert_close(similarities(rough, 4)[0], similarities(exact, 4)[0], rtol=0, atol=0.02)
 
 
-def test_products_refuse_a_layer_they_do_not_know() -> None:
-    network = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
-    with pytest.raises(TypeError, match="LayerNorm"):
-        gradient_products(network, torch.rand(3, 1, 2, 2), torch.tensor([0, 1, 0]), 1, 2)
+OTHER_LAYERS = {
+    "normalised": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.LayerNorm(4), nn.Linear(4, 2)),
+    "grouped": lambda: nn.Sequential(nn.Conv2d(4, 4, 3, groups=2), nn.Flatten(), nn.Linear(16, 2)),
+    "padded": lambda: nn.Sequential(nn.Conv2d(4, 2, 3, padding=2, bias=False), nn.Flatten(), nn.Linear(72, 2)),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_LAYERS)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_products_of_any_network(kind: str, frozen: bool) -> None:
+    torch.manual_seed(0)
+    network = OTHER_LAYERS[kind]().eval()
+    if frozen:
+        network[:-1].requires_grad_(False)
+    x, y = torch.rand(5, 4, 4, 4), torch.tensor([0, 1, 0, 1, 1])
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    rows = []
+    for chosen in ([0], [1, 2], [3, 4]):
+        loss = nn.functional.cross_entropy(network(x[chosen]), y[chosen])
+        rows.append(torch.cat([slope.flatten() for slope in torch.autograd.grad(loss, trained)]))
+    expected = torch.stack(rows) @ torch.stack(rows).mT
+    torch.testing.assert_close(gradient_products(network, x, y, 1, 2), expected, rtol=1e-4, atol=1e-6)
 
 
 def cosine(a: list[float], b: list[float]) -> float:

@@ -53,6 +53,7 @@ def errors(found: ReducedResNet18, expected: ReducedResNet18) -> dict[str, float
 
 def made(batch: int, height: int, width: int, channels: int, base: int) -> tuple[ReducedResNet18, Tensor, Tensor]:
     network = build((height, width, channels), 3, base, seed=1, device=torch.device(DEVICE), precision="bf16")
+    assert isinstance(network, ReducedResNet18)
     generator = torch.Generator().manual_seed(batch)
     for name, value in network.named_parameters():
         if "bn" in name or "shortcut.1" in name:  # the defaults, one and zero, would hide mistakes

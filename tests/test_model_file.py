@@ -216,7 +216,7 @@ def test_a_model_made_elsewhere_of_a_method_that_cannot_be_sketched(
 
         def __init__(self, *arguments: Any, **named: Any) -> None:
             super().__init__(*arguments, **named)
-            self.first = float(self.network.conv1.weight.detach()[0, 0, 0, 0])
+            self.first = float(next(self.network.parameters()).detach()[0, 0, 0, 0])
 
     monkeypatch.setitem(METHODS, "mine", MethodInfo("mine", Mine, "mine", "-"))
     one = Model(Recipe("mine", memory=10, width=1), ImageFormat((9, 9, 1)))
@@ -285,7 +285,7 @@ class OwnNumbers(Own):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.table = self.network.conv1.weight.detach().numpy()
+        self.table = self.network.get_parameter("conv1.weight").detach().numpy()
 
 
 def own(kind: type[Own], monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Model:
@@ -453,7 +453,7 @@ def test_tensors_that_make_no_model(folder: Path, change: Callable[..., object],
 def test_weights_that_are_not_finite_are_not_saved(folder: Path) -> None:
     one, before = Model.load(folder, "cpu"), (folder / FILE).read_bytes()
     with torch.no_grad():
-        one.learner.network.conv1.weight[0] = torch.nan
+        one.learner.network.get_parameter("conv1.weight")[0] = torch.nan
     with pytest.raises(OcilError, match="weights are not finite"):
         one.save(folder)
     assert (folder / FILE).read_bytes() == before

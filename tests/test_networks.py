@@ -13,7 +13,9 @@ Shape = tuple[int, int, int]
 
 
 def small(shape: Shape = (16, 16, 3), classes: int = 5, width: int = 2, seed: int = 0) -> ReducedResNet18:
-    return build(shape, classes, width, seed, CPU)
+    network = build(shape, classes, width, seed, CPU)
+    assert isinstance(network, ReducedResNet18)
+    return network
 
 
 def images(shape: Shape, count: int = 6, seed: int = 0) -> Tensor:

@@ -433,13 +433,13 @@ def test_the_table_of_times_agrees_with_cells_that_had_the_gpu_to_themselves() -
 def test_the_table_of_times_agrees_with_the_cpu_page() -> None:
     """docs/performance.md: 40 images of 14x14 pixels at width 8 in 53 ms."""
     config = resolve("er", "fashion-mini", settings={"memory_batch": 30})
-    bare = Estimator("cpu", 1, {}).seconds(config, Size(3000, 0, 10, 196))
+    bare = Estimator("cpu", 1, {}).seconds(config, Size(3000, 0, 10, (14, 14, 1)))
     evaluations = 1000 / 3 * 5 * 0.0008
     assert bare / 1.6 < 300 * (53.2 + 19) / 1000 + evaluations < bare * 1.6
 
 
 def test_the_cost_of_a_run_counts_images() -> None:
-    size = Size(train=1000, test=300, classes=10, pixels=1024)
+    size = Size(train=1000, test=300, classes=10, input_shape=(32, 32, 3))
     looks = 5 * (300 + 200) / 3
     assert cost_of_run(resolve("fine-tune", "fashion-mini"), size) == (100, 1000 + looks)
     er = resolve("er", "fashion-mini", memory=500, review=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-LARGE_WORK = 50_000  # pixels of an image times the square of the network's width: from here on a second thread pays
+LARGE_WORK = 7_200_000  # multiply-adds for the features of an image: from here on a second thread pays
 MOST = 4  # threads that are used by default
 
 _chosen: ContextVar[bool] = ContextVar("_chosen", default=False)  # whether the code is inside a block of ``using``
@@ -22,8 +22,8 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def default_threads(image_shape: tuple[int, int, int], width: int) -> int:
-    """The default number of threads for learning from such images.
+def default_threads(multiply_adds: int) -> int:
+    """The default number of threads for a network that takes so many multiply-adds for one input.
 
     One thread for small networks, else all cores but one, up to ``MOST``: with one core left for other processes, no
     thread waits for another that cannot run. ``OMP_NUM_THREADS`` and a surrounding ``using`` block override this, and
@@ -33,9 +33,7 @@ def default_threads(image_shape: tuple[int, int, int], width: int) -> int:
     now = torch.get_num_threads()
     if _chosen.get() or "OMP_NUM_THREADS" in os.environ or now not in (cores(), cores() // 2):
         return now
-    height, across, _ = image_shape
-    large = height * across * width**2 >= LARGE_WORK
-    return min(now, MOST, max(1, cores() - 1)) if large else 1
+    return min(now, MOST, max(1, cores() - 1)) if multiply_adds >= LARGE_WORK else 1
 
 
 @contextmanager
@@ -80,9 +78,9 @@ def _convolutions_on(count: int) -> Iterator[None]:
                 _blocks.clear()
 
 
-def default_if_free(image_shape: tuple[int, int, int], width: int) -> AbstractContextManager[None]:
+def default_if_free(multiply_adds: int) -> AbstractContextManager[None]:
     """``using`` the default number, unless a surrounding block of ``using`` has set it."""
-    return nullcontext() if _chosen.get() else using(default_threads(image_shape, width))
+    return nullcontext() if _chosen.get() else using(default_threads(multiply_adds))
 
 
 def set_threads(count: int) -> None:

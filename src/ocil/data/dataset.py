@@ -1,4 +1,4 @@
-"""A labelled image dataset in memory: plain arrays, checked when it is created."""
+"""A labelled dataset of images or vectors: plain arrays, checked when it is created."""
 
 import hashlib
 from collections import Counter
@@ -22,16 +22,22 @@ AGAIN = "Import or download the dataset again."
 MAX_UNSEEN = 1_000_000
 MAP_FROM = 16 * 2**20  # bytes: smaller arrays are read at once
 PIECE_BYTES = 8 * 2**20
+VECTOR_TYPES = (np.float16, np.float32)
+
+Inputs = NDArray[Any]
+"""uint8 images [N,H,W,C], or float16 or float32 vectors [N,D]."""
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images as uint8 [N,H,W,C] with one or three channels, labels as int64 [N] that count from 0."""
+    """Images as uint8 [N,H,W,C] with one or three channels, or vectors as float16 or float32 [N,D]; labels as int64 [N]
+    that count from 0.
+    """
 
     name: str
-    train_x: NDArray[np.uint8]
+    train_x: Inputs
     train_y: NDArray[np.int64]
-    test_x: NDArray[np.uint8]
+    test_x: Inputs
     test_y: NDArray[np.int64]
     classes: tuple[str, ...]
     unseen: int = 0
@@ -42,8 +48,20 @@ class Dataset:
         self.validate()
 
     @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Height, width and channels of an image, or the length of a vector."""
+        return self.train_x.shape[1:]
+
+    @property
+    def is_images(self) -> bool:
+        """Whether the inputs are images; else they are vectors."""
+        return self.train_x.ndim == 4
+
+    @property
     def image_shape(self) -> tuple[int, int, int]:
-        """Height, width, channels."""
+        """Height, width, channels. Raises an ``OcilError`` if the inputs are vectors."""
+        if not self.is_images:
+            self._refuse("it holds vectors where images are needed; use a dataset of images")
         _, height, width, channels = self.train_x.shape
         return height, width, channels
 
@@ -132,11 +150,11 @@ class Dataset:
         if not 0 <= self.unseen <= MAX_UNSEEN:
             self._refuse(f"unseen = {self.unseen} must be from 0 to {MAX_UNSEEN:,}")
         for split, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
-            self._check_images(split, x)
+            self._check_inputs(split, x)
             self._check_labels(split, x, y)
-        if self.train_x.shape[1:] != self.test_x.shape[1:]:
-            train, test = (shape_text(x.shape[1:]) for x in (self.train_x, self.test_x))
-            self._refuse(f"training images are {train} but test images are {test}; both must have one size")
+        if self.train_x.shape[1:] != self.test_x.shape[1:] or self.train_x.dtype != self.test_x.dtype:
+            train, test = (f"{shape_text(x.shape[1:])} {x.dtype}" for x in (self.train_x, self.test_x))
+            self._refuse(f"training inputs are {train} but test inputs are {test}; both must have one form")
         counts = np.bincount(self.train_y, minlength=self.num_classes)
         if not counts.all():
             label = int(counts.argmin())
@@ -160,9 +178,16 @@ class Dataset:
             if not name or not name.isprintable():
                 self._refuse(f"the class name {name!r} is empty or has unprintable characters; rename it")
 
-    def _check_images(self, split: str, x: NDArray[Any]) -> None:
-        if x.dtype != np.uint8 or x.ndim != 4 or x.shape[3] not in (1, 3) or 0 in x.shape[1:]:
-            self._refuse(f"{split}_x must be uint8 [N,H,W,C] with C 1 or 3, but it is {x.dtype} {list(x.shape)}")
+    def _check_inputs(self, split: str, x: NDArray[Any]) -> None:
+        if x.dtype in VECTOR_TYPES and x.ndim == 2 and x.shape[1]:
+            # What is mapped was checked when it was written or first opened; reading it each time would take long.
+            if not is_mapped(x) and not all_finite(x):
+                self._refuse(f"{split}_x has numbers that are not finite; remove or replace those vectors")
+        elif x.dtype != np.uint8 or x.ndim != 4 or x.shape[3] not in (1, 3) or 0 in x.shape[1:]:
+            self._refuse(
+                f"{split}_x must be images, uint8 [N,H,W,C] with C 1 or 3, or vectors, float16 or float32 [N,D], "
+                f"but it is {x.dtype} {list(x.shape)}"
+            )
 
     def _check_labels(self, split: str, x: NDArray[Any], y: NDArray[Any]) -> None:
         if y.dtype != np.int64 or y.ndim != 1:
@@ -192,6 +217,10 @@ def pieces(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
         yield np.ascontiguousarray(rows.part(first, min(first + step, len(array))))
 
 
+def all_finite(array: NDArray[Any]) -> bool:
+    return array.dtype.kind != "f" or all(np.isfinite(piece).all() for piece in pieces(array))
+
+
 def load_npz(path: Path, name: str) -> Dataset:
     """Read what ``Dataset.save`` wrote. Pickled content is refused, never run.
 
@@ -204,6 +233,8 @@ def load_npz(path: Path, name: str) -> Dataset:
 
     def verified() -> str:
         check_sums(path, AGAIN)
+        if not all_finite(dataset.train_x) or not all_finite(dataset.test_x):
+            raise OcilError(f"{path} has vectors with numbers that are not finite. Remove or replace them.")
         return dataset.fingerprint
 
     return known_fingerprint(dataset, remembered(path, verified))
@@ -218,9 +249,9 @@ def _open_npz(path: Path, name: str) -> Dataset:
 
 
 def peek_npz(path: Path) -> tuple[int, tuple[int, ...], int, int]:
-    """Number of classes, image shape, number of training and test images, from the headers alone, which is fast."""
+    """Number of classes, shape of an input, numbers of training and test inputs, from the headers alone."""
     shapes = read_shapes(path, ("classes", "train_x", "test_x"), AGAIN)
-    if [len(shape) for shape in shapes.values()] != [1, 4, 4]:
+    if [len(shape) for shape in shapes.values()] not in ([1, 4, 4], [1, 2, 2]):
         raise OcilError(f"cannot read {path}: its arrays are not those of a dataset. {AGAIN}")
     (classes,), (train, *image), (test, *_) = shapes.values()
     return classes, tuple(image), train, test

@@ -200,8 +200,8 @@ def number_labels(
     labels that are numbers; classes that have no training sample are left out. With neither, the distinct labels in
     ascending order are the classes.
     """
-    y = _plain_labels(train, "train_y")
-    held = None if test is None else _plain_labels(test, "test_y")
+    y = plain_labels(train, "train_y")
+    held = None if test is None else plain_labels(test, "test_y")
     if classes is not None:
         given = tuple(map(str, classes))
         known: dict[Any, int] = {name: label for label, name in enumerate(given)}
@@ -216,7 +216,8 @@ def number_labels(
     return Labels(_numbered(y, known, "train_y"), _maybe_numbered(held, known), texts)
 
 
-def _plain_labels(y: Any, what: str) -> NDArray[Any]:
+def plain_labels(y: Any, what: str) -> NDArray[Any]:
+    """Labels of any kind as an array: whole numbers, text or truth values, one per sample."""
     if not isinstance(y, np.ndarray) and not callable(getattr(y, "detach", None)):
         y = [value.item() if callable(getattr(value, "item", None)) else value for value in y]
     array = as_array(y, what)

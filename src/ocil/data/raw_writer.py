@@ -15,6 +15,7 @@ from typing import IO, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ocil.data.dataset import all_finite
 from ocil.data.raw import INPUTS, LABELS, MANIFEST, PART_BYTES, Manifest, StoredArray, is_store, open_store
 from ocil.errors import OcilError, WriteError
 from ocil.files import LOCK, is_locked, locked, write_bytes
@@ -53,6 +54,8 @@ class StoreWriter:
         labels = np.asarray(y, dtype=np.int64)
         if len(x) != len(labels):
             raise OcilError(f"{len(x)} samples came with {len(labels)} labels. There must be one label per sample.")
+        if not all_finite(x):
+            raise OcilError("a vector has numbers that are not finite. Leave it out or replace it.")
         self._array(f"{split}_x").append(x)
         self._array(f"{split}_y").append(labels)
 

@@ -19,9 +19,9 @@ from ocil.data import Dataset
 from ocil.methods import method
 from ocil.methods.base import Learner
 from ocil.methods.passes import Pass
-from ocil.networks import ReducedResNet18, to_float
+from ocil.networks import evaluating, to_float
 from ocil.precision import Precision, numerics
-from ocil.runs.build import build
+from ocil.runs.build import build, network_of
 from ocil.runs.captured import CapturedStepper
 from ocil.runs.config import RunConfig
 from ocil.runs.stepper import Stepper
@@ -184,10 +184,7 @@ def _floor_cpu(seed: _TimedSeed, passes: list[Pass], repeats: int) -> float:
         return 0.0
     network = seed.learner.network
     x, _ = seed.stream.fetch(0)
-    batches = [
-        (to_float(x).repeat(-(-size // len(x)), 1, 1, 1)[:size].contiguous(memory_format=torch.channels_last), trains)
-        for size, trains in passes
-    ]
+    batches = [(to_float(x[torch.arange(size) % len(x)]), trains) for size, trains in passes]
 
     def take() -> None:
         for batch, trains in batches:
@@ -202,7 +199,7 @@ def _floor_cpu(seed: _TimedSeed, passes: list[Pass], repeats: int) -> float:
 
 
 def _floor_gpu(config: RunConfig, data: Dataset, passes: list[Pass], device: torch.device) -> float:
-    operations, elements = _cost(data, config.learner.width)
+    operations, elements = _cost(config, data)
     precision: Precision = config.learner.precision
     size = 2 if precision == "bf16" else 4
     kind = torch.bfloat16 if precision == "bf16" else torch.float32
@@ -220,18 +217,19 @@ def _floor_gpu(config: RunConfig, data: Dataset, passes: list[Pass], device: tor
     return max(by_operations, by_bytes)
 
 
-def _cost(data: Dataset, width: int) -> tuple[int, int]:
-    """Operations of the forward pass of one image, and how many numbers its convolutions write."""
-    network = ReducedResNet18(data.image_shape, data.num_classes, width)
+def _cost(config: RunConfig, data: Dataset) -> tuple[int, int]:
+    """Operations of the forward pass of one input, and how many numbers its convolutions and linear layers write."""
+    network = network_of(config.learner, data.input_shape)
     counted = [0, 0]
 
     def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        if isinstance(module, nn.Conv2d):
+        if isinstance(module, nn.Conv2d | nn.Linear):
             counted[0] += 2 * output.numel() * module.weight[0].numel()
             counted[1] += output.numel()
 
-    for module in network.modules():
-        module.register_forward_hook(count)
-    with torch.no_grad():
-        network.eval()(torch.zeros(1, data.image_shape[2], *data.image_shape[:2]))
+    hooks = [module.register_forward_hook(count) for module in network.modules()]
+    with torch.no_grad(), evaluating(network):
+        network.plain_features(to_float(torch.from_numpy(data.train_x[:1].copy())))
+    for hook in hooks:
+        hook.remove()
     return counted[0], counted[1]

@@ -58,11 +58,13 @@ def configure(
     dataset = names.get("dataset", DEFAULT) if dataset is None else dataset
     loaded = load(dataset, data_dir)  # raises before anything runs if it is missing or damaged
     named, train = dataset_name(dataset, loaded), len(loaded.train_y)
-    config = resolve(info.name, named, settings=chosen, classes=loaded.num_classes, train=train)
+    classes, vectors = loaded.num_classes, not loaded.is_images
+    config = resolve(info.name, named, settings=chosen, classes=classes, train=train, vectors=vectors)
     if config.dataset not in CATALOG:
         config = replace(config, fingerprint=loaded.fingerprint)
         if info.memory and "memory" not in chosen:
-            images = f"{config.learner.memory} images, chosen for {train} training images"
+            kind = "vectors" if vectors else "images"
+            images = f"{config.learner.memory} {kind}, chosen for {train} training {kind}"
             note(f"{config.label}: a memory of {images}. --memory N sets another.")
     configs = tuple(replace(config, seed=number) for number in range(first, first + count))
     for config in configs:

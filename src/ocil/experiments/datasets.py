@@ -53,7 +53,7 @@ class Datasets:
             return Source(known)
         known = dataset_name(name, loaded)
         self.sizes[known] = Size.of(loaded)
-        return Source(known, loaded.num_classes, loaded.fingerprint, len(loaded.train_y))
+        return Source(known, loaded.num_classes, loaded.fingerprint, len(loaded.train_y), not loaded.is_images)
 
     def missing_from(self, cells: Iterable[Cell]) -> dict[str, str]:
         """The datasets that these cells use and that are not there, each with the reason."""

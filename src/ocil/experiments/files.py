@@ -73,13 +73,14 @@ class Experiment:
 
 class Source(NamedTuple):
     """What a configuration needs to know about a dataset: its name and, if it is not in the catalog, its numbers of
-    classes and training images and its fingerprint.
+    classes and training inputs, its fingerprint, and whether its inputs are vectors.
     """
 
     dataset: str
     classes: int | None = None
     fingerprint: str = ""
     train: int | None = None
+    vectors: bool = False
 
 
 def by_name(dataset: str) -> Source:
@@ -196,7 +197,14 @@ class _Expansion:
         refuse_unknown(info.name, sorted(own & set(point)), has)
         concerned = {key: value for key, value in point.items() if key in has and meant_for(info, key, key in own)}
         self.unused -= set(concerned)
-        config = resolve(info.name, source.dataset, settings=concerned, classes=source.classes, train=source.train)
+        config = resolve(
+            info.name,
+            source.dataset,
+            settings=concerned,
+            classes=source.classes,
+            train=source.train,
+            vectors=source.vectors,
+        )
         if source.fingerprint:
             config = replace(config, fingerprint=source.fingerprint)
         return _label(label, config, [key for key in varied if key in concerned]), config

@@ -1,4 +1,4 @@
-"""The replay memory: images and labels in tensors on the device."""
+"""The replay memory: images or vectors and their labels, in tensors on the device."""
 
 import math
 from collections.abc import Sequence
@@ -8,24 +8,26 @@ from torch import Tensor, nn
 
 from ocil.errors import OcilError
 from ocil.files import machine_memory
-from ocil.networks import ImageShape
+from ocil.networks import InputShape, is_image
 
 
 class Memory(nn.Module):
-    """``size`` raw uint8 images with their labels, filled by reservoir sampling.
+    """``size`` inputs as they are stored, with their labels, filled by reservoir sampling.
 
     All that changes is in buffers on the device, and once the memory is filled no step reads one back. There is one
     spare row: a sample that is not kept is written there, so that shapes do not depend on what is kept.
     """
 
-    def __init__(self, size: int, image_shape: ImageShape, generator: torch.Generator) -> None:
+    def __init__(
+        self, size: int, input_shape: InputShape, generator: torch.Generator, dtype: torch.dtype = torch.uint8
+    ) -> None:
         super().__init__()
         device = generator.device
-        refuse_what_cannot_fit(size, image_shape, [device])
+        refuse_what_cannot_fit(size, input_shape, [device], dtype)
         self.size = size
         self.generator = generator
         self._at_least = 0  # a lower bound of the filled slots, known to the host
-        self.images: Tensor = nn.Buffer(torch.zeros((size + 1, *image_shape), dtype=torch.uint8, device=device))
+        self.images: Tensor = nn.Buffer(torch.zeros((size + 1, *input_shape), dtype=dtype, device=device))
         self.labels: Tensor = nn.Buffer(torch.zeros(size + 1, dtype=torch.int64, device=device))
         self.seen: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64, device=device))
 
@@ -86,15 +88,18 @@ class Memory(nn.Module):
         return torch.randperm(len(self), generator=self.generator, device=self.labels.device)
 
 
-def refuse_what_cannot_fit(size: int, image_shape: ImageShape, devices: Sequence[torch.device]) -> None:
-    """Raise an ``OcilError`` if the images fit on none of the devices: the system would grant the memory and kill the
+def refuse_what_cannot_fit(
+    size: int, input_shape: InputShape, devices: Sequence[torch.device], dtype: torch.dtype = torch.uint8
+) -> None:
+    """Raise an ``OcilError`` if the inputs fit on none of the devices: the system would grant the memory and kill the
     process much later, without a message.
     """
-    needed = size * math.prod(image_shape)
+    needed = size * math.prod(input_shape) * dtype.itemsize
     if any(needed <= _bytes_of(device) for device in devices):  # usually the first, so that no GPU is initialised
         return
     gigabytes, there = f"{needed / 1e9:,.0f} GB", f"{max(map(_bytes_of, devices)) / 1e9:,.0f} GB"
-    raise OcilError(f"memory = {size} images need {gigabytes}, and there are {there}: give a smaller --memory.")
+    kind = "images" if is_image(input_shape) else "vectors"
+    raise OcilError(f"memory = {size} {kind} need {gigabytes}, and there are {there}: give a smaller --memory.")
 
 
 def _bytes_of(device: torch.device) -> int:

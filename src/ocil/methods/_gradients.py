@@ -12,16 +12,18 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ocil.kernels.convolution import patches
 from ocil.learning import losses
+from ocil.networks import GrowingHead
 
 
 def gradient_products(network: nn.Module, images: Tensor, labels: Tensor, singles: int, group_size: int) -> Tensor:
     """Inner products ``[R, R]`` in float32 of R gradients of the cross-entropy by all parameters: those of each of the
     first ``singles`` images, then those of the mean loss of each group of ``group_size`` of the images that follow.
 
-    The network consists of convolutions, batch normalisations and linear layers. It must be in evaluation mode: only
-    then does each image have its own gradient.
+    The network must be in evaluation mode: only then does each image have its own gradient.
     """
-    layers = [layer for layer in network.modules() if next(layer.parameters(recurse=False), None) is not None]
+    layers = [layer for layer in network.modules() if any(p.requires_grad for p in layer.parameters(recurse=False))]
+    if not all(map(_has_rule, layers)):
+        return _by_torch_func(network, images, labels, singles, group_size)
     calls: list[tuple[nn.Module, Tensor, GradientEdge]] = []
 
     def remember(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -42,6 +44,30 @@ def gradient_products(network: nn.Module, images: Tensor, labels: Tensor, single
         gradients = _gradients(layer, inputs, slope, singles, group_size).float()
         products = products + gradients @ gradients.mT
     return products
+
+
+def _has_rule(layer: nn.Module) -> bool:
+    """Whether ``_gradients`` knows this kind of layer, all of whose parameters are trained."""
+    if not all(parameter.requires_grad for parameter in layer.parameters(recurse=False)):
+        return False
+    if isinstance(layer, nn.Conv2d):
+        size, padding = layer.kernel_size[0], (layer.kernel_size[0] // 2,) * 2
+        square = layer.kernel_size == (size, size) and layer.stride == layer.stride[:1] * 2 and layer.padding == padding
+        return square and layer.groups == 1 and layer.dilation == (1, 1) and layer.bias is None
+    return type(layer) in (nn.BatchNorm2d, nn.Linear, GrowingHead)
+
+
+def _by_torch_func(network: nn.Module, images: Tensor, labels: Tensor, singles: int, group_size: int) -> Tensor:
+    """``gradient_products`` for any network."""
+    trained = {name: parameter.detach() for name, parameter in network.named_parameters() if parameter.requires_grad}
+
+    def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return losses.cross_entropy(torch.func.functional_call(network, weights, (x[None],)), y[None])
+
+    slopes = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(trained, images, labels)
+    flat = torch.cat([slope.flatten(1) for slope in slopes.values()], 1).float()
+    rows = torch.cat([flat[:singles], flat[singles:].unflatten(0, (-1, group_size)).mean(1)])
+    return rows @ rows.mT
 
 
 @torch.no_grad()

@@ -50,15 +50,20 @@ class AAER(Learner):
         "fashion-mini": {"memory_batch": 10}  # ours: the demo has to run on a slow laptop
     }
     class_rows = (*Learner.class_rows, "anchors", "known", "centres", "taken", "moved")
+    vector_settings: ClassVar[dict[str, Any]] = {"augment": False}
     scores_are_logits = False
+
+    @classmethod
+    def needs_images(cls, config: Any) -> str | None:
+        return "augment = true makes random views of images" if config.augment else None
 
     def __init__(self, config: AAERConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
         super().__init__(config, problem, seed, device)
         self.random_views = RandomViews()
         size = (problem.classes, self.network.feature_size)
         # Copies of images: the reservoir may overwrite an anchor's slot.
-        images = torch.zeros((problem.classes, *problem.image_shape), dtype=torch.uint8, device=self.device)
-        self.anchors: Tensor = nn.Buffer(images)
+        inputs = torch.zeros((problem.classes, *problem.input_shape), dtype=problem.dtype, device=self.device)
+        self.anchors: Tensor = nn.Buffer(inputs)
         self.known: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
         self.centres: Tensor = nn.Buffer(torch.zeros(size, device=self.device))
         self.taken: Tensor = nn.Buffer(torch.zeros(size, device=self.device))
@@ -127,7 +132,9 @@ class AAER(Learner):
         slot, stored = least_by_class(loss, labels, self.problem.classes)
         self.moved += torch.where(self.known[:, None], self.features(self.anchors) - self.taken, 0)
         self.centres.copy_(torch.where((stored & ~self.known)[:, None], means, self.centres))
-        self.anchors.copy_(torch.where(stored[:, None, None, None], self.memory.images[slot], self.anchors))
+        self.anchors.copy_(
+            torch.where(stored.view(-1, *[1] * len(self.problem.input_shape)), self.memory.images[slot], self.anchors)
+        )
         self.known |= stored
         self.taken.copy_(self.features(self.anchors))
 

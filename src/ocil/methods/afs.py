@@ -96,6 +96,11 @@ class AFS(Learner):
         "cifar10": {"gray": 0.2},  # published
         "fashion-mini": {"memory_batch": 10},  # ours: the demo has to run on a slow laptop
     }
+    vector_settings: ClassVar[dict[str, Any]] = {"views": "raw"}
+
+    @classmethod
+    def needs_images(cls, config: Any) -> str | None:
+        return None if config.views == "raw" else f"views = {config.views} makes random views of images"
 
     def __init__(self, config: AFSConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
         super().__init__(config, problem, seed, device)

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from ocil import networks
-from ocil.learning import losses
+from ocil.learning import losses, optimizers
 from ocil.learning.memory import Memory
-from ocil.learning.sgd import SGD
+from ocil.learning.optimizers import Optimizer
 from ocil.methods.capturable import Capturable
 from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.growth import GrowsByClass
@@ -33,8 +33,8 @@ from ocil.rng import Rng, derive
 class Learner(GrowsByClass, Capturable):
     """Learns from one batch at a time: ``learn``, ``scores``, ``review``, ``task_ended``, and the state they share.
 
-    Images are uint8 ``[B, H, W, C]``, labels int64 ``[B]``, both on the learner's device. A method writes ``learn`` out
-    in full and overrides the other verbs where it differs.
+    Images are uint8 ``[B, H, W, C]``, vectors float16 or float32 ``[B, D]``, labels int64 ``[B]``, all on the learner's
+    device. A method writes ``learn`` out in full and overrides the other verbs where it differs.
     """
 
     Config: ClassVar[type[LearnerConfig]] = LearnerConfig
@@ -43,6 +43,8 @@ class Learner(GrowsByClass, Capturable):
     kernel_factor: ClassVar[float] = 1.0
     """How much longer a bf16 step takes on a GPU than its ``passes`` predict: more than 1 if the step does much outside
     the fused kernels. Measured values are in results/performance/h200-steps.json."""
+    vector_settings: ClassVar[dict[str, Any]] = {}
+    """The defaults that differ from the config's own where inputs are vectors."""
     scores_are_logits: ClassVar[bool] = True
     """False if scores only rank the classes, as distances do: their softmax is not a probability."""
     config: LearnerConfig
@@ -60,7 +62,7 @@ class Learner(GrowsByClass, Capturable):
         self.device = torch.device(device)
         self.rng = Rng(seed, self.device)
         self.network = self.make_network(derive(seed, "init"))
-        self.memory = Memory(config.memory, problem.image_shape, self.rng["memory"])
+        self.memory = Memory(config.memory, problem.input_shape, self.rng["memory"], problem.dtype)
         self.optimizer = self.make_optimizer()
         self.recorded_losses = RecordedLosses()
         self.task_number = 0
@@ -77,6 +79,11 @@ class Learner(GrowsByClass, Capturable):
         config's own, above all the published settings.
         """
         return cls.dataset_settings.get(dataset, {})
+
+    @classmethod
+    def needs_images(cls, config: Any) -> str | None:
+        """Why it cannot learn from vectors with these settings; None if it can."""
+        return None
 
     @classmethod
     def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
@@ -97,16 +104,27 @@ class Learner(GrowsByClass, Capturable):
         """All passes at a task's end, without its review, with ``stored`` images in the memory."""
         return []
 
-    def make_network(self, seed: int) -> networks.ReducedResNet18:
-        """The network with new weights from ``seed``. If the learner grows, no class is met in it."""
+    def make_network(self, seed: int) -> networks.Network:
+        """The network with new or pretrained weights. If the learner grows, no class is met in it."""
         c, p = self.config, self.problem
-        return networks.build(p.image_shape, p.classes, c.width, seed, self.device, c.precision, c.growing)
+        return networks.build(
+            p.input_shape,
+            p.classes,
+            c.width,
+            seed,
+            self.device,
+            c.precision,
+            c.growing,
+            spec=c.network,
+            pretrained="" if c.features else c.pretrained,
+            freeze=c.freeze,
+        )
 
-    def make_optimizer(self) -> SGD:
-        """SGD over all trainable parameters. A method that adds or replaces a head calls it again."""
-        config = self.config
+    def make_optimizer(self) -> Optimizer:
+        """The optimiser of all trainable parameters. A method that adds or replaces a head calls it again."""
+        c = self.config
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        return SGD(trained, config.lr, config.momentum, config.weight_decay)
+        return optimizers.make(c.optimizer, trained, c.lr, c.momentum, c.weight_decay)
 
     def learn(self, x: Tensor, y: Tensor) -> None:
         """Learn from one stream batch."""
@@ -128,7 +146,7 @@ class Learner(GrowsByClass, Capturable):
         return logits
 
     def inputs(self, x: Tensor) -> Tensor:
-        """Stored images in the form that the network takes, without augmentation."""
+        """Stored inputs in the form that the network takes, without augmentation."""
         return to_float(x)
 
     def review(self) -> None:
@@ -141,7 +159,7 @@ class Learner(GrowsByClass, Capturable):
         order, size = self.memory.epoch(), self.config.review_batch
         end = len(order) if self.config.review_keep_last else len(order) - len(order) % size
         slots = list(order[:end].split(size)) if end else []
-        if slots and len(slots[-1]) < networks.smallest_batch(self.problem.image_shape):
+        if slots and len(slots[-1]) < self.network.smallest_batch:
             slots.pop()  # a single tiny image has no batch statistics
         return slots
 

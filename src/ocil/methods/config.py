@@ -6,9 +6,13 @@ from operator import ge, gt, le, lt
 from types import NoneType
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
+import torch
+
 from ocil.errors import OcilError
+from ocil.learning import optimizers
 from ocil.learning.views import RandomViews, crop_range
-from ocil.networks import ImageShape
+from ocil.networks import InputShape, is_image
+from ocil.networks.registry import DEFAULT, named
 from ocil.precision import Precision
 
 MEMORY: Mapping[str, str] = {"concerns": "memory"}
@@ -19,11 +23,18 @@ REVIEW: Mapping[str, str] = {"concerns": "review"}
 
 @dataclass(frozen=True)
 class Problem:
-    """What a learner knows about the data: height, width and channels of an image, and the number of classes."""
+    """What a learner knows about the data."""
 
-    image_shape: ImageShape
+    input_shape: InputShape
+    """Height, width and channels of an image, or the length of a vector."""
     classes: int
-    """For a growing learner: the number of classes that it has room for."""
+    """The number of classes. For a growing learner: of those that it has room for."""
+    dtype: torch.dtype = torch.uint8
+    """How inputs are stored: uint8 images, float16 or float32 vectors."""
+
+    @property
+    def is_images(self) -> bool:
+        return is_image(self.input_shape)
 
 
 @dataclass(frozen=True)
@@ -39,11 +50,24 @@ class LearnerConfig:
     memory_batch: int = field(default=10, metadata=MEMORY)
     """Images drawn from the memory for each stream batch."""
     lr: float = 0.1
-    """Learning rate of plain SGD."""
+    """Learning rate."""
     momentum: float = 0.0
+    """Momentum of ``sgd``."""
     weight_decay: float = 0.0
+    optimizer: str = "sgd"
+    """``sgd``, ``adam``, ``adamw``, or the name of any class in torch.optim, with its options: ``adamw(eps=1e-6)``."""
+    network: str = DEFAULT
+    """A name with options: ``resnet18``, ``mlp(hidden=512)``, ``timm:NAME``, ``module:PACKAGE.MODULE:FACTORY``. For
+    vectors the default is ``linear``."""
+    pretrained: str = ""
+    """Weights that the network starts with: a .safetensors or .pth file, or ``own`` for those that timm offers."""
+    freeze: str = "none"
+    """What keeps its weights: ``none``, ``backbone`` (all but the head), or all up to a stage, by the stage's name."""
+    features: str = ""
+    """A network, named as for ``network``, that turns all images into vectors before the stream begins. They are
+    computed once and kept on disk. ``pretrained`` then names its weights."""
     width: int = 20
-    """Channels of the network's first stage; the next ones have 2, 4 and 8 times as many."""
+    """Channels of the reduced ResNet-18's first stage; the next ones have 2, 4 and 8 times as many."""
     precision: Precision = "tf32"
     """Precision on a GPU. ``fp32``: exact and repeatable bit for bit (your own loop needs ``precision.numerics``).
     ``tf32``: convolutions round their factors to TF32, as PyTorch does by default. ``bf16``: the network computes in
@@ -77,6 +101,8 @@ class LearnerConfig:
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
+        object.__setattr__(self, "network", named(self.network))  # Python users may give the factory itself
+        optimizers.check(self.optimizer, self.momentum)
         for setting in fields(self):
             self._check(setting.name, getattr(self, setting.name), hints[setting.name])
 

@@ -59,6 +59,10 @@ class DVC(Learner):
         "cifar10": {"dl_weight": 2.0}  # published: 2 on CIFAR-10, 4 on CIFAR-100 and Mini-ImageNet
     }
 
+    @classmethod
+    def needs_images(cls, config: Any) -> str | None:
+        return "it compares two views of an image"
+
     def __init__(self, config: DVCConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
         super().__init__(config, problem, seed, device)
         self.random_views = config.random_views()

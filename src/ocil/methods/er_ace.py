@@ -2,7 +2,7 @@
 in Online Continual Learning, ICLR 2022)."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +29,8 @@ class ERACEConfig(LearnerConfig):
     scale: float = 10.0
     """Factor of the cosines."""
     inputs: Literal["signed", "unit"] = "signed"
-    """Pixels from -1 to 1 (released code) or from 0 to 1 (the other methods)."""
+    """Pixels from -1 to 1 (released code) or from 0 to 1 (the other methods). Without effect on vectors, and for a
+    network that normalises its inputs itself."""
     augment: Literal["none", "memory", "both"] = "both"
     """Which batches of a step are randomly shifted and flipped: none, that of the memory, or the stream's too."""
     review_augment: bool = field(default=True, metadata=REVIEW)
@@ -49,6 +50,12 @@ class ERACE(Learner):
     Config = ERACEConfig
     config: ERACEConfig
     class_rows = (*Learner.class_rows, "seen_classes")
+    vector_settings: ClassVar[dict[str, Any]] = {"augment": "none", "review_augment": False}
+
+    @classmethod
+    def needs_images(cls, config: Any) -> str | None:
+        shifted = config.augment != "none" or (config.review and config.review_augment)
+        return "augment and review_augment shift and flip images" if shifted else None
 
     def __init__(
         self, config: ERACEConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu"
@@ -85,8 +92,9 @@ class ERACE(Learner):
         self.record_loss(loss, **parts)
 
     def inputs(self, x: Tensor) -> Tensor:
-        images = to_float(x)
-        return 2 * images - 1 if self.config.inputs == "signed" else images
+        inputs = to_float(x)
+        own_range = self.network.normalises or not self.problem.is_images
+        return 2 * inputs - 1 if self.config.inputs == "signed" and not own_range else inputs
 
     def prepare(self, x: Tensor, augmented: bool) -> Tensor:
         """Network inputs of stored images, shifted and flipped at random if ``augmented``."""

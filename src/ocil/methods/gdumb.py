@@ -13,7 +13,7 @@ from ocil.learning.memory import Memory
 from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.passes import Pass
-from ocil.networks import ImageShape, to_float
+from ocil.networks import InputShape, to_float
 from ocil.rng import derive
 
 
@@ -47,7 +47,8 @@ class GDumb(Learner):
         self, config: GDumbConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu"
     ) -> None:
         super().__init__(config, problem, seed, device)
-        self.memory = BalancedMemory(config.memory, problem.image_shape, problem.classes, self.rng["memory"])
+        sizes = (config.memory, problem.input_shape, problem.classes)
+        self.memory = BalancedMemory(*sizes, self.rng["memory"], problem.dtype)
 
     def shapes_are_static(self) -> bool:
         return True  # a step retrieves nothing
@@ -76,7 +77,7 @@ class GDumb(Learner):
         for _ in range(self.config.rehearsal_epochs):
             order = self.memory.epoch()
             size = min(self.config.rehearsal_batch, len(order))
-            if size >= networks.smallest_batch(self.problem.image_shape):
+            if size >= self.network.smallest_batch:
                 yield from order[: len(order) - len(order) % size].split(size)
 
     def task_end_step(self, slots: Tensor) -> None:
@@ -101,8 +102,15 @@ class BalancedMemory(Memory):
 
     class_rows: ClassVar[tuple[str, ...]] = ("counts", "since")
 
-    def __init__(self, size: int, image_shape: ImageShape, classes: int, generator: torch.Generator) -> None:
-        super().__init__(size, image_shape, generator)
+    def __init__(
+        self,
+        size: int,
+        input_shape: InputShape,
+        classes: int,
+        generator: torch.Generator,
+        dtype: torch.dtype = torch.uint8,
+    ) -> None:
+        super().__init__(size, input_shape, generator, dtype)
         self.counts: Tensor = nn.Buffer(torch.zeros(classes, dtype=torch.int64, device=generator.device))
         self.since: Tensor = nn.Buffer(torch.zeros(classes, dtype=torch.int64, device=generator.device))
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ocil import networks
 from ocil.errors import OcilError
-from ocil.learning.sgd import SGD
+from ocil.learning.optimizers import Optimizer
 from ocil.methods.config import Problem
 
 FIRST_CAPACITY = 16  # classes; the capacity doubles, so that growth is rare
@@ -39,13 +39,13 @@ class GrowsByClass(nn.Module):
     """Whether the caller promises to ``meet`` every class before a batch has it, as a run does. ``learn`` then does not
     read the labels back, and can be captured."""
     problem: Problem
-    optimizer: SGD
+    optimizer: Optimizer
     met: Tensor | None
     """bool ``[C]`` on the device: the classes met so far. None unless the learner grows."""
     _met_numbers: set[int]
     """The host's copy of ``met``."""
 
-    def make_optimizer(self) -> SGD:
+    def make_optimizer(self) -> Optimizer:
         raise NotImplementedError
 
     def start_classes(self, growing: bool, device: torch.device) -> None:

@@ -13,7 +13,7 @@ from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.passes import Pass
 from ocil.methods.recorded_losses import total
-from ocil.networks import evaluating, to_float
+from ocil.networks import InputShape, evaluating, to_float
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class GSS(Learner):
 
     def __init__(self, config: GSSConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
         super().__init__(config, problem, seed, device)
-        self.memory = ScoredMemory(config.memory, problem.image_shape, self.rng["memory"])
+        self.memory = ScoredMemory(config.memory, problem.input_shape, self.rng["memory"], problem.dtype)
 
     def shapes_are_static(self) -> bool:
         grouped = self.config.groups * self.config.group_size
@@ -96,8 +96,10 @@ def similarities(products: Tensor, singles: int) -> tuple[Tensor, Tensor]:
 class ScoredMemory(Memory):
     """A memory that keeps each sample's score. A high score means that the memory held similar samples already."""
 
-    def __init__(self, size: int, image_shape: tuple[int, int, int], generator: torch.Generator) -> None:
-        super().__init__(size, image_shape, generator)
+    def __init__(
+        self, size: int, input_shape: InputShape, generator: torch.Generator, dtype: torch.dtype = torch.uint8
+    ) -> None:
+        super().__init__(size, input_shape, generator, dtype)
         self.score: Tensor = nn.Buffer(torch.zeros(size + 1, device=generator.device))
 
     def groups(self, count: int, group_size: int) -> Tensor | None:

@@ -17,7 +17,7 @@ from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.passes import Pass, replayed
 from ocil.methods.recorded_losses import total
-from ocil.networks import ReducedResNet18, to_float
+from ocil.networks import Network, image_shape, to_float
 from ocil.rng import derive
 
 VARIANTS = 16
@@ -77,13 +77,17 @@ class OCM(Learner):
     }
     class_rows = (*Learner.class_rows, "seen_classes", "old_classes")
 
+    @classmethod
+    def needs_images(cls, config: Any) -> str | None:
+        return "it turns halves of images"
+
     def __init__(self, config: OCMConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
-        height, width, channels = problem.image_shape
+        height, width, channels = image_shape(problem.input_shape)
         if height != width:
             raise OcilError(f"ocm turns images by 90 degrees and so needs square ones, not {height}x{width}.")
         super().__init__(config, problem, seed, device)
         self.random_views = config.random_views()
-        self.channels = 8 * config.width
+        self.channels = self.network.channels
         self.slice = min(config.projection, self.channels)
         projection = networks.seeded(lambda: nn.Linear(self.channels, self.slice), derive(seed, "projection"))
         self.projection = projection.to(self.device)
@@ -154,11 +158,11 @@ class OCM(Learner):
         return self.standard(self.random_views(to_float(x), self.rng["augment"]))
 
     def standard(self, images: Tensor) -> Tensor:
-        if not self.config.normalise:
+        if not self.config.normalise or self.network.normalises:
             return images
         return (images - self.mean.expand(images.shape[1:])) / self.std
 
-    def embed(self, network: ReducedResNet18, projection: nn.Linear, images: Tensor) -> tuple[Tensor, Tensor]:
+    def embed(self, network: Network, projection: nn.Linear, images: Tensor) -> tuple[Tensor, Tensor]:
         """Features, averaged over the image, and their projections, both as unit vectors."""
         h = network.features(images).unflatten(1, (self.channels, -1)).mean(2)
         return F.normalize(h, eps=EPSILON), F.normalize(projection(h), eps=EPSILON)

@@ -51,6 +51,10 @@ class SCR(Learner):
     }
     scores_are_logits = False
 
+    @classmethod
+    def needs_images(cls, config: Any) -> str | None:
+        return "it contrasts random views of images"
+
     def __init__(self, config: SCRConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
         super().__init__(config, problem, seed, device)
         self.random_views = config.random_views()

@@ -33,7 +33,7 @@ def on_default_threads(verb: Verb) -> Verb:
     def scoped(self: "Learner", *arguments: Any, **named: Any) -> Any:
         if self.device.type != "cpu":
             return verb(self, *arguments, **named)
-        with default_if_free(self.problem.image_shape, self.config.width):
+        with default_if_free(self.network.multiply_adds):
             return verb(self, *arguments, **named)
 
     scoped.wrapped = True  # type: ignore[attr-defined]

@@ -1,22 +1,34 @@
-"""Networks, which turn an image into features and class scores."""
+"""Networks, which turn an image or a vector into features and class scores."""
 
+from ocil.networks.base import Network
 from ocil.networks.growth import NOT_MET, Growing, GrowingHead, grow, meet, with_rows
-from ocil.networks.inputs import ImageShape, smallest_batch, to_float
+from ocil.networks.inputs import ImageShape, InputShape, image_shape, is_image, to_float
 from ocil.networks.modes import bn_momentum, evaluating, seeded, virtual_step
-from ocil.networks.reduced_resnet18 import Block, ReducedResNet18, build
+from ocil.networks.reduced_resnet18 import Block, ReducedResNet18, smallest_batch
+from ocil.networks.registry import NETWORKS, NetworkInfo, build, network, register
+from ocil.networks.wrapped import WrappedNetwork
 
 __all__ = [
+    "NETWORKS",
     "NOT_MET",
     "Block",
     "Growing",
     "GrowingHead",
     "ImageShape",
+    "InputShape",
+    "Network",
+    "NetworkInfo",
     "ReducedResNet18",
+    "WrappedNetwork",
     "bn_momentum",
     "build",
     "evaluating",
     "grow",
+    "image_shape",
+    "is_image",
     "meet",
+    "network",
+    "register",
     "seeded",
     "smallest_batch",
     "to_float",

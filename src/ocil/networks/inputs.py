@@ -1,15 +1,26 @@
-"""Images as they are stored, and as a network takes them."""
+"""Inputs as they are stored, and as a network takes them.
+
+An input is an image, stored as uint8 ``[H, W, C]`` with one or three channels, or a vector, for example an embedding,
+stored as float16 or float32 ``[D]``.
+"""
 
 from torch import Tensor
 
+InputShape = tuple[int, ...]  # of one input as it is stored: (height, width, channels), or (length,)
 ImageShape = tuple[int, int, int]  # height, width, channels
 
 
-def smallest_batch(image_shape: ImageShape) -> int:
-    """The smallest batch that has batch statistics: 2 if the last map of a network has one pixel, else 1."""
-    return 1 if max(image_shape[:2]) > 8 else 2
+def is_image(shape: InputShape) -> bool:
+    """Whether an input of this shape is an image; else it is a vector."""
+    return len(shape) == 3
 
 
-def to_float(images: Tensor) -> Tensor:
-    """Stored images, uint8 ``[N, H, W, C]``, as float ``[N, C, H, W]`` in [0, 1], channels-last."""
-    return images.permute(0, 3, 1, 2).float() / 255
+def image_shape(shape: InputShape) -> ImageShape:
+    """The shape of an image. Only for code that vectors never reach."""
+    height, width, channels = shape
+    return height, width, channels
+
+
+def to_float(x: Tensor) -> Tensor:
+    """Stored images, uint8 ``[N, H, W, C]``, as float ``[N, C, H, W]`` in [0, 1], channels-last; vectors as float32."""
+    return x.permute(0, 3, 1, 2).float() / 255 if x.ndim == 4 else x.float()

@@ -1,16 +1,15 @@
 """The network of the paper: a reduced ResNet-18."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ocil import kernels
 from ocil.kernels.convolution import Conv2d
-from ocil.networks.growth import GrowingHead
+from ocil.networks.base import Network, autocast
 from ocil.networks.inputs import ImageShape
-from ocil.networks.modes import seeded
 from ocil.precision import Precision
-from ocil.rng import derive
+
+PRODUCTS = 144  # multiply-adds per pixel of the image and squared width: 16 convolutions of 3x3, each stage as costly
 
 
 class Block(nn.Module):
@@ -30,7 +29,7 @@ class Block(nn.Module):
         return F.relu(y + self.shortcut(x), inplace=True)
 
 
-class ReducedResNet18(nn.Module):
+class ReducedResNet18(Network):
     """ResNet-18 for small images with a third of the width: 3x3 stem, stages of 20/40/80/160 channels, no max-pool.
 
     ``features`` averages the last map over 4x4 windows (over the whole map where it is smaller) and flattens it:
@@ -52,35 +51,22 @@ class ReducedResNet18(nn.Module):
         last_map = (-(-height // 8), -(-width_px // 8))
         self.window = (min(4, last_map[0]), min(4, last_map[1]))
         self.feature_size = in_channels * (last_map[0] // self.window[0]) * (last_map[1] // self.window[1])
-        self.head: nn.Module = nn.Linear(self.feature_size, classes)
+        self.channels = in_channels
+        self.smallest_batch = smallest_batch(image_shape)
+        self.multiply_adds = PRODUCTS * height * width_px * width**2
+        self.head = nn.Linear(self.feature_size, classes)
 
     def features(self, x: Tensor) -> Tensor:
-        if kernels.usable(self, x):
+        if not self.frozen_parts and kernels.usable(self, x):
             return kernels.features(self, x, into_grad=True)
         return self.plain_features(x)
 
     def plain_features(self, x: Tensor) -> Tensor:
-        """``features`` by PyTorch's own kernels."""
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+        with autocast(x, self.precision):
             y = F.relu(self.bn1(self.conv1(x)), inplace=True)
             return F.avg_pool2d(self.blocks(y), self.window).flatten(1).float()
 
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.features(x))
-        return logits
 
-
-def build(
-    image_shape: ImageShape,
-    classes: int,
-    width: int,
-    seed: int,
-    device: torch.device,
-    precision: Precision = "tf32",
-    growing: bool = False,
-) -> ReducedResNet18:
-    """PyTorch's default initialisation, drawn on the CPU from ``seed`` alone: the same start on every device."""
-    network = seeded(lambda: ReducedResNet18(image_shape, classes, width, precision), seed)
-    if growing:
-        network.head = GrowingHead(network.feature_size, classes, derive(seed, "head"))
-    return network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+def smallest_batch(image_shape: ImageShape) -> int:
+    """The smallest batch that has batch statistics: 2 if the last map has one pixel, else 1."""
+    return 1 if max(image_shape[:2]) > 8 else 2

@@ -195,7 +195,7 @@ class Model:
     @property
     def threads_used(self) -> int:
         """CPU threads that the model computes on."""
-        return self.threads or default_threads(self.images.network_shape, self.config.width)
+        return self.threads or default_threads(self.learner.network.multiply_adds)
 
     @contextmanager
     def computing(self) -> Iterator[None]:

@@ -1,8 +1,10 @@
 """From a configuration to a learner, and checks of a configuration before anything is built from it."""
 
 from dataclasses import fields
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from ocil.data import Dataset
@@ -11,9 +13,10 @@ from ocil.evaluation.evaluator import Evaluator
 from ocil.learning.memory import refuse_what_cannot_fit
 from ocil.methods import method
 from ocil.methods.base import Learner
-from ocil.methods.config import Problem
+from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.growth import capacity_for
-from ocil.networks import smallest_batch
+from ocil.networks import InputShape, Network
+from ocil.networks import build as build_network
 from ocil.runs.config import RunConfig, refuse_unknown, resolve
 from ocil.streams import Stream
 
@@ -21,8 +24,13 @@ from ocil.streams import Stream
 def build(config: RunConfig, dataset: Dataset, device: torch.device | str = "cpu") -> Learner:
     """The learner of a configuration, before its first batch."""
     classes = capacity_for(0) if config.learner.growing else dataset.num_classes + dataset.unseen
-    problem = Problem(dataset.image_shape, classes)
-    return method(config.method).load()(config.learner, problem, config.seed, device)
+    return method(config.method).load()(config.learner, problem_of(dataset, classes), config.seed, device)
+
+
+def problem_of(dataset: Dataset, classes: int) -> Problem:
+    """What a learner knows of a dataset, with so many classes."""
+    dtype = torch.from_numpy(np.empty(0, dataset.train_x.dtype)).dtype
+    return Problem(dataset.input_shape, classes, dtype)
 
 
 def make_learner(
@@ -40,8 +48,17 @@ def make_learner(
     is how many samples will arrive together, 10 by default: a memory must hold a batch.
     """
     refuse_unknown(name, settings, {field.name for field in fields(method(name).load().Config)} | {"batch_size"})
-    classes, train = dataset.num_classes, len(dataset.train_y)
-    config = resolve(name, dataset.name, memory=memory, seed=seed, settings=settings, classes=classes, train=train)
+    config = resolve(
+        name,
+        dataset.name,
+        memory=memory,
+        seed=seed,
+        settings=settings,
+        classes=dataset.num_classes,
+        train=len(dataset.train_y),
+        vectors=not dataset.is_images,
+    )
+    refuse_wrong_inputs(config, dataset)
     return build(config, dataset, device)
 
 
@@ -53,7 +70,9 @@ def check(config: RunConfig, dataset: Dataset) -> None:
     Evaluator(stream)
     learner = config.learner
     gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
-    refuse_what_cannot_fit(learner.memory, dataset.image_shape, [torch.device("cpu"), *gpus])
+    refuse_wrong_inputs(config, dataset)
+    problem = problem_of(dataset, dataset.num_classes)
+    refuse_what_cannot_fit(learner.memory, problem.input_shape, [torch.device("cpu"), *gpus], problem.dtype)
     if learner.review and learner.review_every > len(stream):
         raise OcilError(
             f"review_every = {learner.review_every} is more than the {len(stream)} batches of the stream: "
@@ -67,8 +86,28 @@ def check(config: RunConfig, dataset: Dataset) -> None:
     smallest = min(last - first for first, last in stream.bounds)
     if method(config.method).memory:
         smallest = min(smallest, learner.memory_batch)
-    if smallest < smallest_batch(dataset.image_shape):
+    if smallest < network_of(learner, dataset.input_shape).smallest_batch:
         raise OcilError(
             f"a batch of one image of {dataset.name} has no batch statistics: its images are too small. "
             "Use another batch_size or memory_batch, or drop_last = true."
         )
+
+
+def refuse_wrong_inputs(config: RunConfig, dataset: Dataset) -> None:
+    """Raise an ``OcilError`` if a method needs images and the dataset has vectors, or turns vectors into features."""
+    learner, kind = config.learner, method(config.method).load()
+    vectors = bool(learner.features) or not dataset.is_images
+    if learner.features and not dataset.is_images:
+        raise OcilError(f"{dataset.name} holds vectors already: leave out features = {learner.features}.")
+    if vectors and (reason := kind.needs_images(learner)):
+        raise OcilError(f"{config.method} cannot learn from vectors: {reason}.")
+
+
+@lru_cache(maxsize=32)
+def _network(input_shape: InputShape, width: int, spec: str, freeze: str) -> Network:
+    return build_network(input_shape, 1, width, spec=spec, freeze=freeze)
+
+
+def network_of(config: LearnerConfig, input_shape: InputShape) -> Network:
+    """A network as these settings build it, with random weights and one class: to look at, not to train."""
+    return _network(input_shape, config.width, config.network, config.freeze)

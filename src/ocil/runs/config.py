@@ -18,6 +18,10 @@ from ocil.errors import LaterVersionError, OcilError, suggest
 from ocil.methods import METHODS, MethodInfo, method
 from ocil.methods.config import LearnerConfig
 from ocil.methods.review_label import Label
+from ocil.networks import pretrained
+from ocil.networks.registry import DEFAULT as NETWORK
+from ocil.networks.registry import FOR_VECTORS, named
+from ocil.networks.spec import Spec
 from ocil.rng import check_seed
 from ocil.runs.naming import as_formerly, cell_name, distinct, readable, short_digest
 from ocil.streams import StreamConfig, usual_tasks
@@ -41,6 +45,8 @@ class RunConfig:
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     fingerprint: str = ""
     """Digest of a dataset outside the catalog: other images under the same name make another run."""
+    weights: str = ""
+    """Digest of the file of pretrained weights, which stands for its path: another file makes another run."""
 
     def __post_init__(self) -> None:
         info, learner = method(self.method), self.learner
@@ -66,7 +72,12 @@ class RunConfig:
     @property
     def settings(self) -> dict[str, Any]:
         """The method, and what differs from the defaults of ``StreamConfig`` and of the method's config class."""
-        return {"method": self.method, "stream": distinct(self.stream), "learner": distinct(self.learner)}
+        learner = distinct(self.learner)
+        if self.weights:
+            learner["pretrained"] = self.weights
+        stream = distinct(self.stream)
+        stream.pop("order", None)  # its digest stands for the path
+        return {"method": self.method, "stream": stream, "learner": learner}
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -95,9 +106,7 @@ class RunConfig:
     def to_json(self) -> dict[str, Any]:
         """Every setting, also those at their default: a later version may have another default."""
         content = asdict(self)
-        if not self.fingerprint:
-            del content["fingerprint"]
-        return content
+        return {key: value for key, value in content.items() if value or key not in ("fingerprint", "weights")}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "RunConfig":
@@ -110,13 +119,15 @@ class RunConfig:
             restored(StreamConfig, content["stream"]),
             restored(info.load().Config, content["learner"]),
             content.get("fingerprint", ""),
+            content.get("weights", ""),
         )
 
     def reference(self) -> "RunConfig":
         """The fine-tuned run that intransigence compares with: same stream, network and learning rate."""
         if self.method == "fine-tune":
             return self
-        names = ("lr", "momentum", "weight_decay", "width", "precision")
+        optimised = ("lr", "momentum", "weight_decay", "optimizer")
+        names = (*optimised, "network", "pretrained", "freeze", "features", "width", "precision")
         keep = {name: getattr(self.learner, name) for name in names}
         return replace(self, method="fine-tune", learner=method("fine-tune").load().Config(**keep))
 
@@ -131,13 +142,15 @@ def resolve(
     settings: Mapping[str, Any] | None = None,
     classes: int | None = None,
     train: int | None = None,
+    vectors: bool = False,
 ) -> RunConfig:
     """Fill in every setting: the user's, else the published one for this dataset and memory, else the method's default.
 
     ``settings`` holds any field of the method's config or of ``StreamConfig`` by its name; strings are parsed, and None
     is the default (the text ``none`` is None, where a field may be that).
     ``classes`` and ``train`` are the numbers of classes and training images, if known: a dataset outside the
-    catalog gets at most that many tasks, and a memory and reviews that fit its length.
+    catalog gets at most that many tasks, and a memory and reviews that fit its length. ``vectors``: whether its inputs
+    are vectors, which need another network and no views.
     """
     info = method(name)
     learner = info.load()
@@ -154,13 +167,20 @@ def resolve(
         for key in ("memory", "review"):
             if str(given.get(key)).lower() not in ("none", "false", "no", "0"):
                 raise OcilError(f"{info.name} keeps no memory: leave out --{key}.")
-    chosen = {"tasks": usual_tasks(dataset, classes)}
-    chosen |= _defaults(info, dataset, given, classes, train) | given
+    chosen: dict[str, Any] = {"tasks": usual_tasks(dataset, classes)}
+    chosen |= _defaults(info, dataset, given, classes, train)
+    if vectors or given.get("features"):
+        chosen |= {"network": FOR_VECTORS} | learner.vector_settings
+    chosen |= given
+    if "width" in given and Spec.parse(named(chosen.get("network", NETWORK)), "network").name != NETWORK:
+        raise OcilError(
+            f"width is a setting of {NETWORK}: give {chosen['network']} its own options, NAME(option=value)."
+        )
     stream, config = fill(StreamConfig, chosen), fill(learner.Config, chosen)
     train = entry.train if entry else train
     if stream.boundary == "none" and info.memory and not config.review_every and train is not None:
         config = replace(config, review_every=reviews_every(train // stream.batch_size, stream))
-    return RunConfig(info.name, dataset, seed, stream, config)
+    return RunConfig(info.name, dataset, seed, stream, config, weights=pretrained.digest(config.pretrained))
 
 
 def reviews_every(batches: int, stream: StreamConfig) -> int:

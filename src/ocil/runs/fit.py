@@ -1,5 +1,8 @@
 """How much device memory a run takes, before it starts."""
 
+import math
+from typing import NamedTuple
+
 import torch
 
 from ocil.data import Dataset
@@ -7,7 +10,10 @@ from ocil.errors import OcilError
 from ocil.evaluation.evaluator import batch_for
 from ocil.methods import method
 from ocil.methods.passes import images_held
+from ocil.networks import WrappedNetwork
+from ocil.runs.build import network_of
 from ocil.runs.config import RunConfig
+from ocil.streams.device import GPU_SHARE
 
 RESERVE = 1 << 30  # CUDA's own, the libraries' workspaces, fragments
 MAPS = 3  # feature maps that an evaluation holds at a time: a layer's input, its output, and the skip connection
@@ -18,21 +24,53 @@ def dataset_bytes(dataset: Dataset) -> int:
     return sum(array.nbytes for array in (dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y))
 
 
+def bytes_on_device(dataset: Dataset, free: int) -> int:
+    """What a dataset takes of a device with ``free`` bytes: its labels, and its inputs unless they stay on the host."""
+    inputs = dataset.train_x.nbytes + dataset.test_x.nbytes
+    return dataset_bytes(dataset) - (inputs if inputs > GPU_SHARE * free else 0)
+
+
 def run_bytes(config: RunConfig, dataset: Dataset) -> int:
     """An upper estimate: memory, weights with gradients, activations of the largest batch of a step or evaluation."""
     learner, stream = config.learner, config.stream
-    height, width, channels = dataset.image_shape
-    image = height * width * channels
+    size = math.prod(dataset.input_shape)
     batch = _images_held(config, dataset.num_classes)
-    pixels, written, weights = height * width, 0, learner.width * 8 * 4 * dataset.num_classes
+    need = _network_needs(config, dataset)
+    order = 8 * len(dataset.train_y) * stream.epochs
+    step = COPIES * 4 * batch * (need.written + size)
+    scored = min(batch_for("cuda", _places(dataset)), max(len(dataset.train_y), len(dataset.test_y)))
+    evaluation = 4 * scored * (size + need.largest)
+    stored = (learner.memory + 1) * (size * dataset.train_x.itemsize + 8)
+    return stored + 12 * need.weights + max(step, evaluation) + order
+
+
+class _Needs(NamedTuple):
+    """What a network takes, in numbers."""
+
+    weights: int
+    written: int
+    """Written in a pass of one input forward, all layers together."""
+    largest: int
+    """Held at a time in a pass of one input without a backward pass."""
+
+
+def _network_needs(config: RunConfig, dataset: Dataset) -> _Needs:
+    learner = config.learner
+    network = network_of(learner, dataset.input_shape)
+    if isinstance(network, WrappedNetwork):
+        weights = sum(parameter.numel() for parameter in network.parameters())
+        weights += network.feature_size * dataset.num_classes
+        return _Needs(weights, network.numbers_written, network.numbers_written)
+    pixels, written, weights = _places(dataset), 0, learner.width * 8 * 4 * dataset.num_classes
     for factor in (1, 2, 4, 8):
         written += 5 * factor * learner.width * max(1, pixels // factor**2)
         weights += 4 * 9 * (factor * learner.width) ** 2
-    order = 8 * len(dataset.train_y) * stream.epochs
-    step = COPIES * 4 * batch * (written + image)
-    scored = min(batch_for("cuda", pixels), max(len(dataset.train_y), len(dataset.test_y)))
-    evaluation = 4 * scored * (image + MAPS * learner.width * pixels)
-    return (learner.memory + 1) * (image + 8) + 12 * weights + max(step, evaluation) + order
+    return _Needs(weights, written, MAPS * learner.width * pixels)
+
+
+def _places(dataset: Dataset) -> int:
+    """The pixels of an image; 1 for a vector."""
+    return math.prod(dataset.input_shape[:2]) if dataset.is_images else 1
 
 
 def _images_held(config: RunConfig, classes: int) -> int:
@@ -48,9 +86,10 @@ def _images_held(config: RunConfig, classes: int) -> int:
 
 def how_many_fit(config: RunConfig, dataset: Dataset, free: int) -> int:
     """How many runs like this one fit into ``free`` bytes. Raises ``OcilError`` if not even one does."""
-    left, each = free - RESERVE - dataset_bytes(dataset), run_bytes(config, dataset)
+    shared, each = RESERVE + bytes_on_device(dataset, free), run_bytes(config, dataset)
+    left = free - shared
     if left < each:
-        needed = (RESERVE + dataset_bytes(dataset) + each) / 1e9
+        needed = (shared + each) / 1e9
         raise OcilError(
             f"{config.cell} needs about {needed:.1f} GB on the GPU and {free / 1e9:.1f} GB are free: "
             "use a smaller memory, memory_batch or width, or --device cpu."

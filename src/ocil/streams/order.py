@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +17,10 @@ from ocil.data.archive import read_arrays
 from ocil.errors import OcilError
 from ocil.files import atomic_write
 from ocil.rng import derive
-from ocil.streams.config import BOUNDARIES, Boundary, StreamConfig
+from ocil.streams.config import Boundary, StreamConfig
 
-ARRAYS = ("samples", "batch_ends", "points", "group_of", "boundary", "images")
+NUMBERS = ("samples", "batch_ends", "points", "group_of")
+TEXTS = ("boundary", "images")
 AGAIN = "Write it again with Stream.save_order."
 
 Indices = NDArray[np.int64]
@@ -44,12 +45,17 @@ class Order:
     """How one task turns into the next. See ``StreamConfig``."""
 
     @classmethod
-    def from_file(cls, path: Path, data: Dataset) -> "Order":
-        """The order that ``save`` wrote. ``OcilError`` if it is of other data, or not an order of these."""
+    def from_file(cls, path: Path, data: Dataset, digest: str = "") -> "Order":
+        """The order that ``save`` wrote. ``OcilError`` if it is of other data, or not an order of these.
+
+        ``digest``: that of the content which is expected, if it is known.
+        """
         arrays = _read(path)
+        if digest and _digest(arrays) != digest:
+            raise OcilError(f"{path} has changed since this was planned: give the same command again.")
         if str(arrays["images"]) != data.fingerprint:
             raise OcilError(f"{path} is an order of other data than {data.name}. Write one with Stream.save_order.")
-        samples, ends, points, group_of = (arrays[key] for key in ("samples", "batch_ends", "points", "group_of"))
+        samples, ends, points, group_of = (arrays[key] for key in NUMBERS)
         groups = [np.flatnonzero(group_of == group).tolist() for group in range(int(group_of.max(initial=-1)) + 1)]
         rows = 1 if str(arrays["boundary"]) == "iid" else len(groups)
         fits = (
@@ -61,7 +67,7 @@ class Order:
             and ends[-1] == len(samples)
             and len(points) == rows
             and (np.diff(points, prepend=-1) > 0).all()
-            and points[-1] == len(ends) - 1
+            and points[-1] < len(ends)
         )
         if not fits:
             raise OcilError(f"{path} is not an order of {data.name}: its numbers do not fit together. {AGAIN}")
@@ -70,34 +76,43 @@ class Order:
 
     def save(self, path: Path, data: Dataset) -> None:
         """Write an .npz file from which ``from_file`` reads the same order. Samples that never arrive are left out."""
-        group_of = np.empty(data.num_classes, np.int64)
+        with atomic_write(path) as file:
+            arrays: dict[str, Any] = {**self._arrays(), "images": np.array(data.fingerprint)}
+            np.savez(file, **arrays)
+
+    @property
+    def config(self) -> StreamConfig:
+        """The settings that this order decides."""
+        size = max(last - first for first, last in self.bounds)
+        return StreamConfig(len(self.groups), size, boundary=self.boundary, drop_last=False)
+
+    @property
+    def digest(self) -> str:
+        """Short digest of all of it."""
+        return _digest(self._arrays())
+
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        group_of = np.empty(sum(map(len, self.groups)), np.int64)
         for number, classes in enumerate(self.groups):
             group_of[classes] = number
-        lengths = [last - first for first, last in self.bounds]
-        with atomic_write(path) as file:
-            np.savez(
-                file,
-                samples=np.concatenate([self.samples[first:last] for first, last in self.bounds]),
-                batch_ends=np.cumsum(lengths, dtype=np.int64),
-                points=np.array(self.points, dtype=np.int64),
-                group_of=group_of,
-                boundary=np.array(self.boundary),
-                images=np.array(data.fingerprint),
-            )
+        return {
+            "samples": np.concatenate([self.samples[first:last] for first, last in self.bounds]),
+            "batch_ends": np.cumsum([last - first for first, last in self.bounds], dtype=np.int64),
+            "points": np.array(self.points, dtype=np.int64),
+            "group_of": group_of,
+            "boundary": np.array(self.boundary),
+        }
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def settings_in(path: Path) -> dict[str, Any]:
     """The settings of a stream that an order file decides, and a digest of the file's content."""
     arrays = _read(path)
-    sha = hashlib.sha256()
-    for key in ARRAYS:
-        sha.update(np.ascontiguousarray(arrays[key]).tobytes() + b"\n")
     sizes = np.diff(arrays["batch_ends"], prepend=0)
     return {
         "tasks": int(arrays["group_of"].max(initial=0)) + 1,
         "batch_size": max(1, int(sizes.max(initial=1))),
         "boundary": _boundary(arrays),
-        "order_digest": sha.hexdigest()[:12],
+        "order_digest": _digest(arrays),
     }
 
 
@@ -158,17 +173,25 @@ def equal_distances(batches: int, count: int) -> list[int]:
     return [batches * (part + 1) // count - 1 for part in range(count)]
 
 
+def _digest(arrays: dict[str, NDArray[Any]]) -> str:
+    sha = hashlib.sha256()
+    for key in sorted(arrays):
+        sha.update(f"{key} {arrays[key].shape}".encode())
+        sha.update(np.ascontiguousarray(arrays[key]).tobytes())
+    return sha.hexdigest()[:12]
+
+
 def _read(path: Path) -> dict[str, NDArray[Any]]:
-    arrays = read_arrays(path, ARRAYS, (), AGAIN)
-    for key in ARRAYS:
-        numbers = key in ARRAYS[:4]
-        if arrays[key].ndim != int(numbers) or arrays[key].dtype.kind != ("i" if numbers else "U"):
-            raise OcilError(f"{path} is not an order: {key} is {arrays[key].dtype} {list(arrays[key].shape)}. {AGAIN}")
+    arrays = read_arrays(path, (*NUMBERS, *TEXTS), (), AGAIN)
+    for key, array in arrays.items():
+        if array.ndim != (key in NUMBERS) or (array.dtype != np.int64 if key in NUMBERS else array.dtype.kind != "U"):
+            raise OcilError(f"{path} is not an order: {key} is {array.dtype} {list(array.shape)}. {AGAIN}")
     return arrays
 
 
 def _boundary(arrays: dict[str, NDArray[Any]]) -> Boundary:
-    for known in BOUNDARIES:
-        if str(arrays["boundary"]) == known:
-            return known
+    known: tuple[Boundary, ...] = get_args(Boundary)
+    for boundary in known:
+        if str(arrays["boundary"]) == boundary:
+            return boundary
     raise OcilError(f"an order has the boundary {str(arrays['boundary'])[:20]!r}. {AGAIN}")

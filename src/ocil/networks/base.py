@@ -1,0 +1,109 @@
+"""What every network has: features, a head, and facts about itself."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from ocil.errors import OcilError
+from ocil.precision import Precision
+
+
+class Network(nn.Module):
+    """Turns float inputs, ``[B, C, H, W]`` in [0, 1] or ``[B, D]``, into features ``[B, feature_size]``, and these by
+    its ``head`` into class scores. Methods may replace the head.
+
+    A subclass implements ``plain_features``. What lies before the head can be frozen: then it keeps its weights and its
+    batch statistics, and computes no gradients.
+    """
+
+    precision: Precision
+    feature_size: int
+    head: nn.Module
+    channels: int
+    """Numbers per place of the last map, ``feature_size`` if the network averages over all places."""
+    smallest_batch: int = 1
+    """The smallest batch that it can learn from: 2 if a single input has no batch statistics."""
+    multiply_adds: int = 0
+    """What the features of one input cost, roughly. The number of CPU threads is chosen by it."""
+    normalises: bool = False
+    """Whether it brings inputs to the mean and deviation that it was trained with."""
+    frozen_parts: tuple[str, ...] = ()
+    """Names of the submodules that are frozen."""
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.plain_features(x)
+
+    def plain_features(self, x: Tensor) -> Tensor:
+        """``features`` by PyTorch's own operators. Every network has them; some have kernels of their own too."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.features(x))
+        return logits
+
+    def train(self, mode: bool = True) -> "Network":
+        super().train(mode)
+        for name in self.frozen_parts:
+            self.get_submodule(name).eval()
+        return self
+
+    def freeze(self, until: str) -> None:
+        """Freeze what lies before the head: all of it (``backbone``), or all up to a stage, by the stage's name."""
+        names = list(self.backbone_parts())
+        if until != "backbone":
+            names = _up_to(self, names, until)
+        self.frozen_parts = tuple(names)
+        for name in names:
+            self.get_submodule(name).requires_grad_(False)
+        self.train(self.training)
+
+    def backbone_parts(self) -> Iterable[str]:
+        """Names of the submodules before the head, in the order of the forward pass."""
+        return (name for name, _ in self.named_children() if name != "head")
+
+
+def stages(network: Network) -> list[str]:
+    """The names that ``freeze`` takes, down to two levels."""
+    found = []
+    for name in network.backbone_parts():
+        short = _short(name)
+        if short:
+            found.append(short)
+        children = network.get_submodule(name).named_children()
+        found += [f"{short}.{child}" if short else child for child, _ in children]
+    return found
+
+
+BODY = "body"  # the submodule that holds a stranger's module: users name its stages as its author did
+
+
+def _short(name: str) -> str:
+    return "" if name == BODY else name
+
+
+def _up_to(network: Network, parts: list[str], until: str) -> list[str]:
+    """The submodules of a network from its input up to and including the one of this name."""
+    wanted = until
+    if parts == [BODY]:
+        parts = [f"{BODY}.{name}" for name, _ in network.get_submodule(BODY).named_children()]
+        wanted = f"{BODY}.{until}"
+    names: list[str] = []
+    for name in parts:
+        if name == wanted:
+            return [*names, name]
+        if wanted.startswith(f"{name}."):
+            children = [f"{name}.{child}" for child, _ in network.get_submodule(name).named_children()]
+            return [*names, *_up_to(network, children, wanted)] if children else _unknown(network, until)
+        names.append(name)
+    return _unknown(network, until)
+
+
+def _unknown(network: Network, until: str) -> list[str]:
+    there = ", ".join(stages(network)[:12])
+    raise OcilError(f"freeze = '{until}' names no stage of the network: use none, backbone, or one of {there}.")
+
+
+def autocast(x: Tensor, precision: Precision) -> torch.autocast:
+    """bfloat16 where the precision asks for it."""
+    return torch.autocast(x.device.type, torch.bfloat16, enabled=precision == "bf16")
