@@ -49,6 +49,12 @@ def one_thread() -> None:
     set_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What is kept for later lies in a folder of the tests, also for the processes that they start."""
+    os.environ["OCIL_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture
 def quick_convolution(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """For networks of a few channels: what is fast for large images costs most of the time there."""

@@ -78,7 +78,9 @@ class RunConfig:
         learner = distinct(self.learner)
         if self.weights:
             learner["pretrained"] = self.weights
-        return {"method": self.method, "stream": distinct(self.stream), "learner": learner}
+        stream = distinct(self.stream)
+        stream.pop("order", None)  # its digest stands for the path
+        return {"method": self.method, "stream": stream, "learner": learner}
 
     @property
     def identity(self) -> dict[str, Any]:
