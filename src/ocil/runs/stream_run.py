@@ -19,12 +19,11 @@ from ocil.data.dataset import known_fingerprint
 from ocil.errors import OcilError
 from ocil.evaluation.evaluator import Evaluation, Evaluator
 from ocil.limits import check_threads
-from ocil.methods import method
 from ocil.methods.base import Learner
 from ocil.networks import pretrained
 from ocil.precision import Precision
 from ocil.runs.build import build, refuse_missing_operators
-from ocil.runs.captured import CapturedStepper
+from ocil.runs.captured import CapturedStepper, can_be_captured
 from ocil.runs.config import RunConfig, code_of, origins, reviews_every
 from ocil.runs.environment import digest, environment, peak_memory, pick_device
 from ocil.runs.fit import how_many_fit
@@ -85,7 +84,7 @@ class StreamRun(Run):
         stepper = Stepper
         if workspace.interleaved:
             seconds = max(seconds, CHECKPOINT_SECONDS)
-            if device.type == "cuda" and method(self.config.method).capturable:
+            if device.type == "cuda" and can_be_captured(self.config):
                 stepper = CapturedStepper
         return ActiveStreamRun(
             self.config, folder, dataset, resident, stepper, seconds, workspace.surroundings, workspace.arrivals
