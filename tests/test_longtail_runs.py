@@ -790,7 +790,7 @@ import time
 import ocil.longtail.runs, ocil.report.longtail
 print(sorted({"rich", "cyclopts", "jinja2", "matplotlib", "sklearn"} & set(sys.modules)))
 """
-    out, err = start_python("-c", script).communicate(timeout=60)
+    out, err = start_python("-c", script).communicate(timeout=600)
     assert (out.strip(), err) == ("[]", "")
 
 
@@ -813,14 +813,14 @@ def test_the_benchmark_writes_as_runs_end(start_python: Callable[..., Any], made
         "--json",
         tmp_path / "out.json",
     )
-    out, err = start_python(script, *WORDS, *words).communicate(timeout=120)
+    out, err = start_python(script, *WORDS, *words).communicate(timeout=600)
     assert "from start to table" in out, err
     assert "| OLTR |" in out
     content = json.loads((tmp_path / "out.json").read_text())
     assert [LongTailResult.from_json(run).config.variant for run in content["runs"]] == ["ce", "oltr"]
     tool = Path(__file__).parents[1] / "tools" / "take_runs.py"
     for more, said in (((), "2 of 2"), (("--side-by-side", "2"), "0 of 2")):
-        taken = start_python(tool, tmp_path / "out.json", tmp_path / "taken", *more).communicate(timeout=60)[0]
+        taken = start_python(tool, tmp_path / "out.json", tmp_path / "taken", *more).communicate(timeout=600)[0]
         assert taken == f"{said} runs are new\n"
     assert collect([tmp_path / "taken"]).longtail == collect([tmp_path / "runs"]).longtail
 
