@@ -28,8 +28,8 @@ Shape = tuple[int, int, int, int, int]
 
 @pytest.fixture(autouse=True)
 def no_overflow_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter would compute sums and products of whole numbers twice, to see whether they fit in 32 bits. That is a
-    fourth of its time, and no number here is large."""
+    """The interpreter would compute sums and products of whole numbers twice, to see whether they fit in 32 bits. That
+    takes a good part of its time, and no number here is large."""
     if DEVICE == "cpu":
         from triton.runtime import interpreter
 

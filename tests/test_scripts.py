@@ -1,17 +1,15 @@
 """The scripts in benchmarks/ and tools/ run, in their smallest form."""
 
 import gzip
-import io
 import json
 import os
 import re
-import runpy
 import signal
 import struct
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +18,9 @@ import pytest
 import torch
 from PIL import Image
 
-import ocil.kernels.convolution
-from ocil import threads
 from ocil.data import Dataset, load
 from ocil.report.collect import collect
+from tests.conftest import Script
 
 ROOT = Path(__file__).parents[1]
 SMALL = ("width=1", "memory=20", "memory_batch=5", "tasks=2")
@@ -35,39 +32,6 @@ ELSEWHERE = {
 }  # scripts that have a test there
 
 Start = Callable[..., "subprocess.Popen[str]"]
-Script = Callable[..., str]
-
-
-@pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
-    """Run ``FOLDER/NAME.py`` with some words, in an empty folder; what it prints. In this process: a Python of its own
-    would spend most of its time on loading PyTorch."""
-
-    def run(name: str, *words: object, code: int = 0) -> str:
-        path = ROOT / f"{name}.py"
-        said, stopped, loaded = io.StringIO(), 0, {*sys.modules}
-        interrupt = signal.getsignal(signal.SIGINT)
-        with monkeypatch.context() as patch, redirect_stdout(said), redirect_stderr(said):
-            patch.setattr(ocil.kernels.convolution, "SLOW_BACKWARD", ocil.kernels.convolution.SLOW_BACKWARD)
-            patch.setenv("TRITON_INTERPRET", "1")  # as in the tests of the kernels
-            patch.setattr(sys, "argv", [str(path), *map(str, words)])
-            patch.syspath_prepend(path.parent)
-            patch.chdir(tmp_path)
-            try:
-                runpy.run_path(str(path), run_name="__main__")
-            except SystemExit as ended:
-                stopped = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-                print("" if isinstance(ended.code, int | None) else ended.code)
-            finally:
-                signal.signal(signal.SIGINT, interrupt)
-                threads.set_threads(1)
-                for module in {*sys.modules} - loaded:  # a script that another one imports
-                    if (getattr(sys.modules[module], "__file__", None) or "").startswith(str(path.parent)):
-                        del sys.modules[module]
-        assert stopped == code, said.getvalue()
-        return said.getvalue()
-
-    return run
 
 
 def test_every_script_has_a_test_and_says_how_it_is_called() -> None:
@@ -194,8 +158,8 @@ for case in found:
 def test_load_on_the_service(start_python: Start, tmp_path: Path) -> None:
     for package in ("fastapi", "uvicorn", "python_multipart"):
         pytest.importorskip(package)
-    words = ("fine-tune", "--clients", 1, "--seconds", 0.5)
-    process = start_python(ROOT / "benchmarks/serve_load.py", *words, cwd=tmp_path)
+    path = (ROOT / "benchmarks/serve_load").with_suffix(".py")
+    process = start_python(path, "fine-tune", "--clients", 1, "--seconds", 0.5, cwd=tmp_path)
     try:
         out, err = process.communicate(timeout=600)
     finally:
