@@ -22,7 +22,7 @@ from ocil.experiments.estimate import Estimator, Size
 from ocil.methods import METHODS
 from ocil.methods._gradients import gradient_products
 from ocil.methods.base import Learner
-from ocil.networks import NETWORKS, Network, NetworkInfo, WrappedNetwork, build, evaluating, register, to_float
+from ocil.networks import NETWORKS, NetworkInfo, WrappedNetwork, build, evaluating, register, to_float
 from ocil.networks.base import stages
 from ocil.networks.registry import is_known, named
 from ocil.networks.spec import Spec
@@ -33,9 +33,10 @@ from ocil.runs.build import network_of
 from ocil.runs.config import RunConfig, command, resolve
 from ocil.runs.environment import digest
 from ocil.runs.fit import run_bytes
+from ocil.testing import check_network
+from ocil.testing.watch import watched
 from tests.conftest import Call, one_error
 from tests.networks_to_try import MODULE, Tiny
-from tests.test_methods import HostWatch
 
 IMAGE, VECTOR = (9, 8, 3), (5,)
 FOR_IMAGES = [
@@ -105,46 +106,17 @@ def learn(learner: Learner, data: Dataset, numbers: range) -> list[float]:
 # What all promise
 
 
-def check_network(network: Network, again: Network, shape: tuple[int, ...]) -> None:
-    """Shapes, seeds, evaluation input by input, gradients for everything, and the same from a copy of the state."""
-    x = inputs(shape)
-    for (name, value), other in zip(network.state_dict().items(), again.state_dict().values(), strict=True):
-        assert torch.equal(value, other), f"{name}: the weights come from the seed alone"
-    assert network.feature_size > 0
-    assert network.multiply_adds >= 0
-    with torch.no_grad(), evaluating(network):
-        features = network.features(x)
-        assert features.shape == (len(x), network.feature_size)
-        assert features.dtype == torch.float32
-        apart = torch.cat([network.features(x[i : i + 1]) for i in range(len(x))])
-        torch.testing.assert_close(features, apart, rtol=1e-4, atol=1e-5)
-        assert torch.equal(network(x), network.head(features))
-    assert network.training
-    network(x).square().sum().backward()
-    for name, parameter in network.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.isfinite().all(), name
-    again.load_state_dict(network.state_dict())
-    with torch.no_grad(), evaluating(network), evaluating(again):
-        assert torch.equal(network(x), again(x))
-
-
 @every_network
 def test_conforms(spec: str, shape: tuple[int, ...]) -> None:
-    torch.manual_seed(1)
-    network = build(shape, 3, seed=5, spec=spec)
-    torch.manual_seed(2)
-    check_network(network, build(shape, 3, seed=5, spec=spec), shape)
-    assert not torch.equal(network.head.weight, build(shape, 3, seed=6, spec=spec).head.weight)
+    check_network(spec, shape)
 
 
 @every_model_of_timm
 def test_models_of_timm_conform(name: str, timm: Any) -> None:
+    check_network(f"timm:{name}", IMAGE)
     network = build(IMAGE, 3, seed=5, spec=f"timm:{name}")
-    check_network(network, build(IMAGE, 3, seed=5, spec=f"timm:{name}"), IMAGE)
     assert network.normalises
     gray = build((9, 8, 1), 3, seed=5, spec=f"timm:{name}")
-    gray.load_state_dict(network.state_dict())
     with torch.no_grad(), evaluating(gray), evaluating(network):
         x = inputs((9, 8, 1))
         torch.testing.assert_close(gray.features(x), network.features(x.expand(-1, 3, -1, -1)))
@@ -302,10 +274,8 @@ def test_without_timm_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 def registry() -> Iterator[None]:
-    before = dict(NETWORKS)
-    yield
-    NETWORKS.clear()
-    NETWORKS.update(before)
+    with NETWORKS.preserved():
+        yield
 
 
 def test_a_registered_network_and_a_factory_itself(registry: None) -> None:
@@ -503,9 +473,7 @@ def test_steady_steps_read_nothing_and_keep_their_shapes(name: str, network: str
     traces = []
     for number in (5, 6):
         x, y = batch(IMAGES, number)
-        with HostWatch() as watch:
-            learner.learn(x, y)
-        traces.append(watch.trace)
+        traces.append(watched(lambda x=x, y=y: learner.learn(x, y)))  # type: ignore[misc]
     assert traces[0] == traces[1]
 
 

@@ -15,6 +15,7 @@ from ocil.methods.passes import images_held
 from ocil.networks import ReducedResNet18, WrappedNetwork
 from ocil.runs.build import network_of
 from ocil.runs.config import RunConfig
+from ocil.streams.device import GPU_SHARE
 
 RESERVE = 1 << 30  # CUDA's own, the libraries' workspaces, fragments
 MAPS = 3  # feature maps that an evaluation holds at a time: a layer's input, its output, and the skip connection
@@ -23,6 +24,12 @@ COPIES = 4  # of each activation: itself, its gradient, and what the layers befo
 
 def dataset_bytes(dataset: Dataset) -> int:
     return sum(array.nbytes for array in (dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y))
+
+
+def bytes_on_device(dataset: Dataset, free: int) -> int:
+    """What a dataset takes of a device with ``free`` bytes: its labels, and its inputs unless they stay on the host."""
+    inputs = dataset.train_x.nbytes + dataset.test_x.nbytes
+    return dataset_bytes(dataset) - (inputs if inputs > GPU_SHARE * free else 0)
 
 
 def run_bytes(config: RunConfig, dataset: Dataset) -> int:
@@ -87,9 +94,10 @@ def _images_held(config: RunConfig, classes: int) -> int:
 
 def how_many_fit(config: RunConfig, dataset: Dataset, free: int) -> int:
     """How many runs like this one fit into ``free`` bytes. Raises ``OcilError`` if not even one does."""
-    left, each = free - RESERVE - dataset_bytes(dataset), run_bytes(config, dataset)
+    shared, each = RESERVE + bytes_on_device(dataset, free), run_bytes(config, dataset)
+    left = free - shared
     if left < each:
-        needed = (RESERVE + dataset_bytes(dataset) + each) / 1e9
+        needed = (shared + each) / 1e9
         raise OcilError(
             f"{config.cell} needs about {needed:.1f} GB on the GPU and {free / 1e9:.1f} GB are free: "
             "use a smaller memory, memory_batch or width, or --device cpu."
