@@ -52,7 +52,7 @@ ALL = [(spec, IMAGE) for spec in FOR_IMAGES] + [(spec, VECTOR) for spec in FOR_V
 every_network = pytest.mark.parametrize(("spec", "shape"), ALL, ids=[spec for spec, _ in ALL])
 every_model_of_timm = pytest.mark.parametrize("name", OF_TIMM)
 # Two entries may share a class: its behaviour is tested once.
-DISTINCT = list({info.target: name for name, info in reversed(METHODS.items())}.values())[::-1]
+DISTINCT = list({info.target: name for name, info in reversed(list(METHODS.items()))}.values())[::-1]
 every_method = pytest.mark.parametrize("name", DISTINCT)
 BATCH = 8
 
@@ -299,8 +299,8 @@ def test_a_file_of_a_stranger_imports_nothing(tmp_path: Path) -> None:
     assert is_known("mlp")
     assert is_known(f"{MODULE}Tiny(channels=3)")
     assert not is_known("module:antigravity:fly")
-    model = Model(Recipe("er", memory=20, settings={"network": f"{MODULE}Tiny"}), ImageFormat((8, 8, 3)))
-    model.learn(IMAGES.train_x[:8], IMAGES.train_y[:8].tolist())
+    model = Model(Recipe("er", memory=20, settings={"network": f"{MODULE}Tiny"}), ImageFormat((16, 16, 3)))
+    model.learn(IMAGES.train_x[:8].repeat(2, 1).repeat(2, 2), IMAGES.train_y[:8].tolist())
     model.save(tmp_path)
     assert isinstance(Model.load(tmp_path, "cpu").learner.network, WrappedNetwork)
     tensors, texts = tensorfile.read(tmp_path / FILE)

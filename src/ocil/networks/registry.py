@@ -4,11 +4,13 @@ A network is named by a setting: ``reduced-resnet18``, ``mlp(hidden=512)``, ``ti
 ``module:package.module:factory``. docs/adding-a-network.md explains how to write one.
 """
 
+import inspect
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -129,6 +131,35 @@ def named(factory: str | Factory) -> str:
             "(ocil.networks.register) and give that name."
         )
     return f"module:{module}:{name}"
+
+
+class Option(NamedTuple):
+    """An option of a network, ``NAME(option=value)``."""
+
+    name: str
+    default: Any
+    meaning: str
+
+
+INPUT_SIZE = Option(
+    "input_size", None, "A side, or (height, width), to which images are resized: by default as trained."
+)
+
+
+def options_of(info: NetworkInfo) -> list[Option]:
+    """The options of a network, from the signature of its factory. Their meanings are in its docstring, each after the
+    option's name in backquotes and a colon.
+    """
+    if info.name == DEFAULT:
+        return [Option("width", 20, "Channels of its first stage. The setting width does the same.")]
+    factory: Any = info.load()
+    text = " ".join((inspect.getdoc(factory.__init__ if inspect.isclass(factory) else factory) or "").split())
+    meanings = dict(re.findall(r"``(\w+)``: (.*?)(?=\s*``\w+``: |$)", text))
+    given = list(inspect.signature(factory).parameters.values())[1:]
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    named = [each for each in given if each.kind in kinds and each.name != "own_weights"]
+    found = [Option(each.name, each.default, meanings.get(each.name, "")) for each in named]
+    return found + ([INPUT_SIZE] if info.inputs != "vectors" else [])
 
 
 def is_known(spec: str) -> bool:
