@@ -1,10 +1,7 @@
-"""The datasets known by name, with all facts about them, and the folder that holds them."""
+"""The datasets known by name, with all facts about them."""
 
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ocil.errors import OcilError
@@ -14,6 +11,7 @@ if TYPE_CHECKING:
     from ocil.data.dataset import Dataset
 
 DEFAULT = "fashion-mini"
+CIFAR_HOSTS = ("https://www.cs.toronto.edu/~kriz", "https://dataset.bj.bcebos.com/cifar")  # its author, PaddlePaddle
 
 
 @dataclass(frozen=True)
@@ -40,9 +38,10 @@ class DatasetInfo:
     """Default width of a run's network; None leaves it to the method."""
     reader: Literal["cifar", "mini_imagenet"] | None = None
     """Which of ``ocil.data.importers.READERS`` reads the published form; None if it cannot be imported."""
-    url: str | None = None
+    urls: tuple[str, ...] = ()
+    """Addresses of the archive, tried in this order."""
     md5: str | None = None
-    """MD5 sum of the archive."""
+    """MD5 sum of the archive, whichever address it comes from."""
     filename: str | None = None
     size: int | None = None
     """Bytes of the archive: a download stops there."""
@@ -62,7 +61,7 @@ def _cifar(classes: int, tasks: int, memory: int, md5: str, train_md5: str, size
         tasks=tasks,
         memory=memory,
         reader="cifar",
-        url=f"https://www.cs.toronto.edu/~kriz/{filename}",
+        urls=tuple(f"{host}/{filename}" for host in CIFAR_HOSTS),
         md5=md5,
         filename=filename,
         licence="none stated; cite Krizhevsky, 2009",
@@ -149,20 +148,3 @@ def register(dataset: DatasetInfo | DatasetSource, replace: bool = False) -> Non
 def find(name: str) -> DatasetInfo | None:
     """The catalog entry of a name, in any spelling."""
     return CATALOG.find(name)
-
-
-def data_dir(explicit: Path | None = None) -> Path:
-    """The given folder, else that of OCIL_DATA, else one in the user's cache folder."""
-    if explicit is not None:
-        return explicit.expanduser()
-    if named := os.environ.get("OCIL_DATA"):
-        return Path(named).expanduser()
-    return _cache_dir(sys.platform) / "ocil"
-
-
-def _cache_dir(platform: str) -> Path:
-    if platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    if platform == "darwin":
-        return Path.home() / "Library" / "Caches"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

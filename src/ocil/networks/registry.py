@@ -40,10 +40,13 @@ class NetworkInfo:
     """The facts about a network that are known without importing it."""
 
     name: str
+    """What the setting ``network`` calls it."""
     target: str | Factory
     """``module:factory`` inside ``ocil.networks``, or a factory from anywhere."""
     summary: str
+    """One line for lists."""
     inputs: Literal["images", "vectors", "any"] = "images"
+    """What it takes. Other inputs are refused before a run starts."""
 
     def load(self) -> Factory:
         if not isinstance(self.target, str):
@@ -116,7 +119,9 @@ def named(factory: str | Factory) -> str:
     if isinstance(factory, str):
         return factory
     module, name = getattr(factory, "__module__", None), getattr(factory, "__qualname__", "")
-    here = getattr(sys.modules.get(str(module)), name, None)
+    here: Any = sys.modules.get(str(module))
+    for part in name.split("."):
+        here = getattr(here, part, None)
     if here is not factory:
         text = name or repr(factory)
         raise OcilError(
@@ -124,6 +129,14 @@ def named(factory: str | Factory) -> str:
             "(ocil.networks.register) and give that name."
         )
     return f"module:{module}:{name}"
+
+
+def is_known(spec: str) -> bool:
+    """Whether a network can be built without importing a module that nothing has imported yet. A file that a stranger
+    wrote may name any.
+    """
+    name = Spec.parse(spec, "network").name
+    return not name.startswith("module:") or name.removeprefix("module:").rpartition(":")[0] in sys.modules
 
 
 def build(
@@ -149,14 +162,14 @@ def build(
 
     def make() -> Network:
         if info.name == DEFAULT:
-            wide = _checked_width(chosen.options, width)
+            wide = _checked_width(chosen, width)
             return ReducedResNet18(image_shape(input_shape), classes, wide, precision)
         return WrappedNetwork(_body(info, chosen, input_shape, pretrained), input_shape, classes, precision)
 
     made = seeded(make, seed)
     if growing:
         made.head = GrowingHead(made.feature_size, classes, derive(seed, "head"))
-    if pretrained and pretrained != weights.OWN:
+    if pretrained and pretrained != weights.OWN and not weights.are_skipped():
         weights.load(made.body if isinstance(made, WrappedNetwork) else made, pretrained)
     if freeze != "none":
         made.freeze(freeze)
@@ -181,7 +194,7 @@ def _body(info: NetworkInfo, chosen: Spec, input_shape: InputShape, pretrained: 
             raise OcilError(
                 f"pretrained = {weights.OWN} is for models of timm: give a file of weights for {info.name}."
             )
-        options["pretrained"] = True
+        options["own_weights"] = not weights.are_skipped()
     try:
         body = info.load()(input_shape, **options)
     except OcilError:
@@ -196,10 +209,10 @@ def _body(info: NetworkInfo, chosen: Spec, input_shape: InputShape, pretrained: 
     return body
 
 
-def _checked_width(options: dict[str, Any], width: int) -> int:
-    if more := sorted(set(options) - {"width"}):
-        raise OcilError(f"{DEFAULT} has no option '{more[0]}'. Known: width.")
-    wide = options.get("width", width)
+def _checked_width(chosen: Spec, width: int) -> int:
+    if more := sorted(chosen.options.keys() - {"width"}):
+        raise OcilError(f"network = {chosen} cannot be built: {DEFAULT} has no option '{more[0]}', only width.")
+    wide = chosen.options.get("width", width)
     if not isinstance(wide, int) or not 0 < wide <= 1024:
         raise OcilError(f"width = {wide!r} must be a whole number from 1 to 1,024.")
     return wide

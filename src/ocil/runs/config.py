@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from ocil.data import CATALOG, DEFAULT
 from ocil.data.catalog import find
 from ocil.errors import LaterVersionError, OcilError, suggest
+from ocil.learning import optimizers
 from ocil.methods import METHODS, MethodInfo, method
 from ocil.methods.config import LearnerConfig
 from ocil.methods.review_label import Label
@@ -78,7 +79,9 @@ class RunConfig:
         learner = distinct(self.learner)
         if self.weights:
             learner["pretrained"] = self.weights
-        return {"method": self.method, "stream": distinct(self.stream), "learner": learner}
+        stream = distinct(self.stream)
+        stream.pop("order", None)  # its digest stands for the path
+        return {"method": self.method, "stream": stream, "learner": learner}
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -167,6 +170,8 @@ def resolve(
         given["review"] = review
     refuse_unknown(info.name, given, {f.name for f in (*fields(StreamConfig), *fields(learner.Config))})
     given = {key: value for key, value in given.items() if value is not None}
+    for key in given.keys() & {"network", "features"}:
+        given[key] = named(given[key])  # Python users may give the factory itself
     if not info.memory:
         for key in ("memory", "review"):
             if str(given.get(key)).lower() not in ("none", "false", "no", "0"):
@@ -175,8 +180,10 @@ def resolve(
     chosen |= _defaults(info, dataset, given, classes, train)
     if vectors or given.get("features"):
         chosen |= {"network": FOR_VECTORS} | learner.vector_settings
+    if "optimizer" in given and (lr := optimizers.default_lr(str(given["optimizer"]))) is not None:
+        chosen["lr"] = lr
     chosen |= given
-    if "width" in given and Spec.parse(named(chosen.get("network", NETWORK)), "network").name != NETWORK:
+    if "width" in given and Spec.parse(chosen.get("network", NETWORK), "network").name != NETWORK:
         raise OcilError(
             f"width is a setting of {NETWORK}: give {chosen['network']} its own options, NAME(option=value)."
         )
@@ -219,7 +226,7 @@ def command(config: RunConfig) -> str:
 
 def with_settings(words: Sequence[str], settings: Mapping[str, Any]) -> str:
     """A command with settings behind ``--set``."""
-    given = [f"{name}={as_argument(value)}" for name, value in settings.items()]
+    given = [shlex.quote(f"{name}={as_argument(value)}") for name, value in settings.items()]
     return " ".join([*words, *(["--set", *given] if given else [])])
 
 
