@@ -61,8 +61,9 @@ def test_a_summary_is_the_table_and_the_plot_of_the_same_numbers(results: list[R
     shown = f"{100 * found.accuracy['er'].mean:.1f} ±"
     assert shown in str(found)
     assert shown in found._repr_html_()
-    legend = [text.get_text() for text in found.plot().axes[0].get_legend().get_texts()]
-    assert f"er  {100 * found.accuracy['er'].mean:.1f} %" in legend
+    legend = found.plot().axes[0].get_legend()
+    assert legend is not None
+    assert f"er  {100 * found.accuracy['er'].mean:.1f} %" in [text.get_text() for text in legend.get_texts()]
     for name in ("plot.png", "plot.svg", "table.md", "table.csv"):
         found.save(tmp_path / name)
         assert (tmp_path / name).stat().st_size > 100
@@ -90,7 +91,9 @@ def test_runs_with_other_settings_have_other_names(results: list[Result], tiny_n
 
 def test_a_search(tiny_npz: Path, tmp_path: Path) -> None:
     choice = ocil.tune(
-        *("er", {"lr": [0.03, 0.1], "momentum": [0]}, str(tiny_npz)),
+        "er",
+        {"lr": [0.03, 0.1], "momentum": [0]},
+        str(tiny_npz),
         memory=20,
         settings=SMALL,
         tasks=1,

@@ -110,7 +110,7 @@ def der_batch(number: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.usefixtures("quick_convolution")
 def test_der_keeps_the_logits_that_images_had_when_they_were_stored(der: ModuleType) -> None:
     learner = der_learner(der)
-    stored = {}
+    stored: dict[bytes, Tensor] = {}
     for number in range(6):
         x, y = der_batch(number)
         with torch.no_grad():

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,13 +88,14 @@ def test_a_file_that_is_open_elsewhere_is_replaced_a_little_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on Windows, where a virus scanner may hold the former file."""
-    path, tries, replace = tmp_path / "result.json", [], Path.replace
+    path, usual = tmp_path / "result.json", Path.replace
+    tries: list[Path] = []
 
     def refuse(self: Path, target: Path) -> Any:
         tries.append(target)
         if len(tries) < 3:
             raise PermissionError(13, "Access is denied")
-        return replace(self, target)
+        return usual(self, target)
 
     monkeypatch.setattr(Path, "replace", refuse)
     monkeypatch.setattr(files, "RENAME_SECONDS", 0.0)
@@ -192,5 +194,5 @@ def test_a_method_that_cannot_run_there_is_refused_before_the_start(
 @pytest.mark.parametrize("name", sorted({info.name for info in ocil.METHODS.values() if not info.offline}))
 def test_the_trial_of_a_method_works_where_nothing_is_missing(name: str, tiny: ocil.Dataset) -> None:
     config = resolve(name, "tiny.npz", classes=4, train=80)
-    small = build.replace(config.learner, width=1, memory=min(config.learner.memory, 4 * config.learner.memory_batch))
+    small = replace(config.learner, width=1, memory=min(config.learner.memory, 4 * config.learner.memory_batch))
     build._try_steps(name, small, build.problem_of(tiny, 2), "cpu")
