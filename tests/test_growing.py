@@ -35,9 +35,11 @@ from ocil.runs.results import Result
 from ocil.runs.stepper import Stepper, arrivals
 from ocil.runs.stream_run import ActiveStreamRun
 from ocil.streams import DeviceData
+from ocil.testing.subject import changed, end_task, frozen
+from ocil.testing.watch import HostWatch
 from tests.reference.datasets import noise, patterned
 from tests.test_engine_gpu import FakeCapture, Replayed
-from tests.test_methods import DISTINCT, GENTLE, REHEARSES, HostWatch, changed, end_task, frozen
+from tests.test_methods import DISTINCT, GENTLE, REHEARSES
 
 pytestmark = pytest.mark.slow
 CLASSES, BATCH = 6, 5
