@@ -73,7 +73,7 @@ class Execution:
     """Where runs are run, and where their progress is logged."""
 
     device: str = "auto"
-    """auto, cpu or cuda."""
+    """auto, cpu, cuda or mps."""
     workers: Annotated[Whole, Parameter(show_default=False)] = 0
     """Runs side by side. Default: as many as keep the cores busy on a CPU; on a GPU ten, of long tails six."""
     threads: Whole = 1

@@ -1,7 +1,14 @@
 """The datasets known by name, with all facts about them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from ocil.errors import OcilError
+from ocil.plugins import Registry
+
+if TYPE_CHECKING:
+    from ocil.data.dataset import Dataset
 
 DEFAULT = "fashion-mini"
 CIFAR_HOSTS = ("https://www.cs.toronto.edu/~kriz", "https://dataset.bj.bcebos.com/cifar")  # its author, PaddlePaddle
@@ -64,9 +71,37 @@ def _cifar(classes: int, tasks: int, memory: int, md5: str, train_md5: str, size
     )
 
 
-CATALOG: dict[str, DatasetInfo] = {
-    info.name: info
-    for info in (
+@dataclass(frozen=True)
+class DatasetSource:
+    """A dataset that a function of yours returns. Each process that needs it calls the function once."""
+
+    name: str
+    make: "Callable[[], Dataset]"
+
+
+def same_name(name: str) -> str:
+    """One spelling for names that differ only in case, ``-`` and ``_``: CIFAR-100 is cifar100."""
+    return name.strip().lower().replace("_", "").replace("-", "")
+
+
+def _read_info(name: str, found: Any) -> list[DatasetInfo]:
+    """The catalog entry of an entry point; none if it is a function, which ``SOURCES`` reads."""
+    if not isinstance(found, DatasetInfo) and not callable(found):
+        raise TypeError(f"{found!r} is neither a DatasetInfo nor a function that returns a Dataset")
+    return [found] if isinstance(found, DatasetInfo) else []
+
+
+def _read_source(name: str, found: Any) -> list[DatasetSource]:
+    """The function of an entry point; none if it is anything else, which ``CATALOG`` reads."""
+    return [DatasetSource(name, found)] if callable(found) else []
+
+
+SOURCES: Registry[DatasetSource] = Registry("dataset", "ocil.datasets", (), _read_source, same_name)
+
+CATALOG: Registry[DatasetInfo] = Registry(
+    "dataset",
+    "ocil.datasets",
+    (
         DatasetInfo(
             name=DEFAULT,
             title="Fashion-MNIST, small",
@@ -96,15 +131,20 @@ CATALOG: dict[str, DatasetInfo] = {
             licence="ImageNet terms: non-commercial research",
             how="ocil data import mini_imagenet PATH",
         ),
-    )
-}
+    ),
+    _read_info,
+    same_name,
+)
 
 
-def same_name(name: str) -> str:
-    """One spelling for names that differ only in case, ``-`` and ``_``: CIFAR-100 is cifar100."""
-    return name.strip().lower().replace("_", "").replace("-", "")
+def register(dataset: DatasetInfo | DatasetSource, replace: bool = False) -> None:
+    """Register a dataset of your own: facts about one that is imported, or a function that returns one."""
+    kind, other = (CATALOG, SOURCES) if isinstance(dataset, DatasetInfo) else (SOURCES, CATALOG)
+    if other.find(dataset.name) is not None:
+        raise OcilError(f"there is a dataset '{dataset.name}' already, from {other.origin(dataset.name)}.")
+    kind.register(dataset, replace)  # type: ignore[arg-type]  # each registry has one of the two
 
 
 def find(name: str) -> DatasetInfo | None:
     """The catalog entry of a name, in any spelling."""
-    return next((info for info in CATALOG.values() if same_name(info.name) == same_name(name)), None)
+    return CATALOG.find(name)

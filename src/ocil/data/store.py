@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Literal
 
 from ocil.data import catalog
-from ocil.data.catalog import CATALOG, DEFAULT, DatasetInfo
+from ocil.data.catalog import CATALOG, DEFAULT, SOURCES, DatasetInfo, DatasetSource
 from ocil.data.dataset import Dataset, load_npz, peek_npz
 from ocil.data.places import data_dirs
 from ocil.data.raw import MANIFEST, is_store, open_store, read_manifest
@@ -40,12 +40,16 @@ class Entry:
 
 def load(name: str | Path = DEFAULT, data_dir: Path | None = None) -> Dataset:
     """A dataset by name, or from the path of an .npz file or of the folder of a large one."""
+    if (source := SOURCES.find(str(name))) is not None:
+        return _made(source)
     with place_of(name, data_dir) as path:
         return _open(path)
 
 
 def load_once(name: str | Path = DEFAULT, data_dir: Path | None = None) -> Dataset:
     """``load``, except that what this process opened last is opened again only if it has changed."""
+    if (source := SOURCES.find(str(name))) is not None:
+        return _make_once(source)
     with place_of(name, data_dir) as path:
         try:
             state = (path / MANIFEST if is_store(path) else path).stat()
@@ -58,6 +62,28 @@ def load_once(name: str | Path = DEFAULT, data_dir: Path | None = None) -> Datas
 def _load_state(path: Path, *state: int) -> Dataset:
     """``state`` serves the cache alone: it changes when the file does."""
     return _open(path)
+
+
+def _made(source: DatasetSource) -> Dataset:
+    """The dataset that the function of a plugin returns, under its registered name."""
+    try:
+        found: object = source.make()
+    except OcilError:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise OcilError(
+            f"the dataset '{source.name}' of {SOURCES.origin(source.name)} cannot be made: {what}"
+        ) from error
+    if not isinstance(found, Dataset):
+        kind = type(found).__name__
+        raise OcilError(
+            f"the dataset '{source.name}' is made by a function that returns a {kind}, not an ocil.Dataset."
+        )
+    return replace(found, name=source.name)
+
+
+_make_once = lru_cache(maxsize=1)(_made)
 
 
 def _open(path: Path) -> Dataset:
@@ -88,14 +114,18 @@ def locate(name: str, data_dir: Path | None = None) -> Path:
     for other, path in imported.items():
         if catalog.same_name(other) == catalog.same_name(name):
             return path
-    raise OcilError(f"there is no dataset '{name}' in {folders[0]}.{suggest(name, {*CATALOG, *imported})}")
+    raise OcilError(f"there is no dataset '{name}' in {folders[0]}.{suggest(name, {*CATALOG, *SOURCES, *imported})}")
 
 
 def available(data_dir: Path | None = None) -> list[Entry]:
     """The catalog in its order, then what the user imported, each ready, missing or broken."""
     folders = data_dirs(data_dir)
     imported = [_user_entry(name, path) for name, path in _imported(folders).items()]
-    return [_catalog_entry(info, folders) for info in CATALOG.values()] + imported
+    made = [
+        Entry(name, "made by a plugin", None, None, None, None, None, "ready", str(SOURCES.origin(name)), None)
+        for name in SOURCES
+    ]
+    return [_catalog_entry(info, folders) for info in CATALOG.values()] + made + imported
 
 
 def in_former_folder(entries: Iterable[Entry], data_dir: Path | None = None) -> str | None:

@@ -59,7 +59,7 @@ class Evaluator:
             names = ", ".join(data.classes[c] for c in stream.groups[int(counts.argmin())])
             raise OcilError(f"{data.name} has no test image of {names}: add some, or use fewer tasks.")
         self.group = torch.from_numpy(group_of[data.test_y]).to(device)
-        self.group_size = torch.from_numpy(counts).to(device)
+        self.group_sizes = counts.tolist()
 
         def numbers(values: ArrayLike) -> Tensor:
             return torch.from_numpy(np.asarray(values, dtype=np.int64)).to(device)
@@ -86,10 +86,16 @@ class Evaluator:
         scorer = learner.scorer() if learner.met is None else _of_all(learner.scorer(), self.stream.data.num_classes)
         size = batch_for(self.stream.device.type, places(self.stream.data.input_shape))
         scores = scores_of_parts(scorer, data.parts("test", size), after_batch)
-        hits = (scores.argmax(1) == self.y).double()
-        correct = torch.zeros_like(self.group_size, dtype=torch.float64).index_add_(0, self.group, hits)
+        hits = (scores.argmax(1) == self.y).long()
+        correct = torch.zeros(len(self.group_sizes), dtype=torch.int64, device=hits.device).index_add_(
+            0, self.group, hits
+        )
+
+        def accuracy() -> list[float]:
+            return [right / size for right, size in zip(correct.tolist(), self.group_sizes, strict=True)]
+
         if not learner.scores_are_logits:
-            return lambda: Evaluation((correct / self.group_size).tolist())
+            return lambda: Evaluation(accuracy())
         logits = scores[point.tested]
         y, index = data.train_y[point.trained], point.trained.to(data.index_device)
         p = scores_of_parts(scorer, data.parts("train", size, index), after_batch).softmax(1).gather(1, y[:, None])
@@ -104,9 +110,8 @@ class Evaluator:
         def read() -> Evaluation:
             few, many = int(hard), int(easy)
             logit_old, logit_new, weight_old, weight_new = (_number(m) for m in means)
-            accuracy = (correct / self.group_size).tolist()
             ambiguous = len(p) - few - many
-            return Evaluation(accuracy, logit_old, logit_new, weight_old, weight_new, few, ambiguous, many)
+            return Evaluation(accuracy(), logit_old, logit_new, weight_old, weight_new, few, ambiguous, many)
 
         return read
 

@@ -227,7 +227,7 @@ def _list_file(lists: Path, split: str) -> Path:
 
 def _read_list(path: Path, images: Path, unlabelled: bool) -> list[tuple[Path, int]]:
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise OcilError(f"cannot read {path}: {error}.") from None
     root = images.resolve()

@@ -9,10 +9,18 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ocil.learning import optimizers
+from ocil.methods import method
 from ocil.methods.base import Learner
 from ocil.rng import Rng
+from ocil.runs.config import RunConfig
 from ocil.runs.stepper import Stepper
 from ocil.streams import Stream
+
+
+def can_be_captured(config: RunConfig) -> bool:
+    """Whether the steps of a run can be captured: those of its method, and those of its optimiser."""
+    return method(config.method).capturable and optimizers.can_be_captured(config.learner.optimizer)
 
 
 class CapturedStepper(Stepper):

@@ -19,13 +19,12 @@ from ocil.data.dataset import known_fingerprint
 from ocil.errors import OcilError
 from ocil.evaluation.evaluator import Evaluation, Evaluator
 from ocil.limits import check_threads
-from ocil.methods import method
 from ocil.methods.base import Learner
 from ocil.networks import pretrained
 from ocil.precision import Precision
-from ocil.runs.build import build
-from ocil.runs.captured import CapturedStepper
-from ocil.runs.config import RunConfig, reviews_every
+from ocil.runs.build import build, refuse_missing_operators
+from ocil.runs.captured import CapturedStepper, can_be_captured
+from ocil.runs.config import RunConfig, code_of, origins, reviews_every
 from ocil.runs.environment import digest, environment, peak_memory, pick_device
 from ocil.runs.fit import how_many_fit
 from ocil.runs.folder import RunFolder, State
@@ -80,11 +79,12 @@ class StreamRun(Run):
         if (finished := folder.result()) is not None:
             return Finished(finished.refuse_other(dataset, folder.path))
         device, seconds = workspace.device, workspace.checkpoint_seconds
+        refuse_missing_operators(self.config, dataset, device)
         resident = workspace.share(("images", self.dataset), lambda: DeviceData(dataset, device))
         stepper = Stepper
         if workspace.interleaved:
             seconds = max(seconds, CHECKPOINT_SECONDS)
-            if device.type == "cuda" and method(self.config.method).capturable:
+            if device.type == "cuda" and can_be_captured(self.config):
                 stepper = CapturedStepper
         return ActiveStreamRun(
             self.config, folder, dataset, resident, stepper, seconds, workspace.surroundings, workspace.arrivals
@@ -168,6 +168,8 @@ class ActiveStreamRun:
         """``resident``: the images of ``dataset`` on the device. ``surroundings``, ``arrivals``: see ``Workspace``."""
         if config.fingerprint and config.fingerprint != dataset.fingerprint:
             raise OcilError(f"{config.dataset} has changed since this was planned: give the same command again.")
+        if config.code != code_of(config.method, config.learner):
+            raise OcilError(f"the plugin of {config.method} has changed since this was planned: plan the run again.")
         if config.weights and config.weights != pretrained.digest(config.learner.pretrained):
             path = config.learner.pretrained
             raise OcilError(f"{path} has changed since this was planned: give the same command again.")
@@ -296,6 +298,11 @@ class ActiveStreamRun:
                 f"(stream batch {self.cursor} of {len(self.stream)}). Lower the learning rate: --set lr={lower:g}"
             )
 
+    def _plugins(self) -> dict[str, list[dict[str, str]]]:
+        """What a result records about code that is not ours: packages with versions, files with digests."""
+        found = [origin.to_json() for origin in origins(self.config.method, self.config.learner)]
+        return {"plugins": found} if found else {}
+
     def finish(self) -> Result:
         self.save()
         result = Result(
@@ -305,7 +312,7 @@ class ActiveStreamRun:
             round(self.seconds, 3),
             peak_memory(self.device),
             digest(self.learner),
-            {**environment(self.device), "images": self.images, **self.surroundings},
+            {**environment(self.device), "images": self.images, **self._plugins(), **self.surroundings},
         )
         self.folder.save_result(result)
         return result
