@@ -27,17 +27,18 @@ def million(folder: Path, count: int) -> None:
     """Write arrays, import them by the command line, then learn 300 batches with ER."""
     source = folder / "arrays"
     source.mkdir(parents=True)
-    rng = np.random.default_rng(0)
+    noise = np.random.default_rng(0).integers(
+        0, 100, (4096, 64, 64, 3), dtype=np.uint8
+    )  # of every 4096 images
     for split, size in (("train", count), ("test", CLASSES * 50)):
-        x = np.lib.format.open_memmap(source / f"{split}_x.npy", "w+", np.uint8, (size, 64, 64, 3))
         y = np.arange(size) % CLASSES
-        for first in range(0, size, 4096):
-            labels = y[first : first + 4096]
-            noise = rng.integers(0, 100, (len(labels), 64, 64, 3), dtype=np.uint8)
-            x[first : first + 4096] = noise + (15 * labels[:, None, None, None]).astype(np.uint8)
-        x.flush()
+        with (source / f"{split}_x.npy").open("wb") as file:
+            header = {"descr": "|u1", "fortran_order": False, "shape": (size, 64, 64, 3)}
+            np.lib.format.write_array_header_1_0(file, header)
+            for first in range(0, size, len(noise)):
+                labels = y[first : first + len(noise), None, None, None]
+                file.write((noise[: len(labels)] + (15 * labels).astype(np.uint8)).data)
         np.save(source / f"{split}_y.npy", y)
-        del x
     measured("import of a million images", "-m", "ocil", "data", "import", "million", source, *data_dir(folder))
     shutil.rmtree(source)
     measured("300 batches of er", __file__, "learn", "--folder", folder, "--count", 300)
