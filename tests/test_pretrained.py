@@ -152,7 +152,7 @@ def test_what_is_no_file_of_weights(content: bytes, suffix: str, tmp_path: Path)
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.999])
 def test_a_file_cut_short(trained: State, suffix: str, share: float, tmp_path: Path) -> None:
     path = tmp_path / f"weights{suffix}"
-    (safetensors.torch.save_file if suffix == ".safetensors" else torch.save)(trained, path)  # type: ignore[operator]
+    (safetensors.torch.save_file if suffix == ".safetensors" else torch.save)(trained, path)
     content = path.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
     refused(path)

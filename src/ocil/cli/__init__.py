@@ -18,8 +18,8 @@ app = App(
     version=ocil.__version__,
     help="""Online class-incremental learning: methods, benchmark, command line.
 
-Try `ocil run afs`, which learns ten kinds of clothing two at a time. `ocil methods`, `ocil networks` and `ocil datasets`
-list what there is.
+Try `ocil run afs`, which learns ten kinds of clothing two at a time. `ocil methods`, `ocil networks` and
+`ocil datasets` list what there is.
 """,
 )
 app.command(run.run)

@@ -27,7 +27,7 @@ def networks(name: str | None = None, /, *, as_json: Json = False) -> None:
         return
     from ocil.networks import NETWORKS
 
-    rows = [(info.name, info.inputs, info.summary) for info in NETWORKS.values()]
+    rows: list[tuple[str, str, str]] = [(info.name, info.inputs, info.summary) for info in NETWORKS.values()]
     rows += [(pattern, *facts) for pattern, facts in MORE.items()]
     if as_json:
         console.print_json({"networks": [dict(zip(("name", "inputs", "summary"), row, strict=True)) for row in rows]})
