@@ -65,6 +65,10 @@ class Tokens(nn.Module):
         return F.relu(self.embed(x.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
 
 
+def dropping(input_shape: tuple[int, ...], share: float = 0.5) -> nn.Module:
+    return nn.Sequential(Tiny(input_shape), nn.Dropout(share))
+
+
 def not_a_module(input_shape: tuple[int, ...]) -> int:
     return 3
 

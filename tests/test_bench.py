@@ -77,7 +77,25 @@ def test_bench_leaves_out_settings_that_a_method_lacks(ocil_command: Call, monke
         timed.append(configs[0])
         if configs[0].method == "mir":
             raise RuntimeError("can't allocate memory")
-        return Timing(configs[0].label, "cpu", "tf32", 1, 1.0, 0.0, None, None, 1.0, 1.0, 20, 1.0, 1.0, None, "", 0, 0)
+        return Timing(
+            configs[0].label,
+            "cpu",
+            "tf32",
+            1,
+            1.0,
+            0.0,
+            None,
+            None,
+            1.0,
+            1.0,
+            20,
+            1.0,
+            1.0,
+            None,
+            "reduced-resnet18",
+            0,
+            0,
+        )
 
     monkeypatch.setattr("ocil.engines.bench.measure", pretend)
     words = ("--device", "cpu", "--set", "beta=0.2", "width=3")

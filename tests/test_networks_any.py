@@ -202,6 +202,7 @@ WRONG = [
     ("module:tests.networks_to_try:MODULE", "is not a function or class"),
     ("module:tests.networks_to_try:not_a_module", "must return a torch module, not int"),
     ("module:tests.networks_to_try:gives_a_list", "but it gives list for B = 1"),
+    ("module:tests.networks_to_try:dropping", "has dropout (1, 0.5), which ocil cannot repeat bit for bit"),
     ("module:tests.networks_to_try:raises", "cannot be built: 'nothing of the kind'"),
     ("module:tests.networks_to_try:Recorded(size=(0, 4))", "must be a side or (height, width)"),
     ("module:tests.networks_to_try:Recorded(mean=(0.5,))", "a mean without a std"),
@@ -412,6 +413,11 @@ def test_what_is_frozen_does_not_move_by_one_bit(name: str, until: str) -> None:
     assert until == "backbone" or {"body.mix.0.weight", "body.mix.1.running_var"} <= moved
     stem = set(network.get_submodule("body.stem").parameters())
     assert not stem & set(learner.optimizer.parameters)
+
+
+def test_dropout_that_is_off_or_frozen_is_welcome() -> None:
+    build(IMAGE, 3, spec=f"{MODULE}dropping(share=0.0)")
+    build(IMAGE, 3, spec=f"{MODULE}dropping", freeze="backbone")
 
 
 def test_stages_by_name() -> None:

@@ -106,6 +106,11 @@ def test_goes_on_from_its_state(spec: str) -> None:
         take(optimizer, range(3, 6))
     assert same(first.parameters, second.parameters)
     assert first.state().keys() == second.state().keys()
+    wrong = {name: torch.zeros(7, 7) if value.ndim else value for name, value in first.state().items()}
+    with pytest.raises(ValueError, match="has shape"):
+        second.load_state(wrong)
+    with pytest.raises((LookupError, ValueError)):
+        second.load_state({"9.step": torch.zeros(())})
 
 
 @every_optimizer
@@ -268,6 +273,7 @@ def test_steady_steps_read_nothing(spec: str, as_on_a_gpu: None) -> None:
     learn(learner, IMAGES, range(4))
     assert isinstance(learner.optimizer, TorchOptimizer)
     assert all(group["capturable"] for group in learner.optimizer.optimizer.param_groups)
+    learner.review_step(torch.arange(8))
     traces: list[Any] = []
     for number in (4, 5):
         x, y = batch(IMAGES, number)

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from ocil.errors import OcilError
 from ocil.networks import pretrained as weights
@@ -204,7 +205,21 @@ def build(
         weights.load(made.body if isinstance(made, WrappedNetwork) else made, pretrained)
     if freeze != "none":
         made.freeze(freeze)
+    _refuse_dropout(made, chosen)
     return made.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+
+
+def _refuse_dropout(made: Network, chosen: Spec) -> None:
+    """Raise an ``OcilError`` if a pass would draw random numbers that are not the learner's: a run could not be resumed
+    bit for bit, nor captured.
+    """
+    for name, part in made.named_modules():
+        share = getattr(part, "p", 0) if isinstance(part, _DropoutNd) else getattr(part, "drop_prob", 0)
+        if part.training and isinstance(share, int | float) and share > 0:
+            raise OcilError(
+                f"network = {chosen} has dropout ({name.removeprefix('body.')}, {share:g}), which ocil cannot repeat "
+                "bit for bit: set it to 0, or freeze that part."
+            )
 
 
 def refuse_wrong_inputs(info: NetworkInfo, input_shape: InputShape) -> None:

@@ -24,7 +24,6 @@ from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.growth import capacity_for
 from ocil.networks import pretrained
-from ocil.networks.registry import is_known
 from ocil.online.header import FORMAT, Header, HeaderError, NewerFormatError, check_tensors, parsed
 from ocil.online.images import ImageFormat, InputError
 from ocil.online.labels import ClassLabel, encoded
@@ -278,8 +277,6 @@ class Model:
 
     @classmethod
     def _from_parts(cls, header: Header, tensors: dict[str, Tensor], place: torch.device) -> "Model":
-        if not is_known(header.config.network):
-            raise OcilError(f"its network is {header.config.network}: import that module first, if you trust it.")
         with pretrained.skipped():  # the state has all weights; the file they came from may be gone
             model = cls(Recipe(**header.recipe), header.images, place, header.config)
         model.learner.load_state(tensors, generators=header.device == place.type)
