@@ -1,7 +1,7 @@
 """From a configuration to a learner, and checks of a configuration before anything is built from it."""
 
 from dataclasses import fields, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -39,12 +39,10 @@ def refuse_missing_operators(config: RunConfig, dataset: Dataset, device: torch.
     Tried on a small learner, so that it is known before a run starts.
     """
     if device.type == "mps":
-        small = replace(config.learner, width=1, memory=min(config.learner.memory, 4 * config.learner.memory_batch))
-        _try_steps(config.method, small, problem_of(dataset, 2), str(device))
+        _try_steps(config.method, replace(config.learner, width=1), problem_of(dataset, 2), device)
 
 
-@cache
-def _try_steps(name: str, config: LearnerConfig, problem: Problem, device: str) -> None:
+def _try_steps(name: str, config: LearnerConfig, problem: Problem, device: torch.device) -> None:
     try:
         learner = method(name).load()(config, problem, device=device)
         x = torch.zeros((4, *problem.input_shape), dtype=problem.dtype, device=device)
