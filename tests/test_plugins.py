@@ -261,7 +261,7 @@ print(facts["images"])
     assert str(tiny_npz) in said.stdout
 
 
-def test_a_plugin_cannot_be_unpickled_where_it_is_not_installed(mine: Path, tiny_npz: Path) -> None:
+def test_a_run_of_a_plugin_can_be_pickled(mine: Path, tiny_npz: Path) -> None:
     plugins.load(mine)
     run = StreamRun(resolve("mine", str(tiny_npz)))
     assert pickle.loads(pickle.dumps(run)) == run
