@@ -45,7 +45,8 @@ def methods() -> Iterator[None]:
 
 def test_each_is_short_and_tested() -> None:
     found = {path.stem: path.read_text() for path in EXAMPLES.glob("*.py")}
-    assert found.keys() == {"folder", "array_stream", "own_method", "der_plus_plus"}
+    names = {"folder", "array_stream", "own_method", "der_plus_plus", "from_torch", "from_generator"}
+    assert found.keys() == names
     for name, text in found.items():
         assert len(text.splitlines()) < (120 if name == "der_plus_plus" else 50)
         assert f"python examples/{name}.py" in text
@@ -73,6 +74,17 @@ def test_array_stream() -> None:
     labels = [label for _, labels in module.stream(32) for label in labels]
     commonest = max(map(labels.count, module.NAMES)) / len(labels)
     assert commonest + 0.05 < module.main(batches=32, memory=60, width=4, device="cpu") < 1
+
+
+def test_from_torch() -> None:
+    assert 0 <= example("from_torch").main(count=80, width=1, memory=20) <= 1
+
+
+def test_from_generator(tmp_path: Path) -> None:
+    accuracy = example("from_generator").main(batches=40, root=tmp_path)
+    assert accuracy > 0.5  # by chance 0.25
+    (result,) = tmp_path.rglob("result.json")
+    assert result.parent.parent.name.startswith("sensor-er-m50-")
 
 
 def test_own_method(methods: None, tiny_npz: Path, tmp_path: Path) -> None:
