@@ -3,7 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -219,6 +219,13 @@ def known_fingerprint(dataset: Dataset, fingerprint: str) -> Dataset:
     """The dataset itself, which need not compute its fingerprint any more."""
     dataset.__dict__["fingerprint"] = fingerprint  # where ``cached_property`` keeps it
     return dataset
+
+
+def renamed(dataset: Dataset, name: str) -> Dataset:
+    """The same dataset under another name. A fingerprint that is known is kept: it does not depend on the name."""
+    copy = replace(dataset, name=name)
+    known = dataset.__dict__.get("fingerprint")
+    return copy if known is None else known_fingerprint(copy, known)
 
 
 def pieces(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
