@@ -18,6 +18,8 @@ from ocil.learning.sgd import SGD
 from ocil.methods import MethodInfo, method
 from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig, Problem
+from ocil.networks import pretrained
+from ocil.networks.registry import is_known
 from ocil.online.images import ImageFormat
 from ocil.online.labels import ClassLabel, decoded, encoded
 from ocil.runs.config import fill, values
@@ -225,8 +227,10 @@ def _expected(header: Header, capacity: int) -> Learner | None:
     that cannot be made without numbers: then only its own ``load_state`` checks its tensors.
     """
     info = method(header.recipe["method"])
+    if not is_known(header.config.network):  # a file may not choose which code is imported
+        raise HeaderError(f"its network is {header.config.network}: import that module first, if you trust it")
     try:
-        with torch.device("meta"), _WithoutNumbers():
+        with torch.device("meta"), _WithoutNumbers(), pretrained.skipped():
             return info.load()(header.config, Problem(header.images.network_shape, capacity))
     except Exception as error:
         if isinstance(info.target, str):

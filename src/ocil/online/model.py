@@ -24,7 +24,6 @@ from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.growth import capacity_for
 from ocil.networks import pretrained
-from ocil.networks.registry import is_known
 from ocil.online.header import FORMAT, Header, HeaderError, NewerFormatError, check_tensors, parsed
 from ocil.online.images import ImageFormat, InputError
 from ocil.online.labels import ClassLabel, encoded
@@ -68,7 +67,9 @@ class Recipe:
             raise OcilError(
                 f"{min(idle)} is a setting of a benchmark's stream, a model learns what it is given: leave it out."
             )
-        usual = {"width": self.width, "growing": True}
+        usual: dict[str, Any] = {"growing": True}
+        if given.get("network") is None or self.width != LearnerConfig.width:  # a width belongs to the usual network
+            usual["width"] = self.width
         if info.memory:
             # A memory that is smaller than the method's usual draw from it, or a review's, is drawn from in full.
             default = info.load().Config()
@@ -276,8 +277,6 @@ class Model:
 
     @classmethod
     def _from_parts(cls, header: Header, tensors: dict[str, Tensor], place: torch.device) -> "Model":
-        if not is_known(header.config.network):
-            raise OcilError(f"its network is {header.config.network}: import that module first, if you trust it.")
         with pretrained.skipped():  # the state has all weights; the file they came from may be gone
             model = cls(Recipe(**header.recipe), header.images, place, header.config)
         model.learner.load_state(tensors, generators=header.device == place.type)

@@ -108,6 +108,7 @@ def check(config: RunConfig, dataset: Dataset) -> None:
             f"review_batch = {learner.review_batch} is more than memory = {learner.memory}: no review would have a "
             f"whole batch. Give --set review_batch={learner.memory}, or --no-review."
         )
+    _refuse_weights(learner, dataset.input_shape, config.weights)
     smallest = min(last - first for first, last in stream.bounds)
     if method(config.method).memory:
         smallest = min(smallest, learner.memory_batch)
@@ -126,6 +127,18 @@ def refuse_wrong_inputs(config: RunConfig, dataset: Dataset) -> None:
         raise OcilError(f"{dataset.name} holds vectors already: leave out features = {learner.features}.")
     if vectors and (reason := kind.needs_images(learner)):
         raise OcilError(f"{config.method} cannot learn from vectors: {reason}.")
+
+
+def _refuse_weights(config: LearnerConfig, input_shape: InputShape, digest: str) -> None:
+    """Raise an ``OcilError`` if the file of pretrained weights does not fit the network."""
+    if digest and not config.features:  # with features the weights are those of the network that computes them
+        _build_with_weights(input_shape, config.width, config.network, config.pretrained, digest)
+
+
+@lru_cache(maxsize=32)
+def _build_with_weights(input_shape: InputShape, width: int, spec: str, path: str, digest: str) -> None:
+    """``digest`` serves the cache alone: it changes when the file does."""
+    build_network(input_shape, 1, width, spec=spec, pretrained=path)
 
 
 @lru_cache(maxsize=32)
