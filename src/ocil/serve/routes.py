@@ -111,7 +111,7 @@ class Routes:
         return answers.Status(
             version=ocil.__version__,
             method=service.model.recipe.method,
-            image=list(service.model.images.shape),
+            image=list(service.model.input_format.shape),
             model_samples=now.samples,
             model_batches=now.batches,
             acknowledged=max(service.writer.acknowledged, now.position),
@@ -132,7 +132,7 @@ class Routes:
 
     async def memory(self, per_class: PerClass = 4, first: First = 0, count: Classes = 50) -> Response:
         """Some of the images that are kept for replay, between two steps: fewer than asked for where they are large."""
-        size = math.prod(self.service.model.images.shape)
+        size = math.prod(self.service.model.input_format.shape)
         most = min(self.limits.memory_images, self.limits.memory_bytes // size)
         classes = max(0, min(count, len(self.service.statistics.labels) - first))
         with ExitStack() as held:
@@ -150,7 +150,7 @@ class Routes:
         return Response(self.service.metrics.text(), media_type=CONTENT_TYPE)
 
     async def _decoded(self, images: list[bytes]) -> NDArray[np.uint8]:
-        return await _in(self.pool, pictures.decode_all, images, self.service.model.images, self.limits)
+        return await _in(self.pool, pictures.decode_all, images, self.service.model.input_format, self.limits)
 
 
 def _predictions(found: Prediction, top: int) -> bytes:

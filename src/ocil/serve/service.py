@@ -45,7 +45,7 @@ class Service:
         self.metrics = Metrics()
         with reading_note("its service"):
             note = Note.from_json(model.note.get(NOTE, {}), len(model.labels))
-        self.log = log = Log(folder / LOG, note.position, model.images.network_shape, set_aside=set_aside_damage)
+        self.log = log = Log(folder / LOG, note.position, model.input_format.network_shape, set_aside=set_aside_damage)
         self._numerics = ExitStack()
         self._numerics.enter_context(numerics(model.config.precision))  # once: threads must not switch it to and fro
         keys = Keys(self.limits.keys, restored(note.keys, note.position, log.recovered.keys))

@@ -131,7 +131,7 @@ class StoredImages:
 
         Call it between two steps. Each class gets one image before any class gets two.
         """
-        memory, factor = model.learner.memory, model.images.factor
+        memory, factor = model.learner.memory, model.input_format.factor
         held = memory.labels[: len(memory)].cpu()
         numbers = range(first, min(first + count, len(statistics.labels)))
         share = min(per_class, max(1, most // max(1, len(numbers))))

@@ -126,7 +126,7 @@ class Trainer(ServiceThread):
                 if batch := next(batches):
                     self._step(batch)
                 elif self._stale:
-                    self._publish(np.zeros((1, *self.model.images.network_shape), np.uint8))
+                    self._publish(np.zeros((1, *self.model.input_format.network_shape), np.uint8))
                 if self.checkpoints.due(self.position):
                     self.checkpoints.save(self.position, self.counts)
         if not self.failed and self.position > self.checkpoints.position:
