@@ -9,14 +9,16 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ocil.online.formats import InputFormat
 from ocil.online.model import FILE, Model, Recipe
+from ocil.online.vectors import VectorFormat
 from ocil.runs.environment import digest
 from tests.conftest import left_over
 from tests.forking import START, Driver
@@ -68,16 +70,21 @@ WORDS = [
     "--gray",
     "--keep-log",
 ]
-WORDS += ["--max-queue", "100", "--max-batch", "10"]
+LIMITS = ["--max-queue", "100", "--max-batch", "10"]
+VECTOR_RECIPE, VECTOR_FORM = Recipe("er", memory=20, batch_size=4), VectorFormat(6)
+VECTOR_WORDS = ["--method", "er", "--memory", "20", "--batch-size", "4", "--vectors", "6", "--keep-log"]
 KILLS, CLIENTS = 30, 4
 
 
 class Servers(Driver):
     """Real servers, one after the other, in processes of their own."""
 
+    words: Sequence[str] = WORDS
+
     def start(self, folder: Path, *words: str, die_at_sync: int = 0) -> tuple[int, int]:
         """Process id and port, once it listens; port 0 if it died before."""
-        order = ["serve", "--model", str(folder), *WORDS, "--port", "0", "--json", "--threads", "1", *words]
+        model = ["serve", "--model", str(folder), *self.words, *LIMITS]
+        order = [*model, "--port", "0", "--json", "--threads", "1", *words]
         self.tell(json.dumps({"words": order, "die_at_sync": die_at_sync}))
         pid, ready = int(self.read()), self.read()
         assert pid > 1
@@ -110,23 +117,26 @@ class Client(threading.Thread):
     def run(self) -> None:
         while not self.stopping:
             samples = [self.sample(self.sent + n) for n in range(1 + self.sent % 3)]
-            body = json.dumps(as_json(*[(png(pixels), label) for label, pixels in samples])).encode()
+            body = self.body(samples)
             answer = None
             while answer is None and not self.stopping:
                 answer = self.post(body, f"{self.number}-{self.sent}")
             if answer is None:
                 return
             numbers = range(answer["first"], answer["last"] + 1)
-            for number, (label, pixels) in zip(numbers, samples, strict=True):
+            for number, (label, inputs) in zip(numbers, samples, strict=True):
                 if number in self.acknowledged:
                     self.problems.append(f"{number} was given twice")
-                self.acknowledged[number] = (label, pixels.tobytes())
+                self.acknowledged[number] = (label, inputs.tobytes())
             self.repeated += answer["repeated"]
             self.sent += len(samples)
 
     def sample(self, place: int) -> tuple[str, np.ndarray]:
         kind = (place + self.number) % 5
         return f"class {kind}", picture(40 * kind, 10_000 * self.number + place)
+
+    def body(self, samples: list[tuple[str, np.ndarray]]) -> bytes:
+        return json.dumps(as_json(*[(png(pixels), label) for label, pixels in samples])).encode()
 
     def post(self, body: bytes, key: str) -> dict[str, Any] | None:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
@@ -147,6 +157,17 @@ class Client(threading.Thread):
         return None
 
 
+class VectorClient(Client):
+    """The same with vectors."""
+
+    def sample(self, place: int) -> tuple[str, np.ndarray]:
+        kind, noise = (place + self.number) % 5, np.random.default_rng(10_000 * self.number + place)
+        return f"class {kind}", (kind + noise.normal(size=6)).astype(np.float32)
+
+    def body(self, samples: list[tuple[str, np.ndarray]]) -> bytes:
+        return json.dumps({"samples": [{"vector": v.tolist(), "label": label} for label, v in samples]}).encode()
+
+
 def status(port: int) -> dict[str, Any]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
@@ -156,7 +177,9 @@ def status(port: int) -> dict[str, Any]:
         connection.close()
 
 
-def check(folder: Path, clients: list[Client]) -> None:
+def check(
+    folder: Path, clients: Sequence[Client], recipe: Recipe = RECIPE, form: InputFormat = FORM
+) -> None:
     """Compare what was acknowledged with the log, and the model with one that was never killed."""
     assert [problem for client in clients for problem in client.problems] == []
     batches = batches_of(folder)
@@ -169,9 +192,9 @@ def check(folder: Path, clients: list[Client]) -> None:
         assert by_number[number] == sample
     contents = [pixels.tobytes() for _, _, pixels in learned]
     assert len(set(contents)) == len(contents)  # no sample twice, though requests were repeated
-    model = Model(RECIPE, FORM)
+    model = Model(recipe, form)
     for batch in batches:
-        assert len(batch) <= RECIPE.batch_size
+        assert len(batch) <= recipe.batch_size
         model.learn(np.stack([pixels for _, _, pixels in batch]), [label for _, label, _ in batch])
     served = Model.load(folder, "cpu")
     assert (served.samples, served.labels, served.batches) == (model.samples, model.labels, model.batches)
@@ -182,9 +205,27 @@ def check(folder: Path, clients: list[Client]) -> None:
 
 @pytest.mark.usefixtures("quick_convolution")
 def test_killed_thirty_times_in_the_middle_of_a_load(servers: Servers, tmp_path: Path) -> None:
-    folder, moment = tmp_path / "model", random.Random(7)
     clients = [Client(number) for number in range(CLIENTS)]
-    for kill in range(KILLS):
+    load_and_kill(servers, tmp_path / "model", clients, KILLS)
+    check(tmp_path / "model", clients)
+    assert sum(len(client.acknowledged) for client in clients) > 100
+    assert sum(client.repeated for client in clients) > 0  # a request whose answer was lost, sent again under its key
+
+
+def test_killed_while_it_learns_vectors(
+    servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "words", VECTOR_WORDS)
+    clients = [VectorClient(number) for number in range(2)]
+    load_and_kill(servers, tmp_path / "model", clients, 6)
+    check(tmp_path / "model", clients, VECTOR_RECIPE, VECTOR_FORM)
+    assert sum(len(client.acknowledged) for client in clients) > 20
+
+
+def load_and_kill(servers: Servers, folder: Path, clients: Sequence[Client], kills: int) -> None:
+    """Kill the service so many times while clients send, then let it learn all, and stop it."""
+    moment = random.Random(7)
+    for kill in range(kills):
         # Every third time at the n-th sync, which may be of the log or of a checkpoint; else at any moment.
         die_at_sync = moment.randint(1, 60) if kill % 3 == 2 else 0
         pid, port = servers.start(
@@ -209,9 +250,6 @@ def test_killed_thirty_times_in_the_middle_of_a_load(servers: Servers, tmp_path:
         time.sleep(0.05)
     os.kill(pid, signal.SIGTERM)
     assert servers.exit_code() == 0
-    check(folder, clients)
-    assert sum(len(client.acknowledged) for client in clients) > 100
-    assert sum(client.repeated for client in clients) > 0  # a request whose answer was lost, sent again under its key
 
 
 def test_a_clean_stop_saves_what_was_learned(servers: Servers, tmp_path: Path) -> None:

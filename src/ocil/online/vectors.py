@@ -40,7 +40,7 @@ class VectorFormat:
         return np.dtype(self.precision)
 
     def __str__(self) -> str:
-        return f"vectors of {self.size}"
+        return f"vectors of {self.size} numbers"
 
     @classmethod
     def of(cls, given: Any) -> "VectorFormat":
