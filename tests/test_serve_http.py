@@ -266,7 +266,7 @@ def test_a_list_of_nothing_is_refused_before_it_is_read(client: Any, path: str, 
     name = b"samples" if path == "/learn" else b"images"
     body = b'{"' + name + b'":[' + one * 9000 + b"1]}"
     answer = client.post(path, content=body, headers={"content-type": "application/json"})
-    refused(answer, 422, "far more parts than a request of 5 images")
+    refused(answer, 422, "far more parts than a request of 5 samples")
 
 
 def test_a_file_name_is_never_used(client: Any, service: Service, tmp_path: Path) -> None:
