@@ -181,11 +181,11 @@ ARRAYS: list[tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = [
     (lambda a: {"train_y": a["train_y"].astype(float)}, "train_y must be int64"),
     (lambda a: {"train_y": a["train_y"][:, None]}, "train_y must be int64 [N]"),
     (lambda a: {"train_y": a["train_y"][:-1]}, "train has 80 images but 79 labels"),
-    (lambda a: {"train_x": a["train_x"] / 255}, "train_x must be uint8 [N,H,W,C]"),
-    (lambda a: {"train_x": a["train_x"][..., 0]}, "train_x must be uint8 [N,H,W,C]"),
+    (lambda a: {"train_x": a["train_x"] / 255}, "train_x must be images, uint8 [N,H,W,C]"),
+    (lambda a: {"train_x": a["train_x"][..., 0]}, "train_x must be images, uint8 [N,H,W,C]"),
     (lambda a: {"train_x": a["train_x"].repeat(2, axis=3)}, "with C 1 or 3"),
-    (lambda a: {"test_x": a["test_x"].repeat(3, axis=3)}, "both must have one size"),
-    (lambda a: {"test_x": a["test_x"][:, :4]}, "both must have one size"),
+    (lambda a: {"test_x": a["test_x"].repeat(3, axis=3)}, "both must have one form"),
+    (lambda a: {"test_x": a["test_x"][:, :4]}, "both must have one form"),
     (lambda a: {"train_x": a["train_x"][:0], "train_y": a["train_y"][:0]}, "the train split is empty"),
     (lambda a: {"train_y": np.zeros_like(a["train_y"])}, "class 1 ('b') has no training image"),
     (lambda a: {"test_y": np.zeros_like(a["test_y"])}, "has no test image of c, d: add some, or use fewer tasks"),
@@ -305,7 +305,7 @@ def test_a_file_too_large(start_python: Callable[..., "subprocess.Popen[str]"], 
         f"from ocil.cli import main; main({[*words, '--set', 'width=2', 'tasks=2']})"
     )
     process = start_python("-c", script)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 2, err
     assert out == ""
     assert [line for line in err.splitlines() if "File too large" in line] == err.splitlines()[-1:]

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import ocil
-import ocil.kernels.convolution
 from ocil import networks
 from ocil.data import Dataset
 from ocil.errors import OcilError
@@ -37,7 +36,7 @@ from ocil.runs.stream_run import ActiveStreamRun
 from ocil.streams import DeviceData
 from tests.reference.datasets import noise, patterned
 from tests.test_engine_gpu import FakeCapture, Replayed
-from tests.test_methods import DISTINCT, REHEARSES, HostWatch, changed, end_task, frozen
+from tests.test_methods import DISTINCT, GENTLE, REHEARSES, HostWatch, changed, end_task, frozen
 
 pytestmark = pytest.mark.slow
 CLASSES, BATCH = 6, 5
@@ -48,9 +47,8 @@ DRAWS_BY_CAPACITY = {"aser"}
 
 
 @pytest.fixture(autouse=True)
-def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_steps(quick_convolution: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Capacities 2, 4, 8, ..."""
-    monkeypatch.setattr(ocil.kernels.convolution, "SLOW_BACKWARD", False)  # ours pays for large images, not for these
     monkeypatch.setattr(growth, "FIRST_CAPACITY", 2)
 
 
@@ -416,16 +414,14 @@ def test_a_growing_learner_learns(name: str) -> None:
     data = patterned()
     needs: dict[str, dict[str, Any]] = {
         "gdumb": {"rehearsal_epochs": 20},
-        "dvc": {"crop": 0.7, "jitter": 0.0, "lr": 0.03},
-        "ocm": {"lr": 0.02},
-        "er-ace": {"pad": 0},
+        **GENTLE,
     }
     memory = {"memory": 40} if METHODS[name].memory else {}
     settings: dict[str, Any] = {"width": 4, "lr": 0.05} | memory | needs.get(name, {})
     learner = make(name, data=data, **settings)
     for last in range(1, 4):
         learn(learner, range(4), list(range(last)), data)
-    learn(learner, range(60 if name == "ocm" else 24), [0, 1, 2, 3], data)
+    learn(learner, range(24), [0, 1, 2, 3], data)
     end_task(learner)
     assert learner.problem.classes == 4
     x, y = torch.from_numpy(data.test_x), torch.from_numpy(data.test_y)

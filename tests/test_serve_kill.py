@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ WORDS = [
 LIMITS = ["--max-queue", "100", "--max-batch", "10"]
 VECTOR_RECIPE, VECTOR_FORM = Recipe("er", memory=20, batch_size=4), VectorFormat(6)
 VECTOR_WORDS = ["--method", "er", "--memory", "20", "--batch-size", "4", "--vectors", "6", "--keep-log"]
-KILLS, CLIENTS = 30, 4
+KILLS, CLIENTS = 12, 4
 
 
 class Servers(Driver):
@@ -169,7 +170,7 @@ class VectorClient(Client):
 
 
 def status(port: int) -> dict[str, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     try:
         connection.request("GET", "/status")
         return dict(json.loads(connection.getresponse().read()))
@@ -204,28 +205,32 @@ def check(
 
 
 @pytest.mark.usefixtures("quick_convolution")
-def test_killed_thirty_times_in_the_middle_of_a_load(servers: Servers, tmp_path: Path) -> None:
+def test_killed_again_and_again_in_the_middle_of_a_load(servers: Servers, tmp_path: Path) -> None:
     clients = [Client(number) for number in range(CLIENTS)]
-    load_and_kill(servers, tmp_path / "model", clients, KILLS)
+    load_and_kill(servers, tmp_path / "model", clients, KILLS, enough=100)
     check(tmp_path / "model", clients)
-    assert sum(len(client.acknowledged) for client in clients) > 100
-    assert sum(client.repeated for client in clients) > 0  # a request whose answer was lost, sent again under its key
 
 
-def test_killed_while_it_learns_vectors(
-    servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_while_it_learns_vectors(servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "words", VECTOR_WORDS)
     clients = [VectorClient(number) for number in range(2)]
-    load_and_kill(servers, tmp_path / "model", clients, 6)
+    load_and_kill(servers, tmp_path / "model", clients, kills=4, enough=20)
     check(tmp_path / "model", clients, VECTOR_RECIPE, VECTOR_FORM)
-    assert sum(len(client.acknowledged) for client in clients) > 20
 
 
-def load_and_kill(servers: Servers, folder: Path, clients: Sequence[Client], kills: int) -> None:
-    """Kill the service so many times while clients send, then let it learn all, and stop it."""
+def load_and_kill(servers: Servers, folder: Path, clients: Sequence[Client], kills: int, enough: int) -> None:
+    """Kill the service while clients send, then let it learn all, and stop it.
+
+    So many times, or more, until there was enough to lose, however slow the machine: samples, and an answer, so that a
+    request was repeated under its key.
+    """
     moment = random.Random(7)
-    for kill in range(kills):
+
+    def is_enough() -> bool:
+        acknowledged = sum(len(client.acknowledged) for client in clients)
+        return acknowledged > enough and any(client.repeated for client in clients)
+
+    for kill in takewhile(lambda kill: kill < kills or (kill < 10 * kills and not is_enough()), count()):
         # Every third time at the n-th sync, which may be of the log or of a checkpoint; else at any moment.
         die_at_sync = moment.randint(1, 60) if kill % 3 == 2 else 0
         pid, port = servers.start(
@@ -250,6 +255,7 @@ def load_and_kill(servers: Servers, folder: Path, clients: Sequence[Client], kil
         time.sleep(0.05)
     os.kill(pid, signal.SIGTERM)
     assert servers.exit_code() == 0
+    assert is_enough()
 
 
 def test_a_clean_stop_saves_what_was_learned(servers: Servers, tmp_path: Path) -> None:
@@ -284,7 +290,7 @@ def test_killed_while_it_saved_for_the_first_time(servers: Servers, tmp_path: Pa
 def test_a_real_socket_reads_no_more_than_the_limit(servers: Servers, tmp_path: Path) -> None:
     """A body in chunks without a length: refused while it comes in, and the connection ends."""
     pid, port = servers.start(tmp_path, "--max-body", "1")
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=300) as connection:
         head = f"POST /predict HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
         connection.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
         sent, chunk = 0, b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
@@ -295,13 +301,13 @@ def test_a_real_socket_reads_no_more_than_the_limit(servers: Servers, tmp_path: 
         except OSError:  # it was hung up on
             pass
         assert sent < 16 * 2**20
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=300) as connection:
         connection.sendall(
             f"POST /predict HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n".encode()
         )
         connection.sendall(b"Content-Length: 99999999999\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=300) as connection:
         connection.sendall(b"no HTTP at all\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 400 ")
     os.kill(pid, signal.SIGTERM)

@@ -63,8 +63,8 @@ GOOD = tiny_dataset()
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"train_x": GOOD.train_x.astype(np.float32)}, r"train_x must be uint8 .* float32 \[12, 5, 4, 3\]"),
-        ({"test_x": GOOD.test_x[..., 0]}, r"test_x must be uint8 .* \[3, 5, 4\]"),
+        ({"train_x": GOOD.train_x.astype(np.float32)}, r"train_x must be images, uint8 .* float32 \[12, 5, 4, 3\]"),
+        ({"test_x": GOOD.test_x[..., 0]}, r"test_x must be images, uint8 .* \[3, 5, 4\]"),
         ({"train_x": GOOD.train_x[..., :2]}, "C 1 or 3"),
         ({"test_x": GOOD.test_x[:, :0]}, "test_x must be"),
         ({"train_y": GOOD.train_y.astype(np.int32)}, "train_y must be int64 .* int32"),
@@ -73,7 +73,7 @@ GOOD = tiny_dataset()
         ({"test_y": GOOD.test_y + 1}, r"label 3 in test_y is outside 0\.\.2"),
         ({"train_y": GOOD.train_y - 1}, r"label -1 in train_y is outside 0\.\.2"),
         ({"train_y": np.zeros(12, np.int64)}, r"class 1 \('class 1'\) has no training image"),
-        ({"test_x": GOOD.test_x[:, :3]}, "training images are 5x4x3 but test images are 3x4x3"),
+        ({"test_x": GOOD.test_x[:, :3]}, "training inputs are 5x4x3 uint8 but test inputs are 3x4x3 uint8"),
         ({"test_x": GOOD.test_x[:0], "test_y": GOOD.test_y[:0]}, "the test split is empty"),
         ({"train_x": GOOD.train_x[:0], "train_y": GOOD.train_y[:0]}, "the train split is empty"),
         ({"classes": ()}, "no class names"),

@@ -38,7 +38,7 @@ def predict(
     top
         Classes shown for each input.
     device
-        auto, cpu or cuda.
+        auto, cpu, cuda or mps.
     as_json
         Print one JSON object per line and input.
     """

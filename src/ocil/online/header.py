@@ -30,8 +30,6 @@ from ocil.runs.config import fill, values
 
 FORMAT = 2
 """Format 1 knew images alone, and one network."""
-OPTIONS_OF_WEIGHTS = {"pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"}
-"""Options of timm's models that read or download a file."""
 
 KINDS: dict[type, str] = {
     dict: "an object",
@@ -135,9 +133,6 @@ def refuse_unfit(config: LearnerConfig) -> None:
     if config.features:
         advice = f"give a model network = {config.features} and freeze = backbone"
         raise OcilError(f"features = {config.features} is for runs: {advice}.")
-    options = Spec.parse(config.network, "network").options
-    if weights := sorted(OPTIONS_OF_WEIGHTS & options.keys()):
-        raise OcilError(f"network = {config.network}: give weights by the setting pretrained, not by {weights[0]}.")
 
 
 def check_tensors(header: Header, tensors: Mapping[str, Tensor], trusted: bool) -> None:
@@ -281,21 +276,22 @@ def _misshapen(name: str, found: Tensor, expected: Tensor) -> HeaderError:
 def _expected(header: Header, capacity: int, trusted: bool) -> Learner | None:
     """A learner of these settings on the meta device, without numbers. None for a method from outside this package
     that cannot be made without numbers: then only its own ``load_state`` checks its tensors.
+
+    A network from outside that cannot be made without numbers is made with them, if it is ``trusted``.
     """
-    info = method(header.recipe["method"])
+    info, name = method(header.recipe["method"]), Spec.parse(header.config.network, "network").name
+    network = NETWORKS.find(name)
     problem = problem_of(header.input_format, capacity)
+    ours = isinstance(info.target, str) and (name.startswith("timm:") or (network and isinstance(network.target, str)))
     try:
-        make = _kept if isinstance(info.target, str) else _without_numbers  # a config from outside may have no hash
-        return make(info.load(), header.config, problem)
+        return (_kept if ours else _without_numbers)(info.load(), header.config, problem)
     except Exception as error:
         if not isinstance(info.target, str):
             return None
-        if Spec.parse(header.config.network, "network").name in NETWORKS:
+        if network is not None and isinstance(network.target, str):
             raise HeaderError(f"its settings make no model: {error}") from error
-        if not trusted:
-            raise UntrustedError(
-                f"has a network that cannot be checked before it is built, {header.config.network}"
-            ) from error
+        if network is None and not trusted:
+            raise UntrustedError(f"has a network that cannot be checked before it is built: {error}") from error
     return info.load()(header.config, problem)
 
 

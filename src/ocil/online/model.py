@@ -40,7 +40,7 @@ from ocil.online.header import (
 from ocil.online.images import ImageFormat
 from ocil.online.inputs import InputError
 from ocil.online.labels import ClassLabel, encoded
-from ocil.precision import numerics
+from ocil.precision import numerics, widest
 from ocil.rng import check_seed
 from ocil.runs.config import REVIEW_EVERY, resolve
 from ocil.runs.environment import pick_device
@@ -354,7 +354,7 @@ def probabilities(
     for first in range(0, len(x) if classes else 0, SCORED_TOGETHER):
         part = slice(first, first + SCORED_TOGETHER)
         scores = scorer(on_device(x[part], device))[:, :classes]
-        found[part] = scores.double().softmax(1).cpu().numpy()
+        found[part] = scores.to(widest(device)).softmax(1).cpu().numpy()
     return found
 
 

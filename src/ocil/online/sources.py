@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ocil.data.folder import class_folders, list_images, training_folder
+from ocil.data.layouts import class_folders, list_images, training_folder
 from ocil.errors import OcilError
 from ocil.online.arrays import ArrayRows, Names, Rows, is_array_file, open_labels, open_rows
 from ocil.online.formats import InputFormat
