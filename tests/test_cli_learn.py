@@ -13,9 +13,9 @@ from PIL import Image
 
 from ocil.errors import OcilError
 from ocil.online.feed import Feed
-from ocil.online.sources import ImageFiles, Sample, read_list
 from ocil.online.images import ImageFormat
 from ocil.online.model import FILE, Model, Recipe
+from ocil.online.sources import ImageFiles, Sample, read_list
 from ocil.runs.environment import digest
 from tests.conftest import Call, left_over, one_error
 
@@ -79,11 +79,12 @@ def test_learn_and_predict(ocil_command: Call, table: Path, photos: Path, tmp_pa
 
 
 def test_the_accuracy_is_that_of_predictions_before_learning(table: Path) -> None:
-    feed = Feed(Model(RECIPE, FORM), ImageFiles(read_list(table)))
+    samples = read_list(table)
+    feed = Feed(Model(RECIPE, FORM), ImageFiles(samples))
     other = Model(RECIPE, FORM)
     right = 0
     for first in range(0, 18, 4):
-        batch = feed.source.samples[first : first + 4]
+        batch = samples[first : first + 4]
         x, labels = FORM.read([sample.path for sample in batch]), [sample.label for sample in batch]
         if other.labels:
             best = other.probabilities(x).argmax(1)

@@ -26,6 +26,7 @@ from ocil.online.header import HeaderError, parsed
 from ocil.online.images import ImageFormat
 from ocil.online.inputs import InputError
 from ocil.online.model import FILE, Model, Recipe, has_model
+from ocil.online.sources import ImageFiles
 from ocil.runs.environment import digest
 from tests.conftest import Call, one_error
 

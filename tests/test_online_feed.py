@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from ocil.online.feed import Feed
-from ocil.online.sources import ImageFiles, Sample, read_list
 from ocil.online.images import ImageFormat
 from ocil.online.model import Model, Recipe
+from ocil.online.sources import ImageFiles, Sample, read_list
 from ocil.runs.environment import digest
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")

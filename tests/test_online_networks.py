@@ -42,7 +42,7 @@ class Small(nn.Module):
 
 
 def with_statistics(input_shape: InputShape) -> nn.Module:
-    return nn.BatchNorm1d(*input_shape)
+    return nn.BatchNorm1d(input_shape[0])
 
 
 def images(count: int) -> tuple[np.ndarray, list[str]]:
@@ -60,7 +60,7 @@ def taught(form: ImageFormat | VectorFormat, method: str = "er", **settings: Any
     model = Model(Recipe(method, memory=20, settings=settings), form)
     x, labels = (images if isinstance(form, ImageFormat) else vectors)(24)
     for first in range(0, 24, 6):
-        model.learn(x[first : first + 6], labels[first : first + 6])
+        model.learn(form.read(x[first : first + 6]), labels[first : first + 6])
     return model
 
 
@@ -268,7 +268,7 @@ def test_export_of_a_model_of_vectors(precision: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit"])
 def test_a_model_of_timm(name: str, timm: Any, tmp_path: Path) -> None:
     torch.save(timm.create_model(name, num_classes=0).state_dict(), tmp_path / "weights.pth")
-    settings = {"pretrained": str(tmp_path / "weights.pth"), "freeze": "backbone", "lr": 0.01}
+    settings: dict[str, Any] = {"pretrained": str(tmp_path / "weights.pth"), "freeze": "backbone", "lr": 1.0}
     model = taught(ImageFormat((12, 12, 1)), network=f"timm:{name}", **settings)
     model.save(tmp_path)
     (tmp_path / "weights.pth").unlink()

@@ -656,7 +656,7 @@ def test_images_of_another_shape_in_the_log_are_an_error(tmp_path: Path) -> None
         settle(service)
     (tmp_path / FILE).unlink()
     with (
-        pytest.raises(OcilError, match="inputs of 12x12x1 .uint8., but the model takes images of 14x14x1"),
+        pytest.raises(OcilError, match=r"inputs of 12x12x1 \(uint8\), but the model takes images of 14x14x1"),
         running(tmp_path, form=ImageFormat((14, 14, 1))),
     ):
         pass

@@ -178,9 +178,7 @@ def status(port: int) -> dict[str, Any]:
         connection.close()
 
 
-def check(
-    folder: Path, clients: Sequence[Client], recipe: Recipe = RECIPE, form: InputFormat = FORM
-) -> None:
+def check(folder: Path, clients: Sequence[Client], recipe: Recipe = RECIPE, form: InputFormat = FORM) -> None:
     """Compare what was acknowledged with the log, and the model with one that was never killed."""
     assert [problem for client in clients for problem in client.problems] == []
     batches = batches_of(folder)

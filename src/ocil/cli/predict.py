@@ -85,8 +85,8 @@ def export(
 ) -> None:
     """Write a model as one file for serving elsewhere: ONNX, or a program of `torch.export`.
 
-    Input `images`: uint8 [N, height, width, channels], any N; of a model of vectors `vectors`: float32 [N, D]. Output `probabilities`: float32 [N, classes]. The labels
-    of the columns are in the file too, as JSON.
+    Input `images`: uint8 [N, height, width, channels], any N; of a model of vectors `vectors`: float32 [N, D]. Output
+    `probabilities`: float32 [N, classes]. The labels of the columns are in the file too, as JSON.
 
     Example: `ocil export --model birds --out birds.onnx`
 

@@ -28,10 +28,15 @@ LOCAL_HEADER = 30  # bytes of a ZIP entry before its name; the lengths of its na
 class Rows(Protocol):
     """Rows of numbers, all of the same length."""
 
-    path: Path
-    size: int
-    """Numbers of a row."""
-    dtype: "np.dtype[Any]"
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def size(self) -> int:
+        """Numbers of a row."""
+
+    @property
+    def dtype(self) -> "np.dtype[Any]": ...
 
     def __len__(self) -> int: ...
 
@@ -95,7 +100,9 @@ def open_labels(path: Path, names: Names) -> list[ClassLabel]:
 
         return read_labels(path, names)
     if path.suffix.lower() == ".npy":
-        raise OcilError(f"{path} has no labels: name a file of them with --labels, a .npy, or a .txt with one per line.")
+        raise OcilError(
+            f"{path} has no labels: name a file of them with --labels, a .npy, or a .txt with one per line."
+        )
     return as_labels(path, _array(path, (names.y,) if names.y else (), "y", "--y"))
 
 
@@ -170,7 +177,9 @@ def _from_archive(path: Path, chosen: Sequence[str], usual: str, option: str) ->
         if entry.compress_type == zipfile.ZIP_STORED and not entry.flag_bits & 1:
             file.seek(entry.header_offset)
             head = file.read(LOCAL_HEADER)
-            start = entry.header_offset + LOCAL_HEADER + sum(int.from_bytes(head[at : at + 2], "little") for at in (26, 28))
+            start = (
+                entry.header_offset + LOCAL_HEADER + sum(int.from_bytes(head[at : at + 2], "little") for at in (26, 28))
+            )
             if start + entry.file_size > path.stat().st_size:
                 raise ValueError("it is cut short")
             return _mapped(path, file, start, start + entry.file_size)

@@ -26,7 +26,6 @@ from ocil.online.labels import ClassLabel, decoded, encoded
 from ocil.online.model import SCORED_TOGETHER, Model, Recipe
 from ocil.runs.environment import pick_device
 
-
 OWN_PARAMETERS = ("network", "pretrained", "freeze", "optimizer")
 """Settings of the learner that are parameters of the estimator."""
 

@@ -9,7 +9,7 @@ from ocil.online.images import ImageFormat, is_pictures
 from ocil.online.vectors import VectorFormat
 
 InputFormat = ImageFormat | VectorFormat
-"""Both have ``shape`` (of one input as it is given), ``network_shape`` and ``dtype`` (as it is stored), and ``read``."""
+"""Both have ``shape``, of one input as it is given; ``network_shape`` and ``dtype``, as it is stored; and ``read``."""
 
 
 def format_of(

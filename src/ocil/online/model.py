@@ -92,9 +92,7 @@ class Recipe:
                 usual[name] = max(1, min(getattr(default, name), self.memory))
             given["memory"] = self.memory
         given |= {name: value for name, value in usual.items() if given.get(name) is None}
-        config = resolve(
-            info.name, "stream", settings=given | {"batch_size": self.batch_size}, vectors=vectors
-        ).learner
+        config = resolve(info.name, "stream", settings=given | {"batch_size": self.batch_size}, vectors=vectors).learner
         refuse_unfit(config)
         if config.pretrained and info.load().restarts:
             raise OcilError(

@@ -51,7 +51,9 @@ class ParquetRows:
             field = file.schema_arrow.field(self._columns[0])
             self._is_lists = _is_list(field.type)
             types = [file.schema_arrow.field(name).type for name in self._columns]
-            self.dtype = np.result_type(*(_number_type(path, name, kind) for name, kind in zip(self._columns, types, strict=True)))
+            self.dtype = np.result_type(
+                *(_number_type(path, name, kind) for name, kind in zip(self._columns, types, strict=True))
+            )
             self.size = len(self._columns)
             if self._is_lists:
                 self.size = field.type.list_size if kinds.is_fixed_size_list(field.type) else self._first_length(file)
@@ -136,10 +138,16 @@ def read_labels(path: Path, names: Names) -> list[ClassLabel]:
             raise OcilError(f"{path} has no column of labels: name it with --y; there are {_listed(schema.names)}.")
         kind = schema.field(name).type
         kind = kind.value_type if kinds.is_dictionary(kind) else kind
-        if not (kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_integer(kind) or kinds.is_boolean(kind)):
+        if not (
+            kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_integer(kind) or kinds.is_boolean(kind)
+        ):
             raise OcilError(f"column '{name}' of {path} has {kind}, but labels must be text or whole numbers.")
         once: dict[ClassLabel, ClassLabel] = {}
-        labels = [once.setdefault(one, one) for batch in file.iter_batches(columns=[name]) for one in batch.column(0).to_pylist()]
+        labels = [
+            once.setdefault(one, one)
+            for batch in file.iter_batches(columns=[name])
+            for one in batch.column(0).to_pylist()
+        ]
     if None in once:
         raise OcilError(f"column '{name}' of {path} has missing labels: row {labels.index(None)}.")
     return labels

@@ -69,7 +69,9 @@ def _of_rows(model: Model, path: Path, top: int, names: Names) -> Iterator[dict[
         part = rows.read(first, min(first + SCORED_TOGETHER, len(rows)))
         for number, row in enumerate(_readable(model, part), first):
             place = {"path": str(path), "row": number}
-            yield place | ({"error": f"row {number} of {path} {row}"} if isinstance(row, str) else _best(model, row, top))
+            yield place | (
+                {"error": f"row {number} of {path} {row}"} if isinstance(row, str) else _best(model, row, top)
+            )
 
 
 def _readable(model: Model, part: NDArray[Any]) -> list[Any]:

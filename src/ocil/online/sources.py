@@ -67,8 +67,7 @@ class ImageFiles:
         return len(self.samples)
 
     def check(self, input_format: InputFormat, new: bool = True) -> None:
-        """Raise an ``OcilError`` if not one of the images for a new model can be read. It stops at the first that can.
-        """
+        """Raise an ``OcilError`` if the model is new and not one image can be read. It stops at the first that can."""
         if not isinstance(input_format, ImageFormat):
             raise OcilError(f"the model takes {input_format}, and these are images.")
         if not new:
@@ -213,8 +212,8 @@ def read_list(source: Path, shuffle: int | None = None) -> list[Sample]:
         samples = _read_csv(source)
     else:
         raise OcilError(
-            f"{source} is neither a folder CLASS/IMAGE nor a .csv file with columns path and label, nor rows of numbers "
-            "in a .npy, .npz or .parquet file."
+            f"{source} is neither a folder CLASS/IMAGE nor a .csv file with columns path and label, nor rows of "
+            "numbers in a .npy, .npz or .parquet file."
         )
     if shuffle is not None:
         samples = [samples[number] for number in random_order(len(samples), shuffle)]

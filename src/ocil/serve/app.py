@@ -54,7 +54,13 @@ def create_app(service: Service, token: str | None = None, hosts: tuple[str, ...
 
     vectors = service.vectors
     posted = {"response_model": answers.Learned, "openapi_extra": answers.learn_body(limits, vectors)}
-    add("POST", routes.learn, f"Learn labelled {'images' if vectors is None else 'vectors'}", _refusals(409, *BODY), **posted)
+    add(
+        "POST",
+        routes.learn,
+        f"Learn labelled {'images' if vectors is None else 'vectors'}",
+        _refusals(409, *BODY),
+        **posted,
+    )
     posted = {"response_model": answers.Predicted, "openapi_extra": answers.predict_body(limits, vectors)}
     add("POST", routes.predict, f"Classify {'images' if vectors is None else 'vectors'}", _refusals(*BODY), **posted)
     add("GET", routes.status, "What it has learned", _refusals(*GUARD))

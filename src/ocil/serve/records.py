@@ -48,7 +48,11 @@ class Samples:
         if self.key is not None:
             content |= {"key": self.key, "digest": self.digest}
         header = json.dumps(content).encode()
-        return BODY.pack(self.first, SAMPLES, len(header)) + header + np.ascontiguousarray(self.inputs, TYPES[kind]).tobytes()
+        return (
+            BODY.pack(self.first, SAMPLES, len(header))
+            + header
+            + np.ascontiguousarray(self.inputs, TYPES[kind]).tobytes()
+        )
 
 
 @dataclass(frozen=True)

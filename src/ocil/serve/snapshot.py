@@ -45,9 +45,9 @@ class Snapshots:
     """Three copies of a learner in turn: the newest, the one that is being read, and one to write to.
 
     A step is published by copying all that a prediction depends on to a spare copy and then naming that the newest. So
-    no reader sees half a step, and none waits for one. Frozen weights never change, so all copies share them. The memory
-    is not copied: what a method reads of it, for its class means, it reads when its scorer is made, here, in the
-    learning thread.
+    no reader sees half a step, and none waits for one. Frozen weights never change, so all copies share them. The
+    memory is not copied: what a method reads of it, for its class means, it reads when its scorer is made, here, in
+    the learning thread.
 
     One reader at a time, besides the learning thread, which may always read the newest one.
     """
