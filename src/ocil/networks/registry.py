@@ -201,7 +201,7 @@ def build(
     made = seeded(make, seed)
     if growing:
         made.head = GrowingHead(made.feature_size, classes, derive(seed, "head"))
-    if pretrained and pretrained != weights.OWN and not weights.are_skipped():
+    if pretrained and pretrained != weights.OWN:
         weights.load(made.body if isinstance(made, WrappedNetwork) else made, pretrained)
     if freeze != "none":
         made.freeze(freeze)
@@ -240,7 +240,7 @@ def _body(info: NetworkInfo, chosen: Spec, input_shape: InputShape, pretrained: 
             raise OcilError(
                 f"pretrained = {weights.OWN} is for models of timm: give a file of weights for {info.name}."
             )
-        options["own_weights"] = not weights.are_skipped()
+        options["own_weights"] = True
     try:
         body = info.load()(input_shape, **options)
     except OcilError:
