@@ -199,7 +199,7 @@ def command(config: RunConfig) -> str:
 
 def with_settings(words: Sequence[str], settings: Mapping[str, Any]) -> str:
     """A command with settings behind ``--set``."""
-    given = [f"{name}={as_argument(value)}" for name, value in settings.items()]
+    given = [shlex.quote(f"{name}={as_argument(value)}") for name, value in settings.items()]
     return " ".join([*words, *(["--set", *given] if given else [])])
 
 
