@@ -8,8 +8,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TEST_READY := $(VENV)/.ready-test
-INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt
+# pip compiles what it installs in one process, which takes as long as the installation: see compile.
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_FLAGS) --constraint constraints.txt
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Every process that tests start would compile ocil again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test quick lint format clean
 
@@ -18,14 +22,21 @@ help:  ## what there is
 
 setup: $(READY)  ## create .venv and install ocil with its pinned dependencies
 
-$(READY): pyproject.toml constraints.txt
+# What is installed is compiled on all cores, but for tests of packages. Some files are for newer versions of Python.
+define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "ocil needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) --editable '.[dev]'
+	$(INSTALL) --editable '.[$(1)]'
+	@$(BIN)/python -m compileall -qq -j 0 -x '/tests/|/torch/testing/_internal/' $(VENV)/lib || true
 	@touch $(READY)
+endef
 
-$(TEST_READY): $(READY)
-	$(INSTALL) --editable '.[test]'
+# `make test` installs once: .[test] has all that .[dev] has.
+$(READY): pyproject.toml constraints.txt | $(if $(filter test,$(MAKECMDGOALS)),$(TEST_READY))
+	$(call install,dev)
+
+$(TEST_READY): pyproject.toml constraints.txt
+	$(call install,test)
 	@touch $(TEST_READY)
 
 demo: $(READY)  ## fine-tuning, ER and AFS on the embedded dataset: a table and a picture (about 2 minutes on 2 cores)

@@ -1,11 +1,14 @@
-"""A dataset that learns in a moment, and a way to call the command line."""
+"""A dataset that learns in a moment, and ways to call the command line and scripts."""
 
+import io
 import os
 import re
+import runpy
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +42,7 @@ class Said(NamedTuple):
 
 
 Call = Callable[..., Said]
+Script = Callable[..., str]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -47,6 +51,12 @@ def one_thread() -> None:
     from ocil.threads import set_threads
 
     set_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What is kept for later lies in a folder of the tests, also for the processes that they start."""
+    os.environ["OCIL_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture
@@ -125,6 +135,41 @@ def start_python() -> Callable[..., "subprocess.Popen[str]"]:
         )  # fmt: skip
 
     return start
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
+    """Run ``FOLDER/NAME.py`` with some words, in an empty folder; what it prints. In this process: a Python of its own
+    would spend most of its time on loading PyTorch."""
+
+    def run(name: str, *words: object, code: int = 0) -> str:
+        import ocil.kernels.convolution
+        from ocil.threads import set_threads
+
+        path = Path(__file__).parents[1] / f"{name}.py"
+        said, stopped, loaded = io.StringIO(), 0, {*sys.modules}
+        interrupt = signal.getsignal(signal.SIGINT)
+        with monkeypatch.context() as patch, redirect_stdout(said), redirect_stderr(said):
+            patch.setattr(ocil.kernels.convolution, "SLOW_BACKWARD", ocil.kernels.convolution.SLOW_BACKWARD)
+            patch.setenv("TRITON_INTERPRET", "1")  # as in the tests of the kernels
+            patch.setattr(sys, "argv", [str(path), *map(str, words)])
+            patch.syspath_prepend(path.parent)
+            patch.chdir(tmp_path)
+            try:
+                runpy.run_path(str(path), run_name="__main__")
+            except SystemExit as ended:
+                stopped = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+                print("" if isinstance(ended.code, int | None) else ended.code)
+            finally:
+                signal.signal(signal.SIGINT, interrupt)
+                set_threads(1)
+                for module in {*sys.modules} - loaded:  # a script that another one imports
+                    if (getattr(sys.modules[module], "__file__", None) or "").startswith(str(path.parent)):
+                        del sys.modules[module]
+        assert stopped == code, said.getvalue()
+        return said.getvalue()
+
+    return run
 
 
 def left_over(root: Path) -> list[Path]:

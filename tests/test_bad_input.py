@@ -305,7 +305,7 @@ def test_a_file_too_large(start_python: Callable[..., "subprocess.Popen[str]"], 
         f"from ocil.cli import main; main({[*words, '--set', 'width=2', 'tasks=2']})"
     )
     process = start_python("-c", script)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 2, err
     assert out == ""
     assert [line for line in err.splitlines() if "File too large" in line] == err.splitlines()[-1:]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import ocil
 from ocil.engines.job import Observer
 from ocil.methods import METHODS
 from ocil.methods.fine_tune import FineTune
@@ -296,6 +297,44 @@ def test_a_second_ctrl_c_stops_at_once(run_tiny: Call, monkeypatch: pytest.Monke
     assert signal.getsignal(signal.SIGINT) is before
 
 
+# Loaded by every process of a command: each step of fine-tuning sleeps, so that no run ends before the signal comes.
+SLOW_STEPS = """
+import sys, time
+from importlib.machinery import PathFinder
+
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name != "ocil.methods.fine_tune":
+            return None
+        spec = PathFinder.find_spec(name, path)
+        load = spec.loader.exec_module
+
+        def exec_module(module):
+            load(module)
+            learn = module.FineTune.learn
+            module.FineTune.learn = lambda self, x, y: (time.sleep(0.4), learn(self, x, y))[1]
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+sys.meta_path.insert(0, Finder)
+"""
+
+
+@pytest.fixture
+def slow_python(start_python: Start, tmp_path: Path) -> Start:
+    """Start another Python that finds ocil with ``SLOW_STEPS``."""
+    folder = tmp_path / "python"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(SLOW_STEPS)
+    path = os.pathsep.join(map(str, (folder, Path(ocil.__file__).parents[1])))
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    return lambda *words: start_python(*words, env=environment)
+
+
 def start_and_interrupt(
     start_python: Start,
     words: list[object],
@@ -307,7 +346,7 @@ def start_and_interrupt(
     try:
         ready(process)
         os.killpg(process.pid, number)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=600)
     finally:
         process.kill()
     return Said(process.returncode, out, err)
@@ -320,7 +359,7 @@ def start_and_interrupt(
     ids=["Ctrl-C", "Ctrl-C, two workers", "SIGTERM to all, two workers"],
 )
 def test_asked_to_stop_it_saves_and_the_same_command_goes_on(
-    start_python: Start, ocil_command: Call, tiny_npz: Path, tmp_path: Path, workers: int, number: signal.Signals
+    slow_python: Start, ocil_command: Call, tiny_npz: Path, tmp_path: Path, workers: int, number: signal.Signals
 ) -> None:
     words: list[object] = ["run", "fine-tune", "-d", tiny_npz, "--workers", workers, "--set", "width=2", "tasks=2"]
     seeds = ["--seeds", workers + 1]
@@ -329,7 +368,7 @@ def test_asked_to_stop_it_saves_and_the_same_command_goes_on(
         while process.poll() is None and len(list((tmp_path / "a").rglob("config.json"))) < 2:
             time.sleep(0.001)
 
-    said = start_and_interrupt(start_python, [*words, *seeds, "--out", tmp_path / "a"], the_second_run_begins, number)
+    said = start_and_interrupt(slow_python, [*words, *seeds, "--out", tmp_path / "a"], the_second_run_begins, number)
     assert said.code == 130, said
     assert "Saving; once more stops at once." in said.err
     assert "Stopped: the same command goes on from what was last saved." in said.err

@@ -173,7 +173,7 @@ def test_killed_in_the_middle_of_a_write(
     assert ocil_command(*words, "--model", tmp_path / "whole").code == 0
     killed = tmp_path / "killed"
     process = start_python("-c", SCRIPT, 3, *words, "--model", killed)
-    process.communicate(timeout=120)
+    process.communicate(timeout=600)
     assert process.returncode == -signal.SIGKILL
     assert Model.load(killed, "cpu").samples == 8  # the third save was never finished
     assert len(left_over(killed)) == 1

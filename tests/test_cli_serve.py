@@ -143,7 +143,7 @@ def test_learn_serve_and_learn_again(
         assert (told["first"], told["applied"], told["model_samples"]) == (1, True, 9)
     finally:
         os.kill(server.pid, signal.SIGTERM)
-        out, err = server.communicate(timeout=60)
+        out, err = server.communicate(timeout=600)
     assert (server.returncode, out) == (0, ""), err
     model = Model.load(folder, "cpu")
     assert (model.samples, model.note["feed"]["position"], model.note["serve"]["position"]) == (9, 8, 1)

@@ -105,7 +105,7 @@ def test_a_second_ctrl_c_ends_the_workers(runs: list[StreamRun], tmp_path: Path)
 
     with pytest.raises(KeyboardInterrupt):
         run_all(runs, job(tmp_path, 2), Observer(should_stop=stop_at_once))
-    end = time.monotonic() + 10
+    end = time.monotonic() + 600
     while multiprocessing.active_children() and time.monotonic() < end:
         time.sleep(0.01)
     assert not multiprocessing.active_children()
@@ -141,7 +141,7 @@ if __name__ == "__main__":
         driver.kill()
     try:
         assert len(workers) == 2
-        end = time.monotonic() + 20
+        end = time.monotonic() + 600
         while any(map(alive, workers)) and time.monotonic() < end:
             time.sleep(0.05)
         assert not any(map(alive, workers))

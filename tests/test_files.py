@@ -259,7 +259,7 @@ def test_it_can_be_imported_where_there_is_no_unix(start_python: Callable[..., "
     process = start_python(
         "-c", hidden + "import ocil.files, ocil.data, ocil.runs.stream_run, ocil.longtail.runs; print('well')"
     )
-    assert process.communicate(timeout=120)[0] == "well\n"
+    assert process.communicate(timeout=600)[0] == "well\n"
 
 
 @pytest.mark.parametrize("error", [AttributeError, ValueError, OSError])

@@ -35,9 +35,11 @@ from ocil.runs.results import Result
 from ocil.runs.stepper import Stepper, arrivals
 from ocil.runs.stream_run import ActiveStreamRun
 from ocil.streams import DeviceData
+from ocil.testing.subject import changed, end_task, frozen
+from ocil.testing.watch import HostWatch
 from tests.reference.datasets import noise, patterned
 from tests.test_engine_gpu import FakeCapture, Replayed
-from tests.test_methods import DISTINCT, REHEARSES, HostWatch, changed, end_task, frozen
+from tests.test_methods import DISTINCT, GENTLE, REHEARSES
 
 pytestmark = pytest.mark.slow
 CLASSES, BATCH = 6, 5
@@ -214,7 +216,7 @@ def test_growth_in_steps_equals_room_from_the_start(name: str) -> None:
 @every_method
 def test_growth_alone_changes_nothing(name: str) -> None:
     """Not one bit of what was there; new rows are 0, also those of momentum."""
-    learner = make(name, 4, momentum=0.9)
+    learner = make(name, 4, lr=0.01, momentum=0.9)  # at a larger rate, some processors' rounding leads to NaN
     learn(learner, range(3), [0, 2])
     end_task(learner)
     learn(learner, range(1), [2])
@@ -416,16 +418,14 @@ def test_a_growing_learner_learns(name: str) -> None:
     data = patterned()
     needs: dict[str, dict[str, Any]] = {
         "gdumb": {"rehearsal_epochs": 20},
-        "dvc": {"crop": 0.7, "jitter": 0.0, "lr": 0.03},
-        "ocm": {"lr": 0.02},
-        "er-ace": {"pad": 0},
+        **GENTLE,
     }
     memory = {"memory": 40} if METHODS[name].memory else {}
     settings: dict[str, Any] = {"width": 4, "lr": 0.05} | memory | needs.get(name, {})
     learner = make(name, data=data, **settings)
     for last in range(1, 4):
         learn(learner, range(4), list(range(last)), data)
-    learn(learner, range(60 if name == "ocm" else 24), [0, 1, 2, 3], data)
+    learn(learner, range(24), [0, 1, 2, 3], data)
     end_task(learner)
     assert learner.problem.classes == 4
     x, y = torch.from_numpy(data.test_x), torch.from_numpy(data.test_y)

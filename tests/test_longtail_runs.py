@@ -38,9 +38,9 @@ from ocil.runs.folder import RunFolder
 from ocil.runs.protocol import Interrupted, Progress, Run
 from ocil.runs.results import sealed, write_json
 from ocil.tensorfile import DamagedFileError
-from tests.conftest import Call, left_over, one_error
+from ocil.testing.watch import HostWatch
+from tests.conftest import Call, Script, left_over, one_error
 from tests.reference.datasets import patterned
-from tests.test_methods import HostWatch
 
 pytestmark = [pytest.mark.usefixtures("quick_convolution"), pytest.mark.slow]
 
@@ -790,12 +790,11 @@ import time
 import ocil.longtail.runs, ocil.report.longtail
 print(sorted({"rich", "cyclopts", "jinja2", "matplotlib", "sklearn"} & set(sys.modules)))
 """
-    out, err = start_python("-c", script).communicate(timeout=60)
+    out, err = start_python("-c", script).communicate(timeout=600)
     assert (out.strip(), err) == ("[]", "")
 
 
-def test_the_benchmark_writes_as_runs_end(start_python: Callable[..., Any], made: Path, tmp_path: Path) -> None:
-    script = Path(__file__).parents[1] / "benchmarks" / "longtail.py"
+def test_the_benchmark_writes_as_runs_end(script: Script, made: Path, tmp_path: Path) -> None:
     words = (
         "--datasets",
         made,
@@ -813,14 +812,13 @@ def test_the_benchmark_writes_as_runs_end(start_python: Callable[..., Any], made
         "--json",
         tmp_path / "out.json",
     )
-    out, err = start_python(script, *WORDS, *words).communicate(timeout=120)
-    assert "from start to table" in out, err
+    out = script("benchmarks/longtail", *WORDS, *words)
+    assert "from start to table" in out
     assert "| OLTR |" in out
     content = json.loads((tmp_path / "out.json").read_text())
     assert [LongTailResult.from_json(run).config.variant for run in content["runs"]] == ["ce", "oltr"]
-    tool = Path(__file__).parents[1] / "tools" / "take_runs.py"
     for more, said in (((), "2 of 2"), (("--side-by-side", "2"), "0 of 2")):
-        taken = start_python(tool, tmp_path / "out.json", tmp_path / "taken", *more).communicate(timeout=60)[0]
+        taken = script("tools/take_runs", tmp_path / "out.json", tmp_path / "taken", *more)
         assert taken == f"{said} runs are new\n"
     assert collect([tmp_path / "taken"]).longtail == collect([tmp_path / "runs"]).longtail
 

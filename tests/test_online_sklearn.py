@@ -70,7 +70,7 @@ try:
 except ocil.OcilError as error:
     print(error)
 """
-    out, err = start_python("-c", script).communicate(timeout=60)
+    out, err = start_python("-c", script).communicate(timeout=600)
     assert out == "OnlineClassifier needs scikit-learn, and sklearn is not installed: pip install 'ocil[sklearn]'\n", (
         err
     )
@@ -93,7 +93,7 @@ except ocil.OcilError as error:
         ("", "ModuleNotFoundError: No module named 'sklearn.base'"),
     ):
         (tmp_path / "sklearn" / "__init__.py").write_text(content)
-        out, err = start_python("-B", "-c", script).communicate(timeout=60)
+        out, err = start_python("-B", "-c", script).communicate(timeout=600)
         assert f"OnlineClassifier needs scikit-learn, which cannot be imported ({reason})" in out, err
 
 

@@ -117,6 +117,14 @@ def written(collection: Collection, tmp_path_factory: pytest.TempPathFactory) ->
     return write(collection, tmp_path_factory.mktemp("report"))
 
 
+@pytest.fixture
+def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of which files a report has: every figure is chosen and titled as usual, and drawn as a blank."""
+    blank = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"/>'
+    monkeypatch.setattr("ocil.report.figures.render", lambda paint, *args: blank)
+    monkeypatch.setattr("ocil.report.figures._rendered_once", lambda paint: blank)  # it would keep the blank
+
+
 def rows_of(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
@@ -369,6 +377,7 @@ def test_each_published_number_counts_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("blank_figures")
 def test_seeds_that_differ_are_said(tmp_path: Path) -> None:
     for memory, seeds in ((1000, 2), (5000, 3)):
         save(tmp_path, resolve("er", "cifar100", memory=memory), seeds=seeds)
@@ -502,6 +511,7 @@ def test_the_same_runs_give_the_same_bytes(collection: Collection, written: Writ
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("blank_figures")
 def test_a_report_written_over_another_leaves_nothing_of_it(collection: Collection, tmp_path: Path) -> None:
     out = tmp_path / "report"
     first = write(collection, out)
@@ -516,6 +526,7 @@ def test_a_report_written_over_another_leaves_nothing_of_it(collection: Collecti
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("blank_figures")
 def test_files_beside_a_page_that_is_none_of_ours_stay(collection: Collection, tmp_path: Path) -> None:
     for name in ("index.html", "tables/data.csv", "figures/logo.svg"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -542,6 +553,7 @@ def test_a_table_keeps_to_the_precision_that_most_of_it_has(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("blank_figures")
 def test_times_among_others_are_no_running_times(tmp_path: Path) -> None:
     for name in ("er", "mir"):
         save(tmp_path / "alone", resolve(name, "cifar100"))
@@ -817,6 +829,7 @@ def test_an_imported_dataset_that_was_imported_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("blank_figures")
 def test_a_path_that_is_no_text(tmp_path: Path) -> None:
     save(tmp_path, resolve("er", "cifar100"))
     bad = tmp_path / os.fsdecode(b"bad\xff")
@@ -828,6 +841,7 @@ def test_a_path_that_is_no_text(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["tables/cells.md", "index.html", "figures", "tables"])
+@pytest.mark.usefixtures("blank_figures")
 def test_what_stands_in_the_way_of_a_report(tmp_path: Path, place: str) -> None:
     save(tmp_path / "runs", resolve("er", "cifar100"))
     way = tmp_path / "report" / place

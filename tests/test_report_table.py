@@ -156,5 +156,5 @@ def test_the_model_needs_no_library_of_the_command_line(start_python: Callable[.
     script = (
         "import sys, ocil.report.table\nprint(sorted({'rich', 'torch', 'matplotlib', 'jinja2'} & set(sys.modules)))"
     )
-    out, err = start_python("-c", script).communicate(timeout=60)
+    out, err = start_python("-c", script).communicate(timeout=600)
     assert (out.strip(), err) == ("[]", "")

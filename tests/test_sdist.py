@@ -35,7 +35,7 @@ def unpacked(start_python: Start, tmp_path: Path) -> Path:
         shutil.copy2(ROOT / name, tmp_path / "tree" / name)
     code = "import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))"
     process = start_python("-c", code, tmp_path, cwd=tmp_path / "tree")
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     with tarfile.open(tmp_path / out.split()[-1]) as archive:
         archive.extractall(tmp_path / "unpacked", filter="data")
@@ -47,9 +47,17 @@ def test_the_sdist_holds_every_tracked_file_and_its_tests_are_found(unpacked: Pa
     files = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
     assert {name for name in files if ".egg-info/" not in name} == {*tracked()} | WRITTEN
     environment = os.environ | {"PYTHONPATH": str(unpacked / "src"), "OMP_NUM_THREADS": "1"}
-    words = ("-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider")
+    words = (
+        "-m",
+        "pytest",
+        "--collect-only",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--assert=plain",
+    )  # to find them, nothing need be rewritten
     process = start_python(*words, cwd=unpacked, env=environment)
-    out, err = process.communicate(timeout=240)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 0, out + err
     found = {line.partition("::")[0] for line in out.splitlines() if "::" in line}
     here = {str(path.relative_to(ROOT)) for path in ROOT.glob("tests/**/test_*.py")}

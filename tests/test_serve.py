@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from tests.conftest import Call, one_error
 from tests.serving import FORM, RECIPE, batches_of, picture, relearned, running
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
-SECONDS = 20.0
+SECONDS = 300.0
 
 
 def pixels(*brightness: int) -> np.ndarray:
@@ -42,6 +43,13 @@ def send(service: Service, *labels: Any, key: str | None = None, start: int = 0)
     known = sorted(set(map(str, labels)))
     x = pixels(*((start + 37 * known.index(str(label))) % 200 for label in labels))
     return service.writer.submit(x, labels, key, digest=f"{labels}{start}").result(SECONDS)
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + SECONDS
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def settle(service: Service) -> None:
@@ -280,10 +288,12 @@ def test_what_is_not_learned_when_it_stops_is_learned_after_the_start(tmp_path: 
     with running(tmp_path) as service:
         send(service, "a", "b")
         settle(service)
-        learn = service.model.learn
-        service.model.learn = lambda *what: (time.sleep(0.3), learn(*what))[1]
+        learn, inside, gate = service.model.learn, threading.Event(), threading.Event()
+        service.model.learn = lambda *what: (inside.set(), gate.wait(SECONDS), time.sleep(0.3), learn(*what))[3]
         for number in range(10):
             send(service, "a", "b", "c", "d", start=number)
+        assert inside.wait(SECONDS)
+        gate.set()
         service.close(finish_seconds=0.1)
         assert 0 < service.backlog < 40
     with running(tmp_path) as service:
@@ -448,7 +458,7 @@ def test_learning_waits_while_a_cut_cannot_be_written(tmp_path: Path, monkeypatc
 
         service.log.append = sometimes
         send(service, "a", "b")
-        time.sleep(0.2)
+        wait_for(lambda: service.problem is not None)
         assert service.problem is not None
         assert service.problem.startswith("learning waits")
         assert (service.trainer.position, service.failed) == (0, None)
@@ -467,7 +477,7 @@ def test_a_model_that_cannot_be_saved_is_saved_later(tmp_path: Path, monkeypatch
         service.model.save = full
         send(service, "a", "b")
         settle(service)
-        time.sleep(0.1)
+        wait_for(lambda: service.problem is not None)
         assert service.problem is not None
         assert "could not be saved" in service.problem
         assert len(service.log.segments()) == 1

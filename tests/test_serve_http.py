@@ -354,7 +354,7 @@ def test_a_full_queue_says_when_to_come_back(tmp_path: Path) -> None:
     limits = Limits(queue=4, batch=4)
     with running(tmp_path, limits=limits) as service, TestClient(create_app(service), base_url=HERE) as client:
         gate, learn = threading.Event(), service.model.learn
-        service.model.learn = lambda *what: (gate.wait(20), learn(*what))[1]
+        service.model.learn = lambda *what: (gate.wait(300), learn(*what))[1]
         assert client.post("/learn", **form((0, "a"), (9, "b"), (0, "a"))).json()["applied"] is False
         answer = client.post("/learn", **form((0, "a"), (9, "b")))
         refused(answer, 429, "3 samples wait to be learned, the most there may be is 4")
@@ -367,7 +367,7 @@ def test_waiting_has_an_end(tmp_path: Path) -> None:
     limits = Limits(wait_seconds=0.1)
     with running(tmp_path, limits=limits) as service, TestClient(create_app(service), base_url=HERE) as client:
         gate, learn = threading.Event(), service.model.learn
-        service.model.learn = lambda *what: (gate.wait(20), learn(*what))[1]
+        service.model.learn = lambda *what: (gate.wait(300), learn(*what))[1]
         answer = client.post("/learn?wait=true", **form((0, "a")))
         assert (answer.status_code, answer.json()["applied"], answer.json()["first"]) == (200, False, 1)
         refused(client.get("/memory"), 503, "long step")
@@ -415,10 +415,10 @@ def test_answers_that_name_many_classes_are_bounded(tmp_path: Path) -> None:
         assert predict(2, 2).status_code == 200
         newest, gate, inside = service.trainer.snapshots.newest, threading.Event(), threading.Event()
         real = newest.probabilities
-        object.__setattr__(newest, "probabilities", lambda x: (inside.set(), gate.wait(20), real(x))[2])
+        object.__setattr__(newest, "probabilities", lambda x: (inside.set(), gate.wait(300), real(x))[2])
         with ThreadPoolExecutor(1) as pool:
             first = pool.submit(predict, 1, 1000)
-            assert inside.wait(20)
+            assert inside.wait(300)
             refused(predict(1, 1000), 429, "too many large requests at once")
             gate.set()
             assert first.result(20).status_code == 200

@@ -36,7 +36,7 @@ def test_what_was_skipped_is_listed_by_its_reason(start_python: Start, tmp_path:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "OCIL_NO_SKIP": ""}
     words = ("-m", "pytest", "-p", "xdist", "-n", "2", "-p", "tests.skipping")
-    out, err = start_python(*words, cwd=tmp_path, env=environment).communicate(timeout=120)
+    out, err = start_python(*words, cwd=tmp_path, env=environment).communicate(timeout=600)
     *_, listed = out.partition("skipped, and why")
     assert [line.split(maxsplit=2) for line in listed.splitlines()[1:4]] == [
         ["3", "tests", "needs a printer"],

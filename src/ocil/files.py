@@ -7,6 +7,7 @@ import re
 import secrets
 import stat
 import sys
+import time
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -20,6 +21,9 @@ from ocil.errors import InUseError, OcilError, WriteError
 LOCK = ".lock"
 TEMPORARY = re.compile(r"\..+\.[0-9a-f]{12}\.tmp", re.DOTALL)  # the names of atomic_write's temporary files
 NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)  # errors of a path at which no file can be
+AS_BYTES = getattr(os, "O_BINARY", 0)  # without it Windows would change line ends
+OPEN_FILES_STAY = sys.platform == "win32"  # whether an open file can be neither replaced nor removed
+RENAMES, RENAME_SECONDS = 40, 0.05
 TRIES = 100  # to take a lock that other processes remove at the same time, with the folder they made for it
 
 
@@ -32,7 +36,8 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     temporary = path.parent / f".{path.name}.{secrets.token_hex(6)}.tmp"
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # less the user's umask
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | AS_BYTES
+        descriptor = os.open(temporary, flags, 0o666)  # less the user's umask
     try:
         with io.BufferedWriter(_Target(descriptor, path)) as file:
             yield file
@@ -41,10 +46,25 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
                 os.fsync(file.fileno())
                 file.close()
         with _writing(path):
-            temporary.replace(path)
+            _rename(temporary, path)
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+def _rename(temporary: Path, path: Path) -> None:
+    """Give the temporary file its name. On Windows that fails while another program has the former file open, to read
+    it or to search it for viruses: wait for a moment then.
+    """
+    for _ in range(RENAMES):
+        try:
+            temporary.replace(path)
+            return
+        except PermissionError:
+            if not OPEN_FILES_STAY:
+                raise
+            time.sleep(RENAME_SECONDS)
+    temporary.replace(path)
 
 
 class _Target(io.FileIO):
@@ -83,6 +103,8 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Make the names of a folder's files durable: a new or renamed file can be lost with the machine before that."""
+    if not hasattr(os, "O_DIRECTORY"):  # Windows: a folder cannot be opened, and its names are written in order
+        return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -98,7 +120,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, mode: int = 0o666) -> int
     """
     if flags & os.O_TRUNC:
         raise ValueError("open_regular does not truncate: what it opens may not be what was meant")
-    careful = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    careful = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | AS_BYTES
     if path.is_symlink():
         raise OSError(errno.EINVAL, "it is a symbolic link", str(path))
     descriptor = os.open(path, flags | careful, mode)
@@ -152,7 +174,7 @@ def first_existing(path: Path) -> Path:
 def read_toml(path: Path, hint: Callable[[], str] = str) -> dict[str, Any]:
     """The content of a TOML file. ``hint`` makes the end of the message if the file cannot be read."""
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise OcilError(f"cannot read {path}: {error.strerror}.{hint()}") from None
     except (ValueError, RecursionError) as error:  # not TOML, not text, or a number or nesting too large

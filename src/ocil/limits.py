@@ -4,6 +4,8 @@ from ocil.errors import OcilError
 
 MAX_THREADS = 1024
 """The largest number of threads or worker processes."""
+MAX_SIDE = 1024
+"""The largest side of an image, in pixels."""
 
 
 def check_threads(threads: int | None) -> None:

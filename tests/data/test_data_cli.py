@@ -42,7 +42,8 @@ def test_import_and_check(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert content["classes"] == 2
     assert content["image_shape"] == [4, 4, 3]
     assert (content["train"], content["test"]) == (10, 2)
-    assert "held out" in content["notes"][0]
+    assert "was read as class folders in train" in content["notes"][0]
+    assert "held out" in content["notes"][1]
     assert load("birds").image_shape == (4, 4, 3)
     call("import", "birds", tmp_path / "birds")
     shown = capsys.readouterr().out

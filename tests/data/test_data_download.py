@@ -12,8 +12,8 @@ from tests.data.tiny_sources import TINY_CIFAR10, write_cifar_archive
 
 from ocil.data import CATALOG, load
 from ocil.data.catalog import DatasetInfo
-from ocil.data.download import download, fetch
-from ocil.errors import OcilError
+from ocil.data.download import download, fetch, fetch_from_any
+from ocil.errors import OcilError, WriteError
 
 
 class Server(ThreadingHTTPServer):
@@ -102,7 +102,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 def info(server: Server) -> DatasetInfo:
     md5 = hashlib.md5(server.content).hexdigest()
-    return replace(TINY_CIFAR10, url=server.url, md5=md5, size=len(server.content))
+    return replace(TINY_CIFAR10, urls=(server.url,), md5=md5, size=len(server.content))
 
 
 def names(folder: Path) -> list[str]:
@@ -248,7 +248,7 @@ def test_redirects_stay_on_the_web(server: Server, tmp_path: Path) -> None:
 
 
 def test_a_mirror_is_checked_too(server: Server, tmp_path: Path) -> None:
-    known = replace(info(server), url="http://127.0.0.1:1/absent")
+    known = replace(info(server), urls=("http://127.0.0.1:1/absent",))
     download(known, tmp_path / "data", url=server.url)
     assert load("cifar10", tmp_path / "data").num_classes == 10
 
@@ -271,5 +271,47 @@ def test_a_dataset_without_address(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(OcilError, match="cannot write"):
+    with pytest.raises(OcilError, match="is a file, not the folder of the datasets"):
         download(info(server), tmp_path / "file")
+    with pytest.raises(WriteError, match="cannot write"):
+        fetch_from_any((server.url, server.url), tmp_path / "file" / "x", None, 100, lambda _done, _total: None)
+    assert not server.asked  # the second address would not help
+
+
+def test_mirrors_are_tried_in_order(server: Server, tmp_path: Path) -> None:
+    absent = "http://127.0.0.1:1/absent"
+    download(replace(info(server), urls=(absent, server.url)), tmp_path / "data")
+    assert len(load("cifar10", tmp_path / "data").train_y) == 100
+
+
+def test_a_mirror_goes_on_where_another_stopped(server: Server, tmp_path: Path) -> None:
+    server.cuts, server.status = (1000,), ()
+    half = len(server.content) // 2
+    part = tmp_path / "data" / "downloads" / "cifar-10-python.tar.gz.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(server.content[:half])
+    download(replace(info(server), urls=("http://127.0.0.1:1/absent", server.url)), tmp_path / "data")
+    assert server.asked[0] == f"bytes={half}-"
+    assert not part.exists()
+
+
+def test_a_mirror_with_another_file_is_passed_over(server: Server, tmp_path: Path) -> None:
+    with Server() as other:
+        other.content = b"x" * len(server.content)
+        thread = threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            download(replace(info(server), urls=(other.url, server.url)), tmp_path / "data")
+        finally:
+            other.shutdown()
+            thread.join()
+        assert len(other.asked) == 1
+    assert load("cifar10", tmp_path / "data").num_classes == 10
+
+
+def test_if_all_mirrors_fail_the_reason_of_each_is_given(server: Server, tmp_path: Path) -> None:
+    server.status = (404,)
+    absent = "http://127.0.0.1:1/absent"
+    with pytest.raises(OcilError, match=r"127\.0\.0\.1:1/absent: .*404") as error:
+        download(replace(info(server), urls=(absent, server.url)), tmp_path / "data")
+    assert "\n" not in str(error.value)

@@ -237,7 +237,7 @@ def test_image_folder_with_test(tmp_path: Path) -> None:
     assert dataset.test_y.tolist() == [0]
     expected = np.asarray(Image.open(source / "train" / "wren" / "02.png"))
     np.testing.assert_array_equal(dataset.train_x[4], expected)
-    assert not notes
+    assert notes == [f"{source} was read as class folders in train and val"]
 
 
 def test_image_folder_without_test_holds_a_sixth_out(tmp_path: Path) -> None:
@@ -250,8 +250,8 @@ def test_image_folder_without_test_holds_a_sixth_out(tmp_path: Path) -> None:
     assert dataset.image_shape == (6, 8, 1)
     assert np.bincount(dataset.train_y).tolist() == [10, 10]
     assert np.bincount(dataset.test_y).tolist() == [2, 2]
-    assert len(notes) == 1
-    assert "a sixth of each class is held out" in notes[0]
+    assert len(notes) == 2
+    assert "a sixth of each class is held out" in notes[1]
     assert import_dataset("birds", source, tmp_path / "again").read_bytes() == first
 
 
@@ -285,13 +285,13 @@ def test_image_folders_that_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with refused("hold no images "):
         import_dataset("birds", source, tmp_path / "data")
     tiny.write_images(source / "train" / "one", 1)
-    with refused("'one' has one image; it needs two"):
+    with refused("'one' has one sample; it needs two"):
         import_dataset("birds", source, tmp_path / "data")
     tiny.write_images(source / "test" / "one", 1)
     with refused(r"class 0 \('empty'\) has no training image"):
         import_dataset("birds", source, tmp_path / "data")
-    monkeypatch.setattr("ocil.data.folder.MAX_BYTES", 100)
-    with refused("GiB of memory"):
+    monkeypatch.setattr("ocil.data.importers.free_bytes", lambda folder: 100)
+    with refused(r"these images need 0\.0 GB, and .* has 0\.0 GB left"):
         import_dataset("birds", source, tmp_path / "data")
     tiny.write_images(source / "test" / "other", 1)
     with refused("has a class 'other' that .* lacks"):
@@ -365,7 +365,11 @@ def test_class_folders_alone_are_split(tmp_path: Path) -> None:
     assert data.classes == ("auk", "wren")
     assert np.bincount(data.train_y).tolist() == [8, 16]
     assert np.bincount(data.test_y).tolist() == [2, 4]
-    assert notes == [f"{tmp_path / 'birds'} has no test folder: 0.2 of each class is held out to test with"]
+    source = tmp_path / "birds"
+    assert notes == [
+        f"{source} was read as class folders",
+        f"{source} has no test images: 0.2 of each class is held out to test with",
+    ]
     again = import_dataset("birds", tmp_path / "birds", tmp_path / "again", test_share=0.2)
     assert again.read_bytes() == first.read_bytes()
     assert {image.tobytes() for image in data.train_x}.isdisjoint(image.tobytes() for image in data.test_x)

@@ -7,8 +7,10 @@ import pytest
 from tests.data.tiny_sources import tiny_dataset
 
 from ocil.data import CATALOG, DEFAULT, available, load
-from ocil.data.catalog import _cache_dir, data_dir, find
+from ocil.data.catalog import find
 from ocil.data.check import check
+from ocil.data.places import cache_dir, data_dir, data_dirs, user_cache_dir, user_data_dir
+from ocil.data.store import in_former_folder
 from ocil.errors import OcilError
 
 EMBEDDED = resources.files("ocil.data") / "embedded"
@@ -37,7 +39,7 @@ def test_catalog_entries_are_consistent() -> None:
         assert info.name == name
         assert info.classes % info.tasks == 0
         assert info.train % info.classes == 0
-        assert len({part is None for part in (info.url, info.md5, info.filename, info.size)}) == 1
+        assert len({not part for part in (info.urls, info.md5, info.filename, info.size)}) == 1
         assert info.licence
         assert info.how
 
@@ -98,15 +100,45 @@ def test_data_dir_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("OCIL_DATA", str(tmp_path / "named"))
     assert data_dir(tmp_path) == tmp_path
     assert data_dir() == tmp_path / "named"
+    assert data_dirs() == [tmp_path / "named"]
     monkeypatch.delenv("OCIL_DATA")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
     monkeypatch.setattr("sys.platform", "linux")
-    assert data_dir() == tmp_path / "cache" / "ocil"
-    assert _cache_dir("win32") == tmp_path / "local"
-    assert _cache_dir("darwin") == Path.home() / "Library" / "Caches"
+    assert data_dir() == tmp_path / "share" / "ocil"
+    assert data_dirs() == [tmp_path / "share" / "ocil", tmp_path / "cache" / "ocil"]
+    assert data_dirs(tmp_path) == [tmp_path]
+    assert user_data_dir("win32") == user_cache_dir("win32") == tmp_path / "local" / "ocil"
+    assert user_data_dir("darwin") == Path.home() / "Library" / "Application Support" / "ocil"
+    assert user_cache_dir("darwin") == Path.home() / "Library" / "Caches" / "ocil"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert _cache_dir("linux") == Path.home() / ".cache"
+    monkeypatch.delenv("XDG_DATA_HOME")
+    assert user_cache_dir("linux") == Path.home() / ".cache" / "ocil"
+    assert user_data_dir("linux") == Path.home() / ".local" / "share" / "ocil"
+    monkeypatch.setenv("OCIL_CACHE", str(tmp_path / "kept"))
+    assert cache_dir() == tmp_path / "kept"
+
+
+def test_datasets_in_the_former_folder_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    present, former = tmp_path / "share" / "ocil", tmp_path / "cache" / "ocil"
+    monkeypatch.delenv("OCIL_DATA", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("sys.platform", "linux")
+    tiny_dataset().save(former / "birds.npz")
+    tiny_dataset().save(former / "cifar10.npz")
+    assert load("birds").num_classes == 3
+    found = {entry.name: entry for entry in available()}
+    assert found["birds"].path == former / "birds.npz"
+    assert found["cifar10"].ready
+    line = in_former_folder(found.values())
+    assert line == f"cifar10, birds: in {former}, the former folder of datasets. You can move them to {present}."
+    assert not present.exists()
+    tiny_dataset(classes=4).save(present / "birds.npz")
+    assert load("birds").num_classes == 4  # the present folder comes first
+    (former / "cifar10.npz").unlink()
+    assert in_former_folder(available()) is None
 
 
 def test_check_compares_with_the_catalog(tmp_path: Path) -> None:

@@ -3,10 +3,13 @@
 import os
 import sys
 from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter
 
 import ocil
+from ocil import plugins
 from ocil.cli import bench, console, data, learn, longtail, predict, report, run, serve, sweep, tune
 from ocil.errors import OcilError
 
@@ -33,6 +36,25 @@ app.command(learn.learn)
 app.command(predict.predict)
 app.command(predict.export)
 app.command(serve.serve)
+app.meta.end_of_options_delimiter = ""  # a command sees `--` itself
+
+
+@app.meta.default
+def command(
+    *words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+    plugin: Annotated[tuple[Path, ...], Parameter(negative=(), show_default=False)] = (),
+) -> Any:
+    """Carry out a command with the options that all commands share.
+
+    Parameters
+    ----------
+    plugin
+        A Python file with methods, networks, datasets or measures of your own. May be repeated; $OCIL_PLUGINS names
+        more.
+    """
+    for path in plugin:
+        plugins.load_or_warn(path)
+    return app(words, exit_on_error=False, print_error=False, result_action="return_value")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -40,7 +62,7 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         _refuse_empty(arguments)
-        code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        code = app.meta(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         _fail(f"{error} See --help.")
     except OcilError as error:

@@ -33,7 +33,7 @@ def bench(
     methods
         Names from `ocil methods`. Default: all of them.
     device
-        auto, cpu or cuda.
+        auto, cpu, cuda or mps.
     seeds
         Seeds that run side by side on a GPU. Default: 10.
     set

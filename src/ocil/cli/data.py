@@ -1,7 +1,7 @@
 """``ocil data``: list, import, download and check datasets. The work is done in ocil.data."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App
 
@@ -29,7 +29,8 @@ def list_datasets(*, data_dir: DataDir = None, as_json: Json = False) -> None:
     Example: `ocil data list`
     """
     from ocil.data import available
-    from ocil.data.catalog import data_dir as folder_of
+    from ocil.data.places import data_dir as folder_of
+    from ocil.data.store import in_former_folder
 
     entries = available(data_dir)
     folder = str(folder_of(data_dir))
@@ -37,6 +38,8 @@ def list_datasets(*, data_dir: DataDir = None, as_json: Json = False) -> None:
         console.print_json({"data_dir": folder, "datasets": [_entry_json(entry) for entry in entries]})
     else:
         _print_table(entries, f"Datasets in {folder}")
+        if (former := in_former_folder(entries, data_dir)) is not None:
+            console.print_line(f"note: {former}")
 
 
 @app.command(name="import")
@@ -48,6 +51,7 @@ def import_(
     size: MaybeWhole = None,
     test_share: float | None = None,
     strict: Annotated[bool, FLAG] = False,
+    form: Literal["auto", "npz", "folder"] = "auto",
     as_json: Json = False,
 ) -> None:
     """Import a dataset from files you have.
@@ -56,7 +60,11 @@ def import_(
 
     * an image folder, SOURCE/CLASS/IMAGE.png or .jpg. A sixth of each class is held out to test with, always the same
       images. With a split of your own: SOURCE/train/CLASS/ and SOURCE/test/CLASS/ (or val).
+    * an image folder as it is published: Tiny-ImageNet, CUB-200.
+    * a label file, SOURCE.csv, with the columns path and label, and split if you have one.
     * a prepared .npz with train_x, train_y, test_x, test_y and classes.
+    * a folder with train_x.npy, train_y.npy and, if you have them, test_x.npy, test_y.npy and classes.txt. Arrays are
+      images or vectors.
     * for cifar10 and cifar100: the published `*-python.tar.gz` or its unpacked folder.
     * for mini_imagenet: the folder with the three `mini-imagenet-cache-*.pkl`, or with train.csv, val.csv, test.csv and
       images/.
@@ -68,18 +76,35 @@ def import_(
     name:
         The name to use it by: small letters, digits, - and _.
     source:
-        The archive, folder or .npz file.
+        The archive, folder, label file or .npz file.
     size:
         Resize the images of a folder to squares of this side.
     test_share:
-        Share of each class of a folder that is held out to test with, for example 0.2. Default: a sixth.
+        Share of each class that is held out to test with where there are no test images. Default: a sixth.
     strict:
         Refuse a folder with images that cannot be read, instead of leaving them out.
+    form:
+        npz: one file. folder: raw arrays that are not loaded as a whole. auto: a folder if images take more than 1 GiB.
     """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     from ocil.data.importers import import_dataset
 
     notes: list[str] = []
-    path = import_dataset(name, source, data_dir, size, test_share=test_share, strict=strict, note=notes.append)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console.stderr(), transient=True) as bar:
+        task = bar.add_task(name, total=None)
+        path = import_dataset(
+            name,
+            source,
+            data_dir,
+            size,
+            test_share=test_share,
+            strict=strict,
+            form=form,
+            note=notes.append,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
     _print_stored(path, notes, as_json)
 
 
@@ -96,7 +121,7 @@ def download(name: str, *, data_dir: DataDir = None, url: str | None = None, as_
     name:
         cifar10 or cifar100.
     url:
-        Another address of the same file, for example a mirror; its md5 sum is checked as well.
+        Another address of the same file, in place of the known ones; its md5 sum is checked as well.
     """
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
@@ -107,7 +132,7 @@ def download(name: str, *, data_dir: DataDir = None, url: str | None = None, as_
 
     info = find(name)
     if info is None:
-        known = [entry.name for entry in CATALOG.values() if entry.url]
+        known = [entry.name for entry in CATALOG.values() if entry.urls]
         raise OcilError(f"there is no dataset '{name}' to download.{suggest(name, known)}")
     name_column, state = TextColumn("{task.description}"), (DownloadColumn(), TransferSpeedColumn())
     with Progress(name_column, BarColumn(), *state, TimeRemainingColumn(), console=console.stderr()) as bar:
@@ -125,7 +150,7 @@ def check(name: str, *, data_dir: DataDir = None, as_json: Json = False) -> None
     Parameters
     ----------
     name:
-        The name of a dataset, or the path of an .npz file.
+        The name of a dataset, or the path of an .npz file or of the folder of a large dataset.
     """
     from dataclasses import asdict
 
@@ -202,9 +227,10 @@ def features(
 
 
 def _print_stored(path: Path, notes: list[str], as_json: bool) -> None:
-    from ocil.data.dataset import peek_npz, shape_text
+    from ocil.data.dataset import shape_text
+    from ocil.data.store import peek
 
-    classes, image_shape, train, test = peek_npz(path)
+    classes, image_shape, train, test = peek(path)
     if as_json:
         sizes = {"classes": classes, "image_shape": image_shape, "train": train, "test": test}
         console.print_json({"name": path.stem, "path": str(path), **sizes, "notes": notes})

@@ -52,7 +52,7 @@ def learn(
     append
         The model has learned another list: learn this one too, from its beginning.
     device
-        auto, cpu or cuda.
+        auto, cpu, cuda or mps.
     save_seconds
         Seconds between two saves.
     """

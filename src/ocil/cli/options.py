@@ -10,14 +10,13 @@ from cyclopts import Parameter, Token
 from ocil.engines.names import Engine
 from ocil.errors import OcilError
 from ocil.files import first_existing
-from ocil.limits import MAX_THREADS, check_threads
+from ocil.limits import MAX_SIDE, MAX_THREADS, check_threads
 
 if TYPE_CHECKING:
     from ocil.engines.job import Job
     from ocil.online.folder import ModelRequest
 
 LONGEST_SECONDS = 86_400.0
-MAX_SIDE = 1024  # of an image, in pixels
 MAX_BATCH = 10_000
 
 
@@ -52,7 +51,7 @@ FLAG = Parameter(negative=(), show_default=False)
 """For an option that is either given or not, and has no --no-NAME."""
 Settings = Annotated[tuple[str, ...], Parameter(name="--set", alias="-s"), WORDS]
 DataDir = Annotated[
-    Path | None, Parameter(help="Folder of the datasets. Default: $OCIL_DATA, else the user's cache folder."), FOLDER
+    Path | None, Parameter(help="Folder of the datasets. Default: $OCIL_DATA, else the user's data folder."), FOLDER
 ]
 Json = Annotated[bool, Parameter(name="--json", help="Print one JSON object and nothing else."), FLAG]
 ModelDir = Annotated[Path, Parameter(name="--model", help="Folder of the model."), FOLDER]
@@ -74,7 +73,7 @@ class Execution:
     """Where runs are run, and where their progress is logged."""
 
     device: str = "auto"
-    """auto, cpu or cuda."""
+    """auto, cpu, cuda or mps."""
     workers: Annotated[Whole, Parameter(show_default=False)] = 0
     """Runs side by side. Default: as many as keep the cores busy on a CPU; on a GPU ten, of long tails six."""
     threads: Whole = 1

@@ -32,7 +32,7 @@ def predict(
     top
         Classes shown for each image.
     device
-        auto, cpu or cuda.
+        auto, cpu, cuda or mps.
     as_json
         Print one JSON object per line and image.
     """

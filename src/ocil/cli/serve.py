@@ -88,7 +88,7 @@ def serve(
     allow_host
         Further names that the service is reached by, as behind a proxy.
     device
-        auto, cpu or cuda.
+        auto, cpu, cuda or mps.
     save_seconds
         Seconds between two saves of the model. After a crash, what came after the last one is learned again from the
         log.

@@ -137,18 +137,22 @@ def _names(cell: "Cell") -> dict[str, Any]:
 
 def _print_results(title: str, found: "Sequence[tuple[Cell, CellSummary | None]]") -> None:
     from ocil.report.formatting import duration, percent
+    from ocil.report.result_tables import measure_columns, measure_values
 
+    own = [column.title for column in measure_columns()]
     rows = []
     for cell, known in found:
         place = (cell.label, Path(cell.config.dataset).stem, str(cell.config.learner.memory or "-"))
         if known is None:
-            rows.append((*place, f"0/{len(cell.configs)}", *["-"] * 4))
+            rows.append((*place, f"0/{len(cell.configs)}", *["-"] * (4 + len(own))))
             continue
         count, summary = len(known.folders), known.summary
         measures = (summary.average_accuracy, summary.average_forgetting, summary.average_intransigence)
         seeds = str(count) if count == len(cell.configs) else f"{count}/{len(cell.configs)}"
-        rows.append((*place, seeds, *map(percent, measures), duration(summary.wall_seconds.mean)))
-    columns = ("row", "dataset", "memory", "seeds", "accuracy %", "forgetting %", "intransigence %", "time / run")
+        numbers = (*map(percent, measures), *(value.text for value in measure_values(summary)))
+        rows.append((*place, seeds, *numbers, duration(summary.wall_seconds.mean)))
+    usual = ("row", "dataset", "memory", "seeds", "accuracy %", "forgetting %", "intransigence %")
+    columns = (*usual, *own, "time / run")
     console.print_table(columns, rows, title, lines="head")
 
 

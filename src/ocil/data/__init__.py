@@ -1,7 +1,7 @@
 """Where images come from: the embedded dataset, the catalog, and what the user imports."""
 
-from ocil.data.catalog import CATALOG, DEFAULT, DatasetInfo
+from ocil.data.catalog import CATALOG, DEFAULT, DatasetInfo, DatasetSource
 from ocil.data.dataset import Dataset
 from ocil.data.store import Entry, available, load, load_once
 
-__all__ = ["CATALOG", "DEFAULT", "Dataset", "DatasetInfo", "Entry", "available", "load", "load_once"]
+__all__ = ["CATALOG", "DEFAULT", "Dataset", "DatasetInfo", "DatasetSource", "Entry", "available", "load", "load_once"]

@@ -1,6 +1,7 @@
 """Arrays from .npz files that are not trusted: nothing is unpickled, and every header is checked."""
 
 import math
+import struct
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,25 +10,47 @@ from typing import IO, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ocil.data.mapped import mapped
 from ocil.errors import OcilError
 from ocil.files import machine_memory
 
 T = TypeVar("T")
+LOCAL_HEADER = 30  # bytes before the name of a member of a zip file
+ENCRYPTED = 0x1
 
 
 class _RefusedError(Exception):
     """An archive that cannot be used; its message is written for the user."""
 
 
-def read_arrays(path: Path, keys: Sequence[str], optional: Sequence[str], advice: str) -> dict[str, NDArray[Any]]:
-    """Arrays by name; an optional one may be missing. ``advice`` ends the message of an ``OcilError``."""
+def read_arrays(
+    path: Path, keys: Sequence[str], optional: Sequence[str], advice: str, map_from: int | None = None
+) -> dict[str, NDArray[Any]]:
+    """Arrays by name; an optional one may be missing. ``advice`` ends the message of an ``OcilError``.
+
+    Arrays of ``map_from`` bytes and more that are not compressed are mapped and not read, so their check sums are not
+    compared: see ``check_sums``.
+    """
 
     def read(archive: zipfile.ZipFile) -> dict[str, NDArray[Any]]:
         wanted = [*keys, *(key for key in optional if f"{key}.npy" in archive.namelist())]
-        _refuse_what_cannot_fit(sum(_member(archive, key, keys).file_size for key in wanted))
-        return {key: _array(archive, key) for key in wanted}
+        sizes = {key: _member(archive, key, keys).file_size for key in wanted}
+        large = [key for key in wanted if map_from is not None and sizes[key] >= map_from]
+        found = {key: array for key in large if (array := _mapped(path, archive, key)) is not None}
+        _refuse_what_cannot_fit(sum(size for key, size in sizes.items() if key not in found))
+        return found | {key: _array(archive, key) for key in wanted if key not in found}
 
     return _read(path, read, advice)
+
+
+def check_sums(path: Path, advice: str) -> None:
+    """Read the whole archive and compare the check sums of all arrays."""
+
+    def read(archive: zipfile.ZipFile) -> None:
+        if (broken := archive.testzip()) is not None:
+            raise _RefusedError(f"{broken} is damaged: its check sum is wrong")
+
+    _read(path, read, advice)
 
 
 def read_shapes(path: Path, keys: Sequence[str], advice: str) -> dict[str, tuple[int, ...]]:
@@ -82,17 +105,48 @@ def _array(archive: zipfile.ZipFile, key: str) -> NDArray[Any]:
     return array
 
 
+def _mapped(path: Path, archive: zipfile.ZipFile, key: str) -> NDArray[Any] | None:
+    """An array mapped where it lies in the archive; None if it is compressed or not aligned, and must be read."""
+    member = archive.getinfo(f"{key}.npy")
+    shape, dtype, start, fortran = _layout(archive, member)
+    place = _content_offset(path, member) + start
+    stored = member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & ENCRYPTED
+    if not stored or fortran or dtype.hasobject or place % dtype.alignment:
+        return None
+    if math.prod(shape) * dtype.itemsize != member.file_size - start or member.compress_size != member.file_size:
+        raise _RefusedError(f"the content of {key} does not fit its shape {list(shape)}")
+    if place + member.file_size - start > path.stat().st_size:
+        raise _RefusedError("it is cut short")
+    return mapped(path, dtype, shape, place)
+
+
+def _content_offset(path: Path, member: zipfile.ZipInfo) -> int:
+    """Where a member's content begins: behind its local header, whose name and extra field vary in length."""
+    with path.open("rb") as file:
+        file.seek(member.header_offset)
+        header = file.read(LOCAL_HEADER)
+    if len(header) != LOCAL_HEADER or header[:4] != b"PK\x03\x04":
+        raise _RefusedError("it is damaged: a member has no header")
+    name, extra = struct.unpack("<HH", header[26:30])
+    return member.header_offset + LOCAL_HEADER + int(name) + int(extra)
+
+
 def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> tuple[tuple[int, ...], np.dtype[Any], int]:
     """Shape, type, and the offset of the content."""
+    return _layout(archive, member)[:3]
+
+
+def _layout(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> tuple[tuple[int, ...], np.dtype[Any], int, bool]:
+    """Shape, type, the offset of the content, and whether columns come first."""
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)
         read: Callable[[IO[bytes]], Any] = np.lib.format.read_array_header_1_0
         if version != (1, 0):  # 3.0 differs from 2.0 only in the encoding of field names
             read = np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(file)
+        shape, fortran, dtype = read(file)
         if any(side < 0 for side in shape):
             raise _RefusedError(f"an array has the shape {list(shape)}")
-        return shape, dtype, file.tell()
+        return shape, dtype, file.tell(), fortran
 
 
 def _reason(error: Exception) -> str:

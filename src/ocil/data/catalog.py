@@ -1,12 +1,17 @@
-"""The datasets known by name, with all facts about them, and the folder that holds them."""
+"""The datasets known by name, with all facts about them."""
 
-import os
-import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from ocil.errors import OcilError
+from ocil.plugins import Registry
+
+if TYPE_CHECKING:
+    from ocil.data.dataset import Dataset
 
 DEFAULT = "fashion-mini"
+CIFAR_HOSTS = ("https://www.cs.toronto.edu/~kriz", "https://dataset.bj.bcebos.com/cifar")  # its author, PaddlePaddle
 
 
 @dataclass(frozen=True)
@@ -33,9 +38,10 @@ class DatasetInfo:
     """Default width of a run's network; None leaves it to the method."""
     reader: Literal["cifar", "mini_imagenet"] | None = None
     """Which of ``ocil.data.importers.READERS`` reads the published form; None if it cannot be imported."""
-    url: str | None = None
+    urls: tuple[str, ...] = ()
+    """Addresses of the archive, tried in this order."""
     md5: str | None = None
-    """MD5 sum of the archive."""
+    """MD5 sum of the archive, whichever address it comes from."""
     filename: str | None = None
     size: int | None = None
     """Bytes of the archive: a download stops there."""
@@ -55,7 +61,7 @@ def _cifar(classes: int, tasks: int, memory: int, md5: str, train_md5: str, size
         tasks=tasks,
         memory=memory,
         reader="cifar",
-        url=f"https://www.cs.toronto.edu/~kriz/{filename}",
+        urls=tuple(f"{host}/{filename}" for host in CIFAR_HOSTS),
         md5=md5,
         filename=filename,
         licence="none stated; cite Krizhevsky, 2009",
@@ -65,9 +71,37 @@ def _cifar(classes: int, tasks: int, memory: int, md5: str, train_md5: str, size
     )
 
 
-CATALOG: dict[str, DatasetInfo] = {
-    info.name: info
-    for info in (
+@dataclass(frozen=True)
+class DatasetSource:
+    """A dataset that a function of yours returns. Each process that needs it calls the function once."""
+
+    name: str
+    make: "Callable[[], Dataset]"
+
+
+def same_name(name: str) -> str:
+    """One spelling for names that differ only in case, ``-`` and ``_``: CIFAR-100 is cifar100."""
+    return name.strip().lower().replace("_", "").replace("-", "")
+
+
+def _read_info(name: str, found: Any) -> list[DatasetInfo]:
+    """The catalog entry of an entry point; none if it is a function, which ``SOURCES`` reads."""
+    if not isinstance(found, DatasetInfo) and not callable(found):
+        raise TypeError(f"{found!r} is neither a DatasetInfo nor a function that returns a Dataset")
+    return [found] if isinstance(found, DatasetInfo) else []
+
+
+def _read_source(name: str, found: Any) -> list[DatasetSource]:
+    """The function of an entry point; none if it is anything else, which ``CATALOG`` reads."""
+    return [DatasetSource(name, found)] if callable(found) else []
+
+
+SOURCES: Registry[DatasetSource] = Registry("dataset", "ocil.datasets", (), _read_source, same_name)
+
+CATALOG: Registry[DatasetInfo] = Registry(
+    "dataset",
+    "ocil.datasets",
+    (
         DatasetInfo(
             name=DEFAULT,
             title="Fashion-MNIST, small",
@@ -97,32 +131,20 @@ CATALOG: dict[str, DatasetInfo] = {
             licence="ImageNet terms: non-commercial research",
             how="ocil data import mini_imagenet PATH",
         ),
-    )
-}
+    ),
+    _read_info,
+    same_name,
+)
 
 
-def same_name(name: str) -> str:
-    """One spelling for names that differ only in case, ``-`` and ``_``: CIFAR-100 is cifar100."""
-    return name.strip().lower().replace("_", "").replace("-", "")
+def register(dataset: DatasetInfo | DatasetSource, replace: bool = False) -> None:
+    """Register a dataset of your own: facts about one that is imported, or a function that returns one."""
+    kind, other = (CATALOG, SOURCES) if isinstance(dataset, DatasetInfo) else (SOURCES, CATALOG)
+    if other.find(dataset.name) is not None:
+        raise OcilError(f"there is a dataset '{dataset.name}' already, from {other.origin(dataset.name)}.")
+    kind.register(dataset, replace)  # type: ignore[arg-type]  # each registry has one of the two
 
 
 def find(name: str) -> DatasetInfo | None:
     """The catalog entry of a name, in any spelling."""
-    return next((info for info in CATALOG.values() if same_name(info.name) == same_name(name)), None)
-
-
-def data_dir(explicit: Path | None = None) -> Path:
-    """The given folder, else that of OCIL_DATA, else one in the user's cache folder."""
-    if explicit is not None:
-        return explicit.expanduser()
-    if named := os.environ.get("OCIL_DATA"):
-        return Path(named).expanduser()
-    return _cache_dir(sys.platform) / "ocil"
-
-
-def _cache_dir(platform: str) -> Path:
-    if platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    if platform == "darwin":
-        return Path.home() / "Library" / "Caches"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return CATALOG.find(name)

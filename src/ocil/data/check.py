@@ -4,12 +4,13 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from ocil.data import catalog
+from ocil.data.archive import check_sums
 from ocil.data.catalog import DatasetInfo
-from ocil.data.dataset import Dataset, shape_text
-from ocil.data.store import load
+from ocil.data.dataset import AGAIN, Dataset, pieces, shape_text
+from ocil.data.mapped import is_mapped
+from ocil.data.raw import damage, is_store
+from ocil.data.store import load, place_of
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,18 @@ class Report:
 
 
 def check(name: str, data_dir: Path | None = None) -> Report:
-    """Read and validate a dataset (OcilError if that fails), then compare it with the catalog."""
-    dataset = load(name, data_dir)
+    """Read a dataset in full and validate it (OcilError if that fails), then compare it with the catalog."""
+    with place_of(name, data_dir) as path:
+        dataset = load(path)
+        problems: tuple[str, ...] = ()
+        if is_store(path):
+            problems = tuple(damage(path))
+        elif is_mapped(dataset.train_x):
+            check_sums(path, AGAIN)
     info = catalog.find(dataset.name)
     md5 = train_md5(dataset)
-    known, problems = info is not None and info.train_md5 is not None, differences(dataset, info, md5) if info else ()
+    known = info is not None and info.train_md5 is not None
+    problems += differences(dataset, info, md5) if info else ()
     train, test = len(dataset.train_y), len(dataset.test_y)
     return Report(dataset.name, dataset.num_classes, dataset.image_shape, train, test, md5, known, problems)
 
@@ -56,4 +64,7 @@ def differences(dataset: Dataset, info: DatasetInfo, md5: str | None = None) -> 
 
 def train_md5(dataset: Dataset) -> str:
     """MD5 sum of the bytes of the training images, in order."""
-    return hashlib.md5(np.ascontiguousarray(dataset.train_x).data, usedforsecurity=False).hexdigest()
+    md5 = hashlib.md5(usedforsecurity=False)
+    for piece in pieces(dataset.train_x):
+        md5.update(piece.data)
+    return md5.hexdigest()

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,15 +11,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ocil.data.archive import names_in, read_arrays, read_shapes
+from ocil.data.archive import check_sums, names_in, read_arrays, read_shapes
+from ocil.data.digests import remembered
+from ocil.data.mapped import Rows, is_mapped
 from ocil.errors import OcilError
 from ocil.files import atomic_write
 
 ARRAYS = ("train_x", "train_y", "test_x", "test_y", "classes")
 AGAIN = "Import or download the dataset again."
 MAX_UNSEEN = 1_000_000
+MAP_FROM = 16 * 2**20  # bytes: smaller arrays are read at once
+PIECE_BYTES = 8 * 2**20
 VECTOR_TYPES = (np.float16, np.float32)
-CHECKED_AT_ONCE = 1 << 26  # bytes of vectors
 
 Inputs = NDArray[Any]
 """uint8 images [N,H,W,C], or float16 or float32 vectors [N,D]."""
@@ -72,8 +76,73 @@ class Dataset:
         if self.unseen:
             sha.update(f"and {self.unseen} more".encode())
         for array in (self.train_x, self.train_y, self.test_x, self.test_y):
-            sha.update(np.ascontiguousarray(array).data)
+            for part in pieces(array):
+                sha.update(part.data)
         return sha.hexdigest()[:12]
+
+    @classmethod
+    def from_arrays(
+        cls,
+        train_x: Any,
+        train_y: Any,
+        test_x: Any | None = None,
+        test_y: Any | None = None,
+        *,
+        store: Path | None = None,
+        **options: Any,
+    ) -> "Dataset":
+        """A dataset from arrays, tensors or nested lists, and labels of any kind.
+
+        Images are ``[N, H, W, C]``, ``[N, C, H, W]`` or ``[N, H, W]``, with one or three channels: uint8, other whole
+        numbers in 0..255, or floats in [0, 1]. Rows ``[N, D]`` are vectors: float16 and float32 are kept, other types
+        become float32.
+
+        Options: ``classes``, the names of all classes in order (default: the distinct labels, sorted); ``name``;
+        ``layout``, HWC or CHW, where the shape does not show it; ``test_share`` and ``seed``: without test arrays, so
+        much of each class is held out, by default a sixth; ``note``, which is called with a line about that (default: a
+        warning). ``store``: a folder to write the dataset to; it is then mapped, and may be larger than memory.
+
+        Raises ``OcilError`` in one line if it cannot be told what the arrays are.
+
+        >>> import numpy as np
+        >>> x = np.zeros((8, 3, 16, 16), np.float32)
+        >>> data = Dataset.from_arrays(x, ["cat", "dog"] * 4, x, ["cat", "dog"] * 4)
+        >>> data.image_shape, data.classes
+        ((16, 16, 3), ('cat', 'dog'))
+        """
+        from ocil.data.samples import from_arrays
+
+        return from_arrays(train_x, train_y, test_x, test_y, **options).made(store)
+
+    @classmethod
+    def from_torch(cls, train: Any, test: Any | None = None, *, store: Path | None = None, **options: Any) -> "Dataset":
+        """A dataset from map-style torch datasets of pairs (image, label): Pillow images, tensors or arrays.
+
+        Images are read as by ``from_arrays``; what the first sample is decides how all are read. Names of the classes
+        come from ``.classes``, labels from ``.targets`` or ``.labels`` where they are there; else every sample is read
+        twice. Classes without a training sample are left out.
+
+        Options: those of ``from_arrays``, and ``size``, which makes every image a square of that side.
+        """
+        from ocil.data.samples import from_torch
+
+        return from_torch(train, test, **options).made(store)
+
+    @classmethod
+    def from_huggingface(
+        cls, ds: Any, image: str | None = None, label: str | None = None, *, store: Path | None = None, **options: Any
+    ) -> "Dataset":
+        """A dataset from a ``DatasetDict`` or a ``Dataset`` of the library datasets.
+
+        ``image`` and ``label`` are columns; by default those of the types Image and ClassLabel. A column of lists of
+        numbers holds vectors. Names of the classes come from the ClassLabel.
+
+        Options: those of ``from_torch`` but ``classes``; ``train`` and ``test`` name the splits. By default they are
+        ``train``, and ``test`` or else ``validation``.
+        """
+        from ocil.data.samples import from_huggingface
+
+        return from_huggingface(ds, image, label, **options).made(store)
 
     def validate(self) -> None:
         """Raise an ``OcilError`` for the first requirement that is not met."""
@@ -111,7 +180,8 @@ class Dataset:
 
     def _check_inputs(self, split: str, x: NDArray[Any]) -> None:
         if x.dtype in VECTOR_TYPES and x.ndim == 2 and x.shape[1]:
-            if not all(np.isfinite(part).all() for part in np.array_split(x, -(-x.nbytes // CHECKED_AT_ONCE) or 1)):
+            # What is mapped was checked when it was written or first opened; reading it each time would take long.
+            if not is_mapped(x) and not all_finite(x):
                 self._refuse(f"{split}_x has numbers that are not finite; remove or replace those vectors")
         elif x.dtype != np.uint8 or x.ndim != 4 or x.shape[3] not in (1, 3) or 0 in x.shape[1:]:
             self._refuse(
@@ -134,9 +204,44 @@ class Dataset:
         raise OcilError(f"dataset '{self.name}': {what}.")
 
 
+def known_fingerprint(dataset: Dataset, fingerprint: str) -> Dataset:
+    """The dataset itself, which need not compute its fingerprint any more."""
+    dataset.__dict__["fingerprint"] = fingerprint  # where ``cached_property`` keeps it
+    return dataset
+
+
+def pieces(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """Contiguous copies of an array's rows, a few megabytes at a time."""
+    rows, step = Rows(array), max(1, PIECE_BYTES // max(1, array[:1].nbytes))
+    for first in range(0, len(array), step):
+        yield np.ascontiguousarray(rows.part(first, min(first + step, len(array))))
+
+
+def all_finite(array: NDArray[Any]) -> bool:
+    return array.dtype.kind != "f" or all(np.isfinite(piece).all() for piece in pieces(array))
+
+
 def load_npz(path: Path, name: str) -> Dataset:
-    """Read what ``Dataset.save`` wrote. Pickled content is refused, never run."""
-    arrays = read_arrays(path, ARRAYS, ("unseen",), AGAIN)
+    """Read what ``Dataset.save`` wrote. Pickled content is refused, never run.
+
+    Large arrays that are not compressed are mapped. Such a file is read as a whole, to compare its check sums and to
+    compute its fingerprint, when it is opened for the first time on a machine or has changed since.
+    """
+    dataset = _open_npz(path, name)
+    if not is_mapped(dataset.train_x):
+        return dataset
+
+    def verified() -> str:
+        check_sums(path, AGAIN)
+        if not all_finite(dataset.train_x) or not all_finite(dataset.test_x):
+            raise OcilError(f"{path} has vectors with numbers that are not finite. Remove or replace them.")
+        return dataset.fingerprint
+
+    return known_fingerprint(dataset, remembered(path, verified))
+
+
+def _open_npz(path: Path, name: str) -> Dataset:
+    arrays = read_arrays(path, ARRAYS, ("unseen",), AGAIN, MAP_FROM)
     classes, unseen = names_in(arrays.pop("classes"), path, AGAIN), arrays.pop("unseen", np.array(0))
     if unseen.dtype.kind not in "iu" or unseen.ndim != 0:
         raise OcilError(f"{path}: unseen must be a number of classes, but it is {unseen.dtype} {list(unseen.shape)}.")

@@ -5,18 +5,19 @@ import http.client
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ocil.data import catalog
+from ocil.data import places
 from ocil.data.catalog import DatasetInfo
 from ocil.data.check import differences
 from ocil.data.dataset import load_npz
 from ocil.data.importers import import_dataset
-from ocil.errors import OcilError
+from ocil.data.places import data_dirs
+from ocil.errors import OcilError, WriteError
 from ocil.files import locked
 
 Progress = Callable[[int, int | None], None]
@@ -38,21 +39,42 @@ class _TooLongError(Exception):
 def download(
     info: DatasetInfo, data_dir: Path | None = None, progress: Progress | None = None, url: str | None = None
 ) -> Path:
-    """Fetch, verify and import a dataset; returns the prepared file. ``progress`` gets (bytes, total or None)."""
-    address = url or info.url
-    if address is None or info.filename is None or info.size is None:
+    """Fetch, verify and import a dataset; returns the prepared file. ``progress`` gets (bytes, total or None).
+
+    ``url`` replaces the addresses of ``info``.
+    """
+    addresses = (url,) if url else info.urls
+    if not addresses or info.filename is None or info.size is None:
         raise OcilError(f"{info.title} has no download address. How to get it: {info.how}")
-    if not _is_web_address(address):
-        raise OcilError(f"'{address}' is not an http or https address.")
-    folder = catalog.data_dir(data_dir)
-    if _is_ready(info, folder):
-        return folder / f"{info.name}.npz"
+    for address in addresses:
+        if not _is_web_address(address):
+            raise OcilError(f"'{address}' is not an http or https address.")
+    for place in data_dirs(data_dir):
+        if _is_ready(info, place):
+            return place / f"{info.name}.npz"
+    folder = places.data_dir(data_dir)
     archive = folder / "downloads" / info.filename
     taken = f"another process downloads to {archive.parent}: wait for it, then run the same command again."
     with locked(archive.parent, "Choose another folder.", taken):
         if not (archive.is_file() and _md5_matches(archive, info.md5)):
-            fetch(address, archive, info.md5, info.size, progress or (lambda _done, _total: None))
+            fetch_from_any(addresses, archive, info.md5, info.size, progress or (lambda _done, _total: None))
         return import_dataset(info.name, archive, folder, expect=info)
+
+
+def fetch_from_any(addresses: Sequence[str], target: Path, md5: str | None, size: int, progress: Progress) -> None:
+    """``fetch`` from the first address that has the file. Each one goes on with what the one before has sent.
+
+    If none has it, the ``OcilError`` gives the reason of each.
+    """
+    reasons = []
+    for address in addresses:
+        try:
+            return fetch(address, target, md5, size, progress)
+        except WriteError:
+            raise
+        except OcilError as error:
+            reasons.append(str(error))
+    raise OcilError(" ".join(reasons))
 
 
 def fetch(url: str, target: Path, md5: str | None, size: int, progress: Progress) -> None:
@@ -62,7 +84,7 @@ def fetch(url: str, target: Path, md5: str | None, size: int, progress: Progress
         part.parent.mkdir(parents=True, exist_ok=True)
         part.touch()
     except OSError as error:
-        raise OcilError(f"cannot write {part}: {error.strerror or error}. Choose another folder.") from error
+        raise WriteError(f"cannot write {part}: {error.strerror or error}. Choose another folder.") from error
     failures = 0
     while True:
         before = part.stat().st_size
@@ -145,7 +167,7 @@ def _receive(response: Any, part: Path, answer: _Answer, size: int, progress: Pr
                 file.flush()
             except OSError as error:
                 message = f"cannot write {part}: {error.strerror or error}. Free some space and run again."
-                raise OcilError(message) from error
+                raise WriteError(message) from error
             done += len(chunk)
             progress(done, answer.total)
     return done

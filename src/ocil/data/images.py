@@ -1,5 +1,6 @@
 """Reads image files as arrays, with Pillow. The error for a broken or far too large file names it."""
 
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -58,17 +59,42 @@ def upright_size(image: Image.Image) -> tuple[int, int]:
     return (image.height, image.width) if sideways else image.size
 
 
+class _Quiet:
+    """Hides warnings as long as any thread is inside: ``warnings.catch_warnings`` alone mixes up those of threads.
+
+    Pillow warns of moderately large images and of odd palettes.
+    """
+
+    def __init__(self) -> None:
+        self.lock, self.inside = threading.Lock(), 0
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if not self.inside:
+                self.caught = warnings.catch_warnings()
+                self.caught.__enter__()
+                warnings.simplefilter("ignore")
+            self.inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self.lock:
+            self.inside -= 1
+            if not self.inside:
+                self.caught.__exit__(None, None, None)
+
+
+_QUIET = _Quiet()
+
+
 @contextmanager
 def opened(path: Path) -> Iterator[Image.Image]:
     """A file as a Pillow image, its pixels not read yet. Any error inside the block becomes an ``OcilError``."""
     too_large = OcilError(f"{path} has more than {MAX_PIXELS // 1_000_000} million pixels. Shrink it or take it out.")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow warns of moderately large images and of odd palettes
-            with Image.open(path, formats=FORMATS) as image:
-                if image.width * image.height > MAX_PIXELS:
-                    raise too_large
-                yield image
+        with _QUIET, Image.open(path, formats=FORMATS) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise too_large
+            yield image
     except Image.DecompressionBombError as error:
         raise too_large from error
     except OcilError:

@@ -1,17 +1,26 @@
 """Imports a dataset into the data folder, from any form that is supported."""
 
 import re
+import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
 
 from ocil.data import catalog
 from ocil.data.catalog import DEFAULT, DatasetInfo
 from ocil.data.check import differences
 from ocil.data.cifar import read_cifar
 from ocil.data.dataset import Dataset, load_npz
-from ocil.data.folder import read_folder
+from ocil.data.folder import ImageFiles
 from ocil.data.mini_imagenet import read_mini_imagenet
-from ocil.errors import OcilError
+from ocil.data.places import data_dir as folder_of
+from ocil.data.raw import is_store, open_store
+from ocil.data.raw_writer import StoreWriter
+from ocil.data.samples import Progress, Samples, samples_in_npy_folder
+from ocil.errors import OcilError, WriteError
+from ocil.files import first_existing
 
 READERS: dict[str | None, Callable[[Path, DatasetInfo], Dataset]] = {
     "cifar": read_cifar,
@@ -19,6 +28,10 @@ READERS: dict[str | None, Callable[[Path, DatasetInfo], Dataset]] = {
 }
 """By ``DatasetInfo.reader``."""
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+NPZ_BYTES = 2**30
+"""A dataset whose images take more than this is stored as a folder of raw arrays, else as one .npz file."""
+
+Form = Literal["auto", "npz", "folder"]
 
 
 def import_dataset(
@@ -29,14 +42,18 @@ def import_dataset(
     *,
     test_share: float | None = None,
     strict: bool = False,
+    form: Form = "auto",
     note: Callable[[str], None] = lambda _: None,
+    progress: Progress = lambda _done, _total: None,
     expect: DatasetInfo | None = None,
 ) -> Path:
-    """Read ``source``, check it, and store it as DATA_DIR/NAME.npz; returns that path.
+    """Read ``source``, check it, and store it as DATA_DIR/NAME.npz or, if it is large, as the folder DATA_DIR/NAME.
 
-    Under a catalog name, ``source`` must be what the catalog describes. Under any other name it is an image folder (see
-    ``read_folder`` for ``size``, ``test_share``, ``strict`` and ``note``) or a prepared .npz. ``expect`` replaces the
-    catalog entry, for tests with a few images.
+    Returns that path. Under a catalog name, ``source`` must be what the catalog describes. Under any other name it is a
+    folder of images or a label file (see ``ImageFiles`` for ``size``, ``test_share``, ``strict`` and ``note``), a
+    folder of .npy arrays, a prepared .npz, or a folder that was imported before. ``form`` decides whether a dataset of
+    one's own becomes a file or a folder, instead of its size. ``expect`` replaces the catalog entry, for tests with a
+    few images.
     """
     source = source.expanduser()
     info = expect or catalog.find(name)
@@ -45,34 +62,101 @@ def import_dataset(
     if info is None and not NAME.fullmatch(name):
         advice = "Use small letters, digits, - and _, for example 'my-birds'."
         raise OcilError(f"'{name}' cannot be a dataset name. {advice}")
+    if info is not None and form == "folder":
+        raise OcilError(f"{info.title} is stored as one file. Leave out --form.")
     if not source.exists():
         raise OcilError(f"{source} does not exist. Give the archive, folder or .npz file to import.")
-    stored = info.name if info else name
+    target = folder_of(data_dir) / (info.name if info else name)
     try:
-        if info is None and source.is_dir():
-            dataset = read_folder(stored, source, size, test_share=test_share, strict=strict, note=note)
-        elif size is not None or test_share is not None:
-            raise OcilError(
-                "--size and --test-share are for an image folder; what you import has its own. Leave them out."
-            )
-        else:
-            dataset = _read(stored, source, info)
+        if info is None and _holds_pictures(source):
+            images = ImageFiles(source, size, test_share=test_share, strict=strict, note=note)
+            return _store_images(images, target, form, progress)
+        if size is not None or (test_share is not None and not _is_npy_folder(source)):
+            raise OcilError("--size and --test-share are for images; what you import has its own. Leave them out.")
+        samples = _read(target.name, source, info, test_share, note)
+        if info is None and _as_folder(form, samples.nbytes):
+            samples.write(target, progress)
+            return _only_form(target)
+        dataset = samples.dataset()
+    except WriteError:
+        raise
     except OSError as error:
         raise OcilError(f"cannot read {source}: {error.strerror or error}. Check its permissions.") from error
     except MemoryError as error:
         raise OcilError(f"{source} does not fit in memory. Import fewer or smaller images.") from error
     if info is not None and (wrong := differences(dataset, info)):
         raise OcilError(f"{source} is not {info.title}: {'; '.join(wrong)}. Import it under a name of its own.")
-    path = catalog.data_dir(data_dir) / f"{stored}.npz"
+    return _save_npz(dataset, target)
+
+
+def _store_images(images: ImageFiles, target: Path, form: Form, progress: Progress) -> Path:
+    """Decode images into a folder; of a few of them, make one file."""
+    if images.nbytes > (left := free_bytes(target.parent)):
+        sizes = f"these images need {images.nbytes / 1e9:.1f} GB, and {target.parent} has {left / 1e9:.1f} GB left"
+        raise OcilError(f"{sizes}. Make them smaller with --size N, or choose another folder with --data-dir.")
+    if _as_folder(form, images.nbytes):
+        with StoreWriter(target) as writer:
+            images.write(writer, progress)
+        return _only_form(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        place = TemporaryDirectory(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+    except OSError as error:
+        raise WriteError(f"cannot write {target.parent}: {error.strerror}. Choose another folder.") from error
+    with place as temporary:
+        with StoreWriter(Path(temporary) / target.name) as writer:
+            images.write(writer, progress)
+        return _save_npz(open_store(writer.path, target.name), target)
+
+
+def free_bytes(folder: Path) -> int:
+    """The free space of the disk that a folder, which may not be there yet, lies on."""
+    return shutil.disk_usage(first_existing(folder)).free
+
+
+def _as_folder(form: Form, size: int) -> bool:
+    return form == "folder" or (form == "auto" and size > NPZ_BYTES)
+
+
+def _save_npz(dataset: Dataset, target: Path) -> Path:
+    path = target.with_name(f"{target.name}.npz")
     dataset.save(path)
+    return _only_form(path)
+
+
+def _only_form(path: Path) -> Path:
+    """Remove the other form of a dataset that has just been stored at ``path``: a name stands for one dataset."""
+    if path.suffix == ".npz":
+        if is_store(other := path.with_suffix("")):
+            shutil.rmtree(other, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.with_name(f"{path.name}.npz").unlink()
     return path
 
 
-def _read(name: str, source: Path, info: DatasetInfo | None) -> Dataset:
+def _holds_pictures(source: Path) -> bool:
+    """Whether a source is a folder or a list of image files, and not of arrays."""
+    if source.is_dir():
+        return not is_store(source) and not _is_npy_folder(source)
+    return source.suffix.lower() == ".csv"
+
+
+def _is_npy_folder(source: Path) -> bool:
+    return (source / "train_x.npy").is_file()
+
+
+def _read(
+    name: str, source: Path, info: DatasetInfo | None, test_share: float | None, note: Callable[[str], None]
+) -> Samples:
     if source.suffix.lower() == ".npz":
-        return load_npz(source, name)
+        return Samples.of(load_npz(source, name))
+    if info is None and is_store(source):
+        return Samples.of(open_store(source, name))
+    if info is None and _is_npy_folder(source):
+        return samples_in_npy_folder(name, source, test_share, note)
     if info is None:
         raise OcilError(f"{source} is neither an image folder nor an .npz file. Give one of these.")
     if info.reader not in READERS:
         raise OcilError(f"{info.title} can be imported as a prepared .npz file only, which {source} is not.")
-    return READERS[info.reader](source, info)
+    return Samples.of(READERS[info.reader](source, info))

@@ -1,15 +1,18 @@
 """Datasets by name: the embedded one, those of the catalog and those that the user imported."""
 
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Literal
 
 from ocil.data import catalog
-from ocil.data.catalog import CATALOG, DEFAULT, DatasetInfo
+from ocil.data.catalog import CATALOG, DEFAULT, SOURCES, DatasetInfo, DatasetSource
 from ocil.data.dataset import Dataset, load_npz, peek_npz
+from ocil.data.places import data_dirs
+from ocil.data.raw import MANIFEST, is_store, open_store, read_manifest
 from ocil.errors import OcilError, suggest
 
 State = Literal["ready", "missing", "broken"]
@@ -36,28 +39,59 @@ class Entry:
 
 
 def load(name: str | Path = DEFAULT, data_dir: Path | None = None) -> Dataset:
-    """A dataset by name, or from the path of an .npz file."""
-    with _file_of(name, data_dir) as path:
-        return load_npz(path, path.stem)
+    """A dataset by name, or from the path of an .npz file or of the folder of a large one."""
+    if (source := SOURCES.find(str(name))) is not None:
+        return _made(source)
+    with place_of(name, data_dir) as path:
+        return _open(path)
 
 
 def load_once(name: str | Path = DEFAULT, data_dir: Path | None = None) -> Dataset:
-    """``load``, except that the file this process read last is read and hashed again only if it has changed."""
-    with _file_of(name, data_dir) as path:
+    """``load``, except that what this process opened last is opened again only if it has changed."""
+    if (source := SOURCES.find(str(name))) is not None:
+        return _make_once(source)
+    with place_of(name, data_dir) as path:
         try:
-            state = path.stat()
+            state = (path / MANIFEST if is_store(path) else path).stat()
         except OSError:
-            return load_npz(path, path.stem)  # raises the right error
-        return _load_state(path.resolve(), path.stem, state.st_ino, state.st_size, state.st_mtime_ns)
+            return _open(path)  # raises the right error
+        return _load_state(path.resolve(), state.st_ino, state.st_size, state.st_mtime_ns)
 
 
 @lru_cache(maxsize=1)  # a dataset may be large, and runs come sorted by dataset
-def _load_state(path: Path, name: str, *state: int) -> Dataset:
+def _load_state(path: Path, *state: int) -> Dataset:
     """``state`` serves the cache alone: it changes when the file does."""
-    return load_npz(path, name)
+    return _open(path)
 
 
-def _file_of(name: str | Path, data_dir: Path | None) -> AbstractContextManager[Path]:
+def _made(source: DatasetSource) -> Dataset:
+    """The dataset that the function of a plugin returns, under its registered name."""
+    try:
+        found: object = source.make()
+    except OcilError:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise OcilError(
+            f"the dataset '{source.name}' of {SOURCES.origin(source.name)} cannot be made: {what}"
+        ) from error
+    if not isinstance(found, Dataset):
+        kind = type(found).__name__
+        raise OcilError(
+            f"the dataset '{source.name}' is made by a function that returns a {kind}, not an ocil.Dataset."
+        )
+    return replace(found, name=source.name)
+
+
+_make_once = lru_cache(maxsize=1)(_made)
+
+
+def _open(path: Path) -> Dataset:
+    return open_store(path, path.name) if is_store(path) else load_npz(path, path.stem)
+
+
+def place_of(name: str | Path, data_dir: Path | None = None) -> AbstractContextManager[Path]:
+    """The file or folder of a dataset, for as long as the block lasts."""
     if _is_path(name):
         return nullcontext(Path(name).expanduser())
     info = catalog.find(str(name))
@@ -67,35 +101,40 @@ def _file_of(name: str | Path, data_dir: Path | None) -> AbstractContextManager[
 
 
 def locate(name: str, data_dir: Path | None = None) -> Path:
-    """The file of a catalog or imported dataset. If it is missing, the ``OcilError`` explains how to get it."""
-    folder = _folder(data_dir)
+    """Where a catalog or imported dataset lies. If it is missing, the ``OcilError`` explains how to get it."""
+    folders = data_dirs(data_dir)
     info = catalog.find(name)
     if info is not None:
-        path = folder / f"{info.name}.npz"
-        if not path.is_file():
-            raise OcilError(f"{info.title} is not in {folder}. To get it: {info.how}")
+        if (path := _stored(info, folders)) is None:
+            raise OcilError(f"{info.title} is not in {folders[0]}. To get it: {info.how}")
         return path
-    imported = _imported(folder)
+    imported = _imported(folders)
     if name in imported:
         return imported[name]
     for other, path in imported.items():
         if catalog.same_name(other) == catalog.same_name(name):
             return path
-    raise OcilError(f"there is no dataset '{name}' in {folder}.{suggest(name, {*CATALOG, *imported})}")
+    raise OcilError(f"there is no dataset '{name}' in {folders[0]}.{suggest(name, {*CATALOG, *SOURCES, *imported})}")
 
 
 def available(data_dir: Path | None = None) -> list[Entry]:
     """The catalog in its order, then what the user imported, each ready, missing or broken."""
-    folder = _folder(data_dir)
-    imported = [_user_entry(name, path) for name, path in _imported(folder).items()]
-    return [_catalog_entry(info, folder) for info in CATALOG.values()] + imported
+    folders = data_dirs(data_dir)
+    imported = [_user_entry(name, path) for name, path in _imported(folders).items()]
+    made = [
+        Entry(name, "made by a plugin", None, None, None, None, None, "ready", str(SOURCES.origin(name)), None)
+        for name in SOURCES
+    ]
+    return [_catalog_entry(info, folders) for info in CATALOG.values()] + made + imported
 
 
-def _folder(data_dir: Path | None) -> Path:
-    folder = catalog.data_dir(data_dir)
-    if folder.exists() and not folder.is_dir():
-        raise OcilError(f"{folder} is a file, not the folder of the datasets. Name one with --data-dir or OCIL_DATA.")
-    return folder
+def in_former_folder(entries: Iterable[Entry], data_dir: Path | None = None) -> str | None:
+    """A line that names the datasets which lie in the folder that was the default up to version 0.2."""
+    present, *former = data_dirs(data_dir)
+    names = [entry.name for entry in entries if entry.path is not None and entry.path.parent in former]
+    if not names:
+        return None
+    return f"{', '.join(names)}: in {former[0]}, the former folder of datasets. You can move them to {present}."
 
 
 def _is_path(name: str | Path) -> bool:
@@ -103,22 +142,41 @@ def _is_path(name: str | Path) -> bool:
     return isinstance(name, Path) or text.lower().endswith(".npz") or "/" in text or "\\" in text
 
 
-def _imported(folder: Path) -> dict[str, Path]:
-    paths = sorted(folder.glob("*.npz")) if folder.is_dir() else []
-    return {path.stem: path for path in paths if catalog.find(path.stem) is None and not path.name.startswith(".")}
+def _imported(folders: Sequence[Path]) -> dict[str, Path]:
+    """What the user imported, by name. What lies in the first folder hides what lies in the next."""
+    found: dict[str, Path] = {}
+    for folder in reversed(folders):
+        files = sorted(folder.glob("*.npz")) if folder.is_dir() else []
+        stores = sorted(path.parent for path in folder.glob(f"*/{MANIFEST}")) if folder.is_dir() else []
+        found |= {path.stem: path for path in files} | {path.name: path for path in stores}
+    own = {name: path for name, path in found.items() if catalog.find(name) is None and not path.name.startswith(".")}
+    return dict(sorted(own.items()))
 
 
-def _catalog_entry(info: DatasetInfo, folder: Path) -> Entry:
-    path = folder / f"{info.name}.npz"
-    stored = path if info.name != DEFAULT and path.is_file() else None
+def _stored(info: DatasetInfo, folders: Sequence[Path]) -> Path | None:
+    paths = (folder / f"{info.name}.npz" for folder in folders)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _catalog_entry(info: DatasetInfo, folders: Sequence[Path]) -> Entry:
+    stored = _stored(info, folders) if info.name != DEFAULT else None
     state: State = "ready" if stored or info.name == DEFAULT else "missing"
     sizes = (info.classes, info.image_shape, info.tasks, info.train, info.test)
     return Entry(info.name, info.title, *sizes, state, info.how, stored)
 
 
+def peek(path: Path) -> tuple[int, tuple[int, ...], int, int]:
+    """Number of classes, shape of an input, number of training and test samples, without reading the samples."""
+    if not is_store(path):
+        return peek_npz(path)
+    manifest = read_manifest(path)
+    train, test = (manifest.arrays[key].shape for key in ("train_x", "test_x"))
+    return len(manifest.classes), train[1:], train[0], test[0]
+
+
 def _user_entry(name: str, path: Path) -> Entry:
     try:
-        classes, image_shape, train, test = peek_npz(path)
+        classes, image_shape, train, test = peek(path)
     except OcilError:
         again = f"ocil data import {name} PATH"
         return Entry(name, "imported", None, None, None, None, None, "broken", again, path)

@@ -16,13 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from ocil.data import Dataset
-from ocil.methods import method
 from ocil.methods.base import Learner
 from ocil.methods.passes import Pass
 from ocil.networks import evaluating, to_float
 from ocil.precision import Precision, numerics
 from ocil.runs.build import build, network_of
-from ocil.runs.captured import CapturedStepper
+from ocil.runs.captured import CapturedStepper, can_be_captured
 from ocil.runs.config import RunConfig
 from ocil.runs.features import Encoder
 from ocil.runs.stepper import Stepper
@@ -133,7 +132,7 @@ class _TimedSeed:
         self.number = 0
         with torch.cuda.stream(self.cuda):
             self.learner: Learner = build(config, data, resident.device)
-            replayed = captured and self.cuda is not None and method(config.method).capturable
+            replayed = captured and self.cuda is not None and can_be_captured(config)
             self.stepper = (CapturedStepper if replayed else Stepper)(self.learner, self.stream)
             for _ in range(FIRST_TASK):
                 self.step()

@@ -1,11 +1,14 @@
 """Whether a node of a cluster can work: it must share the folder of the runs and have the same code and images."""
 
+import pickle
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from ocil import plugins
 from ocil.files import write_bytes
+from ocil.runs.protocol import Run
 
 Facts = dict[str, Any]
 Examine = Callable[[str | None, bytes, str | None], Facts]
@@ -15,7 +18,7 @@ def examiner() -> Examine:
     """The function that every node runs, and the driver too, for comparison.
 
     Ray sends a nested function as code, so it runs even on a node where ocil is missing or of another version.
-    ``samples`` are pickled: one run per dataset, by the dataset's name.
+    ``samples``: see ``packed``.
     """
 
     def examine(marker: str | None, samples: bytes, data_dir: str | None) -> Facts:
@@ -42,7 +45,11 @@ def examiner() -> Examine:
         facts |= {"ocil": f"{ocil.__version__}, code {sha.hexdigest()[:8]}", "torch": torch.__version__}
         facts |= {"images": {}, "no images": {}}
         try:
-            runs = pickle.loads(samples)  # noqa: S301  # the driver sent it with this function
+            from ocil import plugins
+
+            files, pickled = pickle.loads(samples)  # noqa: S301  # the driver sent it with this function
+            plugins.install(files)
+            runs = pickle.loads(pickled)  # noqa: S301
         except Exception as error:  # the node has another ocil, which ``unfit`` reports first
             return facts | {"no images": {"": f"{error}."}}
         for name, run in runs.items():
@@ -53,6 +60,11 @@ def examiner() -> Examine:
         return facts
 
     return examine
+
+
+def packed(runs: Iterable[Run]) -> bytes:
+    """One run per dataset, and before them the plugin files without which a run cannot be unpickled."""
+    return pickle.dumps((plugins.loaded(), pickle.dumps({run.dataset: run for run in runs})))
 
 
 def place_marker(root: Path) -> Path:

@@ -16,8 +16,10 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from ocil import plugins
 from ocil.engines.job import Job, Observer, Outcome, Outcomes, not_started
 from ocil.errors import OcilError
+from ocil.plugins import PluginFile
 from ocil.runs.protocol import Interrupted, Progress, Run, perform
 from ocil.threads import cores
 
@@ -74,19 +76,11 @@ class WorkerPool:
         if not self.waiting:
             return
         ours, theirs = self.context.Pipe()
-        process = self.context.Process(target=_work, args=(theirs, self.job, self.stop), daemon=True)
-        # A terminal sends Ctrl-C to the workers too, a scheduler its SIGTERM. Blocked here, both are blocked in them
-        # from their first moment; the parent asks them to save.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-        try:
-            with _threads_of_children(self.job.threads):
-                process.start()
-            self.busy[ours] = (
-                process,
-                self.waiting[0],
-            )  # from here on it is killed with the others, if it comes to that
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        process = self.context.Process(target=_work, args=(theirs, self.job, plugins.loaded(), self.stop), daemon=True)
+        with _signals_blocked(), _threads_of_children(self.job.threads):
+            process.start()
+            # From here on it is killed with the others, if it comes to that.
+            self.busy[ours] = (process, self.waiting[0])
         theirs.close()
         self.assign(ours, process)
 
@@ -121,7 +115,7 @@ class WorkerPool:
         self.observer.on_event(run, outcome)
 
     def died(self, run: Run, code: int) -> OcilError:
-        killed = code == -signal.SIGKILL
+        killed = code == -getattr(signal, "SIGKILL", 9)
         perhaps = " If there was no memory left: fewer --workers, or a smaller --memory." if killed else ""
         return OcilError(
             f"{run.cell} seed {run.seed}: its process ended with code {code}. "
@@ -134,8 +128,11 @@ def _send(connection: Any, message: Any) -> None:
         connection.send(message)
 
 
-def _work(connection: "Connection[Any, Any]", job: Job, stop: Any) -> None:
+def _work(connection: "Connection[Any, Any]", job: Job, files: Sequence[PluginFile], stop: Any) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    if not hasattr(signal, "pthread_sigmask"):  # Windows: Ctrl-C comes to the workers too, and the parent tells them
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    plugins.install(files)  # before a run is received: its settings may be of a class that a plugin defines
     with suppress(EOFError, OSError):  # the parent has died
         while (run := connection.recv()) is not None:
             stopped = stop.is_set()
@@ -148,6 +145,21 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Block Ctrl-C and SIGTERM. A terminal sends the one to workers too, a scheduler the other. Processes that are
+    started in this block never get them; the parent asks them to save.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

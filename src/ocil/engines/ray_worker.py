@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from threading import Thread
 
+from ocil import plugins
 from ocil.engines import gpu, pool
 from ocil.engines.job import Event, Job, Observer
 from ocil.errors import InUseError, OcilError, WriteError
+from ocil.plugins import PluginFile
 from ocil.runs.environment import pick_device
 from ocil.runs.protocol import Progress, Run, RunKey
 
@@ -37,7 +39,8 @@ class WorkerSpec:
 class Worker:
     """An actor. A thread carries out the runs it was given; meanwhile ``events`` reports to the driver."""
 
-    def __init__(self, job: Job, spec: WorkerSpec) -> None:
+    def __init__(self, job: Job, spec: WorkerSpec, files: Sequence[PluginFile] = ()) -> None:
+        plugins.install(files)  # before a run is received: its settings may be of a class that a plugin defines
         self.spec = spec
         self.job = replace(job, workers=spec.together if spec.packed else 1)
         self.queue: SimpleQueue[tuple[RunKey, Event]] = SimpleQueue()

@@ -3,7 +3,6 @@
 import importlib
 import logging
 import math
-import pickle
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -13,8 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ocil import plugins
 from ocil.engines.job import Event, Job, Observer, Outcome, Outcomes, not_started
-from ocil.engines.nodes import examiner, place_marker, unfit
+from ocil.engines.nodes import examiner, packed, place_marker, unfit
 from ocil.engines.ray_worker import Worker, WorkerSpec
 from ocil.errors import OcilError
 from ocil.runs.protocol import Interrupted, Progress, Run, RunKey
@@ -68,8 +68,7 @@ class Scheduler:
         self.trouble = ""
         self.actor_class = ray.remote(Worker)
         self.examine = examiner()
-        samples = pickle.dumps({run.dataset: run for run in runs})
-        self.questions = (samples, None if job.data_dir is None else str(job.data_dir))
+        self.questions = (packed(runs), None if job.data_dir is None else str(job.data_dir))
         self.mine = self.examine(None, *self.questions)
         self.torch: str | None = None  # the nodes' version
         # Limits the threads of libraries that ignore torch.set_num_threads.
@@ -181,7 +180,7 @@ class Scheduler:
                 break
             takes = {"num_cpus": self.spec.cpus, "num_gpus": self.spec.gpus}
             there = self.actor_class.options(**self.on(node.id), **takes, max_restarts=0)
-            worker = WorkerHandle(there.remote(self.job, self.spec), node)
+            worker = WorkerHandle(there.remote(self.job, self.spec, plugins.loaded()), node)
             self.workers.append(worker)
             self.calls[worker.actor.problem.remote()] = partial(self.worker_started, worker)
             starting += 1

@@ -1,7 +1,7 @@
 """Evaluates a learner: accuracy per class group, and how much it favours new classes."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -49,7 +49,7 @@ class Evaluator:
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
-        self.x, self.y = stream.resident.test_x, stream.resident.test_y
+        self.y = stream.resident.test_y
         data, device = stream.data, stream.device
         group_of = np.empty(data.num_classes, dtype=np.int64)
         for number, classes in enumerate(stream.groups):
@@ -59,7 +59,7 @@ class Evaluator:
             names = ", ".join(data.classes[c] for c in stream.groups[int(counts.argmin())])
             raise OcilError(f"{data.name} has no test image of {names}: add some, or use fewer tasks.")
         self.group = torch.from_numpy(group_of[data.test_y]).to(device)
-        self.group_size = torch.from_numpy(counts).to(device)
+        self.group_sizes = counts.tolist()
 
         def numbers(values: ArrayLike) -> Tensor:
             return torch.from_numpy(np.asarray(values, dtype=np.int64)).to(device)
@@ -69,8 +69,8 @@ class Evaluator:
         for point in range(stream.evaluation_points):
             old, new = stream.old_classes(point), stream.new_classes(point)
             tested = np.flatnonzero(np.isin(data.test_y, old + new))
-            trained = np.flatnonzero(np.isin(data.train_y, new))
-            self.points.append(_Point(numbers(old), numbers(new), numbers(tested), numbers(trained)))
+            trained = numbers(np.flatnonzero(np.isin(data.train_y, new)))
+            self.points.append(_Point(numbers(old), numbers(new), numbers(tested), trained))
 
     def __call__(self, learner: Learner, evaluation_point: int) -> Evaluation:
         with default_if_free(learner.network.multiply_adds):
@@ -84,14 +84,21 @@ class Evaluator:
         """
         point, data = self.points[evaluation_point], self.stream.resident
         scorer = learner.scorer() if learner.met is None else _of_all(learner.scorer(), self.stream.data.num_classes)
-        scores = scores_of(scorer, self.x, after_batch)
-        hits = (scores.argmax(1) == self.y).double()
-        correct = torch.zeros_like(self.group_size, dtype=torch.float64).index_add_(0, self.group, hits)
+        size = batch_for(self.stream.device.type, places(self.stream.data.input_shape))
+        scores = scores_of_parts(scorer, data.parts("test", size), after_batch)
+        hits = (scores.argmax(1) == self.y).long()
+        correct = torch.zeros(len(self.group_sizes), dtype=torch.int64, device=hits.device).index_add_(
+            0, self.group, hits
+        )
+
+        def accuracy() -> list[float]:
+            return [right / size for right, size in zip(correct.tolist(), self.group_sizes, strict=True)]
+
         if not learner.scores_are_logits:
-            return lambda: Evaluation((correct / self.group_size).tolist())
+            return lambda: Evaluation(accuracy())
         logits = scores[point.tested]
-        x, y = data.train_x[point.trained], data.train_y[point.trained]
-        p = scores_of(scorer, x, after_batch).softmax(1).gather(1, y[:, None])
+        y, index = data.train_y[point.trained], point.trained.to(data.index_device)
+        p = scores_of_parts(scorer, data.parts("train", size, index), after_batch).softmax(1).gather(1, y[:, None])
         head = getattr(learner.network, "head", None)
         weights = None
         if isinstance(head, torch.nn.Linear):
@@ -103,9 +110,8 @@ class Evaluator:
         def read() -> Evaluation:
             few, many = int(hard), int(easy)
             logit_old, logit_new, weight_old, weight_new = (_number(m) for m in means)
-            accuracy = (correct / self.group_size).tolist()
             ambiguous = len(p) - few - many
-            return Evaluation(accuracy, logit_old, logit_new, weight_old, weight_new, few, ambiguous, many)
+            return Evaluation(accuracy(), logit_old, logit_new, weight_old, weight_new, few, ambiguous, many)
 
         return read
 
@@ -124,16 +130,24 @@ class _Point(NamedTuple):
 
 
 def scores_of(scorer: Callable[[Tensor], Tensor], x: Tensor, after_batch: Callable[[], None] = lambda: None) -> Tensor:
+    """The scores of inputs that are on the device."""
+    return scores_of_parts(scorer, x.split(batch_for(x.device.type, places(tuple(x.shape[1:])))), after_batch)
+
+
+def scores_of_parts(
+    scorer: Callable[[Tensor], Tensor], parts: Iterable[Tensor], after_batch: Callable[[], None] = lambda: None
+) -> Tensor:
+    """The scores of inputs that come a few at a time. ``after_batch`` is called after each part and may raise."""
     found = []
-    for part in x.split(batch_for(x.device.type, places(x))):
+    for part in parts:
         found.append(scorer(part))
         after_batch()
     return torch.cat(found).float()
 
 
-def places(x: Tensor) -> int:
+def places(input_shape: tuple[int, ...]) -> int:
     """The pixels of an image; 1 for a vector."""
-    return x.shape[1] * x.shape[2] if x.ndim == 4 else 1
+    return input_shape[0] * input_shape[1] if len(input_shape) == 3 else 1
 
 
 def batch_for(device: str, pixels: int) -> int:

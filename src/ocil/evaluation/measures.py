@@ -4,12 +4,15 @@
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from ocil.errors import OcilError
+from ocil.plugins import Registry, warn
 
 CONFIDENCE = 0.975  # one-sided: a 95 % interval
 
@@ -47,6 +50,65 @@ def accuracy_curve(matrix: ArrayLike) -> list[float]:
     if _square(a) is None:
         return [average_accuracy(a)]
     return [float(row[: i + 1].mean()) for i, row in enumerate(a)]
+
+
+class Recorded(Protocol):
+    """What a finished run has recorded: the part of ``ocil.Result`` that a measure may use."""
+
+    @property
+    def matrix(self) -> list[list[float]]: ...
+
+    @property
+    def evaluations(self) -> list[dict[str, Any]]: ...
+
+    @property
+    def wall_seconds(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A measure of your own. Every table of results has a column of it, with mean and interval over seeds."""
+
+    name: str
+    function: Callable[[Recorded], float | None]
+    """Of the result of one run. None: it is not defined for this run."""
+    higher_is_better: bool = True
+    format: str = "percent"
+    """``percent`` for a share of 1, else a format of Python such as ``.3f``."""
+
+    def __post_init__(self) -> None:
+        try:
+            self.format == "percent" or format(1.0, self.format)
+        except ValueError:
+            raise OcilError(
+                f"measure '{self.name}': format = {self.format!r} is not 'percent' or like '.3f'."
+            ) from None
+
+    @property
+    def title(self) -> str:
+        """The heading of its column."""
+        return self.name.replace("-", " ").replace("_", " ") + (" %" if self.format == "percent" else "")
+
+    def of(self, result: Recorded) -> float | None:
+        """Its value for a run. If it fails, it says so on standard error, once, and has no value."""
+        try:
+            found = self.function(result)
+            value = None if found is None else float(found)
+        except Exception as error:
+            warn(f"the measure '{self.name}' of {MEASURES.origin(self.name)}: {type(error).__name__}: {error}")
+            return None
+        return value if value is not None and math.isfinite(value) else None
+
+
+def _read(name: str, found: Any) -> list[Measure]:
+    """The measure of an entry point: a ``Measure``, or a function of a result that gives a share, more is better."""
+    if not isinstance(found, Measure) and not callable(found):
+        raise TypeError(f"{found!r} is neither a Measure nor a function of a result")
+    return [found if isinstance(found, Measure) else Measure(name, found)]
+
+
+MEASURES: Registry[Measure] = Registry("measure", "ocil.measures", (), _read)
+"""Measures from outside; those above belong to every result."""
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,9 @@ from ocil.engines.job import Job
 from ocil.errors import OcilError
 from ocil.methods import method
 from ocil.methods.passes import Pass
-from ocil.networks import InputShape
+from ocil.networks import InputShape, ReducedResNet18
 from ocil.networks.reduced_resnet18 import PRODUCTS
-from ocil.networks.registry import DEFAULT as NETWORK
-from ocil.networks.spec import Spec
+from ocil.networks.registry import is_known
 from ocil.runs.build import network_of
 from ocil.runs.config import RunConfig
 from ocil.runs.features import Encoder
@@ -110,8 +109,8 @@ class Estimator:
     device: str
     """cuda or cpu."""
     side_by_side: int
-    ratios: dict[tuple[str, str, str], float]
-    """Measured over tabled seconds, by method, dataset and precision."""
+    ratios: dict[tuple[str, ...], float]
+    """Measured over tabled seconds, by what ``_kind`` tells apart: method, dataset, precision and network."""
 
     @classmethod
     def of(cls, job: Job, sizes: dict[str, Size]) -> "Estimator":
@@ -203,19 +202,22 @@ def _scale(config: RunConfig, size: Size, on_gpu: bool) -> float:
     encoder, shape = Encoder.of(config.learner), size.input_shape
     if encoder is not None:
         shape = encoder.vector_shape(shape)
-    if Spec.parse(config.learner.network, "network").name == NETWORK:
-        return math.prod(shape[:2]) / 1024 * math.pow(config.learner.width / 20, 1.0 if on_gpu else 1.5)
-    return network_of(config.learner, shape).multiply_adds / TABLED_MULTIPLY_ADDS
+    network = network_of(config.learner, shape)
+    if isinstance(network, ReducedResNet18):
+        return math.prod(shape[:2]) / 1024 * math.pow(network.width / 20, 1.0 if on_gpu else 1.5)
+    return network.multiply_adds / TABLED_MULTIPLY_ADDS
 
 
-def _ratios(root: Path, device: str, sizes: dict[str, Size], bare: Estimator) -> dict[tuple[str, str, str], float]:
-    found: dict[tuple[str, str, str], list[float]] = {}
+def _ratios(root: Path, device: str, sizes: dict[str, Size], bare: Estimator) -> dict[tuple[str, ...], float]:
+    found: dict[tuple[str, ...], list[float]] = {}
     for path in root.glob("*/seed-*/result.json"):
         try:
             content = read_json(path)
             if content["environment"]["device"] != device or content["config"]["dataset"] not in sizes:
                 continue
             config = RunConfig.from_json(content["config"])
+            if not is_known(config.learner.network):
+                continue
             tabled = bare.tabled(config, sizes[config.dataset])
             found.setdefault(_kind(config), []).append(content["wall_seconds"] / tabled)
         except (*UNREADABLE, ZeroDivisionError, OcilError):
@@ -223,5 +225,6 @@ def _ratios(root: Path, device: str, sizes: dict[str, Size], bare: Estimator) ->
     return {kind: statistics.median(ratios) for kind, ratios in found.items()}
 
 
-def _kind(config: RunConfig) -> tuple[str, str, str]:
-    return config.method, config.dataset, config.learner.precision
+def _kind(config: RunConfig) -> tuple[str, ...]:
+    learner = config.learner
+    return config.method, config.dataset, learner.precision, learner.network, learner.freeze, learner.features

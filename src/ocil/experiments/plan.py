@@ -20,7 +20,7 @@ from ocil.runs.config import RunConfig, concerns
 from ocil.runs.features import Encoder, missing
 from ocil.runs.folder import RunFolder
 from ocil.runs.protocol import Run
-from ocil.runs.results import Result, Summary, summarise
+from ocil.runs.results import Result, Summary, measures_json, summarise
 from ocil.runs.stream_run import StreamRun
 
 
@@ -168,7 +168,7 @@ class CellSummary(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         config = self.summary.config
-        measures = [f.name for f in fields(Summary) if f.name not in ("config", "accuracy_curve")]
+        measures = [f.name for f in fields(Summary) if f.name not in ("config", "accuracy_curve", "measures")]
         note = {} if len(self.folders) > 1 else {"note": "one seed: no interval"}
         return {
             "method": config.label,
@@ -177,6 +177,7 @@ class CellSummary(NamedTuple):
             "seeds": len(self.folders),
             **{name: estimate_json(getattr(self.summary, name)) for name in measures},
             "accuracy_curve": [estimate_json(point) for point in self.summary.accuracy_curve],
+            **measures_json(self.summary),
             "runs": [str(folder) for folder in self.folders],
             **note,
         }

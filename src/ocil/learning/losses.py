@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ocil import kernels
 from ocil.networks import NOT_MET
+from ocil.precision import widest
 
 Reduction = Literal["mean", "none"]
 LabelFreeValue = Literal["smu", "gini", "entropy", "gen"]
@@ -91,7 +92,11 @@ def sample_value(
     with torch.no_grad():
         if value == "entropy":
             # At least 2: a single class has no entropy.
-            most = math.log(max(2, logits.shape[1])) if met is None else met.sum().clamp_min(2).double().log()
+            most = (
+                math.log(max(2, logits.shape[1]))
+                if met is None
+                else met.sum().clamp_min(2).to(widest(met.device)).log()
+            )
             return 1 + (p * log_p).sum(1) / most
         if features is None:
             raise ValueError("value='gen' needs the features that the last layer reads")
@@ -162,7 +167,7 @@ def _smoothed(like: Tensor, labels: Tensor, epsilon: float, met: Tensor | None =
     if met is None:
         rest = torch.full_like(like, epsilon / max(1, like.shape[1] - 1))
     else:
-        share = epsilon / (met.sum() - 1).clamp_min(1).double()  # rounded once, as in the branch above
+        share = epsilon / (met.sum() - 1).clamp_min(1).to(widest(met.device))  # rounded once, as in the branch above
         rest = torch.where(met, share, 0).to(like.dtype).expand_as(like)
     return rest.scatter(1, labels[:, None], 1 - epsilon)
 

@@ -1,11 +1,13 @@
 """Optimisers by name: our own SGD, or any of PyTorch's.
 
-All offer what learners and engines need: a step that can be captured as a CUDA graph, a state of plain tensors, and
-growth by class.
+All offer what learners and engines need: a step that can be captured as a CUDA graph, steps at a fraction of the
+learning rate, a state of plain tensors, and growth by class.
 """
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +18,16 @@ from ocil.learning.sgd import SGD
 from ocil.networks import with_rows
 from ocil.networks.spec import Spec
 
+UNFIT = {
+    "lbfgs": "it evaluates the loss several times in a step",
+    "sparseadam": "it needs sparse gradients",
+    "muon": "it takes matrices alone, and networks have other weights too",
+}
+GIVEN = {"lr": "use the setting lr", "capturable": "ocil sets it on a GPU", "differentiable": "a step is not trained"}
+"""Options that ocil gives, and why a user cannot."""
+WITHOUT_COUNTERS = ("sgd",)  # nothing of its state is on the host, so its step can be captured as it is
+SUMS = 0.0  # what most of a state starts from
+
 
 class Optimizer(Protocol):
     parameters: list[nn.Parameter]
@@ -24,6 +36,9 @@ class Optimizer(Protocol):
     def zero_grad(self) -> None: ...
 
     def step(self) -> None: ...
+
+    def scaled(self, scale: float) -> AbstractContextManager[float]:
+        """Inside the block a step goes ``scale`` times as far. Yields the factor that the loss must have for it."""
 
     def reset(self) -> None:
         """Forget all gradients so far, in place: captured steps use these tensors."""
@@ -41,24 +56,44 @@ def make(
 ) -> Optimizer:
     """The optimiser that a setting names, for these parameters."""
     chosen = Spec.parse(spec, "optimizer")
-    if chosen.name.lower() == "sgd" and not chosen.options:
+    if _is_ours(chosen):
         return SGD(parameters, lr, momentum, weight_decay)
     return TorchOptimizer(chosen, parameters, lr, weight_decay)
 
 
-def check(spec: str, momentum: float) -> None:
+def check(spec: str, momentum: float, weight_decay: float) -> None:
     """Raise an ``OcilError`` if a setting names no optimiser, or options that it does not take."""
-    if spec == "sgd":
+    chosen = Spec.parse(spec, "optimizer")
+    if _is_ours(chosen):
         return
     if momentum:
-        raise OcilError(
-            f"momentum = {momentum} is for sgd: give {spec} its own options, as in adam(betas=(0.9, 0.99))."
-        )
-    TorchOptimizer(Spec.parse(spec, "optimizer"), [nn.Parameter(torch.zeros(1))], 0.1, 0.0)
+        example = "sgd(momentum=0.9, nesterov=True)" if chosen.name.lower() == "sgd" else "adam(betas=(0.9, 0.99))"
+        raise OcilError(f"momentum = {momentum} is for sgd alone: give {spec} its own options, as in {example}.")
+    _check(str(chosen), weight_decay)
+
+
+def default_lr(spec: str) -> float | None:
+    """PyTorch's own default of the learning rate; None for our SGD, whose default a method knows better."""
+    chosen = Spec.parse(spec, "optimizer")
+    if _is_ours(chosen):
+        return None
+    value = inspect.signature(_kind(chosen.name)).parameters["lr"].default
+    return float(value)
+
+
+def can_be_captured(spec: str) -> bool:
+    """Whether a step can be captured as a CUDA graph: whether nothing that changes from step to step is on the host."""
+    chosen = Spec.parse(spec, "optimizer")
+    return _is_ours(chosen) or chosen.name.lower() in WITHOUT_COUNTERS or _takes_capturable(_kind(chosen.name))
+
+
+def numbers_kept(spec: str) -> int:
+    """How many numbers an optimiser keeps per weight, at most: a velocity; averages, squares and their maximum."""
+    return 1 if _is_ours(Spec.parse(spec, "optimizer")) else 3
 
 
 class TorchOptimizer:
-    """An optimiser of ``torch.optim``. Its first step loads PyTorch's compiler, which takes seconds."""
+    """An optimiser of ``torch.optim``. To make the first one loads PyTorch's compiler, which takes seconds."""
 
     def __init__(self, spec: Spec, parameters: Iterable[nn.Parameter], lr: float | Tensor, weight_decay: float) -> None:
         self.spec, self.lr, self.weight_decay = spec, lr, weight_decay
@@ -72,19 +107,32 @@ class TorchOptimizer:
     def step(self) -> None:
         self.optimizer.step()
 
+    @contextmanager
+    def scaled(self, scale: float) -> Iterator[float]:
+        """Most of these optimisers divide by the size of the gradients, so a smaller loss would change nothing. The
+        parameters go a part of the way instead. For all whose step is in proportion to the learning rate, this is a
+        smaller learning rate; and it can be captured.
+        """
+        before = [parameter.detach().clone() for parameter in self.parameters]
+        yield 1.0
+        with torch.no_grad():
+            after: list[Tensor] = [parameter.detach() for parameter in self.parameters]
+            torch._foreach_copy_(after, list(torch._foreach_lerp(before, after, scale)))
+
     def reset(self) -> None:
         for entry in self.optimizer.state.values():
             for name, value in entry.items():
                 if isinstance(value, Tensor):
-                    value.fill_(1.0 if name == "mu_product" else 0.0)  # NAdam's is a product, the others are sums
+                    value.fill_(self._start_of(name))
 
     def go_on_from(self, former: "TorchOptimizer") -> None:
         kept = former.state()
-        for name, value in kept.items():
-            number = int(name.split(".")[0])
-            before, now = former.parameters[number], self.parameters[number]
+        for key, value in kept.items():
+            number, _, name = key.partition(".")
+            before, now = former.parameters[int(number)], self.parameters[int(number)]
             if value.ndim == now.ndim > 0 and len(value) == len(before):
-                kept[name] = with_rows(value, len(now))
+                kept[key] = with_rows(value, len(now))
+                kept[key][len(value) :] = self._start_of(name)
         self.load_state(kept)
 
     def state(self) -> dict[str, Tensor]:
@@ -102,28 +150,65 @@ class TorchOptimizer:
         for key, value in state.items():
             number, _, name = key.partition(".")
             parameter = self.parameters[int(number)]
-            counter = (
-                value.ndim == 0 and not self._captures()
-            )  # PyTorch keeps step counters on the host, unless captured
-            place = torch.device("cpu") if counter else parameter.device
+            on_host = value.ndim == 0 and not self._captures()  # where PyTorch keeps counters, unless it is captured
+            place = torch.device("cpu") if on_host else parameter.device
             self.optimizer.state[parameter][name] = value.detach().clone().to(place)
 
+    def _start_of(self, name: str) -> float:
+        """What a tensor of the state is filled with before the first step."""
+        own = {
+            "mu_product": 1.0,  # NAdam
+            "mu": 1.0,  # ASGD
+            "eta": float(self.lr),  # ASGD
+            "step_size": float(self.lr),  # Rprop
+            "sum": float(self.optimizer.defaults.get("initial_accumulator_value", SUMS)),  # Adagrad
+        }
+        return own.get(name, SUMS)
+
     def _captures(self) -> bool:
-        return bool(self.parameters) and self.parameters[0].device.type == "cuda"
+        return bool(self.parameters) and self.parameters[0].device.type == "cuda" and _takes_capturable(self._kind)
+
+    @property
+    def _kind(self) -> Any:
+        return _kind(self.spec.name)
 
     def _made(self) -> torch.optim.Optimizer:
-        kind = _kind(self.spec.name)
-        options = {"lr": self.lr, **self.spec.options}
+        for option in self.spec.options.keys() & GIVEN.keys():
+            raise OcilError(f"optimizer = {self.spec} cannot have the option {option}: {GIVEN[option]}.")
+        options: dict[str, Any] = {"lr": self.lr}
         if self.weight_decay:
             options["weight_decay"] = self.weight_decay
-        if self._captures() and "capturable" in inspect.signature(kind).parameters:
+        options |= self.spec.options
+        if self._captures():
             options["capturable"] = True
         try:
-            made: torch.optim.Optimizer = kind(self.parameters, **options)
-        except (TypeError, ValueError) as error:
+            made: torch.optim.Optimizer = self._kind(self.parameters, **options)
+        except (TypeError, ValueError, RuntimeError, AssertionError) as error:
             reason = " ".join(str(error).replace("__init__() ", "").split())
-            raise OcilError(f"optimizer = {self.spec}: {reason}.") from None
+            raise OcilError(f"optimizer = {self.spec}: {reason.rstrip('.')}.") from None
+        made._warned_capturable_if_run_uncaptured = True  # the first steps are on purpose
         return made
+
+
+@cache
+def _check(spec: str, weight_decay: float) -> None:
+    """Make an optimiser and take a step with it: some options raise only there."""
+    parameter = nn.Parameter(torch.zeros(2, 2))
+    optimizer = TorchOptimizer(Spec.parse(spec, "optimizer"), [parameter], 0.1, weight_decay)
+    parameter.grad = torch.zeros_like(parameter)
+    try:
+        optimizer.step()
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise OcilError(f"optimizer = {spec}: {reason.rstrip('.')}.") from None
+
+
+def _is_ours(spec: Spec) -> bool:
+    return spec.name.lower() == "sgd" and not spec.options
+
+
+def _takes_capturable(kind: Any) -> bool:
+    return "capturable" in inspect.signature(kind).parameters
 
 
 def _kind(name: str) -> Any:
@@ -134,7 +219,7 @@ def _kind(name: str) -> Any:
         if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and value is not torch.optim.Optimizer
     }
     if name.lower() not in kinds:
-        raise OcilError(f"unknown optimizer '{name}'.{suggest(name, kinds)}")
-    if name.lower() in ("lbfgs", "sparseadam"):
-        raise OcilError(f"optimizer = {name} does not fit: it needs a closure or sparse gradients.")
+        raise OcilError(f"unknown optimizer '{name}'.{suggest(name, kinds.keys() - UNFIT.keys())}")
+    if name.lower() in UNFIT:
+        raise OcilError(f"optimizer = {name} does not fit: {UNFIT[name.lower()]}.")
     return kinds[name.lower()]

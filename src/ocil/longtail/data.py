@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ocil import data
-from ocil.data import Dataset, catalog
+from ocil.data import Dataset
 from ocil.data.archive import names_in, read_arrays
-from ocil.data.folder import MAX_BYTES, MAX_SIDE
 from ocil.data.images import read_image
+from ocil.data.places import data_dirs
 from ocil.errors import OcilError
 from ocil.files import atomic_write
+from ocil.limits import MAX_SIDE
 from ocil.longtail.config import LongTailConfig
 from ocil.rng import derive
 
@@ -29,6 +30,7 @@ ARRAYS = ("train_x", "train_y", "val_x", "val_y", "test_x", "test_y", "open_x")
 LISTS = ("train", "val", "test", "open")
 FOLDER = "longtail"  # holds prepared long-tailed datasets, in the folder of the datasets
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+MAX_BYTES = 16 * 2**30
 LABEL_DIGITS = 9  # at most; no list has so many classes
 
 
@@ -163,7 +165,8 @@ def load(config: LongTailConfig, data_dir: Path | None = None, dataset: Dataset 
 def prepared_path(name: str, data_dir: Path | None = None) -> Path:
     if not NAME.fullmatch(name):
         raise OcilError(f"'{name}' cannot be a name: use small letters, digits, - and _.")
-    return catalog.data_dir(data_dir) / FOLDER / f"{name}.npz"
+    found = [folder / FOLDER / f"{name}.npz" for folder in data_dirs(data_dir)]
+    return next((path for path in found if path.is_file()), found[0])
 
 
 def is_prepared(name: str, data_dir: Path | None = None) -> bool:
@@ -224,7 +227,7 @@ def _list_file(lists: Path, split: str) -> Path:
 
 def _read_list(path: Path, images: Path, unlabelled: bool) -> list[tuple[Path, int]]:
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise OcilError(f"cannot read {path}: {error}.") from None
     root = images.resolve()

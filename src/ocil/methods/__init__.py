@@ -1,12 +1,14 @@
-"""The methods by name. A new method is a file in this folder and an entry here."""
+"""The methods by name. A new method is a file in this folder and an entry here, or comes from a plugin."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ocil.errors import OcilError, suggest
+from ocil.errors import OcilError
 from ocil.methods.review_label import Label
+from ocil.plugins import Registry
 
 if TYPE_CHECKING:
     from ocil.methods.base import Learner
@@ -115,27 +117,53 @@ _BUILT_IN = (
     ),
 )
 
-METHODS: dict[str, MethodInfo] = {info.name: info for info in _BUILT_IN}
+
+def spelling(name: str) -> str:
+    """One spelling for names that differ in case and in ``_`` for ``-``."""
+    return name.strip().lower().replace("_", "-")
+
+
+def _read(name: str, found: Any) -> Iterable[MethodInfo]:
+    """The methods of an entry point: a ``MethodInfo``, a class, or a function that returns several of the former."""
+    from ocil.methods.base import Learner
+
+    if isinstance(found, type) and issubclass(found, Learner):
+        first = (found.__doc__ or "").strip().partition("\n")[0].rstrip(".")
+        found = MethodInfo(spelling(name), found, first or found.__name__, "-")
+    elif callable(found):
+        found = found()
+    infos = [found] if isinstance(found, MethodInfo) else list(found)
+    for info in infos:
+        if not isinstance(info, MethodInfo):
+            raise TypeError(f"{info!r} is not a MethodInfo")
+        check_name(info)
+    return infos
+
+
+METHODS: Registry[MethodInfo] = Registry("method", "ocil.methods", _BUILT_IN, _read, spelling)
 
 
 def register(info: MethodInfo, replace: bool = False) -> None:
-    """Register a method of your own in this process: everything that takes the name of a method then takes this one.
+    """Register a method of your own: everything that takes the name of a method then takes this one.
 
-    ``replace`` allows a name that is taken, for example when a notebook's cell is run again. Raises an ``OcilError`` if
-    the name is taken or is not a valid name.
+    It is known to this process; in a plugin file (see ``ocil.plugins``) also to worker processes. ``replace`` allows a
+    name that is taken, for example when a notebook's cell is run again. Raises an ``OcilError`` if the name is taken or
+    is not a valid name.
     """
+    check_name(info)
+    METHODS.register(info, replace)
+
+
+def check_name(info: MethodInfo) -> None:
+    """Raise if a method's name cannot be part of a label and a folder."""
     if not re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", info.name):
         raise OcilError(f"a method's name has small letters and digits, and '-' between them, not '{info.name}'.")
     if Label.parse(info.name).review is not None:
         raise OcilError(f"'{info.name}' is how tables name a method with or without reviews: choose another name.")
-    if METHODS.get(info.name, info) != info and not replace:
-        raise OcilError(f"there is a method '{info.name}' already: choose another name, or give replace=True.")
-    METHODS[info.name] = info
 
 
 def method(name: str) -> MethodInfo:
     """The entry of a method. The name may be written with ``_`` or capitals."""
-    info = METHODS.get(name.strip().lower().replace("_", "-"))
-    if info is None:
-        raise OcilError(f"unknown method '{name}'.{suggest(name, METHODS)}")
+    if (info := METHODS.find(name)) is None:
+        raise METHODS.unknown(name)
     return info

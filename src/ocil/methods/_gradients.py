@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from ocil.kernels.convolution import patches
+from ocil.kernels.convolution import Conv2d, patches
 from ocil.learning import losses
 from ocil.networks import GrowingHead
 
@@ -36,6 +36,8 @@ def gradient_products(network: nn.Module, images: Tensor, labels: Tensor, single
     finally:
         for hook in hooks:
             hook.remove()
+    if len(calls) != len(layers) or any(isinstance(layer, nn.Linear) and x.ndim != 2 for layer, x, _ in calls):
+        return _by_torch_func(network, images, labels, singles, group_size)  # layers that share weights over places
     loss = values[:singles].sum() + values[singles:].sum() / group_size
     slopes = torch.autograd.grad(loss, [edge for _, _, edge in calls])
     rows = singles + (len(labels) - singles) // group_size
@@ -50,11 +52,17 @@ def _has_rule(layer: nn.Module) -> bool:
     """Whether ``_gradients`` knows this kind of layer, all of whose parameters are trained."""
     if not all(parameter.requires_grad for parameter in layer.parameters(recurse=False)):
         return False
-    if isinstance(layer, nn.Conv2d):
+    if isinstance(layer, nn.Conv2d) and type(layer) in (
+        nn.Conv2d,
+        Conv2d,
+    ):  # another subclass may pad or scale in its own way
         size, padding = layer.kernel_size[0], (layer.kernel_size[0] // 2,) * 2
         square = layer.kernel_size == (size, size) and layer.stride == layer.stride[:1] * 2 and layer.padding == padding
-        return square and layer.groups == 1 and layer.dilation == (1, 1) and layer.bias is None
-    return type(layer) in (nn.BatchNorm2d, nn.Linear, GrowingHead)
+        plain = layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
+        return square and plain and layer.bias is None
+    if isinstance(layer, nn.Linear):
+        return type(layer) in (nn.Linear, GrowingHead) and layer.bias is not None
+    return type(layer) is nn.BatchNorm2d and layer.track_running_stats
 
 
 def _by_torch_func(network: nn.Module, images: Tensor, labels: Tensor, singles: int, group_size: int) -> Tensor:

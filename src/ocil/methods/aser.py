@@ -15,6 +15,7 @@ from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.passes import Pass, replayed
 from ocil.networks import bn_momentum, to_float
+from ocil.precision import widest
 
 ScoreType = Literal["asvm", "asv", "neg_sv"]
 
@@ -192,9 +193,9 @@ def class_balanced(
 
     Returns slots ``[classes, count]``, which of them are real, and the number of filled slots per class.
     """
-    chance = torch.rand(labels.shape, generator=generator, device=labels.device).double()
+    chance = torch.rand(labels.shape, generator=generator, device=labels.device).to(widest(labels.device))
     shelf, order = torch.where(filled, labels + chance, classes).sort(stable=True)  # by class, then at random
-    edges = torch.searchsorted(shelf, torch.arange(classes + 1, device=labels.device).double())
+    edges = torch.searchsorted(shelf, torch.arange(classes + 1, device=labels.device).to(chance.dtype))
     first, sizes = edges[:-1, None], edges.diff()
     within = torch.arange(count, device=labels.device)
     return order[(first + within).clamp(max=len(labels) - 1)], within < sizes[:, None], sizes

@@ -178,8 +178,9 @@ class Learner(GrowsByClass, Capturable):
         """Learn from one batch of ``review_batches``."""
         self.optimizer.zero_grad()
         loss = self.review_loss(self.memory.images[slots], self.memory.labels[slots])
-        (self.config.review_lr_scale * loss).backward()
-        self.optimizer.step()
+        with self.optimizer.scaled(self.config.review_lr_scale) as factor:
+            (factor * loss).backward()
+            self.optimizer.step()
         self.record_loss(loss, "review")
 
     def review_loss(self, x: Tensor, y: Tensor) -> Tensor:

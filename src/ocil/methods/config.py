@@ -50,10 +50,11 @@ class LearnerConfig:
     memory_batch: int = field(default=10, metadata=MEMORY)
     """Images drawn from the memory for each stream batch."""
     lr: float = 0.1
-    """Learning rate."""
+    """Learning rate. For an ``optimizer`` other than ``sgd`` the default is PyTorch's for it, 0.001 for adam."""
     momentum: float = 0.0
     """Momentum of ``sgd``."""
     weight_decay: float = 0.0
+    """0 leaves it to the optimiser: none for ``sgd`` and ``adam``, 0.01 for ``adamw``."""
     optimizer: str = "sgd"
     """``sgd``, ``adam``, ``adamw``, or the name of any class in torch.optim, with its options: ``adamw(eps=1e-6)``."""
     network: str = DEFAULT
@@ -78,7 +79,8 @@ class LearnerConfig:
     """Stream batches between two reviews; 0 means at task ends (500 where the stream announces none)."""
     review_batch: int = field(default=10, metadata=REVIEW)
     review_lr_scale: float = field(default=0.1, metadata=REVIEW)
-    """Gradients in a review are multiplied by this: 0.1 at lr 0.1 is the paper's review learning rate of 0.01."""
+    """The learning rate of a review as a share of ``lr``: 0.1 at lr 0.1 is the paper's 0.01. ``sgd`` multiplies its
+    gradients by it; with another optimiser the weights go this part of the way."""
     review_keep_last: bool = field(default=False, metadata=REVIEW)
     """Whether a review keeps the incomplete last batch (the base harness drops it, AFS keeps it)."""
     growing: bool = False
@@ -102,7 +104,7 @@ class LearnerConfig:
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
         object.__setattr__(self, "network", named(self.network))  # Python users may give the factory itself
-        optimizers.check(self.optimizer, self.momentum)
+        optimizers.check(self.optimizer, self.momentum, self.weight_decay)
         for setting in fields(self):
             self._check(setting.name, getattr(self, setting.name), hints[setting.name])
 

@@ -88,7 +88,8 @@ class RanPAC(FrozenLearner):
 
 def solve(products: Tensor, sums: Tensor, ridge: float) -> Tensor:
     identity = torch.eye(len(products), dtype=products.dtype, device=products.device)
-    return torch.linalg.solve(products + ridge * identity, sums)
+    found: Tensor = torch.linalg.solve(products + ridge * identity, sums)
+    return found
 
 
 def best_ridge(products: Tensor, sums: Tensor, held_products: Tensor, held_sums: Tensor) -> float:

@@ -50,12 +50,15 @@ class Network(nn.Module):
 
     def freeze(self, until: str) -> None:
         """Freeze what lies before the head: all of it (``backbone``), or all up to a stage, by the stage's name."""
-        names = list(self.backbone_parts())
+        names, entered = list(self.backbone_parts()), [""]
         if until != "backbone":
-            names = _up_to(self, names, until)
+            names, entered = _up_to(self, until)
         self.frozen_parts = tuple(names)
         for name in names:
             self.get_submodule(name).requires_grad_(False)
+        for name in entered:  # a transformer's position embedding, say: it belongs to no stage, and comes first
+            for parameter in self.get_submodule(name).parameters(recurse=False):
+                parameter.requires_grad_(False)
         self.train(self.training)
 
     def backbone_parts(self) -> Iterable[str]:
@@ -82,24 +85,22 @@ def _short(name: str) -> str:
     return "" if name == BODY else name
 
 
-def _up_to(network: Network, parts: list[str], until: str) -> list[str]:
-    """The submodules of a network from its input up to and including the one of this name."""
-    wanted = until
+def _up_to(network: Network, until: str) -> tuple[list[str], list[str]]:
+    """The submodules from the input up to and including the stage of this name, and the modules that contain it."""
+    parts, wanted = list(network.backbone_parts()), until
     if parts == [BODY]:
-        parts = [f"{BODY}.{name}" for name, _ in network.get_submodule(BODY).named_children()]
         wanted = f"{BODY}.{until}"
     names: list[str] = []
-    for name in parts:
+    entered = [""]
+    while parts:
+        name = parts.pop(0)
         if name == wanted:
-            return [*names, name]
+            return [*names, name], entered
         if wanted.startswith(f"{name}."):
-            children = [f"{name}.{child}" for child, _ in network.get_submodule(name).named_children()]
-            return [*names, *_up_to(network, children, wanted)] if children else _unknown(network, until)
-        names.append(name)
-    return _unknown(network, until)
-
-
-def _unknown(network: Network, until: str) -> list[str]:
+            entered.append(name)
+            parts = [f"{name}.{child}" for child, _ in network.get_submodule(name).named_children()]
+        else:
+            names.append(name)
     there = ", ".join(stages(network)[:12])
     raise OcilError(f"freeze = '{until}' names no stage of the network: use none, backbone, or one of {there}.")
 

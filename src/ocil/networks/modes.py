@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -20,7 +21,7 @@ def seeded(make: Callable[[], M], seed: int) -> M:
 @contextmanager
 def bn_momentum(network: nn.Module, momentum: float) -> Iterator[None]:
     """Inside the block running statistics move by ``momentum``."""
-    norms = [m for m in network.modules() if isinstance(m, nn.BatchNorm2d)]
+    norms = [m for m in network.modules() if isinstance(m, _BatchNorm)]
     before = [m.momentum for m in norms]
     for norm in norms:
         norm.momentum = momentum

@@ -2,67 +2,99 @@
 
 import hashlib
 import pickle
-from collections.abc import Mapping
+import stat
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import safetensors
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from ocil import tensorfile
 from ocil.errors import OcilError
 
 OWN = "own"
 """The value of the setting ``pretrained`` that asks a library for the weights that it offers."""
-PREFIXES = ("module.", "model.", "backbone.", "encoder.", "network.")
+WRAPPERS = ("state_dict", "model", "model_state_dict")
+"""Names under which programs save the weights, beside an optimiser and counters."""
+PREFIXES = ("module.", "model.", "backbone.", "encoder.", "network.", "body.")
+"""What programs, ocil among them, put in front of the names of a network's tensors."""
+DEEPEST = 3  # prefixes in front of one name
 COUNTERS = "num_batches_tracked"  # of batch normalisation: no weights; some files have them, some do not
 LARGEST = 8 * 2**30  # bytes
+ADVICE = "Give a .safetensors file, or a .pth file that holds tensors alone"
+
+_skipped: ContextVar[bool] = ContextVar("_skipped", default=False)
+
+
+@contextmanager
+def skipped() -> Iterator[None]:
+    """Inside the block networks start with random weights, whatever ``pretrained`` says, and no file is read: a state
+    with all weights will be loaded into them.
+    """
+    before = _skipped.set(True)
+    try:
+        yield
+    finally:
+        _skipped.reset(before)
+
+
+def are_skipped() -> bool:
+    return _skipped.get()
 
 
 def load(module: nn.Module, path: str) -> None:
     """Put the weights of a safetensors or ``.pth`` file into a module.
 
-    Tensors are matched by name; or, where the names are another library's, by their order, if all shapes agree. What
-    the module lacks, such as the head of the former classifier, is left out; what the file lacks raises an
+    Tensors are matched by name; or, in a ``.pth`` file whose names are another library's, by their order, if all shapes
+    agree. What the module lacks, such as the head of the former classifier, is left out; what the file lacks raises an
     ``OcilError``, except for the module's own ``head``.
     """
-    found = _without_prefix(read(Path(path).expanduser()))
+    file = Path(path).expanduser()
+    found = read(file)
     wanted = {name: value for name, value in module.state_dict().items() if not name.startswith("head.")}
-    matched = _by_name(wanted, found) or _by_order(wanted, found)
+    needed = {name: value for name, value in wanted.items() if not name.endswith(COUNTERS)}
+    if not needed:
+        raise OcilError(f"pretrained = {path}: this network has no weights before its head. Leave out pretrained.")
+    candidates = list(_without_prefixes(found))
+    matched = next((match for each in candidates if (match := _by_name(wanted, needed, each)) is not None), None)
+    foreign = all(needed.keys().isdisjoint(each) for each in candidates)
+    if matched is None and foreign and not _is_safetensors(file):  # safetensors keeps no order
+        matched = _by_order(needed, found)
     if matched is None:
-        raise OcilError(f"{path} does not fit the network: {_difference(wanted, found)}.")
+        raise OcilError(f"pretrained = {path} does not fit the network: {_difference(needed, candidates)}.")
     module.load_state_dict(matched, strict=False)
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file by name. Nothing in the file is run: pickled code is refused."""
-    advice = "Give a .safetensors file, or a .pth file that holds tensors alone"
-    found: Any
+    """The tensors of a file by name, in the file's order. Nothing in the file is run: pickled code is refused."""
     try:
-        size = path.stat().st_size
-        if size > LARGEST:
-            raise OcilError(f"pretrained = {path} has {size / 2**30:.0f} GiB, more than any weights have.")
-        if path.suffix.lower() == ".safetensors":
-            found, _ = tensorfile.read(path)
-        else:
-            found = torch.load(path, map_location="cpu", weights_only=True)
+        size = _checked_size(path)
+        found: Any = _safetensors(path) if _is_safetensors(path) else _pth(path)
     except OSError as error:
         raise OcilError(f"cannot read pretrained = {path}: {error.strerror or error}.") from error
-    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, KeyError, TypeError, AttributeError) as error:
-        reason = " ".join(str(error).split())[:120]
-        raise OcilError(f"cannot read pretrained = {path}: {reason}. {advice}.") from error
-    for wrapper in ("state_dict", "model", "model_state_dict"):
+    except OcilError:
+        raise
+    except Exception as error:  # both readers raise many kinds for a file that is damaged or something else
+        code = isinstance(error, pickle.UnpicklingError) and "weights_only" in str(error).lower()
+        reason = "it holds more than tensors" if code else " ".join(str(error).split())[:120] or type(error).__name__
+        raise OcilError(f"cannot read pretrained = {path}: {reason.rstrip('.')}. {ADVICE}.") from error
+    for wrapper in WRAPPERS:
         if isinstance(found, Mapping) and isinstance(found.get(wrapper), Mapping):
             found = found[wrapper]
     if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
-        raise OcilError(f"pretrained = {path} holds no tensors by name. {advice}.")
+        raise OcilError(f"pretrained = {path} holds no tensors by name. {ADVICE}.")
     tensors = {name: value for name, value in found.items() if isinstance(value, Tensor)}
     if not tensors:
-        raise OcilError(f"pretrained = {path} holds no tensors. {advice}.")
+        raise OcilError(f"pretrained = {path} holds no tensors. {ADVICE}.")
     for name, value in tensors.items():
-        if value.is_floating_point() and not bool(value.isfinite().all()):
-            raise OcilError(f"pretrained = {path}: {name} has numbers that are not finite.")
+        if reason := _what_is_wrong(value, size):
+            raise OcilError(f"pretrained = {path}: {name[:80]} {reason}.")
     return tensors
 
 
@@ -72,6 +104,7 @@ def digest(path: str) -> str:
         return ""
     file = Path(path).expanduser()
     try:
+        _checked_size(file)
         state = file.stat()
         return _digest(str(file.resolve()), state.st_size, state.st_mtime_ns)
     except OSError as error:
@@ -85,35 +118,88 @@ def _digest(path: str, *state: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:12]
 
 
-def _without_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Names without what a training library puts in front of all of them."""
-    for prefix in PREFIXES:
-        if tensors and all(name.startswith(prefix) for name in tensors):
-            return _without_prefix({name.removeprefix(prefix): value for name, value in tensors.items()})
-    return tensors
+def _checked_size(path: Path) -> int:
+    """The size of a file in bytes. Raises if it is none, or too large to be read."""
+    state = path.stat()
+    if not stat.S_ISREG(state.st_mode):
+        raise OcilError(f"cannot read pretrained = {path}: it is not a file. {ADVICE}.")
+    if state.st_size > LARGEST:
+        raise OcilError(
+            f"pretrained = {path} has {state.st_size / 2**30:.0f} GiB: at most {LARGEST >> 30} GiB can be read."
+        )
+    return state.st_size
 
 
-def _by_name(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    needed = [name for name in wanted if not name.endswith(COUNTERS)]
-    if all(name in found and found[name].shape == wanted[name].shape for name in needed):
-        return {name: found[name] for name in wanted if name in found}
+def _is_safetensors(path: Path) -> bool:
+    return path.suffix.lower() == ".safetensors"
+
+
+def _safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return safetensors.torch.load_file(path)
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"it is damaged or no safetensors file: {error}") from error
+
+
+def _pth(path: Path) -> Any:
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+            raise ValueError("it is compressed, which PyTorch's files are not")  # its content may be of any size
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _what_is_wrong(value: Tensor, size: int) -> str:
+    """Why a tensor of a file of ``size`` bytes cannot be used; empty if it can."""
+    if value.layout != torch.strided or value.is_quantized or value.is_complex() or value.is_meta:
+        return "is not a plain tensor"
+    if value.numel() * value.element_size() > size or value.untyped_storage().nbytes() > size:
+        return f"has shape {list(value.shape)}, which is more than the file holds"
+    if value.is_floating_point() and not bool(value.isfinite().all()):
+        return "has numbers that are not finite"
+    return ""
+
+
+def _without_prefixes(tensors: dict[str, Tensor], depth: int = DEEPEST) -> Iterator[dict[str, Tensor]]:
+    """The tensors as they are named, and those below each prefix without it."""
+    yield tensors
+    for prefix in PREFIXES if depth else ():
+        below = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+        if below:
+            yield from _without_prefixes(below, depth - 1)
+
+
+def _by_name(
+    wanted: Mapping[str, Tensor], needed: Mapping[str, Tensor], found: Mapping[str, Tensor]
+) -> dict[str, Tensor] | None:
+    if all(name in found and _alike(found[name], value) for name, value in needed.items()):
+        return {name: found[name] for name, value in wanted.items() if name in found and _alike(found[name], value)}
     return None
 
 
-def _by_order(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """The file may have more tensors at its end, those of a classifier."""
-    needed = [name for name in wanted if not name.endswith(COUNTERS)]
+def _by_order(needed: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """The file may have two more tensors at its end, those of a classifier."""
     given = [value for name, value in found.items() if not name.endswith(COUNTERS)]
-    if not set(wanted).isdisjoint(found) or len(given) < len(needed) or len(given) > len(needed) + 2:
-        return None  # names that agree in part are a damaged or another network, not another library's words
+    if not len(needed) <= len(given) <= len(needed) + 2:
+        return None
     matched = dict(zip(needed, given, strict=False))
-    return matched if all(value.shape == wanted[name].shape for name, value in matched.items()) else None
+    return matched if all(_alike(matched[name], value) for name, value in needed.items()) else None
 
 
-def _difference(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str:
-    for name, value in wanted.items():
+def _alike(given: Tensor, wanted: Tensor) -> bool:
+    return given.shape == wanted.shape and given.is_floating_point() == wanted.is_floating_point()
+
+
+def _difference(needed: Mapping[str, Tensor], candidates: list[dict[str, Tensor]]) -> str:
+    """What a file lacks, by the naming that fits best."""
+    found = max(candidates, key=lambda each: len(needed.keys() & each.keys()))
+    for name, value in needed.items():
         if name in found and found[name].shape != value.shape:
             return f"{name} has shape {list(found[name].shape)}, and the network needs {list(value.shape)}"
-    missing = [name for name in wanted if name not in found and not name.endswith(COUNTERS)]
-    few = ", ".join(missing[:3])
-    return f"it lacks {len(missing)} of {len(wanted)} tensors, such as {few}"
+        if name in found and not _alike(found[name], value):
+            return f"{name} has numbers of type {found[name].dtype}, and the network needs {value.dtype}"
+    missing = [name for name in needed if name not in found]
+    if len(missing) == len(needed):
+        return f"none of its {len(found)} tensors has a name that the network knows, such as {missing[0]}"
+    return f"it lacks {len(missing)} of {len(needed)} tensors, such as {', '.join(missing[:3])}"

@@ -38,7 +38,7 @@ class ReducedResNet18(Network):
 
     def __init__(self, image_shape: ImageShape, classes: int, width: int = 20, precision: Precision = "tf32") -> None:
         super().__init__()
-        self.precision = precision
+        self.precision, self.width = precision, width
         height, width_px, channels = image_shape
         self.conv1 = Conv2d(channels, width, 3)
         self.bn1 = nn.BatchNorm2d(width)

@@ -4,7 +4,6 @@ A network is named by a setting: ``reduced-resnet18``, ``mlp(hidden=512)``, ``ti
 ``module:package.module:factory``. docs/adding-a-network.md explains how to write one.
 """
 
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ocil.errors import OcilError, suggest
+from ocil.errors import OcilError
 from ocil.networks import pretrained as weights
 from ocil.networks.base import Network
 from ocil.networks.growth import GrowingHead
@@ -23,6 +22,7 @@ from ocil.networks.modes import seeded
 from ocil.networks.reduced_resnet18 import ReducedResNet18
 from ocil.networks.spec import Spec
 from ocil.networks.wrapped import WrappedNetwork
+from ocil.plugins import PROGRAM, Origin, Registry, package_origin
 from ocil.precision import Precision
 from ocil.rng import derive
 
@@ -40,10 +40,13 @@ class NetworkInfo:
     """The facts about a network that are known without importing it."""
 
     name: str
+    """What the setting ``network`` calls it."""
     target: str | Factory
     """``module:factory`` inside ``ocil.networks``, or a factory from anywhere."""
     summary: str
+    """One line for lists."""
     inputs: Literal["images", "vectors", "any"] = "images"
+    """What it takes. Other inputs are refused before a run starts."""
 
     def load(self) -> Factory:
         if not isinstance(self.target, str):
@@ -60,21 +63,40 @@ _BUILT_IN = (
     NetworkInfo("mlp", "vectors:MLP", "linear layers with ReLU, hidden=(256, 256)", "vectors"),
 )
 
-NETWORKS: dict[str, NetworkInfo] = {info.name: info for info in _BUILT_IN}
+
+def spelling(name: str) -> str:
+    """One spelling for names that differ in case and in ``_`` for ``-``."""
+    return name.strip().lower().replace("_", "-")
+
+
+def _read(name: str, found: Any) -> list[NetworkInfo]:
+    """The network of an entry point: a ``NetworkInfo``, or a factory, of which nothing more is known."""
+    if not isinstance(found, NetworkInfo) and not callable(found):
+        raise TypeError(f"{found!r} is neither a NetworkInfo nor a factory of modules")
+    about = (getattr(found, "__doc__", None) or name).strip().partition("\n")[0]
+    return [found if isinstance(found, NetworkInfo) else NetworkInfo(spelling(name), found, about, "any")]
+
+
+NETWORKS: Registry[NetworkInfo] = Registry("network", "ocil.networks", _BUILT_IN, _read, spelling)
 
 
 def register(info: NetworkInfo, replace: bool = False) -> None:
-    """Register a network of your own in this process: the setting ``network`` then takes its name.
+    """Register a network of your own: the setting ``network`` then takes its name.
 
-    ``replace`` allows a name that is taken. Raises an ``OcilError`` if the name is taken or is not a valid name.
+    It is known to this process; in a plugin file (see ``ocil.plugins``) also to worker processes. ``replace`` allows a
+    name that is taken. Raises an ``OcilError`` if the name is taken or is not a valid name.
     """
-    if not re.fullmatch("[a-z0-9]+([-_][a-z0-9]+)*", info.name):
-        raise OcilError(
-            f"a network's name has small letters and digits, and '-' or '_' between them, not '{info.name}'."
-        )
-    if NETWORKS.get(info.name, info) != info and not replace:
-        raise OcilError(f"there is a network '{info.name}' already: choose another name, or give replace=True.")
-    NETWORKS[info.name] = info
+    NETWORKS.register(info, replace)
+
+
+def origin_of(spec: str) -> Origin:
+    """Where a network comes from, by its setting. A ``module:`` or a model of timm is named by its package."""
+    name = Spec.parse(spec, "network").name
+    kind, _, rest = name.partition(":")
+    if not rest:
+        info = NETWORKS.find(name)
+        return PROGRAM if info is None else NETWORKS.origin(info.name)
+    return package_origin("timm" if kind == "timm" else rest.partition(":")[0].partition(".")[0])
 
 
 def network(name: str) -> NetworkInfo:
@@ -86,10 +108,9 @@ def network(name: str) -> NetworkInfo:
         return NetworkInfo(name, make(rest), "a model of timm")
     if kind == "module" and rest:
         return NetworkInfo(name, _from_module(rest), f"the factory {rest}", "any")
-    info = NETWORKS.get(name.lower()) or NETWORKS.get(name.lower().replace("_", "-"))
+    info = NETWORKS.find(name)
     if info is None:
-        known = suggest(name, [*NETWORKS, "timm:MODEL", "module:PACKAGE.MODULE:FACTORY"])
-        raise OcilError(f"unknown network '{name}'.{known}")
+        raise NETWORKS.unknown(name, "timm:MODEL", "module:PACKAGE.MODULE:FACTORY")
     return info
 
 
@@ -98,7 +119,9 @@ def named(factory: str | Factory) -> str:
     if isinstance(factory, str):
         return factory
     module, name = getattr(factory, "__module__", None), getattr(factory, "__qualname__", "")
-    here = getattr(sys.modules.get(str(module)), name, None)
+    here: Any = sys.modules.get(str(module))
+    for part in name.split("."):
+        here = getattr(here, part, None)
     if here is not factory:
         text = name or repr(factory)
         raise OcilError(
@@ -106,6 +129,14 @@ def named(factory: str | Factory) -> str:
             "(ocil.networks.register) and give that name."
         )
     return f"module:{module}:{name}"
+
+
+def is_known(spec: str) -> bool:
+    """Whether a network can be built without importing a module that nothing has imported yet. A file that a stranger
+    wrote may name any.
+    """
+    name = Spec.parse(spec, "network").name
+    return not name.startswith("module:") or name.removeprefix("module:").rpartition(":")[0] in sys.modules
 
 
 def build(
@@ -131,14 +162,14 @@ def build(
 
     def make() -> Network:
         if info.name == DEFAULT:
-            wide = _checked_width(chosen.options, width)
+            wide = _checked_width(chosen, width)
             return ReducedResNet18(image_shape(input_shape), classes, wide, precision)
         return WrappedNetwork(_body(info, chosen, input_shape, pretrained), input_shape, classes, precision)
 
     made = seeded(make, seed)
     if growing:
         made.head = GrowingHead(made.feature_size, classes, derive(seed, "head"))
-    if pretrained and pretrained != weights.OWN:
+    if pretrained and pretrained != weights.OWN and not weights.are_skipped():
         weights.load(made.body if isinstance(made, WrappedNetwork) else made, pretrained)
     if freeze != "none":
         made.freeze(freeze)
@@ -172,7 +203,7 @@ def _body(info: NetworkInfo, chosen: Spec, input_shape: InputShape, pretrained: 
             raise OcilError(
                 f"pretrained = {weights.OWN} is for models of timm: give a file of weights for {info.name}."
             )
-        options["pretrained"] = True
+        options["own_weights"] = not weights.are_skipped()
     try:
         body = info.load()(input_shape, **options)
     except OcilError:
@@ -187,10 +218,10 @@ def _body(info: NetworkInfo, chosen: Spec, input_shape: InputShape, pretrained: 
     return body
 
 
-def _checked_width(options: dict[str, Any], width: int) -> int:
-    if more := sorted(set(options) - {"width"}):
-        raise OcilError(f"{DEFAULT} has no option '{more[0]}'. Known: width.")
-    wide = options.get("width", width)
+def _checked_width(chosen: Spec, width: int) -> int:
+    if more := sorted(chosen.options.keys() - {"width"}):
+        raise OcilError(f"network = {chosen} cannot be built: {DEFAULT} has no option '{more[0]}', only width.")
+    wide = chosen.options.get("width", width)
     if not isinstance(wide, int) or not 0 < wide <= 1024:
         raise OcilError(f"width = {wide!r} must be a whole number from 1 to 1,024.")
     return wide

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from ocil.networks.base import Network, autocast
 from ocil.networks.inputs import InputShape, image_shape, is_image
 from ocil.networks.modes import evaluating
 from ocil.precision import Precision
+
+LARGEST_MAP = 1 << 26  # numbers that one layer may write at a time in evaluation: 256 MiB in float32
 
 
 class WrappedNetwork(Network):
@@ -30,16 +33,33 @@ class WrappedNetwork(Network):
         self.body = body
         self.record = InputRecord(body, input_shape) if is_image(input_shape) else None
         self.normalises = self.record is not None and bool(self.record.mean)
+        if self.record is not None and self.record.mean:
+            for name, values in (("mean", self.record.mean), ("std", self.record.std)):
+                self.register_buffer(f"input_{name}", torch.tensor(values).view(-1, 1, 1), persistent=False)
         facts = Facts(self, input_shape)
         self.feature_size = self.channels = facts.feature_size
         self.smallest_batch = facts.smallest_batch
         self.multiply_adds = facts.multiply_adds
         self.numbers_written = facts.numbers_written
-        if self.normalises:
-            for name in ("mean", "std"):
-                values = torch.tensor(getattr(self.record, name), dtype=torch.float32).view(-1, 1, 1)
-                self.register_buffer(f"input_{name}", values, persistent=False)
+        """By the name of each layer, for one input."""
         self.head = nn.Linear(self.feature_size, classes)
+
+    @property
+    def trained_numbers_written(self) -> int:
+        """What the parts that are not frozen write for one input. A backward pass needs these numbers again."""
+        frozen = tuple(f"{name}." for name in self.frozen_parts)
+        return sum(count for name, count in self.numbers_written.items() if not f"{name}.".startswith(frozen))
+
+    @property
+    def largest_batch(self) -> int:
+        """Inputs that pass together where none of them depends on the others: the rest of a batch follows."""
+        return max(1, LARGEST_MAP // max(self.numbers_written.values(), default=1))
+
+    def features(self, x: Tensor) -> Tensor:
+        whole = self.training or torch.is_grad_enabled() or torch.compiler.is_exporting()
+        if whole or len(x) <= self.largest_batch:
+            return self.plain_features(x)
+        return torch.cat([self.plain_features(part) for part in x.split(self.largest_batch)])
 
     def plain_features(self, x: Tensor) -> Tensor:
         with autocast(x, self.precision):
@@ -52,11 +72,10 @@ class WrappedNetwork(Network):
         if x.shape[1] == 1 and self.record.channels == 3:
             x = x.expand(-1, 3, -1, -1)
         if (size := self.record.size) is not None and tuple(x.shape[2:]) != size:
-            smaller = size[0] < x.shape[2] or size[1] < x.shape[3]
-            x = F.interpolate(x, size, mode=self.record.interpolation, align_corners=False, antialias=smaller)
-            x = x.clamp(0, 1)  # a cubic curve overshoots
-        if self.normalises:
-            x = (x - self.get_buffer("input_mean")) / self.get_buffer("input_std")
+            # With antialias it computes what Pillow does, which most networks were trained with, also for larger sizes.
+            x = F.interpolate(x, size, mode=self.record.interpolation, align_corners=False, antialias=True)
+        if self.normalises:  # what is resized first may overshoot: a cubic curve does
+            x = (x.clamp(0, 1) - self.get_buffer("input_mean")) / self.get_buffer("input_std")
         return x.contiguous(memory_format=torch.channels_last)
 
 
@@ -91,12 +110,13 @@ class Facts:
     """What one pass of an input through a network shows."""
 
     def __init__(self, network: WrappedNetwork, input_shape: InputShape) -> None:
-        self.multiply_adds = self.numbers_written = 0
+        self.multiply_adds = 0
+        self.numbers_written: dict[str, int] = {}
         self.smallest_batch = 1
-        hooks = [m.register_forward_hook(self._see) for m in network.body.modules() if not any(m.children())]
+        leaves = [(name, part) for name, part in network.named_modules() if not any(part.children())]
+        hooks = [part.register_forward_hook(partial(self._see, name)) for name, part in leaves]
         height, width, channels = image_shape(input_shape) if is_image(input_shape) else (0, 0, 0)
         zeros = torch.zeros(1, channels, height, width) if is_image(input_shape) else torch.zeros(1, *input_shape)
-        normalises, network.normalises = network.normalises, False  # its buffers come later
         try:
             with torch.no_grad(), evaluating(network):
                 found = pooled(network.body(network.prepared(zeros)))
@@ -106,7 +126,6 @@ class Facts:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise OcilError(f"the network cannot take an input of shape {list(zeros.shape)}: {reason}.") from error
         finally:
-            network.normalises = normalises
             for hook in hooks:
                 hook.remove()
         if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != 1 or not found.is_floating_point():
@@ -114,10 +133,10 @@ class Facts:
             raise OcilError(f"the network must turn [B, ...] into float features [B, d], but it gives {got} for B = 1.")
         self.feature_size = found.shape[1]
 
-    def _see(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+    def _see(self, name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if not isinstance(output, Tensor):
             return
-        self.numbers_written += output.numel()
+        self.numbers_written[name] = self.numbers_written.get(name, 0) + output.numel()
         weight = getattr(module, "weight", None)
         if isinstance(module, nn.Linear | nn.modules.conv._ConvNd) and isinstance(weight, Tensor):
             self.multiply_adds += output.numel() * weight[0].numel()

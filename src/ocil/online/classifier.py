@@ -49,7 +49,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         and one side may be -1, which then follows from D. For files: what to resize to (else the first one's size).
     pixel_range : the values of black and white
     random_state : None, a number or a RandomState
-    device : auto, cpu or cuda
+    device : auto, cpu, cuda or mps
     threads : CPU threads to compute on; None: one for a small network, some for others (docs/performance.md)
     settings : any other field of the method's config, by name
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ocil.data.folder import class_folders, list_images, training_folder
+from ocil.data.layouts import class_folders, list_images, training_folder
 from ocil.errors import OcilError
 from ocil.online.header import entry, reading_note, whole
 from ocil.online.images import ImageFormat, InputError

@@ -23,10 +23,12 @@ from ocil.methods import method
 from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.growth import capacity_for
+from ocil.networks import pretrained
+from ocil.networks.registry import is_known
 from ocil.online.header import FORMAT, Header, HeaderError, NewerFormatError, check_tensors, parsed
 from ocil.online.images import ImageFormat, InputError
 from ocil.online.labels import ClassLabel, encoded
-from ocil.precision import numerics
+from ocil.precision import numerics, widest
 from ocil.rng import check_seed
 from ocil.runs.config import REVIEW_EVERY, resolve
 from ocil.runs.environment import pick_device
@@ -274,7 +276,10 @@ class Model:
 
     @classmethod
     def _from_parts(cls, header: Header, tensors: dict[str, Tensor], place: torch.device) -> "Model":
-        model = cls(Recipe(**header.recipe), header.images, place, header.config)
+        if not is_known(header.config.network):
+            raise OcilError(f"its network is {header.config.network}: import that module first, if you trust it.")
+        with pretrained.skipped():  # the state has all weights; the file they came from may be gone
+            model = cls(Recipe(**header.recipe), header.images, place, header.config)
         model.learner.load_state(tensors, generators=header.device == place.type)
         model.labels = header.labels
         model.numbers = {label: number for number, label in enumerate(model.labels)}
@@ -306,7 +311,7 @@ def probabilities(
     for first in range(0, len(x) if classes else 0, SCORED_TOGETHER):
         part = slice(first, first + SCORED_TOGETHER)
         scores = scorer(on_device(x[part], device))[:, :classes]
-        found[part] = scores.double().softmax(1).cpu().numpy()
+        found[part] = scores.to(widest(device)).softmax(1).cpu().numpy()
     return found
 
 

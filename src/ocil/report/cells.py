@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ocil.data import CATALOG
 from ocil.longtail.results import LongTailCell
 from ocil.methods import method
-from ocil.runs.config import RunConfig, as_argument, command, for_seeds
+from ocil.runs.config import RunConfig, as_argument, code_of, command, for_seeds
 from ocil.runs.config import changed as changed_settings
 from ocil.runs.results import Result, Summary
 from ocil.text import escaped
@@ -55,8 +55,11 @@ class MeasuredCell:
 
     @cached_property
     def changed(self) -> dict[str, Any]:
-        """Settings that differ from what ``ocil run METHOD`` would choose, but for ``review``, which the label has."""
-        return {name: value for name, value in changed_settings(self.config).items() if name != "review"}
+        """Settings that differ from what ``ocil run METHOD`` would choose, but for ``review``, which the label has; and
+        ``code``, if its plugin file has changed since."""
+        found = {name: value for name, value in changed_settings(self.config).items() if name != "review"}
+        earlier = self.config.code != code_of(self.config.method, self.config.learner)
+        return found | ({"code": self.config.code or "unknown"} if earlier else {})
 
     @cached_property
     def identity(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from ocil.longtail.results import cells as longtail_cells
 from ocil.methods import METHODS
 from ocil.report.cells import Collection, FinishedRun, MeasuredCell, title_of
 from ocil.runs.results import UNREADABLE, Result, read_json, reason_of, summarise
+from ocil.text import escaped
 
 Found = tuple[Path, Result | LongTailResult]
 BySeed = dict[int, FinishedRun]
@@ -47,9 +48,20 @@ def read(path: Path) -> Result:
     except OSError as error:
         raise OcilError(f"cannot read {path}: {reason_of(error)}.") from None
     except OcilError as error:  # a method that is not registered here, or settings that cannot be
-        raise OcilError(f"{path} cannot be read here: {reason_of(error)}") from None
+        raise OcilError(f"{path} cannot be read here: {reason_of(error)}{_whose(path)}") from None
     except UNREADABLE as error:
         raise OcilError(f"{path} is not a result of ocil, or it is broken: {reason_of(error)}") from None
+
+
+def _whose(path: Path) -> str:
+    """How to read a result whose method or network comes from elsewhere, as far as its file has it."""
+    try:
+        (origin, *_) = read_json(path)["environment"]["plugins"]
+        if "file" in origin:
+            return f". It is of a plugin: give --plugin {escaped(str(origin['file']))}"
+        return f". It is of the package {escaped(str(origin['package']))}: install it"
+    except (*UNREADABLE, OcilError):
+        return ""
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:

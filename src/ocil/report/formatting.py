@@ -16,6 +16,16 @@ def percent(value: Estimate | None) -> str:
     return f"{100 * value.mean:z.1f} ± {100 * value.interval:.1f}"
 
 
+def measured(value: Estimate | None, form: str) -> str:
+    """A measure of a plugin with its interval. ``form`` is ``percent`` or a format of Python."""
+    if form == "percent":
+        return percent(value)
+    if value is None:
+        return "-"
+    spread = " (one seed)" if value.interval is None else f" ± {value.interval:{form}}"
+    return f"{value.mean:{form}}{spread}"
+
+
 def published_percent(number: Published | None) -> str:
     if number is None:
         return "-"

@@ -37,7 +37,7 @@ def page(collection: Collection, tables: Sequence[ComparedTable], drawings: Sequ
     import jinja2
 
     folder = files("ocil.report") / "templates"
-    template, style, script = ((folder / f"page.{kind}").read_text() for kind in ("html", "css", "js"))
+    template, style, script = ((folder / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

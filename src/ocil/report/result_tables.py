@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ocil.evaluation.measures import Estimate
+from ocil.evaluation.measures import MEASURES, Estimate
 from ocil.report.cells import MeasuredCell, settings_text, title_of
 from ocil.report.comparison import ComparedRow, ComparedTable, Comparison, Grid, difference, overlap, published_accuracy
-from ocil.report.formatting import count, duration, percent, points, published_percent
+from ocil.report.formatting import count, duration, measured, percent, points, published_percent
 from ocil.report.papers import ACCURACY, MEASURE_HEADINGS, ColumnKey, Paper
 from ocil.report.table import Column, Document, Row, Table, Value, columns, verdict
 from ocil.runs.results import Summary
@@ -33,7 +33,11 @@ def summary_table(summaries: Sequence[Summary]) -> Table:
     spread = f"{seeds} seeds (mean ± 95 % interval)" if seeds > 1 else "one seed, so no interval"
     return Table(
         f"{escaped(Path(summaries[0].config.dataset).stem)}, {spread}",
-        columns("method", "memory", "accuracy %", "forgetting %", "intransigence %", "time / run", text=("method",)),
+        (
+            *columns("method", "memory", "accuracy %", "forgetting %", "intransigence %", text=("method",)),
+            *measure_columns(),
+            *columns("time / run"),
+        ),
         tuple(
             Row.of(
                 summary.config.label,
@@ -41,11 +45,23 @@ def summary_table(summaries: Sequence[Summary]) -> Table:
                 percent(summary.average_accuracy),
                 percent(summary.average_forgetting),
                 percent(summary.average_intransigence),
+                *measure_values(summary),
                 duration(summary.wall_seconds.mean),
             )
             for summary in summaries
         ),
     )
+
+
+def measure_columns() -> tuple[Column, ...]:
+    """A column per measure that a plugin has."""
+    return tuple(Column(each.title, "number", not each.higher_is_better) for each in MEASURES.values())
+
+
+def measure_values(summary: Summary) -> list[Value]:
+    """The values of ``measure_columns``."""
+    found = ((measure.format, summary.measures.get(name)) for name, measure in MEASURES.items())
+    return [Value(measured(value, form), "" if value is None else f"{value.mean:.6g}") for form, value in found]
 
 
 def compared_document(compared: ComparedTable) -> Document:
@@ -125,7 +141,8 @@ def _seeds(grid: Grid) -> str:
 
 def cells_document(cells: Sequence[MeasuredCell], paper: Paper) -> Document:
     """Every cell that was found."""
-    records = record_table(CELL_RECORD, (_cell_record(cell, paper) for cell in cells))
+    names = [name for measure in MEASURES for name in (measure, f"{measure}_interval")]
+    records = record_table((*CELL_RECORD, *names), (_cell_record(cell, paper) for cell in cells))
     return Document("cells", "Every cell", (cells_table(cells, paper),), records, formats=("md", "csv"))
 
 
@@ -134,6 +151,7 @@ def cells_table(cells: Iterable[MeasuredCell], paper: Paper) -> Table:
         *(Column("dataset", "dataset"), Column("memory", "number"), Column("method"), Column("settings", "settings")),
         *columns("seeds", "accuracy %", "published %", "difference"),
         *(Column(f"{name} %", "number", lower_is_better=True) for name in ("forgetting", "intransigence")),
+        *measure_columns(),
         *(Column("time / run", "number", lower_is_better=True), Column("device"), Column("command")),
     )
     return Table("", heads, tuple(_cell_row(cell, paper) for cell in cells))
@@ -154,6 +172,7 @@ def _cell_row(cell: MeasuredCell, paper: Paper) -> Row:
         Value(f"{points(change)} {verdict(meets)}".strip(), "" if change is None else f"{change:.4f}", overlap=meets),
         estimate_value(summary.average_forgetting),
         estimate_value(summary.average_intransigence),
+        *measure_values(summary),
         Value(duration(seconds), f"{seconds:.3f}"),
         cell.devices,
         cell.command,
@@ -187,6 +206,10 @@ def _cell_record(cell: MeasuredCell, paper: Paper) -> dict[str, Any]:
     for name in ("forgetting", "intransigence"):
         value: Estimate | None = getattr(cell.summary, f"average_{name}")
         found |= {name: exact(value), f"{name}_interval": exact_interval(value)}
+    for name, value in cell.summary.measures.items():
+        interval = None if value is None else value.interval
+        found |= {name: "" if value is None else f"{value.mean:.6g}"}
+        found |= {f"{name}_interval": "" if interval is None else f"{interval:.6g}"}
     return found | {
         "cell": cell.name,
         "method": config.method,

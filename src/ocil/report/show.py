@@ -7,12 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ocil.evaluation import measures
-from ocil.evaluation.measures import estimate_json
+from ocil.evaluation.measures import MEASURES, estimate_json
 from ocil.report.cells import MeasuredCell, settings_text
 from ocil.report.comparison import difference, overlap, published_accuracy
-from ocil.report.formatting import duration, percent, points, published_percent, versions
+from ocil.report.formatting import duration, measured, percent, points, published_percent, versions
 from ocil.report.papers import Paper
 from ocil.report.table import Row, Table, columns, terminal, verdict
+from ocil.runs.results import measures_json
 from ocil.text import escaped
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def summary_json(cell: MeasuredCell, paper: Paper) -> dict[str, Any]:
         "overlap": overlap(summary.average_accuracy, published),
         **{name: estimate_json(getattr(summary, name)) for name in (*names, "wall_seconds")},
         "accuracy_curve": [estimate_json(point) for point in summary.accuracy_curve],
+        **measures_json(summary),
         "matrix": mean_matrix(cell).tolist(),
         "runs": [run.result.to_json() | {"path": str(run.path)} for run in cell.runs],
     }
@@ -86,6 +88,7 @@ def _facts(cell: MeasuredCell, paper: Paper) -> "RenderableType":
     common, intransigence = percent(summary.average_forgetting_common), summary.average_intransigence
     facts["forgetting %"] = f"{percent(summary.average_forgetting)} (over T tasks: {common})"
     facts["intransigence %"] = percent(intransigence) if intransigence else "- (no fine-tuned run next to it)"
+    facts |= {MEASURES[name].title: measured(value, MEASURES[name].format) for name, value in summary.measures.items()}
     facts["time / run"] = duration(summary.wall_seconds.mean)
     facts["device"] = cell.devices
     facts["versions"] = versions(first.environment) or "-"

@@ -1,7 +1,7 @@
 """From a configuration to a learner, and checks of a configuration before anything is built from it."""
 
-from dataclasses import fields
-from functools import lru_cache
+from dataclasses import fields, replace
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,33 @@ def problem_of(dataset: Dataset, classes: int, config: LearnerConfig | None = No
         return Problem(encoder.vector_shape(dataset.input_shape), classes, torch.float32)
     dtype = torch.from_numpy(np.empty(0, dataset.train_x.dtype)).dtype
     return Problem(dataset.input_shape, classes, dtype)
+
+
+def refuse_missing_operators(config: RunConfig, dataset: Dataset, device: torch.device) -> None:
+    """Raise if the steps of a method use an operator that the device does not have. An Apple GPU lacks some.
+
+    Tried on a small learner, so that it is known before a run starts.
+    """
+    if device.type == "mps":
+        small = replace(config.learner, width=1, memory=min(config.learner.memory, 4 * config.learner.memory_batch))
+        _try_steps(config.method, small, problem_of(dataset, 2), str(device))
+
+
+@cache
+def _try_steps(name: str, config: LearnerConfig, problem: Problem, device: str) -> None:
+    try:
+        learner = method(name).load()(config, problem, device=device)
+        x = torch.zeros((4, *problem.input_shape), dtype=problem.dtype, device=device)
+        y = torch.arange(4, device=device) % 2
+        learner.meet(range(2))
+        for _ in range(3):
+            learner.learn(x, y)
+        learner.end_task()
+        learner.review()
+        learner.scores(x)
+    except (RuntimeError, TypeError) as error:
+        reason = " ".join(str(error).split())[:200].rstrip(".")
+        raise OcilError(f"{name} cannot run on {device}: {reason}. Use --device cpu.") from error
 
 
 def make_learner(

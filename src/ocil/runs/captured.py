@@ -9,10 +9,18 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ocil.learning import optimizers
+from ocil.methods import method
 from ocil.methods.base import Learner
 from ocil.rng import Rng
+from ocil.runs.config import RunConfig
 from ocil.runs.stepper import Stepper
 from ocil.streams import Stream
+
+
+def can_be_captured(config: RunConfig) -> bool:
+    """Whether the steps of a run can be captured: those of its method, and those of its optimiser."""
+    return method(config.method).capturable and optimizers.can_be_captured(config.learner.optimizer)
 
 
 class CapturedStepper(Stepper):
@@ -32,6 +40,8 @@ class CapturedStepper(Stepper):
         self.variant = self._variant()
         self.warm = False
         self.step: torch.cuda.CUDAGraph | None = None
+        self.inputs: tuple[Tensor, Tensor] | None = None
+        """The tensors that a recorded step reads, if the images are not on the device; filled before each replay."""
         self.graphs: dict[tuple[str, int], tuple[Tensor, torch.cuda.CUDAGraph] | None] = {}
 
     def learn(self, number: int) -> None:
@@ -43,6 +53,9 @@ class CapturedStepper(Stepper):
             self.warm = last - first == self.size and self.learner.shapes_are_static()
             super().learn(number)
             return
+        if not self.stream.resident.resident:
+            self._replay_on(*self.stream.fetch(number))
+            return
         if self.step is None:
             self.step = self.record(self._learn_at_cursor)
         if self.next != number:
@@ -52,8 +65,19 @@ class CapturedStepper(Stepper):
 
     def _learn_at_cursor(self) -> None:
         index = self.stream.order[self.starts[self.cursor] + self.within]
-        self.learner.learn(self.stream.resident.train_x[index], self.stream.resident.train_y[index])
+        self.learner.learn(*self.stream.resident.rows(index))
         self.cursor += 1
+
+    def _replay_on(self, x: Tensor, y: Tensor) -> None:
+        """The step on a batch that was brought to the device just now."""
+        if self.inputs is None:
+            self.inputs = torch.empty_like(x), torch.empty_like(y)
+        inputs = self.inputs
+        for target, source in zip(inputs, (x, y), strict=True):
+            target.copy_(source)
+        if self.step is None:
+            self.step = self.record(lambda: self.learner.learn(*inputs))
+        self.step.replay()
 
     def review(self, slots: Tensor) -> None:
         self._on_slots("review", self.learner.review_step, slots)

@@ -15,13 +15,15 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from ocil.data import CATALOG, DEFAULT
 from ocil.data.catalog import find
 from ocil.errors import LaterVersionError, OcilError, suggest
+from ocil.learning import optimizers
 from ocil.methods import METHODS, MethodInfo, method
 from ocil.methods.config import LearnerConfig
 from ocil.methods.review_label import Label
 from ocil.networks import pretrained
 from ocil.networks.registry import DEFAULT as NETWORK
-from ocil.networks.registry import FOR_VECTORS, named
+from ocil.networks.registry import FOR_VECTORS, named, origin_of
 from ocil.networks.spec import Spec
+from ocil.plugins import OURS, PROGRAM, Origin
 from ocil.rng import check_seed
 from ocil.runs.naming import as_formerly, cell_name, distinct, readable, short_digest
 from ocil.streams import StreamConfig, usual_tasks
@@ -47,6 +49,8 @@ class RunConfig:
     """Digest of a dataset outside the catalog: other images under the same name make another run."""
     weights: str = ""
     """Digest of the file of pretrained weights, which stands for its path: another file makes another run."""
+    code: str = ""
+    """Digest of the plugin files that the run's method and network come from: a changed file makes another run."""
 
     def __post_init__(self) -> None:
         info, learner = method(self.method), self.learner
@@ -75,13 +79,16 @@ class RunConfig:
         learner = distinct(self.learner)
         if self.weights:
             learner["pretrained"] = self.weights
-        return {"method": self.method, "stream": distinct(self.stream), "learner": learner}
+        stream = distinct(self.stream)
+        stream.pop("order", None)  # its digest stands for the path
+        return {"method": self.method, "stream": stream, "learner": learner}
 
     @property
     def identity(self) -> dict[str, Any]:
         """What distinguishes the run: settings, seed and images, by their fingerprint or else the dataset's name."""
         images = {"images": self.fingerprint} if self.fingerprint else {"dataset": self.dataset}
-        return self.settings | images | {"seed": self.seed}
+        code = {"code": self.code} if self.code else {}
+        return self.settings | images | code | {"seed": self.seed}
 
     @property
     def cell(self) -> str:
@@ -104,7 +111,7 @@ class RunConfig:
     def to_json(self) -> dict[str, Any]:
         """Every setting, also those at their default: a later version may have another default."""
         content = asdict(self)
-        return {key: value for key, value in content.items() if value or key not in ("fingerprint", "weights")}
+        return {key: value for key, value in content.items() if value or key not in ("fingerprint", "weights", "code")}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "RunConfig":
@@ -118,6 +125,7 @@ class RunConfig:
             restored(info.load().Config, content["learner"]),
             content.get("fingerprint", ""),
             content.get("weights", ""),
+            content.get("code", ""),
         )
 
     def reference(self) -> "RunConfig":
@@ -127,7 +135,8 @@ class RunConfig:
         optimised = ("lr", "momentum", "weight_decay", "optimizer")
         names = (*optimised, "network", "pretrained", "freeze", "features", "width", "precision")
         keep = {name: getattr(self.learner, name) for name in names}
-        return replace(self, method="fine-tune", learner=method("fine-tune").load().Config(**keep))
+        learner = method("fine-tune").load().Config(**keep)
+        return replace(self, method="fine-tune", learner=learner, code=code_of("fine-tune", learner))
 
 
 def resolve(
@@ -161,6 +170,8 @@ def resolve(
         given["review"] = review
     refuse_unknown(info.name, given, {f.name for f in (*fields(StreamConfig), *fields(learner.Config))})
     given = {key: value for key, value in given.items() if value is not None}
+    for key in given.keys() & {"network", "features"}:
+        given[key] = named(given[key])  # Python users may give the factory itself
     if not info.memory:
         for key in ("memory", "review"):
             if str(given.get(key)).lower() not in ("none", "false", "no", "0"):
@@ -169,8 +180,10 @@ def resolve(
     chosen |= _defaults(info, dataset, given, classes, train)
     if vectors or given.get("features"):
         chosen |= {"network": FOR_VECTORS} | learner.vector_settings
+    if "optimizer" in given and (lr := optimizers.default_lr(str(given["optimizer"]))) is not None:
+        chosen["lr"] = lr
     chosen |= given
-    if "width" in given and Spec.parse(named(chosen.get("network", NETWORK)), "network").name != NETWORK:
+    if "width" in given and Spec.parse(chosen.get("network", NETWORK), "network").name != NETWORK:
         raise OcilError(
             f"width is a setting of {NETWORK}: give {chosen['network']} its own options, NAME(option=value)."
         )
@@ -178,7 +191,21 @@ def resolve(
     train = entry.train if entry else train
     if stream.boundary == "none" and info.memory and not config.review_every and train is not None:
         config = replace(config, review_every=reviews_every(train // stream.batch_size, stream))
-    return RunConfig(info.name, dataset, seed, stream, config, weights=pretrained.digest(config.pretrained))
+    weights, code = pretrained.digest(config.pretrained), code_of(info.name, config)
+    return RunConfig(info.name, dataset, seed, stream, config, weights=weights, code=code)
+
+
+def origins(name: str, learner: LearnerConfig) -> list[Origin]:
+    """Where the method and the network of a run come from, if not from ocil itself."""
+    networks = [origin_of(spec) for spec in (learner.network, learner.features) if spec]
+    found = [METHODS.origin(name), *networks]
+    return [origin for origin in dict.fromkeys(found) if origin not in (OURS, PROGRAM)]
+
+
+def code_of(name: str, learner: LearnerConfig) -> str:
+    """``RunConfig.code``: empty unless the method or the network comes from a plugin file."""
+    digests = sorted(origin.digest for origin in origins(name, learner) if origin.digest)
+    return digests[0] if len(digests) == 1 else short_digest(digests) if digests else ""
 
 
 def reviews_every(batches: int, stream: StreamConfig) -> int:

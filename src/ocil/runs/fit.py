@@ -1,6 +1,7 @@
 """How much device memory a run takes, before it starts."""
 
 import math
+import sys
 from typing import NamedTuple
 
 import torch
@@ -8,11 +9,13 @@ import torch
 from ocil.data import Dataset
 from ocil.errors import OcilError
 from ocil.evaluation.evaluator import batch_for
+from ocil.learning import optimizers
 from ocil.methods import method
 from ocil.methods.passes import images_held
-from ocil.networks import WrappedNetwork
+from ocil.networks import ReducedResNet18, WrappedNetwork
 from ocil.runs.build import network_of
 from ocil.runs.config import RunConfig
+from ocil.streams.device import GPU_SHARE
 
 RESERVE = 1 << 30  # CUDA's own, the libraries' workspaces, fragments
 MAPS = 3  # feature maps that an evaluation holds at a time: a layer's input, its output, and the skip connection
@@ -21,6 +24,12 @@ COPIES = 4  # of each activation: itself, its gradient, and what the layers befo
 
 def dataset_bytes(dataset: Dataset) -> int:
     return sum(array.nbytes for array in (dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y))
+
+
+def bytes_on_device(dataset: Dataset, free: int) -> int:
+    """What a dataset takes of a device with ``free`` bytes: its labels, and its inputs unless they stay on the host."""
+    inputs = dataset.train_x.nbytes + dataset.test_x.nbytes
+    return dataset_bytes(dataset) - (inputs if inputs > GPU_SHARE * free else 0)
 
 
 def run_bytes(config: RunConfig, dataset: Dataset) -> int:
@@ -32,9 +41,11 @@ def run_bytes(config: RunConfig, dataset: Dataset) -> int:
     order = 8 * len(dataset.train_y) * stream.epochs
     step = COPIES * 4 * batch * (need.written + size)
     scored = min(batch_for("cuda", _places(dataset)), max(len(dataset.train_y), len(dataset.test_y)))
-    evaluation = 4 * scored * (size + need.largest)
+    evaluation = 4 * (scored * size + min(scored, need.together) * need.largest)
     stored = (learner.memory + 1) * (size * dataset.train_x.itemsize + 8)
-    return stored + 12 * need.weights + max(step, evaluation) + order
+    forward = 4 * batch * (size + need.largest)  # more than the step's own, if most of the network is frozen
+    copies = 2 + optimizers.numbers_kept(learner.optimizer)  # of each weight: itself, its gradient, the optimiser's
+    return stored + 4 * copies * need.weights + max(step, forward, evaluation) + order
 
 
 class _Needs(NamedTuple):
@@ -42,23 +53,27 @@ class _Needs(NamedTuple):
 
     weights: int
     written: int
-    """Written in a pass of one input forward, all layers together."""
+    """Written in a pass of one input forward, by all layers that are trained."""
     largest: int
     """Held at a time in a pass of one input without a backward pass."""
+    together: int
+    """Inputs that such a pass takes at a time."""
 
 
 def _network_needs(config: RunConfig, dataset: Dataset) -> _Needs:
     learner = config.learner
     network = network_of(learner, dataset.input_shape)
-    if isinstance(network, WrappedNetwork):
+    if not isinstance(network, ReducedResNet18):
+        assert isinstance(network, WrappedNetwork)  # noqa: S101
         weights = sum(parameter.numel() for parameter in network.parameters())
         weights += network.feature_size * dataset.num_classes
-        return _Needs(weights, network.numbers_written, network.numbers_written)
-    pixels, written, weights = _places(dataset), 0, learner.width * 8 * 4 * dataset.num_classes
+        largest = MAPS * max(network.numbers_written.values(), default=0)
+        return _Needs(weights, network.trained_numbers_written, largest, network.largest_batch)
+    pixels, written, weights = _places(dataset), 0, network.width * 8 * 4 * dataset.num_classes
     for factor in (1, 2, 4, 8):
-        written += 5 * factor * learner.width * max(1, pixels // factor**2)
-        weights += 4 * 9 * (factor * learner.width) ** 2
-    return _Needs(weights, written, MAPS * learner.width * pixels)
+        written += 5 * factor * network.width * max(1, pixels // factor**2)
+        weights += 4 * 9 * (factor * network.width) ** 2
+    return _Needs(weights, written, MAPS * network.width * pixels, sys.maxsize)
 
 
 def _places(dataset: Dataset) -> int:
@@ -79,9 +94,10 @@ def _images_held(config: RunConfig, classes: int) -> int:
 
 def how_many_fit(config: RunConfig, dataset: Dataset, free: int) -> int:
     """How many runs like this one fit into ``free`` bytes. Raises ``OcilError`` if not even one does."""
-    left, each = free - RESERVE - dataset_bytes(dataset), run_bytes(config, dataset)
+    shared, each = RESERVE + bytes_on_device(dataset, free), run_bytes(config, dataset)
+    left = free - shared
     if left < each:
-        needed = (RESERVE + dataset_bytes(dataset) + each) / 1e9
+        needed = (shared + each) / 1e9
         raise OcilError(
             f"{config.cell} needs about {needed:.1f} GB on the GPU and {free / 1e9:.1f} GB are free: "
             "use a smaller memory, memory_batch or width, or --device cpu."

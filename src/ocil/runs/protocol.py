@@ -22,6 +22,7 @@ from ocil.evaluation.evaluator import Evaluation
 from ocil.limits import check_threads
 from ocil.precision import Precision, numerics
 from ocil.runs.folder import RunFolder
+from ocil.streams import Order
 from ocil.threads import using
 
 T = TypeVar("T")
@@ -90,6 +91,8 @@ class Workspace:
     """What a result records about the runs that share the device."""
     dataset: Dataset | None = None
     """Used instead of the dataset that a configuration names."""
+    arrivals: Order | None = None
+    """Used instead of the order of arrival that a configuration describes."""
     _shared: dict[Hashable, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -4,14 +4,14 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from ocil.data import Dataset
 from ocil.errors import LaterVersionError, OcilError
 from ocil.evaluation import measures
-from ocil.evaluation.measures import Estimate, estimate
+from ocil.evaluation.measures import MEASURES, Estimate, estimate
 from ocil.files import NOWHERE, read_regular, write_bytes
 from ocil.runs.config import RunConfig
 from ocil.tensorfile import DamagedFileError
@@ -114,6 +114,8 @@ class Summary:
     average_intransigence: Estimate | None
     wall_seconds: Estimate
     accuracy_curve: list[Estimate]
+    measures: dict[str, Estimate | None] = field(default_factory=dict)
+    """Measures from plugins, by name."""
 
 
 def summarise(results: Sequence[Result], references: Sequence[Result | None] | None = None) -> Summary:
@@ -129,7 +131,14 @@ def summarise(results: Sequence[Result], references: Sequence[Result | None] | N
         _estimate([None if r is None else measures.average_intransigence(m, r.matrix) for m, r in pairs]),
         estimate([result.wall_seconds for result in results]),
         [estimate(values) for values in curves],
+        {name: _estimate([measure.of(result) for result in results]) for name, measure in MEASURES.items()},
     )
+
+
+def measures_json(summary: Summary) -> dict[str, Any]:
+    """Measures from plugins, as commands print them with ``--json``; nothing if there are none."""
+    found = {name: measures.estimate_json(value) for name, value in summary.measures.items()}
+    return {"measures": found} if found else {}
 
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ It can be killed at any moment and goes on from its last checkpoint.
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,16 +15,16 @@ import torch
 
 from ocil import data
 from ocil.data import Dataset
+from ocil.data.dataset import known_fingerprint
 from ocil.errors import OcilError
 from ocil.evaluation.evaluator import Evaluation, Evaluator
 from ocil.limits import check_threads
-from ocil.methods import method
 from ocil.methods.base import Learner
 from ocil.networks import pretrained
 from ocil.precision import Precision
-from ocil.runs.build import build
-from ocil.runs.captured import CapturedStepper
-from ocil.runs.config import RunConfig, reviews_every
+from ocil.runs.build import build, refuse_missing_operators
+from ocil.runs.captured import CapturedStepper, can_be_captured
+from ocil.runs.config import RunConfig, code_of, origins, reviews_every
 from ocil.runs.environment import digest, environment, peak_memory, pick_device
 from ocil.runs.features import Encoder, inputs_of
 from ocil.runs.fit import how_many_fit
@@ -42,7 +42,7 @@ from ocil.runs.protocol import (
 )
 from ocil.runs.results import Result
 from ocil.runs.stepper import Stepper
-from ocil.streams import DeviceData, Stream
+from ocil.streams import DeviceData, Order, Stream
 
 FIRST_SAVE, FIRST_SAVE_ON_GPU = 3.0, 30.0  # seconds; on a GPU many runs wait while one is saved
 REPORT_EVERY = 50  # stream batches between two reports of progress: each one waits for the device
@@ -87,14 +87,17 @@ class StreamRun(Run):
         if (finished := folder.result()) is not None:
             return Finished(finished.refuse_other(images, folder.path))
         device, seconds, dataset = workspace.device, workspace.checkpoint_seconds, self._inputs(workspace)
+        refuse_missing_operators(self.config, dataset, device)
         inputs = ("inputs", self.dataset, Encoder.of(self.config.learner))
         resident = workspace.share(inputs, lambda: DeviceData(dataset, device))
         stepper = Stepper
         if workspace.interleaved:
             seconds = max(seconds, CHECKPOINT_SECONDS)
-            if device.type == "cuda" and method(self.config.method).capturable:
+            if device.type == "cuda" and can_be_captured(self.config):
                 stepper = CapturedStepper
-        return ActiveStreamRun(self.config, folder, dataset, resident, stepper, seconds, workspace.surroundings)
+        return ActiveStreamRun(
+            self.config, folder, dataset, resident, stepper, seconds, workspace.surroundings, workspace.arrivals
+        )
 
     def _inputs(self, workspace: Workspace) -> Dataset:
         """What the learner sees: the dataset, or the features of its images."""
@@ -111,6 +114,7 @@ def run(
     device: torch.device | str = "auto",
     data_dir: Path | None = None,
     dataset: Dataset | None = None,
+    stream: Stream | None = None,
     threads: int = 1,
     checkpoint_seconds: float = 30.0,
     on_progress: Callable[[Progress], None] = lambda progress: None,
@@ -119,24 +123,45 @@ def run(
     """Run a configuration in its folder under ``root``. It goes on from its checkpoint, if there is one; if it is
     finished, its result is read.
 
+    ``dataset`` is used instead of the one that the configuration names. ``stream`` also gives the order of arrival, in
+    place of ``config.stream``: see ``Stream.from_batches``. A run goes on with the same samples in the same order only.
     ``threads`` is how many CPU threads it takes, whatever PyTorch is set to: results depend on it in their last digits.
     ``should_stop`` is called after every batch, also of a review or an evaluation; once it returns True, the run raises
     ``Interrupted`` as soon as there is a checkpoint to go on from.
     """
     check_threads(threads)
+    if stream is not None:
+        if dataset is not None:
+            raise OcilError("give a dataset or a stream, not both.")
+        # The order is part of what a result was measured on.
+        dataset = known_fingerprint(replace(stream.data), stream.fingerprint)
+        config = replace(config, stream=stream.config)
     this = StreamRun(config)
     folder = this.folder(Path(root))
+    if stream is not None:
+        _refuse_other_batches(folder, stream)
     if (finished := folder.result()) is not None:
         return finished if dataset is None else finished.refuse_other(dataset, folder.path)
     device = pick_device(device) if isinstance(device, str) else device
     dataset = dataset or data.load(config.dataset, data_dir)
-    workspace = Workspace(Path(root), device, data_dir, threads, checkpoint_seconds, dataset=dataset)
+    arrivals = stream.arrivals if stream is not None else None
+    workspace = Workspace(Path(root), device, data_dir, threads, checkpoint_seconds, dataset=dataset, arrivals=arrivals)
     try:
         return cast("Result", perform(this, workspace, on_progress, should_stop))
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise
         raise this.does_not_fit() from None
+
+
+def _refuse_other_batches(folder: RunFolder, stream: Stream) -> None:
+    """Raise if a run was begun with other batches: those of a generator may never come again."""
+    begun = folder.load_checkpoint()
+    if begun is not None and begun[1].get("images") != stream.fingerprint:
+        raise OcilError(
+            f"{folder.path} was begun with other batches, so it cannot go on with these: "
+            "give the same batches in the same order, use another folder, or delete that one."
+        )
 
 
 class ActiveStreamRun:
@@ -151,16 +176,19 @@ class ActiveStreamRun:
         stepper: Callable[[Learner, Stream], Stepper] = Stepper,
         checkpoint_seconds: float = 30.0,
         surroundings: Mapping[str, Any] | None = None,
+        arrivals: Order | None = None,
     ) -> None:
-        """``resident``: the images of ``dataset`` on the device. ``surroundings``: see ``Workspace``."""
+        """``resident``: the images of ``dataset`` on the device. ``surroundings``, ``arrivals``: see ``Workspace``."""
         if config.fingerprint and config.fingerprint != dataset.fingerprint:
             raise OcilError(f"{config.dataset} has changed since this was planned: give the same command again.")
+        if config.code != code_of(config.method, config.learner):
+            raise OcilError(f"the plugin of {config.method} has changed since this was planned: plan the run again.")
         if config.weights and config.weights != pretrained.digest(config.learner.pretrained):
             path = config.learner.pretrained
             raise OcilError(f"{path} has changed since this was planned: give the same command again.")
         self.config, self.folder, self.device, self.images = config, folder, resident.device, dataset.fingerprint
         self.checkpoint_seconds, self.surroundings = checkpoint_seconds, surroundings or {}
-        self.stream = Stream(dataset, config.stream, config.seed, resident=resident)
+        self.stream = Stream(dataset, config.stream, config.seed, resident=resident, arrivals=arrivals)
         self.evaluator = Evaluator(self.stream)
         self.learner = build(config, dataset, self.device)
         folder.save_config(config)
@@ -283,6 +311,11 @@ class ActiveStreamRun:
                 f"(stream batch {self.cursor} of {len(self.stream)}). Lower the learning rate: --set lr={lower:g}"
             )
 
+    def _plugins(self) -> dict[str, list[dict[str, str]]]:
+        """What a result records about code that is not ours: packages with versions, files with digests."""
+        found = [origin.to_json() for origin in origins(self.config.method, self.config.learner)]
+        return {"plugins": found} if found else {}
+
     def finish(self) -> Result:
         self.save()
         result = Result(
@@ -292,7 +325,7 @@ class ActiveStreamRun:
             round(self.seconds, 3),
             peak_memory(self.device),
             digest(self.learner),
-            {**environment(self.device), "images": self.images, **self.surroundings},
+            {**environment(self.device), "images": self.images, **self._plugins(), **self.surroundings},
         )
         self.folder.save_result(result)
         return result

@@ -36,7 +36,7 @@ def _docs(app: FastAPI) -> Any:
     """The OpenAPI description as a page of our own: the usual ones load scripts from elsewhere."""
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["pretty"] = lambda value: json.dumps(value, indent=2, ensure_ascii=False)
-    template = environment.from_string((FILES / "docs.html").read_text())
+    template = environment.from_string((FILES / "docs.html").read_text(encoding="utf-8"))
 
     async def send(_: Request) -> Response:
         return Response(template.render(api=app.openapi()), media_type="text/html; charset=utf-8")

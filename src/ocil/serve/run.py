@@ -148,7 +148,7 @@ def read_token(host: str, file: Path | None) -> str | None:
     if file is not None:
         source = str(file)
         try:
-            token = file.read_text().strip()
+            token = file.read_text(encoding="utf-8").strip()
             if stat.S_IMODE(file.stat().st_mode) & 0o004:
                 raise OcilError(f"{file} can be read by everybody: chmod 600 {file}")
         except (OSError, UnicodeDecodeError) as error:

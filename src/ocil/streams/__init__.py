@@ -1,5 +1,8 @@
-"""The order in which images arrive."""
+"""The order in which samples arrive."""
 
-from ocil.streams.stream import Batch, DeviceData, Stream, StreamConfig, usual_tasks
+from ocil.streams.config import StreamConfig, usual_tasks
+from ocil.streams.device import DeviceData
+from ocil.streams.order import Order
+from ocil.streams.stream import Batch, Stream
 
-__all__ = ["Batch", "DeviceData", "Stream", "StreamConfig", "usual_tasks"]
+__all__ = ["Batch", "DeviceData", "Order", "Stream", "StreamConfig", "usual_tasks"]

@@ -1,0 +1,228 @@
+"""What the package offers beyond its parts: registering, many runs in one call, a summary of results, a search.
+
+Every function here is public: see docs/api.md for what is promised.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ocil.errors import OcilError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ocil.data import DatasetInfo, DatasetSource
+    from ocil.evaluation.measures import Estimate, Measure
+    from ocil.experiments.search import Choice
+    from ocil.methods import MethodInfo
+    from ocil.networks import NetworkInfo
+    from ocil.report.table import Table
+    from ocil.runs.config import RunConfig
+    from ocil.runs.results import Result, Summary
+
+
+def register(thing: "MethodInfo | NetworkInfo | DatasetInfo | DatasetSource | Measure", replace: bool = False) -> None:
+    """Register a method, a network, a dataset or a measure: everything that takes such a name then takes this one.
+
+    In a plugin file (``ocil.plugins``) it is known to every command and to worker processes; elsewhere to this process.
+    ``replace`` allows a name that is taken. Raises ``OcilError`` if the name is taken or not valid.
+    """
+    from ocil.data import DatasetInfo, DatasetSource
+    from ocil.data import catalog as datasets
+    from ocil.evaluation.measures import MEASURES, Measure
+    from ocil.methods import MethodInfo
+    from ocil.methods import register as register_method
+    from ocil.networks import NETWORKS, NetworkInfo
+
+    if isinstance(thing, MethodInfo):
+        register_method(thing, replace)
+    elif isinstance(thing, NetworkInfo):
+        NETWORKS.register(thing, replace)
+    elif isinstance(thing, Measure):
+        MEASURES.register(thing, replace)
+    elif isinstance(thing, DatasetInfo | DatasetSource):
+        datasets.register(thing, replace)
+    else:
+        raise OcilError(
+            f"cannot register a {type(thing).__name__}: give a MethodInfo, NetworkInfo, DatasetInfo or Measure."
+        )
+
+
+def run_many(
+    configs: "Sequence[RunConfig]",
+    root: Path | str = "runs",
+    *,
+    engine: Literal["local", "ray"] = "local",
+    workers: int = 0,
+    device: str = "auto",
+    threads: int = 1,
+    data_dir: Path | None = None,
+    address: str | None = None,
+) -> "list[Result]":
+    """Carry out many runs where they are fastest, and return their results in the order of ``configs``.
+
+    Every configuration is checked before the first run starts. Finished runs under ``root`` are read, unfinished ones
+    go on; the folders are those of ``ocil run``. ``workers`` is how many go on at a time; 0 leaves it
+    to the engine: as many as keep the cores busy, or ten on a GPU. ``engine="ray"`` uses the cluster at ``address``.
+    If a run fails, the others are finished first; then the first error is raised. In a script, call this below
+    ``if __name__ == "__main__":``, because worker processes import the script.
+    """
+    from ocil import engines
+    from ocil.engines.job import Job
+    from ocil.runs.environment import pick_device
+    from ocil.runs.results import Result
+    from ocil.runs.stream_run import StreamRun
+
+    runs = [StreamRun(_checked(config, data_dir)) for config in configs]
+    job = Job(Path(root), device if engine == "ray" else str(pick_device(device)), data_dir, workers, threads)
+    outcomes = engines.execute(runs, replace(job, engine=engine, address=address))
+    found = [outcomes[run.key] for run in runs]
+    for outcome in found:
+        if not isinstance(outcome, Result):
+            raise outcome if isinstance(outcome, Exception) else TypeError(f"{outcome!r} is not a result")
+    return [outcome for outcome in found if isinstance(outcome, Result)]
+
+
+def _checked(config: "RunConfig", data_dir: Path | None) -> "RunConfig":
+    """The configuration as ``ocil run`` completes it: a dataset outside the catalog is identified by its images."""
+    from ocil import data
+    from ocil.runs.build import check
+
+    dataset = data.load_once(config.dataset, data_dir)
+    check(config, dataset)
+    return config if config.dataset in data.CATALOG else replace(config, fingerprint=dataset.fingerprint)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Means and 95 % intervals over seeds, one entry per method and settings, as ``ocil compare`` prints them."""
+
+    summaries: "tuple[Summary, ...]"
+
+    @property
+    def table(self) -> "Table":
+        from ocil.report.result_tables import summary_table
+
+        return summary_table(self.summaries)
+
+    @property
+    def accuracy(self) -> "dict[str, Estimate]":
+        """Average accuracy at the end, by the label of the method; settings are added where labels are the same."""
+        return dict(zip(self.names, (summary.average_accuracy for summary in self.summaries), strict=True))
+
+    @property
+    def names(self) -> list[str]:
+        from ocil.report.cells import settings_text
+        from ocil.runs.config import changed
+
+        labels = [summary.config.label for summary in self.summaries]
+        return [
+            label if labels.count(label) == 1 else f"{label} {settings_text(changed(summary.config))}".strip()
+            for label, summary in zip(labels, self.summaries, strict=True)
+        ]
+
+    def plot(self) -> "Figure":
+        """Accuracy after each task, with intervals: the same numbers as in the table."""
+        from ocil.report.plots import accuracy_after_each_task
+
+        return accuracy_after_each_task(self.summaries, self.names)
+
+    def save(self, path: Path | str) -> None:
+        """Write the plot (.png, .svg) or the table (.md, .csv)."""
+        from ocil.files import write_bytes
+        from ocil.report.style import save
+        from ocil.report.table import csv
+
+        path = Path(path)
+        if path.suffix in (".png", ".svg"):
+            save(self.plot(), path)
+        elif path.suffix in (".md", ".csv"):
+            write_bytes(path, (f"{self}\n" if path.suffix == ".md" else csv(self.table)).encode())
+        else:
+            raise OcilError(f"{path}: the name must end in .png, .svg, .md or .csv.")
+
+    def __str__(self) -> str:
+        """The table as Markdown."""
+        from ocil.report.table import markdown_table
+
+        return markdown_table(self.table, level=0)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the table."""
+        from ocil.report.table import html
+
+        return html(self.table, self.table.title)
+
+
+def summarise(results: "Sequence[Result]") -> Comparison:
+    """Group results that differ only by their seed, and average over seeds.
+
+    Intransigence is against fine-tuned runs of the same seeds and settings, where these are among the results.
+    """
+    from ocil.runs.results import summarise as summarise_cell
+
+    cells: dict[str, dict[int, Result]] = {}
+    for result in results:
+        cells.setdefault(result.config.cell, {}).setdefault(result.config.seed, result)
+    if not cells:
+        raise OcilError("there are no results to summarise: give those of ocil.run or ocil.run_many.")
+    if len(datasets := {result.config.dataset for result in results}) > 1:
+        raise OcilError(f"the results are of several datasets ({', '.join(sorted(datasets))}): summarise each alone.")
+
+    def reference(result: "Result") -> "Result | None":
+        return cells.get(result.config.reference().cell, {}).get(result.config.seed)
+
+    groups = ([by_seed[seed] for seed in sorted(by_seed)] for by_seed in cells.values())
+    return Comparison(tuple(summarise_cell(group, [reference(result) for result in group]) for group in groups))
+
+
+def tune(
+    method: str,
+    space: Mapping[str, Sequence[Any]] | None = None,
+    dataset: str | None = None,
+    *,
+    memory: int | None = None,
+    review: bool | None = None,
+    settings: Mapping[str, Any] | None = None,
+    tasks: int = 2,
+    seeds: int = 3,
+    validation: float = 0.1,
+    root: Path | str | None = None,
+    workers: int = 0,
+    device: str = "auto",
+    threads: int = 1,
+    data_dir: Path | None = None,
+) -> "Choice":
+    """Choose settings on the first tasks alone: every point of ``space``, several seeds each, scored on training images
+    that are held out. No test image has an influence. ``choice.config`` is the best configuration for the whole stream.
+
+    ``space`` has the values to try by setting; several settings make a cross product.
+    """
+    from ocil import engines
+    from ocil.engines.job import Job
+    from ocil.experiments.search import Search
+    from ocil.runs.config import as_argument
+    from ocil.runs.environment import pick_device
+
+    search = Search(
+        method,
+        dataset,
+        {name: [as_argument(value) for value in values] for name, values in (space or {}).items()},
+        memory=memory,
+        review=review,
+        settings={name: as_argument(value) for name, value in (settings or {}).items()},
+        tasks=tasks,
+        seeds=seeds,
+        validation=validation,
+        out=None if root is None else Path(root),
+        data_dir=data_dir,
+    )
+    job = Job(search.out, str(pick_device(device)), data_dir, workers, threads)
+    outcomes = engines.execute(search.plan().runs, job)
+    choice = search.choose(search.scores(outcomes))
+    if choice is None:
+        raise next(error for error in outcomes.values() if isinstance(error, Exception))
+    search.save(search.record(outcomes, choice))
+    return choice

@@ -1,0 +1,225 @@
+"""The forms in which folders of images are published. The form of a folder is found by looking into it.
+
+CUB-200         images.txt, image_class_labels.txt, images/; train_test_split.txt and classes.txt if they are there
+label file      a CSV with the columns path and label, and split if there is one; SOURCE itself or in it
+Tiny-ImageNet   train/CLASS/images/*, val/images/* and val/val_annotations.txt
+class folders   train/CLASS/* and test/CLASS/* or val/CLASS/*, or CLASS/* alone
+"""
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+from ocil.data.images import SUFFIXES
+from ocil.errors import OcilError
+from ocil.files import read_regular
+
+Files = list[tuple[Path, int]]
+"""Images with their labels."""
+MAX_LIST_BYTES = 2**30
+LONGEST_LINE = 10_000  # of column names, in bytes
+TRAIN, TEST, VALIDATION = ("train", "training"), ("test", "testing"), ("val", "valid", "validation")
+PATH_COLUMNS = ("path", "filename")
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The images of a folder."""
+
+    form: str
+    """How a message names what was found."""
+    classes: tuple[str, ...]
+    train: Files
+    test: Files | None
+    """None if the form has no test images."""
+
+
+def find_layout(source: Path) -> Listing:
+    """The images of a folder, or of a label file, in whichever form they are."""
+    for look in (_cub, _label_file, _tiny_imagenet):
+        if (found := look(source)) is not None:
+            return found
+    return _class_folders(source)
+
+
+def _cub(source: Path) -> Listing | None:
+    files = {name: source / f"{name}.txt" for name in ("images", "image_class_labels", "train_test_split", "classes")}
+    if not all(files[name].is_file() for name in ("images", "image_class_labels")):
+        return None
+    paths, labels = _pairs(files["images"]), _pairs(files["image_class_labels"])
+    names = _pairs(files["classes"]) if files["classes"].is_file() else {}
+    numbers = sorted(set(labels.values()), key=lambda text: (len(text), text))
+    label_of = {number: label for label, number in enumerate(numbers)}
+    split = _pairs(files["train_test_split"]) if files["train_test_split"].is_file() else None
+    train: Files = []
+    test: Files = []
+    for number, where in paths.items():
+        path = _inside(source / "images", where, f"{files['images']}, image {number}")
+        for content, name in ((labels, "image_class_labels"), (split, "train_test_split")):
+            if content is not None and number not in content:
+                raise OcilError(f"{files[name]} has no line for image {number[:20]}. Get the dataset again.")
+        held = split is not None and split[number] != "1"
+        (test if held else train).append((path, label_of[labels[number]]))
+    classes = tuple(names.get(number, number) for number in numbers)
+    return Listing("the label files of CUB-200", classes, train, None if split is None else test)
+
+
+def _pairs(path: Path) -> dict[str, str]:
+    """Lines of two words: the first is a number, the second may have blanks."""
+    found = {}
+    for number, line in _lines(path):
+        key, _, value = line.strip().partition(" ")
+        if not key.isdecimal() or not value.strip():
+            raise OcilError(f"line {number} of {path} is not 'NUMBER TEXT': {line.strip()[:60]!r}.")
+        found[key] = value.strip()
+    return found
+
+
+def _label_file(source: Path) -> Listing | None:
+    if source.is_file():
+        files = [source]
+    else:
+        files = [path for path in sorted(source.glob("*.csv")) if _columns(path) is not None]
+    if len(files) > 1:
+        names = ", ".join(path.name for path in files[:5])
+        raise OcilError(f"{source} has several label files ({names}). Give the one to import in its place.")
+    if not files:
+        return None
+    (file,) = files
+    if (columns := _columns(file)) is None:
+        raise OcilError(f"{file} is not a label file: its first line must name the columns path and label.")
+    where, labelled = next(name for name in PATH_COLUMNS if name in columns), []
+    rows = csv.DictReader(_text(file).splitlines(keepends=True), restval="")
+    rows.fieldnames = [name.strip().lower() for name in rows.fieldnames or ()]
+    try:
+        for row in rows:
+            line = f"{file}, line {rows.line_num}"
+            if not (label := row["label"].strip()):
+                raise OcilError(f"{line} has no label.")
+            split = _split(row.get("split", "").strip().lower(), line)
+            labelled.append((_inside(file.parent, row[where].strip(), line), label, split))
+    except csv.Error as error:
+        raise OcilError(f"{file} is not a CSV file: {error}.") from error
+    classes = tuple(sorted({label for _, label, _ in labelled}))
+    label_of = {name: label for label, name in enumerate(classes)}
+    splits = {split for _, _, split in labelled}
+    held = "test" if "test" in splits else "val"
+    chosen: dict[str, Files] = {split: [] for split in ("train", "test", "val")}
+    for path, label, split in labelled:
+        chosen[split].append((path, label_of[label]))
+    form = f"the label file {file.name}"
+    if held == "test" and "val" in splits:
+        form += ", whose validation images are left out"
+    return Listing(form, classes, chosen["train"], chosen[held] or None)
+
+
+def _columns(file: Path) -> set[str] | None:
+    """The columns of a label file; None if it is not one."""
+    try:
+        with file.open("rb") as opened:
+            first = opened.readline(LONGEST_LINE).decode("utf-8-sig")
+        columns = {name.strip().lower() for name in next(csv.reader([first]), [])}
+    except (OSError, UnicodeDecodeError, csv.Error):
+        return None
+    return columns if "label" in columns and columns & set(PATH_COLUMNS) else None
+
+
+def _split(name: str, line: str) -> str:
+    for split, spellings in (("train", ("", *TRAIN)), ("test", TEST), ("val", VALIDATION)):
+        if name in spellings:
+            return split
+    raise OcilError(f"{line}: the split is {name[:40]!r}, which is neither train nor test nor val.")
+
+
+def _tiny_imagenet(source: Path) -> Listing | None:
+    annotations = source / "val" / "val_annotations.txt"
+    if not annotations.is_file() or not (source / "train").is_dir():
+        return None
+    classes = class_folders(source / "train")
+    label_of = {name: label for label, name in enumerate(classes)}
+    folder = source / "val" / "images"
+    folder = folder if folder.is_dir() else source / "val"
+    test: Files = []
+    for number, line in _lines(annotations):
+        where, _, rest = line.partition("\t")
+        name = rest.partition("\t")[0].strip()
+        if name not in label_of:
+            raise OcilError(f"line {number} of {annotations}: there is no class {name[:40]!r} in {source / 'train'}.")
+        test.append((_inside(folder, where.strip(), f"{annotations}, line {number}"), label_of[name]))
+    return Listing("the folders of Tiny-ImageNet", tuple(classes), list_images(source / "train", classes), test)
+
+
+def _class_folders(source: Path) -> Listing:
+    train_folder, test_folder = training_folder(source), find_test_folder(source)
+    classes = class_folders(train_folder)
+    if not classes:
+        raise OcilError(f"{train_folder} has no class folders. Lay the images out as {source.name}/CLASS/IMAGE.png.")
+    test = None
+    if test_folder is not None:
+        if more := sorted(set(class_folders(test_folder)) - set(classes)):
+            raise OcilError(f"{test_folder} has a class '{more[0]}' that {train_folder} lacks. Rename or remove it.")
+        test = list_images(test_folder, classes)
+    form = "class folders" if train_folder == source else f"class folders in {train_folder.name}"
+    form += "" if test_folder is None else f" and {test_folder.name}"
+    return Listing(form, tuple(classes), list_images(train_folder, classes), test)
+
+
+def training_folder(source: Path) -> Path:
+    """SOURCE/train if it holds class folders, else SOURCE itself, whose folders are then the classes."""
+    train = source / "train"
+    if train.is_dir() and (class_folders(train) or not list_images(source, ["train"])):
+        return train
+    if find_test_folder(source) is not None and not train.is_dir():
+        raise OcilError(f"{source} has a test set but no folder 'train'. Lay the images out as train/CLASS/IMAGE.png.")
+    return source
+
+
+def find_test_folder(source: Path) -> Path | None:
+    """SOURCE/test, else SOURCE/val, else None."""
+    splits = (source / split for split in ("test", "val"))
+    return next((split for split in splits if split.is_dir() and class_folders(split)), None)
+
+
+def class_folders(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def list_images(folder: Path, classes: list[str]) -> Files:
+    """Images with their labels, class by class, sorted by name; those in CLASS/images if CLASS itself has none."""
+    files: Files = []
+    for label, name in enumerate(classes):
+        for place in (folder / name, folder / name / "images"):
+            if place.is_dir() and (found := _images_in(place)):
+                files += [(path, label) for path in found]
+                break
+    return files
+
+
+def _images_in(folder: Path) -> list[Path]:
+    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+    return [path for path in paths if not path.name.startswith(".") and path.is_file()]
+
+
+def _inside(folder: Path, where: str, line: str) -> Path:
+    """The image that a line of a list names, which must lie below ``folder``."""
+    named = PurePosixPath(where.replace("\\", "/"))
+    out = named.is_absolute() or ".." in named.parts or bool(PureWindowsPath(where).drive) or "\0" in where
+    if not named.parts or out:
+        problem = "leads out of the folder of the images" if out else "names no image"
+        raise OcilError(f"{line} {problem}: {where[:80]!r}.")
+    return folder / named
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a text file that are not empty, with their numbers from 1."""
+    return ((number, line) for number, line in enumerate(_text(path).splitlines(), 1) if line.strip())
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_regular(path, MAX_LIST_BYTES).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise OcilError(f"{path} is not text: {error.reason}.") from error
+    except OSError as error:
+        raise OcilError(f"cannot read {path}: {error.strerror}.") from error

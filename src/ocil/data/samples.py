@@ -1,0 +1,334 @@
+"""The doors through which datasets of other libraries come in: arrays, torch datasets, Hugging Face datasets.
+
+Each makes ``Samples``, which become a dataset in memory or, a few at a time, a folder of raw arrays on a disk.
+"""
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ocil.data.dataset import Dataset
+from ocil.data.inputs import ArraySource, Indices, ItemSource, Layout, Source, number_labels
+from ocil.data.mapped import mapped
+from ocil.data.raw import open_store
+from ocil.data.raw_writer import Split, StoreWriter
+from ocil.data.split import hold_out, in_words
+from ocil.errors import OcilError
+from ocil.files import open_regular, read_regular
+
+STEP_BYTES, STEP_SAMPLES = 8 * 2**20, 1024  # what is read at a time: the smaller of the two
+MAX_NAMES_BYTES = 64 * 2**20
+TEST_SPLITS = ("test", "validation", "valid", "val")
+
+Note = Callable[[str], None]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some samples of a source, in this order, and their labels."""
+
+    source: Source
+    index: Indices
+    labels: Indices
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def pieces(self) -> Iterator[tuple[NDArray[Any], Indices]]:
+        """Samples and labels, a few at a time."""
+        first, step = 0, 1  # the first sample shows how many are a few
+        while first < len(self):
+            x = self.source.take(self.index[first : first + step])
+            yield x, self.labels[first : first + step]
+            first += step
+            step = max(1, min(STEP_SAMPLES, STEP_BYTES // max(1, x[:1].nbytes)))
+
+    def array(self) -> NDArray[Any]:
+        """All samples in memory; the array that they came in, if it can be used as it is."""
+        if isinstance(self.source, ArraySource) and len(self) == len(self.source):
+            array = self.source.as_it_is
+            if array is not None and np.array_equal(self.index, np.arange(len(array))):
+                return array
+        found: NDArray[Any] | None = None
+        done = 0
+        for x, _ in self.pieces():
+            found = np.empty((len(self), *x.shape[1:]), x.dtype) if found is None else found
+            found[done : done + len(x)] = x
+            done += len(x)
+        if found is None:
+            raise OcilError("there are no samples. Give at least one.")
+        return found
+
+
+@dataclass(frozen=True)
+class Samples:
+    """All that a dataset is made of, not read yet."""
+
+    name: str
+    classes: tuple[str, ...]
+    train: Part
+    test: Part
+    unseen: int = 0
+
+    @classmethod
+    def split(
+        cls,
+        name: str,
+        train: tuple[Source, Any],
+        test: tuple[Source, Any] | None,
+        *,
+        classes: Sequence[str] | None = None,
+        names: Sequence[str] | None = None,
+        test_share: float | None = None,
+        seed: int = 0,
+        note: Note = lambda _: None,
+    ) -> "Samples":
+        """Samples and labels of any kind; without ``test``, a share of each class is held out and ``note`` is told.
+
+        ``classes`` and ``names``: see ``number_labels``.
+        """
+        labels = number_labels(train[1], None if test is None else test[1], classes, names)
+        for what, source, y in (("train", train[0], labels.train), ("test", test and test[0], labels.test)):
+            if source is not None and y is not None and len(source) != len(y):
+                raise OcilError(f"{what}_x has {len(source)} samples but {what}_y has {len(y)} labels.")
+        if test is not None and labels.test is not None:
+            if test_share is not None:
+                raise OcilError(f"{name} has test samples of its own: leave out test_share.")
+            return cls(name, labels.classes, _whole(train[0], labels.train), _whole(test[0], labels.test))
+        held = hold_out(labels.train, labels.classes, test_share, seed)
+        note(f"{name} has no test samples: {in_words(test_share)} of each class is held out to test with")
+        kept, out = (Part(train[0], np.flatnonzero(chosen), labels.train[chosen]) for chosen in (~held, held))
+        return cls(name, labels.classes, kept, out)
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> "Samples":
+        """The samples of a dataset."""
+        train, test = (
+            Part(ArraySource(x, what, "HWC"), np.arange(len(y)), y)
+            for what, x, y in (
+                ("train_x", dataset.train_x, dataset.train_y),
+                ("test_x", dataset.test_x, dataset.test_y),
+            )
+        )
+        return cls(dataset.name, dataset.classes, train, test, dataset.unseen)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all samples in the form in which they are stored."""
+        one = self.train.source.take(self.train.index[:1])
+        return one.nbytes * (len(self.train) + len(self.test))
+
+    def dataset(self) -> Dataset:
+        """A dataset in memory."""
+        train, test = self.train.array(), self.test.array()
+        return Dataset(self.name, train, self.train.labels, test, self.test.labels, self.classes, self.unseen)
+
+    def write(self, path: Path, progress: Progress = lambda _done, _total: None) -> None:
+        """Write a folder of raw arrays, which is there whole or not at all. ``progress``: samples done, and of all."""
+        done, total = 0, len(self.train) + len(self.test)
+        parts: tuple[tuple[Split, Part], ...] = (("train", self.train), ("test", self.test))
+        with StoreWriter(path, self.classes, self.unseen) as writer:
+            for split, part in parts:
+                for x, y in part.pieces():
+                    writer.add(split, x, y)
+                    done += len(y)
+                    progress(done, total)
+
+    def made(self, store: Path | None) -> Dataset:
+        """The dataset in memory or, if ``store`` is given, in that folder."""
+        if store is None:
+            return self.dataset()
+        self.write(store)
+        return open_store(store, self.name)
+
+
+def _whole(source: Source, labels: Indices) -> Part:
+    return Part(source, np.arange(len(labels)), labels)
+
+
+def from_arrays(
+    train_x: Any,
+    train_y: Any,
+    test_x: Any | None = None,
+    test_y: Any | None = None,
+    *,
+    classes: Sequence[str] | None = None,
+    name: str = "arrays",
+    layout: Layout | None = None,
+    test_share: float | None = None,
+    seed: int = 0,
+    note: Note | None = None,
+) -> Samples:
+    """See ``Dataset.from_arrays``."""
+    if (test_x is None) != (test_y is None):
+        raise OcilError("give both test_x and test_y, or neither.")
+    train = ArraySource(train_x, "train_x", layout), train_y
+    test = None if test_x is None else (ArraySource(test_x, "test_x", layout), test_y)
+    return Samples.split(name, train, test, classes=classes, test_share=test_share, seed=seed, note=note or warn)
+
+
+def from_torch(
+    train: Any,
+    test: Any | None = None,
+    *,
+    classes: Sequence[str] | None = None,
+    name: str = "torch",
+    layout: Layout | None = None,
+    size: int | None = None,
+    test_share: float | None = None,
+    seed: int = 0,
+    note: Note | None = None,
+) -> Samples:
+    """See ``Dataset.from_torch``."""
+
+    def opened(dataset: Any, what: str) -> tuple[Source, Any]:
+        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+            kind = type(dataset).__name__
+            raise OcilError(f"{what} is {kind}, which is not a map-style dataset with len() and []. Use from_batches.")
+        source = ItemSource(lambda number: _pair(dataset, number, what)[0], len(dataset), what, layout, size)
+        return source, _torch_labels(dataset, what)
+
+    return Samples.split(
+        name,
+        opened(train, "train"),
+        None if test is None else opened(test, "test"),
+        classes=classes,
+        names=_torch_names(train),
+        test_share=test_share,
+        seed=seed,
+        note=note or warn,
+    )
+
+
+def from_huggingface(
+    ds: Any,
+    image: str | None = None,
+    label: str | None = None,
+    *,
+    train: str = "train",
+    test: str | None = None,
+    name: str = "huggingface",
+    layout: Layout | None = None,
+    size: int | None = None,
+    test_share: float | None = None,
+    seed: int = 0,
+    note: Note | None = None,
+) -> Samples:
+    """See ``Dataset.from_huggingface``."""
+    is_dict = hasattr(ds, "keys") and hasattr(ds, "values")
+    splits = dict(ds) if is_dict else {train: ds}
+    if train not in splits:
+        raise OcilError(f"there is no split '{train}'. Name one with train=: {', '.join(map(str, splits))}.")
+    if test is not None and test not in splits:
+        raise OcilError(f"there is no split '{test}'. Name one with test=: {', '.join(map(str, splits))}.")
+    held = test or next((split for split in TEST_SPLITS if split in splits and split != train), None)
+    features = getattr(splits[train], "features", None)
+    if not features:
+        raise OcilError("this is not a dataset of the library datasets: it has no features.")
+    image = _column(features, image, "image", ("Image",))
+    label = _column(features, label, "label", ("ClassLabel",))
+
+    def opened(split: str) -> tuple[Source, Any]:
+        rows = splits[split]
+        source = ItemSource(lambda number: rows[number][image], len(rows), split, layout, size)
+        return source, list(rows[label])
+
+    return Samples.split(
+        name,
+        opened(train),
+        None if held is None else opened(held),
+        names=getattr(features[label], "names", None),
+        test_share=test_share,
+        seed=seed,
+        note=note or warn,
+    )
+
+
+def samples_in_npy_folder(
+    name: str, folder: Path, test_share: float | None = None, note: Note | None = None
+) -> Samples:
+    """The samples of a folder with train_x.npy, train_y.npy and, if they are there, test_x.npy, test_y.npy and
+    classes.txt with one name per line. Arrays are mapped, so they may be larger than memory."""
+    train_x, train_y = map_npy(folder / "train_x.npy"), map_npy(folder / "train_y.npy")
+    test_x = test_y = None
+    if (folder / "test_x.npy").is_file():
+        test_x, test_y = map_npy(folder / "test_x.npy"), map_npy(folder / "test_y.npy")
+    classes = None
+    if (listed := folder / "classes.txt").is_file():
+        try:
+            classes = read_regular(listed, MAX_NAMES_BYTES).decode().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise OcilError(f"cannot read {listed}: it is not a text file of class names.") from error
+    return from_arrays(train_x, train_y, test_x, test_y, name=name, classes=classes, test_share=test_share, note=note)
+
+
+def map_npy(path: Path) -> NDArray[Any]:
+    """The array of an .npy file, mapped. Pickled content is refused, never run."""
+    try:
+        with os.fdopen(open_regular(path), "rb") as file:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, fortran, dtype = read(file)
+            start, size = file.tell(), os.fstat(file.fileno()).st_size
+        if dtype.hasobject or fortran or any(side < 0 for side in shape):
+            raise ValueError("it holds Python objects or stores columns first, which is not supported")
+        if int(np.prod(shape, dtype=object)) * dtype.itemsize != size - start:
+            raise ValueError(f"its content does not fit its shape {list(shape)}")
+        return mapped(path, dtype, shape, start)
+    except OSError as error:
+        raise OcilError(f"cannot read {path}: {error.strerror}.") from error
+    except Exception as error:  # a broken header can fail in any way, down to the parsing of Python source
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise OcilError(f"cannot read {path}: {reason}.") from error
+
+
+def warn(text: str) -> None:
+    warnings.warn(text, stacklevel=5)
+
+
+def _pair(dataset: Any, number: int, what: str) -> tuple[Any, Any]:
+    item = dataset[number]
+    if not isinstance(item, tuple | list) or len(item) < 2:
+        raise OcilError(f"sample {number} of {what} is not a pair of image and label but {type(item).__name__}.")
+    return item[0], item[1]
+
+
+def _torch_labels(dataset: Any, what: str) -> Any:
+    """All labels: from where torchvision keeps them, unless they are transformed; else sample by sample."""
+    for attribute in ("targets", "labels"):
+        found = getattr(dataset, attribute, None)
+        untouched = getattr(dataset, "target_transform", None) is None
+        if found is not None and untouched and hasattr(found, "__len__") and len(found) == len(dataset):
+            return found
+    return [_pair(dataset, number, what)[1] for number in range(len(dataset))]
+
+
+def _torch_names(dataset: Any) -> Sequence[str] | None:
+    """The names of the classes, also of a dataset that ``torch.utils.data.Subset`` has wrapped."""
+    for _ in range(8):
+        found = getattr(dataset, "classes", None)
+        if isinstance(found, list | tuple):
+            return [str(each) for each in found]
+        if (dataset := getattr(dataset, "dataset", None)) is None:
+            return None
+    return None
+
+
+def _column(features: Any, given: str | None, what: str, kinds: tuple[str, ...]) -> str:
+    """The column of that name; by default the only one whose type is one of ``kinds``, or the one called ``what``."""
+    names = ", ".join(map(str, features))
+    if given is not None:
+        if given not in features:
+            raise OcilError(f"there is no column '{given}'. Name one with {what}=: {names}.")
+        return given
+    found = [str(name) for name in features if type(features[name]).__name__ in kinds]
+    if len(found) == 1 or what in features:
+        return what if what in features else found[0]
+    raise OcilError(f"it is not clear which column is the {what}. Name one with {what}=: {names}.")

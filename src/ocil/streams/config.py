@@ -1,0 +1,77 @@
+"""The settings of a stream."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from ocil.data import CATALOG
+from ocil.errors import OcilError
+
+Boundary = Literal["clear", "blurry", "none", "iid"]
+ClassOrder = Literal["fixed", "seeded"]
+# Metadata of fields that concern online methods only, or offline methods only: see ``ocil.runs.config.concerns``.
+BOUNDARIES: Mapping[str, str] = {"concerns": "boundaries"}
+EPOCHS: Mapping[str, str] = {"concerns": "epochs"}
+DEFAULT_TASKS = 5
+MAX_EPOCHS = 10_000  # the order of all epochs is drawn at once
+
+
+@dataclass(frozen=True)
+class StreamConfig:
+    """How a dataset becomes a stream. The defaults are the paper's protocol."""
+
+    tasks: int = 5
+    """Number of class groups. They arrive one after the other; the accuracy matrix has one column per group."""
+    batch_size: int = 10
+    """Samples that arrive together."""
+    class_order: ClassOrder = "fixed"
+    """``fixed``: ascending labels, as in the paper. ``seeded``: shuffled by the seed."""
+    boundary: Boundary = field(default="clear", metadata=BOUNDARIES)
+    """``clear``: one task after the other. ``blurry``: a share of each task's samples moves to other tasks.
+    ``none``: classes fade in and out, without announced tasks. ``iid``: all classes mixed, for the upper bound."""
+    blurry_share: float = field(default=0.1, metadata=BOUNDARIES)
+    """With ``blurry``: the share of each task's samples that goes into a pool, which is dealt out to all tasks."""
+    fade: float = field(default=0.5, metadata=BOUNDARIES)
+    """With ``none``: how far a class spreads in time, in units of the time one class takes."""
+    epochs: int = field(default=1, metadata=EPOCHS)
+    """Passes over the data: one for online learning, or more with ``iid``."""
+    drop_last: bool = True
+    """Whether a task's incomplete last batch is dropped, as in the published protocol."""
+    order: str = field(default="", metadata=BOUNDARIES)
+    """A file that ``Stream.save_order`` wrote: the same samples arrive in the same batches, whatever the seed.
+    ``tasks``, ``batch_size`` and ``boundary`` come from the file."""
+    order_digest: str = field(default="", metadata=BOUNDARIES)
+    """Digest of what that file holds, which stands for its path. It is filled in."""
+
+    def __post_init__(self) -> None:
+        if self.order and not self.order_digest:
+            self._read_order()
+        for name, choices in (("boundary", get_args(Boundary)), ("class_order", get_args(ClassOrder))):
+            if getattr(self, name) not in choices:
+                raise OcilError(f"{name} = {getattr(self, name)!r} is not one of {', '.join(choices)}.")
+        for name in ("tasks", "batch_size", "epochs"):
+            if getattr(self, name) < 1:
+                raise OcilError(f"{name} = {getattr(self, name)} must be at least 1.")
+        if not 0 <= self.blurry_share <= 1:
+            raise OcilError(f"blurry_share = {self.blurry_share} must lie between 0 and 1.")
+        if not self.fade >= 0:
+            raise OcilError(f"fade = {self.fade} must not be negative.")
+        if self.boundary == "none" and not self.fade:
+            raise OcilError("fade = 0 with boundary = 'none' lets no class fade: give more, or boundary = 'clear'.")
+        if self.epochs > MAX_EPOCHS:
+            raise OcilError(f"epochs = {self.epochs} must be at most {MAX_EPOCHS:,}.")
+        if self.epochs > 1 and self.boundary != "iid":
+            raise OcilError("epochs > 1 needs boundary = 'iid': an online stream is seen once.")
+
+    def _read_order(self) -> None:
+        from ocil.streams.order import settings_in
+
+        path = Path(self.order).expanduser().resolve()
+        for name, value in (settings_in(path) | {"order": str(path)}).items():
+            object.__setattr__(self, name, value)
+
+
+def usual_tasks(name: str, classes: int | None = None) -> int:
+    """The number of tasks in the literature for a dataset of the catalog, else five, or fewer if classes are fewer."""
+    return CATALOG[name].tasks if name in CATALOG else min(DEFAULT_TASKS, classes or DEFAULT_TASKS)

@@ -1,0 +1,52 @@
+"""Every method and network of the registry keeps what ``ocil.testing`` expects of it."""
+
+from typing import Any
+
+import pytest
+
+import ocil
+import ocil.kernels.convolution
+from ocil.methods import METHODS
+from ocil.networks import NETWORKS
+from ocil.testing import Check, method_checks, network_checks
+from tests.test_methods import DISTINCT
+
+pytestmark = pytest.mark.usefixtures("quick_convolution")
+
+SETTINGS: dict[str, dict[str, Any]] = {"er-ace": {"pad": 0}}  # of 8 pixels, a shift by 4 leaves too little
+
+
+def cases(name: str, checks: "list[Check[Any]]") -> list[Any]:
+    marks = {True: [pytest.mark.slow], False: []}
+    return [pytest.param(check, id=f"{name}-{check}", marks=marks[check.slow]) for check in checks]
+
+
+METHOD_CASES = [case for name in DISTINCT for case in cases(name, method_checks(name, **SETTINGS.get(name, {})))]
+NETWORK_CASES = [
+    case
+    for name, info in NETWORKS.items()
+    for case in cases(name, network_checks(name, (8, 8, 3) if info.inputs == "images" else None))
+]
+
+
+@pytest.mark.parametrize("check", METHOD_CASES)
+def test_method(check: "Check[Any]") -> None:
+    check()
+
+
+@pytest.mark.parametrize("check", NETWORK_CASES)
+def test_network(check: "Check[Any]") -> None:
+    check()
+
+
+@pytest.mark.slow
+def test_steps_with_our_own_convolution_are_steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ocil.kernels.convolution, "SLOW_BACKWARD", True)
+    (check,) = [check for check in method_checks("er") if str(check) == "steady-steps"]
+    check()
+
+
+def test_no_method_is_missed() -> None:
+    assert {METHODS[name].target for name in DISTINCT} == {info.target for info in METHODS.values()}
+    assert len(method_checks("er")) > 20
+    assert len(network_checks("mlp")) > 10

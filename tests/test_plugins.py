@@ -1,0 +1,410 @@
+"""Methods, networks, datasets and measures from plugin files and from entry points of packages."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ocil
+from ocil import plugins
+from ocil.data.catalog import CATALOG, SOURCES
+from ocil.engines.nodes import packed
+from ocil.evaluation.measures import MEASURES
+from ocil.methods import METHODS, method
+from ocil.networks import NETWORKS
+from ocil.plugins import PluginFile
+from ocil.runs.config import resolve
+from ocil.runs.stream_run import StreamRun
+from tests.conftest import SMALL, Call, one_error
+
+pytestmark = pytest.mark.usefixtures("clean")
+
+MINE = """
+import ocil
+from ocil.methods.er import ER
+
+class Mine(ER):
+    "Mine."
+
+ocil.register(ocil.MethodInfo("mine", Mine, "like er", "-"))
+"""
+ALL = """
+import numpy as np
+import torch
+import ocil
+
+class Body(torch.nn.Module):
+    def __init__(self, input_shape, size=4):
+        super().__init__()
+        height, width, channels = input_shape
+        self.layer = torch.nn.Linear(height * width * channels, size)
+
+    def forward(self, x):
+        return self.layer(x.flatten(1))
+
+def images():
+    x = np.arange(4 * 8 * 8 * 8, dtype=np.uint8).reshape(32, 8, 8, 1)
+    y = np.arange(32) % 4
+    return ocil.Dataset("other", x, y, x[:8], y[:8], tuple("abcd"))
+
+def last(result):
+    return result.matrix[-1][-1]
+
+def broken(result):
+    return 1 / 0
+
+ocil.register(ocil.NetworkInfo("flat", Body, "one layer"))
+ocil.register(ocil.DatasetSource("stripes", images))
+ocil.register(ocil.Measure("last-task", last))
+ocil.register(ocil.Measure("odd", broken, higher_is_better=False, format=".2f"))
+"""
+
+
+@pytest.fixture
+def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test loads is forgotten after it."""
+    monkeypatch.delenv(plugins.VARIABLE, raising=False)
+    for name in ("_files", "_broken_files", "_said"):
+        value: Any = getattr(plugins, name)
+        monkeypatch.setattr(plugins, name, type(value)())
+    with ExitStack() as stack:
+        for registry in (METHODS, NETWORKS, CATALOG, SOURCES, MEASURES):
+            monkeypatch.setattr(registry, "_waiting", None)
+            monkeypatch.setattr(registry, "_broken", {})
+            stack.enter_context(registry.preserved())
+        yield
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(MINE)
+    return path
+
+
+Package = Callable[..., None]
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Package:
+    """Install a package: its name, the code of its module, and its entry points by group."""
+    place = tmp_path / "site-packages"
+    place.mkdir()
+    monkeypatch.syspath_prepend(place)
+
+    def install(name: str, code: str, **groups: str) -> None:
+        (place / f"{name}.py").write_text(code)
+        info = place / f"{name}-2.5.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 2.5\n")
+        (info / "entry_points.txt").write_text("\n".join(f"[ocil.{kind}]\n{line}\n" for kind, line in groups.items()))
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+    return install
+
+
+# Files
+
+
+def test_a_file_is_loaded(mine: Path) -> None:
+    module = plugins.load(mine)
+    assert method("Mine").load() is module.Mine
+    assert plugins.load(mine) is module  # it has not changed
+    origin = METHODS.origin("mine")
+    assert (origin.kind, origin.name, str(origin)) == ("file", "mine.py", str(mine))
+    assert plugins.loaded() == (PluginFile.read(mine),)
+
+
+def test_a_file_that_has_changed_is_loaded_again(mine: Path) -> None:
+    first = plugins.load(mine)
+    mine.write_text(MINE.replace("like er", "another"))
+    second = plugins.load(mine)
+    assert second is not first
+    assert METHODS["mine"].summary == "another"
+    assert len(plugins.loaded()) == 1
+
+
+def test_line_ends_do_not_make_another_file(tmp_path: Path) -> None:
+    assert PluginFile("a.py", b"x = 1\r\n").digest == PluginFile("b.py", b"x = 1\n").digest
+    assert PluginFile("a.py", b"x = 1\n").digest != PluginFile("a.py", b"x = 2\n").digest
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("import nowhere_at_all", "ModuleNotFoundError: No module named 'nowhere_at_all'."),
+        ("def f(:", "SyntaxError: invalid syntax"),
+        ("raise SystemExit(3)", "SystemExit: 3."),
+        (MINE + "1 / 0", "ZeroDivisionError: division by zero."),
+        (MINE.replace('"mine"', '"er"'), "there is a method 'er' already, from the package ocil; "),
+        (MINE.replace('"mine"', '"My Own"'), "a method's name has small letters and digits"),
+        ("import ocil\nocil.register(3)", "cannot register a int"),
+    ],
+)
+def test_a_broken_file_leaves_nothing_behind(code: str, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text(code)
+    before = set(METHODS), set(sys.modules)
+    with pytest.raises(ocil.OcilError, match=r"broken\.py cannot be loaded: ") as found:
+        plugins.load(path)
+    assert reason in str(found.value)
+    assert "\n" not in str(found.value)
+    assert set(METHODS) == before[0]
+    assert not [name for name in set(sys.modules) - before[1] if name.startswith("ocil_plugin_")]
+
+
+def test_two_files_with_one_name(mine: Path, tmp_path: Path) -> None:
+    plugins.load(mine)
+    other = tmp_path / "other.py"
+    other.write_text(MINE.replace("like er", "another"))
+    with pytest.raises(ocil.OcilError) as found:
+        plugins.load(other)
+    assert str(mine) in str(found.value)
+    assert str(other) in str(found.value)
+    assert METHODS["mine"].summary == "like er"
+
+
+def test_a_file_that_is_not_there(tmp_path: Path, ocil_command: Call) -> None:
+    assert "cannot read the plugin" in one_error(ocil_command("methods", "--plugin", tmp_path / "no.py"))
+    assert "cannot read the plugin" in one_error(ocil_command("methods", "--plugin", tmp_path))
+
+
+# The command line
+
+
+def test_methods_of_a_plugin_are_listed_and_described(mine: Path, ocil_command: Call) -> None:
+    said = ocil_command("methods", "--plugin", mine, "--json")
+    assert "mine" in [info["name"] for info in json.loads(said.out)["methods"]]
+    assert json.loads(ocil_command("--plugin", mine, "methods", "mine", "--json").out)["settings"]
+
+
+def test_a_run_records_where_its_method_came_from(mine: Path, run_tiny: Call, tmp_path: Path) -> None:
+    said = run_tiny("mine", "--plugin", mine, "--json", "--seeds", 1, "--no-reference")
+    (folder,) = json.loads(said.out)["runs"]
+    result = json.loads((Path(folder) / "result.json").read_text())
+    digest = PluginFile.read(mine).digest
+    assert result["environment"]["plugins"] == [{"file": "mine.py", "digest": digest}]
+    assert result["config"]["code"] == digest
+    assert str(mine) not in json.dumps(result)  # the same result wherever the file lies
+
+
+@pytest.mark.slow
+def test_a_changed_file_makes_another_run_and_the_report_tells_them_apart(
+    mine: Path, run_tiny: Call, ocil_command: Call, tmp_path: Path
+) -> None:
+    words = ("--plugin", mine, "--json", "--seeds", 1, "--no-reference")
+    first = json.loads(run_tiny("mine", *words).out)["runs"]
+    assert json.loads(run_tiny("mine", *words).out)["runs"] == first
+    old = PluginFile.read(mine).digest
+    mine.write_text(MINE + "# another line\n")
+    second = json.loads(run_tiny("mine", *words).out)["runs"]
+    assert first != second
+    said = ocil_command("report", tmp_path / "runs", "--out", tmp_path / "page", "--plugin", mine)
+    assert said.code == 0, said
+    cells = (tmp_path / "page" / "tables" / "cells.md").read_text()
+    assert f"code={old}" in cells
+    assert f"code={PluginFile.read(mine).digest}" not in cells
+
+
+def test_a_report_names_the_plugin_that_it_lacks(
+    mine: Path, run_tiny: Call, ocil_command: Call, tmp_path: Path
+) -> None:
+    with METHODS.preserved():
+        run_tiny("mine", "--plugin", mine, "--seeds", 1, "--no-reference")
+    said = ocil_command("report", tmp_path / "runs", "--out", tmp_path / "page")
+    assert "unknown method 'mine'" in one_error(said)
+    assert "It is of a plugin: give --plugin mine.py" in said.err
+
+
+def test_a_run_is_refused_after_its_plugin_has_changed(mine: Path, tiny_npz: Path, tmp_path: Path) -> None:
+    plugins.load(mine)
+    config = resolve("mine", str(tiny_npz), settings=dict(setting.split("=") for setting in SMALL) | {"memory": 20})
+    assert config.reference().code == ""
+    mine.write_text(MINE + "#")
+    plugins.load(mine)
+    with pytest.raises(ocil.OcilError, match="the plugin of mine has changed"):
+        ocil.run(config, tmp_path, device="cpu")
+
+
+@pytest.mark.slow
+def test_worker_processes_know_the_plugin(mine: Path, run_tiny: Call) -> None:
+    said = run_tiny("mine", "--plugin", mine, "--workers", 2, "--seeds", 2, "--no-reference", "--json")
+    assert said.code == 0, said
+    assert json.loads(said.out)["seeds"] == 2
+
+
+@pytest.mark.slow
+def test_a_node_of_a_cluster_gets_the_plugin_with_its_runs(mine: Path, tiny_npz: Path, tmp_path: Path) -> None:
+    """In another process, which has not loaded it."""
+    plugins.load(mine)
+    config = resolve("mine", str(tiny_npz))
+    (tmp_path / "samples").write_bytes(packed([StreamRun(config)]))
+    script = f"""
+import sys
+from pathlib import Path
+from ocil.engines.nodes import examiner
+facts = examiner()(None, Path({str(tmp_path / "samples")!r}).read_bytes(), None)
+assert not facts["no images"], facts
+print(facts["images"])
+"""
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    assert str(tiny_npz) in said.stdout
+
+
+def test_a_plugin_cannot_be_unpickled_where_it_is_not_installed(mine: Path, tiny_npz: Path) -> None:
+    plugins.load(mine)
+    run = StreamRun(resolve("mine", str(tiny_npz)))
+    assert pickle.loads(pickle.dumps(run)) == run
+
+
+@pytest.mark.slow
+def test_every_command_takes_plugins_and_the_variable(mine: Path, tiny_npz: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("1 / 0")
+    named = os.environ | {plugins.VARIABLE: os.pathsep.join([str(broken), str(mine)])}
+    script = """
+import sys
+from ocil.cli import main
+for words in (["--help"], ["run", "--help"]):
+    try:
+        main(words)
+    except SystemExit as stopped:
+        assert stopped.code == 0
+assert not [name for name in sys.modules if name.startswith("ocil_plugin_")]
+main(["methods", "mine", "--json"])
+"""
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=named)
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.count("--plugin") >= 2
+    (line,) = [line for line in said.stderr.splitlines() if "broken.py" in line]
+    assert (
+        line == f"ocil: warning: left out: the plugin {broken} cannot be loaded: ZeroDivisionError: division by zero."
+    )
+
+
+def test_the_name_that_a_broken_plugin_would_have_given(tmp_path: Path, ocil_command: Call) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("1 / 0")
+    said = ocil_command("methods", "theirs", "--plugin", broken)
+    assert f"unknown method 'theirs'. A plugin that may have it is broken: the plugin {broken}" in one_error(said)
+    assert "left out: the plugin" in said.err
+    assert ocil_command("methods", "er", "--plugin", broken).code == 0
+
+
+# Networks, datasets, measures
+
+
+def test_networks_datasets_and_measures(tmp_path: Path, ocil_command: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "all.py"
+    path.write_text(ALL)
+    words = ("--plugin", path, "--dataset", "Stripes", "--memory", 12, "--workers", 1, "--seeds", 2, "--no-reference")
+    small = ("--set", "network=flat(size=3)", "memory_batch=5", "tasks=2", "batch_size=4")
+    out = ("--out", tmp_path / "runs")
+    said = ocil_command("run", "er", *words, *out, *small, "--json")
+    assert said.code == 0, said
+    content = json.loads(said.out)
+    assert content["dataset"] == "stripes"
+    assert content["measures"]["odd"] is None
+    assert len(content["measures"]["last-task"]["values"]) == 2
+    assert said.err.count("the measure 'odd'") == 1
+    assert "ZeroDivisionError: division by zero" in said.err
+    result = json.loads((Path(content["runs"][0]) / "result.json").read_text())
+    assert [origin["file"] for origin in result["environment"]["plugins"]] == ["all.py"]
+    said = ocil_command("run", "er", *words, *out, *small)
+    assert "last task %" in said.out
+    assert "odd" in said.out
+    shown = ocil_command("show", tmp_path / "runs", "--plugin", path)
+    assert "last task %" in shown.out
+    listed = ocil_command("datasets", "--plugin", path, "--json")
+    assert "stripes" in [entry["name"] for entry in json.loads(listed.out)["datasets"]]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: 3, "a function that returns a int, not an ocil.Dataset"),
+        (lambda: 1 / 0, "cannot be made: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_dataset_that_cannot_be_made(make: Callable[[], Any], message: str) -> None:
+    ocil.register(ocil.DatasetSource("odd", make))
+    with pytest.raises(ocil.OcilError, match=message):
+        ocil.load_dataset("odd")
+
+
+def test_a_name_of_a_dataset_is_taken_once() -> None:
+    ocil.register(ocil.DatasetSource("odd", lambda: ocil.load_dataset()))
+    with pytest.raises(ocil.OcilError, match="there is a dataset 'cifar10' already, from the package ocil"):
+        ocil.register(ocil.DatasetSource("cifar10", lambda: ocil.load_dataset()))
+    with pytest.raises(ocil.OcilError, match="format = 'x' is not 'percent'"):
+        ocil.Measure("m", lambda result: 1.0, format="x")
+
+
+# Packages
+
+
+def test_entry_points_are_imported_when_their_name_is_asked_for(package: Package) -> None:
+    package("outside", MINE.replace("ocil.register", "info = "), methods="mine = outside:info")
+    package("unasked", "import nowhere_at_all", methods="other = unasked:info")
+    assert method("er").name == "er"
+    assert "outside" not in sys.modules
+    assert method("mine").summary == "like er"
+    assert METHODS.origin("mine").to_json() == {"package": "outside", "version": "2.5"}
+    assert "other" not in METHODS._broken
+
+
+def test_forms_of_entry_points(package: Package) -> None:
+    code = """
+from ocil import Measure, MethodInfo
+from ocil.methods.er import ER
+class Own(ER):
+    "Own steps."
+def several():
+    return [MethodInfo("one", Own, "one", "-"), MethodInfo("two", Own, "two", "-")]
+def share(result):
+    return 0.5
+def body(input_shape):
+    "A body."
+"""
+    lines = "own = forms:Own\nsome = forms:several"
+    package("forms", code, methods=lines, measures="half = forms:share", networks="their_body = forms:body")
+    assert method("two").summary == "two"  # no entry point has that name: all are loaded
+    assert method("own").summary == "Own steps"
+    assert METHODS["one"].name == "one"
+    assert MEASURES["half"].title == "half %"
+    assert (NETWORKS["their-body"].summary, NETWORKS["their-body"].inputs) == ("A body.", "any")
+
+
+def test_a_broken_package_is_named_and_does_not_stop_others(
+    package: Package, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package("good", MINE.replace("ocil.register", "info = "), methods="mine = good:info")
+    package("bad", "import nowhere_at_all", methods="theirs = bad:info")
+    package("worse", "info = 3", methods="third = worse:info", datasets="set = worse:info", measures="m = worse:info")
+    assert "mine" in list(METHODS)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    wanted = (
+        "the package bad, entry point 'theirs' of ocil.methods: ModuleNotFoundError: No module named 'nowhere_at_all'"
+    )
+    assert any(wanted in line for line in lines)
+    with pytest.raises(ocil.OcilError, match="the method 'theirs' cannot be loaded: the package bad, entry point"):
+        method("theirs")
+    assert not list(MEASURES)
+    assert "set" not in list(CATALOG)
+
+
+def test_two_packages_with_one_name(package: Package, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("alpha", "beta"):
+        code = MINE.replace("ocil.register", "info = ").replace("like er", name)
+        package(name, code, methods=f"mine = {name}:info")
+    assert method("mine").summary == "alpha"
+    assert "'mine' already, from the package alpha; the package beta has one too" in capsys.readouterr().err

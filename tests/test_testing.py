@@ -1,0 +1,274 @@
+"""Each check of ``ocil.testing`` can fail: one broken method or network per check. And how it reports."""
+
+import itertools
+import random
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ocil
+from ocil.learning import losses
+from ocil.learning.memory import Memory
+from ocil.methods.er import ER, ERConfig
+from ocil.methods.fine_tune import FineTune
+from ocil.methods.passes import Pass
+from ocil.networks import to_float
+from ocil.testing import ContractError, check_method, check_network, method_checks, network_checks
+from ocil.testing.methods import promise as method_promise
+from ocil.testing.networks import promise as network_promise
+
+pytestmark = pytest.mark.usefixtures("quick_convolution")
+
+
+class Fine(ER):
+    """Keeps every promise."""
+
+
+@dataclass(frozen=True)
+class LaxConfig(ERConfig):
+    def __post_init__(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class SetConfig(ERConfig):
+    some: frozenset[int] = frozenset({1})
+
+
+class Counting(Fine):
+    count = 0
+
+    def learn(self, x: Tensor, y: Tensor) -> None:
+        self.count += 1  # a later step depends on it, and it is not in the state
+        self.optimizer.lr = 0.1 / self.count
+        super().learn(x, y)
+
+
+def broken(name: str) -> "type[ocil.Learner] | ocil.MethodInfo":
+    """A method that breaks the promise of this name."""
+
+    class Broken(Fine):
+        """Breaks a promise."""
+
+    def learning(step: Callable[[Any, Tensor, Tensor], None]) -> type[ocil.Learner]:
+        return type("Broken", (Broken,), {"learn": step, "__doc__": "Broken."})
+
+    plain = ER.learn
+
+    def before(do: Callable[[Any, Tensor, Tensor], Any]) -> type[ocil.Learner]:
+        """Does something before each step."""
+        return learning(lambda self, x, y: (do(self, x, y), plain(self, x, y))[1])
+
+    def having(**parts: Any) -> type[ocil.Learner]:
+        return type("Broken", (Broken,), {"__doc__": "Broken.", **parts})
+
+    if name == "complete-entry":
+        return ocil.MethodInfo("broken", Broken, " ", "-")
+    if name == "impossible-settings":
+        return having(Config=LaxConfig)
+    if name == "settings-as-json":
+        return having(Config=SetConfig)
+    if name in ("every-weight-learns", "easy-patterns"):
+        return learning(lambda self, x, y: self.record_loss(losses.cross_entropy(self.network(to_float(x)), y)))
+    if name == "a-smaller-batch":
+        return before(lambda self, x, y: y.view(5))
+    if name == "inputs-are-left-alone":
+        return before(lambda self, x, y: x.zero_())
+    if name == "seeds":
+        number = itertools.count()
+        return before(lambda self, x, y: self.last_loss.fill_(next(number)) and self.steps.add_(next(number)))
+    if name == "own-generators":
+        return before(lambda self, x, y: torch.rand(1))
+    if name == "scores-of-each-image":
+        return having(scorer=lambda self: lambda x: self.network(to_float(x)).detach())
+    if name == "scores-are-pure":
+        return having(scores=lambda self, x: (self.steps.add_(1), self.scorer()(x))[1])
+    if name == "test-images-teach-nothing":
+        return having(scores=lambda self, x: (self.memory.add(x, self.scorer()(x).argmax(1)), self.scorer()(x))[1])
+    if name == "failed-scores":
+        return having(scorer=lambda self: lambda x: self.network.eval()(to_float(x)).detach())
+    if name == "plain-state":
+        return having(state=lambda self: {**ER.state(self), "count": 3})
+    if name == "resumed-bit-for-bit":
+        return Counting
+    if name == "resumed-after-a-task":
+
+        class Late(Broken):
+            """Forgets what it was told at a task's end."""
+
+            late = False
+
+            def task_ended(self) -> None:
+                super().task_ended()
+                self.late = True
+
+            def learn(self, x: Tensor, y: Tensor) -> None:
+                plain(self, x, y.flip(0) if self.late else y)
+
+        return Late
+    if name == "states-are-copied":
+
+        class Sharing(Broken):
+            """Shares the memory with the state that it loaded."""
+
+            def load_state(self, state: dict[str, Tensor], generators: bool = True) -> None:
+                super().load_state(state, generators)
+                self.memory.images = state["memory.images"]
+
+        return Sharing
+    if name == "memory-of-the-stream":
+        return learning(lambda self, x, y: plain(self, x // 2, y))
+    if name == "no-memory":
+
+        class Hoarding(FineTune):
+            """Keeps images although its entry denies it."""
+
+            def __init__(self, config: Any, problem: Any, seed: int = 0, device: Any = "cpu") -> None:
+                super().__init__(config, problem, seed, device)
+                self.memory = Memory(4, problem.input_shape, self.rng["memory"])
+
+            def learn(self, x: Tensor, y: Tensor) -> None:
+                self.memory.add(x, y)
+                super().learn(x, y)
+
+        return ocil.MethodInfo("hoarding", Hoarding, "keeps images", "-", memory=False)
+    if name == "reviews":
+        return having(review_batches=lambda self: [torch.tensor([1, 1])])
+    if name == "task-end-in-one-call":
+        return having(task_ended=lambda self: None)
+    if name == "lost-losses":
+        return having(record_loss=lambda self, loss, *a, **parts: ER.record_loss(self, loss.nan_to_num(), *a))
+    if name == "losses-add-up":
+        return having(record_loss=lambda self, loss, *a, **parts: ER.record_loss(self, loss, *a, twice=2 * loss))
+    if name == "passes-of-a-step":
+        return having(passes=classmethod(lambda cls, config, batch_size, classes: [Pass(1)]))
+    if name == "steady-steps":
+        return before(lambda self, x, y: float(y.sum()))
+    if name == "steady-steps-on-the-memory":
+        return having(review_loss=lambda self, x, y: int(y[0]) + ER.review_loss(self, x, y))
+    if name == "vectors":
+        return before(lambda self, x, y: x.permute(0, 3, 1, 2))
+    if name == "met-classes":
+        return having(scorer=lambda self: lambda x: torch.zeros(len(x), self.problem.classes))
+    if name == "growth-alone":
+        return having(grow=lambda self, room: (ER.grow(self, room), self.network.head.weight.data.add_(1))[0])
+    if name == "growth-in-steps":
+        return before(lambda self, x, y: setattr(self.optimizer, "lr", 0.1 * self.problem.classes))
+    if name == "grown-states":
+        return having(load_classes=lambda self, met: ER.grow(self, len(met)))
+    raise KeyError(name)
+
+
+@pytest.mark.parametrize("promise", method_promise.all, ids=lambda promise: promise.name)
+def test_a_broken_method_is_found(promise: Any) -> None:
+    target = broken(promise.name)
+    (check,) = [check for check in method_checks(target) if check.promise is promise]
+    with pytest.raises(ContractError) as found:
+        check()
+    text = str(found.value)
+    assert "\n" not in text
+    assert re.search(rf"^[\w-]+: {promise.name}: {re.escape(promise.text)} But: .", text), text
+
+
+class Body(nn.Module):
+    """Keeps every promise of a network for vectors."""
+
+    def __init__(self, input_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(input_shape[0], 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layer(x)
+        return found
+
+
+def broken_bodies(name: str) -> Iterator[type[Body]]:
+    """Networks of which one at least breaks the promise of this name."""
+
+    def computing(forward: Callable[[Any, Tensor], Tensor], **parts: Any) -> type[Body]:
+        return type("Broken", (Body,), {"forward": forward, **parts})
+
+    def starting(start: Callable[[Any], Any]) -> type[Body]:
+        def init(self: Any, input_shape: tuple[int, ...]) -> None:
+            Body.__init__(self, input_shape)
+            start(self)
+
+        return type("Broken", (Body,), {"__init__": init})
+
+    number = itertools.count()
+    if name == "shapes":
+        yield computing(lambda self, x: self.layer(x)[:1])
+    elif name == "seeds":
+        yield starting(lambda self: nn.init.constant_(self.layer.bias, next(number)))
+    elif name == "no-random-numbers":
+        yield computing(lambda self, x: nn.functional.dropout(self.layer(x), training=self.training))
+    elif name == "evaluation-is-pure":
+        yield computing(lambda self, x: self.layer(x) - self.layer(x).mean(0))
+    elif name == "gradients":
+        yield starting(lambda self: setattr(self, "unused", nn.Linear(2, 2)))
+    elif name == "steady-passes":
+        yield computing(lambda self, x: self.layer(x) * float(x.mean()))
+    elif name == "states":
+        yield starting(lambda self: setattr(self, "scale", random.random()))
+        yield computing(lambda self, x: self.layer(x) * (1 + next(number)))
+    elif name == "copies":
+        yield starting(lambda self: setattr(self, "lock", threading.Lock()))
+    elif name == "frozen-backbone":
+        moving = starting(lambda self: self.register_buffer("seen", torch.zeros(())))
+        yield type("Broken", (moving,), {"forward": lambda self, x: (self.seen.add_(1), self.layer(x))[1]})
+    elif name == "growing-head":
+        yield from (computing(lambda self, x, s=s: self.layer(x) * 0 + s) for s in (1e9, -1e9))  # type: ignore[misc]
+    elif name == "a-learner":
+        yield computing(lambda self, x: self.layer(x) / (1 + (next(number) if self.training else 0)))
+
+
+@pytest.mark.parametrize("promise", network_promise.all, ids=lambda promise: promise.name)
+def test_a_broken_network_is_found(promise: Any) -> None:
+    found = []
+    for body in broken_bodies(promise.name):
+        (check,) = [check for check in network_checks(body, (7,)) if check.promise is promise]
+        try:
+            check()
+        except ContractError as error:
+            found.append(str(error))
+    assert found
+    assert f"checked: {promise.name}: {promise.text} But: " in found[0]
+
+
+def test_a_good_network_of_a_stranger() -> None:
+    check_network(Body, (7,))
+    check_network(ocil.NetworkInfo("body", Body, "a layer", "vectors"), (7,))
+    assert "body" not in ocil.networks.NETWORKS
+
+
+def test_all_broken_promises_in_one_error() -> None:
+    with pytest.raises(ContractError) as found:
+        check_network(
+            type("Odd", (Body,), {"forward": lambda self, x: self.layer(x) * float(x.mean() + torch.rand(1))}), (7,)
+        )
+    lines = str(found.value).splitlines()
+    assert len(lines) > 1
+    assert {"no-random-numbers", "steady-passes"} <= {line.split(": ")[1] for line in lines}
+
+
+def test_settings_of_the_checks() -> None:
+    (check, *_) = method_checks(Fine, memory=30)
+    assert check.subject.make().config.memory == 30
+    with pytest.raises(ocil.OcilError, match="unknown setting 'memmory'"):
+        check_method(Fine, memmory=3)
+    assert str(method_checks("ER")[0].subject) == "er"
+    assert [str(c) for c in method_checks(Fine)] == [str(c) for c in method_checks("er")]
+
+
+@pytest.mark.slow
+def test_pytest_is_not_needed() -> None:
+    script = "import sys, ocil.testing; assert not {'pytest', '_pytest', 'hypothesis'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)
