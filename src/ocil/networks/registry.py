@@ -232,6 +232,15 @@ def refuse_wrong_inputs(info: NetworkInfo, input_shape: InputShape) -> None:
         raise OcilError(f"network = {info.name} takes vectors, and these are images: {advice}.")
 
 
+def has_random_weights(spec: str, pretrained: str) -> bool:
+    """Whether a network of ours or of timm would begin with weights that nobody trained. What a stranger's factory
+    returns may be trained already.
+    """
+    chosen = Spec.parse(spec, "network")
+    known = chosen.name.startswith("timm:") or network(chosen.name) in _BUILT_IN
+    return known and not pretrained and not chosen.options.get("pretrained")
+
+
 def _body(info: NetworkInfo, chosen: Spec, input_shape: InputShape, pretrained: str) -> nn.Module:
     options = dict(chosen.options)
     size = options.pop("input_size", None)
