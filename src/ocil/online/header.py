@@ -4,7 +4,7 @@ allocated, every entry must have its type and range, and every tensor the shape 
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -284,7 +284,8 @@ def _expected(header: Header, capacity: int, trusted: bool) -> Learner | None:
     problem = problem_of(header.input_format, capacity)
     ours = isinstance(info.target, str) and (name.startswith("timm:") or (network and isinstance(network.target, str)))
     try:
-        return (_kept if ours else _without_numbers)(info.load(), header.config, problem)
+        make: Callable[[type[Learner], LearnerConfig, Problem], Learner] = _kept if ours else _without_numbers
+        return make(info.load(), header.config, problem)
     except Exception as error:
         if not isinstance(info.target, str):
             return None
