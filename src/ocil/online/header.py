@@ -284,8 +284,7 @@ def _expected(header: Header, capacity: int, trusted: bool) -> Learner | None:
     problem = problem_of(header.input_format, capacity)
     ours = isinstance(info.target, str) and (name.startswith("timm:") or (network and isinstance(network.target, str)))
     try:
-        make: Callable[[type[Learner], LearnerConfig, Problem], Learner] = _kept if ours else _without_numbers
-        return make(info.load(), header.config, problem)
+        return (_kept if ours else _without_numbers)(info.load(), header.config, problem)
     except Exception as error:
         if not isinstance(info.target, str):
             return None
@@ -301,7 +300,7 @@ def _without_numbers(kind: type[Learner], config: LearnerConfig, problem: Proble
         return kind(config, problem)
 
 
-_kept = lru_cache(maxsize=2)(_without_numbers)
+_kept: Callable[[type[Learner], LearnerConfig, Problem], Learner] = lru_cache(maxsize=2)(_without_numbers)
 """Some networks take a second to build, and a service saves its model every few seconds."""
 
 
