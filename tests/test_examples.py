@@ -53,6 +53,7 @@ def test_each_is_short_and_tested() -> None:
         "from_torch",
         "from_generator",
         "pretrained_network",
+        "frozen_features",
     }
     assert found.keys() == names
     for name, text in found.items():
@@ -82,6 +83,13 @@ def test_array_stream() -> None:
     labels = [label for _, labels in module.stream(32) for label in labels]
     commonest = max(map(labels.count, module.NAMES)) / len(labels)
     assert commonest + 0.05 < module.main(batches=32, memory=60, width=4, device="cpu") < 1
+
+
+def test_frozen_features(tiny_npz: Path, tmp_path: Path) -> None:
+    module = example("frozen_features")
+    accuracy = module.main(str(tiny_npz), "module:tests.test_features:Tiny", data_dir=tmp_path)
+    assert accuracy > 0.3
+    assert len(list((tmp_path / "features").glob("*/*.safetensors"))) == 2
 
 
 def test_from_torch() -> None:

@@ -302,12 +302,14 @@ def test_a_file_of_a_stranger_imports_nothing(tmp_path: Path) -> None:
     model = Model(Recipe("er", memory=20, settings={"network": f"{MODULE}Tiny"}), ImageFormat((16, 16, 3)))
     model.learn(IMAGES.train_x[:8].repeat(2, 1).repeat(2, 2), IMAGES.train_y[:8].tolist())
     model.save(tmp_path)
-    assert isinstance(Model.load(tmp_path, "cpu").learner.network, WrappedNetwork)
+    for trust in (True, f"{MODULE}Tiny"):
+        assert isinstance(Model.load(tmp_path, "cpu", trust).learner.network, WrappedNetwork)
     tensors, texts = tensorfile.read(tmp_path / FILE)
     texts = {key: text.replace("tests.networks_to_try:Tiny", "antigravity:fly") for key, text in texts.items()}
     tensorfile.write(tmp_path / FILE, tensors, texts)
-    with pytest.raises(OcilError, match="its network is module:antigravity:fly: import that module first"):
-        Model.load(tmp_path, "cpu")
+    for trust in (False, f"{MODULE}Tiny"):
+        with pytest.raises(OcilError, match="has Python code for a network, module:antigravity:fly"):
+            Model.load(tmp_path, "cpu", trust)
     assert "antigravity" not in sys.modules
 
 

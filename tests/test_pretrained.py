@@ -233,11 +233,9 @@ def test_a_network_without_weights(trained: State, tmp_path: Path) -> None:
         build((5,), 3, spec="linear", pretrained=str(tmp_path / "weights.pth"))
 
 
-def test_own_weights_are_timms(timm: Any) -> None:
+def test_own_weights_are_timms() -> None:
     with pytest.raises(OcilError, match="pretrained = own is for models of timm"):
         build(IMAGE, 3, spec=SPEC, pretrained="own")
-    with pretrained.skipped():
-        build(IMAGE, 3, spec="timm:test_resnet(input_size=32)", pretrained="own")
 
 
 # Runs and models

@@ -8,7 +8,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from ocil.precision import Precision, numerics
 from ocil.runs.build import build, network_of, refuse_wrong_inputs
 from ocil.runs.captured import CapturedStepper, can_be_captured
 from ocil.runs.config import RunConfig
+from ocil.runs.features import Encoder
 from ocil.runs.stepper import Stepper
 from ocil.streams import DeviceData, Stream
 
@@ -77,6 +78,13 @@ def made_up(classes: int, input_shape: InputShape, per_class: int) -> Dataset:
     return Dataset("made-up", draw(len(train)), train, draw(classes), labels, names)
 
 
+def made_up_vectors(data: Dataset, length: int) -> Dataset:
+    """Random vectors with the labels of a dataset, in the place of features of its images."""
+    rng = np.random.default_rng(0)
+    train, test = (rng.random((len(labels), length), dtype=np.float32) for labels in (data.train_y, data.test_y))
+    return replace(data, train_x=train, test_x=test)
+
+
 def measure(
     configs: Sequence[RunConfig],
     data: Dataset,
@@ -90,6 +98,8 @@ def measure(
     Without ``captured`` a GPU takes the steps as they are written, one operation after the other.
     """
     config = configs[0]
+    if (encoder := Encoder.of(config.learner)) is not None and data.is_images:
+        data = made_up_vectors(data, *encoder.vector_shape(data.input_shape))
     gpu = device.type == "cuda"
     refuse_wrong_inputs(config, data)
     if gpu:

@@ -41,6 +41,7 @@ class GDumb(Learner):
 
     Config = GDumbConfig
     config: GDumbConfig
+    restarts = True
     memory: "BalancedMemory"
 
     def __init__(

@@ -201,7 +201,7 @@ def build(
     made = seeded(make, seed)
     if growing:
         made.head = GrowingHead(made.feature_size, classes, derive(seed, "head"))
-    if pretrained and pretrained != weights.OWN and not weights.are_skipped():
+    if pretrained and pretrained != weights.OWN:
         weights.load(made.body if isinstance(made, WrappedNetwork) else made, pretrained)
     if freeze != "none":
         made.freeze(freeze)
@@ -232,6 +232,15 @@ def refuse_wrong_inputs(info: NetworkInfo, input_shape: InputShape) -> None:
         raise OcilError(f"network = {info.name} takes vectors, and these are images: {advice}.")
 
 
+def has_random_weights(spec: str, pretrained: str) -> bool:
+    """Whether a network of ours or of timm would begin with weights that nobody trained. What a stranger's factory
+    returns may be trained already.
+    """
+    chosen = Spec.parse(spec, "network")
+    known = chosen.name.startswith("timm:") or network(chosen.name) in _BUILT_IN
+    return known and not pretrained and not chosen.options.get("pretrained")
+
+
 def _body(info: NetworkInfo, chosen: Spec, input_shape: InputShape, pretrained: str) -> nn.Module:
     options = dict(chosen.options)
     size = options.pop("input_size", None)
@@ -240,7 +249,7 @@ def _body(info: NetworkInfo, chosen: Spec, input_shape: InputShape, pretrained: 
             raise OcilError(
                 f"pretrained = {weights.OWN} is for models of timm: give a file of weights for {info.name}."
             )
-        options["own_weights"] = not weights.are_skipped()
+        options["own_weights"] = True
     try:
         body = info.load()(input_shape, **options)
     except OcilError:
