@@ -4,7 +4,7 @@ allocated, every entry must have its type and range, and every tensor the shape 
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -284,7 +284,9 @@ def _expected(header: Header, capacity: int, trusted: bool) -> Learner | None:
     problem = problem_of(header.input_format, capacity)
     ours = isinstance(info.target, str) and (name.startswith("timm:") or (network and isinstance(network.target, str)))
     try:
-        return (_kept if ours else _without_numbers)(info.load(), header.config, problem)
+        if ours:
+            return _ours_without_numbers(info.name, header.config, problem)
+        return _without_numbers(info.load(), header.config, problem)
     except Exception as error:
         if not isinstance(info.target, str):
             return None
@@ -300,8 +302,9 @@ def _without_numbers(kind: type[Learner], config: LearnerConfig, problem: Proble
         return kind(config, problem)
 
 
-_kept: Callable[[type[Learner], LearnerConfig, Problem], Learner] = lru_cache(maxsize=2)(_without_numbers)
-"""Some networks take a second to build, and a service saves its model every few seconds."""
+@lru_cache(maxsize=2)  # some networks take a second to build, and a service saves its model every few seconds
+def _ours_without_numbers(name: str, config: LearnerConfig, problem: Problem) -> Learner:
+    return _without_numbers(method(name).load(), config, problem)
 
 
 class _WithoutNumbers(TorchFunctionMode):
