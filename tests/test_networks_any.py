@@ -377,7 +377,7 @@ def test_every_method_learns_or_says_why_not(name: str, network: str, data: Data
         with pytest.raises(OcilError, match=rf"^{name} cannot learn from vectors: it [^\n]*\.$"):
             make(name, network, data)
         return
-    if data is IMAGES and name not in DISTINCT:
+    if network.startswith("resnet18") and name not in DISTINCT:  # a module of one's own may be trained already
         with pytest.raises(OcilError, match=rf"^{name} cannot learn from images: its network never learns[^\n]*\.$"):
             make(name, network, data)
         return
