@@ -194,10 +194,10 @@ def test_files_and_pillow_images(tiny: Dataset, tmp_path: Path) -> None:
     by_array = classifier().fit(np.stack([np.asarray(picture) for picture in pictures]), labels)
     found = {digest(one.model_.learner) for one in (by_file, by_name, by_picture, by_array)}
     assert len(found) == 1
-    assert by_file.model_.images.shape == (16, 16, 1)
+    assert by_file.model_.input_format.shape == (16, 16, 1)
     larger = by_array.predict_proba([pictures[0].resize((32, 32), Image.Resampling.NEAREST)])  # resized to fit
     assert np.allclose(larger, by_file.predict_proba(files[:1]), atol=0.2)
-    assert classifier(image_shape=(12, 10)).fit(files, labels).model_.images.shape == (12, 10, 1)
+    assert classifier(image_shape=(12, 10)).fit(files, labels).model_.input_format.shape == (12, 10, 1)
 
 
 def test_what_is_refused(tiny: Dataset) -> None:
