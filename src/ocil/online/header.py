@@ -4,7 +4,7 @@ allocated, every entry must have its type and range, and every tensor the shape 
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -300,7 +300,7 @@ def _without_numbers(kind: type[Learner], config: LearnerConfig, problem: Proble
         return kind(config, problem)
 
 
-_kept = lru_cache(maxsize=2)(_without_numbers)
+_kept: Callable[[type[Learner], LearnerConfig, Problem], Learner] = lru_cache(maxsize=2)(_without_numbers)
 """Some networks take a second to build, and a service saves its model every few seconds."""
 
 
