@@ -25,7 +25,8 @@ OUTPUT = "probabilities"
 class Served(nn.Module):
     """Turns uint8 images ``[N, H, W, C]`` or float32 vectors ``[N, D]`` into probabilities ``[N, classes]``.
 
-    It is the model as it is now, with the network's resizing and normalisation. Class means, where a method classifies by them, are computed once, here.
+    It is the model as it is now, with the network's resizing and normalisation. Class means, where a method classifies
+    by them, are computed once, here.
     """
 
     def __init__(self, model: Model) -> None:

@@ -284,7 +284,7 @@ def _expected(header: Header, capacity: int, trusted: bool) -> Learner | None:
     problem = problem_of(header.input_format, capacity)
     ours = isinstance(info.target, str) and (name.startswith("timm:") or (network and isinstance(network.target, str)))
     try:
-        return (_kept if ours else _without_numbers)(info.load(), header.config, problem)
+        return (_kept if ours else _without_numbers)(info.name, header.config, problem)
     except Exception as error:
         if not isinstance(info.target, str):
             return None
@@ -295,9 +295,9 @@ def _expected(header: Header, capacity: int, trusted: bool) -> Learner | None:
     return info.load()(header.config, problem)
 
 
-def _without_numbers(kind: type[Learner], config: LearnerConfig, problem: Problem) -> Learner:
+def _without_numbers(name: str, config: LearnerConfig, problem: Problem) -> Learner:
     with torch.device("meta"), _WithoutNumbers():
-        return kind(config, problem)
+        return method(name).load()(config, problem)
 
 
 _kept = lru_cache(maxsize=2)(_without_numbers)
