@@ -1,6 +1,6 @@
 """A method of your own in one file: replay that learns several memory batches per stream batch.
 
-Run it: python examples/own_method.py
+Run it: python examples/own_method.py, or ocil run repeat --plugin examples/own_method.py
 """
 
 from dataclasses import dataclass
@@ -8,14 +8,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 import ocil
-from ocil.learning import losses
-from ocil.methods import MethodInfo, register
-from ocil.methods.config import LearnerConfig
 from ocil.networks import to_float
 
 
 @dataclass(frozen=True)
-class RepeatConfig(LearnerConfig):
+class RepeatConfig(ocil.LearnerConfig):
     repeats: int = 2
     """Memory batches learned per stream batch."""
 
@@ -36,14 +33,14 @@ class Repeat(ocil.Learner):
 
     def descend(self, x: Tensor, y: Tensor) -> Tensor:
         self.optimizer.zero_grad()
-        loss = losses.cross_entropy(self.network(to_float(x)), y)
+        loss = ocil.losses.cross_entropy(self.network(to_float(x)), y)
         loss.backward()
         self.optimizer.step()
         return loss.detach()
 
 
-register(MethodInfo("repeat", Repeat, "replay of several batches per step", "-"))
+ocil.register(ocil.MethodInfo("repeat", Repeat, "replay of several batches per step", "-"))
 
 if __name__ == "__main__":
     config = ocil.resolve("repeat", settings={"repeats": 3, "width": 4})
-    print(f"accuracy {ocil.evaluation.measures.average_accuracy(ocil.run(config, 'runs').matrix):.2f}")
+    print(f"accuracy {ocil.metrics.average_accuracy(ocil.run(config, 'runs').matrix):.2f}")

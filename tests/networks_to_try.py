@@ -10,6 +10,9 @@ MODULE = "module:tests.networks_to_try:"
 class Tiny(nn.Module):
     """A few layers, some of which GSS has no rule of its own for: a bias, groups, a parameter beside the layers."""
 
+    class Inner(nn.Identity):
+        """A module inside another name."""
+
     def __init__(self, input_shape: tuple[int, ...], channels: int = 8) -> None:
         super().__init__()
         self.shift = nn.Parameter(torch.zeros(1))
@@ -43,7 +46,7 @@ class Residual(nn.Module):
 
     def __init__(self, input_shape: tuple[int, ...], hidden: int = 12) -> None:
         super().__init__()
-        self.inwards = nn.Linear(*input_shape, hidden, bias=False)
+        self.inwards = nn.Linear(input_shape[0], hidden, bias=False)
         self.again = nn.Linear(hidden, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -60,6 +63,10 @@ class Tokens(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.embed(x.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+
+
+def dropping(input_shape: tuple[int, ...], share: float = 0.5) -> nn.Module:
+    return nn.Sequential(Tiny(input_shape), nn.Dropout(share))
 
 
 def not_a_module(input_shape: tuple[int, ...]) -> int:

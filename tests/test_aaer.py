@@ -17,8 +17,10 @@ from ocil.methods.aaer import AAER, AAERConfig, drift, least_by_class
 from ocil.methods.config import Problem
 from ocil.networks import to_float
 from ocil.runs.environment import digest
+from ocil.testing.subject import frozen
+from ocil.testing.watch import HostWatch
 from tests.reference.datasets import noise, patterned
-from tests.test_methods import BATCH, MEMORY, REPLAY, HostWatch, SlowStep, batch, frozen, record
+from tests.test_methods import BATCH, MEMORY, REPLAY, SlowStep, batch, record
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
 

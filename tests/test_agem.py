@@ -14,8 +14,9 @@ from ocil.errors import OcilError
 from ocil.methods.agem import AGEM, flat, project
 from ocil.methods.base import Learner
 from ocil.networks import to_float
+from ocil.testing.watch import HostWatch
 from tests.reference.datasets import patterned
-from tests.test_methods import BATCH, HostWatch, SlowStep, batch, make, record, warm
+from tests.test_methods import BATCH, SlowStep, batch, make, record, warm
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
 

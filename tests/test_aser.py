@@ -20,8 +20,9 @@ from ocil.methods.aser import ASER, ASERConfig, class_balanced, knn_shapley, pla
 from ocil.methods.config import Problem
 from ocil.networks import to_float
 from ocil.runs.environment import digest
+from ocil.testing.watch import HostWatch
 from tests.reference.datasets import noise, patterned
-from tests.test_methods import BATCH, MEMORY, REPLAY, HostWatch, SlowStep, batch, record
+from tests.test_methods import BATCH, MEMORY, REPLAY, SlowStep, batch, record
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
 

@@ -19,9 +19,11 @@ from ocil.errors import OcilError
 from ocil.methods import dvc
 from ocil.methods.dvc import DVC, dvc_loss, gradient_size
 from ocil.networks import to_float
+from ocil.testing.subject import frozen
+from ocil.testing.watch import HostWatch
 from tests.reference.datasets import patterned
 from tests.reference.losses import softmax
-from tests.test_methods import BATCH, HostWatch, batch, frozen, learn, make, record, warm
+from tests.test_methods import BATCH, batch, learn, make, record, warm
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
 

@@ -15,8 +15,9 @@ import ocil
 from ocil.errors import OcilError
 from ocil.methods.er_ace import ERACE, CosineHead, Future, cut, kept_classes, shift_and_flip
 from ocil.networks import to_float
+from ocil.testing.watch import HostWatch
 from tests.reference.datasets import patterned
-from tests.test_methods import BATCH, HostWatch, SlowStep, batch, make, record, warm
+from tests.test_methods import BATCH, SlowStep, batch, make, record, warm
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
 

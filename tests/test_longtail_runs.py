@@ -38,9 +38,9 @@ from ocil.runs.folder import RunFolder
 from ocil.runs.protocol import Interrupted, Progress, Run
 from ocil.runs.results import sealed, write_json
 from ocil.tensorfile import DamagedFileError
+from ocil.testing.watch import HostWatch
 from tests.conftest import Call, Script, left_over, one_error
 from tests.reference.datasets import patterned
-from tests.test_methods import HostWatch
 
 pytestmark = [pytest.mark.usefixtures("quick_convolution"), pytest.mark.slow]
 

@@ -26,9 +26,8 @@ from ocil.networks import NETWORKS, NetworkInfo, WrappedNetwork, build, evaluati
 from ocil.networks.base import stages
 from ocil.networks.registry import is_known, named
 from ocil.networks.spec import Spec
-from ocil.online.folder import FILE
 from ocil.online.images import ImageFormat
-from ocil.online.model import Model, Recipe
+from ocil.online.model import FILE, Model, Recipe
 from ocil.runs.build import network_of
 from ocil.runs.config import RunConfig, command, resolve
 from ocil.runs.environment import digest
@@ -52,7 +51,7 @@ ALL = [(spec, IMAGE) for spec in FOR_IMAGES] + [(spec, VECTOR) for spec in FOR_V
 every_network = pytest.mark.parametrize(("spec", "shape"), ALL, ids=[spec for spec, _ in ALL])
 every_model_of_timm = pytest.mark.parametrize("name", OF_TIMM)
 # Two entries may share a class: its behaviour is tested once.
-DISTINCT = list({info.target: name for name, info in reversed(METHODS.items())}.values())[::-1]
+DISTINCT = list({info.target: name for name, info in reversed(list(METHODS.items()))}.values())[::-1]
 every_method = pytest.mark.parametrize("name", DISTINCT)
 BATCH = 8
 
@@ -203,6 +202,7 @@ WRONG = [
     ("module:tests.networks_to_try:MODULE", "is not a function or class"),
     ("module:tests.networks_to_try:not_a_module", "must return a torch module, not int"),
     ("module:tests.networks_to_try:gives_a_list", "but it gives list for B = 1"),
+    ("module:tests.networks_to_try:dropping", "has dropout (1, 0.5), which ocil cannot repeat bit for bit"),
     ("module:tests.networks_to_try:raises", "cannot be built: 'nothing of the kind'"),
     ("module:tests.networks_to_try:Recorded(size=(0, 4))", "must be a side or (height, width)"),
     ("module:tests.networks_to_try:Recorded(mean=(0.5,))", "a mean without a std"),
@@ -290,7 +290,7 @@ def test_a_registered_network_and_a_factory_itself(registry: None) -> None:
         register(NetworkInfo("My Net", Tiny, "mine"))
     learner = ocil.make_learner("er", IMAGES, network=Tiny, memory=20)
     assert learner.config.network == f"{MODULE}Tiny"
-    assert named(Tiny.forward) == f"{MODULE}Tiny.forward"
+    assert named(Tiny.Inner) == f"{MODULE}Tiny.Inner"
     with pytest.raises(OcilError, match="cannot be found by its name"):
         ocil.make_learner("er", IMAGES, network=lambda shape: Tiny(shape), memory=20)
 
@@ -299,8 +299,8 @@ def test_a_file_of_a_stranger_imports_nothing(tmp_path: Path) -> None:
     assert is_known("mlp")
     assert is_known(f"{MODULE}Tiny(channels=3)")
     assert not is_known("module:antigravity:fly")
-    model = Model(Recipe("er", memory=20, settings={"network": f"{MODULE}Tiny"}), ImageFormat((8, 8, 3)))
-    model.learn(IMAGES.train_x[:8], IMAGES.train_y[:8].tolist())
+    model = Model(Recipe("er", memory=20, settings={"network": f"{MODULE}Tiny"}), ImageFormat((16, 16, 3)))
+    model.learn(IMAGES.train_x[:8].repeat(2, 1).repeat(2, 2), IMAGES.train_y[:8].tolist())
     model.save(tmp_path)
     for trust in (True, f"{MODULE}Tiny"):
         assert isinstance(Model.load(tmp_path, "cpu", trust).learner.network, WrappedNetwork)
@@ -413,7 +413,13 @@ def test_what_is_frozen_does_not_move_by_one_bit(name: str, until: str) -> None:
     assert not moved & frozen
     assert any(key.startswith("head.") for key in moved)
     assert until == "backbone" or {"body.mix.0.weight", "body.mix.1.running_var"} <= moved
-    assert not any(parameter is p for p in learner.optimizer.parameters for parameter in network.body.stem.parameters())
+    stem = set(network.get_submodule("body.stem").parameters())
+    assert not stem & set(learner.optimizer.parameters)
+
+
+def test_dropout_that_is_off_or_frozen_is_welcome() -> None:
+    build(IMAGE, 3, spec=f"{MODULE}dropping(share=0.0)")
+    build(IMAGE, 3, spec=f"{MODULE}dropping", freeze="backbone")
 
 
 def test_stages_by_name() -> None:
@@ -426,8 +432,8 @@ def test_stages_by_name() -> None:
         assert (f"body.{open_}.weight" in trained) if open_ else trained == {"head.weight", "head.bias"}
     reduced = build(IMAGE, 3, 2, freeze="blocks.2")
     assert next(name for name, p in reduced.named_parameters() if p.requires_grad).startswith("blocks.3.")
-    assert not reduced.blocks[2].training
-    assert reduced.blocks[3].training
+    assert not reduced.get_submodule("blocks.2").training
+    assert reduced.get_submodule("blocks.3").training
     for wrong in ("head", "body", "", "conv", "layer1.", "conv1.weight"):
         with pytest.raises(OcilError, match="names no stage"):
             build(IMAGE, 3, spec="resnet18(width=2)", freeze=wrong)

@@ -18,8 +18,10 @@ from ocil.methods import ocm
 from ocil.methods.ocm import OCM, squared_difference, sup_n, sup_u, turned
 from ocil.networks import to_float
 from ocil.runs.environment import digest
+from ocil.testing.subject import frozen
+from ocil.testing.watch import HostWatch
 from tests.reference.datasets import noise, patterned
-from tests.test_methods import BATCH, NOISE, HostWatch, batch, frozen, learn, make, record, warm
+from tests.test_methods import BATCH, NOISE, batch, learn, make, record, warm
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
 

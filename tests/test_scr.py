@@ -16,8 +16,9 @@ from ocil.errors import OcilError
 from ocil.methods import scr
 from ocil.methods.scr import SCR, supervised_contrastive
 from ocil.networks import to_float
+from ocil.testing.subject import frozen
 from tests.reference.datasets import patterned
-from tests.test_methods import BATCH, MEMORY, NOISE, REPLAY, SlowStep, batch, frozen, learn, make, record, warm
+from tests.test_methods import BATCH, MEMORY, NOISE, REPLAY, SlowStep, batch, learn, make, record, warm
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
 

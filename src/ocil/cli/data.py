@@ -171,6 +171,61 @@ def check(name: str, *, data_dir: DataDir = None, as_json: Json = False) -> None
         )
 
 
+@app.command
+def features(
+    name: str,
+    network: str,
+    *,
+    pretrained: str = "",
+    device: str = "auto",
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Turn all images of a dataset into vectors, and keep them for runs with `--set features=NETWORK`.
+
+    A run computes them itself if they are missing. If the command is stopped, the same command goes on.
+
+    Example: `ocil data features cifar100 timm:tf_efficientnet_lite0 --pretrained efficientnet-lite0.pth`
+
+    Parameters
+    ----------
+    name:
+        The name of a dataset of images, or the path of an .npz file.
+    network:
+        A network as the setting `network` names it, for example timm:tf_efficientnet_lite0.
+    pretrained:
+        Its weights: a .safetensors or .pth file, or `own` for those that timm offers.
+    device:
+        cpu, cuda, cuda:1, ...; auto takes a GPU if there is one.
+    """
+    import time
+
+    from ocil.cli.execute import stop_when_asked
+    from ocil.cli.features import features_of
+    from ocil.data import load
+    from ocil.runs.environment import pick_device
+    from ocil.runs.features import Encoder, missing
+    from ocil.runs.protocol import Interrupted
+
+    dataset, encoder = load(name, data_dir), Encoder(network, pretrained)
+    folder, computed = encoder.folder(dataset, data_dir), missing(dataset, encoder, data_dir)
+    started = time.monotonic()
+    with stop_when_asked() as stopped:
+        try:
+            found = features_of(dataset, encoder, data_dir, str(pick_device(device)), stopped)
+        except Interrupted:
+            console.info("Stopped: the same command goes on from what was last saved.")
+            raise KeyboardInterrupt from None
+    seconds, (length,) = time.monotonic() - started, found.input_shape
+    if as_json:
+        content = {"path": str(folder), "length": length, "computed": computed, "seconds": round(seconds, 3)}
+        console.print_json({"name": dataset.name, "network": network, **content})
+        return
+    console.print_line(f"{dataset.name}: vectors of {length} by {network}, in {folder}")
+    if computed:
+        console.print_line(f"{computed} images in {seconds:.0f} s, {1000 * seconds / computed:.1f} ms per image")
+
+
 def _print_stored(path: Path, notes: list[str], as_json: bool) -> None:
     from ocil.data.dataset import shape_text
     from ocil.data.store import peek

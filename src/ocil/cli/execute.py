@@ -30,11 +30,18 @@ def execute(
     All stop if a folder cannot be written to. After Ctrl-C the runs under way are saved first.
     """
     from ocil import engines
+    from ocil.cli.features import compute_for
     from ocil.engines.job import Observer
     from ocil.runs.protocol import Interrupted
     from ocil.runs.trackers import tensorboard as tracker
 
     unwritable = False
+    with stop_when_asked() as stopped:
+        try:
+            compute_for(runs, job, stopped)
+        except Interrupted:
+            console.info(STOPPED)
+            raise KeyboardInterrupt from None
     with stop_when_asked() as stopped, tracker.tensorboard(tensorboard) as track, display:
 
         def on_event(run: "Run", event: "Event") -> None:

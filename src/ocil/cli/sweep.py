@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ocil.engines.job import Job
     from ocil.experiments.estimate import Forecast
     from ocil.experiments.files import Cell, Experiment
-    from ocil.experiments.plan import CellSummary
+    from ocil.experiments.plan import CellSummary, FeaturesToCompute
     from ocil.runs.config import RunConfig
 
 
@@ -83,7 +83,8 @@ def sweep(
         raise OcilError(f"cannot write to {out}: {place} is not yours to write to. Choose another place.")
     forecast = Forecast(plan, Estimator.of(job, datasets.sizes), datasets.sizes)
     if dry_run:
-        shown = DryRun(experiment, forecast, missing, on_cluster=execution.engine == "ray")
+        features = plan.features(datasets)
+        shown = DryRun(experiment, forecast, missing, features, on_cluster=execution.engine == "ray")
         console.print_json(shown.to_json()) if as_json else shown.print()
         return 0
     make_folder(out)
@@ -159,11 +160,17 @@ class DryRun:
     """What a sweep would run, and an estimate of how long it would take."""
 
     def __init__(
-        self, experiment: "Experiment", forecast: "Forecast", missing: dict[str, str], on_cluster: bool
+        self,
+        experiment: "Experiment",
+        forecast: "Forecast",
+        missing: dict[str, str],
+        features: "Sequence[FeaturesToCompute]",
+        on_cluster: bool,
     ) -> None:
         from ocil.runs.stream_run import StreamRun
 
         self.experiment, self.forecast, self.plan, self.missing = experiment, forecast, forecast.plan, missing
+        self.features = [(each, self._seconds_of(each)) for each in features]
         wanted = {config for cell in experiment.cells for config in cell.configs}
         self.references = [config for config in self.plan.configs if config not in wanted]
         self.seconds = round(forecast.seconds(self.plan.configs), 1)
@@ -191,6 +198,10 @@ class DryRun:
             ],
             **self.plan.counts(self.plan.configs),
             "references": len(self.references),
+            "features": [
+                {"dataset": each.dataset, "network": each.encoder.network, "images": each.images, "seconds": seconds}
+                for each, seconds in self.features
+            ],
             "seconds": self.seconds,
             "estimate": self.source,
             "missing": [*self.missing.values()],
@@ -211,11 +222,18 @@ class DryRun:
             estimator = self.forecast.estimator
             workers = f"{min(estimator.side_by_side, len(to_run))} side by side"
             console.print_line(f"About {roughly(self.seconds)} on {estimator.device}, {workers}, {self.source}.")
+        for each, seconds in self.features:
+            name = f"{each.images:,} images of {Path(each.dataset).stem}"
+            console.print_line(f"Before that, features of {name} by {each.encoder.network}: about {roughly(seconds)}.")
         for message in self.failed:
             console.print_line(f"The sweep would fail: {' '.join(message.split())}")
         if self.missing:
             console.print_line(f"The sweep would not start: {_missing_text(self.missing)}")
         console.print_line(f"Nothing was run. Runs would be in {self.plan.root}.")
+
+    def _seconds_of(self, features: "FeaturesToCompute") -> float:
+        size = self.forecast.sizes[features.dataset]
+        return round(self.forecast.estimator.features(features.encoder, size, features.images), 1)
 
     def _rows(self) -> list[tuple[str, ...]]:
         """One row per dataset and label, whose cells differ in their memory; then the references."""

@@ -67,6 +67,7 @@ def tune(
         grid, settings, tasks and validation.
     """
     execution = execution or Execution()
+    from ocil.cli.features import features_of
     from ocil.cli.progress import CellTable
     from ocil.experiments.estimate import Estimator, Forecast, Size
     from ocil.experiments.search import Search
@@ -83,6 +84,7 @@ def tune(
         validation=validation,
         out=out,
         data_dir=data_dir,
+        features=lambda loaded, encoder: features_of(loaded, encoder, data_dir, execution.job(Path(), data_dir).device),
     )
     job, plan = execution.job(search.out, data_dir), search.plan()
     sizes = {str(search.data_path): Size.of(search.split.data)}

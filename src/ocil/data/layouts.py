@@ -18,6 +18,7 @@ from ocil.files import read_regular
 Files = list[tuple[Path, int]]
 """Images with their labels."""
 MAX_LIST_BYTES = 2**30
+LONGEST_LINE = 10_000  # of column names, in bytes
 TRAIN, TEST, VALIDATION = ("train", "training"), ("test", "testing"), ("val", "valid", "validation")
 PATH_COLUMNS = ("path", "filename")
 
@@ -116,8 +117,8 @@ def _label_file(source: Path) -> Listing | None:
 def _columns(file: Path) -> set[str] | None:
     """The columns of a label file; None if it is not one."""
     try:
-        with file.open(encoding="utf-8-sig", newline="") as opened:
-            first = opened.readline(10_000)
+        with file.open("rb") as opened:
+            first = opened.readline(LONGEST_LINE).decode("utf-8-sig")
         columns = {name.strip().lower() for name in next(csv.reader([first]), [])}
     except (OSError, UnicodeDecodeError, csv.Error):
         return None

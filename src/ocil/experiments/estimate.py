@@ -20,6 +20,7 @@ from ocil.networks.reduced_resnet18 import PRODUCTS
 from ocil.networks.registry import is_known
 from ocil.runs.build import network_of
 from ocil.runs.config import RunConfig
+from ocil.runs.features import Encoder
 from ocil.runs.results import UNREADABLE, read_json
 from ocil.threads import cores
 
@@ -139,6 +140,12 @@ class Estimator:
         need = cost_of_run(config, size, factor)
         return (need.passes * a_pass + need.images * an_image * scale) / 1000 * (MEASURED_SIDE_BY_SIDE if on_gpu else 1)
 
+    def features(self, encoder: Encoder, size: Size, images: int) -> float:
+        """The time to compute the features of so many images, from the table alone."""
+        kind = "cuda fp32" if self.device == "cuda" else "cpu"
+        _, an_image = MILLISECONDS[kind]
+        return images / 3 * an_image * encoder.multiply_adds(size.input_shape) / TABLED_MULTIPLY_ADDS / 1000
+
     def together(self, seconds: Sequence[float]) -> float:
         if not seconds:
             return 0.0
@@ -192,9 +199,12 @@ def _scale(config: RunConfig, size: Size, on_gpu: bool) -> float:
     """How much longer an image takes than one of the table. Of networks that it does not have, their multiply-adds
     are known, and nothing of how well they suit a device.
     """
-    network = network_of(config.learner, size.input_shape)
+    encoder, shape = Encoder.of(config.learner), size.input_shape
+    if encoder is not None:
+        shape = encoder.vector_shape(shape)
+    network = network_of(config.learner, shape)
     if isinstance(network, ReducedResNet18):
-        return math.prod(size.input_shape[:2]) / 1024 * math.pow(network.width / 20, 1.0 if on_gpu else 1.5)
+        return math.prod(shape[:2]) / 1024 * math.pow(network.width / 20, 1.0 if on_gpu else 1.5)
     return network.multiply_adds / TABLED_MULTIPLY_ADDS
 
 

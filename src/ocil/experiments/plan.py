@@ -1,6 +1,7 @@
 """The runs of some cells: which there are, which are finished, and their results."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -14,8 +15,9 @@ from ocil.experiments.datasets import Datasets
 from ocil.experiments.files import Cell
 from ocil.files import first_existing
 from ocil.methods.config import LearnerConfig
-from ocil.runs.build import check
+from ocil.runs.build import check, refuse_wrong_inputs
 from ocil.runs.config import RunConfig, concerns
+from ocil.runs.features import Encoder, missing
 from ocil.runs.folder import RunFolder
 from ocil.runs.protocol import Run
 from ocil.runs.results import Result, Summary, measures_json, summarise
@@ -83,14 +85,26 @@ class Plan:
             loaded, seen = datasets.load(name), set()
             cells = [cell for cell in self.cells if cell.config.dataset == name]
             for cell in cells:
+                with _of(cell):
+                    refuse_wrong_inputs(cell.config, loaded)
                 kind = (cell.config.stream, *(getattr(cell.config.learner, setting) for setting in checked))
                 if kind not in seen:
                     seen.add(kind)
-                    try:
+                    with _of(cell):
                         check(cell.config, loaded)
-                    except OcilError as error:
-                        raise OcilError(f"{cell.label}: {error}") from None
             check_images([config for cell in cells for config in cell.configs], self.root, loaded, self.reference)
+
+    def features(self, datasets: Datasets) -> "list[FeaturesToCompute]":
+        """The features that unfinished runs learn from and that are not in the data folder yet."""
+        wanted: dict[tuple[str, Encoder], None] = {}
+        for config in self.unfinished():
+            if (encoder := Encoder.of(config.learner)) is not None and config.dataset not in datasets.missing:
+                wanted[config.dataset, encoder] = None
+        found = [
+            FeaturesToCompute(name, encoder, missing(datasets.load(name), encoder, datasets.data_dir))
+            for name, encoder in wanted
+        ]
+        return [each for each in found if each.images]
 
     def describe(self, run: Run, error: Exception) -> str:
         """The message for a run that failed."""
@@ -114,6 +128,22 @@ class Plan:
         """The finished run that a run is compared with, if it has one."""
         found = outcomes[StreamRun(self.references[config]).key] if config in self.references else None
         return found if isinstance(found, Result) else None
+
+
+class FeaturesToCompute(NamedTuple):
+    dataset: str
+    encoder: Encoder
+    images: int
+    """How many images have no features yet."""
+
+
+@contextmanager
+def _of(cell: Cell) -> Iterator[None]:
+    """Errors inside the block name the cell."""
+    try:
+        yield
+    except OcilError as error:
+        raise OcilError(f"{cell.label}: {error}") from None
 
 
 class PlanState(NamedTuple):

@@ -13,7 +13,7 @@ are held out.
 import hashlib
 import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, product
@@ -33,8 +33,9 @@ from ocil.experiments.files import Cell, check_seed_count
 from ocil.experiments.plan import Plan, results_of
 from ocil.methods import method as method_info
 from ocil.rng import derive
-from ocil.runs.build import check
-from ocil.runs.config import RunConfig, command, resolve
+from ocil.runs.build import check, refuse_wrong_inputs
+from ocil.runs.config import RunConfig, command, plugin_words, resolve
+from ocil.runs.features import Encoder, features_of
 from ocil.runs.folder import RunFolder, is_folder
 from ocil.runs.naming import readable, short_digest
 from ocil.runs.protocol import Run
@@ -81,7 +82,8 @@ class Search:
     ``space`` holds the values to try of each setting; several settings make a cross product. The default is that of
     ``SPACES``. ``memory``, ``review`` and ``settings`` are the same for all points. ``tasks`` is the number of tasks to
     search on, from the first; ``validation`` is the share of each class's training images that is held out to score
-    on. ``out`` is the folder of the search, by default one of its own below tuning/.
+    on. ``out`` is the folder of the search, by default one of its own below tuning/. ``features`` turns images into
+    vectors where the settings ask for that; by default they are computed on the CPU, or read from the data folder.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Search:
         validation: float = 0.1,
         out: Path | None = None,
         data_dir: Path | None = None,
+        features: Callable[[Dataset, Encoder], Dataset] | None = None,
     ) -> None:
         check_seed_count(seeds)
         self.method = method_info(method).name
@@ -114,7 +117,8 @@ class Search:
             point = dict(zip(self.space, values, strict=True))
             configs.setdefault(resolved(settings=self.settings | point), point)
         self.configs, self.points = list(configs), list(configs.values())
-        self.split = search_split(loaded, self.configs[0], tasks, validation)
+        inputs = self._inputs(loaded, features or partial(features_of, data_dir=data_dir))
+        self.split = search_split(inputs, self.configs[0], tasks, validation)
         self.out = out or self._folder()
         self.cells = tuple(
             Cell(_text(point), tuple(replace(self._on_split(config), seed=seed) for seed in range(seeds)))
@@ -135,6 +139,17 @@ class Search:
         if twice := fixed & chosen.keys():
             raise OcilError(f"{min(twice)} is what would be searched: leave it out, or name another with --grid.")
         return chosen
+
+    def _inputs(self, loaded: Dataset, features: Callable[[Dataset, Encoder], Dataset]) -> Dataset:
+        """What all points learn from: the dataset, or the features of its images, of all tasks, as a run keeps them."""
+        encoders = {Encoder.of(config.learner) for config in self.configs}
+        if len(encoders) > 1:
+            raise OcilError("features and pretrained are the same for all points: give them with --set, not --grid.")
+        (encoder,) = encoders
+        if encoder is None:
+            return loaded
+        refuse_wrong_inputs(self.configs[0], loaded)
+        return features(loaded, encoder)
 
     @property
     def digest(self) -> str:
@@ -159,7 +174,10 @@ class Search:
     def _on_split(self, config: RunConfig) -> RunConfig:
         """The configuration of a run of the search: all settings of the real run, on the search's own data."""
         stream, fingerprint = replace(config.stream, tasks=self.tasks), self.split.data.fingerprint
-        return replace(config, dataset=str(self.data_path), fingerprint=fingerprint, stream=stream)
+        config = replace(config, dataset=str(self.data_path), fingerprint=fingerprint, stream=stream)
+        if not config.learner.features:
+            return config
+        return replace(config, learner=replace(config.learner, features="", pretrained=""), weights="")
 
     def plan(self) -> Plan:
         """The runs of all points. Raises if one of them could not run, else writes the data that they read."""
@@ -254,7 +272,8 @@ class Search:
         for name, value in {**own, **options}.items():
             if value not in (None, []):
                 words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
-        return shlex.join([*words, *{None: [], True: ["--review"], False: ["--no-review"]}[self.review]])
+        review = {None: [], True: ["--review"], False: ["--no-review"]}[self.review]
+        return " ".join([shlex.join([*words, *review]), *plugin_words(self.configs[0])])
 
 
 def search_split(dataset: Dataset, config: RunConfig, tasks: int, share: float) -> SearchSplit:

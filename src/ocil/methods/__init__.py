@@ -90,6 +90,22 @@ _BUILT_IN = (
         "after Lin et al., TCSVT 2022",
         needs_task_ends=True,
     ),
+    MethodInfo("ncm", "ncm:NCM", "frozen features: the nearest class mean", "Mensink et al., TPAMI 2013", memory=False),
+    MethodInfo(
+        "slda",
+        "slda:SLDA",
+        "frozen features: class means and one shared covariance",
+        "Hayes et al., CVPR Workshop 2020",
+        memory=False,
+    ),
+    MethodInfo(
+        "ranpac",
+        "ranpac:RanPAC",
+        "frozen features: random projection and ridge regression",
+        "McDonnell et al., NeurIPS 2023",
+        memory=False,
+        capturable=False,
+    ),
     MethodInfo("fine-tune", "fine_tune:FineTune", "no defence against forgetting: the lower bound", "-", memory=False),
     MethodInfo(
         "iid-offline",

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ocil import networks
+from ocil.errors import OcilError
 from ocil.learning import losses, optimizers
 from ocil.learning.memory import Memory
 from ocil.learning.optimizers import Optimizer
@@ -59,6 +60,11 @@ class Learner(GrowsByClass, Capturable):
         self, config: LearnerConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu"
     ) -> None:
         super().__init__()
+        if config.features and problem.is_images:
+            raise OcilError(
+                f"features = {config.features} are computed before a stream begins: for images that come one by one "
+                "give network=NAME pretrained=FILE freeze=backbone."
+            )
         self.config = config
         self.problem = problem
         self.device = torch.device(device)
@@ -85,6 +91,11 @@ class Learner(GrowsByClass, Capturable):
     @classmethod
     def needs_images(cls, config: Any) -> str | None:
         """Why it cannot learn from vectors with these settings; None if it can."""
+        return None
+
+    @classmethod
+    def needs_vectors(cls, config: Any) -> str | None:
+        """Why it cannot learn from images with these settings; None if it can."""
         return None
 
     @classmethod

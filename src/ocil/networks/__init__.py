@@ -5,7 +5,7 @@ from ocil.networks.growth import NOT_MET, Growing, GrowingHead, grow, meet, with
 from ocil.networks.inputs import ImageShape, InputShape, image_shape, is_image, to_float
 from ocil.networks.modes import bn_momentum, evaluating, seeded, virtual_step
 from ocil.networks.reduced_resnet18 import Block, ReducedResNet18, smallest_batch
-from ocil.networks.registry import NETWORKS, NetworkInfo, build, network, register
+from ocil.networks.registry import NETWORKS, NetworkInfo, build, has_random_weights, network, register
 from ocil.networks.wrapped import WrappedNetwork
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "build",
     "evaluating",
     "grow",
+    "has_random_weights",
     "image_shape",
     "is_image",
     "meet",

@@ -22,6 +22,7 @@ from ocil.report.plots import Example, examples
 from ocil.report.style import render
 from ocil.runs.build import build
 from ocil.runs.config import RunConfig
+from ocil.runs.features import Encoder, inputs_of, missing
 from ocil.runs.folder import RunFolder
 from ocil.runs.results import Result, unreadable
 from ocil.streams import Stream
@@ -52,10 +53,12 @@ def example_images(paths: Sequence[Path], data_dir: Path | None) -> tuple[list[D
             )
         elif not result.same_images(load(config.dataset, data_dir)):
             warnings.append(f"{config.dataset} has changed since {folder.path} was run: no example images of it.")
+        elif (encoder := Encoder.of(config.learner)) and missing(load(config.dataset, data_dir), encoder, data_dir):
+            warnings.append(f"the features that {folder.path} learned from are not there: no example images of it.")
         else:
             order = config.seed if config.stream.class_order == "seeded" else None
             streams.setdefault((config.dataset, config.stream, order), []).append((folder, result))
-    return [_drawing(runs, load(runs[0][1].config.dataset, data_dir)) for runs in streams.values()], warnings
+    return [_drawing(runs, load(runs[0][1].config.dataset, data_dir), data_dir) for runs in streams.values()], warnings
 
 
 def _inside(path: Path) -> str:
@@ -64,11 +67,14 @@ def _inside(path: Path) -> str:
     return "" if first is None else f" Give one of its runs, for example {first.parent}"
 
 
-def _drawing(runs: Sequence[FolderAndResult], dataset: Dataset) -> Drawing:
+def _drawing(runs: Sequence[FolderAndResult], dataset: Dataset, data_dir: Path | None) -> Drawing:
     """One figure. The last run's scores decide the kind of a sample; the scores of all runs are written above it."""
     configs = [result.config for _, result in runs]
     chosen = _old_images(configs[-1], dataset)
-    scores = [_scores(folder, result.config, dataset, chosen) for folder, result in runs]
+    scores = [
+        _scores(folder, result.config, inputs_of(result.config.learner, dataset, data_dir), chosen)
+        for folder, result in runs
+    ]
     names = _names(configs)
     kinds = {
         f"hard\n(below {HARD:g})": scores[-1] < HARD,

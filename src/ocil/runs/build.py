@@ -1,7 +1,7 @@
 """From a configuration to a learner, and checks of a configuration before anything is built from it."""
 
 from dataclasses import fields, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,17 +18,24 @@ from ocil.methods.growth import capacity_for
 from ocil.networks import InputShape, Network
 from ocil.networks import build as build_network
 from ocil.runs.config import RunConfig, refuse_unknown, resolve
+from ocil.runs.features import Encoder
 from ocil.streams import Stream
 
 
 def build(config: RunConfig, dataset: Dataset, device: torch.device | str = "cpu") -> Learner:
-    """The learner of a configuration, before its first batch."""
+    """The learner of a configuration, before its first batch. ``dataset``: what it learns from, or the images that its
+    features are computed from."""
     classes = capacity_for(0) if config.learner.growing else dataset.num_classes + dataset.unseen
-    return method(config.method).load()(config.learner, problem_of(dataset, classes), config.seed, device)
+    problem = problem_of(dataset, classes, config.learner)
+    return method(config.method).load()(config.learner, problem, config.seed, device)
 
 
-def problem_of(dataset: Dataset, classes: int) -> Problem:
-    """What a learner knows of a dataset, with so many classes."""
+def problem_of(dataset: Dataset, classes: int, config: LearnerConfig | None = None) -> Problem:
+    """What a learner knows of a dataset, with so many classes. With the setting ``features`` it knows the features of
+    the dataset's images."""
+    encoder = Encoder.of(config) if config is not None and dataset.is_images else None
+    if encoder is not None:
+        return Problem(encoder.vector_shape(dataset.input_shape), classes, torch.float32)
     dtype = torch.from_numpy(np.empty(0, dataset.train_x.dtype)).dtype
     return Problem(dataset.input_shape, classes, dtype)
 
@@ -39,12 +46,10 @@ def refuse_missing_operators(config: RunConfig, dataset: Dataset, device: torch.
     Tried on a small learner, so that it is known before a run starts.
     """
     if device.type == "mps":
-        small = replace(config.learner, width=1, memory=min(config.learner.memory, 4 * config.learner.memory_batch))
-        _try_steps(config.method, small, problem_of(dataset, 2), str(device))
+        _try_steps(config.method, replace(config.learner, width=1), problem_of(dataset, 2), device)
 
 
-@cache
-def _try_steps(name: str, config: LearnerConfig, problem: Problem, device: str) -> None:
+def _try_steps(name: str, config: LearnerConfig, problem: Problem, device: torch.device) -> None:
     try:
         learner = method(name).load()(config, problem, device=device)
         x = torch.zeros((4, *problem.input_shape), dtype=problem.dtype, device=device)
@@ -98,7 +103,7 @@ def check(config: RunConfig, dataset: Dataset) -> None:
     learner = config.learner
     gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
     refuse_wrong_inputs(config, dataset)
-    problem = problem_of(dataset, dataset.num_classes)
+    problem = problem_of(dataset, dataset.num_classes, learner)
     refuse_what_cannot_fit(learner.memory, problem.input_shape, [torch.device("cpu"), *gpus], problem.dtype)
     if learner.review and learner.review_every > len(stream):
         raise OcilError(
@@ -110,10 +115,11 @@ def check(config: RunConfig, dataset: Dataset) -> None:
             f"review_batch = {learner.review_batch} is more than memory = {learner.memory}: no review would have a "
             f"whole batch. Give --set review_batch={learner.memory}, or --no-review."
         )
+    _refuse_weights(learner, dataset.input_shape, config.weights)
     smallest = min(last - first for first, last in stream.bounds)
     if method(config.method).memory:
         smallest = min(smallest, learner.memory_batch)
-    if smallest < network_of(learner, dataset.input_shape).smallest_batch:
+    if smallest < network_of(learner, problem.input_shape).smallest_batch:
         raise OcilError(
             f"a batch of one image of {dataset.name} has no batch statistics: its images are too small. "
             "Use another batch_size or memory_batch, or drop_last = true."
@@ -121,13 +127,31 @@ def check(config: RunConfig, dataset: Dataset) -> None:
 
 
 def refuse_wrong_inputs(config: RunConfig, dataset: Dataset) -> None:
-    """Raise an ``OcilError`` if a method needs images and the dataset has vectors, or turns vectors into features."""
+    """Raise an ``OcilError`` if a method cannot learn from what the dataset holds, or if its features cannot be
+    computed.
+    """
     learner, kind = config.learner, method(config.method).load()
     vectors = bool(learner.features) or not dataset.is_images
     if learner.features and not dataset.is_images:
         raise OcilError(f"{dataset.name} holds vectors already: leave out features = {learner.features}.")
     if vectors and (reason := kind.needs_images(learner)):
         raise OcilError(f"{config.method} cannot learn from vectors: {reason}.")
+    if not vectors and (reason := kind.needs_vectors(learner)):
+        raise OcilError(f"{config.method} cannot learn from images: {reason}.")
+    if (encoder := Encoder.of(learner)) is not None:
+        encoder.check()
+
+
+def _refuse_weights(config: LearnerConfig, input_shape: InputShape, digest: str) -> None:
+    """Raise an ``OcilError`` if the file of pretrained weights does not fit the network."""
+    if digest and not config.features:  # with features the weights are those of the network that computes them
+        _build_with_weights(input_shape, config.width, config.network, config.pretrained, digest)
+
+
+@lru_cache(maxsize=32)
+def _build_with_weights(input_shape: InputShape, width: int, spec: str, path: str, digest: str) -> None:
+    """``digest`` serves the cache alone: it changes when the file does."""
+    build_network(input_shape, 1, width, spec=spec, pretrained=path)
 
 
 @lru_cache(maxsize=32)

@@ -26,6 +26,7 @@ from ocil.runs.build import build, refuse_missing_operators
 from ocil.runs.captured import CapturedStepper, can_be_captured
 from ocil.runs.config import RunConfig, code_of, origins, reviews_every
 from ocil.runs.environment import digest, environment, peak_memory, pick_device
+from ocil.runs.features import Encoder, inputs_of
 from ocil.runs.fit import how_many_fit
 from ocil.runs.folder import RunFolder, State
 from ocil.runs.protocol import (
@@ -70,17 +71,25 @@ class StreamRun(Run):
     def result(self, root: Path) -> Result | None:
         return self.folder(root).result()
 
+    def is_finished(self, root: Path) -> bool:
+        """Whether there is a result, or one that cannot be read: then there is nothing to compute."""
+        try:
+            return self.result(root) is not None
+        except OcilError:
+            return True
+
     def how_many_fit(self, workspace: Workspace, free: int) -> int:
-        return how_many_fit(self.config, self._dataset(workspace), free)
+        return how_many_fit(self.config, self._inputs(workspace), free)
 
     def open(self, workspace: Workspace, held: ExitStack) -> ActiveRun:
-        dataset, folder = self._dataset(workspace), self.folder(workspace.root)
+        images, folder = self._dataset(workspace), self.folder(workspace.root)
         held.enter_context(folder.lock())
         if (finished := folder.result()) is not None:
-            return Finished(finished.refuse_other(dataset, folder.path))
-        device, seconds = workspace.device, workspace.checkpoint_seconds
+            return Finished(finished.refuse_other(images, folder.path))
+        device, seconds, dataset = workspace.device, workspace.checkpoint_seconds, self._inputs(workspace)
         refuse_missing_operators(self.config, dataset, device)
-        resident = workspace.share(("images", self.dataset), lambda: DeviceData(dataset, device))
+        inputs = ("inputs", self.dataset, Encoder.of(self.config.learner))
+        resident = workspace.share(inputs, lambda: DeviceData(dataset, device))
         stepper = Stepper
         if workspace.interleaved:
             seconds = max(seconds, CHECKPOINT_SECONDS)
@@ -89,6 +98,10 @@ class StreamRun(Run):
         return ActiveStreamRun(
             self.config, folder, dataset, resident, stepper, seconds, workspace.surroundings, workspace.arrivals
         )
+
+    def _inputs(self, workspace: Workspace) -> Dataset:
+        """What the learner sees: the dataset, or the features of its images."""
+        return inputs_of(self.config.learner, self._dataset(workspace), workspace.data_dir, workspace.device)
 
     def _dataset(self, workspace: Workspace) -> Dataset:
         return workspace.dataset or data.load_once(self.dataset, workspace.data_dir)

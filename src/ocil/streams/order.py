@@ -59,7 +59,7 @@ class Order:
         groups = [np.flatnonzero(group_of == group).tolist() for group in range(int(group_of.max(initial=-1)) + 1)]
         rows = 1 if str(arrays["boundary"]) == "iid" else len(groups)
         fits = (
-            len(group_of) == data.num_classes
+            sum(map(len, groups)) == len(group_of) == data.num_classes
             and all(groups)
             and len(ends) > 0
             and ((samples >= 0) & (samples < len(data.train_y))).all()

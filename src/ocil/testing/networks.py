@@ -127,7 +127,7 @@ def evaluation_is_pure(it: NetworkSubject) -> None:
 @promise("Every weight gets a finite gradient.")
 def gradients(it: NetworkSubject) -> None:
     made = it.make()
-    losses.cross_entropy(made(it.x), it.labels).backward()  # type: ignore[no-untyped-call]
+    losses.cross_entropy(made(it.x), it.labels).backward()
     missing = [name for name, value in made.named_parameters() if value.requires_grad and value.grad is None]
     must(not missing, f"{', '.join(missing[:3])} has none")
     odd = [
@@ -172,7 +172,7 @@ def copies(it: NetworkSubject) -> None:
 def frozen_backbone(it: NetworkSubject) -> None:
     made = it.make(freeze="backbone")
     before = {name: value.clone() for name, value in made.state_dict().items()}
-    losses.cross_entropy(made.train()(it.x), it.labels).backward()  # type: ignore[no-untyped-call]
+    losses.cross_entropy(made.train()(it.x), it.labels).backward()
     trained = [name for name, value in made.named_parameters() if value.grad is not None]
     must(all(name.startswith("head.") for name in trained), f"{', '.join(trained[:3])} got gradients")
     moved = sorted(changed(before, dict(made.state_dict())))

@@ -1,0 +1,260 @@
+"""Features of a dataset's images: computed once by a network, kept on disk, and learned from as vectors.
+
+    DATA/features/cifar100-timm_tf_efficientnet_lite0-1a2b3c4d/train-0000000.safetensors, ...
+
+The folder's name ends in a digest of all that the vectors depend on: the images, the network with its options, its
+weights, and the version of the rule that turns stored images into the network's inputs. Vectors are float32, as the
+network computed them. They are written in parts, each whole or not at all and with a checksum: a computation that was
+stopped goes on where it was, and a damaged part is computed again. Whoever comes second waits for the first.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ocil import tensorfile
+from ocil.data import Dataset
+from ocil.data.catalog import data_dir as data_folder
+from ocil.errors import InUseError, OcilError
+from ocil.files import locked
+from ocil.methods.config import LearnerConfig
+from ocil.networks import InputShape, Network, build, has_random_weights, pretrained, to_float
+from ocil.networks.spec import Spec
+from ocil.precision import numerics
+from ocil.runs.naming import readable, short_digest
+from ocil.runs.protocol import Interrupted
+from ocil.tensorfile import DamagedFileError
+
+RULE = 1
+"""The version of how stored images become inputs: scaled to [0, 1], resized and normalised by the network's record."""
+PART = 1000  # images; a kill loses the part that is under way
+BATCH = {"cpu": 20, "cuda": 500}  # images in a pass
+POLL_SECONDS = 0.5  # between two looks at a folder that another process works in
+
+OnProgress = Callable[[int, int], None]
+"""Called with the number of images that have their vectors, and the number of all."""
+
+
+@dataclass(frozen=True, eq=False)
+class Features(Dataset):
+    """The vectors of a dataset's images. They keep the fingerprint of the images."""
+
+    images: str = ""
+    """The fingerprint of the images that the vectors were computed from."""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return self.images
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """The network that computes features, and its weights."""
+
+    network: str
+    pretrained: str = ""
+
+    @classmethod
+    def of(cls, config: LearnerConfig) -> "Encoder | None":
+        """The encoder that a learner's settings name; None if it learns from the inputs as they are."""
+        return cls(config.features, config.pretrained) if config.features else None
+
+    def check(self) -> None:
+        """Raise an ``OcilError`` if the weights would be random."""
+        if has_random_weights(self.network, self.pretrained):
+            raise OcilError(
+                f"features = {self.network} would have random weights: name a file of weights with pretrained=FILE, "
+                f"or pretrained={pretrained.OWN} for those that timm offers."
+            )
+
+    def build(self, input_shape: InputShape, device: torch.device | str = "cpu") -> Network:
+        """The network in evaluation mode. It computes in float32, on a GPU as well."""
+        made = build(input_shape, 1, device=device, precision="fp32", spec=self.network, pretrained=self.pretrained)
+        return made.requires_grad_(False).eval()
+
+    def vector_shape(self, input_shape: InputShape) -> InputShape:
+        """The shape of the features of an image."""
+        return (_untrained(self.network, input_shape).feature_size,)
+
+    def multiply_adds(self, input_shape: InputShape) -> int:
+        """What the features of one image cost."""
+        return _untrained(self.network, input_shape).multiply_adds
+
+    def folder(self, dataset: Dataset, data_dir: Path | None = None) -> Path:
+        """Where the features of a dataset are kept."""
+        spec = Spec.parse(self.network, "features")
+        weights = pretrained.digest(self.pretrained) or self.pretrained
+        made_of = {"images": dataset.fingerprint, "network": str(spec), "weights": weights, "rule": RULE}
+        name = f"{readable(dataset.name)}-{readable(spec.name)}-{short_digest(made_of)}"
+        return data_folder(data_dir) / "features" / name
+
+
+@lru_cache(maxsize=32)
+def _untrained(network: str, input_shape: InputShape) -> Network:
+    """The network with random weights: to look at."""
+    return build(input_shape, 1, spec=network)
+
+
+def features_of(
+    dataset: Dataset,
+    encoder: Encoder,
+    *,
+    data_dir: Path | None = None,
+    device: torch.device | str = "cpu",
+    on_progress: OnProgress = lambda done, total: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Features:
+    """The images of a dataset as vectors: from the data folder, or computed now and kept there.
+
+    ``should_stop`` is asked after every batch; once it returns True, ``Interrupted`` is raised, and the next call goes
+    on from there.
+
+        vectors = features_of(ocil.load_dataset("cifar100"), Encoder("timm:tf_efficientnet_lite0", "weights.pth"))
+        learner = ocil.make_learner("slda", vectors)
+    """
+    if not dataset.is_images:
+        raise OcilError(f"{dataset.name} holds vectors already: leave out features = {encoder.network}.")
+    encoder.check()
+    work = _Work(dataset, encoder, encoder.folder(dataset, data_dir), torch.device(device), on_progress, should_stop)
+    return work.features()
+
+
+@lru_cache(maxsize=1)  # features may be large, and runs come sorted by dataset
+def features_once(dataset: Dataset, encoder: Encoder, data_dir: Path | None, device: torch.device) -> Features:
+    """``features_of``, except that those this process asked for last are not read again."""
+    return features_of(dataset, encoder, data_dir=data_dir, device=device)
+
+
+def missing(dataset: Dataset, encoder: Encoder, data_dir: Path | None = None) -> int:
+    """How many images have no vector yet. Looks at the names of the parts alone."""
+    folder = encoder.folder(dataset, data_dir)
+    return sum(len(part) for part in _parts(dataset) if not (folder / part.name).is_file())
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A stretch of the training or test images, and the file of its vectors."""
+
+    split: str
+    first: int
+    last: int
+
+    def __len__(self) -> int:
+        return self.last - self.first
+
+    @property
+    def name(self) -> str:
+        return f"{self.split}-{self.first:07d}.safetensors"
+
+
+def _parts(dataset: Dataset) -> Iterator[_Part]:
+    for split, labels in (("train", dataset.train_y), ("test", dataset.test_y)):
+        for first in range(0, len(labels), PART):
+            yield _Part(split, first, min(first + PART, len(labels)))
+
+
+@dataclass
+class _Work:
+    """The features of one dataset in the making."""
+
+    dataset: Dataset
+    encoder: Encoder
+    folder: Path
+    device: torch.device
+    on_progress: OnProgress
+    should_stop: Callable[[], bool]
+    vectors: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    """Those of the training and of the test images."""
+
+    def features(self) -> Features:
+        data, parts = self.dataset, list(_parts(self.dataset))
+        absent = [part for part in parts if not self.read(part)]
+        if absent:
+            with ExitStack() as held:
+                self.lock(held)
+                for number, part in enumerate(absent):
+                    if not self.read(part):  # another process may have computed it meanwhile
+                        self.compute(part, self.total - sum(map(len, absent[number:])))
+        self.on_progress(self.total, self.total)
+        train, test = self.vectors["train"], self.vectors["test"]
+        return Features(
+            data.name, train, data.train_y, test, data.test_y, data.classes, data.unseen, images=data.fingerprint
+        )
+
+    @property
+    def total(self) -> int:
+        return len(self.dataset.train_y) + len(self.dataset.test_y)
+
+    def read(self, part: _Part) -> bool:
+        """Read the vectors of a part. Returns False if they are not there, or damaged."""
+        try:
+            tensors, _ = tensorfile.read(self.folder / part.name)
+        except (OSError, DamagedFileError):
+            return False
+        found = tensors.get("features")
+        if found is None or found.dtype != torch.float32 or found.ndim != 2 or len(found) != len(part):
+            return False
+        return self.keep(part, found)
+
+    def keep(self, part: _Part, found: Tensor) -> bool:
+        """Put the vectors of a part in their place. Returns False if they are longer or shorter than the others."""
+        labels = self.dataset.train_y if part.split == "train" else self.dataset.test_y
+        if part.split not in self.vectors:
+            self.vectors[part.split] = np.empty((len(labels), found.shape[1]), dtype=np.float32)
+        there = self.vectors[part.split]
+        if there.shape[1] != found.shape[1]:
+            return False
+        there[part.first : part.last] = found.numpy()
+        return True
+
+    def lock(self, held: ExitStack) -> None:
+        """Take the folder's lock. Waits for another process that computes the same features."""
+        elsewhere = "Name another folder of datasets with --data-dir or OCIL_DATA."
+        while True:
+            try:
+                held.enter_context(locked(self.folder, elsewhere, f"another process works in {self.folder}."))
+                return
+            except InUseError:
+                self.stop_if_asked()
+                time.sleep(POLL_SECONDS)
+
+    @torch.inference_mode()
+    def compute(self, part: _Part, done: int) -> None:
+        """Compute the vectors of a part and write them. ``done``: images that have theirs."""
+        images = self.dataset.train_x if part.split == "train" else self.dataset.test_x
+        size, batches = BATCH.get(self.device.type, BATCH["cuda"]), []
+        with numerics("fp32"):
+            for first in range(part.first, part.last, size):
+                self.stop_if_asked()
+                self.on_progress(done + first - part.first, self.total)
+                batch = np.ascontiguousarray(images[first : min(first + size, part.last)])
+                batches.append(self.network.features(to_float(torch.from_numpy(batch).to(self.device))).cpu())
+        found = torch.cat(batches)
+        if not bool(found.isfinite().all()):
+            raise OcilError(f"features = {self.encoder.network} gives numbers that are not finite: use other weights.")
+        tensorfile.write(self.folder / part.name, {"features": found}, {})
+        self.keep(part, found)
+
+    @cached_property
+    def network(self) -> Network:
+        return self.encoder.build(self.dataset.input_shape, self.device)
+
+    def stop_if_asked(self) -> None:
+        if self.should_stop():
+            raise Interrupted(str(self.folder))
+
+
+def inputs_of(
+    config: LearnerConfig, images: Dataset, data_dir: Path | None, device: torch.device | str = "cpu"
+) -> Dataset:
+    """The dataset that a learner with these settings sees: the given one, or the features of its images."""
+    encoder = Encoder.of(config)
+    return images if encoder is None else features_once(images, encoder, data_dir, torch.device(device))

@@ -1,0 +1,145 @@
+"""The functions of ``ocil.api``, and the page that promises them."""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ocil
+from ocil.data.catalog import SOURCES
+from ocil.methods import METHODS
+from ocil.runs.results import Result
+
+PAGE = (Path(__file__).parents[1] / "docs" / "api.md").read_text()
+SMALL = {"width": 2, "tasks": 2, "memory_batch": 5}
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    with METHODS.preserved(), SOURCES.preserved():
+        yield
+
+
+def configs(npz: Path, *names: str, seeds: int = 2) -> list[ocil.RunConfig]:
+    def settings(name: str) -> dict[str, Any]:
+        return SMALL | {"memory": 20} if METHODS[name].memory else {"width": 2, "tasks": 2}
+
+    return [ocil.resolve(name, str(npz), seed=seed, settings=settings(name)) for name in names for seed in range(seeds)]
+
+
+@pytest.fixture(scope="module")
+def results(tiny_npz: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Result]:
+    root = tmp_path_factory.mktemp("runs")
+    return ocil.run_many(configs(tiny_npz, "fine-tune", "er"), root, workers=1, device="cpu")
+
+
+def test_results_come_in_the_order_of_the_configurations(results: list[Result], tiny_npz: Path) -> None:
+    wanted = [(config.method, config.seed) for config in configs(tiny_npz, "fine-tune", "er")]
+    assert [(result.config.method, result.config.seed) for result in results] == wanted
+
+
+def test_the_folders_are_those_of_the_command_line(results: list[Result], tiny: ocil.Dataset) -> None:
+    assert {result.config.fingerprint for result in results} == {tiny.fingerprint}
+
+
+def test_the_first_error_is_raised_before_anything_runs(tiny_npz: Path, tmp_path: Path) -> None:
+    good, bad = configs(tiny_npz, "er", seeds=1)[0], ocil.resolve("er", str(tiny_npz), settings=SMALL | {"tasks": 5})
+    with pytest.raises(ocil.OcilError, match="tasks"):
+        ocil.run_many([good, bad], tmp_path / "runs", device="cpu")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_summary_is_the_table_and_the_plot_of_the_same_numbers(results: list[Result], tmp_path: Path) -> None:
+    found = ocil.summarise(results)
+    assert found.names == ["fine-tune", "er"]
+    er = [ocil.metrics.average_accuracy(result.matrix) for result in results if result.config.method == "er"]
+    assert found.accuracy["er"].mean == pytest.approx(sum(er) / 2)
+    assert found.summaries[1].average_intransigence is not None  # the references are among the results
+    shown = f"{100 * found.accuracy['er'].mean:.1f} ±"
+    assert shown in str(found)
+    assert shown in found._repr_html_()
+    legend = found.plot().axes[0].get_legend()
+    assert legend is not None
+    assert f"er  {100 * found.accuracy['er'].mean:.1f} %" in [text.get_text() for text in legend.get_texts()]
+    for name in ("plot.png", "plot.svg", "table.md", "table.csv"):
+        found.save(tmp_path / name)
+        assert (tmp_path / name).stat().st_size > 100
+    with pytest.raises(ocil.OcilError, match=r"must end in \.png, \.svg, \.md or \.csv"):
+        found.save(tmp_path / "table.xls")
+
+
+def test_what_cannot_be_summarised(results: list[Result]) -> None:
+    with pytest.raises(ocil.OcilError, match="no results to summarise"):
+        ocil.summarise([])
+    other = results[0].__class__(
+        ocil.resolve("fine-tune", "cifar10", settings={"tasks": 2}), *list(vars(results[0]).values())[1:]
+    )
+    with pytest.raises(ocil.OcilError, match="of several datasets"):
+        ocil.summarise([results[0], other])
+
+
+def test_runs_with_other_settings_have_other_names(results: list[Result], tiny_npz: Path, tmp_path: Path) -> None:
+    other = ocil.resolve("er", str(tiny_npz), settings=SMALL | {"memory": 20, "lr": 0.05})
+    (more,) = ocil.run_many([other], tmp_path, workers=1, device="cpu")
+    names = ocil.summarise([*results[2:], more]).names
+    assert len(set(names)) == 2
+    assert "lr=0.05" in names[1]
+
+
+def test_a_search(tiny_npz: Path, tmp_path: Path) -> None:
+    choice = ocil.tune(
+        "er",
+        {"lr": [0.03, 0.1], "momentum": [0]},
+        str(tiny_npz),
+        memory=20,
+        settings=SMALL,
+        tasks=1,
+        seeds=1,
+        root=tmp_path,
+        workers=1,
+        device="cpu",
+    )
+    assert choice.point.keys() == {"lr", "momentum"}
+    assert choice.config.stream.tasks == 2
+    assert (tmp_path / "tuning.json").is_file()
+
+
+def test_what_a_session_registers_stays_in_its_process(
+    tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    ocil.register(ocil.MethodInfo("mine", METHODS["er"].load(), "like er", "-"))
+    both = configs(tiny_npz, "mine")
+    with pytest.raises(ocil.OcilError, match="mine was registered in this session"):
+        ocil.run_many(both, tmp_path, workers=2, device="cpu")
+    assert len(ocil.run_many(both, tmp_path, device="cpu")) == 2
+
+
+# The page
+
+
+def blocks() -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+
+
+def test_the_page_names_everything_that_is_public() -> None:
+    named = set(re.findall(r"`(\w+)", PAGE))
+    assert set(ocil.__all__) <= named
+    tables = "\n".join(line for line in PAGE.splitlines() if line.startswith("|"))
+    assert set(ocil.__all__) <= set(re.findall(r"`(\w+)", tables))
+
+
+@pytest.mark.slow
+def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "example"}
+    assert len(blocks()) == 4
+    for block in blocks():
+        ast.parse(block)
+        exec(block, names)
+    assert (tmp_path / "accuracy.png").is_file()
+    assert names["choice"].config.learner.lr in (0.03, 0.1)

@@ -1,0 +1,247 @@
+"""Streams whose order is given: by a file, or by the batches of a generator."""
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ocil
+from ocil import Dataset, OcilError, Stream, StreamConfig
+from ocil.data.mapped import is_mapped
+from ocil.runs.protocol import Interrupted
+from ocil.streams import record
+
+SMALL = {"memory": 10, "memory_batch": 5, "width": 1}
+
+
+def images(labels: Any, seed: int = 0) -> np.ndarray:
+    """8x8 gray images whose brightness tells their classes apart."""
+    y = np.asarray(labels)
+    return (np.random.default_rng(seed).integers(0, 60, (len(y), 8, 8, 1)) + 60 * y[:, None, None, None]).astype(
+        np.uint8
+    )
+
+
+def in_tasks(seed: int = 0) -> Iterator[tuple[np.ndarray, list[int]]]:
+    """Two classes, then two others, twelve batches of five."""
+    rng = np.random.default_rng(seed)
+    for number in range(12):
+        y = (rng.permutation(5) % 2 + (0 if number < 6 else 2)).tolist()
+        yield images(y, seed + number), y
+
+
+TEST_Y = [0, 1, 2, 3] * 2
+TEST = images(TEST_Y, 99), TEST_Y
+
+
+@pytest.mark.parametrize("boundary", ["clear", "blurry", "none", "iid"])
+def test_an_order_file_replays_every_batch(boundary: Any, tiny: Dataset, tmp_path: Path) -> None:
+    first = Stream(tiny, StreamConfig(2, 6, "seeded", boundary), seed=3)
+    first.save_order(tmp_path / "order.npz")
+    again = Stream(tiny, StreamConfig(order=str(tmp_path / "order.npz")), seed=8)
+    assert again.config.tasks == 2
+    assert again.config.batch_size == 6
+    assert again.config.boundary == boundary
+    assert again.groups == [sorted(group) for group in first.groups]
+    assert len(again) == len(first)
+    for one, other in zip(first, again, strict=True):
+        assert torch.equal(one.x, other.x)
+        assert torch.equal(one.y, other.y)
+        assert (one.evaluation_point, one.ends_task) == (other.evaluation_point, other.ends_task)
+
+
+def test_a_run_with_an_order_file_is_named_by_its_content(tiny: Dataset, tiny_npz: Path, tmp_path: Path) -> None:
+    Stream(tiny, StreamConfig(2, 5), seed=1).save_order(tmp_path / "one.npz")
+    Stream(tiny, StreamConfig(2, 5), seed=2).save_order(tmp_path / "two.npz")
+
+    def config(name: str) -> ocil.RunConfig:
+        return ocil.resolve("er", str(tiny_npz), settings=SMALL | {"order": str(tmp_path / name)})
+
+    one, two = config("one.npz"), config("two.npz")
+    assert one.cell != two.cell
+    (tmp_path / "one.npz").rename(tmp_path / "moved.npz")
+    assert config("moved.npz").cell == one.cell
+    assert ocil.RunConfig.from_json(one.to_json()) == one  # the file need not be there
+    result = ocil.run(config("moved.npz"), tmp_path / "runs", device="cpu")
+    assert len(result.matrix) == 2
+    (tmp_path / "two.npz").replace(tmp_path / "moved.npz")
+    with pytest.raises(OcilError, match=r"moved\.npz has changed since this was planned"):
+        Stream(tiny, result.config.stream)
+
+
+def test_order_files_that_do_not_fit(tiny: Dataset, tmp_path: Path) -> None:
+    path = tmp_path / "order.npz"
+    Stream(tiny, StreamConfig(2, 5), seed=1).save_order(path)
+    other = Dataset(
+        "other", tiny.train_x[::-1].copy(), tiny.train_y[::-1].copy(), tiny.test_x, tiny.test_y, tiny.classes
+    )
+    with pytest.raises(OcilError, match="is an order of other data than other"):
+        Stream(other, StreamConfig(order=str(path)))
+    whole = dict(np.load(path))
+    for key, value, message in (
+        ("samples", whole["samples"] + 1000, "do not fit together"),
+        ("samples", whole["samples"] - 1000, "do not fit together"),
+        ("samples", whole["samples"][:-1], "do not fit together"),
+        ("batch_ends", whole["batch_ends"][::-1].copy(), "do not fit together"),
+        ("points", whole["points"][:1], "do not fit together"),
+        ("points", whole["points"] + 100, "do not fit together"),
+        ("group_of", np.array([0, 0, 2, 2]), "do not fit together"),
+        ("group_of", np.array([0, 1]), "do not fit together"),
+        ("group_of", np.array([-1, 0, 1, 1]), "do not fit together"),
+        ("samples", whole["samples"].astype(np.float64), "is not an order: samples is float64"),
+        ("points", np.array("x"), "is not an order: points is"),
+        ("boundary", np.array("soft"), "the boundary 'soft'"),
+    ):
+        np.savez(path, **whole | {key: value})
+        with pytest.raises(OcilError, match=message) as error:
+            Stream(tiny, StreamConfig(order=str(path)))
+        assert "\n" not in str(error.value)
+    path.write_bytes(b"nothing")
+    with pytest.raises(OcilError, match=r"not an \.npz file"):
+        StreamConfig(order=str(path))
+    with pytest.raises(OcilError, match="no such file"):
+        StreamConfig(order=str(tmp_path / "absent.npz"))
+
+
+def test_batches_of_a_generator_arrive_as_they_came() -> None:
+    stream = Stream.from_batches(in_tasks(), TEST)
+    assert stream.data.classes == ("0", "1", "2", "3") or set(stream.data.classes[:2]) == {"0", "1"}
+    for batch, (x, y) in zip(stream, in_tasks(), strict=True):
+        np.testing.assert_array_equal(batch.x.numpy(), x)
+        assert [stream.data.classes[label] for label in batch.y.tolist()] == list(map(str, y))
+    assert [batch.evaluation_point for batch in stream if batch.ends_task] == [0, 1]
+    assert stream.groups == [[0, 1], [2, 3]]
+    assert stream.config.tasks == 2
+    assert stream.config.batch_size == 5
+
+
+def test_tasks_that_are_named() -> None:
+    batches = [(x, y, "spring" if number < 3 else "autumn") for number, (x, y) in enumerate(in_tasks())]
+    stream = Stream.from_batches(batches, TEST)
+    # The first task has two classes, the second brings two more though the first ones go on.
+    assert [batch.number for batch in stream if batch.ends_task] == [2, 11]
+    assert stream.groups == [[0, 1], [2, 3]]
+    same = [(x, y, number) for number, (x, y) in enumerate(in_tasks())]
+    assert [batch.number for batch in Stream.from_batches(same, TEST) if batch.ends_task] == [5, 11]
+    with pytest.raises(OcilError, match="batch 3 has 2 parts, unlike those before"):
+        Stream.from_batches([*batches[:3], batches[3][:2]], TEST)
+
+
+def test_classes_that_return_announce_no_tasks() -> None:
+    batches = [(images([label, 0]), [label, 0]) for label in (0, 1, 2, 3) for _ in range(3)]
+    stream = Stream.from_batches(batches, TEST, tasks=2)
+    assert not stream.announces_tasks
+    assert stream.groups == [[0, 1], [2, 3]]
+    assert [number for number in range(12) if stream.evaluation_point_after(number) is not None] == [5, 11]
+    with pytest.raises(OcilError, match="needs task ends"):
+        ocil.run(ocil.resolve("gdumb", "own", settings=SMALL | {"batch_size": 2}), "nowhere", stream=stream)
+
+
+def test_classes_are_numbered_as_they_arrive_or_as_they_are_named() -> None:
+    batches = [(images([1, 1]), ["wren", "wren"]), (images([0, 0]), ["auk", "auk"])]
+    test = images([0, 1]), ["auk", "wren"]
+    assert Stream.from_batches(batches, test).data.classes == ("wren", "auk")
+    named = Stream.from_batches(batches, test, classes=["auk", "wren"])
+    assert named.data.classes == ("auk", "wren")
+    assert named.groups == [[1], [0]]
+    with pytest.raises(OcilError, match="label 'wren', which is not among the classes"):
+        Stream.from_batches(batches, test, classes=["auk", "owl"])
+    with pytest.raises(OcilError, match="test_y has the label 'owl', which no batch has"):
+        Stream.from_batches(batches, (images([0]), ["owl"]))
+
+
+def test_without_test_samples_a_share_is_held_out() -> None:
+    notes: list[str] = []
+    stream = Stream.from_batches(in_tasks(), note=notes.append, seed=4)
+    assert "held out" in notes[0]
+    arrived = sum(len(batch.y) for batch in stream)
+    assert arrived + len(stream.data.test_y) == 60
+    again = Stream.from_batches(in_tasks(), note=notes.append, seed=4)
+    assert stream.fingerprint == again.fingerprint
+    assert Stream.from_batches(in_tasks(), note=notes.append, seed=5).fingerprint != stream.fingerprint
+
+
+def test_a_generator_may_fill_the_same_array_again() -> None:
+    buffer = np.zeros((5, 8, 8, 1), np.uint8)
+
+    def reusing() -> Iterator[tuple[np.ndarray, list[int]]]:
+        for x, y in in_tasks():
+            buffer[:] = x
+            yield buffer, y
+
+    assert Stream.from_batches(reusing(), TEST).fingerprint == Stream.from_batches(in_tasks(), TEST).fingerprint
+
+
+def test_many_batches_are_kept_in_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OCIL_CACHE", str(tmp_path))
+    monkeypatch.setattr(record, "MEMORY_BYTES", 1000)
+    stream = Stream.from_batches(in_tasks(), TEST)
+    assert is_mapped(stream.data.train_x)
+    assert not list((tmp_path / "streams").iterdir())  # it has no name any more
+    for batch, (x, _) in zip(stream, in_tasks(), strict=True):
+        np.testing.assert_array_equal(batch.x.numpy(), x)
+    with pytest.raises(OcilError, match=r"larger than memory, so none can be held out. Give test="):
+        Stream.from_batches(in_tasks())
+
+    def failing() -> Iterator[tuple[np.ndarray, list[int]]]:
+        yield from in_tasks()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        Stream.from_batches(failing(), TEST)
+    gc.collect()
+    assert not list((tmp_path / "streams").iterdir())
+
+
+def test_vectors_and_tensors_arrive_too() -> None:
+    batches = [(torch.full((4, 3), float(label)), torch.tensor([label] * 4)) for label in (0, 1)]
+    stream = Stream.from_batches(batches, (torch.zeros(2, 3), torch.tensor([0, 1])))
+    assert not stream.data.is_images
+    assert next(iter(stream)).x.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("batches", "message"),
+    [
+        ([], "there are no batches"),
+        ([5], r"batch 0 is int. A batch is \(x, y\)"),
+        ([(images([0, 1]), [0])], "batch 0 has 2 samples but 1 labels"),
+        ([(images([0]), [0]), (np.zeros((1, 9, 8, 1), np.uint8), [1])], "batch 1 has inputs of uint8"),
+        ([(images([0]), [0]), (np.zeros((1, 8, 8), np.uint8), [1])], "batch 1 has the shape"),
+        ([(images([0]) / 1.0, [0])], r"Float images must lie in \[0, 1\]"),
+    ],
+)
+def test_what_is_not_a_stream_of_batches(batches: Any, message: str) -> None:
+    with pytest.raises(OcilError, match=message):
+        Stream.from_batches(batches, TEST)
+
+
+def test_a_run_on_a_generator_goes_on_if_the_same_batches_come_again(tmp_path: Path) -> None:
+    config = ocil.resolve("er", "own", settings=SMALL | {"batch_size": 5})
+    whole = ocil.run(config, tmp_path / "whole", stream=Stream.from_batches(in_tasks(), TEST), device="cpu")
+    assert np.array(whole.matrix).shape == (2, 2)
+    seen = 0
+
+    def stop() -> bool:
+        nonlocal seen
+        seen += 1
+        return seen > 7
+
+    with pytest.raises(Interrupted):
+        ocil.run(
+            config, tmp_path / "runs", stream=Stream.from_batches(in_tasks(), TEST), device="cpu", should_stop=stop
+        )
+    with pytest.raises(OcilError, match="was begun with other batches, so it cannot go on with these") as error:
+        ocil.run(config, tmp_path / "runs", stream=Stream.from_batches(in_tasks(1), TEST), device="cpu")
+    assert "\n" not in str(error.value)
+    again = ocil.run(config, tmp_path / "runs", stream=Stream.from_batches(in_tasks(), TEST), device="cpu")
+    assert again.digest == whole.digest
+    with pytest.raises(OcilError, match="other batches"):  # also once it is finished
+        ocil.run(config, tmp_path / "runs", stream=Stream.from_batches(in_tasks(1), TEST), device="cpu")
+    stream = Stream.from_batches(in_tasks(), TEST)
+    with pytest.raises(OcilError, match="a dataset or a stream, not both"):
+        ocil.run(config, tmp_path, stream=stream, dataset=stream.data)

@@ -1,0 +1,238 @@
+"""Batches that are read ahead of time: their order, errors, and the end of the thread."""
+
+import gc
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import ocil
+from ocil import Dataset, OcilError, Stream, StreamConfig
+from ocil.data.samples import Samples
+from ocil.data.store import load
+from ocil.evaluation.evaluator import Evaluator
+from ocil.runs.protocol import Interrupted
+from ocil.streams import DeviceData, device
+from ocil.streams.prefetch import CudaFeed, HostBatches, Prefetcher
+
+
+def readers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "ocil-prefetch"]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Any:
+    yield
+    gc.collect()
+    for thread in readers():
+        thread.join(10)
+    assert not readers()
+
+
+def test_items_come_once_and_in_order_from_anywhere() -> None:
+    made: list[int] = []
+
+    def make(number: int) -> int:
+        made.append(number)
+        return 10 * number
+
+    items = Prefetcher(make, 20, ahead=3)
+    assert [items.take(number) for number in range(6)] == [0, 10, 20, 30, 40, 50]
+    assert [items.take(number) for number in range(15, 20)] == [150, 160, 170, 180, 190]
+    assert items.take(0) == 0
+    items.close()
+    assert made[:6] == list(range(6))
+    assert made.index(15) <= 9  # three ahead of the sixth, not more
+    assert items.take(7) == 70  # it starts again
+    items.close()
+    with pytest.raises(IndexError):
+        items.take(20)
+
+
+def test_no_more_than_ahead_are_made() -> None:
+    made = threading.Semaphore(0)
+    items = Prefetcher(lambda number: made.release() or number, 100, ahead=3)
+    items.take(0)
+    for _ in range(4):
+        assert made.acquire(timeout=10)
+    assert not made.acquire(timeout=0.05)
+    items.close()
+
+
+def test_an_error_is_raised_where_its_item_is_asked_for() -> None:
+    def make(number: int) -> int:
+        if number == 3:
+            raise OcilError("cut short")
+        return number
+
+    items = Prefetcher(make, 10)
+    assert [items.take(number) for number in range(3)] == [0, 1, 2]
+    for _ in range(2):
+        with pytest.raises(OcilError, match="cut short"):
+            items.take(3)
+    assert items.take(4) == 4
+
+
+def test_a_prefetcher_that_nobody_needs_ends_its_thread() -> None:
+    items = Prefetcher(lambda number: number, 1000)
+    items.take(0)
+    (thread,) = readers()
+    del items
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def mapped_tiny(tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dataset:
+    """The tiny dataset in a folder, read as if it were large."""
+    Samples.of(tiny).write(tmp_path / "tiny")
+    monkeypatch.setattr(device, "MAPPED_BYTES", 0)
+    return load(tmp_path / "tiny")
+
+
+def test_a_stream_of_a_large_dataset_is_the_same_stream(tiny: Dataset, mapped_tiny: Dataset) -> None:
+    config = StreamConfig(tasks=2, batch_size=7, drop_last=False)
+    there, away = Stream(tiny, config, 3), Stream(mapped_tiny, config, 3)
+    assert there.resident.resident
+    assert not away.resident.resident
+    for start in (0, 5, 2):
+        for one, other in zip(there.batches(start), away.batches(start), strict=True):
+            assert torch.equal(one.x, other.x)
+            assert torch.equal(one.y, other.y)
+            assert one.number == other.number
+    kept = [batch.x for batch in away]
+    assert all(torch.equal(x, there.fetch(number)[0]) for number, x in enumerate(kept))
+    away.close()
+
+
+def test_an_evaluation_is_the_same(tiny: Dataset, mapped_tiny: Dataset) -> None:
+    config = StreamConfig(tasks=2, batch_size=5)
+    found = []
+    for data in (tiny, mapped_tiny):
+        stream = Stream(data, config, 0)
+        learner = ocil.make_learner("er", data, memory=10, memory_batch=5, batch_size=5, width=1)
+        for batch in stream:
+            learner.learn(batch.x, batch.y)
+        found.append(Evaluator(stream)(learner, 1))
+    assert found[0] == found[1]
+
+
+def test_a_run_on_a_large_dataset_has_the_same_bits_and_goes_on_at_any_batch(
+    tiny: Dataset, mapped_tiny: Dataset, tmp_path: Path
+) -> None:
+    settings = {"memory": 10, "memory_batch": 5, "batch_size": 5, "width": 1, "tasks": 2}
+    config = ocil.resolve("er", "tiny", settings=settings)
+    expected = ocil.run(config, tmp_path / "there", dataset=tiny, device="cpu")
+    steps = 0
+
+    def stop() -> bool:
+        nonlocal steps
+        steps += 1
+        return steps % 4 == 0
+
+    for _ in range(40):
+        try:
+            found = ocil.run(config, tmp_path / "away", dataset=mapped_tiny, device="cpu", should_stop=stop)
+        except Interrupted:
+            continue
+        break
+    assert found.digest == expected.digest
+    assert found.matrix == expected.matrix
+
+
+def test_an_error_while_reading_ends_the_run_in_one_line(mapped_tiny: Dataset, tmp_path: Path) -> None:
+    stream = Stream(mapped_tiny, StreamConfig(tasks=2, batch_size=5))
+    (tmp_path / "tiny" / "train_x.raw").write_bytes(b"")
+    with pytest.raises(OcilError, match="has been cut short"):
+        list(stream)
+
+
+class _Copied:
+    """Stands for an event of a GPU."""
+
+    def __init__(self) -> None:
+        self.waited = False
+
+    def synchronize(self) -> None:
+        self.waited = True
+
+
+class _FeedWithoutGpu(CudaFeed):
+    """The same bookkeeping, with copies on the host."""
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+    def copy_stream(self) -> Any:
+        return None
+
+    def copy(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, _Copied]:
+        assert x.data_ptr() not in {self.buffers[buffer][0].data_ptr() for _, buffer in self.copying}
+        return x.clone(), y.clone(), _Copied()
+
+
+def test_buffers_go_round_and_no_batch_is_lost_or_doubled(tiny: Dataset) -> None:
+    stream = Stream(tiny, StreamConfig(tasks=2, batch_size=3, drop_last=False))
+    batches = HostBatches(tiny.train_x, tiny.train_y, stream.arrivals.samples, stream.bounds)
+    feed = _FeedWithoutGpu(batches, torch.device("cpu"), ahead=2)
+    for start in (0, 9, 4):
+        for number in range(start, len(stream)):
+            x, y = feed.take(number)
+            expected = stream.fetch(number)
+            assert torch.equal(x, expected[0])
+            assert torch.equal(y, expected[1])
+    feed.close()
+    assert torch.equal(feed.take(5)[1], stream.fetch(5)[1])
+    feed.close()
+
+
+def test_a_feed_that_nobody_needs_ends_its_thread(tiny: Dataset) -> None:
+    stream = Stream(tiny, StreamConfig(tasks=2, batch_size=1))
+    batches = HostBatches(tiny.train_x, tiny.train_y, stream.arrivals.samples, stream.bounds)
+    feed = _FeedWithoutGpu(batches, torch.device("cpu"), ahead=2)
+    for _ in range(3):
+        feed.free.get()  # one of four buffers is left, and the thread waits for another
+    feed.take(0)
+    (thread,) = readers()
+    del feed
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_an_error_in_the_thread_of_a_gpu_feed_surfaces(tiny: Dataset) -> None:
+    stream = Stream(tiny, StreamConfig(tasks=2, batch_size=5))
+    samples = stream.arrivals.samples.copy()
+    batches = HostBatches(tiny.train_x, tiny.train_y, samples, [*stream.bounds[:2], (0, 10**6)])
+    feed = _FeedWithoutGpu(batches, torch.device("cpu"))
+    feed.take(0)
+    feed.take(1)
+    with pytest.raises(ValueError, match=r"shape|broadcast|match|argument"):
+        feed.take(2)
+    feed.close()
+
+
+def test_what_does_not_fit_on_a_gpu_stays_on_the_host(tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = tiny.train_x.nbytes + tiny.test_x.nbytes
+    for free, expected in ((2 * size, True), (2 * size - 1, False)):
+        monkeypatch.setattr("torch.cuda.mem_get_info", lambda device, free=free: (free, 10 * free))
+        assert device.fits(tiny, torch.device("cuda")) is expected
+    assert device.fits(tiny, torch.device("cpu"))
+    assert not DeviceData(tiny, "cpu", resident=False).resident
+
+
+def test_parts_of_a_dataset_on_the_host(tiny: Dataset) -> None:
+    away, there = DeviceData(tiny, "cpu", resident=False), DeviceData(tiny, "cpu")
+    index = torch.tensor([5, 3, 60, 2])
+    for split in ("train", "test"):
+        for chosen in (None, index % 40):
+            one, other = (torch.cat(list(data.parts(split, 3, chosen))) for data in (away, there))
+            assert torch.equal(one, other)
+    with pytest.raises(RuntimeError, match="not on the device"):
+        away.rows(index)
+    assert np.array_equal(away.train_y.numpy(), tiny.train_y)
