@@ -27,9 +27,7 @@ def million(folder: Path, count: int) -> None:
     """Write arrays, import them by the command line, then learn 300 batches with ER."""
     source = folder / "arrays"
     source.mkdir(parents=True)
-    noise = np.random.default_rng(0).integers(
-        0, 100, (4096, 64, 64, 3), dtype=np.uint8
-    )  # of every 4096 images
+    noise = np.random.default_rng(0).integers(0, 100, (4096, 64, 64, 3), dtype=np.uint8)  # of every 4096 images
     for split, size in (("train", count), ("test", CLASSES * 50)):
         y = np.arange(size) % CLASSES
         with (source / f"{split}_x.npy").open("wb") as file:
