@@ -284,9 +284,7 @@ def _expected(header: Header, capacity: int, trusted: bool) -> Learner | None:
     problem = problem_of(header.input_format, capacity)
     ours = isinstance(info.target, str) and (name.startswith("timm:") or (network and isinstance(network.target, str)))
     try:
-        if ours:
-            return _ours_without_numbers(info.name, header.config, problem)
-        return _without_numbers(info.load(), header.config, problem)
+        return (_kept if ours else _without_numbers)(info.name, header.config, problem)
     except Exception as error:
         if not isinstance(info.target, str):
             return None
@@ -297,14 +295,13 @@ def _expected(header: Header, capacity: int, trusted: bool) -> Learner | None:
     return info.load()(header.config, problem)
 
 
-def _without_numbers(kind: type[Learner], config: LearnerConfig, problem: Problem) -> Learner:
+def _without_numbers(name: str, config: LearnerConfig, problem: Problem) -> Learner:
     with torch.device("meta"), _WithoutNumbers():
-        return kind(config, problem)
+        return method(name).load()(config, problem)
 
 
-@lru_cache(maxsize=2)  # some networks take a second to build, and a service saves its model every few seconds
-def _ours_without_numbers(name: str, config: LearnerConfig, problem: Problem) -> Learner:
-    return _without_numbers(method(name).load(), config, problem)
+_kept = lru_cache(maxsize=2)(_without_numbers)
+"""Some networks take a second to build, and a service saves its model every few seconds."""
 
 
 class _WithoutNumbers(TorchFunctionMode):
