@@ -1,5 +1,7 @@
 """A dataset that learns in a moment, and ways to call the command line and scripts."""
 
+import importlib
+import importlib.util
 import io
 import os
 import re
@@ -7,6 +9,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
@@ -69,6 +72,27 @@ def quick_convolution(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._C._set_mkldnn_enabled(False)
     yield
     torch._C._set_mkldnn_enabled(before)
+
+
+@pytest.fixture(scope="session")
+def timm() -> Any:
+    """timm, which imports torchvision. A torchvision of another build than PyTorch's, as PyPI has for ARM, lacks two
+    operators of its own: no network uses them, so that naming them is enough.
+    """
+    import torch
+
+    if importlib.util.find_spec("timm") is None or importlib.util.find_spec("torchvision") is None:
+        pytest.skip("timm is not installed: make test installs it")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about its image readers
+        try:
+            importlib.import_module("torchvision")
+        except RuntimeError as error:
+            assert "torchvision::" in str(error)  # noqa: PT017
+            for name in ("nms", "qnms"):
+                operator = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+                torch.library.define(f"torchvision::{name}", operator)
+        return importlib.import_module("timm")
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from ocil.online.formats import InputFormat
 from ocil.online.images import ImageFormat
 from ocil.online.model import Model, Recipe, has_model, locked
 from ocil.serve.records import Cut, Samples
@@ -37,7 +38,7 @@ def as_json(*samples: tuple[bytes, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def running(folder: Path, recipe: Recipe = RECIPE, form: ImageFormat = FORM, **options: Any) -> Iterator[Service]:
+def running(folder: Path, recipe: Recipe = RECIPE, form: InputFormat = FORM, **options: Any) -> Iterator[Service]:
     with locked(folder):
         model = Model.load(folder, "cpu") if has_model(folder) else Model(recipe, form)
         service = Service(model, folder, **({"keep_log": True} | options))
@@ -56,7 +57,7 @@ def batches_of(folder: Path) -> list[list[tuple[int, Any, np.ndarray]]]:
         for record in read(segment):
             if isinstance(record, Samples):
                 numbers = range(record.first, record.last + 1)
-                pending += list(zip(numbers, record.labels, record.pixels, strict=True))
+                pending += list(zip(numbers, record.labels, record.inputs, strict=True))
             elif isinstance(record, Cut):
                 batches.append([one for one in pending if one[0] <= record.last])
                 pending = [one for one in pending if one[0] > record.last]
@@ -64,7 +65,7 @@ def batches_of(folder: Path) -> list[list[tuple[int, Any, np.ndarray]]]:
     return [batch for batch in batches if batch]
 
 
-def relearned(folder: Path, recipe: Recipe = RECIPE, form: ImageFormat = FORM) -> Model:
+def relearned(folder: Path, recipe: Recipe = RECIPE, form: InputFormat = FORM) -> Model:
     """A model that learned the same batches and was never served, stopped or loaded."""
     model = Model(recipe, form)
     for batch in batches_of(folder):

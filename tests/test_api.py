@@ -2,6 +2,7 @@
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,17 @@ def test_a_search(tiny_npz: Path, tmp_path: Path) -> None:
     assert choice.point.keys() == {"lr", "momentum"}
     assert choice.config.stream.tasks == 2
     assert (tmp_path / "tuning.json").is_file()
+
+
+def test_what_a_session_registers_stays_in_its_process(
+    tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    ocil.register(ocil.MethodInfo("mine", METHODS["er"].load(), "like er", "-"))
+    both = configs(tiny_npz, "mine")
+    with pytest.raises(ocil.OcilError, match="mine was registered in this session"):
+        ocil.run_many(both, tmp_path, workers=2, device="cpu")
+    assert len(ocil.run_many(both, tmp_path, device="cpu")) == 2
 
 
 # The page

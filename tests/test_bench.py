@@ -56,7 +56,18 @@ def test_bench_command(ocil_command: Call) -> None:
     assert (row["method"], row["device"], row["images_per_step"]) == ("er", "cpu", 20)
     table = ocil_command("bench", "fine-tune", "--device", "cpu", "--seconds", 0.2, "--set", "width=2")
     assert "fine-tune" in table.out
+    assert "trained weights" not in table.out
     assert "Did you mean 'er'" in one_error(ocil_command("bench", "err", "--device", "cpu"))
+
+
+def test_bench_shows_what_a_network_costs(ocil_command: Call) -> None:
+    words = ("--device", "cpu", "--seconds", 0.1, "--set", "memory=20", "network=mlp(hidden=3)")
+    (row,) = json.loads(ocil_command("bench", "er", *words, "--json").out)["timings"]
+    assert (row["network"], row["parameters"], row["multiply_adds"]) == ("mlp(hidden=3)", 512 * 3 + 3, 512 * 3)
+    said = ocil_command("bench", "er", "scr", *words)
+    assert "1,539" in said.out
+    assert said.code == 1
+    assert "scr cannot learn from vectors" in said.errors[0]
 
 
 def test_bench_leaves_out_settings_that_a_method_lacks(ocil_command: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +77,25 @@ def test_bench_leaves_out_settings_that_a_method_lacks(ocil_command: Call, monke
         timed.append(configs[0])
         if configs[0].method == "mir":
             raise RuntimeError("can't allocate memory")
-        return Timing(configs[0].label, "cpu", "tf32", 1, 1.0, 0.0, None, None, 1.0, 1.0, 20, 1.0, 1.0, None)
+        return Timing(
+            configs[0].label,
+            "cpu",
+            "tf32",
+            1,
+            1.0,
+            0.0,
+            None,
+            None,
+            1.0,
+            1.0,
+            20,
+            1.0,
+            1.0,
+            None,
+            "reduced-resnet18",
+            0,
+            0,
+        )
 
     monkeypatch.setattr("ocil.engines.bench.measure", pretend)
     words = ("--device", "cpu", "--set", "beta=0.2", "width=3")

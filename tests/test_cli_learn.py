@@ -12,9 +12,10 @@ import pytest
 from PIL import Image
 
 from ocil.errors import OcilError
-from ocil.online.feed import Feed, Sample, read_list
+from ocil.online.feed import Feed
 from ocil.online.images import ImageFormat
 from ocil.online.model import FILE, Model, Recipe
+from ocil.online.sources import ImageFiles, Sample, read_list
 from ocil.runs.environment import digest
 from tests.conftest import Call, left_over, one_error
 
@@ -62,7 +63,7 @@ def test_learn_and_predict(ocil_command: Call, table: Path, photos: Path, tmp_pa
 
     again = ocil_command("learn", table, "--model", tmp_path / "model", *SMALL)
     assert again.code == 0
-    assert "0 images learned now, 18 in all, 3 classes, accuracy before learning" in again.out
+    assert "0 samples learned now, 18 in all, 3 classes, accuracy before learning" in again.out
 
     one = photos / "dark" / "0.png"
     lines = ocil_command("predict", one, photos / "light", "--model", tmp_path / "model", "--json").out.splitlines()
@@ -78,11 +79,12 @@ def test_learn_and_predict(ocil_command: Call, table: Path, photos: Path, tmp_pa
 
 
 def test_the_accuracy_is_that_of_predictions_before_learning(table: Path) -> None:
-    feed = Feed(Model(RECIPE, FORM), read_list(table))
+    samples = read_list(table)
+    feed = Feed(Model(RECIPE, FORM), ImageFiles(samples))
     other = Model(RECIPE, FORM)
     right = 0
     for first in range(0, 18, 4):
-        batch = feed.samples[first : first + 4]
+        batch = samples[first : first + 4]
         x, labels = FORM.read([sample.path for sample in batch]), [sample.label for sample in batch]
         if other.labels:
             best = other.probabilities(x).argmax(1)
@@ -119,11 +121,11 @@ def test_a_folder_in_sorted_or_random_order(photos: Path) -> None:
 @pytest.mark.parametrize("stop_after", [1, 3, 4])
 def test_stopped_and_resumed(table: Path, tmp_path: Path, stop_after: int) -> None:
     samples = read_list(table)
-    assert Feed(Model(RECIPE, FORM), samples).run(tmp_path / "whole")
-    feed = Feed(Model(RECIPE, FORM), samples)
+    assert Feed(Model(RECIPE, FORM), ImageFiles(samples)).run(tmp_path / "whole")
+    feed = Feed(Model(RECIPE, FORM), ImageFiles(samples))
     assert not feed.run(tmp_path / "parts", should_stop=lambda: feed.model.batches >= stop_after)
     assert feed.position == 4 * stop_after
-    assert Feed(Model.load(tmp_path / "parts", "cpu"), samples).run(tmp_path / "parts")
+    assert Feed(Model.load(tmp_path / "parts", "cpu"), ImageFiles(samples)).run(tmp_path / "parts")
     assert learned(tmp_path / "parts") == learned(tmp_path / "whole")
 
 
@@ -133,18 +135,18 @@ def test_a_list_ends_with_one_review(table: Path, tmp_path: Path, method: str) -
     samples = read_list(table)
     settings = {"rehearsal_epochs": 1} if method == "gdumb" else {"memory_batch": 4}
     recipe = Recipe(method, memory=20, width=1, batch_size=4, settings=settings)
-    feed = Feed(Model(recipe, FORM), samples)
+    feed = Feed(Model(recipe, FORM), ImageFiles(samples))
     feed.run(tmp_path / "whole")
-    by_hand = Feed(Model(recipe, FORM), samples)
+    by_hand = Feed(Model(recipe, FORM), ImageFiles(samples))
     while by_hand.position < len(samples):
         by_hand.step()
     by_hand.save(tmp_path / "parts")  # killed before the review
     by_hand.model.review()
     assert digest(by_hand.model.learner) == digest(feed.model.learner)
     for _ in range(2):  # the second time there is nothing to do
-        Feed(Model.load(tmp_path / "parts", "cpu"), samples).run(tmp_path / "parts")
+        Feed(Model.load(tmp_path / "parts", "cpu"), ImageFiles(samples)).run(tmp_path / "parts")
         assert learned(tmp_path / "parts") == learned(tmp_path / "whole")
-    Feed(Model.load(tmp_path / "parts", "cpu"), [*samples, samples[0]]).run(tmp_path / "parts")
+    Feed(Model.load(tmp_path / "parts", "cpu"), ImageFiles([*samples, samples[0]])).run(tmp_path / "parts")
     assert Model.load(tmp_path / "parts", "cpu").learner.task_number == (2 if method == "gdumb" else 0)
 
 
@@ -237,7 +239,7 @@ def test_another_list_is_refused_or_appended(ocil_command: Call, table: Path, ph
 def test_a_model_keeps_its_settings(
     ocil_command: Call, table: Path, tmp_path: Path, words: tuple[Any, ...], named: str
 ) -> None:
-    Feed(Model(RECIPE, FORM), read_list(table)).save(tmp_path / "model")
+    Feed(Model(RECIPE, FORM), ImageFiles(read_list(table))).save(tmp_path / "model")
     message = one_error(ocil_command("learn", table, "--model", tmp_path / "model", *words))
     assert named in message
     assert "--model" in message
@@ -277,7 +279,7 @@ def test_nothing_can_be_read(ocil_command: Call, tmp_path: Path) -> None:
 def test_nothing_that_was_read_is_not_saved_in_between(tmp_path: Path) -> None:
     samples = [Sample(f"{number}.png", tmp_path / f"{number}.png", "a") for number in range(25)]
     for _ in range(2):
-        feed = Feed(Model(Recipe("er", width=2), ImageFormat((8, 8, 1))), samples)
+        feed = Feed(Model(Recipe("er", width=2), ImageFormat((8, 8, 1))), ImageFiles(samples))
         with pytest.raises(OcilError, match="not one of 25 images could be read, the first because"):
             feed.run(tmp_path / "model", save_seconds=0.0)
         assert not (tmp_path / "model" / FILE).exists()

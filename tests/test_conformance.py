@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("quick_convolution")
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "er-ace": {"pad": 0},  # of 8 pixels, a shift by 4 leaves too little
-    "ranpac": {"projection": 30},
+    "ranpac": {"projection": 60},
 }
 
 

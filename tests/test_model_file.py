@@ -23,8 +23,10 @@ from ocil.methods import METHODS, MethodInfo
 from ocil.methods.er import ER, ERConfig
 from ocil.online.feed import Feed
 from ocil.online.header import HeaderError, parsed
-from ocil.online.images import ImageFormat, InputError
+from ocil.online.images import ImageFormat
+from ocil.online.inputs import InputError
 from ocil.online.model import FILE, Model, Recipe, has_model
+from ocil.online.sources import ImageFiles
 from ocil.runs.environment import digest
 from tests.conftest import Call, one_error
 
@@ -163,7 +165,7 @@ def test_links_and_fifos_are_refused_but_not_a_linked_folder(folder: Path, tmp_p
         (put("note")([]), "'note' is not an object"),
         (put("note")({"feed": 3}), "'feed' is not an object"),
         (put("format")("1"), "'format' is not a whole number"),
-        (put("format")(2), "has format 2, this version of ocil reads up to 1: update ocil"),
+        (put("format")(3), "has format 3, this version of ocil reads up to 2: update ocil"),
     ],
 )
 def test_headers_that_describe_no_model(
@@ -475,7 +477,7 @@ def test_the_command_line_names_the_file(folder: Path, ocil_command: Call) -> No
 def test_a_damaged_note_of_a_list(folder: Path, note: dict[str, Any]) -> None:
     rewrite(folder, put("note")({"feed": note}))
     with pytest.raises(OcilError, match="the model's note of its list is damaged"):
-        Feed(Model.load(folder, "cpu"), [])
+        Feed(Model.load(folder, "cpu"), ImageFiles([]))
 
 
 @pytest.mark.parametrize(

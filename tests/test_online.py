@@ -17,7 +17,8 @@ from PIL import Image
 from ocil.data.images import probe, read_image
 from ocil.errors import InUseError, OcilError, WriteError
 from ocil.methods import METHODS
-from ocil.online.images import ImageFormat, InputError, is_pictures
+from ocil.online.images import ImageFormat, is_pictures
+from ocil.online.inputs import InputError
 from ocil.online.model import FILE, Model, Recipe, locked
 from ocil.runs.environment import digest
 from ocil.streams import StreamConfig
@@ -99,7 +100,7 @@ def test_which_numbers_are_black_and_white() -> None:
         (np.zeros((2, 9)), (-1, 2), "rows of 9 numbers cannot be folded"),
         (np.zeros((2, 0)), (-1, 2), "rows of 0 numbers cannot be folded"),
         (["a.png"], (-1, 2), "need a height and a width"),
-        (np.zeros((2, 384)), None, "Embeddings and other vectors are not supported yet"),
+        (np.zeros((2, 384)), None, "rows of 384 numbers need image_shape"),
         (np.zeros((2, 144)), None, "rows of 144 numbers need image_shape"),
         (np.zeros((2, 0, 5)), None, "the shape of an image must be"),
         (np.zeros((2, 4, 4), complex), None, "arrays of numbers"),
@@ -418,7 +419,7 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
     with pytest.raises(OcilError, match="cannot be read"):
         Model.load(tmp_path)
     for changes, words in (
-        ({"format": 2}, "has format 2, this version of ocil reads up to 1: update ocil"),
+        ({"format": 3}, "has format 3, this version of ocil reads up to 2: update ocil"),
         ({"config": {"no_such_setting": 1}}, "is not a whole model"),
         ({"recipe": {"method": "earth"}}, "unknown method"),
         ({"images": {}}, "is not a whole model"),

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ocil.online.feed import Feed, Sample, read_list
+from ocil.online.feed import Feed
 from ocil.online.images import ImageFormat
 from ocil.online.model import Model, Recipe
+from ocil.online.sources import ImageFiles, Sample, read_list
 from ocil.runs.environment import digest
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
@@ -67,11 +68,11 @@ def test_learning_stops_inside_a_review(
     samples: list[Sample], tmp_path: Path, recipe: Recipe, review: int, position: int
 ) -> None:
     """After the batches 2 and 4 of 5, and at the end of the list. The same command then ends with the same bits."""
-    assert Feed(Model(recipe, FORM), samples).run(tmp_path / "whole")
-    feed = StoppedInside(Model(recipe, FORM), samples)
+    assert Feed(Model(recipe, FORM), ImageFiles(samples)).run(tmp_path / "whole")
+    feed = StoppedInside(Model(recipe, FORM), ImageFiles(samples))
     assert not feed.run_until(tmp_path / "parts", review)
     assert feed.asked
-    again = Feed(Model.load(tmp_path / "parts", "cpu"), samples)
+    again = Feed(Model.load(tmp_path / "parts", "cpu"), ImageFiles(samples))
     assert again.position == feed.position == position
     assert (again.scored, again.correct, again.model.samples) == (feed.scored, feed.correct, feed.model.samples)
     assert not again.reviewed
@@ -87,7 +88,7 @@ def test_a_method_with_a_review_of_its_own_keeps_it(samples: list[Sample], monke
         calls += 1
 
     monkeypatch.setattr(type(model.learner), "review", review)
-    feed = Feed(model, samples)
+    feed = Feed(model, ImageFiles(samples))
     while feed.position < len(samples):
         feed.step()
     assert calls == 2

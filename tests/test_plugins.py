@@ -185,7 +185,7 @@ def test_methods_of_a_plugin_are_listed_and_described(mine: Path, ocil_command: 
     assert json.loads(ocil_command("--plugin", mine, "methods", "mine", "--json").out)["settings"]
 
 
-def test_a_run_records_where_its_method_came_from(mine: Path, run_tiny: Call, tmp_path: Path) -> None:
+def test_a_run_records_where_its_method_came_from(mine: Path, run_tiny: Call, ocil_command: Call) -> None:
     said = run_tiny("mine", "--plugin", mine, "--json", "--seeds", 1, "--no-reference")
     (folder,) = json.loads(said.out)["runs"]
     result = json.loads((Path(folder) / "result.json").read_text())
@@ -193,6 +193,8 @@ def test_a_run_records_where_its_method_came_from(mine: Path, run_tiny: Call, tm
     assert result["environment"]["plugins"] == [{"file": "mine.py", "digest": digest}]
     assert result["config"]["code"] == digest
     assert str(mine) not in json.dumps(result)  # the same result wherever the file lies
+    shown = ocil_command("show", folder, "--plugin", mine)
+    assert "--plugin mine.py" in shown.out
 
 
 @pytest.mark.slow
@@ -259,7 +261,7 @@ print(facts["images"])
     assert str(tiny_npz) in said.stdout
 
 
-def test_a_plugin_cannot_be_unpickled_where_it_is_not_installed(mine: Path, tiny_npz: Path) -> None:
+def test_a_run_of_a_plugin_can_be_pickled(mine: Path, tiny_npz: Path) -> None:
     plugins.load(mine)
     run = StreamRun(resolve("mine", str(tiny_npz)))
     assert pickle.loads(pickle.dumps(run)) == run

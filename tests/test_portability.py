@@ -181,10 +181,8 @@ def test_a_method_that_cannot_run_there_is_refused_before_the_start(
         raise NotImplementedError("The operator 'aten::index_copy.out' is not\nimplemented for the MPS device.")
 
     monkeypatch.setattr(ER, "learn", step)
-    tried = build._try_steps.__wrapped__
-    monkeypatch.setattr(
-        build, "_try_steps", lambda name, learner, problem, device: tried(name, learner, problem, "cpu")
-    )
+    tried, here = build._try_steps, torch.device("cpu")
+    monkeypatch.setattr(build, "_try_steps", lambda name, learner, problem, device: tried(name, learner, problem, here))
     with pytest.raises(ocil.OcilError) as found:
         build.refuse_missing_operators(config, tiny, torch.device("mps"))
     assert "er cannot run on " in str(found.value)
@@ -194,5 +192,4 @@ def test_a_method_that_cannot_run_there_is_refused_before_the_start(
 @pytest.mark.parametrize("name", sorted({info.name for info in ocil.METHODS.values() if not info.offline}))
 def test_the_trial_of_a_method_works_where_nothing_is_missing(name: str, tiny: ocil.Dataset) -> None:
     config = resolve(name, "tiny.npz", classes=4, train=80)
-    small = replace(config.learner, width=1, memory=min(config.learner.memory, 4 * config.learner.memory_batch))
-    build._try_steps(name, small, build.problem_of(tiny, 2), "cpu")
+    build._try_steps(name, replace(config.learner, width=1), build.problem_of(tiny, 2), torch.device("cpu"))

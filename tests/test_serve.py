@@ -565,7 +565,7 @@ def test_predictions_have_a_limit_too(tmp_path: Path) -> None:
         real = newest.probabilities
         object.__setattr__(newest, "probabilities", lambda x: (gate.wait(SECONDS), real(x))[1])
         waiting: list[Future[Any]] = [service.predictor.ask(pixels(0, 1)), service.predictor.ask(pixels(2))]
-        with pytest.raises(RefusedError, match="3 images wait") as caught:
+        with pytest.raises(RefusedError, match="3 inputs wait") as caught:
             service.predictor.ask(pixels(3))
         assert (caught.value.status, caught.value.retry_after) == (429, 1)
         gate.set()
@@ -656,7 +656,7 @@ def test_images_of_another_shape_in_the_log_are_an_error(tmp_path: Path) -> None
         settle(service)
     (tmp_path / FILE).unlink()
     with (
-        pytest.raises(OcilError, match="images of 12 x 12 x 1 pixels, but the model takes 14 x 14 x 1"),
+        pytest.raises(OcilError, match=r"inputs of 12x12x1 \(uint8\), but the model takes images of 14x14x1"),
         running(tmp_path, form=ImageFormat((14, 14, 1))),
     ):
         pass

@@ -98,7 +98,7 @@ def test_the_way_of_an_image(tmp_path: Path) -> None:
 def test_all_classes_probabilities_are_those_of_the_model(client: Any, service: Service) -> None:
     client.post("/learn?wait=true", **form((0, "a"), (100, "b"), (200, "c")))
     found = client.post("/predict", files={"image": png(picture(42))}).json()["predictions"][0]
-    expected = service.model.probabilities(service.model.images.read([Image.fromarray(picture(42))]))[0]
+    expected = service.model.probabilities(service.model.input_format.read([Image.fromarray(picture(42))]))[0]
     assert {one["label"]: one["probability"] for one in found["classes"]} == pytest.approx(
         dict(zip(service.model.labels, expected, strict=True))
     )
@@ -266,7 +266,7 @@ def test_a_list_of_nothing_is_refused_before_it_is_read(client: Any, path: str, 
     name = b"samples" if path == "/learn" else b"images"
     body = b'{"' + name + b'":[' + one * 9000 + b"1]}"
     answer = client.post(path, content=body, headers={"content-type": "application/json"})
-    refused(answer, 422, "far more parts than a request of 5 images")
+    refused(answer, 422, "far more parts than a request of 5 samples")
 
 
 def test_a_file_name_is_never_used(client: Any, service: Service, tmp_path: Path) -> None:

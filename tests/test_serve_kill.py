@@ -9,7 +9,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ocil.online.formats import InputFormat
 from ocil.online.model import FILE, Model, Recipe
+from ocil.online.vectors import VectorFormat
 from ocil.runs.environment import digest
 from tests.conftest import left_over
 from tests.forking import START, Driver
@@ -69,16 +71,21 @@ WORDS = [
     "--gray",
     "--keep-log",
 ]
-WORDS += ["--max-queue", "100", "--max-batch", "10"]
+LIMITS = ["--max-queue", "100", "--max-batch", "10"]
+VECTOR_RECIPE, VECTOR_FORM = Recipe("er", memory=20, batch_size=4), VectorFormat(6)
+VECTOR_WORDS = ["--method", "er", "--memory", "20", "--batch-size", "4", "--vectors", "6", "--keep-log"]
 KILLS, CLIENTS = 12, 4
 
 
 class Servers(Driver):
     """Real servers, one after the other, in processes of their own."""
 
+    words: Sequence[str] = WORDS
+
     def start(self, folder: Path, *words: str, die_at_sync: int = 0) -> tuple[int, int]:
         """Process id and port, once it listens; port 0 if it died before."""
-        order = ["serve", "--model", str(folder), *WORDS, "--port", "0", "--json", "--threads", "1", *words]
+        model = ["serve", "--model", str(folder), *self.words, *LIMITS]
+        order = [*model, "--port", "0", "--json", "--threads", "1", *words]
         self.tell(json.dumps({"words": order, "die_at_sync": die_at_sync}))
         pid, ready = int(self.read()), self.read()
         assert pid > 1
@@ -111,23 +118,26 @@ class Client(threading.Thread):
     def run(self) -> None:
         while not self.stopping:
             samples = [self.sample(self.sent + n) for n in range(1 + self.sent % 3)]
-            body = json.dumps(as_json(*[(png(pixels), label) for label, pixels in samples])).encode()
+            body = self.body(samples)
             answer = None
             while answer is None and not self.stopping:
                 answer = self.post(body, f"{self.number}-{self.sent}")
             if answer is None:
                 return
             numbers = range(answer["first"], answer["last"] + 1)
-            for number, (label, pixels) in zip(numbers, samples, strict=True):
+            for number, (label, inputs) in zip(numbers, samples, strict=True):
                 if number in self.acknowledged:
                     self.problems.append(f"{number} was given twice")
-                self.acknowledged[number] = (label, pixels.tobytes())
+                self.acknowledged[number] = (label, inputs.tobytes())
             self.repeated += answer["repeated"]
             self.sent += len(samples)
 
     def sample(self, place: int) -> tuple[str, np.ndarray]:
         kind = (place + self.number) % 5
         return f"class {kind}", picture(40 * kind, 10_000 * self.number + place)
+
+    def body(self, samples: list[tuple[str, np.ndarray]]) -> bytes:
+        return json.dumps(as_json(*[(png(pixels), label) for label, pixels in samples])).encode()
 
     def post(self, body: bytes, key: str) -> dict[str, Any] | None:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
@@ -148,6 +158,17 @@ class Client(threading.Thread):
         return None
 
 
+class VectorClient(Client):
+    """The same with vectors."""
+
+    def sample(self, place: int) -> tuple[str, np.ndarray]:
+        kind, noise = (place + self.number) % 5, np.random.default_rng(10_000 * self.number + place)
+        return f"class {kind}", (kind + noise.normal(size=6)).astype(np.float32)
+
+    def body(self, samples: list[tuple[str, np.ndarray]]) -> bytes:
+        return json.dumps({"samples": [{"vector": v.tolist(), "label": label} for label, v in samples]}).encode()
+
+
 def status(port: int) -> dict[str, Any]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     try:
@@ -157,7 +178,7 @@ def status(port: int) -> dict[str, Any]:
         connection.close()
 
 
-def check(folder: Path, clients: list[Client]) -> None:
+def check(folder: Path, clients: Sequence[Client], recipe: Recipe = RECIPE, form: InputFormat = FORM) -> None:
     """Compare what was acknowledged with the log, and the model with one that was never killed."""
     assert [problem for client in clients for problem in client.problems] == []
     batches = batches_of(folder)
@@ -170,9 +191,9 @@ def check(folder: Path, clients: list[Client]) -> None:
         assert by_number[number] == sample
     contents = [pixels.tobytes() for _, _, pixels in learned]
     assert len(set(contents)) == len(contents)  # no sample twice, though requests were repeated
-    model = Model(RECIPE, FORM)
+    model = Model(recipe, form)
     for batch in batches:
-        assert len(batch) <= RECIPE.batch_size
+        assert len(batch) <= recipe.batch_size
         model.learn(np.stack([pixels for _, _, pixels in batch]), [label for _, label, _ in batch])
     served = Model.load(folder, "cpu")
     assert (served.samples, served.labels, served.batches) == (model.samples, model.labels, model.batches)
@@ -183,16 +204,31 @@ def check(folder: Path, clients: list[Client]) -> None:
 
 @pytest.mark.usefixtures("quick_convolution")
 def test_killed_again_and_again_in_the_middle_of_a_load(servers: Servers, tmp_path: Path) -> None:
-    """Until there was enough to lose, however slow the machine: samples, and an answer, so that a request was repeated
-    under its key."""
-    folder, moment = tmp_path / "model", random.Random(7)
     clients = [Client(number) for number in range(CLIENTS)]
+    load_and_kill(servers, tmp_path / "model", clients, KILLS, enough=100)
+    check(tmp_path / "model", clients)
 
-    def enough() -> bool:
+
+def test_killed_while_it_learns_vectors(servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "words", VECTOR_WORDS)
+    clients = [VectorClient(number) for number in range(2)]
+    load_and_kill(servers, tmp_path / "model", clients, kills=4, enough=20)
+    check(tmp_path / "model", clients, VECTOR_RECIPE, VECTOR_FORM)
+
+
+def load_and_kill(servers: Servers, folder: Path, clients: Sequence[Client], kills: int, enough: int) -> None:
+    """Kill the service while clients send, then let it learn all, and stop it.
+
+    So many times, or more, until there was enough to lose, however slow the machine: samples, and an answer, so that a
+    request was repeated under its key.
+    """
+    moment = random.Random(7)
+
+    def is_enough() -> bool:
         acknowledged = sum(len(client.acknowledged) for client in clients)
-        return acknowledged > 100 and any(client.repeated for client in clients)
+        return acknowledged > enough and any(client.repeated for client in clients)
 
-    for kill in takewhile(lambda kill: kill < KILLS or (kill < 10 * KILLS and not enough()), count()):
+    for kill in takewhile(lambda kill: kill < kills or (kill < 10 * kills and not is_enough()), count()):
         # Every third time at the n-th sync, which may be of the log or of a checkpoint; else at any moment.
         die_at_sync = moment.randint(1, 60) if kill % 3 == 2 else 0
         pid, port = servers.start(
@@ -217,8 +253,7 @@ def test_killed_again_and_again_in_the_middle_of_a_load(servers: Servers, tmp_pa
         time.sleep(0.05)
     os.kill(pid, signal.SIGTERM)
     assert servers.exit_code() == 0
-    check(folder, clients)
-    assert enough()
+    assert is_enough()
 
 
 def test_a_clean_stop_saves_what_was_learned(servers: Servers, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def samples(first: int, count: int = 2, key: str | None = None) -> Samples:
 
 
 def plain(records: list[Record]) -> list[Any]:
-    return [r if isinstance(r, Cut) else (r.first, r.labels, r.pixels.tolist(), r.key, r.digest) for r in records]
+    return [r if isinstance(r, Cut) else (r.first, r.labels, r.inputs.tolist(), r.key, r.digest) for r in records]
 
 
 def left(folder: Path, position: int = 0) -> list[Any]:
@@ -69,7 +69,7 @@ def test_a_replay_begins_behind_the_position_even_within_a_record(folder: Path) 
     assert isinstance(rest[0], Samples)
     assert rest[0].first == 5
     assert rest[0].labels == ("class 5",)
-    assert np.array_equal(rest[0].pixels, samples(3, 3).pixels[2:])
+    assert np.array_equal(rest[0].inputs, samples(3, 3).inputs[2:])
     assert log.recovered.keys == {"k": (3, 3, "d")}
 
 

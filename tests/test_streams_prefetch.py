@@ -15,9 +15,14 @@ from ocil import Dataset, OcilError, Stream, StreamConfig
 from ocil.data.samples import Samples
 from ocil.data.store import load
 from ocil.evaluation.evaluator import Evaluator
+from ocil.runs.captured import CapturedStepper
+from ocil.runs.folder import RunFolder
 from ocil.runs.protocol import Interrupted
+from ocil.runs.stepper import Stepper
+from ocil.runs.stream_run import ActiveStreamRun
 from ocil.streams import DeviceData, device
 from ocil.streams.prefetch import CudaFeed, HostBatches, Prefetcher
+from tests.test_engine_gpu import FakeCapture
 
 
 def readers() -> list[threading.Thread]:
@@ -145,6 +150,47 @@ def test_a_run_on_a_large_dataset_has_the_same_bits_and_goes_on_at_any_batch(
     assert found.matrix == expected.matrix
 
 
+@pytest.mark.parametrize("name", ["er", "afs"])
+def test_captured_steps_read_what_was_brought_before_each_replay(name: str, tiny: Dataset, tmp_path: Path) -> None:
+    settings = {"memory": 12, "memory_batch": 5, "batch_size": 5, "width": 1, "tasks": 2, "drop_last": False}
+    config = ocil.resolve(name, "tiny", settings=settings | {"review_batch": 5})
+    digests = []
+    for kept in (True, False):
+        place, resident = RunFolder(tmp_path / str(kept)), DeviceData(tiny, "cpu", resident=kept)
+        work = ActiveStreamRun(config, place, tiny, resident, FakeCapture)
+        steps = work.steps()
+        while work.cursor < 6:
+            next(steps)
+        work.save()
+        steps.close()
+        again = ActiveStreamRun(config, place, tiny, resident, FakeCapture)
+        assert again.cursor == 6
+        list(again.steps())
+        digests.append(again.finish().digest)
+        work.stream.close()
+        again.stream.close()
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_batches_from_the_host_give_the_same_learner(tiny: Dataset, tmp_path: Path) -> None:
+    config = ocil.resolve(
+        "er", "tiny", settings={"memory": 12, "memory_batch": 5, "batch_size": 5, "width": 2, "tasks": 2}
+    )
+    digests = []
+    for kept in (True, False):
+        for stepper in (Stepper, CapturedStepper):
+            with torch.cuda.stream(torch.cuda.Stream()):
+                resident = DeviceData(tiny, "cuda", resident=kept)
+                place = RunFolder(tmp_path / f"{kept}-{stepper.__name__}")
+                work = ActiveStreamRun(config, place, tiny, resident, stepper)
+                list(work.steps())
+                digests.append(work.finish().digest)
+                work.stream.close()
+    assert digests[0] == digests[2]
+    assert digests[1] == digests[3]
+
+
 def test_an_error_while_reading_ends_the_run_in_one_line(mapped_tiny: Dataset, tmp_path: Path) -> None:
     stream = Stream(mapped_tiny, StreamConfig(tasks=2, batch_size=5))
     (tmp_path / "tiny" / "train_x.raw").write_bytes(b"")
@@ -191,6 +237,20 @@ def test_buffers_go_round_and_no_batch_is_lost_or_doubled(tiny: Dataset) -> None
     feed.close()
 
 
+def test_a_feed_that_nobody_needs_ends_its_thread(tiny: Dataset) -> None:
+    stream = Stream(tiny, StreamConfig(tasks=2, batch_size=1))
+    batches = HostBatches(tiny.train_x, tiny.train_y, stream.arrivals.samples, stream.bounds)
+    feed = _FeedWithoutGpu(batches, torch.device("cpu"), ahead=2)
+    for _ in range(3):
+        feed.free.get()  # one of four buffers is left, and the thread waits for another
+    feed.take(0)
+    (thread,) = readers()
+    del feed
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
 def test_an_error_in_the_thread_of_a_gpu_feed_surfaces(tiny: Dataset) -> None:
     stream = Stream(tiny, StreamConfig(tasks=2, batch_size=5))
     samples = stream.arrivals.samples.copy()
@@ -217,7 +277,7 @@ def test_parts_of_a_dataset_on_the_host(tiny: Dataset) -> None:
     index = torch.tensor([5, 3, 60, 2])
     for split in ("train", "test"):
         for chosen in (None, index % 40):
-            one, other = (torch.cat(list(data.parts(split, 3, chosen))) for data in (away, there))  # type: ignore[arg-type]
+            one, other = (torch.cat(list(data.parts(split, 3, chosen))) for data in (away, there))
             assert torch.equal(one, other)
     with pytest.raises(RuntimeError, match="not on the device"):
         away.rows(index)

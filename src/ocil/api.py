@@ -3,12 +3,14 @@
 Every function here is public: see docs/api.md for what is promised.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ocil.errors import OcilError
+from ocil.plugins import PROGRAM
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,13 +78,33 @@ def run_many(
     from ocil.runs.stream_run import StreamRun
 
     runs = [StreamRun(_checked(config, data_dir)) for config in configs]
-    job = Job(Path(root), device if engine == "ray" else str(pick_device(device)), data_dir, workers, threads)
+    place = device if engine == "ray" else str(pick_device(device))
+    if engine == "ray" or place == "cpu":
+        workers = _workers_that_know(configs, workers)
+    job = Job(Path(root), place, data_dir, workers, threads)
     outcomes = engines.execute(runs, replace(job, engine=engine, address=address))
     found = [outcomes[run.key] for run in runs]
     for outcome in found:
         if not isinstance(outcome, Result):
             raise outcome if isinstance(outcome, Exception) else TypeError(f"{outcome!r} is not a result")
     return [outcome for outcome in found if isinstance(outcome, Result)]
+
+
+def _workers_that_know(configs: "Sequence[RunConfig]", workers: int) -> int:
+    """How many workers may be used: one if a method was registered in a session that other processes cannot import."""
+    from ocil.methods import METHODS
+
+    if hasattr(sys.modules["__main__"], "__file__"):
+        return workers
+    for config in configs:
+        if METHODS.origin(config.method) == PROGRAM:
+            if workers > 1:
+                raise OcilError(
+                    f"the method {config.method} was registered in this session, which worker processes cannot import: "
+                    "give workers=1, or put it into a file and load that with ocil.plugins.load."
+                )
+            return 1
+    return workers
 
 
 def _checked(config: "RunConfig", data_dir: Path | None) -> "RunConfig":
@@ -219,7 +241,9 @@ def tune(
         out=None if root is None else Path(root),
         data_dir=data_dir,
     )
-    job = Job(search.out, str(pick_device(device)), data_dir, workers, threads)
+    place = str(pick_device(device))
+    workers = _workers_that_know(search.configs, workers) if place == "cpu" else workers
+    job = Job(search.out, place, data_dir, workers, threads)
     outcomes = engines.execute(search.plan().runs, job)
     choice = search.choose(search.scores(outcomes))
     if choice is None:

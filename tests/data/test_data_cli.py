@@ -54,6 +54,20 @@ def test_import_and_check(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert "birds: ok" in capsys.readouterr().out
 
 
+def test_import_as_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "b"):
+        write_images(tmp_path / "birds" / name, 6)
+    place = ("--data-dir", tmp_path / "data")
+    content = called_json(capsys, "import", "birds", tmp_path / "birds", *place, "--form", "folder")
+    assert content["path"] == str(tmp_path / "data" / "birds")
+    assert content["name"] == "birds"
+    assert (content["train"], content["test"]) == (10, 2)
+    assert called_json(capsys, "check", "birds", *place)["ok"] is True
+    (tmp_path / "data" / "birds" / "train_x.raw").write_bytes(bytes(10 * 6 * 8 * 3))
+    with pytest.raises(OcilError, match=r"part 0 of train_x\.raw is damaged"):
+        call("check", "birds", *place)
+
+
 def test_a_failed_check_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny_dataset().save(tmp_path / "cifar10.npz")
     with pytest.raises(OcilError, match="cifar10 is not what it should be: classes 3, expected 10"):

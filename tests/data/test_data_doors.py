@@ -279,12 +279,13 @@ def test_hugging_face_columns_and_splits() -> None:
     both = {"train": split(), "test": split(2), "validation": split(4)}
     assert len(Dataset.from_huggingface(both).test_y) == 2
     assert len(Dataset.from_huggingface(both, test="validation").test_y) == 4
-    for wrong, message in (
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"image": "photo"}, "no column 'photo'. Name one with image=: picture, kind, id"),
         ({"label": "species"}, "no column 'species'"),
         ({"test": "held"}, "no split 'held'. Name one with test=: train, test, validation"),
         ({"train": "all"}, "no split 'all'"),
-    ):
+    ]
+    for wrong, message in cases:
         with pytest.raises(OcilError, match=message):
             Dataset.from_huggingface(both, **wrong)
     with pytest.raises(OcilError, match="it has no features"):
@@ -308,7 +309,7 @@ def test_real_hugging_face_datasets() -> None:
         both = datasets.DatasetDict({"train": ds, "test": ds.select(range(4))})
         data = Dataset.from_huggingface(both)
         vectors = datasets.Dataset.from_dict({"embedding": [[1.0, 2.0], [3.0, 4.0]] * 4, "y": ["a", "b"] * 4})
-        embedded = Dataset.from_huggingface(vectors, image="embedding", label="y", note=str)
+        embedded = Dataset.from_huggingface(vectors, image="embedding", label="y", note=print)
     np.testing.assert_array_equal(data.train_x, PIXELS)
     assert data.classes == ("cat", "dog")
     assert embedded.input_shape == (2,)

@@ -13,6 +13,7 @@ import torch
 from tests.data.tiny_sources import tiny_dataset, write_images
 
 from ocil.data import Dataset, available, load, load_once, raw, raw_writer
+from ocil.data.catalog import DatasetSource
 from ocil.data.check import check
 from ocil.data.importers import import_dataset
 from ocil.data.mapped import Rows, is_mapped, mapped
@@ -74,8 +75,26 @@ def test_vectors_keep_their_type(tmp_path: Path) -> None:
         assert data.train_x.dtype == dtype
         np.testing.assert_array_equal(data.train_x, x)
     with pytest.raises(OcilError, match="not finite"):
-        Dataset.from_arrays(np.full((4, 2), np.nan, np.float32), [0, 1, 0, 1], store=tmp_path / "nan", note=str)
+        Dataset.from_arrays(np.full((4, 2), np.nan, np.float32), [0, 1, 0, 1], store=tmp_path / "nan", note=print)
     assert not (tmp_path / "nan").exists()
+
+
+def test_a_dataset_of_vectors_is_checked_and_listed(tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).standard_normal((8, 5)).astype(np.float16), np.arange(8) % 2
+    Dataset.from_arrays(x, y, x, y, store=tmp_path / "folder")
+    Dataset.from_arrays(x, y, x, y).save(tmp_path / "file.npz")
+    for name in ("folder", "file"):
+        report = check(name, tmp_path)
+        assert report.ok
+        assert report.image_shape == (5,)
+    assert [entry.image_shape for entry in available(tmp_path)[-2:]] == [(5,), (5,)]
+
+
+def test_a_dataset_that_a_function_makes_keeps_its_fingerprint(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = open_store(stored, "own")
+    monkeypatch.setattr("ocil.data.store.SOURCES.find", lambda name: DatasetSource("mine", lambda: made))
+    monkeypatch.setattr("ocil.data.dataset.pieces", lambda array: pytest.fail("it was computed"))
+    assert load("mine").fingerprint == made.fingerprint
 
 
 def test_the_fingerprint_comes_from_the_manifest(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 import ocil
 from ocil import plugins
-from ocil.cli import bench, console, data, learn, longtail, predict, report, run, serve, sweep, tune
+from ocil.cli import bench, console, data, learn, longtail, networks, predict, report, run, serve, sweep, tune
 from ocil.errors import OcilError
 
 app = App(
@@ -18,7 +18,8 @@ app = App(
     version=ocil.__version__,
     help="""Online class-incremental learning: methods, benchmark, command line.
 
-Try `ocil run afs`, which learns ten kinds of clothing two at a time, then `ocil methods`, `ocil datasets`.
+Try `ocil run afs`, which learns ten kinds of clothing two at a time. `ocil methods`, `ocil networks` and
+`ocil datasets` list what there is.
 """,
 )
 app.command(run.run)
@@ -28,6 +29,7 @@ app.command(tune.tune)
 app.command(report.report)
 app.command(report.show)
 app.command(run.methods)
+app.command(networks.networks)
 app.command(bench.bench)
 app.command(data.list_datasets, name="datasets")
 app.command(data.app)

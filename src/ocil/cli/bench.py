@@ -10,6 +10,8 @@ from ocil.limits import check_threads
 if TYPE_CHECKING:
     from ocil.engines.bench import Timing
 
+VECTOR = (512,)
+
 
 def bench(
     *methods: str,
@@ -23,10 +25,10 @@ def bench(
     """Time the training step of methods in their steady state, on random images.
 
     On a GPU the shapes are CIFAR-100's with a memory of 5000, and seeds run side by side; on a CPU they are those of
-    the embedded dataset and one seed runs alone. `floor` is what the passes through the network must take, see
-    docs/performance.md.
+    the embedded dataset and one seed runs alone. A network for vectors gets vectors of 512 numbers. `floor` is what the
+    passes through the network must take, see docs/performance.md.
 
-    Example: `ocil bench afs er --set precision=bf16`
+    Examples: `ocil bench afs er --set precision=bf16`, `ocil bench er --set network=resnet18`
 
     Parameters
     ----------
@@ -61,10 +63,12 @@ def bench(
     gpu = place.type == "cuda"
     info, count = (CATALOG["cifar100"], seeds or 10) if gpu else (CATALOG[DEFAULT], 1)
     settings = settings_by_method(methods or tuple(METHODS), read_settings(set))
+    shape = _input_shape(read_settings(set).get("network"), info.image_shape)
     cells = [
-        [resolve(name, info.name, seed=seed, settings=own) for seed in range(count)] for name, own in settings.items()
+        [resolve(name, info.name, seed=seed, settings=own, vectors=shape == VECTOR) for seed in range(count)]
+        for name, own in settings.items()
     ]
-    data = made_up(info.classes, info.image_shape, per_class=100)
+    data = made_up(info.classes, shape, per_class=100)
     timings: list[Timing] = []
     failed: list[str] = []
     try:
@@ -84,12 +88,28 @@ def bench(
     return 0 if not failed else 1 if timings else 2
 
 
+def _input_shape(network: str | None, image: tuple[int, int, int]) -> tuple[int, ...]:
+    """The shape of inputs that a network takes: images, unless it is for vectors."""
+    if network is None:
+        return image
+    from ocil.networks import network as entry
+    from ocil.networks.spec import Spec
+
+    return VECTOR if entry(Spec.parse(network, "network").name).inputs == "vectors" else image
+
+
 def _print(timings: "Sequence[Timing]") -> None:
-    rows = []
+    from ocil.networks.registry import DEFAULT
+
+    others = any(timing.network != DEFAULT for timing in timings)
+    rows: list[tuple[str, ...]] = []
     for timing in timings:
         review = "-" if timing.ms_per_review_step is None else f"{timing.ms_per_review_step:.2f}"
         step, spread = f"{timing.ms_per_step:.2f}", f"{timing.spread:.0%}"
         speed = (f"{timing.images_per_second:,.0f}", f"{timing.floor_ms:.2f}", f"{timing.share_of_floor:.0%}")
         rows.append((timing.method, str(timing.seeds), timing.precision, step, spread, review, *speed))
+        if others:
+            rows[-1] += (timing.network, f"{timing.parameters:,}", f"{timing.multiply_adds / 1e6:,.1f}")
+    more = ("network", "trained weights", "M multiply-adds / image") if others else ()
     times = ("ms / step", "spread", "ms / review step", "images / s", "floor ms", "of floor")
-    console.print_table(("method", "seeds", "precision", *times), rows)
+    console.print_table(("method", "seeds", "precision", *times, *more), rows)

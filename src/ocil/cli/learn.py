@@ -1,4 +1,4 @@
-"""``ocil learn``: a model of your own images. The work is done in ocil.online."""
+"""``ocil learn``: a model of your own images or vectors. The work is done in ocil.online."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ocil.cli import console
 from ocil.cli.execute import STOPPED, stop_when_asked
-from ocil.cli.options import FLAG, Json, MaybeWhole, ModelDir, ModelOptions, Threads, check_seconds
+from ocil.cli.options import FLAG, WORDS, Json, MaybeWhole, ModelDir, ModelOptions, Threads, check_seconds
 from ocil.text import escaped
 
 if TYPE_CHECKING:
     from ocil.online.feed import Feed
 
-SHOWN = 10  # broken images that are named one by one
+SHOWN = 10  # samples left out that are named one by one
 LINE_SECONDS = 30.0
 
 
@@ -24,6 +24,9 @@ def learn(
     *,
     model: ModelDir,
     options: ModelOptions | None = None,
+    x: Annotated[tuple[str, ...], WORDS] = (),
+    y: str = "",
+    labels: Path | None = None,
     shuffle: MaybeWhole = None,
     append: Annotated[bool, FLAG] = False,
     device: str = "auto",
@@ -31,22 +34,36 @@ def learn(
     save_seconds: float = 30.0,
     as_json: Json = False,
 ) -> int:
-    """Learn from labelled images on disk, in the order given, each one once. New labels become new classes.
+    """Learn from labelled images or vectors on disk, in the order given, each one once. New labels become new classes.
 
-    SOURCE is a .csv with columns path and label (paths are relative to it), or a folder CLASS/IMAGE.png, read class by
-    class and sorted by name. Of a folder with train/ and test/, the images of train/CLASS are learned. Each image is
-    predicted before it is learned; the accuracy shown is that of these predictions. At the end of the list comes a
-    review, a pass over the memory, if the method has reviews.
+    Images: SOURCE is a .csv with columns path and label (paths are relative to it), or a folder CLASS/IMAGE.png, read
+    class by class and sorted by name. Of a folder with train/ and test/, the images of train/CLASS are learned.
+
+    Vectors, such as embeddings: SOURCE is a .npy with rows of numbers and `--labels`, an .npz with arrays x and y, or a
+    .parquet (extra `parquet`) with a column of lists, or one column per number, and a column label. They are read in
+    parts. NaN is refused.
+
+    Each sample is predicted before it is learned; the accuracy shown is that of these predictions. At the end of the
+    list comes a review, a pass over the memory, if the method has reviews.
 
     Stop it with Ctrl-C, or kill it: the same command goes on where the model was last saved. It also goes on there
     after rows were added to the list. An image that cannot be read is named and left out.
 
     Example: `ocil learn photos --model birds --shuffle 0` and then `ocil predict new/*.jpg --model birds`
 
+    Example: `ocil learn embeddings.npy --labels labels.npy --model texts --method er`
+
     Parameters
     ----------
     source
-        The .csv file or folder.
+        The folder, .csv, .npy, .npz or .parquet file.
+    x
+        The array of an .npz, or the columns of a .parquet (`'f*'` is all that begin with f). Default: x; of a .parquet
+        the one column of lists, else all columns but the label.
+    y
+        The array or column of the labels. Default: y; of a .parquet label, else y.
+    labels
+        A file of labels for the rows: a .npy, or a .txt with one per line.
     shuffle
         Learn in a random order, drawn from this seed.
     append
@@ -57,19 +74,24 @@ def learn(
         Seconds between two saves.
     """
     check_seconds("save-seconds", save_seconds, zero=True)
-    from ocil.online.feed import Feed, must_be_readable, read_list
+    from ocil.online.arrays import Names
+    from ocil.online.feed import Feed
     from ocil.online.model import has_model, locked
+    from ocil.online.sources import open_source
     from ocil.runs.environment import pick_device
 
-    request = (options or ModelOptions()).request
+    request, new = (options or ModelOptions()).request, not has_model(model)
+    samples = open_source(source, Names(x, y, labels), shuffle)
+    request = request.of(samples)
     request.check(model)
-    samples = read_list(source, shuffle)
     place = pick_device(device)
-    if not has_model(model):  # a mistake is reported before the folder of a new model is made
-        must_be_readable(samples, request.open(model, place).images)
+    if new:  # a mistake is reported before the folder of a new model is made
+        samples.check(request.open(model, place).input_format)
     with locked(model):
         found = request.open(model, place)
         found.threads = threads
+        if not new:
+            samples.check(found.input_format, new=False)
         feed = Feed(found, samples, append)
         before, started = feed.scored, time.monotonic()
         with stop_when_asked() as stopped, _progress(feed, model.name) as show:
@@ -78,7 +100,7 @@ def learn(
     if as_json:
         console.print_json(_result(feed, model, learned, seconds))
     else:
-        console.print_line(f"{model}: {found.recipe.method}, {learned} images learned now, {_state(feed)}")
+        console.print_line(f"{model}: {found.recipe.method}, {learned} samples learned now, {_state(feed)}")
     if not finished:
         console.info(STOPPED)
         raise KeyboardInterrupt
@@ -94,7 +116,7 @@ def _result(feed: "Feed", folder: Path, learned: int, seconds: float) -> dict[st
         "classes": len(feed.model.labels),
         "accuracy": feed.accuracy,
         "position": feed.position,
-        "of": len(feed.samples),
+        "of": len(feed.source),
         "skipped": feed.skipped,
         "seconds": round(seconds, 3),
     }
@@ -117,7 +139,7 @@ def _progress(feed: "Feed", name: str) -> "Iterator[Callable[[Feed], None]]":
     columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=12), MofNCompleteColumn())
     state = TextColumn("{task.fields[state]}")
     bar = Progress(*columns, state, TimeRemainingColumn(compact=True), console=screen, transient=True)
-    task = bar.add_task(escaped(name), total=len(feed.samples), completed=feed.position, state="")
+    task = bar.add_task(escaped(name), total=len(feed.source), completed=feed.position, state="")
     named, line = 0, time.monotonic()
 
     def show(feed: "Feed") -> None:
@@ -131,7 +153,7 @@ def _progress(feed: "Feed", name: str) -> "Iterator[Callable[[Feed], None]]":
             bar.update(task, completed=feed.position, state=f"{len(feed.model.labels)} classes  {accuracy}")
         elif time.monotonic() - line >= LINE_SECONDS:
             line = time.monotonic()
-            console.info(f"{feed.position}/{len(feed.samples)}: {_state(feed)}")
+            console.info(f"{feed.position}/{len(feed.source)}: {_state(feed)}")
 
     if screen.is_terminal:
         bar.start()

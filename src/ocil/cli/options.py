@@ -55,6 +55,11 @@ DataDir = Annotated[
 ]
 Json = Annotated[bool, Parameter(name="--json", help="Print one JSON object and nothing else."), FLAG]
 ModelDir = Annotated[Path, Parameter(name="--model", help="Folder of the model."), FOLDER]
+Trust = Annotated[
+    bool,
+    Parameter(help="The model file may name Python code as its network (`module:...`), and that code is run."),
+    FLAG,
+]
 Threads = Annotated[
     int | None,
     Parameter(
@@ -153,24 +158,28 @@ class ModelOptions:
     method: str | None = None
     """A name from `ocil methods`. Default of `ocil learn`: afs; `ocil serve` needs one to begin a model."""
     memory: MemorySize = None
-    """Images kept for replay. Default: 1000."""
+    """Images or vectors kept for replay. Default: 1000."""
     batch_size: MaybeWhole = None
-    """Images learned together. Default: 10."""
+    """Samples learned together. Default: 10."""
     width: MaybeWhole = None
-    """Channels of the network's first stage. Default: 20."""
+    """Channels of the default network's first stage. Default: 20."""
     review_every: MaybeWhole = None
     """Batches between two reviews, 0 for none. Default: 500 for methods that have reviews."""
     size: MaybeWhole = None
     """Images are resized to squares of this side. Default: 32."""
     gray: Annotated[bool, FLAG] = False
     """Learn from gray images instead of coloured ones."""
+    vectors: MaybeWhole = None
+    """Learn from vectors of so many numbers instead of images. `ocil learn` knows it from the file."""
     seed: MaybeWhole = None
     """The seed of all random numbers. Default: 0."""
     set: Settings = ()
-    """Any other setting of the method as FIELD=VALUE, for example `--set lr=0.05`."""
+    """Any other setting of the method as FIELD=VALUE, for example `--set lr=0.05` or
+    `--set network=timm:tf_efficientnet_lite0 pretrained=weights.pth freeze=backbone`."""
+    trust: Trust = False
 
     def __post_init__(self) -> None:
-        for name, most in (("batch_size", MAX_BATCH), ("width", None), ("size", MAX_SIDE)):
+        for name, most in (("batch_size", MAX_BATCH), ("width", None), ("size", MAX_SIDE), ("vectors", None)):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OcilError(f"--{name.replace('_', '-')} {value} must be at least 1.")
@@ -182,10 +191,12 @@ class ModelOptions:
     @property
     def request(self) -> "ModelRequest":
         from ocil.online.folder import ModelRequest
+        from ocil.online.vectors import VectorFormat
 
+        vectors = None if self.vectors is None else VectorFormat(self.vectors)
         names = ("method", "memory", "batch_size", "width", "review_every", "seed")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return ModelRequest(given, read_settings(self.set), self.size, self.gray)
+        return ModelRequest(given, read_settings(self.set), self.size, self.gray, vectors, self.trust)
 
 
 def read_settings(words: Sequence[str], **options: object) -> dict[str, str]:

@@ -111,6 +111,8 @@ def compare(
 def methods(name: str | None = None, /, *, as_json: Json = False) -> None:
     """List the methods, or every setting of one with its default and meaning.
 
+    Every method has the settings `network`, `pretrained`, `freeze` and `optimizer`: see `ocil networks`.
+
     Examples: `ocil methods`, `ocil methods afs`
 
     Parameters

@@ -2,6 +2,18 @@
 
 from ocil.data.catalog import CATALOG, DEFAULT, DatasetInfo, DatasetSource
 from ocil.data.dataset import Dataset
+from ocil.data.raw_writer import StoreWriter
 from ocil.data.store import Entry, available, load, load_once
 
-__all__ = ["CATALOG", "DEFAULT", "Dataset", "DatasetInfo", "DatasetSource", "Entry", "available", "load", "load_once"]
+__all__ = [
+    "CATALOG",
+    "DEFAULT",
+    "Dataset",
+    "DatasetInfo",
+    "DatasetSource",
+    "Entry",
+    "StoreWriter",
+    "available",
+    "load",
+    "load_once",
+]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ocil.data import catalog
 from ocil.data.archive import check_sums
-from ocil.data.catalog import DatasetInfo
+from ocil.data.catalog import SOURCES, DatasetInfo
 from ocil.data.dataset import AGAIN, Dataset, pieces, shape_text
 from ocil.data.mapped import is_mapped
 from ocil.data.raw import damage, is_store
@@ -19,7 +19,8 @@ class Report:
 
     name: str
     classes: int
-    image_shape: tuple[int, int, int]
+    image_shape: tuple[int, ...]
+    """Height, width and channels of an image, or the length of a vector."""
     train: int
     test: int
     train_md5: str
@@ -33,26 +34,30 @@ class Report:
 
 def check(name: str, data_dir: Path | None = None) -> Report:
     """Read a dataset in full and validate it (OcilError if that fails), then compare it with the catalog."""
-    with place_of(name, data_dir) as path:
-        dataset = load(path)
-        problems: tuple[str, ...] = ()
-        if is_store(path):
-            problems = tuple(damage(path))
-        elif is_mapped(dataset.train_x):
-            check_sums(path, AGAIN)
+    dataset = load(name, data_dir)
+    problems = _damage(name, data_dir) if is_mapped(dataset.train_x) and SOURCES.find(name) is None else ()
     info = catalog.find(dataset.name)
     md5 = train_md5(dataset)
     known = info is not None and info.train_md5 is not None
     problems += differences(dataset, info, md5) if info else ()
     train, test = len(dataset.train_y), len(dataset.test_y)
-    return Report(dataset.name, dataset.num_classes, dataset.image_shape, train, test, md5, known, problems)
+    return Report(dataset.name, dataset.num_classes, dataset.input_shape, train, test, md5, known, problems)
+
+
+def _damage(name: str, data_dir: Path | None) -> tuple[str, ...]:
+    """What is wrong with the files of a mapped dataset, which opening it does not show."""
+    with place_of(name, data_dir) as path:
+        if is_store(path):
+            return tuple(damage(path))
+        check_sums(path, AGAIN)
+        return ()
 
 
 def differences(dataset: Dataset, info: DatasetInfo, md5: str | None = None) -> tuple[str, ...]:
     """How a dataset differs from the one that ``info`` describes, one text per difference."""
     pairs = (
         ("classes", str(dataset.num_classes), str(info.classes)),
-        ("image size", shape_text(dataset.image_shape), shape_text(info.image_shape)),
+        ("image size", shape_text(dataset.input_shape), shape_text(info.image_shape)),
         ("training images", str(len(dataset.train_y)), str(info.train)),
         ("test images", str(len(dataset.test_y)), str(info.test)),
     )

@@ -3,10 +3,10 @@
 import hashlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,9 @@ from ocil.data.digests import remembered
 from ocil.data.mapped import Rows, is_mapped
 from ocil.errors import OcilError
 from ocil.files import atomic_write
+
+if TYPE_CHECKING:
+    from ocil.data.samples import ArrayOptions, HuggingFaceOptions, TorchOptions
 
 ARRAYS = ("train_x", "train_y", "test_x", "test_y", "classes")
 AGAIN = "Import or download the dataset again."
@@ -89,7 +92,7 @@ class Dataset:
         test_y: Any | None = None,
         *,
         store: Path | None = None,
-        **options: Any,
+        **options: "Unpack[ArrayOptions]",
     ) -> "Dataset":
         """A dataset from arrays, tensors or nested lists, and labels of any kind.
 
@@ -115,7 +118,9 @@ class Dataset:
         return from_arrays(train_x, train_y, test_x, test_y, **options).made(store)
 
     @classmethod
-    def from_torch(cls, train: Any, test: Any | None = None, *, store: Path | None = None, **options: Any) -> "Dataset":
+    def from_torch(
+        cls, train: Any, test: Any | None = None, *, store: Path | None = None, **options: "Unpack[TorchOptions]"
+    ) -> "Dataset":
         """A dataset from map-style torch datasets of pairs (image, label): Pillow images, tensors or arrays.
 
         Images are read as by ``from_arrays``; what the first sample is decides how all are read. Names of the classes
@@ -130,7 +135,13 @@ class Dataset:
 
     @classmethod
     def from_huggingface(
-        cls, ds: Any, image: str | None = None, label: str | None = None, *, store: Path | None = None, **options: Any
+        cls,
+        ds: Any,
+        image: str | None = None,
+        label: str | None = None,
+        *,
+        store: Path | None = None,
+        **options: "Unpack[HuggingFaceOptions]",
     ) -> "Dataset":
         """A dataset from a ``DatasetDict`` or a ``Dataset`` of the library datasets.
 
@@ -208,6 +219,13 @@ def known_fingerprint(dataset: Dataset, fingerprint: str) -> Dataset:
     """The dataset itself, which need not compute its fingerprint any more."""
     dataset.__dict__["fingerprint"] = fingerprint  # where ``cached_property`` keeps it
     return dataset
+
+
+def renamed(dataset: Dataset, name: str) -> Dataset:
+    """The same dataset under another name. A fingerprint that is known is kept: it does not depend on the name."""
+    copy = replace(dataset, name=name)
+    known = dataset.__dict__.get("fingerprint")
+    return copy if known is None else known_fingerprint(copy, known)
 
 
 def pieces(array: NDArray[Any]) -> Iterator[NDArray[Any]]:

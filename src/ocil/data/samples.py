@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,36 @@ TEST_SPLITS = ("test", "validation", "valid", "val")
 
 Note = Callable[[str], None]
 Progress = Callable[[int, int], None]
+
+
+class CommonOptions(TypedDict, total=False):
+    """The options of every door. ``Dataset.from_arrays`` explains them."""
+
+    name: str
+    layout: Layout | None
+    test_share: float | None
+    seed: int
+    note: Note | None
+
+
+class ArrayOptions(CommonOptions, total=False):
+    """The options of ``Dataset.from_arrays``."""
+
+    classes: Sequence[str] | None
+
+
+class TorchOptions(ArrayOptions, total=False):
+    """The options of ``Dataset.from_torch``."""
+
+    size: int | None
+
+
+class HuggingFaceOptions(CommonOptions, total=False):
+    """The options of ``Dataset.from_huggingface``."""
+
+    size: int | None
+    train: str
+    test: str | None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Literal
 
 from ocil.data import catalog
 from ocil.data.catalog import CATALOG, DEFAULT, SOURCES, DatasetInfo, DatasetSource
-from ocil.data.dataset import Dataset, load_npz, peek_npz
+from ocil.data.dataset import Dataset, load_npz, peek_npz, renamed
 from ocil.data.places import data_dirs
 from ocil.data.raw import MANIFEST, is_store, open_store, read_manifest
 from ocil.errors import OcilError, suggest
@@ -80,7 +80,7 @@ def _made(source: DatasetSource) -> Dataset:
         raise OcilError(
             f"the dataset '{source.name}' is made by a function that returns a {kind}, not an ocil.Dataset."
         )
-    return replace(found, name=source.name)
+    return renamed(found, source.name)
 
 
 _make_once = lru_cache(maxsize=1)(_made)

@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ocil.data import Dataset
 from ocil.methods.base import Learner
 from ocil.methods.passes import Pass
-from ocil.networks import evaluating, to_float
+from ocil.networks import InputShape, evaluating, is_image, to_float
 from ocil.precision import Precision, numerics
-from ocil.runs.build import build, network_of
+from ocil.runs.build import build, network_of, refuse_wrong_inputs
 from ocil.runs.captured import CapturedStepper, can_be_captured
 from ocil.runs.config import RunConfig
 from ocil.runs.features import Encoder
@@ -52,19 +53,29 @@ class Timing:
     floor_ms: float
     share_of_floor: float
     peak_bytes: int | None
+    network: str
+    parameters: int
+    """Numbers that the network learns; those of its head and of what is frozen are left out."""
+    multiply_adds: int
+    """What the features of one image cost."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def made_up(classes: int, image_shape: tuple[int, int, int], per_class: int) -> Dataset:
-    """Random images: the cost of a step does not depend on what they show."""
+def made_up(classes: int, input_shape: InputShape, per_class: int) -> Dataset:
+    """Random images or vectors: the cost of a step does not depend on what they show."""
     rng = np.random.default_rng(0)
     labels = np.arange(classes, dtype=np.int64)
     train = np.repeat(labels, per_class)
-    images = rng.integers(0, 256, (len(train), *image_shape), dtype=np.uint8)
-    tests = rng.integers(0, 256, (classes, *image_shape), dtype=np.uint8)
-    return Dataset("made-up", images, train, tests, labels, tuple(f"class {label}" for label in labels))
+
+    def draw(count: int) -> NDArray[Any]:
+        if is_image(input_shape):
+            return rng.integers(0, 256, (count, *input_shape), dtype=np.uint8)
+        return rng.random((count, *input_shape), dtype=np.float32)
+
+    names = tuple(f"class {label}" for label in labels)
+    return Dataset("made-up", draw(len(train)), train, draw(classes), labels, names)
 
 
 def made_up_vectors(data: Dataset, length: int) -> Dataset:
@@ -90,6 +101,7 @@ def measure(
     if (encoder := Encoder.of(config.learner)) is not None and data.is_images:
         data = made_up_vectors(data, *encoder.vector_shape(data.input_shape))
     gpu = device.type == "cuda"
+    refuse_wrong_inputs(config, data)
     if gpu:
         gc.collect()  # frees the learners that were measured before
         torch.cuda.reset_peak_memory_stats(device)
@@ -104,7 +116,7 @@ def measure(
         if seeds[0].learner.has_task_end_steps:
             rehearsal_ms, _ = _time([seed.rehearse for seed in seeds], device, repeats, seconds / 4)
         floor = _floor_gpu(config, data, passes, device) if gpu else _floor_cpu(seeds[0], passes, repeats)
-    images, count = sum(each.images for each in passes), len(seeds)
+    images, count, network = sum(each.images for each in passes), len(seeds), seeds[0].learner.network
     return Timing(
         config.label,
         torch.cuda.get_device_name(device) if gpu else "cpu",
@@ -120,6 +132,9 @@ def measure(
         floor,
         floor * count / step_ms,
         torch.cuda.max_memory_allocated(device) if gpu else None,
+        config.learner.network,
+        sum(value.numel() for name, value in network.named_parameters() if name[:5] != "head." and value.requires_grad),
+        network.multiply_adds,
     )
 
 

@@ -34,7 +34,7 @@ from ocil.experiments.plan import Plan, results_of
 from ocil.methods import method as method_info
 from ocil.rng import derive
 from ocil.runs.build import check, refuse_wrong_inputs
-from ocil.runs.config import RunConfig, command, resolve
+from ocil.runs.config import RunConfig, command, plugin_words, resolve
 from ocil.runs.features import Encoder, features_of
 from ocil.runs.folder import RunFolder, is_folder
 from ocil.runs.naming import readable, short_digest
@@ -272,7 +272,8 @@ class Search:
         for name, value in {**own, **options}.items():
             if value not in (None, []):
                 words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
-        return shlex.join([*words, *{None: [], True: ["--review"], False: ["--no-review"]}[self.review]])
+        review = {None: [], True: ["--review"], False: ["--no-review"]}[self.review]
+        return " ".join([shlex.join([*words, *review]), *plugin_words(self.configs[0])])
 
 
 def search_split(dataset: Dataset, config: RunConfig, tasks: int, share: float) -> SearchSplit:

@@ -150,6 +150,8 @@ class TorchOptimizer:
         for key, value in state.items():
             number, _, name = key.partition(".")
             parameter = self.parameters[int(number)]
+            if value.ndim and not _covers(value, parameter):
+                raise ValueError(f"the optimiser's {key} has shape {list(value.shape)}, not {list(parameter.shape)}")
             on_host = value.ndim == 0 and not self._captures()  # where PyTorch keeps counters, unless it is captured
             place = torch.device("cpu") if on_host else parameter.device
             self.optimizer.state[parameter][name] = value.detach().clone().to(place)
@@ -201,6 +203,13 @@ def _check(spec: str, weight_decay: float) -> None:
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise OcilError(f"optimizer = {spec}: {reason.rstrip('.')}.") from None
+
+
+def _covers(value: Tensor, parameter: Tensor) -> bool:
+    """Whether a tensor has a number for each of a parameter's, or for each of its rows or columns."""
+    return value.ndim == parameter.ndim and all(
+        mine in (1, its) for mine, its in zip(value.shape, parameter.shape, strict=True)
+    )
 
 
 def _is_ours(spec: Spec) -> bool:

@@ -46,6 +46,8 @@ class Learner(GrowsByClass, Capturable):
     the fused kernels. Measured values are in results/performance/h200-steps.json."""
     vector_settings: ClassVar[dict[str, Any]] = {}
     """The defaults that differ from the config's own where inputs are vectors."""
+    restarts: ClassVar[bool] = False
+    """Whether it builds its network anew at task ends."""
     scores_are_logits: ClassVar[bool] = True
     """False if scores only rank the classes, as distances do: their softmax is not a probability."""
     config: LearnerConfig

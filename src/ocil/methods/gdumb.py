@@ -41,6 +41,7 @@ class GDumb(Learner):
 
     Config = GDumbConfig
     config: GDumbConfig
+    restarts = True
     memory: "BalancedMemory"
 
     def __init__(
@@ -70,7 +71,8 @@ class GDumb(Learner):
         super().task_ended()
         fresh = self.make_network(derive(self.rng.seed, f"init after task {self.task_number}"))
         networks.meet(fresh, self.classes_met)
-        self.network.load_state_dict(fresh.state_dict())  # in place: captured steps use these tensors
+        drawn = {name: value for name, value in fresh.state_dict().items() if not self.network.is_frozen(name)}
+        self.network.load_state_dict(drawn, strict=False)  # in place: captured steps use these tensors
         self.optimizer.reset()
 
     def task_end_batches(self) -> Iterator[Tensor]:

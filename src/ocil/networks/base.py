@@ -61,6 +61,13 @@ class Network(nn.Module):
                 parameter.requires_grad_(False)
         self.train(self.training)
 
+    def is_frozen(self, name: str) -> bool:
+        """Whether a tensor of its state, by its name, is frozen."""
+        module, _, own = name.rpartition(".")
+        parameter = self.get_submodule(module)._parameters.get(own)
+        inside = any(f"{name}.".startswith(f"{part}.") for part in self.frozen_parts)
+        return inside or (parameter is not None and not parameter.requires_grad)
+
     def backbone_parts(self) -> Iterable[str]:
         """Names of the submodules before the head, in the order of the forward pass."""
         return (name for name, _ in self.named_children() if name != "head")

@@ -5,8 +5,6 @@ import pickle
 import stat
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -28,24 +26,6 @@ DEEPEST = 3  # prefixes in front of one name
 COUNTERS = "num_batches_tracked"  # of batch normalisation: no weights; some files have them, some do not
 LARGEST = 8 * 2**30  # bytes
 ADVICE = "Give a .safetensors file, or a .pth file that holds tensors alone"
-
-_skipped: ContextVar[bool] = ContextVar("_skipped", default=False)
-
-
-@contextmanager
-def skipped() -> Iterator[None]:
-    """Inside the block networks start with random weights, whatever ``pretrained`` says, and no file is read: a state
-    with all weights will be loaded into them.
-    """
-    before = _skipped.set(True)
-    try:
-        yield
-    finally:
-        _skipped.reset(before)
-
-
-def are_skipped() -> bool:
-    return _skipped.get()
 
 
 def load(module: nn.Module, path: str) -> None:

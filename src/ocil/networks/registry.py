@@ -4,14 +4,17 @@ A network is named by a setting: ``reduced-resnet18``, ``mlp(hidden=512)``, ``ti
 ``module:package.module:factory``. docs/adding-a-network.md explains how to write one.
 """
 
+import inspect
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from ocil.errors import OcilError
 from ocil.networks import pretrained as weights
@@ -131,6 +134,35 @@ def named(factory: str | Factory) -> str:
     return f"module:{module}:{name}"
 
 
+class Option(NamedTuple):
+    """An option of a network, ``NAME(option=value)``."""
+
+    name: str
+    default: Any
+    meaning: str
+
+
+INPUT_SIZE = Option(
+    "input_size", None, "A side, or (height, width), to which images are resized: by default as trained."
+)
+
+
+def options_of(info: NetworkInfo) -> list[Option]:
+    """The options of a network, from the signature of its factory. Their meanings are in its docstring, each after the
+    option's name in backquotes and a colon.
+    """
+    if info.name == DEFAULT:
+        return [Option("width", 20, "Channels of its first stage. The setting width does the same.")]
+    factory: Any = info.load()
+    text = " ".join((inspect.getdoc(factory.__init__ if inspect.isclass(factory) else factory) or "").split())
+    meanings = dict(re.findall(r"``(\w+)``: (.*?)(?=\s*``\w+``: |$)", text))
+    given = list(inspect.signature(factory).parameters.values())[1:]
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    named = [each for each in given if each.kind in kinds and each.name != "own_weights"]
+    found = [Option(each.name, each.default, meanings.get(each.name, "")) for each in named]
+    return found + ([INPUT_SIZE] if info.inputs != "vectors" else [])
+
+
 def is_known(spec: str) -> bool:
     """Whether a network can be built without importing a module that nothing has imported yet. A file that a stranger
     wrote may name any.
@@ -169,11 +201,25 @@ def build(
     made = seeded(make, seed)
     if growing:
         made.head = GrowingHead(made.feature_size, classes, derive(seed, "head"))
-    if pretrained and pretrained != weights.OWN and not weights.are_skipped():
+    if pretrained and pretrained != weights.OWN:
         weights.load(made.body if isinstance(made, WrappedNetwork) else made, pretrained)
     if freeze != "none":
         made.freeze(freeze)
+    _refuse_dropout(made, chosen)
     return made.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+
+
+def _refuse_dropout(made: Network, chosen: Spec) -> None:
+    """Raise an ``OcilError`` if a pass would draw random numbers that are not the learner's: a run could not be resumed
+    bit for bit, nor captured.
+    """
+    for name, part in made.named_modules():
+        share = getattr(part, "p", 0) if isinstance(part, _DropoutNd) else getattr(part, "drop_prob", 0)
+        if part.training and isinstance(share, int | float) and share > 0:
+            raise OcilError(
+                f"network = {chosen} has dropout ({name.removeprefix('body.')}, {share:g}), which ocil cannot repeat "
+                "bit for bit: set it to 0, or freeze that part."
+            )
 
 
 def refuse_wrong_inputs(info: NetworkInfo, input_shape: InputShape) -> None:
@@ -203,7 +249,7 @@ def _body(info: NetworkInfo, chosen: Spec, input_shape: InputShape, pretrained: 
             raise OcilError(
                 f"pretrained = {weights.OWN} is for models of timm: give a file of weights for {info.name}."
             )
-        options["own_weights"] = not weights.are_skipped()
+        options["own_weights"] = True
     try:
         body = info.load()(input_shape, **options)
     except OcilError:

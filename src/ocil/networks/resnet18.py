@@ -35,8 +35,10 @@ class ResNet18(nn.Module):
     """
 
     def __init__(self, input_shape: InputShape, width: int = 64, stem: str = "small") -> None:
-        """``stem``: ``small`` begins with a 3x3 convolution, for images of about 32 pixels, as the methods of this
-        field do; ``imagenet`` with a 7x7 convolution and max-pooling, for images of 224 pixels.
+        """``width``: channels of the first stage; the next ones have 2, 4 and 8 times as many.
+
+        ``stem``: 'small' begins with a 3x3 convolution, for images of about 32 pixels, as the methods of this field do;
+        'imagenet' with a 7x7 convolution and max-pooling, and images are resized to 224 pixels and normalised.
         """
         super().__init__()
         if stem not in ("small", "imagenet"):

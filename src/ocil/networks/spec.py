@@ -35,7 +35,9 @@ def _literals(options: str, text: str, setting: str) -> dict[str, Any]:
     example = "write options as name=value, for example NAME(width=64), with texts in quotes"
     try:
         call = ast.parse(f"f({options})", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args or any(word.arg is None for word in call.keywords):
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise ValueError
+        if call.args or any(word.arg is None for word in call.keywords):
             raise ValueError
         return {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

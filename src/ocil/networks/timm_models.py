@@ -9,6 +9,7 @@ from ocil.networks.inputs import InputShape
 from ocil.networks.registry import Factory
 
 TAKEN = {
+    "own_weights": "use the setting pretrained = own",
     "pretrained": "use the setting pretrained = own",
     "checkpoint_path": "use the setting pretrained = FILE",
     "pretrained_cfg": "use the setting pretrained = FILE",
@@ -26,7 +27,8 @@ def make(name: str) -> Factory:
         close = suggest(name, timm.list_models())
         raise OcilError(f"timm has no model '{name}'.{close.split(' Known:')[0]} timm.list_models() lists them.")
 
-    def factory(input_shape: InputShape, own_weights: bool = False, **options: Any) -> nn.Module:
+    def factory(input_shape: InputShape, /, own_weights: bool = False, **options: Any) -> nn.Module:
+        """``own_weights``: whether timm loads the weights that it offers, from its cache or by a download."""
         for option in options.keys() & TAKEN.keys():
             raise OcilError(f"network = timm:{name} cannot have the option {option}: {TAKEN[option]}.")
         model: Any = timm.create_model(name, pretrained=own_weights, num_classes=0, **options)

@@ -24,7 +24,7 @@ class MLP(nn.Sequential):
     """Linear layers with ReLU between them."""
 
     def __init__(self, input_shape: InputShape, hidden: int | tuple[int, ...] = (256, 256)) -> None:
-        """``hidden``: the sizes of the layers before the head."""
+        """``hidden``: the size of the layer before the head, or the sizes of several."""
         sizes = (hidden,) if isinstance(hidden, int) else tuple(hidden)
         if not sizes or not all(isinstance(size, int) and 0 < size <= 65536 for size in sizes):
             raise OcilError(f"mlp(hidden={hidden!r}): give one size or several, each from 1 to 65,536.")

@@ -119,7 +119,7 @@ class Facts:
         zeros = torch.zeros(1, channels, height, width) if is_image(input_shape) else torch.zeros(1, *input_shape)
         try:
             with torch.no_grad(), evaluating(network):
-                found = pooled(network.body(network.prepared(zeros)))
+                found = network.body(network.prepared(zeros))
         except OcilError:
             raise
         except Exception as error:
@@ -128,6 +128,7 @@ class Facts:
         finally:
             for hook in hooks:
                 hook.remove()
+        found = pooled(found) if isinstance(found, Tensor) else found
         if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != 1 or not found.is_floating_point():
             got = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise OcilError(f"the network must turn [B, ...] into float features [B, d], but it gives {got} for B = 1.")

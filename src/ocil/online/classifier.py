@@ -17,36 +17,51 @@ with optional("OnlineClassifier needs scikit-learn", "sklearn", "sklearn"):
     from sklearn.utils.validation import assert_all_finite, check_is_fitted, validate_data
 
 from ocil.limits import check_threads
+from ocil.networks.registry import Factory, named
+from ocil.online.formats import format_of
 from ocil.online.header import entry, reading_note
-from ocil.online.images import ImageFormat, InputError, is_pictures
+from ocil.online.images import ImageFormat, is_pictures
+from ocil.online.inputs import InputError
 from ocil.online.labels import ClassLabel, decoded, encoded
 from ocil.online.model import SCORED_TOGETHER, Model, Recipe
 from ocil.runs.environment import pick_device
 
+OWN_PARAMETERS = ("network", "pretrained", "freeze", "optimizer")
+"""Settings of the learner that are parameters of the estimator."""
+
 
 class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Learns to classify images one batch after the other, while new classes appear.
+    """Learns to classify images or vectors one batch after the other, while new classes appear.
 
     ``partial_fit`` learns the samples it is given in their order, ``batch_size`` at a time, all of them before it
     returns: what is left over makes a smaller last batch. ``fit`` forgets everything first, goes over the data once,
     and ends with a review if the method has reviews.
 
+    Rows of numbers [N,D] are vectors, for example embeddings, and are kept as float16 or float32 as they are given;
+    other numbers become float32. What needs views of an image refuses them.
+
     Images are arrays [N,H,W] or [N,H,W,C] with one or three channels, lists of files or of Pillow images, or, with an
-    ``image_shape``, rows of pixels [N,D]. Embeddings and other vectors are not supported yet. Files and Pillow images
-    are brought to the shape of the first one; arrays must have it. uint8 numbers are taken as they are. Others are
-    mapped to 0..255 from ``pixel_range``, which the first images fix for good if it is not given: 0 to 1 if all their
-    values lie in it, else from their smallest to their largest value. Values outside are clipped.
+    ``image_shape``, rows of pixels [N,D]. Files and Pillow images are brought to the shape of the first one; arrays
+    must have it. uint8 numbers are taken as they are. Others are mapped to 0..255 from ``pixel_range``, which the first
+    images fix for good if it is not given: 0 to 1 if all their values lie in it, else from their smallest to their
+    largest value. Values outside are clipped.
 
     Parameters
     ----------
     method : a name from ``ocil.METHODS``
-    memory : images kept for replay (methods without a memory ignore it)
+    memory : inputs kept for replay (methods without a memory ignore it)
     batch_size : samples learned together
-    width : channels of the network's first stage
+    width : channels of the default network's first stage
+    network : a name with options, such as ``mlp(hidden=512)`` or ``timm:NAME``, or a factory. None: reduced-resnet18
+        for images, linear for vectors
+    pretrained : weights that the network starts with, a .safetensors or .pth file; None: none
+    freeze : what keeps its weights: ``backbone`` is all but the head; None: nothing
+    optimizer : a name with options, such as ``adamw(eps=1e-6)``; None: sgd
     review_every : batches between two reviews; 0: none; None: 500 if the method has reviews or needs task ends.
         To a method that needs task ends each of these is one.
-    image_shape : (height, width) or (height, width, channels). For rows of pixels: how to fold them; it must be given,
-        and one side may be -1, which then follows from D. For files: what to resize to (else the first one's size).
+    image_shape : (height, width) or (height, width, channels). For rows of pixels: how to fold them; without it they
+        are vectors, and one side may be -1, which then follows from D. For files: what to resize to (else the first
+        one's size).
     pixel_range : the values of black and white
     random_state : None, a number or a RandomState
     device : auto, cpu, cuda or mps
@@ -57,7 +72,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ----------
     classes_ : the labels met so far, and those announced, sorted (in order of appearance if they cannot be sorted)
     model_ : the ``ocil.online.model.Model`` behind it
-    n_features_in_ : values per image
+    n_features_in_ : values per image or vector
     """
 
     def __init__(
@@ -67,6 +82,10 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         memory: int = 1000,
         batch_size: int = 10,
         width: int = 20,
+        network: str | Factory | None = None,
+        pretrained: str | None = None,
+        freeze: str | None = None,
+        optimizer: str | None = None,
         review_every: int | None = None,
         image_shape: tuple[int, ...] | None = None,
         pixel_range: tuple[float, float] | None = None,
@@ -79,6 +98,10 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.memory = memory
         self.batch_size = batch_size
         self.width = width
+        self.network = network
+        self.pretrained = pretrained
+        self.freeze = freeze
+        self.optimizer = optimizer
         self.review_every = review_every
         self.image_shape = image_shape
         self.pixel_range = pixel_range
@@ -89,9 +112,9 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
         """Forget everything, then learn these samples in their order, once."""
-        images, labels = self._samples(X, y, first=True)
-        self._begin(images)
-        self._learn(images, labels, [])
+        inputs, labels = self._samples(X, y, first=True)
+        self._begin(inputs)
+        self._learn(inputs, labels, [])
         if self.model_.review_every:
             self.review()
         return self
@@ -99,11 +122,11 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:  # noqa: N803
         """Learn these samples too. ``classes`` may announce labels that are to come, at any call; it need not."""
         first = not hasattr(self, "model_")
-        images, labels = self._samples(X, y, first)
+        inputs, labels = self._samples(X, y, first)
         announced = [] if classes is None else _labels(classes)
         if first:
-            self._begin(images)
-        self._learn(images, labels, [*([] if first else _labels(self.classes_)), *announced])
+            self._begin(inputs)
+        self._learn(inputs, labels, [*([] if first else _labels(self.classes_)), *announced])
         return self
 
     def review(self) -> Self:
@@ -117,23 +140,24 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """[N, classes], columns as in ``classes_``. An announced class that was not met yet has probability 0."""
         check_is_fitted(self)
-        images = self._images(X, first=False)
+        inputs = self._inputs(X, first=False)
         model = self._ready_model()
-        chunks = range(0, len(images), SCORED_TOGETHER)
-        met = [model.probabilities(model.images.read(images[first : first + SCORED_TOGETHER])) for first in chunks]
-        found = np.zeros((len(images), len(self.classes_)))
+        chunks = range(0, len(inputs), SCORED_TOGETHER)
+        read = model.input_format.read
+        met = [model.probabilities(read(inputs[first : first + SCORED_TOGETHER])) for first in chunks]
+        found = np.zeros((len(inputs), len(self.classes_)))
         columns = {label: column for column, label in enumerate(_labels(self.classes_))}
         found[:, [columns[label] for label in model.labels]] = np.concatenate(met)
         return found
 
     def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
-        """The likeliest label of each image."""
+        """The likeliest label of each input."""
         best = self.predict_proba(X).argmax(1)  # first: it refuses a model that is not fitted and has no classes_
         likeliest: NDArray[Any] = self.classes_[best]
         return likeliest
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:  # noqa: N803
-        """The share of images whose likeliest label is theirs."""
+        """The share of inputs whose likeliest label is theirs."""
         check_is_fitted(self)
         right = [a == b for a, b in zip(_labels(self.predict(X)), _labels(y), strict=True)]
         return float(np.average(right, weights=sample_weight))
@@ -147,31 +171,51 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.model_.save(folder)
 
     @classmethod
-    def load(cls, folder: Path | str, device: str = "auto", threads: int | None = None) -> Self:
-        """A saved model, also one made by ``ocil learn``. Learning goes on exactly where it stopped."""
+    def load(
+        cls, folder: Path | str, device: str = "auto", threads: int | None = None, trust: bool | str = False
+    ) -> Self:
+        """A saved model, also one made by ``ocil learn``. Learning goes on exactly where it stopped.
+
+        The pretrained weights that it began with are in it: ``pretrained`` is None then. ``trust``: whether the file
+        may name Python code as its network (``module:...``), or the one network that it may name.
+        """
         check_threads(threads)
-        model = Model.load(folder, device)
+        model = Model.load(folder, device, trust)
         recipe = model.recipe
         image_shape, pixel_range, announced = _noted(model)
         given = {name: getattr(recipe, name) for name in ("method", "memory", "batch_size", "width", "review_every")}
         given |= {"image_shape": image_shape, "pixel_range": pixel_range, "random_state": recipe.seed}
-        classifier = cls(**given, device=device, threads=threads, settings=dict(recipe.settings) or None)
+        settings = dict(recipe.settings)
+        given |= {name: settings.pop(name, None) for name in OWN_PARAMETERS}
+        classifier = cls(**given, device=device, threads=threads, settings=settings or None)
         classifier.model_ = model
-        classifier.n_features_in_ = int(np.prod(model.images.shape))
+        classifier.n_features_in_ = int(np.prod(model.input_format.shape))
         classifier._finish(announced)
         return classifier
 
-    def _begin(self, images: Any) -> None:
+    def _begin(self, inputs: Any) -> None:
         seed = self.random_state
         if not isinstance(seed, int | np.integer) or isinstance(seed, bool):
             seed = check_random_state(seed).randint(2**31)
         sizes = int(self.memory), int(self.batch_size), int(self.width)
-        recipe = Recipe(self.method, *sizes, self.review_every, int(seed), dict(self.settings or {}))
+        recipe = Recipe(self.method, *sizes, self.review_every, int(seed), self._settings())
         if recipe.batch_size < 1:
             raise InputError(f"batch_size = {recipe.batch_size} must be at least 1.")
-        form = ImageFormat.of(images, self.image_shape, self.pixel_range)
-        self.model_ = Model(recipe, form, pick_device(self.device), threads=self.threads)
-        self.n_features_in_ = int(np.prod(form.shape))
+        input_format = format_of(inputs, self.image_shape, self.pixel_range)
+        self.model_ = Model(recipe, input_format, pick_device(self.device), threads=self.threads)
+        self.n_features_in_ = int(np.prod(input_format.shape))
+
+    def _settings(self) -> dict[str, Any]:
+        """All settings of the learner that were given, also those that are parameters here."""
+        settings = dict(self.settings or {})
+        for name in OWN_PARAMETERS:
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if name in settings:
+                raise InputError(f"{name} is given twice, as a parameter and among the settings.")
+            settings[name] = named(value) if name == "network" else str(value)
+        return settings
 
     def _ready_model(self) -> Model:
         """The model, about to compute on as many threads as the parameter asks for by now."""
@@ -179,12 +223,12 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.model_.threads = self.threads
         return self.model_
 
-    def _learn(self, images: Any, labels: Sequence[ClassLabel], announced: list[ClassLabel]) -> None:
+    def _learn(self, inputs: Any, labels: Sequence[ClassLabel], announced: list[ClassLabel]) -> None:
         model, size = self._ready_model(), int(self.batch_size)
         try:
             for first in range(0, len(labels), size):
                 batch = slice(first, first + size)
-                model.learn(model.images.read(images[batch]), labels[batch])
+                model.learn(model.input_format.read(inputs[batch]), labels[batch])
             model.check_loss()
         finally:  # also where a file cannot be read: what came before it was learned
             self._finish(announced)
@@ -196,12 +240,12 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.classes_ = _sorted_array([*self.model_.labels, *announced])
 
     def _samples(self, X: Any, y: Any, first: bool) -> tuple[Any, list[ClassLabel]]:  # noqa: N803
-        images = self._images(X, first)
+        inputs = self._inputs(X, first)
         labels = _labels(y, check=True)
-        check_consistent_length(images, labels)
-        return images, labels
+        check_consistent_length(inputs, labels)
+        return inputs, labels
 
-    def _images(self, X: Any, first: bool) -> Any:  # noqa: N803
+    def _inputs(self, X: Any, first: bool) -> Any:  # noqa: N803
         """Files and Pillow images as they are, else an array of finite numbers."""
         if is_pictures(X):
             return X
@@ -235,13 +279,15 @@ def _noted(model: Model) -> tuple[tuple[int, ...] | None, tuple[float, float] | 
     """Image shape, pixel range and announced classes, as they were saved with a model."""
     note: dict[str, Any] = {"image_shape": None, "pixel_range": None, "announced": []}
     with reading_note("its estimator"):
-        note |= model.note.get("classifier", {"image_shape": list(model.images.shape)})
+        form = model.input_format
+        own_shape = {"image_shape": list(form.shape)} if isinstance(form, ImageFormat) else {}
+        note |= model.note.get("classifier", own_shape)
         shape, bounds = (entry(note, name, list, type(None)) for name in ("image_shape", "pixel_range"))
         announced = [decoded(label) for label in entry(note, "announced", list)]
         for label in announced:
             encoded(label)  # raises if it can be none
         if bounds is not None:
-            ImageFormat(model.images.shape, *bounds)
+            ImageFormat((1, 1, 1), *bounds)
         return None if shape is None else tuple(shape), None if bounds is None else (bounds[0], bounds[1]), announced
 
 

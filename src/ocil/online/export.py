@@ -1,4 +1,4 @@
-"""Exports a model to run elsewhere, without ocil: images in, probabilities out."""
+"""Exports a model to run elsewhere, without ocil: images or vectors in, probabilities out."""
 
 import io
 import json
@@ -14,28 +14,38 @@ from torch import Tensor, nn
 
 from ocil.errors import OcilError, optional
 from ocil.files import write_bytes
+from ocil.online.images import ImageFormat
 from ocil.online.labels import encoded
 from ocil.online.model import Model
 
 OPSET = 18  # the oldest that the exporter writes without a conversion
-INPUT, OUTPUT = "images", "probabilities"
+OUTPUT = "probabilities"
 
 
 class Served(nn.Module):
-    """uint8 images ``[N, H, W, C]`` to probabilities ``[N, classes]``, as the model is now.
+    """Turns uint8 images ``[N, H, W, C]`` or float32 vectors ``[N, D]`` into probabilities ``[N, classes]``.
 
-    Class means, where a method classifies by them, are computed once, here.
+    It is the model as it is now, with the network's resizing and normalisation. Class means, where a method classifies
+    by them, are computed once, here.
     """
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        self.factor, self.classes = model.images.factor, len(model.labels)
+        self.classes = len(model.labels)
+        self.factor = model.input_format.factor if isinstance(model.input_format, ImageFormat) else 1
+        self.dtype = model.learner.problem.dtype
         self.scorer: Callable[[Tensor], Tensor] = model.learner.scorer()
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor) -> Tensor:
+        inputs = inputs.to(self.dtype)
         if self.factor > 1:
-            images = images.repeat_interleave(self.factor, 1).repeat_interleave(self.factor, 2)
-        return self.scorer(images)[:, : self.classes].softmax(1)
+            inputs = inputs.repeat_interleave(self.factor, 1).repeat_interleave(self.factor, 2)
+        return self.scorer(inputs)[:, : self.classes].softmax(1)
+
+
+def input_of(model: Model) -> tuple[str, torch.dtype]:
+    """The name and type of the exported program's input. Vectors are float32 there, whatever the model keeps."""
+    return ("images", torch.uint8) if isinstance(model.input_format, ImageFormat) else ("vectors", torch.float32)
 
 
 def export(model: Model, path: Path) -> None:
@@ -72,7 +82,7 @@ def to_onnx(model: Model) -> bytes:
             verbose=False,
             opset_version=OPSET,
             dynamic_shapes=_any_batch(),
-            input_names=[INPUT],
+            input_names=[input_of(model)[0]],
             output_names=[OUTPUT],
             external_data=False,
             custom_translation_table={torch.ops.aten._cdist_forward.default: distances},  # PyTorch has none
@@ -119,9 +129,9 @@ def _remove_traces(graph: Any) -> None:
         part.ClearField("metadata_props")
 
 
-def _any_batch() -> dict[str, dict[int, Any]]:
+def _any_batch() -> tuple[dict[int, Any]]:
     """The first dimension of the input is open."""
-    return {INPUT: {0: torch.export.Dim("batch", min=1)}}
+    return ({0: torch.export.Dim("batch", min=1)},)
 
 
 def _labels(model: Model) -> str:
@@ -129,7 +139,7 @@ def _labels(model: Model) -> str:
 
 
 def _example(model: Model) -> Tensor:
-    return torch.zeros((2, *model.images.shape), dtype=torch.uint8)
+    return torch.zeros((2, *model.input_format.shape), dtype=input_of(model)[1])
 
 
 def _frozen_copy(model: Model) -> Model:

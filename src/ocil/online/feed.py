@@ -1,96 +1,15 @@
-"""Learns labelled images on disk in the order given. After a kill, learning goes on where the model was last saved."""
+"""Learns labelled samples on disk in the order given. After a kill, learning goes on where the model was last saved."""
 
-import csv
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ocil.data.layouts import class_folders, list_images, training_folder
 from ocil.errors import OcilError
 from ocil.online.header import entry, reading_note, whole
-from ocil.online.images import ImageFormat, InputError
 from ocil.online.model import Model
+from ocil.online.sources import Source
 from ocil.runs.protocol import SaveTimes
-
-
-class Sample(NamedTuple):
-    """An image file and its class."""
-
-    name: str
-    """The path in the list, relative to the folder or to that of the CSV."""
-    path: Path
-    label: str
-
-
-def read_list(source: Path, shuffle: int | None = None) -> list[Sample]:
-    """The labelled images of a list: a CSV with columns ``path`` and ``label``, or a folder CLASS/IMAGE.
-
-    The rows of a CSV keep their order; the images of a folder are sorted by class and name. Of a folder with a split,
-    only train/CLASS is read. ``shuffle``: the seed of a random order.
-    """
-    if source.is_dir():
-        samples = _read_folder(source)
-    elif source.suffix.lower() == ".csv" and source.is_file():
-        samples = _read_csv(source)
-    else:
-        raise OcilError(f"{source} is neither a folder CLASS/IMAGE nor a .csv file with columns path and label.")
-    if shuffle is not None:
-        if not 0 <= shuffle < 2**32:
-            raise OcilError(f"the seed {shuffle} of the random order must be from 0 to {2**32 - 1}.")
-        order = np.random.RandomState(shuffle).permutation(len(samples))  # the same in every version of numpy
-        samples = [samples[number] for number in order]
-    return samples
-
-
-def _read_folder(source: Path) -> list[Sample]:
-    root = training_folder(source)
-    files = [
-        Sample(f"{path.parent.name}/{path.name}", path, path.parent.name)
-        for path, _ in list_images(root, class_folders(root))
-    ]
-    if not files:
-        raise OcilError(f"{root} holds no images. Lay them out as {source.name}/CLASS/IMAGE.png.")
-    return files
-
-
-def _read_csv(source: Path) -> list[Sample]:
-    try:
-        with source.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            if missing := {"path", "label"} - set(reader.fieldnames or ()):
-                raise OcilError(f"{source} has no column '{max(missing)}': its first line must name path and label.")
-            rows = [(reader.line_num, row["path"], row["label"]) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise OcilError(f"{source} cannot be read: {error}.") from None
-    for line, path, label in rows:
-        if not path or not label:
-            raise OcilError(f"{source}, line {line}: a path or a label is missing.")
-    if not rows:
-        raise OcilError(f"{source} has no rows below its first line.")
-    return [Sample(path, source.parent / path, label) for _, path, label in rows]
-
-
-def must_be_readable(samples: Sequence[Sample], images: ImageFormat) -> None:
-    """Raise ``OcilError`` if not one of the images can be read. It stops at the first that can."""
-    first: InputError | None = None
-    for sample in samples:
-        try:
-            images.read([sample.path])
-        except InputError as error:
-            first = first or error
-        else:
-            return
-    raise OcilError(f"not one of {len(samples)} images could be read, the first because {first}")
-
-
-def _update(digest: "hashlib._Hash", samples: Sequence[Sample]) -> None:
-    """Add names and labels in their order, not what is in the files."""
-    for sample in samples:
-        digest.update(f"{sample.name}\0{sample.label}\0".encode())
 
 
 class _Stopped(Exception):  # noqa: N818 # it is no error
@@ -104,8 +23,8 @@ class Feed:
     unless ``append`` asks for this list to be learned from its beginning too.
     """
 
-    def __init__(self, model: Model, samples: list[Sample], append: bool = False) -> None:
-        self.model, self.samples = model, samples
+    def __init__(self, model: Model, source: Source, append: bool = False) -> None:
+        self.model, self.source = model, source
         at = _noted(model)
         self.position: int = at["position"]
         self.scored: int = at["scored"]
@@ -113,15 +32,15 @@ class Feed:
         self.correct: int = at["correct"]
         """How many of them were predicted correctly."""
         self.skipped: int = at["skipped"]
-        """Images that could not be read."""
-        self.reviewed: bool = at["reviewed"] and len(samples) == self.position
+        """Samples that could not be read."""
+        self.reviewed: bool = at["reviewed"] and len(source) == self.position
         """Whether the review at the end of the list is done."""
         self.problems: list[str] = []
-        """Why this process skipped images, one message each."""
+        """Why this process skipped samples, one message each."""
         self.digest = hashlib.sha256()
         """The digest of all samples up to the position."""
-        _update(self.digest, samples[: self.position])
-        if self.position and (len(samples) < self.position or self.digest.hexdigest() != at["digest"]):
+        self._add_to_digest(0, min(self.position, len(source)))
+        if self.position and (len(source) < self.position or self.digest.hexdigest() != at["digest"]):
             if not append:
                 raise OcilError(
                     f"this list is not the one that the model has learned {self.position} samples of: names, labels or "
@@ -135,22 +54,14 @@ class Feed:
         return self.correct / self.scored if self.scored else None
 
     def step(self, after_batch: Callable[[], None] = lambda: None) -> None:
-        """Predict and then learn the next batch. Images that cannot be read are left out.
+        """Predict and then learn the next batch. Samples that cannot be read are left out.
 
         ``after_batch`` is called after each batch of a review, if one follows. If it raises, the position stays.
         """
-        end = min(self.position + self.model.recipe.batch_size, len(self.samples))
-        images: list[NDArray[np.uint8]] = []
-        labels: list[str] = []
-        problems: list[str] = []
-        for sample in self.samples[self.position : end]:
-            try:
-                images.append(self.model.images.read([sample.path])[0])
-                labels.append(sample.label)
-            except InputError as error:
-                problems.append(str(error))
+        end = min(self.position + self.model.recipe.batch_size, len(self.source))
+        x, labels, problems = self.source.batch(self.position, end, self.model.input_format)
         if labels:
-            x, correct = np.stack(images), 0
+            correct = 0
             if self.model.labels:
                 best = self.model.probabilities(x).argmax(1)
                 correct = sum(self.model.labels[b] == label for b, label in zip(best, labels, strict=True))
@@ -159,8 +70,12 @@ class Feed:
             self.scored += len(labels)
         self.skipped += len(problems)
         self.problems += problems
-        _update(self.digest, self.samples[self.position : end])
+        self._add_to_digest(self.position, end)
         self.position = end
+
+    def _add_to_digest(self, first: int, last: int) -> None:
+        for identity in self.source.identities(first, last):
+            self.digest.update(identity)
 
     def run(
         self,
@@ -193,7 +108,7 @@ class Feed:
                 raise _Stopped
 
         try:
-            while self.position < len(self.samples) and not stop:
+            while self.position < len(self.source) and not stop:
                 if self.model.reviews_next:
                     save_before_review()
                 self.step(stop_inside)

@@ -11,8 +11,14 @@ import torch
 from ocil.errors import OcilError
 from ocil.learning.memory import refuse_what_cannot_fit
 from ocil.methods import method
+from ocil.networks.pretrained import digest
+from ocil.networks.registry import named
+from ocil.online.formats import InputFormat
+from ocil.online.header import problem_of
 from ocil.online.images import ImageFormat
 from ocil.online.model import FILE, Model, Recipe, has_model
+from ocil.online.sources import LabelledRows, Source
+from ocil.online.vectors import VectorFormat
 from ocil.runs.protocol import out_of_memory
 
 NOT_A_MODEL = {".lock", "log"}
@@ -30,17 +36,33 @@ class ModelRequest:
     size: int | None = None
     """Images are resized to squares of this side. Default: 32."""
     gray: bool = False
+    vectors: VectorFormat | None = None
+    """The format of vectors, for a model that takes them instead of images. Its precision is that of a new model."""
+    trust: bool = False
+    """Whether a model file may name Python code as its network."""
+
+    def __post_init__(self) -> None:
+        if self.vectors is not None and (self.size is not None or self.gray):
+            raise OcilError("--size and --gray are for images, and these are vectors: leave them out.")
+
+    def of(self, source: Source) -> "ModelRequest":
+        """The request for a model that is to learn these samples."""
+        if not isinstance(source, LabelledRows):
+            return self
+        if self.vectors is not None and self.vectors.size != source.input_format.size:
+            raise OcilError(f"--vectors {self.vectors.size} was given, and these are {source.input_format}.")
+        return replace(self, vectors=source.input_format)
 
     def check(self, folder: Path) -> None:
         """Raise if the settings of a new model are wrong, before anything is written."""
         if not has_model(folder):
-            memory = self._recipe().config().memory
-            refuse_what_cannot_fit(memory, self._format().shape, [torch.device("cpu")])
+            config, problem = self._recipe().config(self.vectors is not None), problem_of(self._format(), 1)
+            refuse_what_cannot_fit(config.memory, problem.input_shape, [torch.device("cpu")], problem.dtype)
 
     def open(self, folder: Path, device: torch.device) -> Model:
         """The folder's model, or a new one. Raises if the model was made with other settings."""
         if has_model(folder):
-            found = Model.load(folder, device)
+            found = Model.load(folder, device, self.trust or named(self.settings.get("network", "")))
             self._refuse_other(found, folder)
             return found
         try:
@@ -52,7 +74,9 @@ class ModelRequest:
                 "this model does not fit on the device: give a smaller --width, --size or --memory."
             ) from None
 
-    def _format(self) -> ImageFormat:
+    def _format(self) -> InputFormat:
+        if self.vectors is not None:
+            return self.vectors
         side = self.size or 32
         return ImageFormat((side, side, 1 if self.gray else 3))
 
@@ -64,12 +88,22 @@ class ModelRequest:
         if "method" in given:
             given["method"] = method(given["method"]).name
         asked = {name: (value, getattr(found.recipe, name)) for name, value in given.items()}
-        if self.settings:
-            config = replace(found.recipe, settings=dict(self.settings)).config()
-            asked |= {name: (getattr(config, name), getattr(found.config, name)) for name in self.settings}
-        height, _, channels = found.images.shape
-        asked["size"] = (self.size or height, height)
-        asked["gray"] = (self.gray or channels == 1, channels == 1)
+        settings = dict(self.settings)
+        if "pretrained" in settings:
+            path = settings.pop("pretrained")
+            asked["pretrained"] = (digest(path) or path, found.weights)
+        if settings:
+            vectors = isinstance(found.input_format, VectorFormat)
+            config = replace(found.recipe, settings=settings).config(vectors)
+            asked |= {name: (getattr(config, name), getattr(found.config, name)) for name in settings}
+        if isinstance(found.input_format, ImageFormat) and self.vectors is None:
+            height, _, channels = found.input_format.shape
+            asked["size"] = (self.size or height, height)
+            asked["gray"] = (self.gray or channels == 1, channels == 1)
+        elif self.vectors is not None and found.input_format.shape != self.vectors.shape:
+            raise OcilError(f"the model in {folder} takes {found.input_format}, and these are {self.vectors}.")
+        elif self.vectors is None and (self.size is not None or self.gray):
+            raise OcilError(f"the model in {folder} takes {found.input_format}: leave out --size and --gray.")
         for name, (wanted, has) in asked.items():
             if wanted != has:
                 raise OcilError(

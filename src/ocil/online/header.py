@@ -4,11 +4,13 @@ allocated, every entry must have its type and range, and every tensor the shape 
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -18,11 +20,16 @@ from ocil.learning.sgd import SGD
 from ocil.methods import MethodInfo, method
 from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig, Problem
+from ocil.networks import NETWORKS
+from ocil.networks.spec import Spec
+from ocil.online.formats import InputFormat
 from ocil.online.images import ImageFormat
 from ocil.online.labels import ClassLabel, decoded, encoded
+from ocil.online.vectors import VectorFormat
 from ocil.runs.config import fill, values
 
-FORMAT = 1
+FORMAT = 2
+"""Format 1 knew images alone, and one network."""
 
 KINDS: dict[type, str] = {
     dict: "an object",
@@ -39,6 +46,10 @@ class HeaderError(ValueError):
     """A header that describes no model."""
 
 
+class UntrustedError(HeaderError):
+    """A header that names code of its own, or what cannot be checked without running it."""
+
+
 class NewerFormatError(HeaderError):
     """A header that a later version of this package has written."""
 
@@ -47,7 +58,9 @@ class NewerFormatError(HeaderError):
 class Header:
     recipe: dict[str, Any]
     config: LearnerConfig
-    images: ImageFormat
+    input_format: InputFormat
+    weights: str
+    """The digest of the pretrained weights that the network began with, ``own`` for timm's, empty for none."""
     labels: list[ClassLabel]
     batches: int
     samples: int
@@ -71,7 +84,8 @@ def parsed(text: str) -> Header:
     return Header(
         recipe,
         _config(recipe, entry(content, "config", dict)),
-        _images(entry(content, "images", dict)),
+        _vectors(entry(content, "vectors", dict)) if "vectors" in content else _images(entry(content, "images", dict)),
+        entry({"weights": ""} | content, "weights", str),
         _labels(entry(content, "labels", list)),
         whole(content, "batches"),
         whole(content, "samples"),
@@ -106,8 +120,25 @@ def reading_note(of: str) -> Iterator[None]:
         raise OcilError(f"the model's note of {of} is damaged: {reason}. Restore it from a copy.") from error
 
 
-def check_tensors(header: Header, tensors: Mapping[str, Tensor]) -> None:
-    """Raise a ``HeaderError`` unless a learner of these settings has exactly these tensors. Allocates nothing.
+def problem_of(input_format: InputFormat, classes: int) -> Problem:
+    """What a learner knows of a model's inputs, with room for so many classes."""
+    dtype = torch.from_numpy(np.empty(0, input_format.dtype)).dtype
+    return Problem(input_format.network_shape, classes, dtype)
+
+
+def refuse_unfit(config: LearnerConfig) -> None:
+    """Raise an ``OcilError`` for settings that suit a run and no model."""
+    if not config.growing:
+        raise OcilError("growing = false does not suit a model, whose classes are not known in advance: leave it out.")
+    if config.features:
+        advice = f"give a model network = {config.features} and freeze = backbone"
+        raise OcilError(f"features = {config.features} is for runs: {advice}.")
+
+
+def check_tensors(header: Header, tensors: Mapping[str, Tensor], trusted: bool) -> None:
+    """Raise a ``HeaderError`` unless a learner of these settings has exactly these tensors.
+
+    Nothing is allocated, and no code runs that only the file names, unless it is ``trusted``.
 
     A method from outside this package may keep its state in its own way: then what its learners have anyway must not be
     larger than in the file, and the rest is left to its ``load_state``.
@@ -121,7 +152,9 @@ def check_tensors(header: Header, tensors: Mapping[str, Tensor]) -> None:
     own_state = not isinstance(info.target, str) and (
         info.load().state is not Learner.state or info.load().load_state is not Learner.load_state
     )
-    expected = _expected(header, len(met))
+    if not trusted and Spec.parse(header.config.network, "network").name.startswith("module:"):
+        raise UntrustedError(f"has Python code for a network, {header.config.network}")
+    expected = _expected(header, len(met), trusted)
     if expected is not None:
         _check_learner(expected, tensors, own_state)
     for name, tensor in tensors.items():
@@ -160,8 +193,9 @@ def _config(recipe: Mapping[str, Any], given: dict[str, Any]) -> LearnerConfig:
     config = fill(kind, given)
     if config.memory != (recipe["memory"] if info.memory else 0):
         raise HeaderError(f"its entries disagree on the memory: {config.memory} and {recipe['memory']} images")
-    if not config.growing:
-        raise HeaderError("it was made with growing = false and cannot take new classes: learn anew")
+    if config.pretrained:
+        raise HeaderError("it names a file of weights, which a model has in itself")
+    refuse_unfit(config)
     return config
 
 
@@ -172,6 +206,11 @@ def _images(given: dict[str, Any]) -> ImageFormat:
     if not -sys.float_info.max <= low <= high <= sys.float_info.max:
         raise HeaderError("its entry 'images' has no numbers for black and white")
     return ImageFormat(shape, float(low), float(high))
+
+
+def _vectors(given: dict[str, Any]) -> VectorFormat:
+    _only(given, ("size", "precision"), "vectors")
+    return VectorFormat(whole(given, "size", 1), entry(given, "precision", str))
 
 
 def _labels(given: list[Any]) -> list[ClassLabel]:
@@ -201,10 +240,24 @@ def _check_learner(expected: Learner, tensors: Mapping[str, Tensor], own_state: 
                 raise _misshapen(name, found[name], state[name])
         return
     _compare(state, found)
-    if type(expected.optimizer) is SGD:  # of another optimiser's state nothing is known
+    given = {name: tensor for name, tensor in tensors.items() if name.startswith("optimizer.")}
+    if type(expected.optimizer) is SGD:
         velocities = {f"optimizer.{n}.momentum_buffer": p for n, p in enumerate(expected.optimizer.parameters)}
-        given = {name: tensor for name, tensor in tensors.items() if name.startswith("optimizer.")}
         _compare({name: velocities[name] for name in given if name in velocities}, given)
+    else:
+        for name, tensor in given.items():
+            _check_optimizer_tensor(name, tensor, expected.optimizer.parameters)
+
+
+def _check_optimizer_tensor(name: str, tensor: Tensor, parameters: Sequence[Tensor]) -> None:
+    """PyTorch's optimisers keep, per parameter, tensors that can be broadcast to it."""
+    number = name.split(".")[1]
+    if not number.isdecimal() or len(number) > 9 or int(number) >= len(parameters):
+        raise HeaderError(f"its tensor {name} is unknown")
+    like = parameters[int(number)]
+    sides = zip(reversed(tensor.shape), reversed(like.shape), strict=False)
+    if tensor.dim() > like.dim() or any(mine not in (1, its) for mine, its in sides):
+        raise _misshapen(name, tensor, like)
 
 
 def _compare(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
@@ -220,18 +273,35 @@ def _misshapen(name: str, found: Tensor, expected: Tensor) -> HeaderError:
     return HeaderError(f"its tensor {name} is {has}, its settings ask for {needs}")
 
 
-def _expected(header: Header, capacity: int) -> Learner | None:
+def _expected(header: Header, capacity: int, trusted: bool) -> Learner | None:
     """A learner of these settings on the meta device, without numbers. None for a method from outside this package
     that cannot be made without numbers: then only its own ``load_state`` checks its tensors.
+
+    A network from outside that cannot be made without numbers is made with them, if it is ``trusted``.
     """
-    info = method(header.recipe["method"])
+    info, name = method(header.recipe["method"]), Spec.parse(header.config.network, "network").name
+    network = NETWORKS.find(name)
+    problem = problem_of(header.input_format, capacity)
+    ours = isinstance(info.target, str) and (name.startswith("timm:") or (network and isinstance(network.target, str)))
     try:
-        with torch.device("meta"), _WithoutNumbers():
-            return info.load()(header.config, Problem(header.images.network_shape, capacity))
+        return (_kept if ours else _without_numbers)(info.name, header.config, problem)
     except Exception as error:
-        if isinstance(info.target, str):
+        if not isinstance(info.target, str):
+            return None
+        if network is not None and isinstance(network.target, str):
             raise HeaderError(f"its settings make no model: {error}") from error
-        return None
+        if network is None and not trusted:
+            raise UntrustedError(f"has a network that cannot be checked before it is built: {error}") from error
+    return info.load()(header.config, problem)
+
+
+def _without_numbers(name: str, config: LearnerConfig, problem: Problem) -> Learner:
+    with torch.device("meta"), _WithoutNumbers():
+        return method(name).load()(config, problem)
+
+
+_kept = lru_cache(maxsize=2)(_without_numbers)
+"""Some networks take a second to build, and a service saves its model every few seconds."""
 
 
 class _WithoutNumbers(TorchFunctionMode):
@@ -245,4 +315,6 @@ class _WithoutNumbers(TorchFunctionMode):
         options = dict(kwargs or {})
         if options.get("device") is not None:
             options["device"] = "meta"
+        if func is torch.linspace and options.get("steps", args[2] if len(args) > 2 else 0) in range(1000):
+            options["device"] = "cpu"  # networks read such numbers back: how much their layers are to drop
         return func(*args, **options)

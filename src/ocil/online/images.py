@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, ClassVar, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +15,11 @@ from ocil.data import images as files
 from ocil.data.images import GRAY_MODES
 from ocil.errors import OcilError
 from ocil.networks import ImageShape, smallest_batch
+from ocil.online.inputs import InputError, numbers
 
 Picture = str | Path | Image.Image
 
 OPEN = -1  # in place of a height or width: it follows from the data, as in numpy's reshape
-
-
-class InputError(OcilError, ValueError):
-    """Images or labels that cannot be used. Also a ``ValueError``, as scikit-learn's callers expect."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +30,7 @@ class ImageFormat:
     """Height, width, channels."""
     low: float = 0.0
     high: float = 255.0
+    dtype: ClassVar["np.dtype[Any]"] = np.dtype(np.uint8)
 
     def __post_init__(self) -> None:
         sides = self.shape
@@ -54,6 +52,9 @@ class ImageFormat:
         height, width, channels = self.shape
         return height * self.factor, width * self.factor, channels
 
+    def __str__(self) -> str:
+        return f"images of {'x'.join(map(str, self.shape))}"
+
     @classmethod
     def of(
         cls,
@@ -64,8 +65,7 @@ class ImageFormat:
         """The format of the first images that a model sees, which it keeps for good.
 
         Numbers that are not uint8 are mapped from ``pixel_range`` to 0..255: if it is not given, from 0..1 where all of
-        these lie in it, else from their smallest to their largest. Rows of numbers are images only by an
-        ``image_shape``: nothing else distinguishes pixels from an embedding.
+        these lie in it, else from their smallest to their largest. Rows of pixels need an ``image_shape``.
         """
         wanted = _checked_shape(image_shape)
         if pixel_range is not None and not float(pixel_range[0]) < float(pixel_range[1]):
@@ -78,7 +78,7 @@ class ImageFormat:
                     sides = wanted or files.upright_size(picture)[::-1]
                     wanted = (*sides, 1 if picture.mode in GRAY_MODES else 3)
             return cls(_three(wanted))
-        array = _numbers(given)
+        array = numbers(given, "image")
         shape = _folded(_three(wanted), array) if wanted else _shape_of(array)
         if pixel_range is None:
             pixel_range = _range_of(array)
@@ -89,7 +89,7 @@ class ImageFormat:
         if is_pictures(given):
             images = np.stack([self._read_picture(picture) for picture in given])
         else:
-            images = self._from_array(_numbers(given))
+            images = self._from_array(numbers(given, "image"))
         return images.repeat(self.factor, axis=1).repeat(self.factor, axis=2)
 
     def _read_picture(self, picture: Picture) -> NDArray[np.uint8]:
@@ -140,21 +140,6 @@ def opened(picture: Picture) -> Iterator[Image.Image]:
         raise InputError(str(error)) from error
 
 
-def _numbers(given: Any) -> NDArray[Any]:
-    """An array of finite numbers. NaN is refused: it would become black without a warning."""
-    try:
-        array = np.asarray(given)
-        if array.dtype == object:
-            array = array.astype(np.float64)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"images must be arrays of numbers: {error}.") from None
-    if array.dtype.kind not in "biuf":
-        raise InputError(f"images must be arrays of numbers, not of {array.dtype}.")
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise InputError("an image has pixels that are NaN or infinite: replace them, or leave the image out.")
-    return array
-
-
 def _checked_shape(image_shape: Sequence[int] | None) -> tuple[int, ...] | None:
     if image_shape is None:
         return None
@@ -193,10 +178,7 @@ def _shape_of(array: NDArray[Any]) -> ImageShape:
     if array.ndim == 4 and array.shape[3] in (1, 3):
         return array.shape[1], array.shape[2], array.shape[3]
     if array.ndim == 2:
-        raise InputError(
-            f"rows of {array.shape[1]} numbers need image_shape=(height, width) if they are pixels. Embeddings and "
-            "other vectors are not supported yet."
-        )
+        raise InputError(f"rows of {array.shape[1]} numbers need image_shape=(height, width) to be images.")
     size = "x".join(map(str, array.shape))
     raise InputError(f"images must be [N,H,W], [N,H,W,1] or [N,H,W,3], but this array is {size}.")
 

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from ocil.online.images import InputError
+from ocil.online.inputs import InputError
 
 ClassLabel = Any
 """Anything hashable. To be saved it must be text, a number, a bool, None, or a tuple of these."""

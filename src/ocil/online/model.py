@@ -1,4 +1,4 @@
-"""A learner together with what its user sees: labels of any kind, an image format, one file on disk."""
+"""A learner together with what its user sees: labels of any kind, a format of inputs, one file on disk."""
 
 import json
 import math
@@ -21,12 +21,24 @@ from ocil.learning.views import RandomViews
 from ocil.limits import check_threads
 from ocil.methods import method
 from ocil.methods.base import Learner
-from ocil.methods.config import LearnerConfig, Problem
+from ocil.methods.config import LearnerConfig
 from ocil.methods.growth import capacity_for
 from ocil.networks import pretrained
-from ocil.networks.registry import is_known
-from ocil.online.header import FORMAT, Header, HeaderError, NewerFormatError, check_tensors, parsed
-from ocil.online.images import ImageFormat, InputError
+from ocil.networks.registry import named
+from ocil.online.formats import InputFormat
+from ocil.online.header import (
+    FORMAT,
+    Header,
+    HeaderError,
+    NewerFormatError,
+    UntrustedError,
+    check_tensors,
+    parsed,
+    problem_of,
+    refuse_unfit,
+)
+from ocil.online.images import ImageFormat
+from ocil.online.inputs import InputError
 from ocil.online.labels import ClassLabel, encoded
 from ocil.precision import numerics, widest
 from ocil.rng import check_seed
@@ -37,7 +49,7 @@ from ocil.threads import default_threads, using
 
 FILE = "model.safetensors"
 ENTRY = "ocil"  # the file's metadata that hold the header
-SCORED_TOGETHER = 256  # images in one pass
+SCORED_TOGETHER = 256  # inputs in one pass
 OWN = {"memory", "batch_size", "review_every", "seed"}  # settings that have a place of their own in a recipe
 
 
@@ -54,8 +66,8 @@ class Recipe:
     seed: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def config(self) -> LearnerConfig:
-        """Every setting of the learner, complete and checked."""
+    def config(self, vectors: bool = False) -> LearnerConfig:
+        """Every setting of the learner, complete and checked. ``vectors``: whether it is to learn from vectors."""
         info = method(self.method)
         if info.offline:
             raise OcilError(f"{info.name} sees the data mixed and many times: it cannot learn from a stream.")
@@ -68,7 +80,11 @@ class Recipe:
             raise OcilError(
                 f"{min(idle)} is a setting of a benchmark's stream, a model learns what it is given: leave it out."
             )
-        usual = {"width": self.width, "growing": True}
+        if "network" in given:
+            given["network"] = named(given["network"])
+        usual: dict[str, Any] = {"growing": True}
+        if self.width != Recipe.width:  # the default is also the default of the one network that has a width
+            usual["width"] = self.width
         if info.memory:
             # A memory that is smaller than the method's usual draw from it, or a review's, is drawn from in full.
             default = info.load().Config()
@@ -76,47 +92,69 @@ class Recipe:
                 usual[name] = max(1, min(getattr(default, name), self.memory))
             given["memory"] = self.memory
         given |= {name: value for name, value in usual.items() if given.get(name) is None}
-        config = resolve(info.name, "stream", settings=given | {"batch_size": self.batch_size}).learner
-        if not config.growing:
+        config = resolve(info.name, "stream", settings=given | {"batch_size": self.batch_size}, vectors=vectors).learner
+        refuse_unfit(config)
+        if config.pretrained and info.load().restarts:
             raise OcilError(
-                "growing = false does not suit a model, whose classes are not known in advance: leave it out."
+                f"{info.name} begins anew with the pretrained weights at each task end, and a model does not keep "
+                "them: leave out pretrained, or choose another method."
             )
+        if vectors and (reason := info.load().needs_images(config)):
+            raise InputError(f"{info.name} cannot learn from vectors: {reason}.")
         return config
 
 
 class Model:
-    """A learner with class labels: it learns from batches of images, predicts probabilities, and is saved in a folder.
+    """A learner with class labels: it learns from batches, predicts probabilities, and is saved in a folder.
 
-    Classes are numbered as they appear; ``labels[number]`` is what the user calls them.
+    Classes are numbered as they appear; ``labels[number]`` is what the user calls them. A model that began with
+    pretrained weights has them in its file like all others: ``weights`` is their digest, and their path is forgotten.
     """
 
     def __init__(
         self,
         recipe: Recipe,
-        images: ImageFormat,
+        input_format: InputFormat,
         device: torch.device | str = "cpu",
         config: LearnerConfig | None = None,
         threads: int | None = None,
     ) -> None:
         """``threads``: CPU threads to compute on. None: what ``ocil.threads.default_threads`` finds."""
         check_threads(threads)
-        self.recipe, self.images = replace(recipe, method=method(recipe.method).name), images
-        self.config = config or recipe.config()
+        config = config or recipe.config(vectors=not isinstance(input_format, ImageFormat))
+        settings = {name: value for name, value in recipe.settings.items() if name != "pretrained"}
+        if "network" in settings:
+            settings["network"] = config.network
+        self.recipe = replace(recipe, method=method(recipe.method).name, settings=settings)
+        self.input_format = input_format
         if self.recipe.review_every is not None and self.recipe.review_every < 0:
             raise OcilError(f"review_every = {self.recipe.review_every} must not be negative.")
-        problem = Problem(images.network_shape, capacity_for(0))
-        self.learner = method(recipe.method).load()(self.config, problem, recipe.seed, device)
+        self.learner = method(recipe.method).load()(
+            config, problem_of(input_format, capacity_for(0)), recipe.seed, device
+        )
+        self.config = replace(config, pretrained="")
+        self.weights = pretrained.digest(config.pretrained) or config.pretrained
         self.threads = threads
         self.learner.classes_announced = True
-        if min(images.network_shape[:2]) < 2 and isinstance(getattr(self.learner, "random_views", None), RandomViews):
-            size = "x".join(map(str, images.shape[:2]))
-            raise InputError(f"{self.recipe.method} crops its images, which must be larger than {size} pixels.")
+        self._refuse_small_images()
         self.labels: list[ClassLabel] = []
         self.numbers: dict[ClassLabel, int] = {}
         self.batches = 0
         self.samples = 0
         self.note: dict[str, Any] = {}
         """What the command line, the estimator and the service save with the model, as JSON, each by its own name."""
+
+    def _refuse_small_images(self) -> None:
+        """Raise if images are too small for views of them, or for a network to learn from one alone."""
+        size = "x".join(map(str, self.input_format.shape[:2]))
+        crops = isinstance(getattr(self.learner, "random_views", None), RandomViews)
+        if isinstance(self.input_format, ImageFormat) and crops and min(self.input_format.network_shape[:2]) < 2:
+            raise InputError(f"{self.recipe.method} crops its images, which must be larger than {size} pixels.")
+        if self.learner.network.smallest_batch > 1 and self.config.freeze != "backbone":
+            raise InputError(
+                f"network = {self.config.network} cannot learn from a single input of {size}, which has no batch "
+                "statistics: give larger images, freeze = backbone, or another network."
+            )
 
     @property
     def device(self) -> torch.device:
@@ -130,11 +168,11 @@ class Model:
         return REVIEW_EVERY if self.config.review or method(self.recipe.method).needs_task_ends else 0
 
     def learn(
-        self, x: NDArray[np.uint8], labels: Sequence[ClassLabel], after_batch: Callable[[], None] = lambda: None
+        self, x: NDArray[Any], labels: Sequence[ClassLabel], after_batch: Callable[[], None] = lambda: None
     ) -> None:
         """Learn from one batch; new labels become new classes.
 
-        ``x``: [N, H, W, C] as ``images.read`` gives it. ``labels``: N of them; ``InputError`` for NaN or infinite ones.
+        ``x``: as ``input_format.read`` gives it. ``labels``: N of them; ``InputError`` for NaN or infinite ones.
         ``after_batch``: see ``review``, which may follow.
         """
         for label in labels:
@@ -184,10 +222,10 @@ class Model:
             lower = min(0.1, self.config.lr / 10)
             raise OcilError(f"the loss is not finite any more: begin again with a lower learning rate, lr = {lower:g}.")
 
-    def probabilities(self, x: NDArray[np.uint8]) -> NDArray[np.float64]:
+    def probabilities(self, x: NDArray[Any]) -> NDArray[np.float64]:
         """[N, classes], columns as in ``labels``: the softmax of the scores, or of negative distances to class means.
 
-        ``x``: [N, H, W, C] as ``images.read`` gives it.
+        ``x``: as ``input_format.read`` gives it.
         """
         if not self.labels or not len(x):
             return np.zeros((len(x), len(self.labels)))
@@ -208,7 +246,7 @@ class Model:
     def check_weights(self) -> None:
         """Raise if a weight is not finite. Reads from the device."""
         weights = (*self.learner.parameters(), *self.learner.network.buffers())
-        if not bool(torch.stack([value.isfinite().all() for value in weights]).all()):
+        if weights and not bool(torch.stack([value.isfinite().all() for value in weights]).all()):
             raise OcilError("the weights are not finite any more: begin again with a lower learning rate.")
 
     def save(self, folder: Path | str) -> None:
@@ -221,14 +259,15 @@ class Model:
         self.check_weights()
         header, tensors = self._header(), self.learner.state()
         with _savable():
-            check_tensors(parsed(header), tensors)
+            check_tensors(parsed(header), tensors, trusted=True)
         tensorfile.write(Path(folder) / FILE, tensors, {ENTRY: header})
 
     @classmethod
-    def load(cls, folder: Path | str, device: torch.device | str = "auto") -> "Model":
+    def load(cls, folder: Path | str, device: torch.device | str = "auto", trust: bool | str = False) -> "Model":
         """The model of a folder. On another kind of device than it was saved on, its random numbers begin anew.
 
-        ``OcilError`` if the file is missing, damaged, of a later version, or not a model.
+        ``trust``: whether the file may name Python code as its network (``module:...``), which is then run; or the one
+        network that it may name. ``OcilError`` if the file is missing, damaged, of a later version, or not a model.
         """
         path = Path(folder) / FILE
         if not has_model(path.parent):
@@ -243,10 +282,13 @@ class Model:
             raise OcilError(f"{path} was not written by ocil.")
         try:
             header = parsed(texts[ENTRY])
-            check_tensors(header, tensors)
+            check_tensors(header, tensors, trust is True or trust == header.config.network)
             model = cls._from_parts(header, tensors, place)
             model.check_weights()
             return model
+        except UntrustedError as error:
+            advice = "If you trust the file, name this network again, or give --trust (trust=True)"
+            raise OcilError(f"{path} {error}. {advice}.") from error
         except NewerFormatError as error:
             raise OcilError(f"{path} {error}: update ocil.") from error
         except (OcilError, LookupError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
@@ -259,7 +301,8 @@ class Model:
             "format": FORMAT,
             "recipe": asdict(self.recipe),
             "config": asdict(self.config),
-            "images": asdict(self.images),
+            "images" if isinstance(self.input_format, ImageFormat) else "vectors": asdict(self.input_format),
+            "weights": self.weights,
             "labels": [encoded(label) for label in self.labels],
             "batches": self.batches,
             "samples": self.samples,
@@ -276,10 +319,8 @@ class Model:
 
     @classmethod
     def _from_parts(cls, header: Header, tensors: dict[str, Tensor], place: torch.device) -> "Model":
-        if not is_known(header.config.network):
-            raise OcilError(f"its network is {header.config.network}: import that module first, if you trust it.")
-        with pretrained.skipped():  # the state has all weights; the file they came from may be gone
-            model = cls(Recipe(**header.recipe), header.images, place, header.config)
+        model = cls(Recipe(**header.recipe), header.input_format, place, header.config)
+        model.weights = header.weights
         model.learner.load_state(tensors, generators=header.device == place.type)
         model.labels = header.labels
         model.numbers = {label: number for number, label in enumerate(model.labels)}
@@ -299,14 +340,14 @@ class Model:
         return _unpickled, (self._header(), tensors, str(self.device)), {"threads": self.threads}
 
 
-def on_device(x: NDArray[np.uint8], device: torch.device) -> Tensor:
+def on_device(x: NDArray[Any], device: torch.device) -> Tensor:
     return torch.from_numpy(np.array(x)).to(device)  # a copy: what is given may be read-only
 
 
 def probabilities(
-    scorer: Callable[[Tensor], Tensor], x: NDArray[np.uint8], classes: int, device: torch.device
+    scorer: Callable[[Tensor], Tensor], x: NDArray[Any], classes: int, device: torch.device
 ) -> NDArray[np.float64]:
-    """[N, classes]: the softmax of the scores of the first ``classes`` classes, some images at a time."""
+    """[N, classes]: the softmax of the scores of the first ``classes`` classes, some inputs at a time."""
     found = np.zeros((len(x), classes))
     for first in range(0, len(x) if classes else 0, SCORED_TOGETHER):
         part = slice(first, first + SCORED_TOGETHER)

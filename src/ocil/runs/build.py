@@ -1,7 +1,7 @@
 """From a configuration to a learner, and checks of a configuration before anything is built from it."""
 
 from dataclasses import fields, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -46,12 +46,10 @@ def refuse_missing_operators(config: RunConfig, dataset: Dataset, device: torch.
     Tried on a small learner, so that it is known before a run starts.
     """
     if device.type == "mps":
-        small = replace(config.learner, width=1, memory=min(config.learner.memory, 4 * config.learner.memory_batch))
-        _try_steps(config.method, small, problem_of(dataset, 2), str(device))
+        _try_steps(config.method, replace(config.learner, width=1), problem_of(dataset, 2), device)
 
 
-@cache
-def _try_steps(name: str, config: LearnerConfig, problem: Problem, device: str) -> None:
+def _try_steps(name: str, config: LearnerConfig, problem: Problem, device: torch.device) -> None:
     try:
         learner = method(name).load()(config, problem, device=device)
         x = torch.zeros((4, *problem.input_shape), dtype=problem.dtype, device=device)
@@ -117,6 +115,7 @@ def check(config: RunConfig, dataset: Dataset) -> None:
             f"review_batch = {learner.review_batch} is more than memory = {learner.memory}: no review would have a "
             f"whole batch. Give --set review_batch={learner.memory}, or --no-review."
         )
+    _refuse_weights(learner, dataset.input_shape, config.weights)
     smallest = min(last - first for first, last in stream.bounds)
     if method(config.method).memory:
         smallest = min(smallest, learner.memory_batch)
@@ -141,6 +140,18 @@ def refuse_wrong_inputs(config: RunConfig, dataset: Dataset) -> None:
         raise OcilError(f"{config.method} cannot learn from images: {reason}.")
     if (encoder := Encoder.of(learner)) is not None:
         encoder.check()
+
+
+def _refuse_weights(config: LearnerConfig, input_shape: InputShape, digest: str) -> None:
+    """Raise an ``OcilError`` if the file of pretrained weights does not fit the network."""
+    if digest and not config.features:  # with features the weights are those of the network that computes them
+        _build_with_weights(input_shape, config.width, config.network, config.pretrained, digest)
+
+
+@lru_cache(maxsize=32)
+def _build_with_weights(input_shape: InputShape, width: int, spec: str, path: str, digest: str) -> None:
+    """``digest`` serves the cache alone: it changes when the file does."""
+    build_network(input_shape, 1, width, spec=spec, pretrained=path)
 
 
 @lru_cache(maxsize=32)

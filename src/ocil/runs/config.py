@@ -13,7 +13,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ocil.data import CATALOG, DEFAULT
-from ocil.data.catalog import find
+from ocil.data.catalog import SOURCES, find
 from ocil.errors import LaterVersionError, OcilError, suggest
 from ocil.learning import optimizers
 from ocil.methods import METHODS, MethodInfo, method
@@ -221,7 +221,14 @@ def command(config: RunConfig) -> str:
     different = changed(config)
     if "review" in different:
         words.append("--review" if different.pop("review") else "--no-review")
-    return with_settings(words, different)
+    return with_settings([*words, *plugin_words(config)], different)
+
+
+def plugin_words(config: RunConfig) -> list[str]:
+    """The options of a command that load the plugin files of a run, by their names without folders."""
+    found = [*origins(config.method, config.learner), SOURCES.origin(config.dataset)]
+    files = dict.fromkeys(origin.name for origin in found if origin.kind == "file")
+    return [word for name in files for word in ("--plugin", shlex.quote(name))]
 
 
 def with_settings(words: Sequence[str], settings: Mapping[str, Any]) -> str:

@@ -210,8 +210,9 @@ def _check(result: Result) -> None:
     config = result.config
     if not isinstance(config.dataset, str) or not config.dataset or not _whole(config.seed):
         raise ValueError("dataset or seed is not what it should be")
-    if not isinstance(config.fingerprint, str):
-        raise ValueError("fingerprint is not what it should be")
+    for name in ("fingerprint", "weights", "code"):
+        if not isinstance(getattr(config, name), str):
+            raise ValueError(f"{name} is not what it should be")
     if len(config.dataset) > LONGEST_PATH:
         raise ValueError("the name of its dataset is too long")
     for part in (config.stream, config.learner):

@@ -30,5 +30,5 @@ What clients see:
 ``bodies``   reads the bodies of requests
 ``pages``    the page and the description of all requests
 ``limits``   what a client may ask for
-``labels``, ``pictures``  labels and images from clients
+``labels``, ``pictures``, ``vectors``  labels, images and vectors from clients
 """

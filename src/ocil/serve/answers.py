@@ -2,12 +2,14 @@
 
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr
 
 from ocil.serve.labels import BIGGEST_NUMBER
 from ocil.serve.limits import Limits
 
 JsonLabel = str | int | float | bool | list[Any] | None
+LARGEST = float(np.finfo(np.float32).max)
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
 
@@ -35,14 +37,14 @@ class ClassProbability(BaseModel):  # type: ignore[misc]
     probability: Share
 
 
-class ImagePrediction(BaseModel):  # type: ignore[misc]
+class InputPrediction(BaseModel):  # type: ignore[misc]
     label: JsonLabel = Field(description="The likeliest class; null if the model knows none.")
     probability: Share | None
     classes: list[ClassProbability] = Field(description="The likeliest classes, the first one first.")
 
 
 class Predicted(BaseModel):  # type: ignore[misc]
-    predictions: list[ImagePrediction] = Field(description="One for each image, in their order.")
+    predictions: list[InputPrediction] = Field(description="One for each image or vector, in their order.")
     model_samples: Count = Field(description="Samples the model had learned when it predicted.")
 
 
@@ -50,7 +52,7 @@ class ClassState(BaseModel):  # type: ignore[misc]
     label: JsonLabel
     learned: Count = Field(description="Samples learned by this service.")
     correct: Count = Field(description="How many of them were predicted correctly before they were learned.")
-    stored: Count = Field(description="Images in the memory.")
+    stored: Count = Field(description="Images or vectors in the memory.")
 
 
 class BiasState(BaseModel):  # type: ignore[misc]
@@ -67,7 +69,8 @@ class BiasState(BaseModel):  # type: ignore[misc]
 class Status(BaseModel):  # type: ignore[misc]
     version: str
     method: str
-    image: list[Count] = Field(description="Height, width, channels that images are brought to.")
+    image: list[Count] | None = Field(description="Height, width, channels that images are brought to; null: vectors.")
+    vector: Count | None = Field(description="Numbers of a vector; null: the model takes images.")
     model_samples: Count = Field(description="Samples the model has learned in its life.")
     model_batches: Count
     acknowledged: Count = Field(description="Number of the last sample on the disk.")
@@ -133,11 +136,34 @@ class PredictRequest(_Request):
     images: list[Base64Image] = Field(min_length=1)
 
 
-REQUESTS = (LearnRequest, PredictRequest)
+Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Vector = Annotated[list[Finite], Field(min_length=1)]
 
 
-def learn_body(limits: Limits) -> dict[str, Any]:
-    """The description of a learning request: a form or JSON."""
+class LabelledVector(_Request):
+    vector: Vector
+    label: Text | Number
+
+
+class LearnVectorsRequest(_Request):
+    samples: list[LabelledVector] = Field(min_length=1)
+
+
+class PredictVectorsRequest(_Request):
+    vectors: list[Vector] = Field(min_length=1)
+
+
+LEARN: dict[bool, Any] = {False: LearnRequest, True: LearnVectorsRequest}
+"""What a learning request is made of, by whether the model takes vectors."""
+PREDICT: dict[bool, Any] = {False: PredictRequest, True: PredictVectorsRequest}
+OTHERS = {False: ("vector", "vectors"), True: ("image", "images")}
+"""Fields of requests for the other kind of model."""
+
+
+def learn_body(limits: Limits, vectors: int | None) -> dict[str, Any]:
+    """The description of a learning request: a form or JSON, JSON alone for ``vectors`` of so many numbers."""
+    if vectors is not None:
+        return _body(LEARN[True].__name__)
     fields = {
         "image": _form_images(limits),
         "label": {
@@ -151,7 +177,9 @@ def learn_body(limits: Limits) -> dict[str, Any]:
     return _body("LearnRequest", fields)
 
 
-def predict_body(limits: Limits) -> dict[str, Any]:
+def predict_body(limits: Limits, vectors: int | None) -> dict[str, Any]:
+    if vectors is not None:
+        return _body(PREDICT[True].__name__)
     return _body("PredictRequest", {"image": _form_images(limits)})
 
 
@@ -160,30 +188,32 @@ def _form_images(limits: Limits) -> dict[str, Any]:
     return {"type": "array", "minItems": 1, "maxItems": limits.batch, "items": image, "description": "Image files."}
 
 
-def _body(name: str, fields: dict[str, Any]) -> dict[str, Any]:
-    form = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
-    encoding = {"image": {"contentType": "image/png, image/jpeg, image/webp, image/bmp, image/gif, image/tiff"}}
-    return {
-        "requestBody": {
-            "required": True,
-            "content": {
-                "application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}},
-                "multipart/form-data": {"schema": form, "encoding": encoding},
-            },
-        }
-    }
+def _body(name: str, fields: dict[str, Any] | None = None) -> dict[str, Any]:
+    """JSON of this name, or a form of these fields."""
+    content: dict[str, Any] = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
+    if fields is not None:
+        form = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+        encoding = {"image": {"contentType": "image/png, image/jpeg, image/webp, image/bmp, image/gif, image/tiff"}}
+        content["multipart/form-data"] = {"schema": form, "encoding": encoding}
+    return {"requestBody": {"required": True, "content": content}}
 
 
-def request_schemas(limits: Limits) -> dict[str, Any]:
-    """The JSON requests with the limits of this service."""
+def request_schemas(limits: Limits, vectors: int | None) -> dict[str, Any]:
+    """The JSON requests with the limits of this service, for images or for ``vectors`` of so many numbers."""
     found: dict[str, Any] = {}
-    for model in REQUESTS:
+    learn, predict = LEARN[vectors is not None], PREDICT[vectors is not None]
+    for model in (learn, predict):
         schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
         found |= schema.pop("$defs", {})
         found[model.__name__] = schema
-    found["LearnRequest"]["properties"]["samples"]["maxItems"] = limits.batch
-    found["PredictRequest"]["properties"]["images"]["maxItems"] = limits.batch
-    found["LabelledImage"]["properties"]["label"]["anyOf"][0] |= {
+    inputs, sample = ("images", "LabelledImage") if vectors is None else ("vectors", "LabelledVector")
+    asked = found[predict.__name__]["properties"][inputs]
+    found[learn.__name__]["properties"]["samples"]["maxItems"] = asked["maxItems"] = limits.batch
+    if vectors is not None:
+        for vector in (asked["items"], found[sample]["properties"]["vector"]):
+            vector |= {"minItems": vectors, "maxItems": vectors}
+            vector["items"] |= {"minimum": -LARGEST, "maximum": LARGEST}
+    found[sample]["properties"]["label"]["anyOf"][0] |= {
         "maxLength": limits.label,
         "pattern": r"^[^\s\x00-\x1f\x7f-\x9f]([^\x00-\x1f\x7f-\x9f]*[^\s\x00-\x1f\x7f-\x9f])?$",
         "description": (

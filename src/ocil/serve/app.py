@@ -40,7 +40,7 @@ def create_app(service: Service, token: str | None = None, hosts: tuple[str, ...
     app = FastAPI(
         title="ocil serve",
         version=ocil.__version__,
-        description="A classifier that learns from every labelled image it is sent, while it predicts.",
+        description="A classifier that learns from every labelled sample it is sent, while it predicts.",
         docs_url=None,
         redoc_url=None,
     )
@@ -52,10 +52,17 @@ def create_app(service: Service, token: str | None = None, hosts: tuple[str, ...
         options |= {"summary": summary, "responses": responses, "operation_id": name}
         app.add_api_route(f"/{name}", answer, methods=[method], **options)
 
-    posted = {"response_model": answers.Learned, "openapi_extra": answers.learn_body(limits)}
-    add("POST", routes.learn, "Learn labelled images", _refusals(409, *BODY), **posted)
-    posted = {"response_model": answers.Predicted, "openapi_extra": answers.predict_body(limits)}
-    add("POST", routes.predict, "Classify images", _refusals(*BODY), **posted)
+    vectors = service.vectors
+    posted = {"response_model": answers.Learned, "openapi_extra": answers.learn_body(limits, vectors)}
+    add(
+        "POST",
+        routes.learn,
+        f"Learn labelled {'images' if vectors is None else 'vectors'}",
+        _refusals(409, *BODY),
+        **posted,
+    )
+    posted = {"response_model": answers.Predicted, "openapi_extra": answers.predict_body(limits, vectors)}
+    add("POST", routes.predict, f"Classify {'images' if vectors is None else 'vectors'}", _refusals(*BODY), **posted)
     add("GET", routes.status, "What it has learned", _refusals(*GUARD))
     memory = _refusals(*GUARD, 422, 429, 503)
     add("GET", routes.memory, "What the memory holds", memory, response_model=answers.MemoryState)
@@ -95,7 +102,7 @@ def _described(app: FastAPI, service: Service, token: str | None) -> dict[str, A
     """The OpenAPI description, with the bodies of requests, which FastAPI does not parse here."""
     if app.openapi_schema is None:
         schema: dict[str, Any] = FastAPI.openapi(app)
-        schema["components"]["schemas"] |= answers.request_schemas(service.limits)
+        schema["components"]["schemas"] |= answers.request_schemas(service.limits, service.vectors)
         if token is not None:
             schema["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
             schema["security"] = [{"token": []}]

@@ -11,16 +11,16 @@ from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
-from ocil.serve.answers import LearnRequest, PredictRequest
+from ocil.serve.answers import LEARN, OTHERS, PREDICT
 from ocil.serve.limits import Limits, RefusedError
 from ocil.serve.pictures import from_base64
 
 
 @dataclass(frozen=True)
 class Sent:
-    """The content of a request: image files and, if they are to be learned, as many labels."""
+    """The content of a request: image files or vectors and, if they are to be learned, as many labels."""
 
-    images: list[bytes]
+    inputs: list[bytes] | list[list[float]]
     labels: list[str | int]
 
 
@@ -48,14 +48,19 @@ class Budget:
             self.used -= taken
 
 
-async def read_body(request: Request, limits: Limits, take: Callable[[int], None], learning: bool) -> Sent:
+async def read_body(
+    request: Request, limits: Limits, take: Callable[[int], None], learning: bool, vectors: int | None
+) -> Sent:
     """Read a request. One that is too long is refused while it arrives, whatever length its header claims.
 
-    ``take``: what a lease of the budget gives. ``learning``: each image must have a label.
+    ``take``: what a lease of the budget gives. ``learning``: each input must have a label. ``vectors``: how many
+    numbers a vector has, for a model that takes vectors.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in ("application/json", "multipart/form-data"):
         raise RefusedError(415, "send multipart/form-data or application/json.")
+    if kind == "multipart/form-data" and vectors is not None:
+        raise _wrong_kind(vectors)
     stream = _bounded(request, limits, take)
     try:
         async with asyncio.timeout(limits.body_seconds):
@@ -67,7 +72,7 @@ async def read_body(request: Request, limits: Limits, take: Callable[[int], None
         raise RefusedError(408, f"the request took more than {limits.body_seconds:g} s to arrive.") from error
     except ClientDisconnect as error:
         raise RefusedError(400, "the request broke off.") from error
-    return await asyncio.to_thread(_read_json, content, limits, learning)
+    return await asyncio.to_thread(_read_json, content, limits, learning, vectors)
 
 
 async def _bounded(request: Request, limits: Limits, take: Callable[[int], None]) -> AsyncGenerator[bytes, None]:
@@ -147,19 +152,33 @@ async def _sorted_out(items: list[tuple[str, Any]], learning: bool) -> Sent:
     return Sent(images, labels)
 
 
-def _read_json(content: bytes, limits: Limits, learning: bool) -> Sent:
+def _read_json(content: bytes, limits: Limits, learning: bool, vectors: int | None) -> Sent:
     # For a long list of empty items the parser and its list of errors would take gigabytes. Base64 has no commas.
-    if content.count(b",") > limits.batch * (limits.label + 10):
-        raise RefusedError(422, f"the JSON has far more parts than a request of {limits.batch} images.")
+    if content.count(b",") > limits.batch * (limits.label + 10 + (vectors or 0)):
+        raise RefusedError(422, f"the JSON has far more parts than a request of {limits.batch} samples.")
     try:
         if learning:
-            samples = LearnRequest.model_validate_json(content).samples
-            images = [from_base64(one.image, number) for number, one in enumerate(samples, 1)]
-            return Sent(images, [one.label for one in samples])
-        asked = PredictRequest.model_validate_json(content).images
-        return Sent([from_base64(one, number) for number, one in enumerate(asked, 1)], [])
+            samples = LEARN[vectors is not None].model_validate_json(content).samples
+            labels = [one.label for one in samples]
+            inputs = [one.image if vectors is None else one.vector for one in samples]
+        else:
+            asked = PREDICT[vectors is not None].model_validate_json(content)
+            labels, inputs = [], asked.images if vectors is None else asked.vectors
     except ValidationError as error:
-        raise RefusedError(422, explained(error.errors(include_url=False, include_input=False))) from error
+        errors = error.errors(include_url=False, include_input=False)
+        if any(one["type"] == "extra_forbidden" and one["loc"][-1] in OTHERS[vectors is not None] for one in errors):
+            raise _wrong_kind(vectors) from error
+        raise RefusedError(422, explained(errors)) from error
+    if vectors is None:
+        inputs = [from_base64(one, number) for number, one in enumerate(inputs, 1)]
+    return Sent(inputs, labels)
+
+
+def _wrong_kind(vectors: int | None) -> RefusedError:
+    if vectors is None:
+        return RefusedError(400, "this model takes images, not vectors.")
+    example = '{"samples": [{"vector": [...], "label": ...}]}, or {"vectors": [[...]]} for a prediction'
+    return RefusedError(400, f"this model takes vectors of {vectors} numbers, not images: send JSON, {example}.")
 
 
 def explained(errors: Any) -> str:

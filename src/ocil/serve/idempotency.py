@@ -1,9 +1,15 @@
 """A request that is sent again under the same Idempotency-Key is learned once."""
 
+import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ocil.online.labels import ClassLabel
 
 
 class KeyedRequest(NamedTuple):
@@ -14,11 +20,18 @@ class KeyedRequest(NamedTuple):
     samples: int
     """How many samples it has."""
     digest: str
-    """A hash of its labels and pixels: a key must not stand for two requests."""
+    """A hash of its labels and inputs: a key must not stand for two requests."""
 
     @property
     def last(self) -> int:
         return self.first + self.samples - 1
+
+
+def digest(inputs: NDArray[Any], labels: Sequence[ClassLabel]) -> str:
+    """A short hash of a request: two requests with the same one are taken to be the same."""
+    sha = hashlib.sha256(repr(list(labels)).encode())
+    sha.update(np.ascontiguousarray(inputs).tobytes())
+    return sha.hexdigest()[:16]
 
 
 class Keys:

@@ -1,4 +1,4 @@
-"""An append-only log of labelled images: what is acknowledged is in it, synced to disk.
+"""An append-only log of labelled samples: what is acknowledged is in it, synced to disk.
 
 The log is a folder of segments, files that are written one after the other; ``ocil.serve.segment`` has their format and
 ``ocil.serve.records`` what is in them.
@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from ocil.errors import WriteError
 from ocil.files import open_regular, sync_folder
-from ocil.networks import ImageShape
+from ocil.online.formats import InputFormat
 from ocil.serve.records import Record, Samples
 from ocil.serve.recovery import recover, write_missing
 from ocil.serve.segment import SALT, Segment, framed, header, needed_segments, read, segments_of
@@ -34,18 +34,18 @@ class Log:
         self,
         folder: Path,
         position: int,
-        shape: ImageShape | None = None,
+        input_format: InputFormat | None = None,
         segment_bytes: int = SEGMENT_BYTES,
         set_aside: bool = False,
     ) -> None:
-        """``shape``: what images the model takes, if they are to be checked."""
+        """``input_format``: what the model takes, if the log is to be checked for it."""
         self.folder, self.position, self.segment_bytes = folder, position, segment_bytes
         self.broken: str | None = None
         """Why nothing can be written any more."""
         self._lock = threading.Lock()
         self._file: int | None = None  # a descriptor: a buffer would hide when something is written
         self._salt, self._end, self._has_samples = b"", 0, False
-        self.recovered = recover(folder, position, shape, set_aside)
+        self.recovered = recover(folder, position, input_format, set_aside)
         self.last = self.recovered.last
         """The number of the last sample written."""
 
@@ -60,7 +60,7 @@ class Log:
                     continue
                 if isinstance(record, Samples) and record.first <= self.position:
                     known = self.position + 1 - record.first
-                    record = Samples(self.position + 1, record.labels[known:], record.pixels[known:])
+                    record = Samples(self.position + 1, record.labels[known:], record.inputs[known:])
                 yield record
 
     def append(self, records: Sequence[Record], sync: bool = True) -> None:

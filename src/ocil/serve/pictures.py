@@ -2,7 +2,6 @@
 
 import base64
 import binascii
-import hashlib
 import io
 from collections.abc import Sequence
 
@@ -12,7 +11,6 @@ from PIL import Image
 
 from ocil.data.images import FORMATS
 from ocil.online.images import ImageFormat
-from ocil.online.labels import ClassLabel
 from ocil.serve.limits import Limits, RefusedError
 
 
@@ -48,13 +46,6 @@ def from_base64(text: str, number: int) -> bytes:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise RefusedError(422, f"image {number} is not base64.") from error
-
-
-def digest(pixels: NDArray[np.uint8], labels: Sequence[ClassLabel]) -> str:
-    """A short hash of a request: two requests with the same one are taken to be the same."""
-    sha = hashlib.sha256(repr(list(labels)).encode())
-    sha.update(np.ascontiguousarray(pixels).tobytes())
-    return sha.hexdigest()[:16]
 
 
 def as_png(pixels: NDArray[np.uint8]) -> str:

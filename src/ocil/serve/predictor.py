@@ -4,6 +4,7 @@ import logging
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,43 +16,43 @@ from ocil.serve.limits import Limits, RefusedError
 from ocil.serve.metrics import Metrics
 from ocil.serve.snapshot import NotFiniteError, Snapshots
 
-TOGETHER = 16  # images predicted in one pass: more gain little and make the others wait
+TOGETHER = 16  # inputs predicted in one pass: more gain little and make the others wait
 
 logger = logging.getLogger("ocil.serve")
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The prediction for the images of one request."""
+    """The prediction for the inputs of one request."""
 
     labels: tuple[ClassLabel, ...]
     """The classes, in the order of the columns."""
     samples: int
     """Samples that the model had learned."""
     probabilities: NDArray[np.float64]
-    """[images, classes]"""
+    """[inputs, classes]"""
 
 
 class Predictor(ServiceThread):
-    """Classifies images by the newest snapshot. Images that wait together are classified together."""
+    """Classifies inputs by the newest snapshot. Those that wait together are classified together."""
 
     def __init__(self, snapshots: Snapshots, limits: Limits, metrics: Metrics) -> None:
         super().__init__("ocil-predict")
         self.snapshots, self.limits, self.metrics = snapshots, limits, metrics
         self.waiting = 0
-        """Images that wait for a prediction."""
-        self._questions: deque[tuple[NDArray[np.uint8], Future[Prediction]]] = deque()
+        """Inputs that wait for a prediction."""
+        self._questions: deque[tuple[NDArray[Any], Future[Prediction]]] = deque()
 
-    def ask(self, pixels: NDArray[np.uint8]) -> "Future[Prediction]":
-        """Classify images [N, H, W, C]. ``RefusedError``, here or in the future, if that is not possible now."""
+    def ask(self, inputs: NDArray[Any]) -> "Future[Prediction]":
+        """Classify inputs, as the learner takes them. ``RefusedError``, here or in the future, if it cannot."""
         found: Future[Prediction] = Future()
         with self._changed:
             self._refuse_if_stopping()
-            if self.waiting + len(pixels) > self.limits.predictions:
-                message = f"{self.waiting} images wait for a prediction, the most is {self.limits.predictions}."
+            if self.waiting + len(inputs) > self.limits.predictions:
+                message = f"{self.waiting} inputs wait for a prediction, the most is {self.limits.predictions}."
                 raise RefusedError(429, message, 1)
-            self.waiting += len(pixels)
-            self._questions.append((pixels, found))
+            self.waiting += len(inputs)
+            self._questions.append((inputs, found))
             self._changed.notify_all()
         return found
 
@@ -66,24 +67,24 @@ class Predictor(ServiceThread):
                 asked = [self._questions.popleft()]
                 while self._questions and sum(len(x) for x, _ in asked) + len(self._questions[0][0]) <= TOGETHER:
                     asked.append(self._questions.popleft())
-            images = np.concatenate([pixels for pixels, _ in asked])
-            found, first = self._predicted(images), 0
-            for pixels, future in asked:
-                rows = slice(first, first + len(pixels))
+            together = np.concatenate([inputs for inputs, _ in asked])
+            found, first = self._predicted(together), 0
+            for inputs, future in asked:
+                rows = slice(first, first + len(inputs))
                 first = rows.stop
                 part = (
                     found if isinstance(found, Exception) else replace(found, probabilities=found.probabilities[rows])
                 )
                 answer(future, part)
             if isinstance(found, Prediction):
-                self.metrics.predicted.inc(len(images))
+                self.metrics.predicted.inc(len(together))
             with self._changed:
-                self.waiting -= len(images)
+                self.waiting -= len(together)
 
-    def _predicted(self, images: NDArray[np.uint8]) -> Prediction | Exception:
+    def _predicted(self, inputs: NDArray[Any]) -> Prediction | Exception:
         try:
             with self.snapshots.reading() as snapshot:
-                return Prediction(snapshot.labels, snapshot.samples, snapshot.probabilities(images))
+                return Prediction(snapshot.labels, snapshot.samples, snapshot.probabilities(inputs))
         except NotFiniteError as error:
             return RefusedError(503, f"no prediction: {error}")
         except Exception as error:

@@ -18,7 +18,7 @@ import torch
 from ocil import tensorfile
 from ocil.errors import OcilError, WriteError
 from ocil.files import open_regular, read_regular, sync_folder, write_bytes
-from ocil.networks import ImageShape
+from ocil.online.formats import InputFormat
 from ocil.online.labels import ClassLabel
 from ocil.serve.idempotency import KeyedRequest
 from ocil.serve.records import Samples
@@ -47,12 +47,12 @@ class Recovered:
     """What a replay has to read: segments, and where their last whole record ends."""
 
 
-def recover(folder: Path, position: int, shape: ImageShape | None, set_aside: bool) -> Recovered:
+def recover(folder: Path, position: int, input_format: InputFormat | None, set_aside: bool) -> Recovered:
     """Read the log in ``folder``, which is made if it is not there.
 
     All segments are read before any is changed, so an error leaves them as they were; then a record that was never
     finished is cut off. ``DamagedError`` for anything else that cannot be read, unless ``set_aside`` asks to go on
-    without it. ``shape``: of the images that the model takes, if they are to be checked.
+    without it. ``input_format``: what the model takes, if the log is to be checked for it.
     """
     _make_folder(folder)
     found = Recovered(position, last=position)
@@ -68,7 +68,7 @@ def recover(folder: Path, position: int, shape: ImageShape | None, set_aside: bo
         following: int | None = None
         for segment, condition in conditions.items():
             if condition.end:
-                following = _add_segment(found, segment, condition.end, following, shape, set_aside)
+                following = _add_segment(found, segment, condition.end, following, input_format, set_aside)
                 found.segments.append((segment, condition.end))
         # Numbers behind the last sample are given to new ones.
         found.missing = tuple(gap for gap in found.missing if gap.stop <= found.last)
@@ -99,7 +99,12 @@ def _examined(segment: Segment, last: bool, set_aside: bool) -> Condition:
 
 
 def _add_segment(
-    found: Recovered, segment: Segment, end: int, following: int | None, shape: ImageShape | None, set_aside: bool
+    found: Recovered,
+    segment: Segment,
+    end: int,
+    following: int | None,
+    input_format: InputFormat | None,
+    set_aside: bool,
 ) -> int | None:
     """Add what a segment holds. ``following``: the number that its first sample should have; None: not known yet.
 
@@ -117,9 +122,11 @@ def _add_segment(
                 f"{segment.path} goes on with sample {record.first} where {expected} should be. Restore the whole "
                 "folder from one and the same copy, or start with --set-aside-damage to go on with what is there."
             )
-        if shape is not None and record.last > found.position and record.pixels.shape[1:] != shape:
-            has, wants = (" x ".join(map(str, sides)) for sides in (record.pixels.shape[1:], shape))
-            raise DamagedError(f"{segment.path} holds images of {has} pixels, but the model takes {wants}.")
+        if input_format is not None and record.last > found.position and not _fits(record, input_format):
+            has = "x".join(map(str, record.inputs.shape[1:]))
+            raise DamagedError(
+                f"{segment.path} holds inputs of {has} ({record.inputs.dtype}), but the model takes {input_format}."
+            )
         following = record.last + 1
         found.last = max(found.last, record.last)
         if record.key is not None:
@@ -127,6 +134,10 @@ def _add_segment(
         if record.last > found.position:
             found.labels.update(record.labels)
     return following
+
+
+def _fits(record: Samples, input_format: InputFormat) -> bool:
+    return (record.inputs.shape[1:], record.inputs.dtype) == (input_format.network_shape, input_format.dtype)
 
 
 def _add_missing(found: Recovered, gap: range) -> None:

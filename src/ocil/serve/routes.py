@@ -17,8 +17,9 @@ from starlette.types import Receive, Scope, Send
 
 import ocil
 from ocil.online.labels import encoded
-from ocil.serve import answers, pictures
+from ocil.serve import answers, pictures, vectors
 from ocil.serve.bodies import Budget, read_body
+from ocil.serve.idempotency import digest
 from ocil.serve.labels import checked_label
 from ocil.serve.limits import RefusedError
 from ocil.serve.metrics import CONTENT_TYPE
@@ -61,14 +62,15 @@ class Routes:
     async def learn(self, request: Request, wait: Wait = "false", idempotency_key: Key = None) -> answers.Learned:
         """Samples are acknowledged when they are on the disk, and learned in that order.
 
-        A form has fields `image` and `label`, repeated for a batch. JSON has `samples`, with images in base64.
+        A form has fields `image` and `label`, repeated for a batch. JSON has `samples`, with images in base64, or with
+        vectors as lists of numbers.
         """
         service = self.service
         with self.budget.lease() as take:
-            sent = await read_body(request, self.limits, take, learning=True)
+            sent = await read_body(request, self.limits, take, learning=True, vectors=service.vectors)
             labels = [checked_label(label, self.limits) for label in sent.labels]
-            pixels = await self._decoded(sent.images)
-        receipt = await _result(service.writer.submit(pixels, labels, idempotency_key, pictures.digest(pixels, labels)))
+            inputs = await self._decoded(sent.inputs)
+        receipt = await _result(service.writer.submit(inputs, labels, idempotency_key, digest(inputs, labels)))
         if wait == "true":
             with suppress(TimeoutError):
                 await asyncio.wait_for(
@@ -86,16 +88,16 @@ class Routes:
         )
 
     async def predict(self, request: Request, top: Top = 5) -> Response:
-        """A form has the field `image`, repeated for a batch. JSON has `images`, in base64."""
+        """A form has the field `image`, repeated for a batch. JSON has `images`, in base64, or `vectors`."""
         with self.budget.lease() as take:
-            sent = await read_body(request, self.limits, take, learning=False)
-            pixels = await self._decoded(sent.images)
-        size = len(pixels) * min(top, len(self.service.statistics.labels)) * CLASS_BYTES
+            sent = await read_body(request, self.limits, take, learning=False, vectors=self.service.vectors)
+            inputs = await self._decoded(sent.inputs)
+        size = len(inputs) * min(top, len(self.service.statistics.labels)) * CLASS_BYTES
         if size > self.budget.limit:
-            raise RefusedError(422, f"{top} classes for each of {len(pixels)} images are too many: ask for fewer.")
+            raise RefusedError(422, f"{top} classes for each of {len(inputs)} inputs are too many: ask for fewer.")
         with ExitStack() as held:
             held.enter_context(self.budget.lease())(size)
-            found = await _result(self.service.predictor.ask(pixels))
+            found = await _result(self.service.predictor.ask(inputs))
             return _Held(await _in(self.pool, _predictions, found, top), held.pop_all())
 
     async def status(self) -> answers.Status:
@@ -111,7 +113,8 @@ class Routes:
         return answers.Status(
             version=ocil.__version__,
             method=service.model.recipe.method,
-            image=list(service.model.images.shape),
+            image=list(service.model.input_format.shape) if service.vectors is None else None,
+            vector=service.vectors,
             model_samples=now.samples,
             model_batches=now.batches,
             acknowledged=max(service.writer.acknowledged, now.position),
@@ -131,8 +134,11 @@ class Routes:
         )
 
     async def memory(self, per_class: PerClass = 4, first: First = 0, count: Classes = 50) -> Response:
-        """Some of the images that are kept for replay, between two steps: fewer than asked for where they are large."""
-        size = math.prod(self.service.model.images.shape)
+        """Some of the images that are kept for replay, between two steps: fewer than asked for where they are large.
+
+        Of vectors, only how many each class has.
+        """
+        size = math.prod(self.service.model.input_format.shape)
         most = min(self.limits.memory_images, self.limits.memory_bytes // size)
         classes = max(0, min(count, len(self.service.statistics.labels) - first))
         with ExitStack() as held:
@@ -149,8 +155,9 @@ class Routes:
         """Counters and durations in Prometheus' text format."""
         return Response(self.service.metrics.text(), media_type=CONTENT_TYPE)
 
-    async def _decoded(self, images: list[bytes]) -> NDArray[np.uint8]:
-        return await _in(self.pool, pictures.decode_all, images, self.service.model.images, self.limits)
+    async def _decoded(self, inputs: list[Any]) -> NDArray[Any]:
+        decode = pictures.decode_all if self.service.vectors is None else vectors.decode_all
+        return await _in(self.pool, decode, inputs, self.service.model.input_format, self.limits)
 
 
 def _predictions(found: Prediction, top: int) -> bytes:
@@ -161,7 +168,7 @@ def _predictions(found: Prediction, top: int) -> bytes:
             for n in np.argsort(-row, kind="stable")[:top]
         ]
         label, probability = (classes[0].label, classes[0].probability) if classes else (None, None)
-        predictions.append(answers.ImagePrediction(label=label, probability=probability, classes=classes))
+        predictions.append(answers.InputPrediction(label=label, probability=probability, classes=classes))
     content: str = answers.Predicted(predictions=predictions, model_samples=found.samples).model_dump_json()
     return content.encode()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ocil.online.header import reading_note
 from ocil.online.model import Model, has_model
+from ocil.online.vectors import VectorFormat
 from ocil.precision import numerics
 from ocil.serve.checkpoints import NOTE, Checkpoints, Note
 from ocil.serve.idempotency import Keys, restored
@@ -45,7 +46,7 @@ class Service:
         self.metrics = Metrics()
         with reading_note("its service"):
             note = Note.from_json(model.note.get(NOTE, {}), len(model.labels))
-        self.log = log = Log(folder / LOG, note.position, model.images.network_shape, set_aside=set_aside_damage)
+        self.log = log = Log(folder / LOG, note.position, model.input_format, set_aside=set_aside_damage)
         self._numerics = ExitStack()
         self._numerics.enter_context(numerics(model.config.precision))  # once: threads must not switch it to and fro
         keys = Keys(self.limits.keys, restored(note.keys, note.position, log.recovered.keys))
@@ -78,6 +79,12 @@ class Service:
         return self.trainer.between_steps(
             lambda: StoredImages.of(self.model, self.statistics, per_class, first, count, most)
         )
+
+    @property
+    def vectors(self) -> int | None:
+        """Numbers of a vector; None if the model takes images."""
+        form = self.model.input_format
+        return form.size if isinstance(form, VectorFormat) else None
 
     @property
     def statistics(self) -> Statistics:

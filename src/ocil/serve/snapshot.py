@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ class Snapshot:
     learner: Learner
     scorer: Callable[[Tensor], Tensor]
 
-    def probabilities(self, x: NDArray[np.uint8]) -> NDArray[np.float64]:
+    def probabilities(self, x: NDArray[Any]) -> NDArray[np.float64]:
         """[N, classes], as ``Model.probabilities``."""
         found = probabilities(self.scorer, x, len(self.labels), self.device)
         if not np.isfinite(found).all():
@@ -44,8 +45,9 @@ class Snapshots:
     """Three copies of a learner in turn: the newest, the one that is being read, and one to write to.
 
     A step is published by copying all that a prediction depends on to a spare copy and then naming that the newest. So
-    no reader sees half a step, and none waits for one. The memory's images are not copied: what a method reads of them,
-    for its class means, it reads when its scorer is made, here, in the learning thread.
+    no reader sees half a step, and none waits for one. Frozen weights never change, so all copies share them. The
+    memory is not copied: what a method reads of it, for its class means, it reads when its scorer is made, here, in
+    the learning thread.
 
     One reader at a time, besides the learning thread, which may always read the newest one.
     """
@@ -57,10 +59,10 @@ class Snapshots:
         self._read: Learner | None = None
         self.newest = self._taken(self._copied())
 
-    def publish(self, probe: NDArray[np.uint8]) -> Snapshot:
+    def publish(self, probe: NDArray[Any]) -> Snapshot:
         """Make the model as it is now the newest snapshot.
 
-        ``NotFiniteError``, and no change, if its weights are not finite, or its scores of the images ``probe``: weights
+        ``NotFiniteError``, and no change, if its weights are not finite, or its scores of the inputs ``probe``: weights
         can be finite and yet far too large.
         """
         with self._lock:
@@ -91,7 +93,7 @@ class Snapshots:
 
     def _copied(self) -> Learner:
         learner = self.model.learner
-        shared = (learner.memory, learner.optimizer, learner.rng)
+        shared = (learner.memory, learner.optimizer, learner.rng, *_frozen(learner).values())
         made: Learner = copy.deepcopy(learner, {id(part): part for part in shared})
         made.requires_grad_(False).eval()
         self._copies.append(made)
@@ -107,8 +109,22 @@ class Snapshots:
 
 
 def _tensors(learner: Learner) -> dict[str, Tensor]:
-    """The learner's tensors without those of the memory."""
-    return {name: value for name, value in learner.state_dict().items() if not name.startswith("memory.")}
+    """The learner's tensors without those of the memory, and without frozen ones."""
+    frozen = _frozen(learner)
+    return {
+        name: value
+        for name, value in learner.state_dict().items()
+        if not name.startswith("memory.") and name not in frozen
+    }
+
+
+def _frozen(learner: Learner) -> dict[str, Tensor]:
+    """The weights and batch statistics of the network's frozen parts, by their names in the learner's state."""
+    return {
+        f"network.{part}.{name}": value
+        for part in learner.network.frozen_parts
+        for name, value in learner.network.get_submodule(part).state_dict(keep_vars=True).items()
+    }
 
 
 @torch.no_grad()

@@ -9,11 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ocil.online.header import entry
+from ocil.online.images import ImageFormat
 from ocil.online.labels import ClassLabel
 from ocil.online.model import Model
 from ocil.serve.answers import BiasState
 
 WINDOW = 500
+NOTHING = np.empty((0, 1, 1, 1), np.uint8)
 UNKNOWN = -1  # in the place of a class number: a class that was not met yet, or no prediction
 
 
@@ -104,7 +106,7 @@ class Statistics:
     labels: tuple[ClassLabel, ...]
     counts: Counts
     stored: tuple[int, ...]
-    """Images in the memory, per class."""
+    """Inputs in the memory, per class."""
 
     @classmethod
     def of(cls, model: Model, position: int, counts: Counts) -> "Statistics":
@@ -129,17 +131,19 @@ class StoredImages:
     ) -> "StoredImages":
         """Copies of at most ``most`` images, ``per_class`` of each of ``count`` classes from number ``first`` on.
 
-        Call it between two steps. Each class gets one image before any class gets two.
+        Call it between two steps. Each class gets one image before any class gets two. Of a memory of vectors there is
+        nothing to show but how many each class has.
         """
-        memory, factor = model.learner.memory, model.images.factor
+        memory, form = model.learner.memory, model.input_format
+        factor = form.factor if isinstance(form, ImageFormat) else None
         held = memory.labels[: len(memory)].cpu()
         numbers = range(first, min(first + count, len(statistics.labels)))
         share = min(per_class, max(1, most // max(1, len(numbers))))
         found = []
         for number in numbers:
             slots = (held == number).nonzero().flatten()
-            shown = slots[: min(share, most)].to(memory.images.device)
+            shown = slots[: min(share, most) if factor else 0].to(memory.images.device)
             most -= len(shown)
-            images = memory.images[shown][:, ::factor, ::factor].cpu().numpy()
+            images = memory.images[shown][:, ::factor, ::factor].cpu().numpy() if factor else NOTHING
             found.append((statistics.labels[number], len(slots), images.copy()))
         return cls(statistics.samples, tuple(found))

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ from ocil.serve.statistics import UNKNOWN, Counts, Statistics
 from ocil.threads import set_threads
 
 EXPENSIVE_EVERY = 10  # batches between two snapshots that are expensive to make, while more batches wait
-PROBE = 2  # images of a batch that a new snapshot must have finite scores of
+PROBE = 2  # inputs of a batch that a new snapshot must have finite scores of
 RETRY_SECONDS = 1.0  # after the disk was full
 
 T = TypeVar("T")
@@ -37,15 +37,15 @@ logger = logging.getLogger("ocil.serve")
 
 
 class NumberedSample(NamedTuple):
-    """One labelled image of the log."""
+    """One labelled input of the log."""
 
     number: int
     label: ClassLabel
-    pixels: NDArray[np.uint8]
+    inputs: NDArray[Any]
 
     @classmethod
     def of(cls, record: Samples) -> "Iterator[NumberedSample]":
-        return map(cls, range(record.first, record.last + 1), record.labels, record.pixels)
+        return map(cls, range(record.first, record.last + 1), record.labels, record.inputs)
 
 
 class Trainer(ServiceThread):
@@ -126,7 +126,8 @@ class Trainer(ServiceThread):
                 if batch := next(batches):
                     self._step(batch)
                 elif self._stale:
-                    self._publish(np.zeros((1, *self.model.images.network_shape), np.uint8))
+                    form = self.model.input_format
+                    self._publish(np.zeros((1, *form.network_shape), form.dtype))
                 if self.checkpoints.due(self.position):
                     self.checkpoints.save(self.position, self.counts)
         if not self.failed and self.position > self.checkpoints.position:
@@ -213,16 +214,16 @@ class Trainer(ServiceThread):
     def _step(self, batch: list[NumberedSample]) -> None:
         """Predict, learn, publish."""
         started = time.monotonic()
-        pixels, labels = np.stack([sample.pixels for sample in batch]), [sample.label for sample in batch]
+        inputs, labels = np.stack([sample.inputs for sample in batch]), [sample.label for sample in batch]
         known = len(self.model.labels)
-        guesses = self.snapshots.newest.probabilities(pixels).argmax(1).tolist() if known else [UNKNOWN] * len(batch)
-        self.model.learn(pixels, labels)
+        guesses = self.snapshots.newest.probabilities(inputs).argmax(1).tolist() if known else [UNKNOWN] * len(batch)
+        self.model.learn(inputs, labels)
         self.model.check_loss()
         self._stale = True
         first = not self.snapshots.newest.labels  # until there is one, nothing can be predicted
         more = self._replaying or self._ready
         if first or not self._expensive or not more or self.model.batches % EXPENSIVE_EVERY == 0:
-            self._publish(pixels[:PROBE])
+            self._publish(inputs[:PROBE])
         self.counts.add([self.model.numbers[label] for label in labels], guesses, known)
         self.statistics = Statistics.of(self.model, batch[-1].number, self.counts)
         seconds = time.monotonic() - started
@@ -230,6 +231,6 @@ class Trainer(ServiceThread):
         self.metrics.step_seconds.observe(seconds)
         self.waiters.advance(self.position)
 
-    def _publish(self, probe: NDArray[np.uint8]) -> None:
+    def _publish(self, probe: NDArray[Any]) -> None:
         self.snapshots.publish(probe)
         self._stale = False

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from ocil.errors import WriteError
@@ -46,7 +46,7 @@ class _QueuedRequest:
     """A request on its way to the log."""
 
     labels: tuple[ClassLabel, ...]
-    pixels: NDArray[np.uint8]
+    inputs: NDArray[Any]
     key: str | None
     digest: str
     receipt: "Future[Receipt]" = field(default_factory=Future)
@@ -78,9 +78,9 @@ class Writer(ServiceThread):
         return self._unwritten + self.acknowledged - self.trainer.position
 
     def submit(
-        self, pixels: NDArray[np.uint8], labels: Sequence[ClassLabel], key: str | None = None, digest: str = ""
+        self, inputs: NDArray[Any], labels: Sequence[ClassLabel], key: str | None = None, digest: str = ""
     ) -> "Future[Receipt]":
-        """Accept images [N, H, W, C], in the network's format, as samples of the classes that the labels mean.
+        """Accept inputs, as the learner takes them, as samples of the classes that the labels mean.
 
         The receipt comes once they are synced to the disk. ``key`` and ``digest``: the request's Idempotency-Key and
         what distinguishes it from others. Raises ``RefusedError``, as may the future.
@@ -88,7 +88,7 @@ class Writer(ServiceThread):
         with self._changed:
             if key is not None and (known := self._repeated(key, digest)) is not None:
                 return known
-            request = _QueuedRequest(self._labels.meant(labels), pixels, key, digest)
+            request = _QueuedRequest(self._labels.meant(labels), inputs, key, digest)
             self._refuse(request.labels)
             self._labels.update(request.labels)
             self._unwritten += len(labels)
@@ -136,7 +136,7 @@ class Writer(ServiceThread):
                 group = self._take_group()
             number, records = self.log.last + 1, []
             for one in group:
-                records.append(Samples(number, one.labels, one.pixels, one.key, one.digest))
+                records.append(Samples(number, one.labels, one.inputs, one.key, one.digest))
                 number = records[-1].last + 1
             try:
                 started = time.monotonic()

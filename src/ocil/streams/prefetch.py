@@ -31,6 +31,7 @@ class Prefetcher(Generic[T]):
     def __init__(self, make: Callable[[int], T], count: int, ahead: int = AHEAD) -> None:
         self._make, self._count, self._ahead = make, count, ahead
         self._lane: _Lane[T] | None = None
+        self._at_end: weakref.finalize[..., Any] | None = None
 
     def take(self, number: int) -> T:
         """The item of this number. Another one than the next starts the thread anew, from there on.
@@ -40,7 +41,7 @@ class Prefetcher(Generic[T]):
         if self._lane is None or self._lane.next != number:
             self.close()
             self._lane = _Lane(self._make, range(number, self._count), self._ahead)
-            weakref.finalize(self, self._lane.stop)
+            self._at_end = weakref.finalize(self, self._lane.stop)
         try:
             return self._lane.take()
         except BaseException:
@@ -53,6 +54,8 @@ class Prefetcher(Generic[T]):
             self._lane.stop()
             self._lane.thread.join()
             self._lane = None
+        if self._at_end is not None:
+            self._at_end.detach()  # it keeps the lane, and the items that were made in vain
 
 
 class _Lane(Generic[T]):
@@ -164,7 +167,7 @@ class CudaFeed:
             for _ in range(ahead + 2)  # one is being filled and one being copied
         ]
         self.copies = self.copy_stream()
-        self.next = -1
+        self.next = 0
         self._begin(0)
 
     def take(self, number: int) -> Batch:
@@ -181,7 +184,7 @@ class CudaFeed:
 
     def close(self) -> None:
         """End the thread and wait for the copies under way. ``take`` starts again."""
-        self.free.put(None)
+        self.free.put(None)  # the thread may be waiting for a free buffer
         self.filled.close()
         while self.copying:
             self._recycle()
@@ -191,6 +194,7 @@ class CudaFeed:
         self.free: SimpleQueue[int | None] = SimpleQueue()
         for buffer in range(len(self.buffers)):
             self.free.put(buffer)
+        weakref.finalize(self, self.free.put, None)
         self.copying: deque[tuple[Event, int]] = deque()
         self.filled = Prefetcher(
             partial(_fill_buffer, self.batches, self.buffers, self.free), len(self.batches), self.ahead

@@ -19,7 +19,7 @@ from ocil.data import Dataset
 from ocil.data.inputs import ArraySource, InputForm, Layout, as_array, form_of, plain_labels
 from ocil.data.mapped import mapped
 from ocil.data.places import cache_dir
-from ocil.data.samples import Note, Part, Samples, warn
+from ocil.data.samples import ArrayOptions, Note, Part, Samples, warn
 from ocil.data.split import hold_out, in_words
 from ocil.errors import OcilError, WriteError
 from ocil.streams.config import DEFAULT_TASKS
@@ -34,6 +34,12 @@ class Recorded:
 
     data: Dataset
     order: Order
+
+
+class RecordOptions(ArrayOptions, total=False):
+    """The options of ``record``, which explains them."""
+
+    tasks: int | None
 
 
 def record(

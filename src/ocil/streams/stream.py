@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from ocil.streams.config import StreamConfig, usual_tasks
 from ocil.streams.device import DeviceData
 from ocil.streams.order import Order, draw
 from ocil.streams.prefetch import Feed, HostBatches, feed_for
+
+if TYPE_CHECKING:
+    from ocil.streams.record import RecordOptions
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class Stream:
         test: tuple[Any, Any] | None = None,
         *,
         device: torch.device | str = "cpu",
-        **options: Any,
+        **options: "Unpack[RecordOptions]",
     ) -> "Stream":
         """A stream of the batches of any iterable or generator, in the order in which they come.
 

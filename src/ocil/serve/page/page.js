@@ -6,6 +6,8 @@ const percent = (share) => (share === null || share === undefined ? "–" : `${(
 const POLL = 2000;
 
 let image = null;        // the file that is shown
+let vector = null;       // or the numbers that were given
+let size = null;         // numbers of a vector, for a model that takes vectors
 let preview = null;      // its address, to be given back
 let known = new Map();   // labels by how they read: a class may be called by a number
 let thumbnails = new Map();
@@ -74,15 +76,38 @@ async function predict() {
   at("verdict").textContent = "Looking…";
   at("classes").replaceChildren();
   try {
-    const form = new FormData();
-    form.append("image", image);
-    const [found] = (await request("/predict?top=5", { method: "POST", body: form })).predictions;
+    const [found] = (await request("/predict?top=5", { method: "POST", ...question() })).predictions;
     if (turn === asking) showPrediction(found);
   } catch (error) {
     if (turn !== asking) return;
     at("verdict").textContent = error.message;
     at("teach").hidden = true;
   }
+}
+
+function question() {
+  if (vector) return asJson({ vectors: [vector] });
+  const body = new FormData();
+  body.append("image", image);
+  return { body };
+}
+
+const asJson = (content) => ({ body: JSON.stringify(content), headers: { "Content-Type": "application/json" } });
+
+async function chooseVector() {
+  const words = at("vector").value.split(/[\s,;[\]]+/).filter(Boolean);
+  vector = words.map(Number);
+  at("classes").replaceChildren();
+  at("teach").hidden = true;
+  if (vector.length !== size || !vector.every(Number.isFinite)) {
+    at("verdict").textContent = `Give ${size} numbers with commas or blanks between them; these are ${words.length}.`;
+    vector = null;
+    return;
+  }
+  at("teach").hidden = false;
+  at("label").value = "";
+  notify("");
+  await predict();
 }
 
 function showPrediction(found) {
@@ -115,7 +140,7 @@ async function asBase64(file) {
 async function learn(event) {
   event.preventDefault();
   const text = at("label").value.trim();
-  if (!image || !text) {
+  if (!(image || vector) || !text) {
     notify("Name the class first.", true);
     return;
   }
@@ -123,9 +148,10 @@ async function learn(event) {
   at("learn").disabled = true;
   notify("Learning…");
   try {
-    const body = JSON.stringify({ samples: [{ image: await asBase64(image), label }] });
+    const sample = vector ? { vector, label } : { image: await asBase64(image), label };
     const key = Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
-    const headers = { "Content-Type": "application/json", "Idempotency-Key": key };
+    const { body, headers } = asJson({ samples: [sample] });
+    headers["Idempotency-Key"] = key;
     const answer = await request("/learn?wait=true", { method: "POST", body, headers });
     notify(answer.applied ? `Learned as ${text}: sample ${answer.first}.` : `Kept as ${text}: sample ${answer.first} waits its turn.`);
     await Promise.all([refresh(), predict()]);
@@ -160,8 +186,7 @@ function fillThumbnails(row) {
 }
 
 function show(status) {
-  const [height, width, channels] = status.image;
-  at("model").textContent = `${status.method}, images of ${height}×${width} in ${channels === 1 ? "gray" : "colour"}`;
+  showKind(status);
   at("problem").hidden = !status.problem;
   at("problem").textContent = status.problem || "";
   at("samples").textContent = status.model_samples;
@@ -173,6 +198,21 @@ function show(status) {
   at("memory-use").textContent = `${status.memory_stored} of ${status.memory_size}`;
   showBias(status.bias);
   showClasses(status.classes);
+}
+
+function showKind(status) {
+  size = status.vector;
+  at("drop").hidden = size !== null;
+  at("numbers").hidden = size === null;
+  if (size !== null) {
+    at("title").textContent = "Give it a vector, tell it what it is";
+    at("model").textContent = `${status.method}, vectors of ${size} numbers`;
+    at("vector-name").textContent = `A vector of ${size} numbers`;
+    if (!vector && at("verdict").textContent === "No image yet.") at("verdict").textContent = "No vector yet.";
+    return;
+  }
+  const [height, width, channels] = status.image;
+  at("model").textContent = `${status.method}, images of ${height}×${width} in ${channels === 1 ? "gray" : "colour"}`;
 }
 
 function showBias(bias) {
@@ -241,7 +281,8 @@ drop.addEventListener("drop", (event) => {
   choose(event.dataTransfer.files[0]);
 });
 at("file").addEventListener("change", (event) => choose(event.target.files[0]));
-document.addEventListener("paste", (event) => choose(event.clipboardData.files[0]));
+document.addEventListener("paste", (event) => { if (size === null) choose(event.clipboardData.files[0]); });
+at("ask-vector").addEventListener("click", chooseVector);
 at("teach").addEventListener("submit", learn);
 at("refresh").addEventListener("click", () => refreshMemory().catch((error) => notify(error.message, true)));
 poll();

@@ -1,0 +1,215 @@
+"""Rows of numbers on disk: ``.npy``, ``.npz`` and ``.parquet`` files, read in parts.
+
+A file may come from anywhere: nothing is unpickled, and no size that it claims is believed before it is checked against
+the file. An array of a ``.npy`` file, or of an ``.npz`` file that is not compressed, is mapped and never read whole.
+"""
+
+import io
+import zipfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from ocil.errors import OcilError
+from ocil.files import machine_memory
+from ocil.online.labels import ClassLabel
+
+SUFFIXES = (".npy", ".npz", ".parquet")
+LOCAL_HEADER = 30  # bytes of a ZIP entry before its name; the lengths of its name and extra field are at byte 26
+
+
+class Rows(Protocol):
+    """Rows of numbers, all of the same length."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def size(self) -> int:
+        """Numbers of a row."""
+
+    @property
+    def dtype(self) -> "np.dtype[Any]": ...
+
+    def __len__(self) -> int: ...
+
+    def read(self, first: int, last: int) -> NDArray[Any]:
+        """The rows from ``first`` up to, but not including, ``last``."""
+
+
+@dataclass(frozen=True)
+class ArrayRows:
+    """The rows of an array, mapped from a file or in memory."""
+
+    path: Path
+    array: NDArray[Any]
+
+    @property
+    def size(self) -> int:
+        return int(self.array.shape[1])
+
+    @property
+    def dtype(self) -> "np.dtype[Any]":
+        return self.array.dtype
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def read(self, first: int, last: int) -> NDArray[Any]:
+        return np.asarray(self.array[first:last])
+
+
+@dataclass(frozen=True)
+class Names:
+    """Which arrays or columns of a file hold what. Empty: those with the usual names."""
+
+    x: tuple[str, ...] = ()
+    y: str = ""
+    labels: Path | None = None
+    """A file of its own for the labels."""
+
+
+def is_array_file(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES
+
+
+def open_rows(path: Path, names: Names) -> Rows:
+    """The rows of a file. ``OcilError`` if it holds none."""
+    if path.suffix.lower() == ".parquet":
+        from ocil.online.parquet import ParquetRows
+
+        return ParquetRows(path, names)
+    return ArrayRows(path, _checked_rows(path, _array(path, names.x, "x", "--x")))
+
+
+def open_labels(path: Path, names: Names) -> list[ClassLabel]:
+    """The labels that belong to the rows of a file, in their order."""
+    if names.labels is not None:
+        if names.y:
+            raise OcilError("--y and --labels both name the labels: give one of them.")
+        return _label_file(names.labels)
+    if path.suffix.lower() == ".parquet":
+        from ocil.online.parquet import read_labels
+
+        return read_labels(path, names)
+    if path.suffix.lower() == ".npy":
+        raise OcilError(
+            f"{path} has no labels: name a file of them with --labels, a .npy, or a .txt with one per line."
+        )
+    return as_labels(path, _array(path, (names.y,) if names.y else (), "y", "--y"))
+
+
+def as_labels(path: Path, array: NDArray[Any]) -> list[ClassLabel]:
+    """Labels as plain Python values: text, whole numbers, or true and false."""
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1:
+        raise OcilError(f"the labels in {path} must be one per row, but their array is {_sizes(array.shape)}.")
+    if array.dtype.kind == "f" and np.isfinite(array).all() and (array == np.rint(array)).all():
+        array = array.astype(np.int64)
+    if array.dtype.kind not in "biuU":
+        raise OcilError(f"the labels in {path} must be text or whole numbers, not {array.dtype}.")
+    labels: list[ClassLabel] = array.tolist()
+    return labels
+
+
+def _label_file(path: Path) -> list[ClassLabel]:
+    if path.suffix.lower() == ".npy":
+        return as_labels(path, _array(path, (), "y", "--y"))
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OcilError(f"{path} cannot be read: {error}.") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            raise OcilError(f"{path}, line {number}: a label is missing.")
+    return [line.strip() for line in lines]
+
+
+def _checked_rows(path: Path, array: NDArray[Any]) -> NDArray[Any]:
+    if array.ndim != 2 or not array.shape[1]:
+        raise OcilError(
+            f"{path} holds an array of {_sizes(array.shape)}: rows of numbers [N, D] are learned. For images, name a "
+            "folder or a .csv file."
+        )
+    if array.dtype.kind not in "biuf":
+        raise OcilError(f"{path} holds {array.dtype}, not numbers.")
+    return array
+
+
+def _sizes(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) or "one number"
+
+
+def _array(path: Path, chosen: Sequence[str], usual: str, option: str) -> NDArray[Any]:
+    """An array of a file, by its name in it."""
+    try:
+        if path.suffix.lower() == ".npy":
+            if chosen:
+                raise OcilError(f"{path} holds one array without a name: leave out {option}.")
+            with path.open("rb") as file:
+                return _mapped(path, file, 0, path.stat().st_size)
+        return _from_archive(path, chosen, usual, option)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, OverflowError) as error:
+        if isinstance(error, OcilError):
+            raise
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
+        raise OcilError(f"{path} cannot be read: {reason}.") from None
+
+
+def _from_archive(path: Path, chosen: Sequence[str], usual: str, option: str) -> NDArray[Any]:
+    if len(chosen) > 1:
+        raise OcilError(f"{option} {' '.join(chosen)}: an .npz file has its rows in one array, so name one.")
+    name = chosen[0] if chosen else usual
+    with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+        there = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
+        if name not in there:
+            known = ", ".join(sorted(there)[:8]) or "nothing"
+            raise OcilError(f"{path} has no array '{name}': it has {known}. Name one with {option}.")
+        entry = there[name]
+        if entry.compress_type == zipfile.ZIP_STORED and not entry.flag_bits & 1:
+            file.seek(entry.header_offset)
+            head = file.read(LOCAL_HEADER)
+            start = (
+                entry.header_offset + LOCAL_HEADER + sum(int.from_bytes(head[at : at + 2], "little") for at in (26, 28))
+            )
+            if start + entry.file_size > path.stat().st_size:
+                raise ValueError("it is cut short")
+            return _mapped(path, file, start, start + entry.file_size)
+        if entry.file_size > machine_memory() // 2:
+            size = f"{entry.file_size / 1e9:,.0f} GB"
+            raise OcilError(f"'{name}' of {path} has {size} unpacked: save it as .npy, which is read in parts.")
+        with archive.open(entry) as packed:
+            content = io.BytesIO(packed.read(entry.file_size + 1))
+    shape, order, dtype = _header(content, content.getbuffer().nbytes)
+    return np.frombuffer(content.getbuffer(), dtype, prod(shape), content.tell()).reshape(shape, order=order)
+
+
+def _mapped(path: Path, file: BinaryIO, start: int, end: int) -> NDArray[Any]:
+    """The array in a file from byte ``start`` on; an empty file cannot be mapped, so an empty array is made."""
+    file.seek(start)
+    shape, order, dtype = _header(file, end)
+    if not prod(shape):
+        return np.empty(shape, dtype)
+    return np.memmap(path, dtype, "r", file.tell(), shape, order)
+
+
+def _header(file: BinaryIO, end: int) -> tuple[tuple[int, ...], Any, "np.dtype[Any]"]:
+    """Shape, order and type of an array, checked against the bytes up to ``end``; then the file is at its numbers."""
+    version = npy.read_magic(file)
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise ValueError(f"it has version {version[0]}.{version[1]} of numpy's format")
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, fortran, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError("it holds pickled Python objects, which are not loaded")
+    if any(side < 0 for side in shape) or prod(shape) * dtype.itemsize != end - file.tell():
+        raise ValueError(f"its header asks for {_sizes(shape)} numbers, which are not what it holds")
+    return shape, "F" if fortran else "C", dtype

@@ -1,0 +1,248 @@
+"""Labelled samples on disk, in the order in which they are learned."""
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ocil.data.layouts import class_folders, list_images, training_folder
+from ocil.errors import OcilError
+from ocil.online.arrays import ArrayRows, Names, Rows, is_array_file, open_labels, open_rows
+from ocil.online.formats import InputFormat
+from ocil.online.images import ImageFormat
+from ocil.online.inputs import InputError, first_not_finite
+from ocil.online.labels import ClassLabel, encoded
+from ocil.online.vectors import VectorFormat
+
+CHECKED_TOGETHER = 2**22
+"""Numbers that are looked at together when a whole file is checked."""
+SHUFFLED_BYTES = 2**30
+"""A Parquet file is learned in random order only if its numbers fit into so much memory."""
+
+
+class Batch(NamedTuple):
+    """Samples as a model takes them, and why others are left out."""
+
+    inputs: NDArray[Any]
+    labels: list[ClassLabel]
+    problems: list[str]
+
+
+class Source(Protocol):
+    """Labelled samples in a fixed order."""
+
+    def __len__(self) -> int: ...
+
+    def check(self, input_format: InputFormat, new: bool = True) -> None:
+        """Raise an ``OcilError`` if a model of this format cannot learn these samples. ``new``: it has learned none."""
+
+    def batch(self, first: int, last: int, input_format: InputFormat) -> Batch:
+        """The samples from ``first`` up to, but not including, ``last``."""
+
+    def identities(self, first: int, last: int) -> Iterator[bytes]:
+        """What distinguishes these samples from others: a list that was learned in part is known by it."""
+
+
+class Sample(NamedTuple):
+    """An image file and its class."""
+
+    name: str
+    """The path in the list, relative to the folder or to that of the CSV."""
+    path: Path
+    label: str
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """Image files. One that cannot be read is left out. They are known by their names and labels."""
+
+    samples: Sequence[Sample]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def check(self, input_format: InputFormat, new: bool = True) -> None:
+        """Raise an ``OcilError`` if the model is new and not one image can be read. It stops at the first that can."""
+        if not isinstance(input_format, ImageFormat):
+            raise OcilError(f"the model takes {input_format}, and these are images.")
+        if not new:
+            return
+        first: InputError | None = None
+        for sample in self.samples:
+            try:
+                input_format.read([sample.path])
+            except InputError as error:
+                first = first or error
+            else:
+                return
+        raise OcilError(f"not one of {len(self)} images could be read, the first because {first}")
+
+    def batch(self, first: int, last: int, input_format: InputFormat) -> Batch:
+        images: list[NDArray[Any]] = []
+        labels: list[ClassLabel] = []
+        problems: list[str] = []
+        for sample in self.samples[first:last]:
+            try:
+                images.append(input_format.read([sample.path])[0])
+                labels.append(sample.label)
+            except InputError as error:
+                problems.append(str(error))
+        empty = np.empty((0, *input_format.network_shape), input_format.dtype)
+        return Batch(np.stack(images) if images else empty, labels, problems)
+
+    def identities(self, first: int, last: int) -> Iterator[bytes]:
+        for sample in self.samples[first:last]:
+            yield f"{sample.name}\0{sample.label}\0".encode()
+
+
+@dataclass(frozen=True)
+class LabelledRows:
+    """Rows of numbers with their labels. They are known by both, whatever file they are in."""
+
+    rows: Rows
+    labels: Sequence[ClassLabel]
+    input_format: VectorFormat
+
+    @classmethod
+    def of(cls, path: Path, names: Names, shuffle: int | None = None) -> "LabelledRows":
+        rows, labels = open_rows(path, names), open_labels(path, names)
+        if len(rows) != len(labels):
+            raise OcilError(f"{path} has {len(rows)} rows, and there are {len(labels)} labels: each row needs one.")
+        if not len(rows):
+            raise OcilError(f"{path} has no rows.")
+        input_format = VectorFormat(rows.size, "float16" if rows.dtype == np.float16 else "float32")
+        if shuffle is not None:
+            order = random_order(len(rows), shuffle)
+            rows, labels = _shuffled(rows, order), [labels[number] for number in order]
+        return cls(rows, labels, input_format)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def check(self, input_format: InputFormat, new: bool = True) -> None:
+        """Raise an ``OcilError`` if a row is not finite, before anything is learned."""
+        if not isinstance(input_format, VectorFormat) or input_format.size != self.rows.size:
+            raise OcilError(f"the model takes {input_format}, and these are {self.input_format}.")
+        together = max(1, CHECKED_TOGETHER // self.rows.size)
+        for first in range(0, len(self), together):
+            with np.errstate(over="ignore"):
+                part = self.rows.read(first, min(first + together, len(self))).astype(input_format.dtype)
+            if not np.isfinite(part).all():
+                row = f"row {first + first_not_finite(part)} of {self.rows.path}"
+                reason = f"NaN, infinite or too large for {input_format.precision}"
+                raise OcilError(f"{row} has a number that is {reason}: replace it, or leave the row out.")
+
+    def batch(self, first: int, last: int, input_format: InputFormat) -> Batch:
+        return Batch(input_format.read(self.rows.read(first, last)), list(self.labels[first:last]), [])
+
+    def identities(self, first: int, last: int) -> Iterator[bytes]:
+        together = max(1, CHECKED_TOGETHER // self.rows.size)
+        for start in range(first, last, together):
+            end = min(start + together, last)
+            part = self.rows.read(start, end).astype(self.input_format.dtype)
+            for row, label in zip(part, self.labels[start:end], strict=True):
+                yield row.tobytes() + json.dumps(encoded(label)).encode()
+
+
+@dataclass(frozen=True)
+class _InOrder:
+    """Rows of an array in another order."""
+
+    path: Path
+    array: NDArray[Any]
+    order: NDArray[np.int64]
+
+    @property
+    def size(self) -> int:
+        return int(self.array.shape[1])
+
+    @property
+    def dtype(self) -> "np.dtype[Any]":
+        return self.array.dtype
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def read(self, first: int, last: int) -> NDArray[Any]:
+        return np.asarray(self.array[self.order[first:last]])
+
+
+def _shuffled(rows: Rows, order: NDArray[np.int64]) -> Rows:
+    if isinstance(rows, ArrayRows):
+        return _InOrder(rows.path, rows.array, order)
+    size = len(rows) * rows.size * rows.dtype.itemsize
+    if size > SHUFFLED_BYTES:
+        raise OcilError(
+            f"{rows.path} has {size / 1e9:,.1f} GB of numbers, too many to read in a random order: shuffle its rows "
+            "when you write it, or save it as .npy."
+        )
+    return _InOrder(rows.path, rows.read(0, len(rows)), order)
+
+
+def random_order(count: int, seed: int) -> NDArray[np.int64]:
+    if not 0 <= seed < 2**32:
+        raise OcilError(f"the seed {seed} of the random order must be from 0 to {2**32 - 1}.")
+    return np.random.RandomState(seed).permutation(count)  # the same in every version of numpy
+
+
+def open_source(path: Path, names: Names | None = None, shuffle: int | None = None) -> Source:
+    """The labelled samples of a file of rows, or of a list of images."""
+    names = names or Names()
+    if is_array_file(path):
+        return LabelledRows.of(path, names, shuffle)
+    if names != Names():
+        raise OcilError(f"--x, --y and --labels are for .npy, .npz and .parquet files, not for {path}: leave them out.")
+    return ImageFiles(read_list(path, shuffle))
+
+
+def read_list(source: Path, shuffle: int | None = None) -> list[Sample]:
+    """The labelled images of a list: a CSV with columns ``path`` and ``label``, or a folder CLASS/IMAGE.
+
+    The rows of a CSV keep their order; the images of a folder are sorted by class and name. Of a folder with a split,
+    only train/CLASS is read. ``shuffle``: the seed of a random order.
+    """
+    if source.is_dir():
+        samples = _read_folder(source)
+    elif source.suffix.lower() == ".csv" and source.is_file():
+        samples = _read_csv(source)
+    else:
+        raise OcilError(
+            f"{source} is neither a folder CLASS/IMAGE nor a .csv file with columns path and label, nor rows of "
+            "numbers in a .npy, .npz or .parquet file."
+        )
+    if shuffle is not None:
+        samples = [samples[number] for number in random_order(len(samples), shuffle)]
+    return samples
+
+
+def _read_folder(source: Path) -> list[Sample]:
+    root = training_folder(source)
+    files = [
+        Sample(f"{path.parent.name}/{path.name}", path, path.parent.name)
+        for path, _ in list_images(root, class_folders(root))
+    ]
+    if not files:
+        raise OcilError(f"{root} holds no images. Lay them out as {source.name}/CLASS/IMAGE.png.")
+    return files
+
+
+def _read_csv(source: Path) -> list[Sample]:
+    try:
+        with source.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            if missing := {"path", "label"} - set(reader.fieldnames or ()):
+                raise OcilError(f"{source} has no column '{max(missing)}': its first line must name path and label.")
+            rows = [(reader.line_num, row["path"], row["label"]) for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise OcilError(f"{source} cannot be read: {error}.") from None
+    for line, path, label in rows:
+        if not path or not label:
+            raise OcilError(f"{source}, line {line}: a path or a label is missing.")
+    if not rows:
+        raise OcilError(f"{source} has no rows below its first line.")
+    return [Sample(path, source.parent / path, label) for _, path, label in rows]

@@ -1,0 +1,86 @@
+"""Small networks as a user would write them, named by ``module:tests.networks_to_try:NAME``."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+MODULE = "module:tests.networks_to_try:"
+
+
+class Tiny(nn.Module):
+    """A few layers, some of which GSS has no rule of its own for: a bias, groups, a parameter beside the layers."""
+
+    class Inner(nn.Identity):
+        """A module inside another name."""
+
+    def __init__(self, input_shape: tuple[int, ...], channels: int = 8) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(1))
+        self.stem = nn.Sequential(nn.Conv2d(input_shape[2], channels, 3, 2, 1), nn.BatchNorm2d(channels), nn.ReLU())
+        self.mix = nn.Sequential(nn.Conv2d(channels, 2 * channels, 3, 2, 1, groups=2), nn.BatchNorm2d(2 * channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.mix(self.stem(x + self.shift))).mean((2, 3))
+
+
+class Recorded(nn.Module):
+    """No layer, only the record of its inputs: what comes out is what went in."""
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        size: tuple[int, int] | None = None,
+        mean: tuple[float, ...] | None = None,
+        std: tuple[float, ...] | None = None,
+        interpolation: str = "bilinear",
+    ) -> None:
+        super().__init__()
+        self.input_size, self.mean, self.std, self.interpolation = size, mean, std, interpolation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1)
+
+
+class Residual(nn.Module):
+    """For vectors: a layer that is used twice, and one without a bias."""
+
+    def __init__(self, input_shape: tuple[int, ...], hidden: int = 12) -> None:
+        super().__init__()
+        self.inwards = nn.Linear(input_shape[0], hidden, bias=False)
+        self.again = nn.Linear(hidden, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inwards(x)
+        return F.relu(x + self.again(F.relu(self.again(F.relu(x)))))
+
+
+class Tokens(nn.Module):
+    """A linear layer over the pixels of an image, and features that are maps."""
+
+    def __init__(self, input_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.embed = nn.Linear(input_shape[2], 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.embed(x.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+
+
+def dropping(input_shape: tuple[int, ...], share: float = 0.5) -> nn.Module:
+    return nn.Sequential(Tiny(input_shape), nn.Dropout(share))
+
+
+def not_a_module(input_shape: tuple[int, ...]) -> int:
+    return 3
+
+
+def gives_a_list(input_shape: tuple[int, ...]) -> nn.Module:
+    return nn.Identity() if input_shape == () else _List()
+
+
+class _List(nn.Module):
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [x]
+
+
+def raises(input_shape: tuple[int, ...]) -> nn.Module:
+    raise KeyError("nothing of the kind")
