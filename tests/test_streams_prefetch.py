@@ -3,6 +3,7 @@
 import gc
 import threading
 from collections.abc import Generator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,9 +19,9 @@ from ocil.data.store import load
 from ocil.evaluation.evaluator import Evaluator
 from ocil.runs.captured import CapturedStepper
 from ocil.runs.folder import RunFolder
-from ocil.runs.protocol import Interrupted
+from ocil.runs.protocol import Interrupted, Workspace
 from ocil.runs.stepper import Stepper
-from ocil.runs.stream_run import ActiveStreamRun
+from ocil.runs.stream_run import ActiveStreamRun, StreamRun
 from ocil.streams import DeviceData, device
 from ocil.streams.prefetch import CudaFeed, HostBatches, Prefetcher
 from tests.test_engine_gpu import FakeCapture
@@ -190,6 +191,16 @@ def test_on_a_gpu_batches_from_the_host_give_the_same_learner(tiny: Dataset, tmp
                 work.stream.close()
     assert digests[0] == digests[2]
     assert digests[1] == digests[3]
+
+
+def test_a_run_that_is_kept_has_ended_its_thread(mapped_tiny: Dataset, tmp_path: Path) -> None:
+    config = ocil.resolve("fine-tune", mapped_tiny.name, settings={"width": 2, "tasks": 2}, classes=4)
+    with ExitStack() as held:
+        active = StreamRun(config).open(Workspace(tmp_path, torch.device("cpu"), dataset=mapped_tiny), held)
+        steps = iter(active.steps(lambda _: None, lambda: False))  # kept, and the run with it
+        next(steps)
+        assert readers()
+    assert not readers()
 
 
 def test_an_error_while_reading_ends_the_run_in_one_line(mapped_tiny: Dataset, tmp_path: Path) -> None:

@@ -95,9 +95,11 @@ class StreamRun(Run):
             seconds = max(seconds, CHECKPOINT_SECONDS)
             if device.type == "cuda" and can_be_captured(self.config):
                 stepper = CapturedStepper
-        return ActiveStreamRun(
+        active = ActiveStreamRun(
             self.config, folder, dataset, resident, stepper, seconds, workspace.surroundings, workspace.arrivals
         )
+        held.callback(active.stream.close)  # it may have a thread that reads ahead
+        return active
 
     def _inputs(self, workspace: Workspace) -> Dataset:
         """What the learner sees: the dataset, or the features of its images."""
