@@ -5,12 +5,13 @@ import struct
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ocil.data.mapped import mapped
+from ocil.data.npy import Header, read_header
 from ocil.errors import OcilError
 from ocil.files import machine_memory
 
@@ -95,7 +96,7 @@ def _refuse_what_cannot_fit(needed: int) -> None:
 
 def _array(archive: zipfile.ZipFile, key: str) -> NDArray[Any]:
     member = archive.getinfo(f"{key}.npy")
-    shape, dtype, start = _header(archive, member)
+    shape, dtype, start, _ = _header(archive, member)
     if dtype.hasobject:
         raise _RefusedError("it holds pickled objects, which are not loaded")
     if math.prod(shape) * dtype.itemsize != member.file_size - start:
@@ -108,10 +109,10 @@ def _array(archive: zipfile.ZipFile, key: str) -> NDArray[Any]:
 def _mapped(path: Path, archive: zipfile.ZipFile, key: str) -> NDArray[Any] | None:
     """An array mapped where it lies in the archive; None if it is compressed or not aligned, and must be read."""
     member = archive.getinfo(f"{key}.npy")
-    shape, dtype, start, fortran = _layout(archive, member)
+    shape, dtype, start, columns_first = _header(archive, member)
     place = _content_offset(path, member) + start
     stored = member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & ENCRYPTED
-    if not stored or fortran or dtype.hasobject or place % dtype.alignment:
+    if not stored or columns_first or dtype.hasobject or place % dtype.alignment:
         return None
     if math.prod(shape) * dtype.itemsize != member.file_size - start or member.compress_size != member.file_size:
         raise _RefusedError(f"the content of {key} does not fit its shape {list(shape)}")
@@ -131,22 +132,12 @@ def _content_offset(path: Path, member: zipfile.ZipInfo) -> int:
     return member.header_offset + LOCAL_HEADER + int(name) + int(extra)
 
 
-def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> tuple[tuple[int, ...], np.dtype[Any], int]:
-    """Shape, type, and the offset of the content."""
-    return _layout(archive, member)[:3]
-
-
-def _layout(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> tuple[tuple[int, ...], np.dtype[Any], int, bool]:
-    """Shape, type, the offset of the content, and whether columns come first."""
+def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Header:
     with archive.open(member) as file:
-        version = np.lib.format.read_magic(file)
-        read: Callable[[IO[bytes]], Any] = np.lib.format.read_array_header_1_0
-        if version != (1, 0):  # 3.0 differs from 2.0 only in the encoding of field names
-            read = np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(file)
-        if any(side < 0 for side in shape):
-            raise _RefusedError(f"an array has the shape {list(shape)}")
-        return shape, dtype, file.tell(), fortran
+        header = read_header(file)
+    if any(side < 0 for side in header.shape):
+        raise _RefusedError(f"an array has the shape {list(header.shape)}")
+    return header
 
 
 def _reason(error: Exception) -> str:

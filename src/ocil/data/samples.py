@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ocil.data.dataset import Dataset
 from ocil.data.inputs import ArraySource, Indices, ItemSource, Layout, Source, number_labels
 from ocil.data.mapped import mapped
+from ocil.data.npy import read_header
 from ocil.data.raw import open_store
 from ocil.data.raw_writer import Split, StoreWriter
 from ocil.data.split import hold_out, in_words
@@ -303,11 +304,9 @@ def map_npy(path: Path) -> NDArray[Any]:
     """The array of an .npy file, mapped. Pickled content is refused, never run."""
     try:
         with os.fdopen(open_regular(path), "rb") as file:
-            version = np.lib.format.read_magic(file)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, fortran, dtype = read(file)
-            start, size = file.tell(), os.fstat(file.fileno()).st_size
-        if dtype.hasobject or fortran or any(side < 0 for side in shape):
+            shape, dtype, start, columns_first = read_header(file)
+            size = os.fstat(file.fileno()).st_size
+        if dtype.hasobject or columns_first or any(side < 0 for side in shape):
             raise ValueError("it holds Python objects or stores columns first, which is not supported")
         if int(np.prod(shape, dtype=object)) * dtype.itemsize != size - start:
             raise ValueError(f"its content does not fit its shape {list(shape)}")

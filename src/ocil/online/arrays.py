@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 import numpy as np
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from ocil.data.npy import read_header
 from ocil.errors import OcilError
 from ocil.files import machine_memory
 from ocil.online.labels import ClassLabel
@@ -203,13 +203,9 @@ def _mapped(path: Path, file: BinaryIO, start: int, end: int) -> NDArray[Any]:
 
 def _header(file: BinaryIO, end: int) -> tuple[tuple[int, ...], Any, "np.dtype[Any]"]:
     """Shape, order and type of an array, checked against the bytes up to ``end``; then the file is at its numbers."""
-    version = npy.read_magic(file)
-    if version not in ((1, 0), (2, 0), (3, 0)):
-        raise ValueError(f"it has version {version[0]}.{version[1]} of numpy's format")
-    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, fortran, dtype = read(file)
+    shape, dtype, _, columns_first = read_header(file)
     if dtype.hasobject:
         raise ValueError("it holds pickled Python objects, which are not loaded")
     if any(side < 0 for side in shape) or prod(shape) * dtype.itemsize != end - file.tell():
         raise ValueError(f"its header asks for {_sizes(shape)} numbers, which are not what it holds")
-    return shape, "F" if fortran else "C", dtype
+    return shape, "F" if columns_first else "C", dtype
