@@ -72,6 +72,11 @@ class Named(Protocol):
 T = TypeVar("T", bound=Named)
 
 
+def spelling(name: str) -> str:
+    """One spelling for names that differ in case and in ``_`` for ``-``."""
+    return name.strip().lower().replace("_", "-")
+
+
 class Registry(MutableMapping[str, T]):
     """Things by name: our own, those that a program registers, and those of plugins.
 

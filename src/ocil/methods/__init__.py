@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ocil.errors import OcilError
 from ocil.methods.review_label import Label
-from ocil.plugins import Registry
+from ocil.plugins import Registry, spelling
 
 if TYPE_CHECKING:
     from ocil.methods.base import Learner
@@ -116,11 +116,6 @@ _BUILT_IN = (
         offline=True,
     ),
 )
-
-
-def spelling(name: str) -> str:
-    """One spelling for names that differ in case and in ``_`` for ``-``."""
-    return name.strip().lower().replace("_", "-")
 
 
 def _read(name: str, found: Any) -> Iterable[MethodInfo]:

@@ -25,7 +25,7 @@ from ocil.networks.modes import seeded
 from ocil.networks.reduced_resnet18 import ReducedResNet18
 from ocil.networks.spec import Spec
 from ocil.networks.wrapped import WrappedNetwork
-from ocil.plugins import PROGRAM, Origin, Registry, package_origin
+from ocil.plugins import PROGRAM, Origin, Registry, package_origin, spelling
 from ocil.precision import Precision
 from ocil.rng import derive
 
@@ -65,11 +65,6 @@ _BUILT_IN = (
     NetworkInfo("linear", "vectors:Linear", "no layer before the head", "vectors"),
     NetworkInfo("mlp", "vectors:MLP", "linear layers with ReLU, hidden=(256, 256)", "vectors"),
 )
-
-
-def spelling(name: str) -> str:
-    """One spelling for names that differ in case and in ``_`` for ``-``."""
-    return name.strip().lower().replace("_", "-")
 
 
 def _read(name: str, found: Any) -> list[NetworkInfo]:
