@@ -74,7 +74,7 @@ def learn(folder: Path, count: int) -> None:
         learner.learn(batch.x, batch.y)
         if batch.number + 1 == count:
             break
-    print(f"{1000 * (time.perf_counter() - began) / count:.1f} ms per step")
+    print(f"{1000 * (time.perf_counter() - began) / (batch.number + 1):.1f} ms per step, {batch.number + 1} steps")
 
 
 def prefetch(folder: Path, count: int) -> None:
