@@ -24,6 +24,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from ocil.online.classifier import OnlineClassifier
 from ocil.online.model import Model
+from ocil.online.vectors import VectorFormat
 
 EXPECTED_FAILURES: dict[str, str] = {}
 """Checks of scikit-learn that cannot apply to images, each with its reason."""
@@ -37,7 +38,10 @@ def classifier(method: str = "er", **changes: Any) -> OnlineClassifier:
 # A review at the end of ``fit`` is what makes 300 samples of two numbers each enough.
 @pytest.mark.slow
 @parametrize_with_checks(
-    [classifier(image_shape=(1, -1), settings={"review": True})],
+    [
+        OnlineClassifier("er", memory=100, random_state=0, device="cpu", settings={"review": True}),
+        classifier(image_shape=(1, -1), settings={"review": True}),
+    ],
     expected_failed_checks=lambda estimator: EXPECTED_FAILURES,
 )
 def test_the_estimator_checks_of_scikit_learn(estimator: Any, check: Any) -> None:
@@ -231,14 +235,79 @@ def test_what_is_refused(tiny: Dataset) -> None:
         classifier(settings={"lr": 1e30}).fit(np.concatenate([x] * 3), np.arange(30) % 3)
 
 
-@pytest.mark.parametrize("method", ["er", "afs", "scr", "dvc"])
-def test_embeddings_are_not_taken_for_images(method: str) -> None:
-    for size in (20, 64, 384):  # also where they would make a square
-        embeddings = np.random.default_rng(0).normal(size=(6, size))
-        one = classifier(method)
-        with pytest.raises(ValueError, match="Embeddings and other vectors are not supported yet"):
-            one.fit(embeddings, [0, 1, 2] * 2)
-        assert not hasattr(one, "model_")
+def embeddings(size: int, scale: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """Ten classes in random order, far apart."""
+    rng = np.random.default_rng(0)
+    y = rng.permutation(np.repeat(np.arange(10), 30))
+    return scale * (2 * rng.normal(size=(10, size))[y] + rng.normal(size=(len(y), size))), y
+
+
+@pytest.mark.parametrize("size", [20, 64, 384])  # also where they would make a square
+@pytest.mark.parametrize("method", ["er", "afs"])
+def test_embeddings_are_vectors(method: str, size: int) -> None:
+    x, y = embeddings(size)
+    one = OnlineClassifier(method, memory=100, random_state=0, device="cpu").fit(x[:200], y[:200])
+    assert one.model_.config.network == "linear"
+    assert one.model_.input_format == VectorFormat(size)
+    assert one.model_.learner.memory.images.dtype == torch.float32
+    assert one.score(x[200:], y[200:]) > 0.95
+    assert one.n_features_in_ == size
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [(np.float16, "float16"), (np.float32, "float32"), (np.float64, "float32"), (np.int64, "float32")],
+)
+def test_vectors_are_kept_as_given(given: Any, kept: Any, tmp_path: Path) -> None:
+    x, y = embeddings(8, scale=10)
+    one = OnlineClassifier("er", memory=50, random_state=0).partial_fit(x[:20].astype(given), y[:20])
+    assert one.model_.input_format == VectorFormat(8, kept)
+    held = one.model_.learner.memory.images[:20].numpy()
+    assert np.array_equal(held, x[:20].astype(given).astype(kept))
+    one.save(tmp_path)
+    other = OnlineClassifier.load(tmp_path, device="cpu")
+    assert other.get_params() == one.set_params(device="cpu").get_params()
+    for each in (one, other):
+        each.partial_fit(x[20:40], y[20:40])  # of another type: brought to the model's
+    assert digest(one.model_.learner) == digest(other.model_.learner)
+
+
+@pytest.mark.parametrize("method", ["scr", "dvc", "ocm"])
+def test_what_needs_views_refuses_vectors(method: str) -> None:
+    one = OnlineClassifier(method)
+    with pytest.raises(ValueError, match=f"{method} cannot learn from vectors: it"):
+        one.fit(*embeddings(20))
+    assert not hasattr(one, "model_")
+
+
+def test_what_a_model_of_vectors_refuses(tiny: Dataset) -> None:
+    x, y = embeddings(20)
+    one = OnlineClassifier("er", random_state=0).partial_fit(x[:10], y[:10])
+    with pytest.raises(ValueError, match="8x8"):
+        one.predict(tiny.train_x)
+    with pytest.raises(ValueError, match="20 features"):
+        one.predict(x[:, :19])
+    with pytest.raises(ValueError, match="too large for float32"):
+        one.predict(np.full((1, 20), 1e300))
+    for changes, reason in (
+        ({"network": "resnet18"}, "network = resnet18 takes images"),
+        ({"width": 3}, "width is a setting of reduced-resnet18"),
+        ({"network": "mlp", "settings": {"network": "mlp"}}, "network is given twice"),
+        ({"settings": {"features": "linear"}}, "features = linear is for runs"),
+    ):
+        with pytest.raises(OcilError, match=reason):
+            OnlineClassifier("er", **changes).fit(x[:10], y[:10])
+
+
+def test_networks_and_optimisers_are_parameters(tmp_path: Path) -> None:
+    x, y = embeddings(20)
+    one = OnlineClassifier("er", network="mlp(hidden=16)", optimizer="adam", settings={"lr": 0.01}, random_state=0)
+    one.fit(x[:100], y[:100]).save(tmp_path)
+    other = OnlineClassifier.load(tmp_path)
+    assert other.get_params() == one.get_params()
+    assert np.array_equal(other.predict_proba(x), one.predict_proba(x))
+    frozen = OnlineClassifier("er", network="mlp(hidden=16)", freeze="backbone").fit(x[:20], y[:20])
+    assert frozen.model_.learner.network.frozen_parts == ("body",)
 
 
 def test_a_failed_first_call_leaves_it_unfitted(tiny: Dataset) -> None:

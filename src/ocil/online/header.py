@@ -4,7 +4,7 @@ allocated, every entry must have its type and range, and every tensor the shape 
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -284,7 +284,7 @@ def _expected(header: Header, capacity: int, trusted: bool) -> Learner | None:
     problem = problem_of(header.input_format, capacity)
     ours = isinstance(info.target, str) and (name.startswith("timm:") or (network and isinstance(network.target, str)))
     try:
-        return (_kept if ours else _without_numbers)(info.load(), header.config, problem)
+        return (_kept if ours else _without_numbers)(info.name, header.config, problem)
     except Exception as error:
         if not isinstance(info.target, str):
             return None
@@ -295,12 +295,12 @@ def _expected(header: Header, capacity: int, trusted: bool) -> Learner | None:
     return info.load()(header.config, problem)
 
 
-def _without_numbers(kind: type[Learner], config: LearnerConfig, problem: Problem) -> Learner:
+def _without_numbers(name: str, config: LearnerConfig, problem: Problem) -> Learner:
     with torch.device("meta"), _WithoutNumbers():
-        return kind(config, problem)
+        return method(name).load()(config, problem)
 
 
-_kept: Callable[[type[Learner], LearnerConfig, Problem], Learner] = lru_cache(maxsize=2)(_without_numbers)
+_kept = lru_cache(maxsize=2)(_without_numbers)
 """Some networks take a second to build, and a service saves its model every few seconds."""
 
 

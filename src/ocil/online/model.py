@@ -246,7 +246,7 @@ class Model:
     def check_weights(self) -> None:
         """Raise if a weight is not finite. Reads from the device."""
         weights = (*self.learner.parameters(), *self.learner.network.buffers())
-        if not bool(torch.stack([value.isfinite().all() for value in weights]).all()):
+        if weights and not bool(torch.stack([value.isfinite().all() for value in weights]).all()):
             raise OcilError("the weights are not finite any more: begin again with a lower learning rate.")
 
     def save(self, folder: Path | str) -> None:

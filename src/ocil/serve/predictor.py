@@ -44,7 +44,7 @@ class Predictor(ServiceThread):
         self._questions: deque[tuple[NDArray[Any], Future[Prediction]]] = deque()
 
     def ask(self, inputs: NDArray[Any]) -> "Future[Prediction]":
-        """Classify inputs, as the learner takes them. ``RefusedError``, here or in the future, if it cannot now."""
+        """Classify inputs, as the learner takes them. ``RefusedError``, here or in the future, if it cannot."""
         found: Future[Prediction] = Future()
         with self._changed:
             self._refuse_if_stopping()
