@@ -62,8 +62,11 @@ def photos(folder: Path, count: int) -> None:
 
 def learn(folder: Path, count: int) -> None:
     """The loop that ``million`` measures."""
+    import torch
+
     import ocil
 
+    torch.backends.mkldnn.enabled = False  # torch 2.13 on x86: oneDNN corrupts memory with 4 or 8 channels of 64x64
     data = ocil.load_dataset("million", folder / "data")
     stream = ocil.Stream(data, ocil.StreamConfig(tasks=5))
     learner = ocil.make_learner("er", data, memory=1000, width=4)

@@ -13,7 +13,10 @@ from tests.test_methods import DISTINCT
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
 
-SETTINGS: dict[str, dict[str, Any]] = {"er-ace": {"pad": 0}}  # of 8 pixels, a shift by 4 leaves too little
+SETTINGS: dict[str, dict[str, Any]] = {
+    "er-ace": {"pad": 0},  # of 8 pixels, a shift by 4 leaves too little
+    "ranpac": {"projection": 60},
+}
 
 
 def cases(name: str, checks: "list[Check[Any]]") -> list[Any]:

@@ -128,7 +128,6 @@ def der(methods: None, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.mark.usefixtures("quick_convolution")
 def test_an_outside_method_keeps_every_promise(der: ModuleType) -> None:
     ocil.testing.check_method("der-pp")
-    ocil.testing.check_method("der-pp", alpha=0.5, beta=0.0)
 
 
 def der_learner(der: ModuleType, **settings: float) -> Any:

@@ -24,8 +24,9 @@ FORMS = {"gray, enlarged": ImageFormat((8, 8, 1)), "colours": ImageFormat((12, 1
 
 
 def taught(method: str, form: ImageFormat, **changes: Any) -> Model:
-    settings = {"rehearsal_epochs": 1} if method == "gdumb" else {}
-    model = Model(Recipe(method, memory=30, width=1, review_every=2, settings=settings | changes), form)
+    settings = {"gdumb": {"rehearsal_epochs": 1}, "ranpac": {"projection": 30}}.get(method, {})
+    width = changes.pop("width", 1)
+    model = Model(Recipe(method, memory=30, width=width, review_every=2, settings=settings | changes), form)
     rng = np.random.default_rng(0)
     for _ in range(3):
         x = rng.integers(0, 256, (10, *form.shape), dtype=np.uint8)
@@ -40,10 +41,21 @@ def images(form: ImageFormat, count: int) -> np.ndarray:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["er", *OWN])
 def test_onnx(method: str, tmp_path: Path) -> None:
+    form = FORMS["colours" if method in ("er-ace", "scr") else "gray, enlarged"]
+    check_onnx(taught(method, form), form, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [32, 8])
+def test_onnx_of_a_network_that_resizes_and_normalises(size: int, tmp_path: Path) -> None:
+    form = FORMS["colours"]
+    network = f"resnet18(width=2, stem='imagenet', input_size={size})"
+    check_onnx(taught("er", form, width=20, network=network, freeze="backbone"), form, tmp_path)
+
+
+def check_onnx(model: Model, form: ImageFormat, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript", reason="onnxscript is not installed: pip install 'ocil[onnx]'")
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'ocil[onnx]'")
-    form = FORMS["colours" if method in ("er-ace", "scr") else "gray, enlarged"]
-    model = taught(method, form)
     before = digest(model.learner)
     export(model, tmp_path / "model.onnx")
     assert digest(model.learner) == before

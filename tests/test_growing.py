@@ -39,7 +39,7 @@ from ocil.testing.subject import changed, end_task, frozen
 from ocil.testing.watch import HostWatch
 from tests.reference.datasets import noise, patterned
 from tests.test_engine_gpu import FakeCapture, Replayed
-from tests.test_methods import DISTINCT, GENTLE, REHEARSES
+from tests.test_methods import DISTINCT, GENTLE, QUICK, REHEARSES
 
 pytestmark = pytest.mark.slow
 CLASSES, BATCH = 6, 5
@@ -60,7 +60,8 @@ def make(name: str, capacity: int = 2, data: Dataset = DATA, growing: bool = Tru
     memory = {"memory": 12, "memory_batch": 6} if METHODS[name].memory else {}
     if name == "gdumb":
         memory["rehearsal_epochs"] = 2
-    config = resolve(name, "none", settings={"width": 2, "batch_size": BATCH, "growing": growing} | memory | chosen)
+    chosen = QUICK.get(name, {}) | memory | chosen
+    config = resolve(name, "none", settings={"width": 2, "batch_size": BATCH, "growing": growing} | chosen)
     return method(name).load()(config.learner, Problem(data.image_shape, capacity), seed=3)
 
 

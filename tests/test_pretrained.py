@@ -282,7 +282,7 @@ def test_a_saved_model_does_not_need_the_file(trained: State, tmp_path: Path) ->
     model.learn(x, IMAGES.train_y[:8].tolist())
     model.save(tmp_path / "model")
     path.unlink()
-    again = Model.load(tmp_path / "model", "cpu")
+    again = Model.load(tmp_path / "model", "cpu", trust=True)
     check({n.removeprefix("body."): v for n, v in again.learner.network.state_dict().items()}, trained)
     assert (again.probabilities(x) == model.probabilities(x)).all()
 

@@ -2,8 +2,9 @@
 
 import gc
 import threading
+from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,9 +16,14 @@ from ocil import Dataset, OcilError, Stream, StreamConfig
 from ocil.data.samples import Samples
 from ocil.data.store import load
 from ocil.evaluation.evaluator import Evaluator
+from ocil.runs.captured import CapturedStepper
+from ocil.runs.folder import RunFolder
 from ocil.runs.protocol import Interrupted
+from ocil.runs.stepper import Stepper
+from ocil.runs.stream_run import ActiveStreamRun
 from ocil.streams import DeviceData, device
 from ocil.streams.prefetch import CudaFeed, HostBatches, Prefetcher
+from tests.test_engine_gpu import FakeCapture
 
 
 def readers() -> list[threading.Thread]:
@@ -143,6 +149,47 @@ def test_a_run_on_a_large_dataset_has_the_same_bits_and_goes_on_at_any_batch(
         break
     assert found.digest == expected.digest
     assert found.matrix == expected.matrix
+
+
+@pytest.mark.parametrize("name", ["er", "afs"])
+def test_captured_steps_read_what_was_brought_before_each_replay(name: str, tiny: Dataset, tmp_path: Path) -> None:
+    settings = {"memory": 12, "memory_batch": 5, "batch_size": 5, "width": 1, "tasks": 2, "drop_last": False}
+    config = ocil.resolve(name, "tiny", settings=settings | {"review_batch": 5})
+    digests = []
+    for kept in (True, False):
+        place, resident = RunFolder(tmp_path / str(kept)), DeviceData(tiny, "cpu", resident=kept)
+        work = ActiveStreamRun(config, place, tiny, resident, FakeCapture)
+        steps = cast("Generator[None, None, None]", work.steps())
+        while work.cursor < 6:
+            next(steps)
+        work.save()
+        steps.close()
+        again = ActiveStreamRun(config, place, tiny, resident, FakeCapture)
+        assert again.cursor == 6
+        list(again.steps())
+        digests.append(again.finish().digest)
+        work.stream.close()
+        again.stream.close()
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_batches_from_the_host_give_the_same_learner(tiny: Dataset, tmp_path: Path) -> None:
+    config = ocil.resolve(
+        "er", "tiny", settings={"memory": 12, "memory_batch": 5, "batch_size": 5, "width": 2, "tasks": 2}
+    )
+    digests = []
+    for kept in (True, False):
+        for stepper in (Stepper, CapturedStepper):
+            with torch.cuda.stream(torch.cuda.Stream()):
+                resident = DeviceData(tiny, "cuda", resident=kept)
+                place = RunFolder(tmp_path / f"{kept}-{stepper.__name__}")
+                work = ActiveStreamRun(config, place, tiny, resident, stepper)
+                list(work.steps())
+                digests.append(work.finish().digest)
+                work.stream.close()
+    assert digests[0] == digests[2]
+    assert digests[1] == digests[3]
 
 
 def test_an_error_while_reading_ends_the_run_in_one_line(mapped_tiny: Dataset, tmp_path: Path) -> None:

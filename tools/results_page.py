@@ -21,7 +21,9 @@ DATASETS = {"cifar100": "CIFAR-100", "cifar10": "CIFAR-10", "mini_imagenet": "Mi
 PAPER = papers.load()
 STUDIED = ("alpha", "sigma")
 STUDY = ("cifar100", 5000)
+FROZEN = "frozen features"
 QUESTIONS = {  # cells that change one of these settings answer one question, in a table of their own
+    FROZEN: {"features"},
     "sample values": {"sample_value"},
     "scale": {"ce_scale"},
     "no task ends": {"boundary"},
@@ -71,7 +73,9 @@ def studied(cell: MeasuredCell) -> bool:
 def words_of(cell: MeasuredCell) -> str:
     """The command without what every row has."""
     words = command(cell.config).removeprefix("ocil run ").replace(f" --dataset {cell.config.dataset}", "")
-    return re.sub(r" --memory \d+", "", words)
+    words = re.sub(r" --memory \d+", "", words)
+    words = re.sub(r" ('?)(features|pretrained)=[^ ]+", "", words)  # the same in all rows of a table
+    return words.removesuffix(" --set")
 
 
 def row(cell: MeasuredCell) -> Row:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ocil import tensorfile
 from ocil.data import Dataset
-from ocil.data.catalog import data_dir as data_folder
+from ocil.data.places import data_dir as data_folder
 from ocil.errors import InUseError, OcilError
 from ocil.files import locked
 from ocil.methods.config import LearnerConfig
