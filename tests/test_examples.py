@@ -48,6 +48,7 @@ def test_each_is_short_and_tested() -> None:
     names = {
         "folder",
         "array_stream",
+        "embeddings",
         "own_method",
         "der_plus_plus",
         "from_torch",
@@ -83,6 +84,11 @@ def test_array_stream() -> None:
     labels = [label for _, labels in module.stream(32) for label in labels]
     commonest = max(map(labels.count, module.NAMES)) / len(labels)
     assert commonest + 0.05 < module.main(batches=32, memory=60, width=4, device="cpu") < 1
+
+
+def test_embeddings(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'ocil[sklearn]'")
+    assert example("embeddings").main(tmp_path, device="cpu") > 0.95
 
 
 def test_frozen_features(tiny_npz: Path, tmp_path: Path) -> None:

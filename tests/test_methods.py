@@ -61,7 +61,7 @@ def make(name: str, seed: int = 0, data: Dataset = NOISE, **settings: Any) -> Le
     else:
         settings = {key: value for key, value in settings.items() if key not in ("memory", "memory_batch")}
     usual: dict[str, Any] = {"width": 2, "batch_size": BATCH} | QUICK.get(name, {})
-    sizes = {"classes": data.num_classes, "train": len(data.train_y)}
+    sizes: dict[str, Any] = {"classes": data.num_classes, "train": len(data.train_y)}
     # Not by make_learner, which refuses random weights where they would never be trained.
     return build(ocil.resolve(name, data.name, seed=seed, settings=usual | settings, **sizes), data)
 

@@ -142,8 +142,8 @@ def test_rows_that_are_added_are_learned_too(folder: Path) -> None:
 def test_predictions(folder: Path, ocil_command: Call) -> None:
     assert ocil_command("learn", "both.npz", "--model", "m", *SMALL).code == 0
     x, y = data()
-    lines = ocil_command("predict", "x.npy", "packed.npz", "--x", "emb", "--model", "m", "--json")
-    assert "holds one array without a name" in one_error(lines)
+    said = ocil_command("predict", "x.npy", "packed.npz", "--x", "emb", "--model", "m", "--json")
+    assert "holds one array without a name" in one_error(said)
     lines = ocil_command("predict", "x.npy", "both.npz", "--model", "m", "--json").out.splitlines()
     found = [json.loads(line) for line in lines]
     assert [(one["path"], one["row"]) for one in found] == [(p, n) for p in ("x.npy", "both.npz") for n in range(ROWS)]

@@ -2,8 +2,9 @@
 
 import gc
 import threading
+from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -158,7 +159,7 @@ def test_captured_steps_read_what_was_brought_before_each_replay(name: str, tiny
     for kept in (True, False):
         place, resident = RunFolder(tmp_path / str(kept)), DeviceData(tiny, "cpu", resident=kept)
         work = ActiveStreamRun(config, place, tiny, resident, FakeCapture)
-        steps = work.steps()
+        steps = cast("Generator[None, None, None]", work.steps())
         while work.cursor < 6:
             next(steps)
         work.save()

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ocil.runs.stream_run import run
     from ocil.streams import Batch, Stream, StreamConfig
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 variables.prepare()  # before torch is loaded, which the names below do on first use
 
