@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import ocil
 from ocil.data.catalog import SOURCES
 from ocil.methods import METHODS
+from ocil.networks import NETWORKS
 from ocil.runs.results import Result
 
 PAGE = (Path(__file__).parents[1] / "docs" / "api.md").read_text()
@@ -20,7 +22,7 @@ SMALL = {"width": 2, "tasks": 2, "memory_batch": 5}
 
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
-    with METHODS.preserved(), SOURCES.preserved():
+    with METHODS.preserved(), SOURCES.preserved(), NETWORKS.preserved():
         yield
 
 
@@ -117,6 +119,15 @@ def test_what_a_session_registers_stays_in_its_process(
     with pytest.raises(ocil.OcilError, match="mine was registered in this session"):
         ocil.run_many(both, tmp_path, workers=2, device="cpu")
     assert len(ocil.run_many(both, tmp_path, device="cpu")) == 2
+    ocil.register(ocil.NetworkInfo("flat", lambda shape: torch.nn.Flatten(), "no layer"))
+    ocil.register(ocil.DatasetSource("made", lambda: ocil.load_dataset(tiny_npz)))
+    for dataset, settings, what in (
+        (str(tiny_npz), {"network": "flat"}, "the network flat"),
+        ("made", {}, "the dataset made"),
+    ):
+        config = ocil.resolve("er", dataset, settings={"memory": 20, "tasks": 2} | settings)
+        with pytest.raises(ocil.OcilError, match=f"{what} was registered in this session"):
+            ocil.run_many([config], tmp_path, workers=2, device="cpu")
 
 
 # The page

@@ -16,10 +16,11 @@ from ocil.cli import main
 from ocil.data import Dataset
 from ocil.errors import OcilError
 from ocil.files import locked
+from ocil.networks import NETWORKS
 from ocil.runs import features as module
 from ocil.runs.build import check
 from ocil.runs.config import command
-from ocil.runs.features import Encoder, features_of, missing
+from ocil.runs.features import Encoder, features_of, features_once, missing
 from ocil.runs.protocol import Interrupted
 from tests.reference.datasets import patterned
 
@@ -50,10 +51,10 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(module, "PART", 20)
     monkeypatch.setattr(module, "POLL_SECONDS", 0.01)
     monkeypatch.setitem(module.BATCH, "cpu", 8)
-    module.features_once.cache_clear()
+    module._features_in.cache_clear()
     PASSED.clear()
     yield
-    module.features_once.cache_clear()
+    module._features_in.cache_clear()
 
 
 @pytest.fixture
@@ -120,6 +121,30 @@ def test_a_damaged_part_is_computed_again(how: str, tmp_path: Path) -> None:
     again = features_of(DATA, Encoder(TINY), data_dir=tmp_path)
     assert computed() == 20
     np.testing.assert_array_equal(again.train_x, right.train_x)
+
+
+def test_a_network_that_has_changed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = Encoder(TINY)
+    with pytest.raises(Interrupted):
+        features_of(DATA, encoder, data_dir=tmp_path, should_stop=lambda: computed() >= 30)
+    monkeypatch.setattr(Tiny.__init__, "__defaults__", (4,))
+    with pytest.raises(OcilError, match=r"vectors of 4 now.*Delete that folder"):
+        features_of(DATA, encoder, data_dir=tmp_path)
+
+
+def test_another_plugin_file_makes_other_features(tmp_path: Path) -> None:
+    folders, plugin = [], tmp_path / "mine.py"
+    with NETWORKS.preserved():
+        for length in (3, 4):
+            plugin.write_text(
+                "import ocil\nfrom tests.test_features import Tiny\n"
+                f"make = lambda shape: Tiny(shape, {length})\n"
+                "ocil.register(ocil.NetworkInfo('mine', make, 'mine', 'images'))\n"
+            )
+            ocil.plugins.load(plugin)
+            folders.append(Encoder("mine").folder(DATA, tmp_path))
+            assert features_once(DATA, Encoder("mine"), tmp_path, torch.device("cpu")).input_shape == (length,)
+    assert folders[0] != folders[1]
 
 
 def test_whoever_comes_second_waits(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import builtins
 import json
+import platform
 import shlex
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 import ocil
 from ocil import tensorfile
 from ocil.data import Dataset
+from ocil.engines.job import Job
 from ocil.errors import OcilError
 from ocil.experiments.estimate import Estimator, Size
 from ocil.methods import METHODS
@@ -25,7 +27,7 @@ from ocil.methods._gradients import gradient_products
 from ocil.methods.base import Learner
 from ocil.networks import NETWORKS, NetworkInfo, WrappedNetwork, build, evaluating, register, to_float
 from ocil.networks.base import stages
-from ocil.networks.registry import is_known, named
+from ocil.networks.registry import named, names_code
 from ocil.networks.spec import Spec
 from ocil.online.images import ImageFormat
 from ocil.online.model import FILE, Model, Recipe
@@ -310,9 +312,9 @@ def test_a_registered_network_and_a_factory_itself(registry: None) -> None:
 
 
 def test_a_file_of_a_stranger_imports_nothing(tmp_path: Path) -> None:
-    assert is_known("mlp")
-    assert is_known(f"{MODULE}Tiny(channels=3)")
-    assert not is_known("module:antigravity:fly")
+    assert not names_code("mlp")
+    assert not names_code("")
+    assert names_code(f"{MODULE}Tiny(channels=3)")
     model = Model(Recipe("er", memory=20, settings={"network": f"{MODULE}Tiny"}), ImageFormat((16, 16, 3)))
     model.learn(IMAGES.train_x[:8].repeat(2, 1).repeat(2, 2), IMAGES.train_y[:8].tolist())
     model.save(tmp_path)
@@ -587,6 +589,19 @@ def test_the_estimate_of_device_memory_follows_the_network() -> None:
     weights = sum(p.numel() for p in network_of(large.learner, data.input_shape).parameters())
     more = run_bytes(adam, data) - run_bytes(large, data)
     assert 8 * weights <= more < 8.5 * weights
+
+
+@pytest.mark.parametrize("setting", ["network", "features"])
+def test_an_estimate_runs_no_code_that_a_result_names(setting: str, tmp_path: Path) -> None:
+    config = sized("resnet18").to_json()
+    config["learner"][setting] = "module:this:s"
+    folder = tmp_path / "cell" / "seed-0"
+    folder.mkdir(parents=True)
+    content = {"config": config, "environment": {"device": platform.machine()}, "wall_seconds": 1.0}
+    (folder / "result.json").write_text(json.dumps(content))
+    estimator = Estimator.of(Job(tmp_path, "cpu"), {"cifar100": Size(50, 10, 10, (32, 32, 3))})
+    assert estimator.ratios == {}
+    assert "this" not in sys.modules
 
 
 def test_the_estimate_of_time_follows_the_multiply_adds() -> None:

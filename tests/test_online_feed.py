@@ -32,6 +32,14 @@ def samples(tmp_path: Path) -> list[Sample]:
     return read_list(tmp_path / "images", shuffle=0)
 
 
+def test_a_folder_of_images_below_each_class(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "train" / name / "images").mkdir(parents=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / "train" / name / "images" / "0.png")
+    found = [(sample.name, sample.label) for sample in read_list(tmp_path)]
+    assert found == [("cat/images/0.png", "cat"), ("dog/images/0.png", "dog")]
+
+
 def learned(folder: Path) -> tuple[Any, ...]:
     model = Model.load(folder, "cpu")
     return digest(model.learner), model.labels, model.batches, model.samples, model.note

@@ -92,6 +92,7 @@ def test_order_files_that_do_not_fit(tiny: Dataset, tmp_path: Path) -> None:
         ("group_of", np.array([0, 0, 2, 2]), "do not fit together"),
         ("group_of", np.array([0, 1]), "do not fit together"),
         ("group_of", np.array([-1, 0, 1, 1]), "do not fit together"),
+        ("group_of", np.array([0, 0, 1, 2**62]), "is more than|do not fit together"),
         ("samples", whole["samples"].astype(np.float64), "is not an order: samples is float64"),
         ("points", np.array("x"), "is not an order: points is"),
         ("boundary", np.array("soft"), "the boundary 'soft'"),

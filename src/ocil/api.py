@@ -91,20 +91,33 @@ def run_many(
 
 
 def _workers_that_know(configs: "Sequence[RunConfig]", workers: int) -> int:
-    """How many workers may be used: one if a method was registered in a session that other processes cannot import."""
-    from ocil.methods import METHODS
-
+    """How many workers may be used: one if something was registered in a session that other processes cannot import."""
     if hasattr(sys.modules["__main__"], "__file__"):
         return workers
     for config in configs:
-        if METHODS.origin(config.method) == PROGRAM:
+        if here := _registered_here(config):
             if workers > 1:
                 raise OcilError(
-                    f"the method {config.method} was registered in this session, which worker processes cannot import: "
+                    f"{here} was registered in this session, which worker processes cannot import: "
                     "give workers=1, or put it into a file and load that with ocil.plugins.load."
                 )
             return 1
     return workers
+
+
+def _registered_here(config: "RunConfig") -> str:
+    """The method, network or dataset of a run that this program has registered, outside of a plugin file."""
+    from ocil.data.catalog import SOURCES
+    from ocil.methods import METHODS
+    from ocil.networks.registry import origin_of
+
+    if METHODS.origin(config.method) == PROGRAM:
+        return f"the method {config.method}"
+    for spec in filter(None, (config.learner.network, config.learner.features)):
+        if origin_of(spec) == PROGRAM or spec.startswith("module:__main__:"):
+            return f"the network {spec}"
+    is_made = config.dataset in SOURCES and SOURCES.origin(config.dataset) == PROGRAM
+    return f"the dataset {config.dataset}" if is_made else ""
 
 
 def _checked(config: "RunConfig", data_dir: Path | None) -> "RunConfig":

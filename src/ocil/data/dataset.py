@@ -246,7 +246,7 @@ def load_npz(path: Path, name: str) -> Dataset:
     compute its fingerprint, when it is opened for the first time on a machine or has changed since.
     """
     dataset = _open_npz(path, name)
-    if not is_mapped(dataset.train_x):
+    if not any(map(is_mapped, (dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y))):
         return dataset
 
     def verified() -> str:

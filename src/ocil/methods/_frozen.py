@@ -17,6 +17,7 @@ from ocil.learning.sgd import SGD
 from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.passes import Pass
+from ocil.precision import widest
 
 T = TypeVar("T")
 
@@ -35,7 +36,7 @@ class FrozenLearner(Learner):
         self.network.head = nn.Identity()
         self.network.requires_grad_(False)
         self.optimizer = self.make_optimizer()
-        self.exact = torch.float32 if self.device.type == "mps" else torch.float64
+        self.exact = widest(self.device)
         self._kept: tuple[Any, Any] = (None, None)
 
     @classmethod

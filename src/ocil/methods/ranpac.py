@@ -19,7 +19,7 @@ HOLD_OUT = 5  # every fifth batch is held out: the published share is a fifth
 @dataclass(frozen=True)
 class RanPACConfig(LearnerConfig):
     projection: int = 2000
-    """Random features. 10,000 are published: their matrix takes 800 MB and a step on a CPU a quarter of a second."""
+    """Random features. 10,000 are published: their matrices take 1.6 GB and a step on a CPU a quarter of a second."""
     ridge: float | None = None
     """Strength of the ridge penalty; None: the power of ten from 1e-8 to 1e8 that predicts held-out batches best."""
 

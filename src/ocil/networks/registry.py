@@ -163,12 +163,11 @@ def options_of(info: NetworkInfo) -> list[Option]:
     return found + ([INPUT_SIZE] if info.inputs != "vectors" else [])
 
 
-def is_known(spec: str) -> bool:
-    """Whether a network can be built without importing a module that nothing has imported yet. A file that a stranger
-    wrote may name any.
+def names_code(spec: str) -> bool:
+    """Whether building a network would call any Python code that its setting names (``module:...``). A file that a
+    stranger wrote may name what it likes, with any options: nothing may be built from it unless the user trusts it.
     """
-    name = Spec.parse(spec, "network").name
-    return not name.startswith("module:") or name.removeprefix("module:").rpartition(":")[0] in sys.modules
+    return bool(spec) and Spec.parse(spec, "network").name.startswith("module:")
 
 
 def build(

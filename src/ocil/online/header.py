@@ -22,6 +22,7 @@ from ocil.methods import MethodInfo, method
 from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig, Problem
 from ocil.networks import NETWORKS
+from ocil.networks.registry import names_code
 from ocil.networks.spec import Spec
 from ocil.online.formats import InputFormat
 from ocil.online.images import ImageFormat
@@ -153,7 +154,7 @@ def check_tensors(header: Header, tensors: Mapping[str, Tensor], trusted: bool) 
     own_state = not isinstance(info.target, str) and (
         info.load().state is not Learner.state or info.load().load_state is not Learner.load_state
     )
-    if not trusted and Spec.parse(header.config.network, "network").name.startswith("module:"):
+    if not trusted and names_code(header.config.network):
         raise UntrustedError(f"has Python code for a network, {header.config.network}")
     expected = _expected(header, len(met), trusted)
     if expected is not None:

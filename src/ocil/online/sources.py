@@ -201,7 +201,8 @@ def open_source(path: Path, names: Names | None = None, shuffle: int | None = No
 
 
 def read_list(source: Path, shuffle: int | None = None) -> list[Sample]:
-    """The labelled images of a list: a CSV with columns ``path`` and ``label``, or a folder CLASS/IMAGE.
+    """The labelled images of a list: a CSV with columns ``path`` and ``label``, or a folder CLASS/IMAGE or
+    CLASS/images/IMAGE.
 
     The rows of a CSV keep their order; the images of a folder are sorted by class and name. Of a folder with a split,
     only train/CLASS is read. ``shuffle``: the seed of a random order.
@@ -222,9 +223,9 @@ def read_list(source: Path, shuffle: int | None = None) -> list[Sample]:
 
 def _read_folder(source: Path) -> list[Sample]:
     root = training_folder(source)
+    classes = class_folders(root)
     files = [
-        Sample(f"{path.parent.name}/{path.name}", path, path.parent.name)
-        for path, _ in list_images(root, class_folders(root))
+        Sample(path.relative_to(root).as_posix(), path, classes[label]) for path, label in list_images(root, classes)
     ]
     if not files:
         raise OcilError(f"{root} holds no images. Lay them out as {source.name}/CLASS/IMAGE.png.")

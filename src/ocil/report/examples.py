@@ -14,6 +14,7 @@ from ocil.data import Dataset
 from ocil.errors import OcilError
 from ocil.evaluation.evaluator import EASY, HARD, scores_of
 from ocil.methods import method
+from ocil.networks.registry import names_code
 from ocil.precision import numerics
 from ocil.report.cells import Place, memory_of
 from ocil.report.collect import read
@@ -47,6 +48,8 @@ def example_images(paths: Sequence[Path], data_dir: Path | None) -> tuple[list[D
         config = result.config
         if not folder.checkpoint.is_file():
             warnings.append(f"{folder.path} has no checkpoint.safetensors: no example images of it.")
+        elif names_code(config.learner.network) or names_code(config.learner.features):
+            warnings.append(f"{folder.path} names Python code for its network, which a report does not run.")
         elif not method(config.method).load().scores_are_logits:
             warnings.append(
                 f"{folder.path}: {config.method} distinguishes classes by distance, so no sample is hard or easy."

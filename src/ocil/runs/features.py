@@ -2,10 +2,13 @@
 
     DATA/features/cifar100-timm_tf_efficientnet_lite0-1a2b3c4d/train-0000000.safetensors, ...
 
-The folder's name ends in a digest of all that the vectors depend on: the images, the network with its options, its
-weights, and the version of the rule that turns stored images into the network's inputs. Vectors are float32, as the
-network computed them. They are written in parts, each whole or not at all and with a checksum: a computation that was
-stopped goes on where it was, and a damaged part is computed again. Whoever comes second waits for the first.
+The folder's name ends in a digest of all that the vectors depend on: the images, the network with its options, the
+plugin file that it comes from, its weights, and the version of the rule that turns stored images into its inputs. Code
+of a package or a module is known by its name alone: delete the folder after a change of it.
+
+Vectors are float32, as the network computed them. They are written in parts, each whole or not at all and with a
+checksum: a computation that was stopped goes on where it was, and a damaged part is computed again. Whoever comes
+second waits for the first.
 """
 
 import time
@@ -27,6 +30,7 @@ from ocil.errors import InUseError, OcilError
 from ocil.files import locked
 from ocil.methods.config import LearnerConfig
 from ocil.networks import InputShape, Network, build, has_random_weights, pretrained, to_float
+from ocil.networks.registry import origin_of
 from ocil.networks.spec import Spec
 from ocil.precision import numerics
 from ocil.runs.naming import readable, short_digest
@@ -93,6 +97,8 @@ class Encoder:
         spec = Spec.parse(self.network, "features")
         weights = pretrained.digest(self.pretrained) or self.pretrained
         made_of = {"images": dataset.fingerprint, "network": str(spec), "weights": weights, "rule": RULE}
+        if code := origin_of(self.network).digest:
+            made_of["code"] = code
         name = f"{readable(dataset.name)}-{readable(spec.name)}-{short_digest(made_of)}"
         return data_folder(data_dir) / "features" / name
 
@@ -127,9 +133,16 @@ def features_of(
     return work.features()
 
 
-@lru_cache(maxsize=1)  # features may be large, and runs come sorted by dataset
 def features_once(dataset: Dataset, encoder: Encoder, data_dir: Path | None, device: torch.device) -> Features:
     """``features_of``, except that those this process asked for last are not read again."""
+    return _features_in(encoder.folder(dataset, data_dir), dataset, encoder, data_dir, device)
+
+
+@lru_cache(maxsize=1)  # features may be large, and runs come sorted by dataset
+def _features_in(
+    folder: Path, dataset: Dataset, encoder: Encoder, data_dir: Path | None, device: torch.device
+) -> Features:
+    """``folder`` serves the cache alone: it changes when the weights or the plugin do."""
     return features_of(dataset, encoder, data_dir=data_dir, device=device)
 
 
@@ -240,8 +253,12 @@ class _Work:
         found = torch.cat(batches)
         if not bool(found.isfinite().all()):
             raise OcilError(f"features = {self.encoder.network} gives numbers that are not finite: use other weights.")
+        if not self.keep(part, found):
+            raise OcilError(
+                f"features = {self.encoder.network} gives vectors of {found.shape[1]} now, and {self.folder} has "
+                "others: the network has changed. Delete that folder."
+            )
         tensorfile.write(self.folder / part.name, {"features": found}, {})
-        self.keep(part, found)
 
     @cached_property
     def network(self) -> Network:

@@ -56,7 +56,8 @@ class Order:
         if str(arrays["images"]) != data.fingerprint:
             raise OcilError(f"{path} is an order of other data than {data.name}. Write one with Stream.save_order.")
         samples, ends, points, group_of = (arrays[key] for key in NUMBERS)
-        groups = [np.flatnonzero(group_of == group).tolist() for group in range(int(group_of.max(initial=-1)) + 1)]
+        count = min(int(group_of.max(initial=-1)) + 1, data.num_classes)  # more would not fit, however many it names
+        groups = [np.flatnonzero(group_of == group).tolist() for group in range(count)]
         rows = 1 if str(arrays["boundary"]) == "iid" else len(groups)
         fits = (
             sum(map(len, groups)) == len(group_of) == data.num_classes
