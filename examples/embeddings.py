@@ -16,10 +16,9 @@ def embeddings(classes: int, each: int, size: int = 384, seed: int = 0) -> tuple
     """Stands for yours: float32 [N, size] of length 1, class after class."""
     rng = np.random.default_rng(seed)
     y = np.repeat(np.arange(classes), each)
-    x = rng.normal(size=(classes, size))[y] + rng.normal(size=(len(y), size))
-    return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32), np.array(
-        [f"class {label}" for label in y]
-    )
+    x = rng.normal(size=(classes, size))[y] + rng.normal(scale=0.5, size=(len(y), size))
+    labels = np.array([f"class {label}" for label in y])
+    return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32), labels
 
 
 def main(folder: Path, method: str = "er", **options: object) -> float:

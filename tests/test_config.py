@@ -122,6 +122,8 @@ def other_value(name: str, value: Any, kind: Any) -> Any:
         return not value
     if kind is str:
         return {"optimizer": "adam", "network": "resnet18", "freeze": "backbone"}.get(name, "own")
+    if value is None:
+        return 0.125
     return value + 1 if kind is int else value + (0.125 if value < 0.875 else -0.125)
 
 

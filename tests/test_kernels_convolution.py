@@ -1,7 +1,8 @@
 """The patch convolution against torch's own, with the ARM path forced on whatever the tests run on."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from subprocess import Popen
 
 import pytest
 import torch
@@ -195,3 +196,22 @@ def test_padding_keeps_the_map_and_there_is_no_bias() -> None:
         convolution = layer(kernel, stride)
         assert convolution.bias is None
         assert convolution(normal(1, 3, 7, 10, dtype=torch.float64)).shape[2:] == (-(-7 // stride), -(-10 // stride))
+
+
+def test_gradients_of_a_shortcut_where_pytorch_overwrites_memory(start_python: Callable[..., "Popen[str]"]) -> None:
+    """In a process of its own: with AVX-512, PyTorch's own convolution ends it here."""
+    code = """
+import torch
+from ocil.kernels.convolution import Conv2d
+torch.manual_seed(0)
+shortcut = Conv2d(8, 16, 1, 2).to(memory_format=torch.channels_last)
+x = torch.rand(10, 8, 64, 64).contiguous(memory_format=torch.channels_last)
+for _ in range(3):
+    (got,) = torch.autograd.grad(shortcut(x).square().sum(), shortcut.weight)
+y = torch.einsum("nchw,dc->ndhw", x[:, :, ::2, ::2].double(), shortcut.weight[:, :, 0, 0].double())
+expected = 2 * torch.einsum("ndhw,nchw->dc", y, x[:, :, ::2, ::2].double())
+torch.testing.assert_close(got[:, :, 0, 0].double(), expected, rtol=1e-4, atol=1e-3)
+"""
+    process = start_python("-c", code)
+    _, err = process.communicate()
+    assert process.returncode == 0, err

@@ -276,3 +276,18 @@ def test_a_model_of_timm(name: str, timm: Any, tmp_path: Path) -> None:
     assert digest(other.learner) == digest(model.learner)
     if name == "test_resnet":
         check_onnx(other, images(4)[0], tmp_path / "model.onnx")
+
+
+def test_models_of_format_1_are_read(tmp_path: Path) -> None:
+    """They have no weights, and no settings of networks."""
+    taught(IMAGES).save(tmp_path)
+    before = digest(Model.load(tmp_path, "cpu").learner)
+
+    def older(header: dict[str, Any]) -> None:
+        header["format"] = 1
+        del header["weights"]
+        for name in ("network", "pretrained", "freeze", "features", "optimizer"):
+            del header["config"][name]
+
+    rewrite(tmp_path, older)
+    assert digest(Model.load(tmp_path, "cpu").learner) == before

@@ -4,10 +4,13 @@ import base64
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ocil.online.model import Recipe
+from ocil.online.vectors import VectorFormat
 from ocil.serve.service import Service
 from tests.browsing import launched, needs_browser
 from tests.serving import picture, png, running
@@ -216,3 +219,20 @@ def test_the_token_is_asked_for(visit: Any, service: Service) -> None:
         until(page, "document.getElementById('samples').textContent !== '–'")
         assert not dialog.is_visible()
         page.close()
+
+
+def test_a_model_of_vectors(visit: Any, tmp_path: Path) -> None:
+    with running(tmp_path, Recipe("er", memory=20, batch_size=4), VectorFormat(3)) as service:
+        for address in served(service):
+            page = visit(address)
+            until(page, "document.getElementById('verdict').textContent === 'No vector yet.'")
+            assert not page.locator("#drop").is_visible()
+            page.locator("#vector").fill("1, 2")
+            page.get_by_role("button", name="Predict").click()
+            assert page.locator("#verdict").inner_text().startswith("Give 3 numbers")
+            page.locator("#vector").fill("[0.5, -1e-2, 3]")
+            page.get_by_role("button", name="Predict").click()
+            until(page, "document.getElementById('verdict').textContent.startsWith('It knows no class yet')")
+            teach(page, "spam")
+            until(page, "document.getElementById('verdict').textContent.startsWith('spam, 100.0 %')")
+        assert service.model.learner.memory.images[0].tolist() == pytest.approx([0.5, -0.01, 3.0])

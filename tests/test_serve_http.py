@@ -411,7 +411,7 @@ def test_answers_that_name_many_classes_are_bounded(tmp_path: Path) -> None:
         for _ in range(3):  # what an answer took is given back
             (found,) = predict(1, 1000).json()["predictions"]
             assert sorted(one["label"] for one in found["classes"]) == ["a", "b", "c"]  # as many as there are
-        refused(predict(2, 1000), 422, "1000 classes for each of 2 images are too many")
+        refused(predict(2, 1000), 422, "1000 classes for each of 2 inputs are too many")
         assert predict(2, 2).status_code == 200
         newest, gate, inside = service.trainer.snapshots.newest, threading.Event(), threading.Event()
         real = newest.probabilities

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ocil.errors import OcilError
+from ocil.learning.optimizers import TorchOptimizer
 from ocil.learning.sgd import SGD
 from ocil.methods import MethodInfo, method
 from ocil.methods.base import Learner
@@ -86,7 +87,7 @@ def parsed(text: str) -> Header:
         recipe,
         _config(recipe, entry(content, "config", dict)),
         _vectors(entry(content, "vectors", dict)) if "vectors" in content else _images(entry(content, "images", dict)),
-        entry({"weights": ""} | content, "weights", str),
+        entry(content, "weights", str) if version > 1 else "",
         _labels(entry(content, "labels", list)),
         whole(content, "batches"),
         whole(content, "samples"),
@@ -194,6 +195,8 @@ def _config(recipe: Mapping[str, Any], given: dict[str, Any]) -> LearnerConfig:
     config = fill(kind, given)
     if config.memory != (recipe["memory"] if info.memory else 0):
         raise HeaderError(f"its entries disagree on the memory: {config.memory} and {recipe['memory']} images")
+    if not config.growing:
+        raise HeaderError("it was made with growing = false and cannot take new classes: learn anew")
     if config.pretrained:
         raise HeaderError("it names a file of weights, which a model has in itself")
     refuse_unfit(config)
@@ -245,7 +248,7 @@ def _check_learner(expected: Learner, tensors: Mapping[str, Tensor], own_state: 
     if type(expected.optimizer) is SGD:
         velocities = {f"optimizer.{n}.momentum_buffer": p for n, p in enumerate(expected.optimizer.parameters)}
         _compare({name: velocities[name] for name in given if name in velocities}, given)
-    else:
+    elif type(expected.optimizer) is TorchOptimizer:  # of a stranger's optimiser nothing is known
         for name, tensor in given.items():
             _check_optimizer_tensor(name, tensor, expected.optimizer.parameters)
 
