@@ -185,7 +185,21 @@ def test_names_with_options(text: str, name: str, options: dict[str, Any]) -> No
 
 @pytest.mark.parametrize(
     "text",
-    ["", "(", "f(", "f)", "f(1)", "f(x)", "f(x=y)", "f(x=f())", "f(**{})", "f(x=1)(y=2)", "f(x=1", f"f(x={'(' * 200})"],
+    [
+        "",
+        "(",
+        "f(",
+        "f)",
+        "f(1)",
+        "f(x)",
+        "f(x=y)",
+        "f(x=f())",
+        "f(**{})",
+        "f(x=1)(y=2)",
+        "f(x=1",
+        "f(x=1, x=2)",
+        f"f(x={'(' * 200})",
+    ],
 )
 def test_what_is_no_name_with_options(text: str) -> None:
     with pytest.raises(OcilError, match="network = "):
@@ -215,6 +229,8 @@ WRONG = [
     ("module:tests.networks_to_try:Recorded(mean=(.1, .2), std=(1, 1))", "takes images of 2 channels"),
     ("module:tests.networks_to_try:Recorded(interpolation='nearest')", "use bilinear or bicubic"),
     ("module:tests.networks_to_try:Tiny(input_size=5000)", "up to 4096 pixels"),
+    ("module:tests.networks_to_try:Tiny(input_size=2.5)", "must be a side or (height, width)"),
+    ("module:tests.networks_to_try:Tiny(input_size=(8, 8, 8))", "must be a side or (height, width)"),
 ]
 
 

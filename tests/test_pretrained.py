@@ -173,6 +173,13 @@ def test_sizes_are_checked_before_reading(trained: State, tmp_path: Path) -> Non
     refused(path)
 
 
+def test_a_pickle_is_refused_without_a_warning(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    path = tmp_path / "weights.pth"
+    path.write_bytes(pickle.dumps(Path("code"), protocol=4))
+    assert "it holds more than tensors" in refused(path)
+    assert not recwarn.list
+
+
 def test_a_tensor_larger_than_its_file(tmp_path: Path) -> None:
     path = tmp_path / "weights.pth"
     torch.save({"a": torch.zeros(1).expand(1 << 40)}, path)  # one number, shown a million million times
@@ -233,9 +240,10 @@ def test_a_network_without_weights(trained: State, tmp_path: Path) -> None:
         build((5,), 3, spec="linear", pretrained=str(tmp_path / "weights.pth"))
 
 
-def test_own_weights_are_timms() -> None:
+@pytest.mark.parametrize("spec", [SPEC, "reduced-resnet18"])
+def test_own_weights_are_timms(spec: str) -> None:
     with pytest.raises(OcilError, match="pretrained = own is for models of timm"):
-        build(IMAGE, 3, spec=SPEC, pretrained="own")
+        build(IMAGE, 3, spec=spec, pretrained="own")
 
 
 # Runs and models

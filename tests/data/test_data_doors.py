@@ -12,6 +12,7 @@ from PIL import Image
 
 import ocil
 from ocil import Dataset, OcilError
+from ocil.data.inputs import plain_labels
 from ocil.data.mapped import is_mapped
 
 RNG = np.random.default_rng(0)
@@ -65,6 +66,13 @@ def test_rows_are_vectors(x: Any, dtype: Any) -> None:
     np.testing.assert_array_equal(data.train_x, rows.astype(dtype))
 
 
+def test_odd_tensors_are_one_line() -> None:
+    with pytest.raises(OcilError, match="train_x is a sparse tensor"):
+        made(torch.eye(8).to_sparse())
+    with pytest.raises(OcilError, match=r"labels is \[3, 2\]. There must be one label per sample"):
+        plain_labels([torch.tensor([0, 1])] * 3, "labels")
+
+
 def test_an_array_that_fits_is_not_copied() -> None:
     assert made(PIXELS).train_x is PIXELS
 
@@ -80,6 +88,7 @@ def test_an_array_that_fits_is_not_copied() -> None:
         (np.full((8, 4, 4, 3), np.nan), r"Float images must lie in \[0, 1\]"),
         (np.full((8, 4, 4, 3), 300), r"whole numbers from 300 to 300. Pixels must lie in 0..255"),
         (np.full((8, 4), np.inf, np.float32), "not finite"),
+        (np.full((8, 4), 1e200), "too large for float32"),
         (np.array([["a"] * 4] * 8), "must hold numbers"),
         (np.zeros((8, 4, 4), complex), "must hold numbers"),
         ([[1, 2], [3]], "its samples differ in shape"),

@@ -123,7 +123,7 @@ class InputForm:
         if self.axes is None:
             if x.dtype.kind == "f" and not np.isfinite(x).all():
                 raise OcilError(f"{what} has values that are not finite. Leave those samples out.")
-            return x if self.keeps(x) else x.astype(np.float32)
+            return x if self.keeps(x) else _as_float32(x, what)
         x = x[..., None] if self.gray else x.transpose(self.axes)
         return np.ascontiguousarray(as_pixels(x, what))
 
@@ -167,11 +167,21 @@ def as_pixels(x: NDArray[Any], what: str) -> NDArray[np.uint8]:
     return np.rint(scaled).astype(np.uint8)
 
 
+def _as_float32(x: NDArray[Any], what: str) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):
+        small: NDArray[np.float32] = x.astype(np.float32)
+    if not np.isfinite(small).all():
+        raise OcilError(f"{what} has values that are too large for float32. Scale them, or leave those samples out.")
+    return small
+
+
 def as_array(x: Any, what: str) -> NDArray[Any]:
     """An array, a tensor on any device, or nested lists as an array. Nothing is copied without need."""
     if callable(getattr(x, "detach", None)):  # a tensor; torch need not be loaded to recognise it
         x = x.detach().cpu()
         x = x.float() if str(x.dtype) == "torch.bfloat16" else x
+        if str(x.layout) != "torch.strided":
+            raise OcilError(f"{what} is a sparse tensor: give {what}.to_dense().")
         x = x.numpy()
     try:
         array = np.asarray(x)
@@ -219,7 +229,7 @@ def number_labels(
 def plain_labels(y: Any, what: str) -> NDArray[Any]:
     """Labels of any kind as an array: whole numbers, text or truth values, one per sample."""
     if not isinstance(y, np.ndarray) and not callable(getattr(y, "detach", None)):
-        y = [value.item() if callable(getattr(value, "item", None)) else value for value in y]
+        y = [value.item() if getattr(value, "ndim", None) == 0 else value for value in y]
     array = as_array(y, what)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]

@@ -3,6 +3,7 @@
 import hashlib
 import pickle
 import stat
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -127,7 +128,9 @@ def _pth(path: Path) -> Any:
             entries = archive.infolist()
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
             raise ValueError("it is compressed, which PyTorch's files are not")  # its content may be of any size
-    return torch.load(path, map_location="cpu", weights_only=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the file's form: what is wrong is an error
+        return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def _what_is_wrong(value: Tensor, size: int) -> str:

@@ -185,6 +185,8 @@ def build(
     chosen = Spec.parse(spec, "network")
     info = network(chosen.name)
     refuse_wrong_inputs(info, input_shape)
+    if pretrained == weights.OWN and not info.name.startswith("timm:"):
+        raise OcilError(f"pretrained = {weights.OWN} is for models of timm: give a file of weights for {info.name}.")
 
     def make() -> Network:
         if info.name == DEFAULT:
@@ -239,10 +241,6 @@ def _body(info: NetworkInfo, chosen: Spec, input_shape: InputShape, pretrained: 
     options = dict(chosen.options)
     size = options.pop("input_size", None)
     if pretrained == weights.OWN:
-        if not info.name.startswith("timm:"):
-            raise OcilError(
-                f"pretrained = {weights.OWN} is for models of timm: give a file of weights for {info.name}."
-            )
         options["own_weights"] = True
     try:
         body = info.load()(input_shape, **options)

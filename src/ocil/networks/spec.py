@@ -32,12 +32,13 @@ class Spec:
 
 
 def _literals(options: str, text: str, setting: str) -> dict[str, Any]:
-    example = "write options as name=value, for example NAME(width=64), with texts in quotes"
+    example = "write each option once as name=value, for example NAME(width=64), with texts in quotes"
     try:
         call = ast.parse(f"f({options})", mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
             raise ValueError
-        if call.args or any(word.arg is None for word in call.keywords):
+        names = [word.arg for word in call.keywords]
+        if call.args or None in names or len(set(names)) < len(names):
             raise ValueError
         return {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

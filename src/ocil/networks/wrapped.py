@@ -148,7 +148,8 @@ class Facts:
 def _size(value: Any) -> tuple[int, int] | None:
     if value is None:
         return None
-    sides = (value, value) if isinstance(value, int) else tuple(value)[-2:]  # timm has the channels first
+    sides = tuple(value) if isinstance(value, Sequence) else (value, value)
+    sides = sides[1:] if len(sides) == 3 and sides[0] in (1, 3) else sides  # timm has the channels first
     if len(sides) != 2 or not all(isinstance(side, int) and 0 < side <= 4096 for side in sides):
         raise OcilError(f"input_size = {value!r} must be a side or (height, width), up to 4096 pixels.")
     return sides[0], sides[1]
