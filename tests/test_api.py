@@ -113,7 +113,7 @@ def test_a_search(tiny_npz: Path, tmp_path: Path) -> None:
 def test_what_a_session_registers_stays_in_its_process(
     tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
     ocil.register(ocil.MethodInfo("mine", METHODS["er"].load(), "like er", "-"))
     both = configs(tiny_npz, "mine")
     with pytest.raises(ocil.OcilError, match="mine was registered in this session"):

@@ -27,6 +27,7 @@ COUNTS = {  # cells, seeds
     "ce-scale": (8 * 3, 10),
     "no-task-ends": (15 * 2, 10),
     "class-orders": (11 * 3, 10),
+    "frozen-features": (7 * 2, 10),
 }
 
 
@@ -45,7 +46,9 @@ def write(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_what_is_shipped_expands(path: Path) -> None:
+def test_what_is_shipped_expands(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("efficientnet-lite0-57934424.pth").write_bytes(b"a file of weights is known by its digest")
     cells, seeds = COUNTS[path.stem]
     experiment = read(path)
     assert len(experiment.cells) == cells

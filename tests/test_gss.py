@@ -364,7 +364,7 @@ def test_learning_fills_the_memory_and_remembers(monkeypatch: pytest.MonkeyPatch
     """Two tasks of two easy classes. Some of the second enters the full memory, only from batches that point away from
     what is there; the first is not forgotten."""
     data = patterned(per_class=30)
-    learner = make(data=data, width=4, memory=30, memory_batch=10, group_size=5, lr=0.05)
+    learner = make(data=data, width=4, memory=30, memory_batch=10, group_size=5, lr=0.02)
     stream = ocil.Stream(data, ocil.StreamConfig(tasks=2, batch_size=BATCH), seed=0)
     memory, score, batch_scores = learner.memory, learner.similarity, []
 

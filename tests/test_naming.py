@@ -118,7 +118,7 @@ def test_every_file_system_takes_a_name(stem: str) -> None:
 # Former names
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", FORMER)
 def test_former_names_stay_what_they_were(name: str) -> None:
     """If this fails because you added a setting: add it to ``naming.ADDED_SINCE``."""
     assert resolve(name, "cifar100", settings={"precision": "bf16"}).former_cell == FORMER[name]
