@@ -238,4 +238,3 @@ def test_the_picture_of_the_readme_has_the_numbers_of_its_table(script: Script, 
 def test_reading_ahead(script: Script, tmp_path: Path) -> None:
     out = script("benchmarks/large_data", "prefetch", "--folder", tmp_path / "large", "--count", 300)
     assert len(re.findall(r"^(in the loop|read ahead), .*: \d+ us waited per batch$", out, re.MULTILINE)) == 4
-    assert not (tmp_path / "large").exists()
