@@ -14,6 +14,9 @@ from tests.test_methods import DISTINCT
 pytestmark = pytest.mark.usefixtures("quick_convolution")
 
 SETTINGS: dict[str, dict[str, Any]] = {
+    # Views of tiny images leave some processors' rounding to decide whether classes are learned.
+    "dvc": {"crop": 1.0, "flip": 0.0, "jitter": 0.0, "gray": 0.0},
+    "ocm": {"crop": 1.0, "gray": 0.0, "lr": 0.05, "width": 2},
     "er-ace": {"pad": 0},  # of 8 pixels, a shift by 4 leaves too little
     "ranpac": {"projection": 60},
 }
