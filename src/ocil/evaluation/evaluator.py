@@ -99,7 +99,7 @@ class Evaluator:
         logits = scores[point.tested]
         y, index = data.train_y[point.trained], point.trained.to(data.index_device)
         p = scores_of_parts(scorer, data.parts("train", size, index), after_batch).softmax(1).gather(1, y[:, None])
-        head = getattr(learner.network, "head", None)
+        head = getattr(learner.scoring_network, "head", None)
         weights = None
         if isinstance(head, torch.nn.Linear):
             weights = torch.cat([head.weight, head.bias[:, None]], dim=1).detach().T

@@ -29,6 +29,8 @@ class FrozenLearner(Learner):
     asked for, and kept until the next step (``kept``).
     """
 
+    no_average = "its network never learns, so there is nothing to average"
+
     def __init__(
         self, config: LearnerConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu"
     ) -> None:

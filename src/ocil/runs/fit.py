@@ -44,7 +44,8 @@ def run_bytes(config: RunConfig, dataset: Dataset) -> int:
     evaluation = 4 * (scored * size + min(scored, need.together) * need.largest)
     stored = (learner.memory + 1) * (size * dataset.train_x.itemsize + 8)
     forward = 4 * batch * (size + need.largest)  # more than the step's own, if most of the network is frozen
-    copies = 2 + optimizers.numbers_kept(learner.optimizer)  # of each weight: itself, its gradient, the optimiser's
+    # Of each weight: itself, its gradient, the optimiser's numbers, its average and the move of it.
+    copies = 2 + optimizers.numbers_kept(learner.optimizer) + (2 if learner.average else 0)
     return stored + 4 * copies * need.weights + max(step, forward, evaluation) + order
 
 
