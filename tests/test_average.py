@@ -91,7 +91,7 @@ def test_training_never_sees_it_and_scores_do(name: str) -> None:
 
 @pytest.mark.parametrize("name", REFUSE)
 def test_methods_that_cannot_be_tested_by_it_refuse(name: str) -> None:
-    memory = {"memory": 20, "memory_batch": 5} if METHODS[name].memory else {}
+    memory: dict[str, Any] = {"memory": 20, "memory_batch": 5} if METHODS[name].memory else {}
     with pytest.raises(OcilError, match=r"average = 0\.9 does not suit \w+: its "):
         resolve(name, settings={"average": 0.9, **memory})
     config = METHODS[name].load().Config(average=0.9, **memory)
