@@ -17,7 +17,8 @@ from ocil.runs.config import changed as changed_settings
 from ocil.runs.results import Result, Summary
 from ocil.text import escaped
 
-UNNAMED = {"precision"}  # settings that no paper names: they do not decide which row of a table a cell belongs to
+UNNAMED = {"precision", "evaluate_every"}
+"""Settings that no paper names: they do not decide which row of a table a cell belongs to."""
 
 
 @dataclass(frozen=True)

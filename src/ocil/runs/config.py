@@ -132,13 +132,14 @@ class RunConfig:
 
     def reference(self) -> "RunConfig":
         """The fine-tuned run that intransigence compares with: same stream, network and learning rate."""
-        if self.method == "fine-tune":
+        if self.method == "fine-tune" and not self.stream.evaluate_every:
             return self
         optimised = ("lr", "momentum", "weight_decay", "optimizer")
         names = (*optimised, "network", "pretrained", "freeze", "features", "width", "precision")
         keep = {name: getattr(self.learner, name) for name in names}
         learner = method("fine-tune").load().Config(**keep)
-        return replace(self, method="fine-tune", learner=learner, code=code_of("fine-tune", learner))
+        stream = replace(self.stream, evaluate_every=0)
+        return replace(self, method="fine-tune", stream=stream, learner=learner, code=code_of("fine-tune", learner))
 
 
 def resolve(
