@@ -71,8 +71,8 @@ class Result:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Result":
         check_sealed(content, SCHEMA)
-        found = (content[name] for name in FOUND)
-        result = cls(RunConfig.from_json(content["config"]), *found, content.get("anytime", {}))
+        found = {name: content[name] for name in FOUND} | {"anytime": content.get("anytime", {})}
+        result = cls(RunConfig.from_json(content["config"]), **found)
         _check(result)
         return result
 
