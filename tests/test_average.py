@@ -19,6 +19,7 @@ from ocil.networks import Network, evaluating
 from ocil.online.export import _frozen_copy, export
 from ocil.online.images import ImageFormat
 from ocil.online.model import Model, Recipe
+from ocil.runs.build import check
 from ocil.runs.config import resolve
 from ocil.runs.fit import run_bytes
 from ocil.serve.snapshot import Snapshots
@@ -92,8 +93,11 @@ def test_training_never_sees_it_and_scores_do(name: str) -> None:
 @pytest.mark.parametrize("name", REFUSE)
 def test_methods_that_cannot_be_tested_by_it_refuse(name: str) -> None:
     memory: dict[str, Any] = {"memory": 20, "memory_batch": 5} if METHODS[name].memory else {}
+    settings = {"average": 0.9, "network": "resnet18", "tasks": 2, **memory}
     with pytest.raises(OcilError, match=r"average = 0\.9 does not suit \w+: its "):
-        resolve(name, settings={"average": 0.9, **memory})
+        check(resolve(name, settings=settings), noise())
+    with pytest.raises(OcilError, match="does not suit"):
+        Recipe(name, memory=20, settings={"average": 0.9}).config()
     config = METHODS[name].load().Config(average=0.9, **memory)
     with pytest.raises(OcilError, match="does not suit"):
         METHODS[name].load()(config, Problem((8, 8, 3), 4))

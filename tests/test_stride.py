@@ -13,6 +13,7 @@ from ocil.errors import OcilError
 from ocil.learning.memory import Memory
 from ocil.methods.config import Problem
 from ocil.methods.stride import Stride, StrideConfig, default_steps, plan
+from ocil.networks import NOT_MET
 from ocil.online.model import Model, Recipe
 from ocil.online.vectors import VectorFormat
 from ocil.testing import method_checks
@@ -130,7 +131,9 @@ def test_reviews_and_scores_are_not_adjusted() -> None:
     before = learner.frequency.clone()
     plain = learner.loss(logits, y, regularise=False)
     torch.testing.assert_close(learner.review_loss(x, y), plain)
-    torch.testing.assert_close(learner.scores(x), logits.detach())
+    seen = learner.seen_classes
+    assert 1 < int(seen.sum())
+    torch.testing.assert_close(learner.scores(x)[:, seen], logits.detach()[:, seen])
     other = on_vectors(adjust_review=True)
     other.load_state(learner.state())
     share = learner.frequency / learner.frequency.sum()
@@ -138,6 +141,16 @@ def test_reviews_and_scores_are_not_adjusted() -> None:
     torch.testing.assert_close(other.review_loss(x, y), adjusted)
     assert not torch.allclose(adjusted, plain)
     torch.testing.assert_close(learner.frequency, before)
+
+
+def test_a_class_that_was_never_seen_is_never_predicted() -> None:
+    learner = on_vectors(adjustment=1.0, review=False)
+    for number in range(20):
+        x, y = batch(number)
+        learner.learn(x, y % 2 + 1)
+    assert learner.seen_classes.tolist() == [False, True, True, False, False]
+    assert learner.scores(batch(50)[0])[:, [0, 3, 4]].eq(NOT_MET).all()
+    assert set(learner.scores(batch(50, 100)[0]).argmax(1).tolist()) <= {1, 2}
 
 
 def seen_by(learner: Stride, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:

@@ -180,7 +180,7 @@ class Learner(GrowsByClass, Capturable):
         def logits(x: Tensor) -> Tensor:
             with networks.evaluating(self.network):
                 scores: Tensor = self.network(self.inputs(x))
-            return scores
+            return self.masked(scores)
 
         return logits
 

@@ -114,7 +114,7 @@ class Stride(Learner):
 
     Config = StrideConfig
     config: StrideConfig
-    class_rows = (*Learner.class_rows, "frequency")
+    class_rows = (*Learner.class_rows, "frequency", "seen_classes")
     dataset_settings: ClassVar[dict[str, dict[str, Any]]] = {
         "cifar10": {"gray": 0.2},  # as AFS has it there
         "fashion-mini": {"images": 60},  # the demo has to run on a slow laptop
@@ -134,6 +134,7 @@ class Stride(Learner):
         self.random_views = config.random_views()
         self.frequency: Tensor = nn.Buffer(torch.zeros(problem.classes, device=self.device))
         """How often each class was seen in the last steps, on any scale."""
+        self.seen_classes: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
         if config.balanced_memory:
             sizes = (config.memory, problem.input_shape, problem.classes)
             self.memory = BalancedMemory(*sizes, self.rng["memory"], problem.dtype)
@@ -184,7 +185,9 @@ class Stride(Learner):
         self.frequency *= self.config.frequency_decay
         for y in batches:
             if y is not None:
-                self.frequency += (y[:, None] == classes).float().mean(0)
+                share = (y[:, None] == classes).float().mean(0)
+                self.frequency += share
+                self.seen_classes |= share > 0
 
     def adjusted(self, logits: Tensor) -> Tensor:
         """Logits plus the logarithm of each class's frequency: a class that was seen often must earn its score, and at
@@ -193,6 +196,11 @@ class Stride(Learner):
             return logits
         share = self.frequency / self.frequency.sum()
         return logits + self.config.adjustment * share.clamp_min(LEAST_FREQUENCY).log()
+
+    def masked(self, scores: Tensor) -> Tensor:
+        """Classes that were never seen are never predicted: adjusted logits keep them out of the softmax, so that
+        nothing is learned of them."""
+        return scores.masked_fill(~self.seen_classes, networks.NOT_MET)
 
     def views(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         shown = [to_float(x)] if self.config.raw else []

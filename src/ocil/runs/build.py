@@ -127,10 +127,11 @@ def check(config: RunConfig, dataset: Dataset) -> None:
 
 
 def refuse_wrong_inputs(config: RunConfig, dataset: Dataset) -> None:
-    """Raise an ``OcilError`` if a method cannot learn from what the dataset holds, or if its features cannot be
-    computed.
+    """Raise an ``OcilError`` if a method cannot learn from what the dataset holds, if its features cannot be computed,
+    or if it cannot be tested by averaged weights.
     """
     learner, kind = config.learner, method(config.method).load()
+    kind.refuse_average(learner)
     vectors = bool(learner.features) or not dataset.is_images
     if learner.features and not dataset.is_images:
         raise OcilError(f"{dataset.name} holds vectors already: leave out features = {learner.features}.")

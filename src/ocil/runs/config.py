@@ -55,8 +55,6 @@ class RunConfig:
     def __post_init__(self) -> None:
         info, learner = method(self.method), self.learner
         check_seed(self.seed)
-        if learner.average:
-            info.load().refuse_average(learner)
         if info.needs_task_ends and self.stream.boundary == "none":
             raise OcilError(f"{info.name} needs task ends, which a stream with boundary = 'none' does not announce.")
         if not info.memory:
