@@ -165,13 +165,14 @@ class Stride(Learner):
         for _ in range(steps):
             replay = self.memory.retrieve(count, self.problem.classes if self.config.balanced else 0)
             self.see(y, None if replay is None else replay[1])
+            offset = self.offset()
             batches = {"stream": (self.view(x) if self.config.augment_stream else to_float(x), y)}
             if replay is not None:
                 batches["memory"] = self.views(*replay)
             self.optimizer.zero_grad()
             with bn_momentum(self.network, self.config.bn_momentum):
                 for name, (images, labels) in batches.items():  # one pass each, with batch statistics of its own
-                    loss = self.loss(self.adjusted(self.network(images)), labels, regularise=True)
+                    loss = self.loss(self.network(images) + offset, labels, regularise=True)
                     loss.backward()
                     sums[name] = sums.get(name, 0) + loss.detach() / steps
             self.optimizer.step()
@@ -189,13 +190,11 @@ class Stride(Learner):
                 self.frequency += share
                 self.seen_classes |= share > 0
 
-    def adjusted(self, logits: Tensor) -> Tensor:
-        """Logits plus the logarithm of each class's frequency: a class that was seen often must earn its score, and at
-        test time, when nothing is added, it is not favoured."""
-        if not self.config.adjustment:
-            return logits
+    def offset(self) -> Tensor:
+        """What is added to the logits of each class, ``[C]``: the logarithm of its frequency. A class seen often gets
+        it for nothing, so it is not learned; at test time, when nothing is added, the class is not favoured."""
         share = self.frequency / self.frequency.sum()
-        return logits + self.config.adjustment * share.clamp_min(LEAST_FREQUENCY).log()
+        return self.config.adjustment * share.clamp_min(LEAST_FREQUENCY).log()
 
     def masked(self, scores: Tensor) -> Tensor:
         """Classes that were never seen are never predicted: adjusted logits keep them out of the softmax, so that
@@ -203,9 +202,11 @@ class Stride(Learner):
         return scores.masked_fill(~self.seen_classes, networks.NOT_MET)
 
     def views(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        count = self.config.views
         shown = [to_float(x)] if self.config.raw else []
-        shown += [self.view(x) for _ in range(self.config.views)]
-        return torch.cat(shown), y.repeat(self.config.copies)
+        if count:
+            shown.append(self.view(x.repeat(count, 1, 1, 1)))  # all views in one call: half the kernels
+        return torch.cat(shown) if len(shown) > 1 else shown[0], y.repeat(self.config.copies)
 
     def view(self, x: Tensor) -> Tensor:
         return self.random_views(to_float(x), self.rng["augment"])
@@ -222,7 +223,7 @@ class Stride(Learner):
 
     def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
         logits = self.network(self.view(x) if self.config.review_views else to_float(x))
-        return self.loss(self.adjusted(logits) if self.config.adjust_review else logits, y, regularise=False)
+        return self.loss(logits + self.offset() if self.config.adjust_review else logits, y, regularise=False)
 
     def cosine_head(self, seed: int) -> CosineHead:
         sizes = (self.network.feature_size, self.problem.classes, self.config.cosine)
