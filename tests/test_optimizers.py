@@ -320,7 +320,7 @@ def test_a_growing_learner_with_states_per_class(spec: str) -> None:
     assert late.problem.classes == early_again.problem.classes == 32
     for learner in (early, early_again):
         for (name, a), b in zip(late.state().items(), learner.state().values(), strict=True):
-            assert torch.equal(a, b), name
+            torch.testing.assert_close(a, b, msg=name)  # products of other sizes round differently on some processors
 
 
 def test_mir_looks_ahead_with_plain_sgd() -> None:
