@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -101,10 +102,12 @@ def test_the_fingerprint_comes_from_the_manifest(stored: Path, monkeypatch: pyte
     before = load(stored).fingerprint
     with (stored / "train_x.raw").open("r+b") as file:
         file.write(b"x")
-    assert load(stored).fingerprint == before  # nothing was read
+    assert load(stored, verify=False).fingerprint == before  # nothing was read
     other = tiny_dataset(classes=4)
     Samples.of(other).write(stored)
     assert load(stored).fingerprint != before
+    Samples.of(tiny_dataset()).write(stored)
+    assert load(stored).fingerprint == before  # wherever the arrays lie
     monkeypatch.setattr(Dataset, "fingerprint", property(lambda self: pytest.fail("it was computed")))
     open_store(stored, "birds")
 
@@ -115,6 +118,108 @@ def test_check_names_the_damaged_part(stored: Path) -> None:
         file.seek(250)
         file.write(bytes([file.read(1)[0] ^ 1]))
     assert check(str(stored)).problems == ("part 2 of train_x.raw is damaged",)
+
+
+def flip(path: Path, place: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(place)
+        byte = file.read(1)[0]
+        file.seek(place)
+        file.write(bytes([byte ^ 1]))
+
+
+def test_a_damaged_dataset_cannot_be_opened(stored: Path) -> None:
+    flip(stored / "test_x.raw", 120)
+    with pytest.raises(
+        OcilError, match=r"test_x\.raw is damaged: its part 1 is not what was written\. Import"
+    ) as error:
+        load(stored)
+    assert "\n" not in str(error.value)
+    flip(stored / "test_x.raw", 120)
+    load(stored)
+
+
+def test_a_dataset_is_read_once_and_again_when_it_has_changed(
+    stored: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OCIL_CACHE", str(tmp_path / "cache"))
+    read: list[str] = []
+    digest = raw._part_digest
+
+    def counted(path: Path, number: int) -> str:
+        read.append(f"{path.stem} {number}")
+        return digest(path, number)
+
+    monkeypatch.setattr(raw, "_part_digest", counted)
+    long_ago = time.time() - 1000
+    for path in stored.glob("*.raw"):
+        os.utime(path, (long_ago, long_ago))
+    load(stored)
+    assert sorted(read) == sorted(
+        f"{key} {number}" for key, array in read_manifest(stored).arrays.items() for number in range(len(array.parts))
+    )
+    read.clear()
+    load(stored)
+    assert not read
+    flip(stored / "train_y.raw", 3)
+    with pytest.raises(OcilError, match=r"train_y\.raw is damaged"):
+        load(stored)
+    assert read
+    assert all(name.startswith("train_y") for name in read)
+    flip(stored / "train_y.raw", 3)
+    os.utime(stored / "train_y.raw", (long_ago, long_ago))
+    load(stored)
+
+    def claim(content: dict[str, Any]) -> None:
+        content["arrays"]["train_x"]["parts"][5] = "0" * 64
+
+    rewritten(stored, claim)  # the record is of another manifest
+    with pytest.raises(OcilError, match=r"train_x\.raw is damaged: its part 5"):
+        load(stored)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="it forks")
+def test_a_writer_that_is_killed_at_any_moment_leaves_the_former_dataset_or_the_new_one(
+    times: int, tmp_path: Path, small_parts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``times``: how often the dataset was written before. Each change of a folder is a moment."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # the machine does not stop, and syncing takes long
+    classes_found, killed, moment = [], True, 0
+    while killed:
+        path = tmp_path / str(moment) / "birds"
+        for classes in range(2, 2 + times):
+            Samples.of(tiny_dataset(classes=classes)).write(path)
+        if not (child := os.fork()):
+            _die_at(moment)
+            Samples.of(tiny_dataset(classes=5)).write(path)
+            os._exit(0)
+        killed = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
+        found = load(path)
+        np.testing.assert_array_equal(found.train_x, tiny_dataset(classes=found.num_classes).train_x)
+        classes_found.append(found.num_classes)
+        Samples.of(tiny_dataset(classes=6)).write(path)  # and what was left does not stand in the way
+        assert load(path).num_classes == 6
+        assert len([entry for entry in path.iterdir() if entry.name != "manifest.json"]) == 1
+        moment += 1
+    assert moment > 12
+    assert classes_found == sorted(classes_found)
+    assert set(classes_found) == {1 + times, 5}
+
+
+def _die_at(moment: int) -> None:
+    """End this process without any clean-up when it is about to change a folder for the time of this number."""
+    left, done = moment, ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree")
+
+    def count(event: str, values: tuple[Any, ...]) -> None:
+        nonlocal left
+        writes = event == "open" and isinstance(values[2], int) and values[2] & (os.O_WRONLY | os.O_RDWR)
+        if event in done or writes:
+            left -= 1
+            if left < 0:
+                os._exit(9)
+
+    sys.addaudithook(count)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +241,10 @@ def test_check_names_the_damaged_part(stored: Path) -> None:
         (lambda c: c.update(classes=["a", "a", "b"]), "the class name 'a' appears 2 times"),
         (lambda c: c.update(unseen="5"), "other entries"),
         (lambda c: c.update(format="zip"), "not the manifest of a dataset"),
+        (lambda c: c.update(version=2), "it lacks 'data'"),
+        (lambda c: c.update(version=2, data="../birds"), "it names the folder '../birds'"),
+        (lambda c: c.update(version=2, data="data-0123456789ab"), "No such file"),
+        (lambda c: c.update(data="data-0123456789ab"), "other entries than this version writes"),
         (lambda c: c.update(version=99), "a later version of ocil has written it. Update ocil."),
     ],
 )  # fmt: skip
