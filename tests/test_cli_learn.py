@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -200,10 +201,11 @@ def test_ctrl_c_saves(ocil_command: Call, table: Path, tmp_path: Path, monkeypat
     assert Model.load(tmp_path / "model").samples == 8
 
 
-def test_a_list_that_grew_is_learned_on(ocil_command: Call, table: Path, tmp_path: Path) -> None:
+def test_a_list_that_grew_is_learned_on(ocil_command: Call, table: Path, photos: Path, tmp_path: Path) -> None:
     ocil_command("learn", table, "--model", tmp_path / "model", *SMALL)
+    shutil.copytree(photos / "dark", photos / "night")
     with table.open("a") as file:
-        file.write("photos/dark/0.png,night\nphotos/dark/1.png,night\n")
+        file.write("photos/night/0.png,night\nphotos/night/1.png,night\n")
     said = ocil_command("learn", table, "--model", tmp_path / "model", "--json")  # what it was made with is known
     content = json.loads(said.out)
     assert (content["learned"], content["samples"], content["classes"]) == (2, 20, 4)
@@ -288,13 +290,18 @@ def test_nothing_that_was_read_is_not_saved_in_between(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("file,label\na,b\n", "has no column 'path'"),
-        ("path,class\na,b\n", "has no column 'label'"),
-        ("", "has no column"),
-        ("path,label\n", "has no rows"),
-        ("path,label\na.png,\n", "line 2: a path or a label is missing"),
-        ("path,label\na.png\n", "line 2: a path or a label is missing"),
-        (b"\xff\xfe\x00", "cannot be read"),
+        ("file,label\na,b\n", "its first line must name the columns path and label"),
+        ("path,class\na,b\n", "its first line must name the columns path and label"),
+        ("", "is empty: its first line must name"),
+        ("path,label\n", "it has no lines below the first"),
+        ("path,label\na.png,\n", "line 2 has no label"),
+        ("path,label\na.png\n", "line 2 has no label"),
+        ("path,label\n,a\n", "line 2 names no image"),
+        ("path,label,split\na.png,a,test\n", "has no images for training"),
+        ("path,label\na.png,a\nb.png,b\n./a.png,b\n", r"a\.png two labels, 'a' and 'b'"),
+        ("path,label\n../a.png,a\n", "line 2 leads out of the folder of the images"),
+        ("path,label\n/a.png,a\n", "line 2 leads out of the folder of the images"),
+        (b"\xff\xfe\x00", "is not text"),
     ],
 )
 def test_lists_that_are_none(tmp_path: Path, content: str | bytes, words: str) -> None:

@@ -1,6 +1,5 @@
 """Labelled samples on disk, in the order in which they are learned."""
 
-import csv
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ocil.data.label_file import read_label_file
 from ocil.data.layouts import class_folders, list_images, training_folder
 from ocil.errors import OcilError
 from ocil.online.arrays import ArrayRows, Names, Rows, is_array_file, open_labels, open_rows
@@ -205,7 +205,8 @@ def read_list(source: Path, shuffle: int | None = None) -> list[Sample]:
     CLASS/images/IMAGE.
 
     The rows of a CSV keep their order; the images of a folder are sorted by class and name. Of a folder with a split,
-    only train/CLASS is read. ``shuffle``: the seed of a random order.
+    only train/CLASS is read, and of a CSV with a column ``split`` only the rows for training. ``shuffle``: the seed of
+    a random order.
     """
     if source.is_dir():
         samples = _read_folder(source)
@@ -233,17 +234,7 @@ def _read_folder(source: Path) -> list[Sample]:
 
 
 def _read_csv(source: Path) -> list[Sample]:
-    try:
-        with source.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            if missing := {"path", "label"} - set(reader.fieldnames or ()):
-                raise OcilError(f"{source} has no column '{max(missing)}': its first line must name path and label.")
-            rows = [(reader.line_num, row["path"], row["label"]) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise OcilError(f"{source} cannot be read: {error}.") from None
-    for line, path, label in rows:
-        if not path or not label:
-            raise OcilError(f"{source}, line {line}: a path or a label is missing.")
-    if not rows:
-        raise OcilError(f"{source} has no rows below its first line.")
-    return [Sample(path, source.parent / path, label) for _, path, label in rows]
+    samples = [Sample(file.name, file.path, file.label) for file in read_label_file(source) if file.split == "train"]
+    if not samples:
+        raise OcilError(f"{source} has no images for training: its column split says test or val in every line.")
+    return samples
