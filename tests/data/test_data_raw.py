@@ -17,7 +17,7 @@ from ocil.data import Dataset, available, load, load_once, raw, raw_writer
 from ocil.data.catalog import DatasetSource
 from ocil.data.check import check
 from ocil.data.importers import import_dataset
-from ocil.data.mapped import Rows, is_mapped, mapped
+from ocil.data.mapped import RowReader, is_mapped, mapped
 from ocil.data.raw import open_store, read_manifest
 from ocil.data.raw_writer import StoreWriter
 from ocil.data.samples import Samples
@@ -274,7 +274,7 @@ def test_damaged_folders_are_refused(stored: Path) -> None:
 
 
 def test_a_file_that_is_cut_while_it_is_used_is_an_error_and_no_crash(stored: Path) -> None:
-    rows = Rows(load(stored).train_x)
+    rows = RowReader(load(stored).train_x)
     os.truncate(stored / "train_x.raw", 100)
     with pytest.raises(OcilError, match="has been cut short"):
         rows.take(np.array([5]))
@@ -290,7 +290,7 @@ def test_rows_of_slices_and_of_arrays_in_memory(tmp_path: Path) -> None:
         (expected, expected),
         (array[::2], expected[::2]),
     ):
-        rows, index = Rows(ours), np.array([3, 0, 3, 5])
+        rows, index = RowReader(ours), np.array([3, 0, 3, 5])
         np.testing.assert_array_equal(rows.take(index), theirs[index])
         np.testing.assert_array_equal(rows.part(2, 6), theirs[2:6])
         out = np.zeros((4, 2, 3), np.int64)

@@ -27,7 +27,7 @@ import numpy as np
 
 from ocil.data.dataset import Dataset, known_fingerprint
 from ocil.data.digests import remembered
-from ocil.data.mapped import Rows, mapped
+from ocil.data.mapped import RowReader, mapped
 from ocil.errors import LaterVersionError, OcilError
 from ocil.files import open_regular, read_regular
 
@@ -131,7 +131,7 @@ def _opened(folder: Path, name: str, manifest: Manifest, verify: bool) -> Datase
             if isinstance(error, OcilError):
                 raise
             raise OcilError(f"cannot read {path}: {_reason(error)}. {AGAIN}") from error
-    arrays |= {key: Rows(arrays[key]).part(0, len(arrays[key])) for key in LABELS}
+    arrays |= {key: RowReader(arrays[key]).part(0, len(arrays[key])) for key in LABELS}
     dataset = Dataset(name, classes=manifest.classes, unseen=manifest.unseen, **arrays)
     return known_fingerprint(dataset, manifest.fingerprint)
 

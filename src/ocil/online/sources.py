@@ -153,35 +153,38 @@ class LabelledRows:
 class _InOrder:
     """Rows of an array in another order."""
 
-    path: Path
-    array: NDArray[Any]
+    rows: ArrayRows
     order: NDArray[np.int64]
 
     @property
+    def path(self) -> Path:
+        return self.rows.path
+
+    @property
     def size(self) -> int:
-        return int(self.array.shape[1])
+        return self.rows.size
 
     @property
     def dtype(self) -> "np.dtype[Any]":
-        return self.array.dtype
+        return self.rows.dtype
 
     def __len__(self) -> int:
         return len(self.order)
 
     def read(self, first: int, last: int) -> NDArray[Any]:
-        return np.asarray(self.array[self.order[first:last]])
+        return self.rows.reader.take(self.order[first:last])
 
 
 def _shuffled(rows: Rows, order: NDArray[np.int64]) -> Rows:
     if isinstance(rows, ArrayRows):
-        return _InOrder(rows.path, rows.array, order)
+        return _InOrder(rows, order)
     size = len(rows) * rows.size * rows.dtype.itemsize
     if size > SHUFFLED_BYTES:
         raise OcilError(
             f"{rows.path} has {size / 1e9:,.1f} GB of numbers, too many to read in a random order: shuffle its rows "
             "when you write it, or save it as .npy."
         )
-    return _InOrder(rows.path, rows.read(0, len(rows)), order)
+    return _InOrder(ArrayRows(rows.path, rows.read(0, len(rows))), order)
 
 
 def random_order(count: int, seed: int) -> NDArray[np.int64]:

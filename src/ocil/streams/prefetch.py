@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ocil.data.mapped import Rows
+from ocil.data.mapped import RowReader
 
 AHEAD = 4  # batches
 
@@ -112,7 +112,7 @@ class HostBatches:
         samples: NDArray[np.int64],
         bounds: Sequence[tuple[int, int]],
     ) -> None:
-        self.rows, self.labels, self.samples, self.bounds = Rows(inputs), labels, samples, bounds
+        self.rows, self.labels, self.samples, self.bounds = RowReader(inputs), labels, samples, bounds
 
     def __len__(self) -> int:
         return len(self.bounds)
