@@ -24,7 +24,7 @@ from ocil.learning.optimizers import Optimizer
 from ocil.methods.capturable import Capturable
 from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.growth import GrowsByClass
-from ocil.methods.passes import Pass, replayed
+from ocil.methods.passes import ExtraState, Pass, replayed
 from ocil.methods.recorded_losses import Phase, RecordedLosses
 from ocil.methods.verbs import wrap_verbs
 from ocil.networks import to_float
@@ -116,6 +116,15 @@ class Learner(GrowsByClass, Capturable):
     def task_end_passes(cls, config: Any, classes: int, stored: int) -> list[Pass]:
         """All passes at a task's end, without its review, with ``stored`` images in the memory."""
         return []
+
+    @classmethod
+    def extra_state(cls, config: Any, problem: Problem, network: networks.Network) -> ExtraState:
+        """The tensors that the method adds to those of every learner. Whether a run fits on a device is computed from
+        it. A method with tensors of its own that may be large overrides this.
+
+        ``network`` is as the settings build it, but with one class: to look at.
+        """
+        return ExtraState()
 
     def make_network(self, seed: int) -> networks.Network:
         """The network with new or pretrained weights. If the learner grows, no class is met in it."""
