@@ -562,6 +562,9 @@ def test_a_command_can_be_pasted() -> None:
 def test_width_belongs_to_the_reduced_network() -> None:
     with pytest.raises(OcilError, match="width is a setting of reduced-resnet18: give resnet18 its own options"):
         resolve("er", "cifar100", settings={"network": "resnet18", "width": 4})
+    with pytest.raises(OcilError, match=r"reduced-resnet18\(width=4\) and width = 8 differ: leave out one of them"):
+        resolve("er", "cifar100", settings={"network": "reduced-resnet18(width=4)", "width": "8"})
+    assert resolve("er", "cifar100", settings={"network": "reduced-resnet18(width=4)", "width": "4"}).learner.width == 4
     config = resolve("er", "cifar100", settings={"network": "reduced-resnet18(width=4)"})
     assert network_of(config.learner, (32, 32, 3)).get_parameter("conv1.weight").shape[0] == 4
 

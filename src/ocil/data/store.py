@@ -73,7 +73,7 @@ def _made(source: DatasetSource) -> Dataset:
         found: object = source.make()
     except OcilError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         what = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise OcilError(
             f"the dataset '{source.name}' of {SOURCES.origin(source.name)} cannot be made: {what}"

@@ -94,7 +94,7 @@ class Measure:
         try:
             found = self.function(result)
             value = None if found is None else float(found)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             warn(f"the measure '{self.name}' of {MEASURES.origin(self.name)}: {type(error).__name__}: {error}")
             return None
         return value if value is not None and math.isfinite(value) else None

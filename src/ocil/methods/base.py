@@ -48,6 +48,8 @@ class Learner(GrowsByClass, Capturable):
     """The defaults that differ from the config's own where inputs are vectors."""
     restarts: ClassVar[bool] = False
     """Whether it builds its network anew at task ends."""
+    trains_network: ClassVar[bool] = True
+    """False if it takes the network as it is: then a single input needs no batch statistics."""
     scores_are_logits: ClassVar[bool] = True
     """False if scores only rank the classes, as distances do: their softmax is not a probability."""
     config: LearnerConfig

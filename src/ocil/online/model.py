@@ -150,7 +150,8 @@ class Model:
         crops = isinstance(getattr(self.learner, "random_views", None), RandomViews)
         if isinstance(self.input_format, ImageFormat) and crops and min(self.input_format.network_shape[:2]) < 2:
             raise InputError(f"{self.recipe.method} crops its images, which must be larger than {size} pixels.")
-        if self.learner.network.smallest_batch > 1 and self.config.freeze != "backbone":
+        trains = self.learner.trains_network and self.config.freeze != "backbone"
+        if trains and self.learner.network.smallest_batch > 1:
             raise InputError(
                 f"network = {self.config.network} cannot learn from a single input of {size}, which has no batch "
                 "statistics: give larger images, freeze = backbone, or another network."

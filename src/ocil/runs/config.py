@@ -188,6 +188,9 @@ def resolve(
             f"width is a setting of {NETWORK}: give {chosen['network']} its own options, NAME(option=value)."
         )
     stream, config = fill(StreamConfig, chosen), fill(learner.Config, chosen)
+    wide = Spec.parse(config.network, "network").options.get("width", config.width)
+    if "width" in given and wide != config.width:
+        raise OcilError(f"network = {config.network} and width = {config.width} differ: leave out one of them.")
     train = entry.train if entry else train
     if stream.boundary == "none" and info.memory and not config.review_every and train is not None:
         config = replace(config, review_every=reviews_every(train // stream.batch_size, stream))
