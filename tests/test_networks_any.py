@@ -417,9 +417,14 @@ def test_every_method_learns_or_says_why_not(name: str, network: str, data: Data
     lost = learn(learner, data, range(steps))
     learner.end_task()
     assert int(learner.failed_at) == -1
+    x, y = torch.from_numpy(data.test_x), torch.from_numpy(data.test_y)
     if name == "gdumb" and network.startswith("resnet18"):
-        return  # its few steps on a tiny memory leave the batch statistics of so deep a network far off
-    right = learner.scores(torch.from_numpy(data.test_x)).argmax(1) == torch.from_numpy(data.test_y)
+        # Its few steps on a tiny memory leave the running statistics of so deep a network far off: take the batch's.
+        with torch.no_grad():
+            right = learner.network.train()(learner.inputs(x)).argmax(1) == y
+        assert float(right.double().mean()) > 0.8
+        return
+    right = learner.scores(x).argmax(1) == y
     assert float(right.double().mean()) > 0.55 or np.mean(lost[-3:]) < 0.9 * np.mean(lost[1:4])
 
 
