@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ocil.data.mapped import mapped
-from ocil.data.npy import Header, read_header
+from ocil.data.npy import ArrayHeader, read_header
 from ocil.errors import OcilError
 from ocil.files import machine_memory
 
@@ -139,7 +139,7 @@ def content_offset(file: IO[bytes], member: zipfile.ZipInfo) -> int:
     return member.header_offset + LOCAL_HEADER + int(name) + int(extra)
 
 
-def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Header:
+def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> ArrayHeader:
     with archive.open(member) as file:
         header = read_header(file)
     if any(side < 0 for side in header.shape):

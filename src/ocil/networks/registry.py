@@ -190,7 +190,7 @@ def build(
     """
     chosen = Spec.parse(spec, "network")
     info = network(chosen.name)
-    refuse_wrong_inputs(info, input_shape)
+    check_input_kind(info, input_shape)
     if pretrained == weights.OWN and not info.name.startswith("timm:"):
         raise OcilError(f"pretrained = {weights.OWN} is for models of timm: give a file of weights for {info.name}.")
 
@@ -224,7 +224,7 @@ def _refuse_dropout(made: Network, chosen: Spec) -> None:
             )
 
 
-def refuse_wrong_inputs(info: NetworkInfo, input_shape: InputShape) -> None:
+def check_input_kind(info: NetworkInfo, input_shape: InputShape) -> None:
     """Raise an ``OcilError`` if a network for images would get vectors, or the other way round."""
     if info.inputs == "images" and not is_image(input_shape):
         advice = f"use {FOR_VECTORS} or mlp"

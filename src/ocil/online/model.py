@@ -33,8 +33,8 @@ from ocil.online.header import (
     NewerFormatError,
     UntrustedError,
     check_tensors,
+    format_problem,
     parsed,
-    problem_of,
     refuse_unfit,
 )
 from ocil.online.images import ImageFormat
@@ -130,7 +130,7 @@ class Model:
         if self.recipe.review_every is not None and self.recipe.review_every < 0:
             raise OcilError(f"review_every = {self.recipe.review_every} must not be negative.")
         self.learner = method(recipe.method).load()(
-            config, problem_of(input_format, capacity_for(0)), recipe.seed, device
+            config, format_problem(input_format, capacity_for(0)), recipe.seed, device
         )
         self.config = replace(config, pretrained="")
         self.weights = pretrained.digest(config.pretrained) or config.pretrained

@@ -25,7 +25,7 @@ SHUFFLED_BYTES = 2**30
 """A Parquet file is learned in random order only if its numbers fit into so much memory."""
 
 
-class Batch(NamedTuple):
+class LabelledBatch(NamedTuple):
     """Samples as a model takes them, and why others are left out."""
 
     inputs: NDArray[Any]
@@ -33,7 +33,7 @@ class Batch(NamedTuple):
     problems: list[str]
 
 
-class Source(Protocol):
+class LabelledSource(Protocol):
     """Labelled samples in a fixed order."""
 
     def __len__(self) -> int: ...
@@ -41,7 +41,7 @@ class Source(Protocol):
     def check(self, input_format: InputFormat, new: bool = True) -> None:
         """Raise an ``OcilError`` if a model of this format cannot learn these samples. ``new``: it has learned none."""
 
-    def batch(self, first: int, last: int, input_format: InputFormat) -> Batch:
+    def batch(self, first: int, last: int, input_format: InputFormat) -> LabelledBatch:
         """The samples from ``first`` up to, but not including, ``last``."""
 
     def identities(self, first: int, last: int) -> Iterator[bytes]:
@@ -58,7 +58,7 @@ class Sample(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ImageFiles:
+class LabelledImages:
     """Image files. One that cannot be read is left out. They are known by their names and labels."""
 
     samples: Sequence[Sample]
@@ -82,7 +82,7 @@ class ImageFiles:
                 return
         raise OcilError(f"not one of {len(self)} images could be read, the first because {first}")
 
-    def batch(self, first: int, last: int, input_format: InputFormat) -> Batch:
+    def batch(self, first: int, last: int, input_format: InputFormat) -> LabelledBatch:
         images: list[NDArray[Any]] = []
         labels: list[ClassLabel] = []
         problems: list[str] = []
@@ -93,7 +93,7 @@ class ImageFiles:
             except InputError as error:
                 problems.append(str(error))
         empty = np.empty((0, *input_format.network_shape), input_format.dtype)
-        return Batch(np.stack(images) if images else empty, labels, problems)
+        return LabelledBatch(np.stack(images) if images else empty, labels, problems)
 
     def identities(self, first: int, last: int) -> Iterator[bytes]:
         for sample in self.samples[first:last]:
@@ -137,8 +137,8 @@ class LabelledRows:
                 reason = f"NaN, infinite or too large for {input_format.precision}"
                 raise OcilError(f"{row} has a number that is {reason}: replace it, or leave the row out.")
 
-    def batch(self, first: int, last: int, input_format: InputFormat) -> Batch:
-        return Batch(input_format.read(self.rows.read(first, last)), list(self.labels[first:last]), [])
+    def batch(self, first: int, last: int, input_format: InputFormat) -> LabelledBatch:
+        return LabelledBatch(input_format.read(self.rows.read(first, last)), list(self.labels[first:last]), [])
 
     def identities(self, first: int, last: int) -> Iterator[bytes]:
         together = max(1, CHECKED_TOGETHER // self.rows.size)
@@ -193,14 +193,14 @@ def random_order(count: int, seed: int) -> NDArray[np.int64]:
     return np.random.RandomState(seed).permutation(count)  # the same in every version of numpy
 
 
-def open_source(path: Path, names: Names | None = None, shuffle: int | None = None) -> Source:
+def open_source(path: Path, names: Names | None = None, shuffle: int | None = None) -> LabelledSource:
     """The labelled samples of a file of rows, or of a list of images."""
     names = names or Names()
     if is_array_file(path):
         return LabelledRows.of(path, names, shuffle)
     if names != Names():
         raise OcilError(f"--x, --y and --labels are for .npy, .npz and .parquet files, not for {path}: leave them out.")
-    return ImageFiles(read_list(path, shuffle))
+    return LabelledImages(read_list(path, shuffle))
 
 
 def read_list(source: Path, shuffle: int | None = None) -> list[Sample]:

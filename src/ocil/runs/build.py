@@ -19,8 +19,9 @@ from ocil.methods.growth import capacity_for
 from ocil.networks import InputShape, Network
 from ocil.networks import build as build_network
 from ocil.networks.registry import identity_of
-from ocil.runs.config import RunConfig, refuse_unknown, resolve
+from ocil.runs.config import RunConfig, resolve
 from ocil.runs.features import Encoder
+from ocil.runs.settings import refuse_unknown
 from ocil.streams import Stream
 
 
