@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -178,8 +179,44 @@ def test_a_dataset_is_read_once_and_again_when_it_has_changed(
         load(stored)
 
 
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+class Disk:
+    """Counts changes of folders. After ``left`` of them, no more change can be made: the process has ended."""
+
+    left: int | None = None
+    watched = False
+    changes = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree")
+
+    @classmethod
+    def see(cls, event: str, values: tuple[Any, ...]) -> None:
+        if cls.left is None:
+            return
+        writes = event == "open" and isinstance(values[2], int) and values[2] & (os.O_WRONLY | os.O_RDWR)
+        if event in cls.changes or writes:
+            cls.left -= 1
+            if cls.left < 0:
+                raise Killed
+
+
+def killed_at(moment: int, work: Callable[[], object]) -> bool:
+    """Work up to the change of a folder that has this number. Returns False if there are not so many."""
+    if not Disk.watched:
+        sys.addaudithook(Disk.see)  # for good: it cannot be removed
+        Disk.watched = True
+    Disk.left = moment
+    try:
+        work()
+    except Killed:
+        return True
+    finally:
+        Disk.left = None
+    return False
+
+
 @pytest.mark.parametrize("times", [1, 2])
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="it forks")
 def test_a_writer_that_is_killed_at_any_moment_leaves_the_former_dataset_or_the_new_one(
     times: int, tmp_path: Path, small_parts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,11 +227,7 @@ def test_a_writer_that_is_killed_at_any_moment_leaves_the_former_dataset_or_the_
         path = tmp_path / str(moment) / "birds"
         for classes in range(2, 2 + times):
             Samples.of(tiny_dataset(classes=classes)).write(path)
-        if not (child := os.fork()):
-            _die_at(moment)
-            Samples.of(tiny_dataset(classes=5)).write(path)
-            os._exit(0)
-        killed = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
+        killed = killed_at(moment, partial(Samples.of(tiny_dataset(classes=5)).write, path))
         found = load(path)
         np.testing.assert_array_equal(found.train_x, tiny_dataset(classes=found.num_classes).train_x)
         classes_found.append(found.num_classes)
@@ -207,19 +240,26 @@ def test_a_writer_that_is_killed_at_any_moment_leaves_the_former_dataset_or_the_
     assert set(classes_found) == {1 + times, 5}
 
 
-def _die_at(moment: int) -> None:
-    """End this process without any clean-up when it is about to change a folder for the time of this number."""
-    left, done = moment, ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree")
-
-    def count(event: str, values: tuple[Any, ...]) -> None:
-        nonlocal left
-        writes = event == "open" and isinstance(values[2], int) and values[2] & (os.O_WRONLY | os.O_RDWR)
-        if event in done or writes:
-            left -= 1
-            if left < 0:
-                os._exit(9)
-
-    sys.addaudithook(count)
+def test_an_import_in_the_other_form_that_is_killed_leaves_one_dataset(
+    tmp_path: Path, small_parts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    (tmp_path / "sources").mkdir()
+    for classes in (2, 5, 6):
+        tiny_dataset(classes=classes).save(tmp_path / "sources" / f"{classes}.npz")
+    classes_found, killed, moment = [], True, 0
+    while killed:
+        place = tmp_path / str(moment)
+        import_dataset("birds", tmp_path / "sources" / "2.npz", place, form="folder")
+        new = partial(import_dataset, "birds", tmp_path / "sources" / "5.npz", place, form="npz")
+        killed = killed_at(moment, new)
+        classes_found.append(load("birds", place).num_classes)
+        import_dataset("birds", tmp_path / "sources" / "6.npz", place, form="folder")
+        assert load("birds", place).num_classes == 6
+        moment += 1
+    assert moment > 5
+    assert classes_found == sorted(classes_found)
+    assert set(classes_found) == {2, 5}
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ class StoreWriter:
 
     def __init__(self, path: Path, classes: Sequence[str] = (), unseen: int = 0) -> None:
         self.path, self.classes, self.unseen = path, tuple(classes), unseen
-        if path.exists() and not is_store(path) and not (path.is_dir() and not any(path.iterdir())):
+        if path.exists() and not is_store(path) and not _is_left_over(path):
             raise WriteError(f"{path} is there and is not a dataset. Choose another name.")
         self.temporary = path.parent / f".{path.name}.{secrets.token_hex(6)}.tmp"
         self._arrays: dict[str, _ArrayWriter] = {}
@@ -103,6 +103,8 @@ class StoreWriter:
             if is_store(self.path):
                 self._replace(manifest)
             else:
+                if self.path.exists():
+                    _remove_former(self.path, "")
                 self.temporary.rename(self.path)  # an empty folder may be in its place
                 sync_folder(self.path.parent)
         except OSError as error:
@@ -126,11 +128,20 @@ class StoreWriter:
                 (self.path / LOCK).unlink()
 
 
+def _is_left_over(path: Path) -> bool:
+    """Whether a folder is empty, or has nothing but arrays of a dataset whose removal was cut short."""
+    names = {f"{key}.raw" for key in (*INPUTS, *LABELS)} | {LOCK}
+    return path.is_dir() and all(
+        entry.name in names or DATA_FOLDER.fullmatch(entry.name) is not None for entry in path.iterdir()
+    )
+
+
 def _remove_former(path: Path, data: str) -> None:
     """Remove the arrays of a dataset's folder that its manifest does not name. Other files may be the user's."""
-    for key in (*INPUTS, *LABELS):
+    names = [f"{key}.raw" for key in (*INPUTS, *LABELS)]
+    for name in names if data else [*names, LOCK]:
         with suppress(OSError):
-            (path / f"{key}.raw").unlink()
+            (path / name).unlink()
     for folder in path.iterdir():
         if DATA_FOLDER.fullmatch(folder.name) and folder.name != data:
             shutil.rmtree(folder, ignore_errors=True)
