@@ -163,6 +163,7 @@ def test_growth_keeps_states_and_new_rows_begin_anew(spec: str) -> None:
         ("adam(lr=0.1)", "use the setting lr"),
         ("adam(capturable=True)", "ocil sets it on a GPU"),
         ("adam(differentiable=True)", "cannot have the option differentiable"),
+        ("adam(maximize=True)", "it would make the loss larger"),
         ("adam(foreach=True, fused=True)", "fused"),
         ("lbfgs", "evaluates the loss several times"),
         ("sparseadam", "needs sparse gradients"),

@@ -29,6 +29,8 @@ class FrozenLearner(Learner):
     asked for, and kept until the next step (``kept``).
     """
 
+    trains_network = False
+
     def __init__(
         self, config: LearnerConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu"
     ) -> None:
