@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -52,6 +52,18 @@ def accuracy_curve(matrix: ArrayLike) -> list[float]:
     return [float(row[: i + 1].mean()) for i, row in enumerate(a)]
 
 
+def average_anytime_accuracy(anytime: Mapping[str, Any]) -> float | None:
+    """Mean over the points of a record of accuracy at any time (see ``evaluation.anytime``), each on the classes that
+    have arrived; None if there is no point."""
+    points = anytime.get("points", ())
+    return float(np.mean([point["accuracy"] for point in points])) if points else None
+
+
+def lowest_anytime_accuracy(anytime: Mapping[str, Any]) -> float | None:
+    """The smallest accuracy of a record of accuracy at any time."""
+    return min((float(point["accuracy"]) for point in anytime.get("points", ())), default=None)
+
+
 class RecordedResult(Protocol):
     """What a finished run has recorded: the part of ``ocil.Result`` that a measure may use."""
 
@@ -60,6 +72,9 @@ class RecordedResult(Protocol):
 
     @property
     def evaluations(self) -> list[dict[str, Any]]: ...
+
+    @property
+    def anytime(self) -> dict[str, Any]: ...
 
     @property
     def wall_seconds(self) -> float: ...

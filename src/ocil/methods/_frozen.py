@@ -30,6 +30,7 @@ class FrozenLearner(Learner):
     """
 
     trains_network = False
+    no_average = "its network never learns, so there is nothing to average"
 
     def __init__(
         self, config: LearnerConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu"

@@ -53,6 +53,7 @@ class AAER(Learner):
     class_rows = (*Learner.class_rows, "anchors", "known", "centres", "taken", "moved")
     vector_settings: ClassVar[dict[str, Any]] = {"augment": False}
     scores_are_logits = False
+    no_average = "its class centres and anchors are features of the network that is trained"
 
     @classmethod
     def needs_images(cls, config: Any) -> str | None:

@@ -89,7 +89,8 @@ class Recipe:
             # A memory that is smaller than the method's usual draw from it, or a review's, is drawn from in full.
             default = info.load().Config()
             for name in ("memory_batch", "review_batch"):
-                usual[name] = max(1, min(getattr(default, name), self.memory))
+                if value := getattr(default, name):  # 0: the method finds its own
+                    usual[name] = max(1, min(value, self.memory))
             given["memory"] = self.memory
         given |= {name: value for name, value in usual.items() if given.get(name) is None}
         config = resolve(info.name, "stream", settings=given | {"batch_size": self.batch_size}, vectors=vectors).learner

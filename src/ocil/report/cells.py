@@ -18,7 +18,8 @@ from ocil.runs.results import Result, Summary
 from ocil.runs.settings import as_argument
 from ocil.text import escaped
 
-UNNAMED = {"precision"}  # settings that no paper names: they do not decide which row of a table a cell belongs to
+UNNAMED = {"precision", "evaluate_every"}
+"""Settings that no paper names: they do not decide which row of a table a cell belongs to."""
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ def check(config: RunConfig, dataset: Dataset) -> None:
         )
     _refuse_weights(learner, dataset.input_shape, config.weights)
     smallest = min(last - first for first, last in stream.bounds)
-    if method(config.method).memory:
+    if method(config.method).memory and learner.memory_batch:  # 0: the method finds its own
         smallest = min(smallest, learner.memory_batch)
     if (
         method(config.method).load().trains_network

@@ -48,6 +48,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         info, learner = method(self.method), self.learner
         check_seed(self.seed)
+        if learner.average:
+            info.load().refuse_average(learner)
         if info.needs_task_ends and self.stream.boundary == "none":
             raise OcilError(f"{info.name} needs task ends, which a stream with boundary = 'none' does not announce.")
         if not info.memory:
@@ -123,13 +125,14 @@ class RunConfig:
 
     def reference(self) -> "RunConfig":
         """The fine-tuned run that intransigence compares with: same stream, network and learning rate."""
-        if self.method == "fine-tune":
+        if self.method == "fine-tune" and not self.stream.evaluate_every:
             return self
         optimised = ("lr", "momentum", "weight_decay", "optimizer")
         names = (*optimised, "network", "pretrained", "freeze", "features", "width", "precision")
         keep = {name: getattr(self.learner, name) for name in names}
         learner = method("fine-tune").load().Config(**keep)
-        return replace(self, method="fine-tune", learner=learner, code=code_of("fine-tune", learner))
+        stream = replace(self.stream, evaluate_every=0)
+        return replace(self, method="fine-tune", stream=stream, learner=learner, code=code_of("fine-tune", learner))
 
 
 def resolve(

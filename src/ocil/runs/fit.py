@@ -48,7 +48,8 @@ def run_bytes(config: RunConfig, dataset: Dataset) -> int:
     forward = 4 * batch * (size + need.largest)  # more than the step's own, if most of the network is frozen
     problem = problem_of(dataset, dataset.num_classes + dataset.unseen, learner)
     extra = method(config.method).load().extra_state(learner, problem, network_of(learner, problem.input_shape))
-    copies = 2 + optimizers.numbers_kept(learner.optimizer)  # of each weight: itself, its gradient, the optimiser's
+    # Of each weight: itself, its gradient, the optimiser's numbers, its average and the move of it.
+    copies = 2 + optimizers.numbers_kept(learner.optimizer) + (2 if learner.average else 0)
     computing = max(step, forward, evaluation + extra.scoring)
     return stored + 4 * copies * need.weights + extra.kept + computing + order
 
