@@ -283,10 +283,8 @@ def dgrad_kernel(
     """
     CI: tl.constexpr = SHAPE.stored_inputs
     CLASSES: tl.constexpr = SHAPE.stride * SHAPE.stride
-    if CLASSES == 1:
-        ROWS_OF_IMAGE: tl.constexpr = (SHAPE.height + SHAPE.pad) * (SHAPE.width + SHAPE.pad)
-    else:
-        ROWS_OF_IMAGE: tl.constexpr = SHAPE.out_height * SHAPE.out_width
+    STORED_PIXELS: tl.constexpr = (SHAPE.height + SHAPE.pad) * (SHAPE.width + SHAPE.pad)
+    ROWS_OF_IMAGE: tl.constexpr = STORED_PIXELS if CLASSES == 1 else SHAPE.out_height * SHAPE.out_width  # and class
     before = CLASSES * tl.cdiv(first * ROWS_OF_IMAGE, TILE.rows)
     second = (tl.program_id(0) >= before).to(tl.int32)
     own = tl.program_id(0) - second * before

@@ -95,10 +95,10 @@ class AAER(Learner):
         if replay is not None:
             batches.append(self.views(*replay))
         self.optimizer.zero_grad()
-        stream, *memory = self.network.outputs_of([images for images, _ in batches])
-        parts = {"stream": losses.cross_entropy(stream.scores, y)}
+        outputs = self.network.outputs_of([images for images, _ in batches])
+        parts = {"stream": losses.cross_entropy(outputs[0].scores, y)}
         if replay is not None:
-            parts["memory"] = self.anchored_loss(*memory, batches[1][1])
+            parts["memory"] = self.anchored_loss(outputs[1], batches[1][1])
         loss = total(parts)
         loss.backward()
         self.optimizer.step()

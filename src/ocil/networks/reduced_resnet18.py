@@ -66,7 +66,7 @@ class ReducedResNet18(Network):
     def outputs_of(self, batches: Sequence[Tensor]) -> list[Outputs]:
         if len(batches) != 2 or self.frozen_parts or not kernels.usable(self, *batches):
             return super().outputs_of(batches)
-        features = kernels.features_of_both(self, *batches, into_grad=True)
+        features = kernels.features_of_both(self, batches[0], batches[1], into_grad=True)
         sizes = [len(x) for x in batches]
         scores = self.head(features)  # a head computes row by row
         return [Outputs(*both) for both in zip(features.split(sizes), scores.split(sizes), strict=True)]
