@@ -31,7 +31,8 @@ from ocil.errors import OcilError, suggest
 from ocil.files import read_toml
 from ocil.methods import MethodInfo, method
 from ocil.rng import MAX_SEED
-from ocil.runs.config import RunConfig, concerns, memory_settings, refuse_unknown, resolve
+from ocil.runs.config import RunConfig, concerns, memory_settings, resolve
+from ocil.runs.settings import refuse_unknown
 from ocil.streams import StreamConfig
 
 MAX_SEEDS = 10_000
@@ -73,7 +74,7 @@ class Experiment:
         return [config for cell in self.cells for config in cell.configs]
 
 
-class Source(NamedTuple):
+class DatasetFacts(NamedTuple):
     """What a configuration needs to know about a dataset: its name and, if it is not in the catalog, its numbers of
     classes and training inputs, its fingerprint, and whether its inputs are vectors.
     """
@@ -85,9 +86,9 @@ class Source(NamedTuple):
     vectors: bool = False
 
 
-def by_name(dataset: str) -> Source:
+def by_name(dataset: str) -> DatasetFacts:
     entry = find(dataset)
-    return Source(entry.name if entry else dataset)
+    return DatasetFacts(entry.name if entry else dataset)
 
 
 def read(
@@ -96,7 +97,7 @@ def read(
     seeds: int | None = None,
     settings: Mapping[str, Any] | None = None,
     only: str = "",
-    source: Callable[[str], Source] = by_name,
+    source: Callable[[str], DatasetFacts] = by_name,
 ) -> Experiment:
     """Read and expand a file. Raises ``OcilError`` for any mistake in it.
 
@@ -164,7 +165,9 @@ def _words(only: str) -> list[str]:
 class _Expansion:
     """Turns the cells of a file into configurations, and keeps track of which shared settings were used."""
 
-    def __init__(self, shared: Mapping[str, Any], given: Mapping[str, Any], source: Callable[[str], Source]) -> None:
+    def __init__(
+        self, shared: Mapping[str, Any], given: Mapping[str, Any], source: Callable[[str], DatasetFacts]
+    ) -> None:
         self.shared, self.given, self.source = shared, given, source
         if "method" in given:
             raise OcilError("--set method: choose methods with --only method=NAME.")
@@ -189,7 +192,7 @@ class _Expansion:
                 yield self._one(dict(zip(axes, values, strict=True)), own, varied, label, source)
 
     def _one(
-        self, point: dict[str, Any], own: set[str], varied: list[str], label: str | None, source: Source
+        self, point: dict[str, Any], own: set[str], varied: list[str], label: str | None, source: DatasetFacts
     ) -> tuple[str, RunConfig]:
         name = point.pop("method")
         if not isinstance(name, str):

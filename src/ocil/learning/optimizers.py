@@ -23,8 +23,13 @@ UNFIT = {
     "sparseadam": "it needs sparse gradients",
     "muon": "it takes matrices alone, and networks have other weights too",
 }
-GIVEN = {"lr": "use the setting lr", "capturable": "ocil sets it on a GPU", "differentiable": "a step is not trained"}
-"""Options that ocil gives, and why a user cannot."""
+GIVEN = {
+    "lr": "use the setting lr",
+    "capturable": "ocil sets it on a GPU",
+    "differentiable": "a step is not trained",
+    "maximize": "it would make the loss larger",
+}
+"""Options that a user cannot give, and why."""
 WITHOUT_COUNTERS = ("sgd",)  # nothing of its state is on the host, so its step can be captured as it is
 SUMS = 0.0  # what most of a state starts from
 

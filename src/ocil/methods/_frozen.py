@@ -29,6 +29,7 @@ class FrozenLearner(Learner):
     asked for, and kept until the next step (``kept``).
     """
 
+    trains_network = False
     no_average = "its network never learns, so there is nothing to average"
 
     def __init__(

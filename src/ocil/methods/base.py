@@ -26,7 +26,7 @@ from ocil.learning.optimizers import Optimizer
 from ocil.methods.capturable import Capturable
 from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.growth import GrowsByClass
-from ocil.methods.passes import Pass, replayed
+from ocil.methods.passes import ExtraState, Pass, replayed
 from ocil.methods.recorded_losses import Phase, RecordedLosses
 from ocil.methods.verbs import wrap_verbs
 from ocil.networks import to_float
@@ -50,6 +50,8 @@ class Learner(GrowsByClass, Capturable):
     """The defaults that differ from the config's own where inputs are vectors."""
     restarts: ClassVar[bool] = False
     """Whether it builds its network anew at task ends."""
+    trains_network: ClassVar[bool] = True
+    """False if it takes the network as it is: then a single input needs no batch statistics."""
     scores_are_logits: ClassVar[bool] = True
     """False if scores only rank the classes, as distances do: their softmax is not a probability."""
     no_average: ClassVar[str] = ""
@@ -131,6 +133,15 @@ class Learner(GrowsByClass, Capturable):
     def task_end_passes(cls, config: Any, classes: int, stored: int) -> list[Pass]:
         """All passes at a task's end, without its review, with ``stored`` images in the memory."""
         return []
+
+    @classmethod
+    def extra_state(cls, config: Any, problem: Problem, network: networks.Network) -> ExtraState:
+        """The tensors that the method adds to those of every learner. Whether a run fits on a device is computed from
+        it. A method with tensors of its own that may be large overrides this.
+
+        ``network`` is as the settings build it, but with one class: to look at.
+        """
+        return ExtraState()
 
     def make_network(self, seed: int) -> networks.Network:
         """The network with new or pretrained weights. If the learner grows, no class is met in it."""

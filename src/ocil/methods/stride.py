@@ -171,11 +171,14 @@ class Stride(Learner):
                 batches["memory"] = self.views(*replay)
             self.optimizer.zero_grad()
             with bn_momentum(self.network, self.config.bn_momentum):
-                for name, (images, labels) in batches.items():  # one pass each, with batch statistics of its own
-                    loss = self.loss(self.network(images) + offset, labels, regularise=True)
-                    loss.backward()
-                    sums[name] = sums.get(name, 0) + loss.detach() / steps
+                outputs = self.network.outputs_of([images for images, _ in batches.values()])
+            parts = {
+                name: self.loss(each.scores + offset, labels, regularise=True)
+                for each, (name, (_, labels)) in zip(outputs, batches.items(), strict=True)
+            }
+            total(parts).backward()
             self.optimizer.step()
+            sums = {name: sums.get(name, 0) + part.detach() / steps for name, part in parts.items()}
         self.memory.add(x, y)
         self.record_loss(total(sums), **sums)
 

@@ -33,8 +33,8 @@ from ocil.online.header import (
     NewerFormatError,
     UntrustedError,
     check_tensors,
+    format_problem,
     parsed,
-    problem_of,
     refuse_unfit,
 )
 from ocil.online.images import ImageFormat
@@ -132,7 +132,7 @@ class Model:
         if self.recipe.review_every is not None and self.recipe.review_every < 0:
             raise OcilError(f"review_every = {self.recipe.review_every} must not be negative.")
         self.learner = method(recipe.method).load()(
-            config, problem_of(input_format, capacity_for(0)), recipe.seed, device
+            config, format_problem(input_format, capacity_for(0)), recipe.seed, device
         )
         self.config = replace(config, pretrained="")
         self.weights = pretrained.digest(config.pretrained) or config.pretrained
@@ -152,7 +152,8 @@ class Model:
         crops = isinstance(getattr(self.learner, "random_views", None), RandomViews)
         if isinstance(self.input_format, ImageFormat) and crops and min(self.input_format.network_shape[:2]) < 2:
             raise InputError(f"{self.recipe.method} crops its images, which must be larger than {size} pixels.")
-        if self.learner.network.smallest_batch > 1 and self.config.freeze != "backbone":
+        trains = self.learner.trains_network and self.config.freeze != "backbone"
+        if trains and self.learner.network.smallest_batch > 1:
             raise InputError(
                 f"network = {self.config.network} cannot learn from a single input of {size}, which has no batch "
                 "statistics: give larger images, freeze = backbone, or another network."
