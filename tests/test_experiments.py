@@ -33,6 +33,7 @@ COUNTS = {  # cells, seeds
     "stride-parts": (7 * 3, 10),
     "compute": (4 * 5, 10),
     "anytime": (5 * 6, 10),
+    "networks": (2, 3),
 }
 
 
