@@ -120,7 +120,7 @@ CHECKED = {
 @pytest.mark.parametrize(
     "check",
     [
-        pytest.param(check, id=f"{name}-{check}")
+        pytest.param(check, id=f"{name}-{check}", marks=pytest.mark.slow)
         for name, chosen in CHECKED.items()
         for check in method_checks(name, average=0.9, **({"head": "cosine"} if name == "er-ace" else {}))
         if str(check) in chosen
