@@ -14,7 +14,8 @@ network, the views and the losses call them where they apply. ``docs/kernels.md`
 | ``forward``, ``backward``, ``weights`` | the kernels of the network |
 | ``norms`` | their parts that have to do with batch statistics |
 | ``grouped`` | other versions of them for layers of few channels |
-| ``view_kernel``, ``loss_kernel``, ``draw`` | views and losses |
+| ``draw``, ``draw_kernel``, ``view_kernel`` | views: what is drawn for them, drawing it, making them |
+| ``loss_kernel`` | losses |
 | ``convolution`` | not for a GPU: a convolution whose backward pass is fast on ARM |
 """
 
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ocil.kernels.draw import Draw
+from ocil.kernels.draw import Draw, Ranges
 
 if TYPE_CHECKING:
     from ocil.kernels.loss_kernel import Kind
@@ -106,6 +107,15 @@ def views(images: Tensor, draw: Draw) -> Tensor:
 
     with torch.cuda.device_of(images):
         return make(images, draw)
+
+
+def draw(ranges: Ranges, rows: int, generator: torch.Generator) -> Draw:
+    """Random parameters of the views of ``rows`` images, from one call of the generator, which lives on a GPU."""
+    from ocil.kernels.draw_kernel import draw as make
+
+    drawn = torch.rand(ranges.numbers * rows + 4, generator=generator, device=generator.device)
+    with torch.cuda.device_of(drawn):
+        return make(ranges, drawn[:-4].view(-1, rows), drawn[-4:])
 
 
 def loss(kind: "Kind", logits: Tensor, labels: Tensor, scale: float, **parameters: float) -> Tensor:
