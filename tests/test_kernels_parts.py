@@ -147,3 +147,8 @@ def test_losses_and_their_gradients_are_those_of_the_plain_version(name: Kind, c
     (grad,) = torch.autograd.grad((values * weights.to(DEVICE)).sum(), ours)
     torch.testing.assert_close(values.cpu(), wanted.float(), rtol=2e-4, atol=1e-6)
     torch.testing.assert_close(grad.cpu(), slope.float(), rtol=1e-3, atol=2e-6)
+    mean = kernels.loss(name, ours, apart, mean=True, **PARAMETERS[name])
+    (grad,) = torch.autograd.grad(3 * mean, ours)
+    (slope,) = torch.autograd.grad(3 * PLAIN[name](exact, labels).mean(), exact)
+    torch.testing.assert_close(mean, values.detach().mean())
+    torch.testing.assert_close(grad.cpu(), slope.float(), rtol=1e-3, atol=2e-6)

@@ -118,9 +118,9 @@ def draw(ranges: Ranges, rows: int, generator: torch.Generator) -> Draw:
         return make(ranges, drawn[:-4].view(-1, rows), drawn[-4:])
 
 
-def loss(kind: "Kind", logits: Tensor, labels: Tensor, scale: float, **parameters: float) -> Tensor:
-    """One value per sample; the parameters are those of ``ocil.learning.losses``."""
+def loss(kind: "Kind", logits: Tensor, labels: Tensor, scale: float, mean: bool = False, **parameters: float) -> Tensor:
+    """One value per sample, or their mean; the parameters are those of ``ocil.learning.losses``."""
     from ocil.kernels.loss_kernel import evaluate
 
     with torch.cuda.device_of(logits):
-        return evaluate(kind, logits, labels, scale, **parameters)
+        return evaluate(kind, logits, labels, scale, mean, **parameters)
