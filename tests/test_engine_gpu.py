@@ -61,7 +61,7 @@ class Replayed:
 
 
 class FakeCapture(CapturedStepper):
-    def record(self, work: Callable[[], None]) -> Replayed:  # type: ignore[override]
+    def record(self, work: Callable[[], None]) -> Replayed:
         return Replayed(work)
 
 
