@@ -17,6 +17,7 @@ pytest.importorskip("triton", reason="Triton comes with PyTorch's CUDA builds on
 from ocil import kernels  # noqa: E402
 from ocil.kernels.loss_kernel import Kind  # noqa: E402
 from ocil.learning import losses  # noqa: E402
+from ocil.learning.memory import Memory  # noqa: E402
 from ocil.learning.views import RandomViews  # noqa: E402
 
 pytestmark = [pytest.mark.gpu(optional=True), pytest.mark.slow]
@@ -114,13 +115,38 @@ def test_what_is_switched_off_is_not_drawn() -> None:
     assert torch.equal(drawn.boxes, again.boxes)
 
 
+@pytest.mark.parametrize(("size", "seen", "count"), [(6, 0, 4), (6, 4, 5), (3, 9, 10), (40, 100, 64), (5, 2, 1)])
+@pytest.mark.parametrize(("shape", "dtype"), [((5, 3, 1), torch.uint8), ((1030,), torch.float16)], ids=str)
+def test_a_memory_stores_what_the_plain_version_stores(
+    size: int, seen: int, count: int, shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch that fits, one that fills the memory, and ones that hit slots more than once."""
+    x = torch.randint(0, 256, (seen + count, *shape), dtype=torch.uint8).to(dtype)
+    y = torch.randint(100, (seen + count,))
+    plain, fused = (Memory(size, shape, torch.Generator(), dtype) for _ in range(2))
+    for memory in (plain, fused):
+        memory.generator.manual_seed(1)
+        memory.add(x[:seen], y[:seen])
+    drawn = torch.randint(2**62, (count,), generator=torch.Generator().manual_seed(2))
+    monkeypatch.setattr(torch, "randint", lambda *arguments, **options: drawn)
+    monkeypatch.setattr(kernels, "present", lambda tensor: False)
+    expected = plain.add(x[seen:], y[seen:])
+    fused.to(DEVICE)
+    monkeypatch.setattr(torch, "randint", lambda *arguments, **options: drawn.to(DEVICE))
+    monkeypatch.setattr(kernels, "present", lambda tensor: True)
+    found = fused.add(x[seen:].to(DEVICE), y[seen:].to(DEVICE))
+    assert found.tolist() == expected.tolist()
+    for name, value in plain.state_dict().items():
+        assert torch.equal(value, fused.state_dict()[name].cpu()), name
+
+
 PLAIN: dict[Kind, Callable[..., Tensor]] = {
     "cross_entropy": lambda z, y: losses.cross_entropy(z, y, 0.3, reduction="none"),
     "focal": lambda z, y: losses.focal(z, y, 0.25, 2.0, reduction="none"),
     "revised_focal": lambda z, y: losses.revised_focal(z, y, 0.25, 0.3, 0.5, reduction="none"),
     "distillation": lambda z, y: losses.virtual_distillation(z, y, 0.1, 20.0, 0.01, reduction="none"),
 }
-PARAMETERS: dict[Kind, dict[str, float]] = {
+PARAMETERS: dict[Kind, dict[str, Any]] = {
     "cross_entropy": {"scale": 0.3},
     "focal": {"scale": 0.25, "gamma": 2.0},
     "revised_focal": {"scale": 0.25, "mu": 0.3, "sigma": 0.5},

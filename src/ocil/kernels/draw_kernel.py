@@ -128,9 +128,10 @@ def draw(ranges: Ranges, numbers: Tensor, when: Tensor) -> Draw:
         ROWS=ROWS,
     )
     flipped, jittered, grayed = choices.view(torch.bool)
+    brightness, contrast, saturation, hue = amounts
     return Draw(
         boxes if ranges.trials else None,
         flipped if ranges.flip > 0 else None,
-        Jitter(jittered, *amounts, when) if ranges.jitter > 0 else None,
+        Jitter(jittered, brightness, contrast, saturation, hue, when) if ranges.jitter > 0 else None,
         grayed if ranges.gray > 0 else None,
     )
