@@ -65,7 +65,7 @@ class Replayed:
 
 
 class FakeCapture(CapturedStepper):
-    def record(self, work: Callable[[], None]) -> Replayed:  # type: ignore[override]
+    def record(self, work: Callable[[], None]) -> Replayed:
         return Replayed(work)
 
 

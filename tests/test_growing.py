@@ -584,7 +584,7 @@ class Watched(FakeCapture):
 
     recorded: ClassVar[list[int]] = []
 
-    def record(self, work: Callable[[], None]) -> Replayed:  # type: ignore[override]
+    def record(self, work: Callable[[], None]) -> Replayed:
         capacity = self.learner.problem.classes
         self.recorded.append(capacity)
 

@@ -2,9 +2,10 @@
 
 ``features`` computes what ``ReducedResNet18.features`` computes in bfloat16, and the same gradients;
 ``features_of_both`` that of two batches in the launches of one; ``views`` what
-``RandomViews.apply`` computes; ``loss`` what ``ocil.learning.losses`` computes. They need Triton, which comes with the
+``RandomViews.apply`` computes; ``loss`` what ``ocil.learning.losses`` computes; ``reservoir_slots`` and ``put`` what
+``Memory.add`` does. They need Triton, which comes with the
 CUDA builds of PyTorch; ``usable`` and ``present`` answer whether they can be used. Methods know nothing of them: the
-network, the views and the losses call them where they apply. ``docs/kernels.md`` explains how they work.
+network, the views, the losses and the memory call them where they apply. ``docs/kernels.md`` explains how they work.
 
 | module | what it has |
 |---|---|
@@ -14,7 +15,8 @@ network, the views and the losses call them where they apply. ``docs/kernels.md`
 | ``forward``, ``backward``, ``weights`` | the kernels of the network |
 | ``norms`` | their parts that have to do with batch statistics |
 | ``grouped`` | other versions of them for layers of few channels |
-| ``view_kernel``, ``loss_kernel``, ``draw`` | views and losses |
+| ``draw``, ``draw_kernel``, ``view_kernel`` | views: what is drawn for them, drawing it, making them |
+| ``loss_kernel``, ``memory_kernel`` | losses; storing a batch in the memory |
 | ``convolution`` | not for a GPU: a convolution whose backward pass is fast on ARM |
 """
 
@@ -26,7 +28,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ocil.kernels.draw import Draw
+from ocil.kernels.draw import Draw, Ranges
 
 if TYPE_CHECKING:
     from ocil.kernels.loss_kernel import Kind
@@ -108,9 +110,39 @@ def views(images: Tensor, draw: Draw) -> Tensor:
         return make(images, draw)
 
 
-def loss(kind: "Kind", logits: Tensor, labels: Tensor, scale: float, **parameters: float) -> Tensor:
-    """One value per sample; the parameters are those of ``ocil.learning.losses``."""
+def draw(ranges: Ranges, rows: int, generator: torch.Generator) -> Draw:
+    """Random parameters of the views of ``rows`` images, from one call of the generator, which lives on a GPU."""
+    from ocil.kernels.draw_kernel import draw as make
+
+    drawn = torch.rand(ranges.numbers * rows + 4, generator=generator, device=generator.device)
+    with torch.cuda.device_of(drawn):
+        return make(ranges, drawn[:-4].view(-1, rows), drawn[-4:])
+
+
+def loss(kind: "Kind", logits: Tensor, labels: Tensor, scale: float, mean: bool = False, **parameters: float) -> Tensor:
+    """One value per sample, or their mean; the parameters are those of ``ocil.learning.losses``."""
     from ocil.kernels.loss_kernel import evaluate
 
     with torch.cuda.device_of(logits):
-        return evaluate(kind, logits, labels, scale, **parameters)
+        return evaluate(kind, logits, labels, scale, mean, **parameters)
+
+
+def reservoir_slots(seen: Tensor, drawn: Tensor, size: int) -> Tensor | None:
+    """The slots that a batch gets by reservoir sampling, from random numbers ``drawn``, ``[B]``; ``size`` for none.
+
+    ``seen``, the number of samples so far, counts the batch. None if a batch is too large for the kernel.
+    """
+    from ocil.kernels import memory_kernel
+
+    if not 0 < len(drawn) <= memory_kernel.MOST:
+        return None
+    with torch.cuda.device_of(seen):
+        return memory_kernel.reservoir_slots(seen, drawn, size)
+
+
+def put(images: Tensor, labels: Tensor, slots: Tensor, x: Tensor, y: Tensor) -> None:
+    """Copy samples to slots, which must differ. The last slot stands for none."""
+    from ocil.kernels import memory_kernel
+
+    with torch.cuda.device_of(images):
+        memory_kernel.put(images, labels, slots, x, y)

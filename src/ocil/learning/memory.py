@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from ocil import kernels
 from ocil.errors import OcilError
 from ocil.files import machine_memory
 from ocil.networks import InputShape, is_image
@@ -44,16 +45,21 @@ class Memory(nn.Module):
 
         Returns the slot of each sample, ``size`` for those that were not kept.
         """
-        position = self.seen + torch.arange(len(y), device=y.device)
-        draw = torch.randint(2**62, y.shape, generator=self.generator, device=y.device) % (position + 1)
-        slot = torch.where(position < self.size, position, draw)
-        slot = torch.where(_hit_again(slot), self.size, slot).clamp_(max=self.size)
+        drawn = torch.randint(2**62, y.shape, generator=self.generator, device=y.device)
+        slot = kernels.reservoir_slots(self.seen, drawn, self.size) if kernels.present(y) else None
+        if slot is None:
+            position = self.seen + torch.arange(len(y), device=y.device)
+            slot = torch.where(position < self.size, position, drawn % (position + 1))
+            slot = torch.where(_hit_again(slot), self.size, slot).clamp_(max=self.size)
+            self.seen += len(y)
         self.put(slot, x, y)
-        self.seen += len(y)
         return slot
 
     def put(self, slot: Tensor, x: Tensor, y: Tensor) -> None:
         """Write samples to slots; slots below ``size`` must differ."""
+        if len(y) and kernels.present(x):
+            kernels.put(self.images, self.labels, slot, x, y)
+            return
         self.images.index_copy_(0, slot, x)
         self.labels.index_copy_(0, slot, y)
         self.images[self.size].zero_()  # which of several samples ends up in the spare row is undefined

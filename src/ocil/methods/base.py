@@ -249,8 +249,8 @@ class Learner(GrowsByClass, Capturable):
         """
         self.recorded_losses.put(phase, loss, parts)
         self.last_loss.copy_(loss)
-        failed = torch.where(torch.isfinite(loss), -1, self.steps)
-        self.failed_at.copy_(torch.where(self.failed_at < 0, failed, self.failed_at))
+        failed = (self.failed_at < 0) & (loss - loss != 0)  # infinity less infinity is no number: fewer kernels
+        torch.where(failed, self.steps, self.failed_at, out=self.failed_at)
         self.steps += 1
 
     def state(self) -> dict[str, Tensor]:

@@ -202,7 +202,8 @@ class Stride(Learner):
     def masked(self, scores: Tensor) -> Tensor:
         """Classes that were never seen are never predicted: adjusted logits keep them out of the softmax, so that
         nothing is learned of them."""
-        return scores.masked_fill(~self.seen_classes, networks.NOT_MET)
+        known = self.seen_classes if self.met is None else self.met
+        return scores.masked_fill(~known, networks.NOT_MET)
 
     def views(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         count = self.config.views

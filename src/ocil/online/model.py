@@ -42,6 +42,7 @@ from ocil.online.inputs import InputError
 from ocil.online.labels import ClassLabel, encoded
 from ocil.precision import numerics, widest
 from ocil.rng import check_seed
+from ocil.runs.captured_batches import batches_for
 from ocil.runs.config import REVIEW_EVERY, resolve
 from ocil.runs.environment import pick_device
 from ocil.streams import StreamConfig
@@ -134,6 +135,8 @@ class Model:
         self.learner = method(recipe.method).load()(
             config, format_problem(input_format, capacity_for(0)), recipe.seed, device
         )
+        self.steps = batches_for(self.learner, recipe.batch_size, method(recipe.method).capturable)
+        """Takes the learner's steps, on a GPU by replaying CUDA graphs."""
         self.config = replace(config, pretrained="")
         self.weights = pretrained.digest(config.pretrained) or config.pretrained
         self.threads = threads
@@ -188,7 +191,7 @@ class Model:
         numbers = [self.numbers[label] for label in labels]
         with self.computing():
             self.learner.meet(numbers)
-            self.learner.learn(on_device(x, self.device), torch.tensor(numbers, device=self.device))
+            self.steps.learn(on_device(x, self.device), torch.tensor(numbers, device=self.device))
         if self.reviews_next:
             self.review(after_batch)
         self.batches += 1
@@ -209,14 +212,14 @@ class Model:
             if method(self.recipe.method).needs_task_ends:
                 learner.task_ended()
                 for slots in learner.task_end_batches():
-                    learner.task_end_step(slots)
+                    self.steps.rehearse(slots)
                     after_batch()
                 reviews = self.config.review and not self.config.review_every
             if reviews and type(learner).review is not Learner.review:
                 learner.review()
             elif reviews:
                 for slots in learner.review_batches():
-                    learner.review_step(slots)
+                    self.steps.review(slots)
                     after_batch()
 
     def check_loss(self) -> None:
