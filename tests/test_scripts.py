@@ -24,7 +24,15 @@ from tests.conftest import Script
 
 ROOT = Path(__file__).parents[1]
 SMALL = ("width=1", "memory=20", "memory_batch=5", "tasks=2")
-NEED_GPU = ("fused_kernels", "grouped_pixels", "gpu_alternatives", "gpu_scaling", "gpu_steps", "small_steps")
+NEED_GPU = (
+    "fused_kernels",
+    "grouped_pixels",
+    "gpu_alternatives",
+    "gpu_networks",
+    "gpu_scaling",
+    "gpu_steps",
+    "small_steps",
+)
 ELSEWHERE = {
     "longtail": "test_longtail_runs",
     "rename_runs": "test_naming",

@@ -1,6 +1,7 @@
 """Anchor assisted experience replay: our own reconstruction, after Lin et al. (Anchor Assisted Experience Replay for
 Online Class-Incremental Learning, TCSVT 2022). There is no public code: what the abstract leaves open is our choice."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -15,7 +16,7 @@ from ocil.learning.views import RandomViews
 from ocil.methods._distances import nearness
 from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig, Problem
-from ocil.methods.passes import Pass, replayed
+from ocil.methods.passes import ExtraState, Pass, replayed
 from ocil.methods.recorded_losses import total
 from ocil.networks import Outputs, to_float
 
@@ -52,6 +53,7 @@ class AAER(Learner):
     class_rows = (*Learner.class_rows, "anchors", "known", "centres", "taken", "moved")
     vector_settings: ClassVar[dict[str, Any]] = {"augment": False}
     scores_are_logits = False
+    no_average = "its class centres and anchors are features of the network that is trained"
 
     @classmethod
     def needs_images(cls, config: Any) -> str | None:
@@ -70,6 +72,12 @@ class AAER(Learner):
         """The anchors' features when they were chosen."""
         self.moved: Tensor = nn.Buffer(torch.zeros(size, device=self.device))
         """How far the earlier anchors of a class have moved."""
+
+    @classmethod
+    def extra_state(cls, config: Any, problem: Problem, network: networks.Network) -> ExtraState:
+        """An anchor and three vectors per class."""
+        anchor = math.prod(problem.input_shape) * problem.dtype.itemsize
+        return ExtraState(problem.classes * (anchor + 1 + 3 * 4 * network.feature_size))
 
     @classmethod
     def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:

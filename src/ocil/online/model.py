@@ -33,8 +33,8 @@ from ocil.online.header import (
     NewerFormatError,
     UntrustedError,
     check_tensors,
+    format_problem,
     parsed,
-    problem_of,
     refuse_unfit,
 )
 from ocil.online.images import ImageFormat
@@ -90,11 +90,13 @@ class Recipe:
             # A memory that is smaller than the method's usual draw from it, or a review's, is drawn from in full.
             default = info.load().Config()
             for name in ("memory_batch", "review_batch"):
-                usual[name] = max(1, min(getattr(default, name), self.memory))
+                if value := getattr(default, name):  # 0: the method finds its own
+                    usual[name] = max(1, min(value, self.memory))
             given["memory"] = self.memory
         given |= {name: value for name, value in usual.items() if given.get(name) is None}
         config = resolve(info.name, "stream", settings=given | {"batch_size": self.batch_size}, vectors=vectors).learner
         refuse_unfit(config)
+        info.load().refuse_average(config)
         if config.pretrained and info.load().restarts:
             raise OcilError(
                 f"{info.name} begins anew with the pretrained weights at each task end, and a model does not keep "
@@ -131,7 +133,7 @@ class Model:
         if self.recipe.review_every is not None and self.recipe.review_every < 0:
             raise OcilError(f"review_every = {self.recipe.review_every} must not be negative.")
         self.learner = method(recipe.method).load()(
-            config, problem_of(input_format, capacity_for(0)), recipe.seed, device
+            config, format_problem(input_format, capacity_for(0)), recipe.seed, device
         )
         self.steps = batches_for(self.learner, recipe.batch_size, method(recipe.method).capturable)
         """Takes the learner's steps, on a GPU by replaying CUDA graphs."""
@@ -153,7 +155,8 @@ class Model:
         crops = isinstance(getattr(self.learner, "random_views", None), RandomViews)
         if isinstance(self.input_format, ImageFormat) and crops and min(self.input_format.network_shape[:2]) < 2:
             raise InputError(f"{self.recipe.method} crops its images, which must be larger than {size} pixels.")
-        if self.learner.network.smallest_batch > 1 and self.config.freeze != "backbone":
+        trains = self.learner.trains_network and self.config.freeze != "backbone"
+        if trains and self.learner.network.smallest_batch > 1:
             raise InputError(
                 f"network = {self.config.network} cannot learn from a single input of {size}, which has no batch "
                 "statistics: give larger images, freeze = backbone, or another network."
