@@ -115,6 +115,18 @@ def test_what_is_switched_off_is_not_drawn() -> None:
     assert torch.equal(drawn.boxes, again.boxes)
 
 
+@pytest.mark.parametrize(
+    ("values", "first"), [([1.0, 2.0], -1), ([1.0, math.inf, math.nan], 1), ([math.nan], 0), ([0.0, -math.inf, 1.0], 1)]
+)
+def test_a_loss_is_recorded_and_the_first_that_is_not_finite(values: list[float], first: int) -> None:
+    last, failed_at, steps = torch.zeros(()), torch.tensor(-1), torch.tensor(0)
+    last, failed_at, steps = last.to(DEVICE), failed_at.to(DEVICE), steps.to(DEVICE)
+    for value in values:
+        kernels.record_loss(torch.tensor(value, device=DEVICE), last, failed_at, steps)
+        assert float(last) == value or math.isnan(value)
+    assert (int(failed_at), int(steps)) == (first, len(values))
+
+
 @pytest.mark.parametrize(("size", "seen", "count"), [(6, 0, 4), (6, 4, 5), (3, 9, 10), (40, 100, 64), (5, 2, 1)])
 @pytest.mark.parametrize(("shape", "dtype"), [((5, 3, 1), torch.uint8), ((1030,), torch.float16)], ids=str)
 def test_a_memory_stores_what_the_plain_version_stores(
