@@ -71,6 +71,7 @@ def test_two_batches_take_the_launches_of_one(monkeypatch: pytest.MonkeyPatch) -
     network, images, _ = made(5, 9, 9, 1, 2)
     launched: list[str] = []
     monkeypatch.setattr(launch, "_call", lambda kernel, *arguments, **options: launched.append(kernel.fn.__name__))
+    monkeypatch.setattr("ocil.kernels.network._compile", lambda plan, images: None)
     monkeypatch.setattr(kernels, "present", lambda tensor: True)
     for batches, passes in (([images[:2], images[2:]], 1), ([images], 1), ([images[:1], images[1:3], images[3:]], 3)):
         launched.clear()

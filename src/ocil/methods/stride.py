@@ -189,9 +189,8 @@ class Stride(Learner):
         self.frequency *= self.config.frequency_decay
         for y in batches:
             if y is not None:
-                share = (y[:, None] == classes).float().mean(0)
-                self.frequency += share
-                self.seen_classes |= share > 0
+                self.frequency += (y[:, None] == classes).mean(0, dtype=self.frequency.dtype)
+        self.seen_classes |= self.frequency > 0
 
     def offset(self) -> Tensor:
         """What is added to the logits of each class, ``[C]``: the logarithm of its frequency. A class seen often gets
