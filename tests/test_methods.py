@@ -260,7 +260,7 @@ def test_memory_is_updated_after_the_step(name: str, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(learner.optimizer, "step", watched)
     learn(learner, range(4))
-    first = {"scr": 1}.get(name, 0)  # a contrast needs a memory
+    first = {"scr": 1, "pcr": 1}.get(name, 0)  # a contrast needs a memory
     assert seen_at_step == [number * BATCH for number in range(first, 4)]
     assert int(learner.memory.seen) == 4 * BATCH
 
@@ -373,6 +373,7 @@ PARTS = {
     "dvc": {"stream", "memory"},
     "aaer": {"stream", "memory"},
     "ocm": {"contrast", "cross entropy"},
+    "pcr": {"contrast"},
     **{name: {"stream", "memory"} for name in ("er", "er-ace", "mir", "gss")},
 }
 

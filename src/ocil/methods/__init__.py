@@ -90,6 +90,12 @@ _BUILT_IN = (
         "after Lin et al., TCSVT 2022",
         needs_task_ends=True,
     ),
+    MethodInfo(
+        "pcr",
+        "pcr:PCR",
+        "replay in which features are contrasted with class proxies; HPCR by a setting",
+        "Lin et al., CVPR 2023",
+    ),
     MethodInfo("ncm", "ncm:NCM", "frozen features: the nearest class mean", "Mensink et al., TPAMI 2013", memory=False),
     MethodInfo(
         "slda",
