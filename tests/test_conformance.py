@@ -18,6 +18,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "dvc": {"crop": 1.0, "flip": 0.0, "jitter": 0.0, "gray": 0.0},
     "ocm": {"crop": 1.0, "gray": 0.0, "lr": 0.05, "width": 2},
     "er-ace": {"pad": 0},  # of 8 pixels, a shift by 4 leaves too little
+    "derpp": {"pad": 0},
     "ranpac": {"projection": 60},
 }
 

@@ -96,6 +96,12 @@ _BUILT_IN = (
         "replay in which features are contrasted with class proxies; HPCR by a setting",
         "Lin et al., CVPR 2023",
     ),
+    MethodInfo(
+        "derpp",
+        "derpp:DERPlusPlus",
+        "DER++: replay that also keeps the logits that images had when they were stored",
+        "Buzzega et al., NeurIPS 2020",
+    ),
     MethodInfo("ncm", "ncm:NCM", "frozen features: the nearest class mean", "Mensink et al., TPAMI 2013", memory=False),
     MethodInfo(
         "slda",

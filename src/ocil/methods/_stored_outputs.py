@@ -27,7 +27,7 @@ class StoredOutputs(nn.Module):
     def keep(self, slots: Tensor, logits: Tensor, met: Tensor | None, features: Tensor | None = None) -> None:
         """Store the logits ``[B, C]`` and features ``[B, D]`` of images that ``Memory.add`` has put into ``slots``."""
         known = torch.ones_like(logits, dtype=torch.bool) if met is None else met.expand(logits.shape)
-        for stored, new in ((self.logits, logits), (self.known, known)):
+        for stored, new in ((self.logits, logits.masked_fill(~known, 0)), (self.known, known)):
             stored.index_copy_(1, slots, new.T.contiguous())
             stored[:, -1].zero_()  # which of several images ends up in the spare slot is undefined
         if features is not None:
@@ -36,7 +36,7 @@ class StoredOutputs(nn.Module):
 
     def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """The stored logits ``[B, C]`` of the images in these slots, and which of them are known."""
-        return self.logits[:, slots].T, self.known[:, slots].T
+        return self.logits[:, slots].T.contiguous(), self.known[:, slots].T.contiguous()
 
 
 def squared_difference(now: Tensor, then: Tensor, weight: Tensor) -> Tensor:
