@@ -32,7 +32,7 @@ def test_what_a_run_takes_grows_with_what_it_keeps() -> None:
 def test_every_pass_of_a_step_is_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is estimated is no less than what a network is given at once, also before the memory is full."""
     data = noise(160, 4, (8, 8, 1))
-    settings = {"width": 2, "tasks": 2, "review": False, "memory": 120}
+    settings = {"width": 2, "tasks": 2, "review": False, "memory": 120} | ({"repeats": 2} if name == "rar" else {})
     config = resolve(name, "cifar10", settings=settings if METHODS[name].memory else {"width": 2, "tasks": 2})
     learner, seen = build(config, data), [0]
     plain = type(learner.network).features

@@ -43,8 +43,9 @@ GENTLE: dict[str, dict[str, Any]] = {
     "ocm": {"crop": 1.0, "gray": 0.0, "lr": 0.05, "width": 2},
     "er-ace": {"pad": 0},  # of 8 pixels, a shift by 4 leaves too little
     "derpp": {"pad": 0},
+    "rar": {"operations": 0},
 }
-QUICK: dict[str, dict[str, Any]] = {"ranpac": {"projection": 30}}
+QUICK: dict[str, dict[str, Any]] = {"ranpac": {"projection": 30}, "rar": {"repeats": 2}}
 QUICK_TO_LEARN = ("gss", "ocm")
 REPLAYS = [name for name in WITH_MEMORY if name != "agem"]
 # GDumb learns nothing from the stream, only from its memory when a task ends.
@@ -262,7 +263,8 @@ def test_memory_is_updated_after_the_step(name: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(learner.optimizer, "step", watched)
     learn(learner, range(4))
     first = {"scr": 1, "pcr": 1}.get(name, 0)  # a contrast needs a memory
-    assert seen_at_step == [number * BATCH for number in range(first, 4)]
+    repeats = getattr(learner.config, "repeats", 1)
+    assert seen_at_step == [number * BATCH for number in range(first, 4) for _ in range(repeats)]
     assert int(learner.memory.seen) == 4 * BATCH
 
 
@@ -376,7 +378,7 @@ PARTS = {
     "ocm": {"contrast", "cross entropy"},
     "pcr": {"contrast"},
     "derpp": {"stream", "logits", "memory"},
-    **{name: {"stream", "memory"} for name in ("er", "er-ace", "mir", "gss")},
+    **{name: {"stream", "memory"} for name in ("er", "er-ace", "mir", "gss", "rar")},
 }
 
 

@@ -90,6 +90,8 @@ def make(name: str, network: str, data: Dataset, **settings: Any) -> Learner:
     usual: dict[str, Any] = {"memory": 30, "memory_batch": BATCH} if METHODS[name].memory else {}
     if name == "gdumb":
         usual["rehearsal_epochs"] = 20
+    if name == "rar":
+        usual["repeats"] = 2
     return ocil.make_learner(name, data, network=network, batch_size=BATCH, **usual | settings)
 
 

@@ -35,6 +35,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("mir", {"candidates": 20}),
     ("dvc", {"candidates": 20}),
     ("ocm", {"per_class": 1}),
+    ("pcr", {"views": "raw"}),
+    ("pcr", {"hybrid": True}),
 ]
 
 
@@ -42,6 +44,8 @@ def configured(name: str, settings: dict[str, Any]) -> RunConfig:
     given: dict[str, Any] = {"width": 2, "tasks": 2, "batch_size": BATCH}
     if METHODS[name].memory:
         given |= {"memory": MEMORY, "memory_batch": 8, "review_batch": 6}
+    if name == "rar":
+        given |= {"repeats": 3}
     if METHODS[name].offline:
         given |= {"boundary": "iid"}
     return resolve(name, "own.npz", settings=given | settings, classes=DATA.num_classes)

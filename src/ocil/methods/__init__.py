@@ -102,6 +102,12 @@ _BUILT_IN = (
         "DER++: replay that also keeps the logits that images had when they were stored",
         "Buzzega et al., NeurIPS 2020",
     ),
+    MethodInfo(
+        "rar",
+        "rar:RAR",
+        "replay of each stream batch several times, with RandAugment and new memory batches",
+        "Zhang et al., NeurIPS 2022",
+    ),
     MethodInfo("ncm", "ncm:NCM", "frozen features: the nearest class mean", "Mensink et al., TPAMI 2013", memory=False),
     MethodInfo(
         "slda",
