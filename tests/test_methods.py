@@ -44,8 +44,9 @@ GENTLE: dict[str, dict[str, Any]] = {
     "er-ace": {"pad": 0},  # of 8 pixels, a shift by 4 leaves too little
     "derpp": {"pad": 0},
     "rar": {"operations": 0},
+    "mkd": {"crop": 1.0, "flip": 0.0, "jitter": 0.0, "gray": 0.0, "alpha": 0.2},
 }
-QUICK: dict[str, dict[str, Any]] = {"ranpac": {"projection": 30}, "rar": {"repeats": 2}}
+QUICK: dict[str, dict[str, Any]] = {"ranpac": {"projection": 30}, "rar": {"repeats": 2}, "mkd": {"optimizer": "sgd"}}
 QUICK_TO_LEARN = ("gss", "ocm")
 REPLAYS = [name for name in WITH_MEMORY if name != "agem"]
 # GDumb learns nothing from the stream, only from its memory when a task ends.
@@ -262,7 +263,7 @@ def test_memory_is_updated_after_the_step(name: str, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(learner.optimizer, "step", watched)
     learn(learner, range(4))
-    first = {"scr": 1, "pcr": 1}.get(name, 0)  # a contrast needs a memory
+    first = {"scr": 1, "pcr": 1, "mkd": 1}.get(name, 0)  # a contrast needs a memory
     repeats = getattr(learner.config, "repeats", 1)
     assert seen_at_step == [number * BATCH for number in range(first, 4) for _ in range(repeats)]
     assert int(learner.memory.seen) == 4 * BATCH
@@ -377,6 +378,7 @@ PARTS = {
     "aaer": {"stream", "memory"},
     "ocm": {"contrast", "cross entropy"},
     "pcr": {"contrast"},
+    "mkd": {"cross entropy", "distillation"},
     "derpp": {"stream", "logits", "memory"},
     **{name: {"stream", "memory"} for name in ("er", "er-ace", "mir", "gss", "rar")},
 }

@@ -92,6 +92,8 @@ def make(name: str, network: str, data: Dataset, **settings: Any) -> Learner:
         usual["rehearsal_epochs"] = 20
     if name == "rar":
         usual["repeats"] = 2
+    if name == "mkd":  # published for thousands of steps
+        usual |= {"optimizer": "sgd", "lr": 0.1, "alpha": 0.2}
     return ocil.make_learner(name, data, network=network, batch_size=BATCH, **usual | settings)
 
 

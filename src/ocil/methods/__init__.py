@@ -108,6 +108,12 @@ _BUILT_IN = (
         "replay of each stream batch several times, with RandAugment and new memory batches",
         "Zhang et al., NeurIPS 2022",
     ),
+    MethodInfo(
+        "mkd",
+        "mkd:MKD",
+        "replay with distillation from a moving average of the network",
+        "Michel et al., ICML 2024",
+    ),
     MethodInfo("ncm", "ncm:NCM", "frozen features: the nearest class mean", "Mensink et al., TPAMI 2013", memory=False),
     MethodInfo(
         "slda",

@@ -19,7 +19,7 @@ from ocil.runs.environment import digest
 
 IMAGES, CLASSES, SHAPE = 60, 6, (8, 8, 3)
 BATCH, MEMORY, REPLAY = 5, 12, 8
-SMALL: dict[str, Any] = {"width": 2, "memory": MEMORY, "memory_batch": REPLAY}
+SMALL: dict[str, Any] = {"width": 2, "memory": MEMORY, "memory_batch": REPLAY, "optimizer": "sgd"}
 WITHOUT_MEMORY = ("memory", "memory_batch")
 
 State = dict[str, Tensor]
