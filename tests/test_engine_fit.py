@@ -42,7 +42,14 @@ def test_every_pass_of_a_step_is_counted(name: str, monkeypatch: pytest.MonkeyPa
         found: torch.Tensor = plain(network, x, *args, **options)
         return found
 
+    plain_maps = type(learner.network).stage_maps
+
+    def counted_maps(network: Any, x: torch.Tensor) -> list[torch.Tensor]:
+        seen.append(len(x))
+        return plain_maps(network, x)
+
     monkeypatch.setattr(type(learner.network), "features", counted)
+    monkeypatch.setattr(type(learner.network), "stage_maps", counted_maps)
     x, y = torch.from_numpy(data.train_x), torch.from_numpy(data.train_y)
     for number in range(16):
         learner.learn(x[10 * number : 10 * number + 10], y[10 * number : 10 * number + 10])

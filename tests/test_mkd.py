@@ -106,6 +106,7 @@ def test_published_settings() -> None:
     assert (config.memory_batch, config.optimizer, config.lr, config.weight_decay) == (64, "adam", 0.0005, 0)
     assert (config.distillation, config.temperature, config.alpha, config.start) == (5.5, 4, 0.01, "small")
     assert (config.crop, config.flip, config.jitter, config.gray) == (0.2, 0.5, 0.8, 0.2)
-    for wrong in ({"alpha": 0.0}, {"alpha": 1.0}, {"temperature": 0.0}, {"distillation": -1.0}):
+    refused: list[dict[str, Any]] = [{"alpha": 0.0}, {"alpha": 1.0}, {"temperature": 0.0}, {"distillation": -1.0}]
+    for wrong in refused:
         with pytest.raises(OcilError, match=next(iter(wrong))):
             make("mkd", **wrong)

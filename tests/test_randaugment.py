@@ -95,7 +95,7 @@ def test_gray_images_have_all_operations() -> None:
             assert np.array_equal(got.numpy(), images)
         elif name != "cutout":
             pairs = zip(images[..., 0], SIGNS, strict=True)
-            wanted = np.stack([by_pillow(name, Image.fromarray(image), 5, sign, []) for image, sign in pairs])
+            wanted = np.stack([np.array(by_pillow(name, Image.fromarray(image), 5, sign, [])) for image, sign in pairs])
             apart = np.abs(got[..., 0].numpy().astype(int) - wanted)
             assert apart.max() <= (1 if name in ROUNDED else 0) or (name in TURNED and (apart > 0).mean() < 0.01)
 

@@ -114,6 +114,13 @@ _BUILT_IN = (
         "replay with distillation from a moving average of the network",
         "Michel et al., ICML 2024",
     ),
+    MethodInfo(
+        "mose",
+        "mose:MOSE",
+        "experts on every stage of the network, contrast and balanced replay, nearest class means",
+        "Yan et al., CVPR 2024",
+        needs_task_ends=True,
+    ),
     MethodInfo("ncm", "ncm:NCM", "frozen features: the nearest class mean", "Mensink et al., TPAMI 2013", memory=False),
     MethodInfo(
         "slda",

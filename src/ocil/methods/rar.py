@@ -60,7 +60,7 @@ class RAR(Learner):
 
     @classmethod
     def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
-        return config.repeats * [Pass(batch_size + replayed(config))]
+        return [Pass(batch_size + replayed(config)) for _ in range(config.repeats)]
 
     def learn(self, x: Tensor, y: Tensor) -> None:
         parts: dict[str, Tensor] = {}
