@@ -45,6 +45,7 @@ GENTLE: dict[str, dict[str, Any]] = {
     "derpp": {"pad": 0},
     "rar": {"operations": 0},
     "mose": {"crop": 1.0, "gray": 0.0},
+    "gsa": {"crop": 1.0, "gray": 0.0},
     "mkd": {"crop": 1.0, "flip": 0.0, "jitter": 0.0, "gray": 0.0, "alpha": 0.2},
 }
 QUICK: dict[str, dict[str, Any]] = {
@@ -52,6 +53,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "rar": {"repeats": 2},
     "mkd": {"optimizer": "sgd"},
     "mose": {"optimizer": "sgd", "current_batch": 3},
+    "gsa": {"optimizer": "sgd", "current_batch": 3},
 }
 QUICK_TO_LEARN = ("gss", "ocm")
 REPLAYS = [name for name in WITH_MEMORY if name != "agem"]
@@ -384,6 +386,7 @@ PARTS = {
     "aaer": {"stream", "memory"},
     "ocm": {"contrast", "cross entropy"},
     "pcr": {"contrast"},
+    "gsa": {"task", "balanced"},
     "mose": {"contrast", "cross entropy", "distillation"},
     "mkd": {"cross entropy", "distillation"},
     "derpp": {"stream", "logits", "memory"},

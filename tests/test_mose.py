@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 import ocil
 from ocil.errors import OcilError
+from ocil.methods import mose as mose_file
 from ocil.methods._experts import Expert, enlarged
+from ocil.methods._tasks import drawn_among
 from ocil.methods.config import Problem
 from ocil.methods.mose import MOSE, MOSEConfig
 from ocil.networks import build, to_float
@@ -116,28 +118,27 @@ def test_images_of_this_task_and_of_others() -> None:
     learner = mose(0, memory=20)
     x = torch.arange(20, dtype=torch.uint8).view(20, 1, 1, 1).expand(20, 8, 8, 3)
     learner.memory.add(x, torch.arange(20) % 6)
-    learner.stored_in[:20] = torch.arange(20) % 3  # tasks
-    learner.tasks_ended.fill_(1)
+    learner.tasks.numbers[:20] = torch.arange(20) % 3
+    current = learner.tasks.are(torch.tensor(1))
     stream, labels = torch.full((5, 8, 8, 3), 200, dtype=torch.uint8), torch.arange(5)
     drawn = np.zeros(20)
     for _ in range(400):
-        images, found = learner.joined(stream, labels, learner.of_this_task, 4)
-        assert images[:5].eq(200).all()
-        numbers = images[5:, 0, 0, 0].tolist()
+        images, found = drawn_among(learner.memory, current, 4, stream, labels)
+        numbers = images[:, 0, 0, 0].tolist()
         assert len(set(numbers)) == 4
-        assert found.tolist() == [*range(5), *(number % 6 for number in numbers)]
+        assert found.tolist() == [number % 6 for number in numbers]
         np.add.at(drawn, numbers, 1)
     mine = np.arange(20) % 3 == 1
     assert not drawn[~mine].any()
     np.testing.assert_allclose(drawn[mine] / 400, 4 / 7, atol=0.1)  # of 7 images, all alike
-    images, _ = learner.joined(stream, labels, ~learner.of_this_task, 13, 2)
-    assert sorted(images[2:, 0, 0, 0].tolist()) == np.arange(20)[~mine].tolist()
-    images, _ = learner.joined(stream, labels, learner.of_this_task, 16)  # more than there are: they repeat
-    assert set(np.bincount(images[5:, 0, 0, 0], minlength=20)[mine]) == {2, 3}
-    learner.tasks_ended.fill_(7)
-    images, found = learner.joined(stream, labels, learner.of_this_task, 7)  # none: the stream repeats
+    images, _ = drawn_among(learner.memory, ~current, 13, stream, labels)
+    assert sorted(images[:, 0, 0, 0].tolist()) == np.arange(20)[~mine].tolist()
+    images, _ = drawn_among(learner.memory, current, 16, stream, labels)  # more than there are: they repeat
+    assert set(np.bincount(images[:, 0, 0, 0], minlength=20)[mine]) == {2, 3}
+    none = learner.tasks.are(torch.tensor(7))
+    images, found = drawn_among(learner.memory, none, 7, stream, labels)  # none: the stream repeats
     assert images.eq(200).all()
-    assert found.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1]
+    assert found.tolist() == [0, 1, 2, 3, 4, 0, 1]
 
 
 def test_the_task_of_each_stored_image_is_known() -> None:
@@ -152,7 +153,7 @@ def test_the_task_of_each_stored_image_is_known() -> None:
         if number % 3 == 2:
             learner.end_task()
     stored = [task_of[image.numpy().tobytes()] for image in learner.memory.images[:MEMORY]]
-    assert learner.stored_in.tolist() == [*stored, 0]
+    assert learner.tasks.numbers.tolist() == [*stored, 0]
     assert len(set(stored)) > 1
 
 
@@ -166,10 +167,12 @@ def test_a_step_by_hand(task: int, monkeypatch: pytest.MonkeyPatch) -> None:
         learner.end_task()
         learner.learn(batch(4)[0], torch.tensor([4, 5, 4, 5, 5]))
     hand, before = copy.deepcopy(learner), {name: p.detach().clone() for name, p in learner.named_parameters()}
-    sets, views = record(learner, "joined", monkeypatch), record(learner, "random_views", monkeypatch)
+    draws, views = record(mose_file, "drawn_among", monkeypatch), record(learner, "random_views", monkeypatch)
     x, y = batch(5)[0], torch.tensor([5, 4, 4, 5, 3])
     learner.learn(x, y)
-    assert len(sets) == 1 + task
+    assert len(draws) == 1 + task
+    stream = [BATCH, REPLAY // 2]  # how many of its images are in each set: in the balanced one the share of its task
+    sets = [(torch.cat([x[:n], a]), torch.cat([y[:n], b])) for n, (a, b) in zip(stream, draws, strict=False)]
     images, labels = [], []
     for (chosen, its), view in zip(sets, views, strict=True):
         raw = to_float(chosen)

@@ -410,7 +410,7 @@ def test_methods_leave_the_range_to_a_network_that_normalises(name: str) -> None
     ids=["module", "mlp", "resnet18"],
 )
 def test_every_method_learns_or_says_why_not(name: str, network: str, data: Dataset) -> None:
-    if data is VECTORS and name in ("ocm", "scr", "dvc", "mose"):
+    if data is VECTORS and name in ("ocm", "scr", "dvc", "mose", "gsa"):
         with pytest.raises(OcilError, match=rf"^{name} cannot learn from vectors: it [^\n]*\.$"):
             make(name, network, data)
         return

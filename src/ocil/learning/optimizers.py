@@ -26,7 +26,7 @@ UNFIT = {
 GIVEN = {"lr": "use the setting lr", "capturable": "ocil sets it on a GPU", "differentiable": "a step is not trained"}
 """Options that ocil gives, and why a user cannot."""
 WITHOUT_COUNTERS = ("sgd",)  # nothing of its state is on the host, so its step can be captured as it is
-SURE = ("adam", "adamw")  # known to take a step without options: a trial would load PyTorch's compiler
+SURE = ("adam", "adamw", "adam(betas=(0.9, 0.99))")  # known to work: a trial would load PyTorch's compiler
 SUMS = 0.0  # what most of a state starts from
 
 
@@ -70,7 +70,7 @@ def check(spec: str, momentum: float, weight_decay: float) -> None:
     if momentum:
         example = "sgd(momentum=0.9, nesterov=True)" if chosen.name.lower() == "sgd" else "adam(betas=(0.9, 0.99))"
         raise OcilError(f"momentum = {momentum} is for sgd alone: give {spec} its own options, as in {example}.")
-    if chosen.options or chosen.name.lower() not in SURE:
+    if str(chosen).lower() not in SURE:
         _check(str(chosen), weight_decay)
 
 

@@ -121,6 +121,13 @@ _BUILT_IN = (
         "Yan et al., CVPR 2024",
         needs_task_ends=True,
     ),
+    MethodInfo(
+        "gsa",
+        "gsa:GSA",
+        "balanced replay, each class weighed by how it was pulled and pushed so far",
+        "Guo et al., CVPR 2023",
+        needs_task_ends=True,
+    ),
     MethodInfo("ncm", "ncm:NCM", "frozen features: the nearest class mean", "Mensink et al., TPAMI 2013", memory=False),
     MethodInfo(
         "slda",

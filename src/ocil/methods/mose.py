@@ -17,6 +17,7 @@ from ocil.methods._class_means import class_means
 from ocil.methods._distances import nearness
 from ocil.methods._experts import Experts
 from ocil.methods._standardised import Standardise
+from ocil.methods._tasks import StoredTasks, drawn_among
 from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.passes import Pass
@@ -119,8 +120,7 @@ class MOSE(Learner):
         adapter = networks.seeded(lambda: nn.Linear(self.size, self.size), derive(seed, "adapter"))
         self.adapter = adapter.to(self.device)
         self.optimizer = self.make_optimizer()
-        self.stored_in: Tensor = nn.Buffer(torch.zeros(config.memory + 1, dtype=torch.int64, device=self.device))
-        """The task in which each memory image was stored."""
+        self.tasks = StoredTasks(self.memory)
         self.task_classes: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
         self.seen_classes: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
         self.old_classes: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
@@ -140,39 +140,19 @@ class MOSE(Learner):
         self.seen_classes.index_fill_(0, y, True)
         parts: dict[str, Tensor] = {}
         if self.memory.draw(1) is not None:  # none only before anything is stored
-            new = self.joined(x, y, self.of_this_task, self.new_images())
-            balanced = None
+            current, balanced = self.tasks.are(self.tasks_ended), None
+            new_x, new_y = drawn_among(self.memory, current, self.new_images(), x, y)
+            new = torch.cat([x, new_x]), torch.cat([y, new_y])
             if self.task_number:
                 stream, others = self.balance(len(y))
-                balanced = self.joined(x, y, ~self.of_this_task, others, stream)
+                old_x, old_y = drawn_among(self.memory, ~current, others, x, y)
+                balanced = torch.cat([x[:stream], old_x]), torch.cat([y[:stream], old_y])
             parts = self.parts(new, balanced)
             self.optimizer.zero_grad()
             total(parts).backward()
             self.optimizer.step()
-        slots = self.memory.add(x, y)
-        self.stored_in.index_copy_(0, slots, self.tasks_ended.expand(len(y)))
-        self.stored_in[-1].zero_()  # which of several images ends up in the spare slot is undefined
+        self.tasks.keep(self.memory.add(x, y), self.tasks_ended)
         self.record_loss(total(parts) if parts else torch.zeros((), device=self.device), **parts)
-
-    @property
-    def of_this_task(self) -> Tensor:
-        return self.stored_in[:-1] == self.tasks_ended
-
-    def joined(self, x: Tensor, y: Tensor, wanted: Tensor, count: int, own: int | None = None) -> tuple[Tensor, Tensor]:
-        """The first ``own`` images of the stream batch and ``count`` random memory images among the ``wanted`` slots.
-
-        Where fewer are stored they repeat; where none is, the stream batch does. So shapes do not depend on it.
-        """
-        memory, place = self.memory, torch.arange(count, device=y.device)
-        wanted = wanted & (torch.arange(memory.size, device=y.device) < memory.seen)
-        key = torch.rand(memory.size, generator=memory.generator, device=y.device)
-        most = min(count, memory.size)
-        order = torch.where(wanted, key, 2.0).topk(most, largest=False).indices
-        found = wanted.sum()
-        slots = order[place % found.clamp(1, most)]
-        labels = torch.where(found > 0, memory.labels[slots], y[place % len(y)])
-        images = torch.where(found > 0, memory.images[slots], x[place % len(y)])
-        return torch.cat([x[:own], images]), torch.cat([y[:own], labels])
 
     def new_images(self) -> int:
         return self.config.current_batch if self.task_number else self.config.memory_batch
