@@ -103,7 +103,7 @@ class Case:
 
 def fitted(layer: Layer, t: Tile, batch: int) -> Layer:
     """The layer with the splits that a tile asks for."""
-    parts, span = weight_splits(t, layer.shape, batch, layer.group)
+    parts, span = weight_splits(t, layer.shape, batch, batch, layer.group)
     return replace(layer, splits=parts, span=span, at=layer.at._replace(partial=0))
 
 

@@ -82,6 +82,7 @@ def prefetch(folder: Path, count: int) -> None:
     import torch
 
     from ocil import Dataset, Stream
+    from ocil.data.raw import read_manifest
     from ocil.streams import DeviceData
     from ocil.streams.prefetch import HostBatches
 
@@ -108,7 +109,7 @@ def prefetch(folder: Path, count: int) -> None:
     for cold in (True, False):
         for name, fetch in (("in the loop", batches.read), ("read ahead", stream.fetch)):
             if cold:
-                forget(folder / "images" / "train_x.raw")
+                forget(read_manifest(folder / "images").file(folder / "images", "train_x"))
             print(f"{name}, {'from disk' if cold else 'from the page cache'}: {timed(fetch):.0f} us waited per batch")
             stream.close()
 

@@ -13,7 +13,7 @@ from PIL import Image
 from ocil.online.formats import InputFormat
 from ocil.online.images import ImageFormat
 from ocil.online.model import Model, Recipe, has_model, locked
-from ocil.serve.records import Cut, Samples
+from ocil.serve.records import Cut, SampleRecord
 from ocil.serve.segment import read
 from ocil.serve.service import Service
 
@@ -55,7 +55,7 @@ def batches_of(folder: Path) -> list[list[tuple[int, Any, np.ndarray]]]:
     batches = []
     for segment in sorted((folder / "log").glob("*.log")):
         for record in read(segment):
-            if isinstance(record, Samples):
+            if isinstance(record, SampleRecord):
                 numbers = range(record.first, record.last + 1)
                 pending += list(zip(numbers, record.labels, record.inputs, strict=True))
             elif isinstance(record, Cut):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from ocil.errors import OcilError
 from ocil.online.feed import Feed
 from ocil.online.images import ImageFormat
 from ocil.online.model import FILE, Model, Recipe
-from ocil.online.sources import ImageFiles, Sample, read_list
+from ocil.online.sources import LabelledImages, Sample, read_list
 from ocil.runs.environment import digest
 from tests.conftest import Call, left_over, one_error
 
@@ -80,7 +81,7 @@ def test_learn_and_predict(ocil_command: Call, table: Path, photos: Path, tmp_pa
 
 def test_the_accuracy_is_that_of_predictions_before_learning(table: Path) -> None:
     samples = read_list(table)
-    feed = Feed(Model(RECIPE, FORM), ImageFiles(samples))
+    feed = Feed(Model(RECIPE, FORM), LabelledImages(samples))
     other = Model(RECIPE, FORM)
     right = 0
     for first in range(0, 18, 4):
@@ -121,11 +122,11 @@ def test_a_folder_in_sorted_or_random_order(photos: Path) -> None:
 @pytest.mark.parametrize("stop_after", [1, 3, 4])
 def test_stopped_and_resumed(table: Path, tmp_path: Path, stop_after: int) -> None:
     samples = read_list(table)
-    assert Feed(Model(RECIPE, FORM), ImageFiles(samples)).run(tmp_path / "whole")
-    feed = Feed(Model(RECIPE, FORM), ImageFiles(samples))
+    assert Feed(Model(RECIPE, FORM), LabelledImages(samples)).run(tmp_path / "whole")
+    feed = Feed(Model(RECIPE, FORM), LabelledImages(samples))
     assert not feed.run(tmp_path / "parts", should_stop=lambda: feed.model.batches >= stop_after)
     assert feed.position == 4 * stop_after
-    assert Feed(Model.load(tmp_path / "parts", "cpu"), ImageFiles(samples)).run(tmp_path / "parts")
+    assert Feed(Model.load(tmp_path / "parts", "cpu"), LabelledImages(samples)).run(tmp_path / "parts")
     assert learned(tmp_path / "parts") == learned(tmp_path / "whole")
 
 
@@ -135,18 +136,18 @@ def test_a_list_ends_with_one_review(table: Path, tmp_path: Path, method: str) -
     samples = read_list(table)
     settings = {"rehearsal_epochs": 1} if method == "gdumb" else {"memory_batch": 4}
     recipe = Recipe(method, memory=20, width=1, batch_size=4, settings=settings)
-    feed = Feed(Model(recipe, FORM), ImageFiles(samples))
+    feed = Feed(Model(recipe, FORM), LabelledImages(samples))
     feed.run(tmp_path / "whole")
-    by_hand = Feed(Model(recipe, FORM), ImageFiles(samples))
+    by_hand = Feed(Model(recipe, FORM), LabelledImages(samples))
     while by_hand.position < len(samples):
         by_hand.step()
     by_hand.save(tmp_path / "parts")  # killed before the review
     by_hand.model.review()
     assert digest(by_hand.model.learner) == digest(feed.model.learner)
     for _ in range(2):  # the second time there is nothing to do
-        Feed(Model.load(tmp_path / "parts", "cpu"), ImageFiles(samples)).run(tmp_path / "parts")
+        Feed(Model.load(tmp_path / "parts", "cpu"), LabelledImages(samples)).run(tmp_path / "parts")
         assert learned(tmp_path / "parts") == learned(tmp_path / "whole")
-    Feed(Model.load(tmp_path / "parts", "cpu"), ImageFiles([*samples, samples[0]])).run(tmp_path / "parts")
+    Feed(Model.load(tmp_path / "parts", "cpu"), LabelledImages([*samples, samples[0]])).run(tmp_path / "parts")
     assert Model.load(tmp_path / "parts", "cpu").learner.task_number == (2 if method == "gdumb" else 0)
 
 
@@ -200,10 +201,11 @@ def test_ctrl_c_saves(ocil_command: Call, table: Path, tmp_path: Path, monkeypat
     assert Model.load(tmp_path / "model").samples == 8
 
 
-def test_a_list_that_grew_is_learned_on(ocil_command: Call, table: Path, tmp_path: Path) -> None:
+def test_a_list_that_grew_is_learned_on(ocil_command: Call, table: Path, photos: Path, tmp_path: Path) -> None:
     ocil_command("learn", table, "--model", tmp_path / "model", *SMALL)
+    shutil.copytree(photos / "dark", photos / "night")
     with table.open("a") as file:
-        file.write("photos/dark/0.png,night\nphotos/dark/1.png,night\n")
+        file.write("photos/night/0.png,night\nphotos/night/1.png,night\n")
     said = ocil_command("learn", table, "--model", tmp_path / "model", "--json")  # what it was made with is known
     content = json.loads(said.out)
     assert (content["learned"], content["samples"], content["classes"]) == (2, 20, 4)
@@ -239,7 +241,7 @@ def test_another_list_is_refused_or_appended(ocil_command: Call, table: Path, ph
 def test_a_model_keeps_its_settings(
     ocil_command: Call, table: Path, tmp_path: Path, words: tuple[Any, ...], named: str
 ) -> None:
-    Feed(Model(RECIPE, FORM), ImageFiles(read_list(table))).save(tmp_path / "model")
+    Feed(Model(RECIPE, FORM), LabelledImages(read_list(table))).save(tmp_path / "model")
     message = one_error(ocil_command("learn", table, "--model", tmp_path / "model", *words))
     assert named in message
     assert "--model" in message
@@ -279,7 +281,7 @@ def test_nothing_can_be_read(ocil_command: Call, tmp_path: Path) -> None:
 def test_nothing_that_was_read_is_not_saved_in_between(tmp_path: Path) -> None:
     samples = [Sample(f"{number}.png", tmp_path / f"{number}.png", "a") for number in range(25)]
     for _ in range(2):
-        feed = Feed(Model(Recipe("er", width=2), ImageFormat((8, 8, 1))), ImageFiles(samples))
+        feed = Feed(Model(Recipe("er", width=2), ImageFormat((8, 8, 1))), LabelledImages(samples))
         with pytest.raises(OcilError, match="not one of 25 images could be read, the first because"):
             feed.run(tmp_path / "model", save_seconds=0.0)
         assert not (tmp_path / "model" / FILE).exists()
@@ -288,13 +290,18 @@ def test_nothing_that_was_read_is_not_saved_in_between(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("file,label\na,b\n", "has no column 'path'"),
-        ("path,class\na,b\n", "has no column 'label'"),
-        ("", "has no column"),
-        ("path,label\n", "has no rows"),
-        ("path,label\na.png,\n", "line 2: a path or a label is missing"),
-        ("path,label\na.png\n", "line 2: a path or a label is missing"),
-        (b"\xff\xfe\x00", "cannot be read"),
+        ("file,label\na,b\n", "its first line must name the columns path and label"),
+        ("path,class\na,b\n", "its first line must name the columns path and label"),
+        ("", "is empty: its first line must name"),
+        ("path,label\n", "it has no lines below the first"),
+        ("path,label\na.png,\n", "line 2 has no label"),
+        ("path,label\na.png\n", "line 2 has no label"),
+        ("path,label\n,a\n", "line 2 names no image"),
+        ("path,label,split\na.png,a,test\n", "has no images for training"),
+        ("path,label\na.png,a\nb.png,b\n./a.png,b\n", r"a\.png two labels, 'a' and 'b'"),
+        ("path,label\n../a.png,a\n", "line 2 leads out of the folder of the images"),
+        ("path,label\n/a.png,a\n", "line 2 leads out of the folder of the images"),
+        (b"\xff\xfe\x00", "is not text"),
     ],
 )
 def test_lists_that_are_none(tmp_path: Path, content: str | bytes, words: str) -> None:

@@ -15,17 +15,8 @@ from ocil.methods.afs import AFSConfig
 from ocil.methods.config import LearnerConfig
 from ocil.methods.er import ER, ERConfig
 from ocil.runs.build import make_learner
-from ocil.runs.config import (
-    DEFAULT_MEMORY,
-    RunConfig,
-    as_argument,
-    command,
-    concerns,
-    fill,
-    meanings,
-    memory_settings,
-    resolve,
-)
+from ocil.runs.config import DEFAULT_MEMORY, RunConfig, command, concerns, memory_settings, resolve
+from ocil.runs.settings import as_argument, fill, meanings
 from ocil.streams import StreamConfig
 
 with_memory = [name for name, info in METHODS.items() if info.memory]

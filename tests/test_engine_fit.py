@@ -3,13 +3,15 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from ocil.data import Dataset
 from ocil.errors import OcilError
 from ocil.methods import METHODS
 from ocil.methods.passes import images_held
-from ocil.runs.build import build
+from ocil.runs.build import build, network_of
 from ocil.runs.config import resolve
 from ocil.runs.fit import RESERVE, dataset_bytes, how_many_fit, run_bytes
 from tests.reference.datasets import noise
@@ -69,3 +71,53 @@ def test_as_many_as_fit_and_a_line_if_none_does() -> None:
     assert how_many_fit(CONFIG, data, RESERVE + dataset_bytes(data) + 3 * each) == 3
     with pytest.raises(OcilError, match=r"needs about .* GB on the GPU and 1\.0 GB are free: use a smaller memory"):
         how_many_fit(CONFIG, data, 10**9)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_states_the_tensors_of_its_own(name: str) -> None:
+    data = noise(40, 6, (16, 16, 3))
+    settings = {"width": 4} | ({"projection": 90} if name == "ranpac" else {})
+    learner = build(resolve(name, "cifar10", settings=settings), data)
+    own = {
+        key: value
+        for key, value in (*learner.named_parameters(), *learner.named_buffers())
+        if not key.startswith(("network.", "memory.")) and value.ndim
+    }
+    held = sum(value.numel() * value.element_size() for value in own.values())
+    held += 2 * sum(value.numel() * value.element_size() for key, value in own.items() if key.startswith("qnet."))
+    branches = ("experts.", "heads.", "projections.", "adapter.")  # MOSE's: their gradients and Adam's three numbers
+    held += 4 * sum(4 * weight.numel() for key, weight in learner.named_parameters() if key.startswith(branches))
+    network = network_of(learner.config, data.input_shape)
+    stated = learner.extra_state(learner.config, learner.problem, network).kept
+    assert stated * 0.95 - 100 <= held <= stated + 100  # a few flags per class are not counted
+    if name in ("ncm", "slda", "ranpac"):
+        assert held == stated
+
+
+def vectors(size: int) -> Dataset:
+    x = np.random.default_rng(0).standard_normal((60, size)).astype(np.float32)
+    return Dataset.from_arrays(x, np.arange(60) % 6, x[:6], np.arange(6))
+
+
+def test_matrices_count_for_whether_a_run_fits() -> None:
+    data = vectors(32)
+    few, many = (resolve("ranpac", "own.npz", settings={"projection": n}, classes=6, vectors=True) for n in (100, 1100))
+    more = run_bytes(many, data) - run_bytes(few, data)
+    assert more > 8 * 2 * (1100**2 - 100**2)
+    learner = build(many, data)
+    held = sum(each.numel() * each.element_size() for each in learner.buffers())
+    assert held < run_bytes(many, data) < 5 * held
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["slda", "ranpac"])
+def test_scoring_takes_no_more_than_is_estimated(name: str) -> None:
+    data = vectors(1500)
+    config = resolve(name, "own.npz", classes=6, vectors=True)
+    learner = build(config, data, "cuda")
+    x, y = torch.from_numpy(data.train_x).cuda(), torch.from_numpy(data.train_y).cuda()
+    for first in range(0, 60, 10):
+        learner.learn(x[first : first + 10], y[first : first + 10])
+    torch.cuda.reset_peak_memory_stats()
+    learner.scores(x)
+    assert torch.cuda.max_memory_allocated() < RESERVE // 4 + run_bytes(config, data)

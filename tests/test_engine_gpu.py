@@ -3,9 +3,11 @@
 import itertools
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -37,6 +39,8 @@ def dataset(tmp_path: Path) -> Dataset:
 
 def configs(tmp_path: Path, name: str, seeds: int, **settings: object) -> list[RunConfig]:
     chosen = SETTINGS | (REPLAY if name != "fine-tune" else {}) | settings
+    if "network" in settings:
+        del chosen["width"]  # it belongs to the default network
     return [resolve(name, str(tmp_path / "tiny.npz"), seed=seed, settings=chosen) for seed in range(seeds)]
 
 
@@ -61,7 +65,7 @@ class Replayed:
 
 
 class FakeCapture(CapturedStepper):
-    def record(self, work: Callable[[], None]) -> Replayed:  # type: ignore[override]
+    def record(self, work: Callable[[], None]) -> Replayed:
         return Replayed(work)
 
 
@@ -235,9 +239,40 @@ def test_a_run_is_only_so_many_steps_ahead_of_the_gpu() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", [name for name, info in METHODS.items() if info.capturable and not info.offline])
-def test_graphs_on_a_gpu_give_the_bits_of_plain_steps(tmp_path: Path, dataset: Dataset, name: str) -> None:
-    plan = configs(tmp_path, name, 3, precision="fp32", **({} if name == "fine-tune" else {"review": True}))
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        *((name, {"review": True}) for name, info in METHODS.items() if info.capturable and info.memory),
+        ("fine-tune", {}),
+        ("er", {"network": "resnet18(width=2)"}),
+        ("er", {"optimizer": "adam"}),
+        ("afs", {"network": "resnet18(width=2)", "optimizer": "adamw", "review": True}),
+    ],
+)
+def test_graphs_on_a_gpu_give_the_bits_of_plain_steps(
+    tmp_path: Path, dataset: Dataset, name: str, settings: dict[str, Any]
+) -> None:
+    same_bits_in_graphs(tmp_path, dataset, configs(tmp_path, name, 3, precision="fp32", **settings))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["ncm", "slda", "er"])
+def test_graphs_on_a_gpu_give_the_bits_of_plain_steps_on_vectors(tmp_path: Path, name: str) -> None:
+    images = patterned(per_class=24)
+    train, test = (x.reshape(len(x), -1).astype(np.float32) / 255 for x in (images.train_x, images.test_x))
+    vectors = replace(images, train_x=train, test_x=test)
+    vectors.save(tmp_path / "tiny.npz")
+    chosen = {
+        "network": "linear",
+        "tasks": 2,
+        "batch_size": 5,
+        **({"memory": 20, "memory_batch": 6} if name == "er" else {}),
+    }
+    plan = [resolve(name, str(tmp_path / "tiny.npz"), seed=seed, settings=chosen) for seed in range(2)]
+    same_bits_in_graphs(tmp_path, vectors, plan)
+
+
+def same_bits_in_graphs(tmp_path: Path, dataset: Dataset, plan: list[RunConfig]) -> None:
     outcomes = together(plan, Job(tmp_path / "together", "cuda", tmp_path))
     for config, outcome in zip(plan, outcomes, strict=True):
         alone = run(config, tmp_path / "alone", device="cuda", dataset=dataset)

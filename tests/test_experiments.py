@@ -7,7 +7,8 @@ import pytest
 import ocil.experiments
 from ocil.errors import OcilError
 from ocil.experiments import configure
-from ocil.experiments.files import Experiment, Source, read, select
+from ocil.experiments.files import DatasetFacts, Experiment, read, select
+from ocil.methods import method
 from ocil.report.papers import ColumnKey, load
 
 SHIPPED = sorted((Path(__file__).parents[1] / "experiments").glob("*.toml"))
@@ -29,6 +30,11 @@ COUNTS = {  # cells, seeds
     "no-task-ends": (15 * 2, 10),
     "class-orders": (11 * 3, 10),
     "frozen-features": (7 * 2, 10),
+    "stride": (4 * 9, 10),
+    "stride-parts": (7 * 3, 10),
+    "compute": (4 * 5, 10),
+    "anytime": (5 * 6, 10),
+    "networks": (2, 3),
 }
 
 
@@ -44,6 +50,31 @@ def write(tmp_path: Path):  # type: ignore[no-untyped-def]
         return path
 
     return write
+
+
+@pytest.mark.parametrize("name", ["stride", "stride-parts", "compute", "anytime"])
+def test_results_of_our_own_method_are_on_seeds_that_no_search_has_seen(name: str) -> None:
+    assert {config.seed for config in shipped(name).configs} == set(range(10, 20))
+    assert {config.seed for config in shipped(name, seeds=2).configs} == {10, 11}
+
+
+def test_the_compute_of_each_point_of_the_curve_is_what_its_title_says() -> None:
+    found: dict[str, list[float]] = {}
+    for cell in shipped("compute").cells:
+        kind, learner = method(cell.config.method).load(), cell.config.learner
+        step = sum(each.images for each in kind.passes(learner, 10, 100))
+        review = sum(each.images for each in kind.review_passes(learner, 100)) / learner.review_batch * 5000 / 500
+        found.setdefault(cell.config.method, []).append(step + review)
+    assert found.keys() == {"stride", "afs", "er", "scr"}
+    for totals in found.values():
+        for total, wanted in zip(totals, (55, 110, 220, 440, 880), strict=True):
+            assert 0.96 * wanted <= total <= wanted
+
+
+@pytest.mark.parametrize("first", ["-1", "true", "1.5", '"ten"', str(2**64)])
+def test_a_first_seed_that_is_none(write, first: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(OcilError, match=r"mine\.toml.*first_seed = "):
+        read(write(f'first_seed = {first}\n[[cells]]\nmethod = "er"'))
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
@@ -238,7 +269,7 @@ def test_the_command_line_wins_over_an_axis(write) -> None:  # type: ignore[no-u
 
 def test_a_dataset_of_one_s_own(write) -> None:  # type: ignore[no-untyped-def]
     path = write('[[cells]]\nmethod = "er"\ndataset = "mine.npz"\n')
-    (cell,) = read(path, source=lambda name: Source("/data/mine.npz", 3, "abc")).cells
+    (cell,) = read(path, source=lambda name: DatasetFacts("/data/mine.npz", 3, "abc")).cells
     assert (cell.config.dataset, cell.config.fingerprint, cell.config.stream.tasks) == ("/data/mine.npz", "abc", 3)
     assert select([cell], "dataset=mine") == [cell]
 

@@ -94,6 +94,15 @@ def test_they_are_computed_once(tmp_path: Path) -> None:
     assert len(list((tmp_path / "features").iterdir())) == 2
 
 
+def test_a_worker_says_that_features_are_computed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    features_once(DATA, Encoder(TINY), tmp_path, torch.device("cpu"))
+    said = capsys.readouterr().err
+    assert said == f"ocil: features of {DATA.name} by {TINY} are computed: 0/{total()}\n"
+    module._features_in.cache_clear()
+    features_once(DATA, Encoder(TINY), tmp_path, torch.device("cpu"))
+    assert not capsys.readouterr().err
+
+
 def test_a_stopped_computation_goes_on(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         features_of(DATA, Encoder(TINY), data_dir=tmp_path, should_stop=lambda: computed() >= 30)

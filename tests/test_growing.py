@@ -2,7 +2,6 @@
 
 import copy
 import json
-import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -38,6 +37,7 @@ from ocil.runs.stream_run import ActiveStreamRun
 from ocil.streams import DeviceData
 from ocil.testing.subject import changed, end_task, frozen
 from ocil.testing.watch import HostWatch
+from tests.networks_to_try import MODULE
 from tests.reference.datasets import noise, patterned
 from tests.test_engine_gpu import FakeCapture, Replayed
 from tests.test_methods import DISTINCT, FROZEN, GENTLE, QUICK, REHEARSES
@@ -62,7 +62,8 @@ def make(name: str, capacity: int = 2, data: Dataset = DATA, growing: bool = Tru
     if name == "gdumb":
         memory["rehearsal_epochs"] = 2
     chosen = QUICK.get(name, {}) | memory | chosen
-    config = resolve(name, "none", settings={"width": 2, "batch_size": BATCH, "growing": growing} | chosen)
+    width = {} if "network" in chosen else {"width": 2}
+    config = resolve(name, "none", settings=width | {"batch_size": BATCH, "growing": growing} | chosen)
     return method(name).load()(config.learner, Problem(data.image_shape, capacity), seed=3)
 
 
@@ -198,15 +199,16 @@ def agree(a: Learner, b: Learner) -> None:
     one, other = a.state(), b.state()
     assert one.keys() == other.keys()
     for key in one.keys() - {"taken"}:  # AAER's holds features of a black image for a class without an anchor
-        torch.testing.assert_close(one[key], other[key], rtol=2e-4, atol=2e-4, msg=f"{key}: {{}}".format)
+        torch.testing.assert_close(one[key], other[key], rtol=2e-5, atol=2e-5, msg=f"{key}: {{}}".format)
 
 
 @pytest.mark.parametrize("name", [name for name in DISTINCT if name not in DRAWS_BY_CAPACITY])
 def test_growth_in_steps_equals_room_from_the_start(name: str) -> None:
-    """Weights, momentum, memory, counts and scores. Only sums over more zeros are rounded elsewhere."""
-    if name == "dvc" and platform.machine() == "x86_64":
-        pytest.skip("on this processor the steps of a tiny DVC enlarge a difference in the last digit")
-    small, large = (make(name, capacity, lr=0.01, momentum=0.9, weight_decay=1e-3) for capacity in (2, 8))
+    """Weights, momentum, memory, counts and scores. Only sums over more zeros are rounded elsewhere, which five steps
+    of a tiny ResNet would enlarge ten million times, and those of a smooth network do not.
+    """
+    chosen: dict[str, Any] = {"network": f"{MODULE}smooth", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-3}
+    small, large = (make(name, capacity, **chosen) for capacity in (2, 8))
     for each in (small, large):
         learn(each, range(3), [0, 2])
         end_task(each)
@@ -215,7 +217,7 @@ def test_growth_in_steps_equals_room_from_the_start(name: str) -> None:
     assert (small.problem, small.classes_met) == (large.problem, large.classes_met)
     agree(small, large)
     x = torch.from_numpy(DATA.test_x)
-    torch.testing.assert_close(small.scores(x)[:, :CLASSES], large.scores(x)[:, :CLASSES], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(small.scores(x)[:, :CLASSES], large.scores(x)[:, :CLASSES], rtol=1e-4, atol=1e-4)
 
 
 @every_method
@@ -581,7 +583,7 @@ class Watched(FakeCapture):
 
     recorded: ClassVar[list[int]] = []
 
-    def record(self, work: Callable[[], None]) -> Replayed:  # type: ignore[override]
+    def record(self, work: Callable[[], None]) -> Replayed:
         capacity = self.learner.problem.classes
         self.recorded.append(capacity)
 

@@ -26,7 +26,7 @@ from ocil.online.header import HeaderError, parsed
 from ocil.online.images import ImageFormat
 from ocil.online.inputs import InputError
 from ocil.online.model import FILE, Model, Recipe, has_model
-from ocil.online.sources import ImageFiles
+from ocil.online.sources import LabelledImages
 from ocil.runs.environment import digest
 from tests.conftest import Call, one_error
 
@@ -477,7 +477,7 @@ def test_the_command_line_names_the_file(folder: Path, ocil_command: Call) -> No
 def test_a_damaged_note_of_a_list(folder: Path, note: dict[str, Any]) -> None:
     rewrite(folder, put("note")({"feed": note}))
     with pytest.raises(OcilError, match="the model's note of its list is damaged"):
-        Feed(Model.load(folder, "cpu"), ImageFiles([]))
+        Feed(Model.load(folder, "cpu"), LabelledImages([]))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ocil import networks
@@ -123,6 +124,27 @@ def test_forward_is_head_of_features() -> None:
     x = images((16, 16, 3))
     assert torch.equal(network(x), network.head(network.features(x)))
     assert (network.features(x) >= 0).all()
+
+
+@pytest.mark.parametrize("spec", ["reduced-resnet18", "resnet18"])
+def test_outputs_of_batches_are_those_of_passes_one_after_the_other(spec: str) -> None:
+    """Each has its own batch statistics, and the running ones move batch by batch; gradients add up."""
+    x, labels = torch.rand(5, 3, 16, 16), torch.tensor([0, 1, 2, 0, 1])
+    together, apart = (build((16, 16, 3), 3, 4, seed=1, spec=spec) for _ in range(2))
+    parts = list(zip(x.split((2, 3)), labels.split((2, 3)), strict=True))
+    found = together.outputs_of([part for part, _ in parts])
+    each = [F.cross_entropy(outputs.scores, y) for outputs, (_, y) in zip(found, parts, strict=True)]
+    (each[0] + each[1]).backward()
+    for (features, scores), (part, y) in zip(found, parts, strict=True):
+        expected = apart.features(part)
+        assert torch.equal(features, expected)
+        assert torch.equal(scores, apart.head(expected))
+        F.cross_entropy(apart.head(expected), y).backward()
+    assert all(map(torch.equal, together.buffers(), apart.buffers()))
+    for one, other in zip(together.parameters(), apart.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert torch.equal(one.grad, other.grad)
 
 
 def test_evaluation_treats_images_one_by_one_and_training_does_not() -> None:

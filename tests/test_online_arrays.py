@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import struct
 import zipfile
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.lib import format as npy
 
+from ocil.data.mapped import is_mapped
 from ocil.errors import OcilError
 from ocil.online.arrays import ArrayRows, Names, open_labels, open_rows
 from ocil.online.feed import Feed
@@ -86,7 +88,18 @@ def test_arrays(folder: Path) -> None:
     for name in ("x.npy", "both.npz"):  # mapped, not read
         rows = open_rows(folder / name, Names())
         assert isinstance(rows, ArrayRows)
-        assert isinstance(rows.array, np.memmap)
+        assert is_mapped(rows.array)
+
+
+@pytest.mark.parametrize("name", ["x.npy", "both.npz"])
+def test_a_file_that_is_cut_while_it_is_used_is_an_error_and_no_crash(name: str, folder: Path) -> None:
+    names = Names(labels=folder / "y.npy") if name == "x.npy" else Names()
+    plain, mixed = open_source(folder / name, names), open_source(folder / name, names, shuffle=3)
+    plain.batch(0, 5, VectorFormat(SIZE))
+    os.truncate(folder / name, 200)
+    for source in (plain, mixed):
+        with pytest.raises(OcilError, match="has been cut short"):
+            source.batch(0, ROWS, VectorFormat(SIZE))
 
 
 def test_tables(tables: Path) -> None:

@@ -11,7 +11,7 @@ from PIL import Image
 from ocil.online.feed import Feed
 from ocil.online.images import ImageFormat
 from ocil.online.model import Model, Recipe
-from ocil.online.sources import ImageFiles, Sample, read_list
+from ocil.online.sources import LabelledImages, Sample, read_list
 from ocil.runs.environment import digest
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
@@ -76,11 +76,11 @@ def test_learning_stops_inside_a_review(
     samples: list[Sample], tmp_path: Path, recipe: Recipe, review: int, position: int
 ) -> None:
     """After the batches 2 and 4 of 5, and at the end of the list. The same command then ends with the same bits."""
-    assert Feed(Model(recipe, FORM), ImageFiles(samples)).run(tmp_path / "whole")
-    feed = StoppedInside(Model(recipe, FORM), ImageFiles(samples))
+    assert Feed(Model(recipe, FORM), LabelledImages(samples)).run(tmp_path / "whole")
+    feed = StoppedInside(Model(recipe, FORM), LabelledImages(samples))
     assert not feed.run_until(tmp_path / "parts", review)
     assert feed.asked
-    again = Feed(Model.load(tmp_path / "parts", "cpu"), ImageFiles(samples))
+    again = Feed(Model.load(tmp_path / "parts", "cpu"), LabelledImages(samples))
     assert again.position == feed.position == position
     assert (again.scored, again.correct, again.model.samples) == (feed.scored, feed.correct, feed.model.samples)
     assert not again.reviewed
@@ -96,7 +96,7 @@ def test_a_method_with_a_review_of_its_own_keeps_it(samples: list[Sample], monke
         calls += 1
 
     monkeypatch.setattr(type(model.learner), "review", review)
-    feed = Feed(model, ImageFiles(samples))
+    feed = Feed(model, LabelledImages(samples))
     while feed.position < len(samples):
         feed.step()
     assert calls == 2

@@ -215,6 +215,7 @@ def test_a_network_that_cannot_learn_from_one_input() -> None:
     with pytest.raises(OcilError, match="cannot learn from a single input of 6, which has no batch statistics"):
         taught(VECTORS, network=spec)
     taught(VECTORS, network=spec, freeze="backbone")
+    taught(VECTORS, method="ncm", network=spec)  # it takes the network as it is
 
 
 def test_predictions_share_frozen_weights(tmp_path: Path) -> None:

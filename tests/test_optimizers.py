@@ -163,6 +163,7 @@ def test_growth_keeps_states_and_new_rows_begin_anew(spec: str) -> None:
         ("adam(lr=0.1)", "use the setting lr"),
         ("adam(capturable=True)", "ocil sets it on a GPU"),
         ("adam(differentiable=True)", "cannot have the option differentiable"),
+        ("adam(maximize=True)", "it would make the loss larger"),
         ("adam(foreach=True, fused=True)", "fused"),
         ("lbfgs", "evaluates the loss several times"),
         ("sparseadam", "needs sparse gradients"),
@@ -320,7 +321,7 @@ def test_a_growing_learner_with_states_per_class(spec: str) -> None:
     assert late.problem.classes == early_again.problem.classes == 32
     for learner in (early, early_again):
         for (name, a), b in zip(late.state().items(), learner.state().values(), strict=True):
-            assert torch.equal(a, b), name
+            torch.testing.assert_close(a, b, msg=name)  # products of other sizes round differently on some processors
 
 
 def test_mir_looks_ahead_with_plain_sgd() -> None:

@@ -20,7 +20,9 @@ from ocil.evaluation.measures import MEASURES
 from ocil.methods import METHODS, method
 from ocil.networks import NETWORKS
 from ocil.plugins import PluginFile
+from ocil.runs.build import network_of
 from ocil.runs.config import resolve
+from ocil.runs.features import Encoder
 from ocil.runs.stream_run import StreamRun
 from tests.conftest import SMALL, Call, one_error
 
@@ -129,6 +131,43 @@ def test_a_file_that_has_changed_is_loaded_again(mine: Path) -> None:
     assert second is not first
     assert METHODS["mine"].summary == "another"
     assert len(plugins.loaded()) == 1
+
+
+NET = """
+import ocil
+from ocil.networks import NetworkInfo
+from torch import nn
+
+def net(input_shape):
+    {first}
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, {size}))
+
+ocil.register(NetworkInfo("own-net", net, "a net", "images"))
+"""
+
+
+def test_a_network_whose_file_has_changed_is_built_again(tmp_path: Path) -> None:
+    path = tmp_path / "net.py"
+    config = None
+    for size in (7, 9):
+        path.write_text(NET.format(first="", size=size))
+        plugins.load(path)
+        config = config or resolve("er", "cifar10", settings={"network": "own-net"}).learner
+        assert network_of(config, (8, 8, 3)).feature_size == size
+        assert Encoder("own-net").vector_shape((8, 8, 3)) == (size,)
+
+
+@pytest.mark.parametrize("first", ["raise SystemExit(3)", "import sys; sys.exit('bye')"])
+def test_a_factory_that_ends_the_program_is_one_line(first: str, tmp_path: Path) -> None:
+    path = tmp_path / "net.py"
+    path.write_text(NET.format(first=first, size=5))
+    plugins.load(path)
+    config = resolve("er", "cifar10", settings={"network": "own-net"}).learner
+    with pytest.raises(
+        ocil.OcilError, match=r"own-net cannot be built: its factory ends the program \(SystemExit: "
+    ) as found:
+        network_of(config, (8, 8, 3))
+    assert "\n" not in str(found.value)
 
 
 def test_line_ends_do_not_make_another_file(tmp_path: Path) -> None:

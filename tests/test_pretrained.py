@@ -226,6 +226,13 @@ def test_weights_that_do_not_fit(trained: State, tmp_path: Path) -> None:
     assert "shape [8, 3, 3, 3], and the network needs [4, 3, 3, 3]" in refused(path, f"{SPEC}(channels=4)")
 
 
+@pytest.mark.parametrize("content", [b"hello\n", b"e", b"", b"path,label\na,b\n", bytes(9), b"\x80\x02e"])
+def test_files_of_something_else_are_called_that(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "text.pth"
+    path.write_bytes(content)
+    assert "it is damaged or not a file of weights. Give a .safetensors file" in refused(path)
+
+
 def test_places_that_are_no_files(tmp_path: Path) -> None:
     assert "it is not a file" in refused(tmp_path)
     assert "No such file" in refused(tmp_path / "nowhere.pth")

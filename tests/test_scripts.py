@@ -24,7 +24,15 @@ from tests.conftest import Script
 
 ROOT = Path(__file__).parents[1]
 SMALL = ("width=1", "memory=20", "memory_batch=5", "tasks=2")
-NEED_GPU = ("fused_kernels", "grouped_pixels", "gpu_alternatives", "gpu_scaling", "gpu_steps")
+NEED_GPU = (
+    "fused_kernels",
+    "grouped_pixels",
+    "gpu_alternatives",
+    "gpu_networks",
+    "gpu_scaling",
+    "gpu_steps",
+    "small_steps",
+)
 ELSEWHERE = {
     "longtail": "test_longtail_runs",
     "rename_runs": "test_naming",
@@ -95,6 +103,21 @@ def test_steps(script: Script, tmp_path: Path) -> None:
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert [row["method"] for row in rows] == ["er-rv", "fine-tune"]
     assert all(row["ms_per_step"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.gpu(optional=True)
+def test_small_steps(script: Script, tmp_path: Path) -> None:
+    words = ("--quick", "--seeds", 1, "--repeats", 2, "--methods", "er", "unknown", "--json", "out.json")
+    script("benchmarks/small_steps", *words)
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert [row["images"] for row in found["passes"]] == [[10, 20]]
+    assert [row["method"] for row in found["steps"]] == ["er"]
+    assert all(ms > 0 for row in found["passes"] + found["steps"] for ms in row["ms"].values())
+    script("benchmarks/small_steps", *words, "--limit", 0)
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert not found["passes"] + found["steps"]
+    assert len(found["left_out"]) == 2
 
 
 @pytest.mark.slow

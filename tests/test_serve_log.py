@@ -14,16 +14,16 @@ import pytest
 
 from ocil.errors import OcilError, WriteError
 from ocil.serve.log import Log
-from ocil.serve.records import BODY, Cut, Record, Samples
+from ocil.serve.records import BODY, Cut, Record, SampleRecord
 from ocil.serve.segment import HEAD, HEADER, MARK, OLD_HEADER, OLD_MAGIC, DamagedError, Segment, framed, read
 from tests.conftest import Call, one_error
 
 SHAPE = (3, 4, 1)
 
 
-def samples(first: int, count: int = 2, key: str | None = None) -> Samples:
+def samples(first: int, count: int = 2, key: str | None = None) -> SampleRecord:
     pixels = np.random.default_rng(first).integers(0, 256, (count, *SHAPE)).astype(np.uint8)
-    return Samples(first, tuple(f"class {first + n}" for n in range(count)), pixels, key, "d" if key else "")
+    return SampleRecord(first, tuple(f"class {first + n}" for n in range(count)), pixels, key, "d" if key else "")
 
 
 def plain(records: list[Record]) -> list[Any]:
@@ -66,7 +66,7 @@ def test_a_replay_begins_behind_the_position_even_within_a_record(folder: Path) 
     log = Log(folder, 4)
     rest = list(log.replay())
     assert [record.last for record in rest] == [5, 6, 6]
-    assert isinstance(rest[0], Samples)
+    assert isinstance(rest[0], SampleRecord)
     assert rest[0].first == 5
     assert rest[0].labels == ("class 5",)
     assert np.array_equal(rest[0].inputs, samples(3, 3).inputs[2:])
@@ -75,9 +75,9 @@ def test_a_replay_begins_behind_the_position_even_within_a_record(folder: Path) 
 
 def test_labels_of_all_kinds_come_back(folder: Path) -> None:
     labels = ("a", 7, 1.5, True, None, ("x", 2), "日本 <b>")
-    Log(folder, 0).append([Samples(1, labels, np.zeros((len(labels), *SHAPE), np.uint8))])
+    Log(folder, 0).append([SampleRecord(1, labels, np.zeros((len(labels), *SHAPE), np.uint8))])
     (record,) = Log(folder, 0).replay()
-    assert isinstance(record, Samples)
+    assert isinstance(record, SampleRecord)
     assert record.labels == labels
     assert [type(label) for label in record.labels] == [type(label) for label in labels]
 
@@ -195,7 +195,7 @@ def test_a_flipped_bit_is_never_cut_off(written: Path, last: int) -> None:
 
 def test_a_black_image_is_not_taken_for_one_that_was_never_written(folder: Path) -> None:
     log = Log(folder, 0)
-    log.append([Samples(1, ("night",), np.zeros((1, *SHAPE), np.uint8))])
+    log.append([SampleRecord(1, ("night",), np.zeros((1, *SHAPE), np.uint8))])
     log.close()
     (path,) = folder.iterdir()
     content = path.read_bytes()
@@ -226,7 +226,7 @@ def test_opening_hashes_no_byte_more_than_a_few_times(
     """Pixels that a client chose look like the heads of many records; the record that holds them is torn or damaged."""
     old = written.read_bytes().startswith(OLD_MAGIC)
     heads = b"".join(HEAD.pack(MARK, 40_000 - HEAD.size * n, n) for n in range(3000))
-    image = Samples(7, ("a",), np.frombuffer(heads, np.uint8).reshape(1, -1, 1, 1))
+    image = SampleRecord(7, ("a",), np.frombuffer(heads, np.uint8).reshape(1, -1, 1, 1))
     if old:
         body, salt = image.body(), written.read_bytes()[len(OLD_MAGIC) : OLD_HEADER.size]
         frame = HEAD.pack(MARK, len(body), crc32(body, crc32(salt))) + body
@@ -476,7 +476,7 @@ def test_an_image_cannot_pass_for_a_record(folder: Path) -> None:
     pixels = np.frombuffer((inside * 2).ljust(120, b"\0")[:120], np.uint8).reshape(10, *SHAPE)
     log = Log(folder, 0)
     log.append([samples(1)])
-    log.append([Samples(3, tuple("abcdefghij"), pixels)])
+    log.append([SampleRecord(3, tuple("abcdefghij"), pixels)])
     (path,) = folder.iterdir()
     path.write_bytes(path.read_bytes()[:-1])
     assert left(folder) == plain([samples(1)])

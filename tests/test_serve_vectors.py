@@ -16,7 +16,7 @@ from ocil.online.vectors import VectorFormat
 from ocil.runs.environment import digest
 from ocil.serve.limits import Limits
 from ocil.serve.log import Log
-from ocil.serve.records import Samples, parsed
+from ocil.serve.records import SampleRecord, parsed
 from ocil.serve.service import Service
 from tests.serving import FORM as IMAGES
 from tests.serving import as_json, batches_of, picture, png, relearned, running
@@ -159,20 +159,20 @@ def test_half_precision_stays_in_the_log(tmp_path: Path) -> None:
     with running(tmp_path, RECIPE, form) as service:
         x = form.read([vector(0), vector(1)])
         service.writer.submit(x, ["a", "b"]).result(SECONDS)
-    (record,) = [one for one in Log(tmp_path / "log", 0).replay() if isinstance(one, Samples)]
+    (record,) = [one for one in Log(tmp_path / "log", 0).replay() if isinstance(one, SampleRecord)]
     assert record.inputs.dtype == np.float16
     assert np.array_equal(record.inputs, x)
     assert Model.load(tmp_path, "cpu").learner.memory.images.dtype.itemsize == 2
 
 
 def test_a_log_of_other_inputs_is_refused(tmp_path: Path) -> None:
-    Log(tmp_path, 0, FORM).append([Samples(1, ("a",), FORM.read([vector(0)]))])
+    Log(tmp_path, 0, FORM).append([SampleRecord(1, ("a",), FORM.read([vector(0)]))])
     for form in (VectorFormat(6), VectorFormat(5, "float16"), IMAGES):
         with pytest.raises(OcilError, match=r"holds inputs of 5 \(float32\), but the model takes"):
             Log(tmp_path, 0, form)
 
 
 def test_records_of_an_unknown_type() -> None:
-    body = Samples(1, ("a",), FORM.read([vector(0)])).body()
+    body = SampleRecord(1, ("a",), FORM.read([vector(0)])).body()
     with pytest.raises(ValueError, match="KeyError"):
         parsed(body.replace(b"float32", b"float64"))

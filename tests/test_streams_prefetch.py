@@ -23,7 +23,7 @@ from ocil.runs.protocol import Interrupted, Workspace
 from ocil.runs.stepper import Stepper
 from ocil.runs.stream_run import ActiveStreamRun, StreamRun
 from ocil.streams import DeviceData, device
-from ocil.streams.prefetch import CudaFeed, HostBatches, Prefetcher
+from ocil.streams.prefetch import CudaBatchLoader, HostBatches, Prefetcher
 from tests.test_engine_gpu import FakeCapture
 
 
@@ -220,7 +220,7 @@ class _Copied:
         self.waited = True
 
 
-class _FeedWithoutGpu(CudaFeed):
+class _LoaderWithoutGpu(CudaBatchLoader):
     """The same bookkeeping, with copies on the host."""
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -237,27 +237,27 @@ class _FeedWithoutGpu(CudaFeed):
 def test_buffers_go_round_and_no_batch_is_lost_or_doubled(tiny: Dataset) -> None:
     stream = Stream(tiny, StreamConfig(tasks=2, batch_size=3, drop_last=False))
     batches = HostBatches(tiny.train_x, tiny.train_y, stream.arrivals.samples, stream.bounds)
-    feed = _FeedWithoutGpu(batches, torch.device("cpu"), ahead=2)
+    loader = _LoaderWithoutGpu(batches, torch.device("cpu"), ahead=2)
     for start in (0, 9, 4):
         for number in range(start, len(stream)):
-            x, y = feed.take(number)
+            x, y = loader.take(number)
             expected = stream.fetch(number)
             assert torch.equal(x, expected[0])
             assert torch.equal(y, expected[1])
-    feed.close()
-    assert torch.equal(feed.take(5)[1], stream.fetch(5)[1])
-    feed.close()
+    loader.close()
+    assert torch.equal(loader.take(5)[1], stream.fetch(5)[1])
+    loader.close()
 
 
 def test_a_feed_that_nobody_needs_ends_its_thread(tiny: Dataset) -> None:
     stream = Stream(tiny, StreamConfig(tasks=2, batch_size=1))
     batches = HostBatches(tiny.train_x, tiny.train_y, stream.arrivals.samples, stream.bounds)
-    feed = _FeedWithoutGpu(batches, torch.device("cpu"), ahead=2)
+    loader = _LoaderWithoutGpu(batches, torch.device("cpu"), ahead=2)
     for _ in range(3):
-        feed.free.get()  # one of four buffers is left, and the thread waits for another
-    feed.take(0)
+        loader.free.get()  # one of four buffers is left, and the thread waits for another
+    loader.take(0)
     (thread,) = readers()
-    del feed
+    del loader
     gc.collect()
     thread.join(10)
     assert not thread.is_alive()
@@ -267,12 +267,12 @@ def test_an_error_in_the_thread_of_a_gpu_feed_surfaces(tiny: Dataset) -> None:
     stream = Stream(tiny, StreamConfig(tasks=2, batch_size=5))
     samples = stream.arrivals.samples.copy()
     batches = HostBatches(tiny.train_x, tiny.train_y, samples, [*stream.bounds[:2], (0, 10**6)])
-    feed = _FeedWithoutGpu(batches, torch.device("cpu"))
-    feed.take(0)
-    feed.take(1)
+    loader = _LoaderWithoutGpu(batches, torch.device("cpu"))
+    loader.take(0)
+    loader.take(1)
     with pytest.raises(ValueError, match=r"shape|broadcast|match|argument"):
-        feed.take(2)
-    feed.close()
+        loader.take(2)
+    loader.close()
 
 
 def test_what_does_not_fit_on_a_gpu_stays_on_the_host(tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:

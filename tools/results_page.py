@@ -24,6 +24,7 @@ STUDY = ("cifar100", 5000)
 FROZEN = "frozen features"
 QUESTIONS = {  # cells that change one of these settings answer one question, in a table of their own
     FROZEN: {"features"},
+    "networks": {"network"},
     "sample values": {"sample_value"},
     "scale": {"ce_scale"},
     "no task ends": {"boundary"},

@@ -238,8 +238,8 @@ def tune(
     from ocil import engines
     from ocil.engines.job import Job
     from ocil.experiments.search import Search
-    from ocil.runs.config import as_argument
     from ocil.runs.environment import pick_device
+    from ocil.runs.settings import as_argument
 
     search = Search(
         method,

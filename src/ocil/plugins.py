@@ -191,7 +191,7 @@ class Registry(MutableMapping[str, T]):
         except (Exception, SystemExit) as error:
             why = f"{origin}, entry point '{point.name}' of {self.group}: {_reason(error)}"
             self._broken[point.name] = why
-            warn(why)
+            warn_once(why)
 
     def __getitem__(self, name: str) -> T:
         if (thing := self._search(name, lambda: self._things.get(name))) is None:
@@ -271,7 +271,7 @@ def load_or_warn(path: Path | str) -> None:
         _load_file(file)
     except OcilError as error:
         _broken_files[file.path] = str(error)
-        warn(str(error))
+        warn_once(str(error))
 
 
 def load_named() -> None:
@@ -284,7 +284,7 @@ def load_named() -> None:
             load(path)
         except OcilError as error:
             _broken_files[path] = str(error)
-            warn(str(error))
+            warn_once(str(error))
 
 
 def loaded() -> tuple[PluginFile, ...]:
@@ -360,7 +360,7 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"[:300].rstrip(".: ") + "."
 
 
-def warn(text: str) -> None:
+def warn_once(text: str) -> None:
     """Say on standard error, once, that something of a plugin is left out."""
     from multiprocessing import parent_process
 

@@ -93,6 +93,8 @@ def test_cub_without_a_split_and_names(tmp_path: Path) -> None:
         ("image_class_labels.txt", "1 1\n", "has no line for image 2"),
         ("train_test_split.txt", "1 1\n", "has no line for image 2"),
         ("classes.txt", "1\n", "is not 'NUMBER TEXT'"),
+        ("image_class_labels.txt", "1 1\n1 2\n", "line 2 of .*: 1 stands there twice, with '1' and '2'"),
+        ("images.txt", "1 001.Albatross/00.png\n4 001.Albatross/00.png\n", r"00\.png two labels, '1' and '2'"),
     ],
 )
 def test_cub_files_that_lie(file: str, content: str, message: str, tmp_path: Path) -> None:
@@ -146,6 +148,8 @@ def test_a_label_file_without_a_split_and_with_validation_images(tmp_path: Path)
         ("path,label\nC:\\secret.png,a\n", "leads out of the folder"),
         ("path,label\n,a\n", "line 2 names no image"),
         ("path,label\nx/00.png\n", "line 2 has no label"),
+        ("path,label\nx/00.png,a\ny/00.png,b\nx//00.png,b\n", r"gives .*x/00\.png two labels, 'a' and 'b'"),
+        ("path,label\n", "names no images"),
         ("path,label,split\nx/00.png,a,later\n", "the split is 'later', which is neither train nor test nor val"),
     ],
 )
@@ -168,6 +172,26 @@ def test_label_files_that_are_not(tmp_path: Path) -> None:
     (folder / "labels.csv").write_bytes(b"path,label\n\xff\xfe,a\n")
     with pytest.raises(OcilError, match="is not text"):
         imported(folder, tmp_path)
+
+
+def test_symbolic_links_that_lead_out_of_the_folder_are_refused(tmp_path: Path) -> None:
+    write_images(tmp_path / "secret", 1)
+    lines = [f"{sub}/{number:02}.png,{sub}" for sub in "xy" for number in range(3)]
+    folder = labelled(tmp_path / "birds", "\n".join(["path,label", *lines, "z/00.png,x"]))
+    (folder / "z").symlink_to(folder / "x")  # a link inside the folder is all right
+    imported(folder, tmp_path)
+    (folder / "z").unlink()
+    (folder / "z").symlink_to(tmp_path / "secret")
+    with pytest.raises(OcilError, match=r"line 8 leads out of .* by a symbolic link: 'z/00\.png'"):
+        imported(folder, tmp_path)
+    (folder / "z").unlink()
+    (folder / "z").mkdir()
+    (folder / "z" / "00.png").symlink_to(tmp_path / "secret" / "00.png")
+    with pytest.raises(OcilError, match="by a symbolic link"):
+        imported(folder, tmp_path)
+    (tmp_path / "link").symlink_to(folder)  # the folder itself may be one
+    (folder / "z" / "00.png").unlink()
+    imported(tmp_path / "link", tmp_path)
 
 
 def test_images_that_a_label_file_names_and_that_are_missing_are_left_out(tmp_path: Path) -> None:

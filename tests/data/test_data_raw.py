@@ -2,8 +2,10 @@
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from ocil.data import Dataset, available, load, load_once, raw, raw_writer
 from ocil.data.catalog import DatasetSource
 from ocil.data.check import check
 from ocil.data.importers import import_dataset
-from ocil.data.mapped import Rows, is_mapped, mapped
+from ocil.data.mapped import RowReader, is_mapped, mapped
 from ocil.data.raw import open_store, read_manifest
 from ocil.data.raw_writer import StoreWriter
 from ocil.data.samples import Samples
@@ -101,10 +103,12 @@ def test_the_fingerprint_comes_from_the_manifest(stored: Path, monkeypatch: pyte
     before = load(stored).fingerprint
     with (stored / "train_x.raw").open("r+b") as file:
         file.write(b"x")
-    assert load(stored).fingerprint == before  # nothing was read
+    assert load(stored, verify=False).fingerprint == before  # nothing was read
     other = tiny_dataset(classes=4)
     Samples.of(other).write(stored)
     assert load(stored).fingerprint != before
+    Samples.of(tiny_dataset()).write(stored)
+    assert load(stored).fingerprint == before  # wherever the arrays lie
     monkeypatch.setattr(Dataset, "fingerprint", property(lambda self: pytest.fail("it was computed")))
     open_store(stored, "birds")
 
@@ -115,6 +119,147 @@ def test_check_names_the_damaged_part(stored: Path) -> None:
         file.seek(250)
         file.write(bytes([file.read(1)[0] ^ 1]))
     assert check(str(stored)).problems == ("part 2 of train_x.raw is damaged",)
+
+
+def flip(path: Path, place: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(place)
+        byte = file.read(1)[0]
+        file.seek(place)
+        file.write(bytes([byte ^ 1]))
+
+
+def test_a_damaged_dataset_cannot_be_opened(stored: Path) -> None:
+    flip(stored / "test_x.raw", 120)
+    with pytest.raises(
+        OcilError, match=r"test_x\.raw is damaged: its part 1 is not what was written\. Import"
+    ) as error:
+        load(stored)
+    assert "\n" not in str(error.value)
+    flip(stored / "test_x.raw", 120)
+    load(stored)
+
+
+def test_a_dataset_is_read_once_and_again_when_it_has_changed(
+    stored: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OCIL_CACHE", str(tmp_path / "cache"))
+    read: list[str] = []
+    digest = raw._part_digest
+
+    def counted(path: Path, number: int) -> str:
+        read.append(f"{path.stem} {number}")
+        return digest(path, number)
+
+    monkeypatch.setattr(raw, "_part_digest", counted)
+    long_ago = time.time() - 1000
+    for path in stored.glob("*.raw"):
+        os.utime(path, (long_ago, long_ago))
+    load(stored)
+    assert sorted(read) == sorted(
+        f"{key} {number}" for key, array in read_manifest(stored).arrays.items() for number in range(len(array.parts))
+    )
+    read.clear()
+    load(stored)
+    assert not read
+    flip(stored / "train_y.raw", 3)
+    with pytest.raises(OcilError, match=r"train_y\.raw is damaged"):
+        load(stored)
+    assert read
+    assert all(name.startswith("train_y") for name in read)
+    flip(stored / "train_y.raw", 3)
+    os.utime(stored / "train_y.raw", (long_ago, long_ago))
+    load(stored)
+
+    def claim(content: dict[str, Any]) -> None:
+        content["arrays"]["train_x"]["parts"][5] = "0" * 64
+
+    rewritten(stored, claim)  # the record is of another manifest
+    with pytest.raises(OcilError, match=r"train_x\.raw is damaged: its part 5"):
+        load(stored)
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+class Disk:
+    """Counts changes of folders. After ``left`` of them, no more change can be made: the process has ended."""
+
+    left: int | None = None
+    watched = False
+    changes = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree")
+
+    @classmethod
+    def see(cls, event: str, values: tuple[Any, ...]) -> None:
+        if cls.left is None:
+            return
+        writes = event == "open" and isinstance(values[2], int) and values[2] & (os.O_WRONLY | os.O_RDWR)
+        if event in cls.changes or writes:
+            cls.left -= 1
+            if cls.left < 0:
+                raise Killed
+
+
+def killed_at(moment: int, work: Callable[[], object]) -> bool:
+    """Work up to the change of a folder that has this number. Returns False if there are not so many."""
+    if not Disk.watched:
+        sys.addaudithook(Disk.see)  # for good: it cannot be removed
+        Disk.watched = True
+    Disk.left = moment
+    try:
+        work()
+    except Killed:
+        return True
+    finally:
+        Disk.left = None
+    return False
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_writer_that_is_killed_at_any_moment_leaves_the_former_dataset_or_the_new_one(
+    times: int, tmp_path: Path, small_parts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``times``: how often the dataset was written before. Each change of a folder is a moment."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # the machine does not stop, and syncing takes long
+    classes_found, killed, moment = [], True, 0
+    while killed:
+        path = tmp_path / str(moment) / "birds"
+        for classes in range(2, 2 + times):
+            Samples.of(tiny_dataset(classes=classes)).write(path)
+        killed = killed_at(moment, partial(Samples.of(tiny_dataset(classes=5)).write, path))
+        found = load(path)
+        np.testing.assert_array_equal(found.train_x, tiny_dataset(classes=found.num_classes).train_x)
+        classes_found.append(found.num_classes)
+        Samples.of(tiny_dataset(classes=6)).write(path)  # and what was left does not stand in the way
+        assert load(path).num_classes == 6
+        assert len([entry for entry in path.iterdir() if entry.name != "manifest.json"]) == 1
+        moment += 1
+    assert moment > 12
+    assert classes_found == sorted(classes_found)
+    assert set(classes_found) == {1 + times, 5}
+
+
+def test_an_import_in_the_other_form_that_is_killed_leaves_one_dataset(
+    tmp_path: Path, small_parts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    (tmp_path / "sources").mkdir()
+    for classes in (2, 5, 6):
+        tiny_dataset(classes=classes).save(tmp_path / "sources" / f"{classes}.npz")
+    classes_found, killed, moment = [], True, 0
+    while killed:
+        place = tmp_path / str(moment)
+        import_dataset("birds", tmp_path / "sources" / "2.npz", place, form="folder")
+        new = partial(import_dataset, "birds", tmp_path / "sources" / "5.npz", place, form="npz")
+        killed = killed_at(moment, new)
+        classes_found.append(load("birds", place).num_classes)
+        import_dataset("birds", tmp_path / "sources" / "6.npz", place, form="folder")
+        assert load("birds", place).num_classes == 6
+        moment += 1
+    assert moment > 5
+    assert classes_found == sorted(classes_found)
+    assert set(classes_found) == {2, 5}
 
 
 @pytest.mark.parametrize(
@@ -136,6 +281,10 @@ def test_check_names_the_damaged_part(stored: Path) -> None:
         (lambda c: c.update(classes=["a", "a", "b"]), "the class name 'a' appears 2 times"),
         (lambda c: c.update(unseen="5"), "other entries"),
         (lambda c: c.update(format="zip"), "not the manifest of a dataset"),
+        (lambda c: c.update(version=2), "it lacks 'data'"),
+        (lambda c: c.update(version=2, data="../birds"), "it names the folder '../birds'"),
+        (lambda c: c.update(version=2, data="data-0123456789ab"), "No such file"),
+        (lambda c: c.update(data="data-0123456789ab"), "other entries than this version writes"),
         (lambda c: c.update(version=99), "a later version of ocil has written it. Update ocil."),
     ],
 )  # fmt: skip
@@ -165,7 +314,7 @@ def test_damaged_folders_are_refused(stored: Path) -> None:
 
 
 def test_a_file_that_is_cut_while_it_is_used_is_an_error_and_no_crash(stored: Path) -> None:
-    rows = Rows(load(stored).train_x)
+    rows = RowReader(load(stored).train_x)
     os.truncate(stored / "train_x.raw", 100)
     with pytest.raises(OcilError, match="has been cut short"):
         rows.take(np.array([5]))
@@ -181,7 +330,7 @@ def test_rows_of_slices_and_of_arrays_in_memory(tmp_path: Path) -> None:
         (expected, expected),
         (array[::2], expected[::2]),
     ):
-        rows, index = Rows(ours), np.array([3, 0, 3, 5])
+        rows, index = RowReader(ours), np.array([3, 0, 3, 5])
         np.testing.assert_array_equal(rows.take(index), theirs[index])
         np.testing.assert_array_equal(rows.part(2, 6), theirs[2:6])
         out = np.zeros((4, 2, 3), np.int64)

@@ -135,7 +135,7 @@ def settings(*, as_json: Json = False) -> None:
     from dataclasses import fields
 
     from ocil.longtail.config import LongTailConfig
-    from ocil.runs.config import meanings
+    from ocil.runs.settings import meanings
 
     texts = meanings(LongTailConfig)
     rows: list[dict[str, Any]] = [

@@ -154,7 +154,8 @@ def _settings_of(name: str) -> list[dict[str, Any]]:
     """
     from ocil.data import CATALOG
     from ocil.methods import method
-    from ocil.runs.config import meanings, resolve
+    from ocil.runs.config import resolve
+    from ocil.runs.settings import meanings
     from ocil.streams import StreamConfig
 
     runs = {dataset: resolve(name, dataset) for dataset in CATALOG}

@@ -5,13 +5,13 @@ import struct
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ocil.data.mapped import mapped
-from ocil.data.npy import Header, read_header
+from ocil.data.npy import ArrayHeader, read_header
 from ocil.errors import OcilError
 from ocil.files import machine_memory
 
@@ -110,9 +110,9 @@ def _mapped(path: Path, archive: zipfile.ZipFile, key: str) -> NDArray[Any] | No
     """An array mapped where it lies in the archive; None if it is compressed or not aligned, and must be read."""
     member = archive.getinfo(f"{key}.npy")
     shape, dtype, start, columns_first = _header(archive, member)
-    place = _content_offset(path, member) + start
-    stored = member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & ENCRYPTED
-    if not stored or columns_first or dtype.hasobject or place % dtype.alignment:
+    with path.open("rb") as file:
+        place = content_offset(file, member) + start
+    if not is_stored(member) or columns_first or dtype.hasobject or place % dtype.alignment:
         return None
     if math.prod(shape) * dtype.itemsize != member.file_size - start or member.compress_size != member.file_size:
         raise _RefusedError(f"the content of {key} does not fit its shape {list(shape)}")
@@ -121,18 +121,25 @@ def _mapped(path: Path, archive: zipfile.ZipFile, key: str) -> NDArray[Any] | No
     return mapped(path, dtype, shape, place)
 
 
-def _content_offset(path: Path, member: zipfile.ZipInfo) -> int:
-    """Where a member's content begins: behind its local header, whose name and extra field vary in length."""
-    with path.open("rb") as file:
-        file.seek(member.header_offset)
-        header = file.read(LOCAL_HEADER)
+def is_stored(member: zipfile.ZipInfo) -> bool:
+    """Whether the content of a member lies in the archive as it is, neither compressed nor encrypted."""
+    return member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & ENCRYPTED
+
+
+def content_offset(file: IO[bytes], member: zipfile.ZipInfo) -> int:
+    """Where a member's content begins: behind its local header, whose name and extra field vary in length.
+
+    ``zipfile.BadZipFile`` if there is no such header.
+    """
+    file.seek(member.header_offset)
+    header = file.read(LOCAL_HEADER)
     if len(header) != LOCAL_HEADER or header[:4] != b"PK\x03\x04":
-        raise _RefusedError("it is damaged: a member has no header")
+        raise zipfile.BadZipFile("it is damaged: a member has no header")
     name, extra = struct.unpack("<HH", header[26:30])
     return member.header_offset + LOCAL_HEADER + int(name) + int(extra)
 
 
-def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Header:
+def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> ArrayHeader:
     with archive.open(member) as file:
         header = read_header(file)
     if any(side < 0 for side in header.shape):

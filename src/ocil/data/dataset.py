@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ocil.data.archive import check_sums, names_in, read_arrays, read_shapes
 from ocil.data.digests import remembered
-from ocil.data.mapped import Rows, is_mapped
+from ocil.data.mapped import RowReader, is_mapped
 from ocil.errors import OcilError
 from ocil.files import atomic_write
 
@@ -230,7 +230,7 @@ def renamed(dataset: Dataset, name: str) -> Dataset:
 
 def pieces(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
     """Contiguous copies of an array's rows, a few megabytes at a time."""
-    rows, step = Rows(array), max(1, PIECE_BYTES // max(1, array[:1].nbytes))
+    rows, step = RowReader(array), max(1, PIECE_BYTES // max(1, array[:1].nbytes))
     for first in range(0, len(array), step):
         yield np.ascontiguousarray(rows.part(first, min(first + step, len(array))))
 

@@ -16,7 +16,7 @@ from ocil.data.dataset import Dataset, load_npz
 from ocil.data.folder import ImageFiles
 from ocil.data.mini_imagenet import read_mini_imagenet
 from ocil.data.places import data_dir as folder_of
-from ocil.data.raw import is_store, open_store
+from ocil.data.raw import MANIFEST, is_store, open_store
 from ocil.data.raw_writer import StoreWriter
 from ocil.data.samples import Progress, Samples, samples_in_npy_folder
 from ocil.errors import OcilError, WriteError
@@ -106,7 +106,7 @@ def _store_images(images: ImageFiles, target: Path, form: Form, progress: Progre
     with place as temporary:
         with StoreWriter(Path(temporary) / target.name) as writer:
             images.write(writer, progress)
-        return _save_npz(open_store(writer.path, target.name), target)
+        return _save_npz(open_store(writer.path, target.name, verify=False), target)
 
 
 def free_bytes(folder: Path) -> int:
@@ -128,7 +128,9 @@ def _only_form(path: Path) -> Path:
     """Remove the other form of a dataset that has just been stored at ``path``: a name stands for one dataset."""
     if path.suffix == ".npz":
         if is_store(other := path.with_suffix("")):
-            shutil.rmtree(other, ignore_errors=True)
+            with suppress(OSError):
+                (other / MANIFEST).unlink()  # at first: a folder without it is no dataset
+                shutil.rmtree(other, ignore_errors=True)
     else:
         with suppress(OSError):
             path.with_name(f"{path.name}.npz").unlink()

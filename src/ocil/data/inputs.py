@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ocil.data.images import GRAY_MODES, upright
-from ocil.data.mapped import Rows
+from ocil.data.mapped import RowReader
 from ocil.errors import OcilError
 
 Layout = Literal["HWC", "CHW"]
@@ -34,7 +34,7 @@ class ArraySource:
     """Samples in an array or a tensor: images in either layout, or vectors."""
 
     def __init__(self, x: Any, what: str, layout: Layout | None = None) -> None:
-        self.rows, self.what = Rows(as_array(x, what)), what
+        self.rows, self.what = RowReader(as_array(x, what)), what
         self.form = form_of(self.rows.array.shape[1:], self.rows.array.dtype, what, layout)
 
     def __len__(self) -> int:

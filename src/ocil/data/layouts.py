@@ -6,21 +6,15 @@ Tiny-ImageNet   train/CLASS/images/*, val/images/* and val/val_annotations.txt
 class folders   train/CLASS/* and test/CLASS/* or val/CLASS/*, or CLASS/* alone
 """
 
-import csv
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 
 from ocil.data.images import SUFFIXES
+from ocil.data.label_file import ImageFolder, OneLabel, columns_of, lines, read_label_file
 from ocil.errors import OcilError
-from ocil.files import read_regular
 
 Files = list[tuple[Path, int]]
 """Images with their labels."""
-MAX_LIST_BYTES = 2**30
-LONGEST_LINE = 10_000  # of column names, in bytes
-TRAIN, TEST, VALIDATION = ("train", "training"), ("test", "testing"), ("val", "valid", "validation")
-PATH_COLUMNS = ("path", "filename")
 
 
 @dataclass(frozen=True)
@@ -54,11 +48,13 @@ def _cub(source: Path) -> Listing | None:
     split = _pairs(files["train_test_split"]) if files["train_test_split"].is_file() else None
     train: Files = []
     test: Files = []
+    folder, once = ImageFolder(source / "images"), OneLabel(files["image_class_labels"])
     for number, where in paths.items():
-        path = _inside(source / "images", where, f"{files['images']}, image {number}")
+        path = folder.inside(where, f"{files['images']}, image {number}")
         for content, name in ((labels, "image_class_labels"), (split, "train_test_split")):
             if content is not None and number not in content:
                 raise OcilError(f"{files[name]} has no line for image {number[:20]}. Get the dataset again.")
+        once.add(path, labels[number])
         held = split is not None and split[number] != "1"
         (test if held else train).append((path, label_of[labels[number]]))
     classes = tuple(names.get(number, number) for number in numbers)
@@ -67,12 +63,14 @@ def _cub(source: Path) -> Listing | None:
 
 def _pairs(path: Path) -> dict[str, str]:
     """Lines of two words: the first is a number, the second may have blanks."""
-    found = {}
-    for number, line in _lines(path):
+    found: dict[str, str] = {}
+    for number, line in lines(path):
         key, _, value = line.strip().partition(" ")
         if not key.isdecimal() or not value.strip():
             raise OcilError(f"line {number} of {path} is not 'NUMBER TEXT': {line.strip()[:60]!r}.")
-        found[key] = value.strip()
+        if found.setdefault(key, value.strip()) != value.strip():
+            both = f"{found[key][:40]!r} and {value.strip()[:40]!r}"
+            raise OcilError(f"line {number} of {path}: {key[:20]} stands there twice, with {both}.")
     return found
 
 
@@ -80,56 +78,25 @@ def _label_file(source: Path) -> Listing | None:
     if source.is_file():
         files = [source]
     else:
-        files = [path for path in sorted(source.glob("*.csv")) if _columns(path) is not None]
+        files = [path for path in sorted(source.glob("*.csv")) if columns_of(path) is not None]
     if len(files) > 1:
         names = ", ".join(path.name for path in files[:5])
         raise OcilError(f"{source} has several label files ({names}). Give the one to import in its place.")
     if not files:
         return None
     (file,) = files
-    if (columns := _columns(file)) is None:
-        raise OcilError(f"{file} is not a label file: its first line must name the columns path and label.")
-    where, labelled = next(name for name in PATH_COLUMNS if name in columns), []
-    rows = csv.DictReader(_text(file).splitlines(keepends=True), restval="")
-    rows.fieldnames = [name.strip().lower() for name in rows.fieldnames or ()]
-    try:
-        for row in rows:
-            line = f"{file}, line {rows.line_num}"
-            if not (label := row["label"].strip()):
-                raise OcilError(f"{line} has no label.")
-            split = _split(row.get("split", "").strip().lower(), line)
-            labelled.append((_inside(file.parent, row[where].strip(), line), label, split))
-    except csv.Error as error:
-        raise OcilError(f"{file} is not a CSV file: {error}.") from error
-    classes = tuple(sorted({label for _, label, _ in labelled}))
+    labelled = read_label_file(file)
+    classes = tuple(sorted({image.label for image in labelled}))
     label_of = {name: label for label, name in enumerate(classes)}
-    splits = {split for _, _, split in labelled}
+    splits = {image.split for image in labelled}
     held = "test" if "test" in splits else "val"
     chosen: dict[str, Files] = {split: [] for split in ("train", "test", "val")}
-    for path, label, split in labelled:
-        chosen[split].append((path, label_of[label]))
+    for image in labelled:
+        chosen[image.split].append((image.path, label_of[image.label]))
     form = f"the label file {file.name}"
     if held == "test" and "val" in splits:
         form += ", whose validation images are left out"
     return Listing(form, classes, chosen["train"], chosen[held] or None)
-
-
-def _columns(file: Path) -> set[str] | None:
-    """The columns of a label file; None if it is not one."""
-    try:
-        with file.open("rb") as opened:
-            first = opened.readline(LONGEST_LINE).decode("utf-8-sig")
-        columns = {name.strip().lower() for name in next(csv.reader([first]), [])}
-    except (OSError, UnicodeDecodeError, csv.Error):
-        return None
-    return columns if "label" in columns and columns & set(PATH_COLUMNS) else None
-
-
-def _split(name: str, line: str) -> str:
-    for split, spellings in (("train", ("", *TRAIN)), ("test", TEST), ("val", VALIDATION)):
-        if name in spellings:
-            return split
-    raise OcilError(f"{line}: the split is {name[:40]!r}, which is neither train nor test nor val.")
 
 
 def _tiny_imagenet(source: Path) -> Listing | None:
@@ -140,13 +107,16 @@ def _tiny_imagenet(source: Path) -> Listing | None:
     label_of = {name: label for label, name in enumerate(classes)}
     folder = source / "val" / "images"
     folder = folder if folder.is_dir() else source / "val"
+    inside, once = ImageFolder(folder).inside, OneLabel(annotations)
     test: Files = []
-    for number, line in _lines(annotations):
+    for number, line in lines(annotations):
         where, _, rest = line.partition("\t")
         name = rest.partition("\t")[0].strip()
         if name not in label_of:
             raise OcilError(f"line {number} of {annotations}: there is no class {name[:40]!r} in {source / 'train'}.")
-        test.append((_inside(folder, where.strip(), f"{annotations}, line {number}"), label_of[name]))
+        path = inside(where.strip(), f"{annotations}, line {number}")
+        once.add(path, name)
+        test.append((path, label_of[name]))
     return Listing("the folders of Tiny-ImageNet", tuple(classes), list_images(source / "train", classes), test)
 
 
@@ -199,27 +169,3 @@ def list_images(folder: Path, classes: list[str]) -> Files:
 def _images_in(folder: Path) -> list[Path]:
     paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
     return [path for path in paths if not path.name.startswith(".") and path.is_file()]
-
-
-def _inside(folder: Path, where: str, line: str) -> Path:
-    """The image that a line of a list names, which must lie below ``folder``."""
-    named = PurePosixPath(where.replace("\\", "/"))
-    out = named.is_absolute() or ".." in named.parts or bool(PureWindowsPath(where).drive) or "\0" in where
-    if not named.parts or out:
-        problem = "leads out of the folder of the images" if out else "names no image"
-        raise OcilError(f"{line} {problem}: {where[:80]!r}.")
-    return folder / named
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a text file that are not empty, with their numbers from 1."""
-    return ((number, line) for number, line in enumerate(_text(path).splitlines(), 1) if line.strip())
-
-
-def _text(path: Path) -> str:
-    try:
-        return read_regular(path, MAX_LIST_BYTES).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise OcilError(f"{path} is not text: {error.reason}.") from error
-    except OSError as error:
-        raise OcilError(f"cannot read {path}: {error.strerror}.") from error

@@ -57,7 +57,7 @@ def is_mapped(array: NDArray[Any]) -> bool:
     return _map_of(array) is not None
 
 
-class Rows:
+class RowReader:
     """Copies rows of an array, which may be mapped.
 
     Rows of a mapped array are read from its file and not through the mapping: a page that was touched would count as
@@ -93,10 +93,10 @@ class Rows:
 
     def _read(self, file: FileMap, target: NDArray[Any], number: int) -> None:
         """Fill ``target``, which is contiguous, from the row of this number on."""
-        left, place = memoryview(target.data).cast("B"), self._start + number * self.size
+        left, place = target.reshape(-1).view(np.uint8).data, self._start + number * self.size
         while left:
             if not (done := os.preadv(file.descriptor, [left], place)):
-                raise OcilError(f"{file.path} has been cut short. Import the dataset again.")
+                raise OcilError(f"{file.path} has been cut short. Write or import it again.")
             left, place = left[done:], place + done
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 
-class Header(NamedTuple):
+class ArrayHeader(NamedTuple):
     """What a header says. That the content fits it is for the caller to check."""
 
     shape: tuple[int, ...]
@@ -16,7 +16,7 @@ class Header(NamedTuple):
     columns_first: bool
 
 
-def read_header(file: IO[bytes]) -> Header:
+def read_header(file: IO[bytes]) -> ArrayHeader:
     """Read a header; then the file is at the content. ``ValueError`` and others if it is none."""
     begin = file.tell()
     version = npy.read_magic(file)
@@ -25,4 +25,4 @@ def read_header(file: IO[bytes]) -> Header:
     # 3.0 differs from 2.0 only in the encoding of field names.
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, columns_first, dtype = read(file)
-    return Header(shape, dtype, file.tell() - begin, columns_first)
+    return ArrayHeader(shape, dtype, file.tell() - begin, columns_first)

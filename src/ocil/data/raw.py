@@ -3,15 +3,22 @@
     NAME/manifest.json, train_x.raw, train_y.raw, test_x.raw, test_y.raw
 
 The manifest has the class names and, for each array, its type, its shape and a SHA-256 digest of each part of
-``PART_BYTES`` bytes. It ends with a digest of itself and names no files: what it describes lies beside it. Opening a
-dataset compares sizes and the digest of the manifest; ``damage`` reads everything.
+``PART_BYTES`` bytes. It ends with a digest of itself. What it describes lies beside it, or in a folder ``data-...``
+beside it that it names: a dataset is replaced by a new folder of arrays, then by a new manifest in one atomic step, so
+that at any moment one whole dataset is there.
+
+Opening a dataset compares sizes and the digest of the manifest. The arrays are read and compared with their digests
+when they are opened for the first time on a machine or have changed since: reading 12 GB at every start would take too
+long. ``damage`` reads everything.
 """
 
 import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,15 +26,20 @@ from typing import Any
 import numpy as np
 
 from ocil.data.dataset import Dataset, known_fingerprint
-from ocil.data.mapped import Rows, mapped
+from ocil.data.digests import remembered
+from ocil.data.mapped import RowReader, mapped
 from ocil.errors import LaterVersionError, OcilError
 from ocil.files import open_regular, read_regular
 
 MANIFEST = "manifest.json"
-VERSION = 1
+VERSION = 2
+"""1: the arrays lie beside the manifest. 2: in a folder that it names."""
+DATA_FOLDER = re.compile(r"data-[0-9a-f]{12}")
 PART_BYTES = 64 * 2**20
 MAX_MANIFEST_BYTES = 256 * 2**20
 INPUTS, LABELS = ("train_x", "test_x"), ("train_y", "test_y")
+HASHED_TOGETHER = 2**20  # bytes
+HASH_THREADS = min(os.cpu_count() or 1, 8)
 INPUT_TYPES = ("uint8", "float16", "float32")
 AGAIN = "Import the dataset again."
 
@@ -45,6 +57,11 @@ class StoredArray:
     def size(self) -> int:
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
+    @property
+    def digest(self) -> str:
+        """Stands for the digests of all parts."""
+        return hashlib.sha256("\n".join(self.parts).encode()).hexdigest()
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -53,6 +70,8 @@ class Manifest:
     classes: tuple[str, ...]
     arrays: dict[str, StoredArray]
     unseen: int = 0
+    data: str = ""
+    """The folder beside the manifest that has the arrays; empty if they lie beside the manifest themselves."""
 
     @property
     def fingerprint(self) -> str:
@@ -60,14 +79,19 @@ class Manifest:
         return _digest(self._content())[:12]
 
     def to_bytes(self) -> bytes:
-        content = self._content()
+        content = self._content() | ({"version": 2, "data": self.data} if self.data else {})
         return json.dumps(content | {"digest": _digest(content)}, indent=1).encode()
 
+    def file(self, folder: Path, key: str) -> Path:
+        """Where an array of the dataset in a folder lies."""
+        return folder / self.data / f"{key}.raw"
+
     def _content(self) -> dict[str, Any]:
+        """What the dataset is, wherever its arrays lie."""
         arrays = {name: asdict(array) for name, array in self.arrays.items()}
         return {
             "format": "ocil dataset",
-            "version": VERSION,
+            "version": 1,
             "part_bytes": PART_BYTES,
             "classes": list(self.classes),
             "unseen": self.unseen,
@@ -80,17 +104,34 @@ def is_store(path: Path) -> bool:
     return (path / MANIFEST).is_file()
 
 
-def open_store(folder: Path, name: str) -> Dataset:
-    """The dataset in a folder. Its images are mapped, its labels are read."""
+def open_store(folder: Path, name: str, verify: bool = True) -> Dataset:
+    """The dataset in a folder. Its images are mapped, its labels are read.
+
+    ``verify``: read arrays that this machine has not read before, or that have changed since, and raise ``OcilError``
+    if one is not what was written.
+    """
     manifest = read_manifest(folder)
+    try:
+        return _opened(folder, name, manifest, verify)
+    except OcilError:
+        if (now := read_manifest(folder)).data == manifest.data:
+            raise
+        return _opened(folder, name, now, verify)  # it has been replaced in this moment
+
+
+def _opened(folder: Path, name: str, manifest: Manifest, verify: bool) -> Dataset:
     arrays: dict[str, Any] = {}
     for key, array in manifest.arrays.items():
-        path = folder / f"{key}.raw"
+        path = manifest.file(folder, key)
         try:
+            if verify:
+                _verify(path, array)
             arrays[key] = mapped(path, np.dtype(array.dtype).newbyteorder("<"), array.shape)
         except (OSError, ValueError, OverflowError) as error:
+            if isinstance(error, OcilError):
+                raise
             raise OcilError(f"cannot read {path}: {_reason(error)}. {AGAIN}") from error
-    arrays |= {key: Rows(arrays[key]).part(0, len(arrays[key])) for key in LABELS}
+    arrays |= {key: RowReader(arrays[key]).part(0, len(arrays[key])) for key in LABELS}
     dataset = Dataset(name, classes=manifest.classes, unseen=manifest.unseen, **arrays)
     return known_fingerprint(dataset, manifest.fingerprint)
 
@@ -101,8 +142,10 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         content = json.loads(read_regular(path, MAX_MANIFEST_BYTES))
         manifest = _parsed(content)
+        if manifest.data and (folder / manifest.data).is_symlink():
+            raise ValueError(f"{manifest.data} is a symbolic link")
         for key, array in manifest.arrays.items():
-            _check_size(folder / f"{key}.raw", array.size)
+            _check_size(manifest.file(folder, key), array.size)
     except LaterVersionError as error:
         raise OcilError(f"cannot read {path}: {error}. Update ocil.") from error
     except (OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
@@ -112,27 +155,62 @@ def read_manifest(folder: Path) -> Manifest:
 
 def damage(folder: Path) -> Iterator[str]:
     """Read every part and name those that are not what was written."""
-    for key, array in read_manifest(folder).arrays.items():
-        path = folder / f"{key}.raw"
-        with os.fdopen(open_regular(path), "rb") as file:
-            for number, digest in enumerate(array.parts):
-                if hashlib.sha256(file.read(PART_BYTES)).hexdigest() != digest:
-                    yield f"part {number} of {path.name} is damaged"
+    manifest = read_manifest(folder)
+    for key, array in manifest.arrays.items():
+        for number in _damaged_parts(manifest.file(folder, key), array):
+            yield f"part {number} of {key}.raw is damaged"
+
+
+def _verify(path: Path, array: StoredArray) -> None:
+    """Raise an ``OcilError`` if a file is not what was written. It is read once, as long as it stays the same."""
+
+    def read() -> str:
+        if (number := next(_damaged_parts(path, array), None)) is not None:
+            raise OcilError(f"{path} is damaged: its part {number} is not what was written. {AGAIN}")
+        return array.digest
+
+    if remembered(path, read) != array.digest:  # it was compared with another manifest
+        read()
+
+
+def _damaged_parts(path: Path, array: StoredArray) -> Iterator[int]:
+    """The numbers of the parts whose digests are wrong. Several threads read the file."""
+    pool = ThreadPoolExecutor(HASH_THREADS)
+    try:
+        found = pool.map(lambda number: _part_digest(path, number), range(len(array.parts)))
+        for number, (digest, expected) in enumerate(zip(found, array.parts, strict=True)):
+            if digest != expected:
+                yield number
+    finally:
+        pool.shutdown(cancel_futures=True)  # whoever asks may want the first one only
+
+
+def _part_digest(path: Path, number: int) -> str:
+    sha, left = hashlib.sha256(), PART_BYTES
+    with os.fdopen(open_regular(path), "rb", buffering=0) as file:
+        file.seek(number * PART_BYTES)
+        while left and (piece := file.read(min(left, HASHED_TOGETHER))):
+            sha.update(piece)
+            left -= len(piece)
+    return sha.hexdigest()
 
 
 def _parsed(content: Any) -> Manifest:
     if not isinstance(content, dict) or content.get("format") != "ocil dataset":
         raise ValueError("it is not the manifest of a dataset")
-    if isinstance(content["version"], int) and content["version"] > VERSION:
+    if isinstance(version := content["version"], int) and version > VERSION:
         raise LaterVersionError("a later version of ocil has written it")
-    if content.pop("digest") != _digest(content):
+    if (digest := content.pop("digest")) != _digest(content):
         raise ValueError("it is damaged: its digest is wrong")
     arrays = {key: _parsed_array(key, content["arrays"][key]) for key in (*INPUTS, *LABELS)}
     classes, unseen = content["classes"], content["unseen"]
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise ValueError("its classes are not a list of names")
-    manifest = Manifest(tuple(classes), arrays, unseen)
-    if type(unseen) is not int or _digest(manifest._content()) != _digest(content):
+    data = content["data"] if version == 2 else ""
+    if version == 2 and not (isinstance(data, str) and DATA_FOLDER.fullmatch(data)):
+        raise ValueError(f"it names the folder {str(data)[:60]!r}")
+    manifest = Manifest(tuple(classes), arrays, unseen, data)
+    if type(unseen) is not int or json.loads(manifest.to_bytes()) != content | {"digest": digest}:
         raise ValueError("it has other entries than this version writes")
     return manifest
 

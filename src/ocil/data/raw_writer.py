@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal
@@ -16,9 +17,19 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ocil.data.dataset import all_finite
-from ocil.data.raw import INPUTS, LABELS, MANIFEST, PART_BYTES, Manifest, StoredArray, is_store, open_store
+from ocil.data.raw import (
+    DATA_FOLDER,
+    INPUTS,
+    LABELS,
+    MANIFEST,
+    PART_BYTES,
+    Manifest,
+    StoredArray,
+    is_store,
+    open_store,
+)
 from ocil.errors import OcilError, WriteError
-from ocil.files import LOCK, is_locked, locked, write_bytes
+from ocil.files import LOCK, is_locked, locked, sync_folder, write_bytes
 
 Split = Literal["train", "test"]
 ABANDONED_SECONDS = 3600.0  # a writer that holds no lock for so long has been killed
@@ -32,12 +43,16 @@ class StoreWriter:
         writer.add("test", images, labels)
 
     Everything goes to a temporary folder beside, which takes the name at the end of the block. If the block raises, it
-    is removed. ``classes`` may be set until the end of the block. A dataset of the same name is replaced.
+    is removed. ``classes`` may be set until the end of the block.
+
+    A dataset of the same name is replaced: the temporary folder moves into its folder, and a new manifest takes the
+    place of the former in one step. A process or a machine that stops at any moment leaves the former dataset or this
+    one.
     """
 
     def __init__(self, path: Path, classes: Sequence[str] = (), unseen: int = 0) -> None:
         self.path, self.classes, self.unseen = path, tuple(classes), unseen
-        if path.exists() and not is_store(path) and not (path.is_dir() and not any(path.iterdir())):
+        if path.exists() and not is_store(path) and not _is_left_over(path):
             raise WriteError(f"{path} is there and is not a dataset. Choose another name.")
         self.temporary = path.parent / f".{path.name}.{secrets.token_hex(6)}.tmp"
         self._arrays: dict[str, _ArrayWriter] = {}
@@ -78,20 +93,58 @@ class StoreWriter:
         if missing := [key for key in (*INPUTS, *LABELS) if key not in self._arrays]:
             raise OcilError(f"{self.path.name} has no {missing[0].partition('_')[0]} samples. Add at least one.")
         described = {key: self._arrays[key].finish() for key in (*INPUTS, *LABELS)}
-        write_bytes(self.temporary / MANIFEST, Manifest(self.classes, described, self.unseen).to_bytes())
-        open_store(self.temporary, self.path.name)  # raises what is wrong with it
+        manifest = Manifest(self.classes, described, self.unseen)
+        write_bytes(self.temporary / MANIFEST, manifest.to_bytes())
+        open_store(self.temporary, self.path.name, verify=False)  # raises what is wrong with it
         self._held.close()
         (self.temporary / LOCK).unlink(missing_ok=True)
-        former = self.temporary.with_name(f".{self.path.name}.{secrets.token_hex(6)}.tmp")
         try:
-            if self.path.exists():
-                self.path.rename(former)
-            self.temporary.rename(self.path)
+            sync_folder(self.temporary)
+            if is_store(self.path):
+                self._replace(manifest)
+            else:
+                if self.path.exists():
+                    _remove_former(self.path, "")
+                self.temporary.rename(self.path)  # an empty folder may be in its place
+                sync_folder(self.path.parent)
         except OSError as error:
-            with suppress(OSError):
-                former.rename(self.path)
             raise WriteError(f"cannot write {self.path}: {error.strerror}. Choose another place.") from error
-        shutil.rmtree(former, ignore_errors=True)
+
+    def _replace(self, manifest: Manifest) -> None:
+        """Put the arrays into the folder of the former dataset. They are used from the moment its manifest is new."""
+        data = f"data-{secrets.token_hex(6)}"
+        with locked(self.path, "Choose another name.", f"another process replaces {self.path}."):
+            (self.temporary / MANIFEST).unlink()
+            self.temporary.rename(self.path / data)
+            sync_folder(self.path)
+            try:
+                write_bytes(self.path / MANIFEST, replace(manifest, data=data).to_bytes())
+            except BaseException:
+                shutil.rmtree(self.path / data, ignore_errors=True)
+                raise
+            sync_folder(self.path)
+            _remove_former(self.path, data)
+            with suppress(OSError):
+                (self.path / LOCK).unlink()
+
+
+def _is_left_over(path: Path) -> bool:
+    """Whether a folder is empty, or has nothing but arrays of a dataset whose removal was cut short."""
+    names = {f"{key}.raw" for key in (*INPUTS, *LABELS)} | {LOCK}
+    return path.is_dir() and all(
+        entry.name in names or DATA_FOLDER.fullmatch(entry.name) is not None for entry in path.iterdir()
+    )
+
+
+def _remove_former(path: Path, data: str) -> None:
+    """Remove the arrays of a dataset's folder that its manifest does not name. Other files may be the user's."""
+    names = [f"{key}.raw" for key in (*INPUTS, *LABELS)]
+    for name in names if data else [*names, LOCK]:
+        with suppress(OSError):
+            (path / name).unlink()
+    for folder in path.iterdir():
+        if DATA_FOLDER.fullmatch(folder.name) and folder.name != data:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class _ArrayWriter:

@@ -38,12 +38,15 @@ class Entry:
         return self.state == "ready"
 
 
-def load(name: str | Path = DEFAULT, data_dir: Path | None = None) -> Dataset:
-    """A dataset by name, or from the path of an .npz file or of the folder of a large one."""
+def load(name: str | Path = DEFAULT, data_dir: Path | None = None, verify: bool = True) -> Dataset:
+    """A dataset by name, or from the path of an .npz file or of the folder of a large one.
+
+    ``verify``: compare the digests of a folder that this machine has not read before.
+    """
     if (source := SOURCES.find(str(name))) is not None:
         return _made(source)
     with place_of(name, data_dir) as path:
-        return _open(path)
+        return _open(path, verify)
 
 
 def load_once(name: str | Path = DEFAULT, data_dir: Path | None = None) -> Dataset:
@@ -70,7 +73,7 @@ def _made(source: DatasetSource) -> Dataset:
         found: object = source.make()
     except OcilError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         what = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise OcilError(
             f"the dataset '{source.name}' of {SOURCES.origin(source.name)} cannot be made: {what}"
@@ -86,8 +89,8 @@ def _made(source: DatasetSource) -> Dataset:
 _make_once = lru_cache(maxsize=1)(_made)
 
 
-def _open(path: Path) -> Dataset:
-    return open_store(path, path.name) if is_store(path) else load_npz(path, path.stem)
+def _open(path: Path, verify: bool = True) -> Dataset:
+    return open_store(path, path.name, verify) if is_store(path) else load_npz(path, path.stem)
 
 
 def place_of(name: str | Path, data_dir: Path | None = None) -> AbstractContextManager[Path]:

@@ -115,6 +115,7 @@ def measure(
             review_ms, _ = _time([seed.review for seed in seeds], device, repeats, seconds / 4)
         if seeds[0].learner.has_task_end_steps:
             rehearsal_ms, _ = _time([seed.rehearse for seed in seeds], device, repeats, seconds / 4)
+        peak = torch.cuda.max_memory_allocated(device) if gpu else None  # before the floor takes memory of its own
         floor = _floor_gpu(config, data, passes, device) if gpu else _floor_cpu(seeds[0], passes, repeats)
     images, count, network = sum(each.images for each in passes), len(seeds), seeds[0].learner.network
     return Timing(
@@ -131,7 +132,7 @@ def measure(
         images,
         floor,
         floor * count / step_ms,
-        torch.cuda.max_memory_allocated(device) if gpu else None,
+        peak,
         config.learner.network,
         sum(value.numel() for name, value in network.named_parameters() if name[:5] != "head." and value.requires_grad),
         network.multiply_adds,

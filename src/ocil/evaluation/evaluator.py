@@ -83,7 +83,7 @@ class Evaluator:
         learners can share a device. ``after_batch`` is called after each batch of images and may raise to stop.
         """
         point, data = self.points[evaluation_point], self.stream.resident
-        scorer = learner.scorer() if learner.met is None else _of_all(learner.scorer(), self.stream.data.num_classes)
+        scorer = scorer_of(learner, self.stream.data.num_classes)
         size = batch_for(self.stream.device.type, places(self.stream.data.input_shape))
         scores = scores_of_parts(scorer, data.parts("test", size), after_batch)
         hits = (scores.argmax(1) == self.y).long()
@@ -99,7 +99,7 @@ class Evaluator:
         logits = scores[point.tested]
         y, index = data.train_y[point.trained], point.trained.to(data.index_device)
         p = scores_of_parts(scorer, data.parts("train", size, index), after_batch).softmax(1).gather(1, y[:, None])
-        head = getattr(learner.network, "head", None)
+        head = getattr(learner.scoring_network, "head", None)
         weights = None
         if isinstance(head, torch.nn.Linear):
             weights = torch.cat([head.weight, head.bias[:, None]], dim=1).detach().T
@@ -156,8 +156,11 @@ def batch_for(device: str, pixels: int) -> int:
     return max(1, min(size, size * LARGE_IMAGE // pixels))
 
 
-def _of_all(scorer: Callable[[Tensor], Tensor], classes: int) -> Callable[[Tensor], Tensor]:
-    """Scores of all classes of the dataset, -inf for those that a growing learner has not met."""
+def scorer_of(learner: Learner, classes: int) -> Callable[[Tensor], Tensor]:
+    """Scores of all classes of a dataset as of now, -inf for those that a growing learner has not met."""
+    scorer = learner.scorer()
+    if learner.met is None:
+        return scorer
 
     def scores(x: Tensor) -> Tensor:
         found = scorer(x)

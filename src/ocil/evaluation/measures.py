@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ocil.errors import OcilError
-from ocil.plugins import Registry, warn
+from ocil.plugins import Registry, warn_once
 
 CONFIDENCE = 0.975  # one-sided: a 95 % interval
 
@@ -52,7 +52,19 @@ def accuracy_curve(matrix: ArrayLike) -> list[float]:
     return [float(row[: i + 1].mean()) for i, row in enumerate(a)]
 
 
-class Recorded(Protocol):
+def average_anytime_accuracy(anytime: Mapping[str, Any]) -> float | None:
+    """Mean over the points of a record of accuracy at any time (see ``evaluation.anytime``), each on the classes that
+    have arrived; None if there is no point."""
+    points = anytime.get("points", ())
+    return float(np.mean([point["accuracy"] for point in points])) if points else None
+
+
+def lowest_anytime_accuracy(anytime: Mapping[str, Any]) -> float | None:
+    """The smallest accuracy of a record of accuracy at any time."""
+    return min((float(point["accuracy"]) for point in anytime.get("points", ())), default=None)
+
+
+class RecordedResult(Protocol):
     """What a finished run has recorded: the part of ``ocil.Result`` that a measure may use."""
 
     @property
@@ -60,6 +72,9 @@ class Recorded(Protocol):
 
     @property
     def evaluations(self) -> list[dict[str, Any]]: ...
+
+    @property
+    def anytime(self) -> dict[str, Any]: ...
 
     @property
     def wall_seconds(self) -> float: ...
@@ -70,7 +85,7 @@ class Measure:
     """A measure of your own. Every table of results has a column of it, with mean and interval over seeds."""
 
     name: str
-    function: Callable[[Recorded], float | None]
+    function: Callable[[RecordedResult], float | None]
     """Of the result of one run. None: it is not defined for this run."""
     higher_is_better: bool = True
     format: str = "percent"
@@ -89,13 +104,13 @@ class Measure:
         """The heading of its column."""
         return self.name.replace("-", " ").replace("_", " ") + (" %" if self.format == "percent" else "")
 
-    def of(self, result: Recorded) -> float | None:
+    def of(self, result: RecordedResult) -> float | None:
         """Its value for a run. If it fails, it says so on standard error, once, and has no value."""
         try:
             found = self.function(result)
             value = None if found is None else float(found)
-        except Exception as error:
-            warn(f"the measure '{self.name}' of {MEASURES.origin(self.name)}: {type(error).__name__}: {error}")
+        except (Exception, SystemExit) as error:
+            warn_once(f"the measure '{self.name}' of {MEASURES.origin(self.name)}: {type(error).__name__}: {error}")
             return None
         return value if value is not None and math.isfinite(value) else None
 

@@ -14,7 +14,8 @@ from ocil.experiments.plan import check_images, check_names
 from ocil.files import read_toml
 from ocil.methods import method as method_info
 from ocil.runs.build import check
-from ocil.runs.config import refuse_unknown, resolve
+from ocil.runs.config import resolve
+from ocil.runs.settings import refuse_unknown
 
 NOT_SETTINGS = ("method", "dataset", "seeds", "seed")
 """Keys of a TOML file that are not settings of a run."""

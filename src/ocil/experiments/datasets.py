@@ -9,7 +9,7 @@ from ocil.data.catalog import find
 from ocil.data.store import locate
 from ocil.errors import OcilError
 from ocil.experiments.estimate import Size
-from ocil.experiments.files import Cell, Source
+from ocil.experiments.files import Cell, DatasetFacts
 
 
 def dataset_name(given: str, loaded: Dataset) -> str:
@@ -30,30 +30,30 @@ class Datasets:
         self.missing: dict[str, str] = {}
         """Why a dataset cannot be used, by its name."""
         self.sizes: dict[str, Size] = {}
-        self._found: dict[str, Source] = {}
+        self._found: dict[str, DatasetFacts] = {}
 
-    def source(self, name: str) -> Source:
+    def source(self, name: str) -> DatasetFacts:
         """What a configuration needs to know about a dataset, for ``ocil.experiments.files.read``."""
         if name not in self._found:
             self._found[name] = self._find(name)
         return self._found[name]
 
-    def _find(self, name: str) -> Source:
+    def _find(self, name: str) -> DatasetFacts:
         entry = find(name)
         try:
             if entry is not None:
                 self.sizes[entry.name] = Size.of(entry)
                 if entry.name != DEFAULT:
                     locate(entry.name, self.data_dir)
-                return Source(entry.name)
+                return DatasetFacts(entry.name)
             loaded = self.load(name)
         except OcilError as error:
             known = entry.name if entry else name
             self.missing[known] = str(error)
-            return Source(known)
+            return DatasetFacts(known)
         known = dataset_name(name, loaded)
         self.sizes[known] = Size.of(loaded)
-        return Source(known, loaded.num_classes, loaded.fingerprint, len(loaded.train_y), not loaded.is_images)
+        return DatasetFacts(known, loaded.num_classes, loaded.fingerprint, len(loaded.train_y), not loaded.is_images)
 
     def missing_from(self, cells: Iterable[Cell]) -> dict[str, str]:
         """The datasets that these cells use and that are not there, each with the reason."""

@@ -94,6 +94,8 @@ def cost_of_run(config: RunConfig, size: Size, factor: float = 1.0) -> Cost:
         total = total.plus(Cost.of(kind.review_passes(learner, size.classes)).times(reviewed))
     for stored in _stored(config, size, tasks):
         total = total.plus(Cost.of(kind.task_end_passes(learner, size.classes, stored)))
+    if stream.evaluate_every:  # on the classes that have arrived: on average half of the test images
+        total = total.plus(Cost(0, batches // stream.evaluate_every * size.test / 2 / 3))
     return total.plus(Cost(0, tasks * (size.test + size.train / stream.tasks) / 3))
 
 

@@ -2,6 +2,7 @@
 
     title = "Table I"
     seeds = 10
+    first_seed = 0              # the default: seeds 0 to 9
 
     [settings]                  # for all cells
     dataset = ["cifar10", "cifar100"]
@@ -29,11 +30,13 @@ from ocil.data.catalog import find, same_name
 from ocil.errors import OcilError, suggest
 from ocil.files import read_toml
 from ocil.methods import MethodInfo, method
-from ocil.runs.config import RunConfig, concerns, memory_settings, refuse_unknown, resolve
+from ocil.rng import MAX_SEED
+from ocil.runs.config import RunConfig, concerns, memory_settings, resolve
+from ocil.runs.settings import refuse_unknown
 from ocil.streams import StreamConfig
 
 MAX_SEEDS = 10_000
-KEYS = {"title", "about", "paper", "seeds", "settings", "cells"}
+KEYS = {"title", "about", "paper", "seeds", "first_seed", "settings", "cells"}
 NAMES = ("method", "dataset", "label")
 SEEDS = 3
 COLUMNS = ("method", "dataset", "memory", "review")  # a cell is known by these; other axes are named in its label
@@ -71,7 +74,7 @@ class Experiment:
         return [config for cell in self.cells for config in cell.configs]
 
 
-class Source(NamedTuple):
+class DatasetFacts(NamedTuple):
     """What a configuration needs to know about a dataset: its name and, if it is not in the catalog, its numbers of
     classes and training inputs, its fingerprint, and whether its inputs are vectors.
     """
@@ -83,9 +86,9 @@ class Source(NamedTuple):
     vectors: bool = False
 
 
-def by_name(dataset: str) -> Source:
+def by_name(dataset: str) -> DatasetFacts:
     entry = find(dataset)
-    return Source(entry.name if entry else dataset)
+    return DatasetFacts(entry.name if entry else dataset)
 
 
 def read(
@@ -94,7 +97,7 @@ def read(
     seeds: int | None = None,
     settings: Mapping[str, Any] | None = None,
     only: str = "",
-    source: Callable[[str], Source] = by_name,
+    source: Callable[[str], DatasetFacts] = by_name,
 ) -> Experiment:
     """Read and expand a file. Raises ``OcilError`` for any mistake in it.
 
@@ -104,13 +107,14 @@ def read(
     content = _content(path)
     settings = dict(settings or {})
     seeds = _seeds(str(path), content.get("seeds", SEEDS)) if seeds is None else _seeds("--seeds", seeds)
+    first = _first_seed(path, content, seeds)
     expansion = _Expansion(_table(path, "settings", content.get("settings", {})), settings, source)
     cells: dict[RunConfig, Cell] = {}
     for number, written in enumerate(_cells(path, content), 1):
         try:
             for label, config in expansion.expand(written):
                 if config not in cells:
-                    configs = tuple(replace(config, seed=seed) for seed in range(seeds))
+                    configs = tuple(replace(config, seed=seed) for seed in range(first, first + seeds))
                     cells[config] = Cell(label, configs)
         except OcilError as error:
             raise OcilError(f"{path}, cell {number}: {error}") from None
@@ -161,7 +165,9 @@ def _words(only: str) -> list[str]:
 class _Expansion:
     """Turns the cells of a file into configurations, and keeps track of which shared settings were used."""
 
-    def __init__(self, shared: Mapping[str, Any], given: Mapping[str, Any], source: Callable[[str], Source]) -> None:
+    def __init__(
+        self, shared: Mapping[str, Any], given: Mapping[str, Any], source: Callable[[str], DatasetFacts]
+    ) -> None:
         self.shared, self.given, self.source = shared, given, source
         if "method" in given:
             raise OcilError("--set method: choose methods with --only method=NAME.")
@@ -186,7 +192,7 @@ class _Expansion:
                 yield self._one(dict(zip(axes, values, strict=True)), own, varied, label, source)
 
     def _one(
-        self, point: dict[str, Any], own: set[str], varied: list[str], label: str | None, source: Source
+        self, point: dict[str, Any], own: set[str], varied: list[str], label: str | None, source: DatasetFacts
     ) -> tuple[str, RunConfig]:
         name = point.pop("method")
         if not isinstance(name, str):
@@ -328,3 +334,10 @@ def _seeds(where: str, seeds: Any) -> int:
     if not isinstance(seeds, int) or isinstance(seeds, bool) or not 1 <= seeds <= MAX_SEEDS:
         raise OcilError(f"{where}: seeds = {seeds!r} must be a whole number from 1 to {MAX_SEEDS:,}.")
     return seeds
+
+
+def _first_seed(path: Path, content: Mapping[str, Any], seeds: int) -> int:
+    first = content.get("first_seed", 0)
+    if type(first) is not int or not 0 <= first <= MAX_SEED - seeds:
+        raise OcilError(f"{path}: first_seed = {first!r} must be a whole number, 0 or more.")
+    return first

@@ -1,9 +1,11 @@
 """A training step on a GPU in a few dozen hand-written kernels instead of several hundred.
 
-``features`` computes what ``ReducedResNet18.features`` computes in bfloat16, and the same gradients; ``views`` what
-``RandomViews.apply`` computes; ``loss`` what ``ocil.learning.losses`` computes. They need Triton, which comes with the
+``features`` computes what ``ReducedResNet18.features`` computes in bfloat16, and the same gradients;
+``features_of_both`` that of two batches in the launches of one; ``views`` what
+``RandomViews.apply`` computes; ``loss`` what ``ocil.learning.losses`` computes; ``reservoir_slots`` and ``put`` what
+``Memory.add`` does. They need Triton, which comes with the
 CUDA builds of PyTorch; ``usable`` and ``present`` answer whether they can be used. Methods know nothing of them: the
-network, the views and the losses call them where they apply. ``docs/kernels.md`` explains how they work.
+network, the views, the losses and the memory call them where they apply. ``docs/kernels.md`` explains how they work.
 
 | module | what it has |
 |---|---|
@@ -11,19 +13,22 @@ network, the views and the losses call them where they apply. ``docs/kernels.md`
 | ``plan``, ``tiles``, ``layout`` | shapes and places of everything; sizes of tiles; what host and kernels agree on |
 | ``launch`` | one function per kernel: grid, outputs, arguments |
 | ``forward``, ``backward``, ``weights`` | the kernels of the network |
+| ``norms`` | their parts that have to do with batch statistics |
 | ``grouped`` | other versions of them for layers of few channels |
-| ``view_kernel``, ``loss_kernel``, ``draw`` | views and losses |
+| ``draw``, ``draw_kernel``, ``view_kernel`` | views: what is drawn for them, drawing it, making them |
+| ``loss_kernel``, ``memory_kernel`` | losses; storing a batch in the memory |
 | ``convolution`` | not for a GPU: a convolution whose backward pass is fast on ARM |
 """
 
 import importlib.util
+import math
 from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from ocil.kernels.draw import Draw
+from ocil.kernels.draw import Draw, Ranges
 
 if TYPE_CHECKING:
     from ocil.kernels.loss_kernel import Kind
@@ -39,9 +44,11 @@ def _has_bf16_units(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def usable(network: nn.Module, images: Tensor) -> bool:
-    """Whether ``features`` can take the place of the network's own: bf16, on a GPU that has matrix units for it."""
-    return present(images) and fits(network, images)
+def usable(network: nn.Module, *batches: Tensor) -> bool:
+    """Whether the kernels can take the place of the network's own pass of these batches of images, all at once: in
+    bf16, on a GPU that has matrix units for it.
+    """
+    return all(map(present, batches)) and fits(network, *batches)
 
 
 def present(tensor: Tensor) -> bool:
@@ -51,19 +58,21 @@ def present(tensor: Tensor) -> bool:
     return _has_bf16_units(tensor.device)
 
 
-def fits(network: nn.Module, images: Tensor) -> bool:
+def fits(network: nn.Module, *batches: Tensor) -> bool:
     """Whether the kernels compute what the network would, wherever they may run."""
     if getattr(network, "precision", None) != "bf16" or (torch.is_grad_enabled() and not network.training):
         return False
     norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
-    height, width = (-(-side // 8) for side in images.shape[2:])
-    stored = (images.shape[2] + 3) * (images.shape[3] + 3) * (max(images.shape[1], norms[0].num_features) + 3)
+    channels, *sides = batches[0].shape[1:]
+    last_map = math.prod(-(-side // 8) for side in sides)
+    stored = (sides[0] + 3) * (sides[1] + 3) * (max(channels, norms[0].num_features) + 3)
+    fewest = min(map(len, batches))
     return (
-        images.dtype == torch.float32
-        and len(images) * stored < 1 << 31  # kernels count in 32 bits
-        and not images.requires_grad
+        all(images.dtype == torch.float32 and not images.requires_grad for images in batches)
+        and all(images.shape[1:] == batches[0].shape[1:] for images in batches)
+        and sum(map(len, batches)) * stored < 1 << 31  # kernels count in 32 bits
         # One value has no variance: PyTorch has the better message.
-        and (len(images) * height * width > 1 or (not network.training and len(images) > 0))
+        and (fewest * last_map > 1 or (not network.training and fewest > 0))
         and all(norm.momentum is not None and norm.track_running_stats and norm.affine for norm in norms)
     )
 
@@ -81,6 +90,18 @@ def features(network: nn.Module, images: Tensor, into_grad: bool = False) -> Ten
         return run(network, images, into_grad)
 
 
+def features_of_both(network: nn.Module, first: Tensor, second: Tensor, into_grad: bool = False) -> Tensor:
+    """``features`` of two batches in one pass, ``[B1 + B2, feature_size]``.
+
+    Each batch is normalised by its own batch statistics, as if one followed the other: the running statistics move by
+    the first, then by the second.
+    """
+    from ocil.kernels.network import run
+
+    with torch.cuda.device_of(first):
+        return run(network, torch.cat((first, second)), into_grad, len(first))
+
+
 def views(images: Tensor, draw: Draw) -> Tensor:
     """The views of channels-last float32 images that these parameters make."""
     from ocil.kernels.view_kernel import views as make
@@ -89,9 +110,39 @@ def views(images: Tensor, draw: Draw) -> Tensor:
         return make(images, draw)
 
 
-def loss(kind: "Kind", logits: Tensor, labels: Tensor, scale: float, **parameters: float) -> Tensor:
-    """One value per sample; the parameters are those of ``ocil.learning.losses``."""
+def draw(ranges: Ranges, rows: int, generator: torch.Generator) -> Draw:
+    """Random parameters of the views of ``rows`` images, from one call of the generator, which lives on a GPU."""
+    from ocil.kernels.draw_kernel import draw as make
+
+    drawn = torch.rand(ranges.numbers * rows + 4, generator=generator, device=generator.device)
+    with torch.cuda.device_of(drawn):
+        return make(ranges, drawn[:-4].view(-1, rows), drawn[-4:])
+
+
+def loss(kind: "Kind", logits: Tensor, labels: Tensor, scale: float, mean: bool = False, **parameters: float) -> Tensor:
+    """One value per sample, or their mean; the parameters are those of ``ocil.learning.losses``."""
     from ocil.kernels.loss_kernel import evaluate
 
     with torch.cuda.device_of(logits):
-        return evaluate(kind, logits, labels, scale, **parameters)
+        return evaluate(kind, logits, labels, scale, mean, **parameters)
+
+
+def reservoir_slots(seen: Tensor, drawn: Tensor, size: int) -> Tensor | None:
+    """The slots that a batch gets by reservoir sampling, from random numbers ``drawn``, ``[B]``; ``size`` for none.
+
+    ``seen``, the number of samples so far, counts the batch. None if a batch is too large for the kernel.
+    """
+    from ocil.kernels import memory_kernel
+
+    if not 0 < len(drawn) <= memory_kernel.MOST:
+        return None
+    with torch.cuda.device_of(seen):
+        return memory_kernel.reservoir_slots(seen, drawn, size)
+
+
+def put(images: Tensor, labels: Tensor, slots: Tensor, x: Tensor, y: Tensor) -> None:
+    """Copy samples to slots, which must differ. The last slot stands for none."""
+    from ocil.kernels import memory_kernel
+
+    with torch.cuda.device_of(images):
+        memory_kernel.put(images, labels, slots, x, y)

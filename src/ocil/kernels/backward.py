@@ -17,51 +17,8 @@ makes ``g`` also makes them. A gradient passes through a layer as follows:
 import triton
 import triton.language as tl
 
-from ocil.kernels.forward import FACTOR, column_sums, is_last, split_rows
-
-
-@triton.jit
-def finish_norm(
-    total, moment, stats, coefficients, grads, channels, count, accumulate, STORED: tl.constexpr, REAL: tl.constexpr
-):
-    """From the sums of ``g`` and ``g * (y - mean)``: the gradients of beta and gamma, and ``p``, ``q``, ``r``.
-
-    ``accumulate`` is 1 to add to the gradients that are there, 0 to overwrite them.
-    """
-    used = channels < STORED
-    mean = tl.load(stats + channels, mask=used, other=0.0)
-    rstd = tl.load(stats + STORED + channels, mask=used, other=0.0)
-    p = tl.load(stats + 2 * STORED + channels, mask=used, other=0.0)
-    q = -p * rstd * rstd * moment / count
-    tl.store(coefficients + channels, p, mask=used)
-    tl.store(coefficients + STORED + channels, q, mask=used)
-    tl.store(coefficients + 2 * STORED + channels, -p * total / count - q * mean, mask=used)
-    moment = moment * rstd
-    earlier = channels < REAL * accumulate
-    tl.store(grads + channels, moment + tl.load(grads + channels, mask=earlier, other=0.0), mask=channels < REAL)
-    grads += REAL
-    tl.store(grads + channels, total + tl.load(grads + channels, mask=earlier, other=0.0), mask=channels < REAL)
-
-
-@triton.jit
-def finish_norms(
-    total,
-    moment,
-    other_moment,
-    relu,
-    to,
-    channels,
-    count,
-    accumulate,
-    STORED: tl.constexpr,
-    REAL: tl.constexpr,
-    OTHER: tl.constexpr,
-):
-    """``finish_norm`` of the normalisation in front of a ReLU, with ``OTHER`` of both."""
-    finish_norm(total, moment, relu.stats, to.coefficients, to.grads, channels, count, accumulate, STORED, REAL)
-    if OTHER:
-        stats, coefficients, grads = relu.other_stats, to.other_coefficients, to.other_grads
-        finish_norm(total, other_moment, stats, coefficients, grads, channels, count, accumulate, STORED, REAL)
+from ocil.kernels.forward import FACTOR, split_rows
+from ocil.kernels.norms import STATS, finish_norms, is_last, own_batch
 
 
 @triton.jit
@@ -71,6 +28,7 @@ def cut_gradient(
     valid,
     cols,
     channels,
+    second,
     relu,
     to,
     WIDTH: tl.constexpr,
@@ -82,15 +40,16 @@ def cut_gradient(
 
     ``rows`` and ``cols`` are the rows and columns of ``g`` in a map of ``WIDTH`` columns, ``channels`` the channels of
     these columns, of ``STORED``. ``valid``, ``[rows, 1 or columns]``, is false in the padding. The ReLU was open where
-    ``relu.active`` is positive, or with ``FROM_Y`` where ``bn(relu.y)`` is.
+    ``relu.active`` is positive, or with ``FROM_Y`` where ``bn(relu.y)`` is. The rows belong to batch ``second``.
     """
     used = cols < WIDTH
+    stats = relu.stats + second * (STATS * STORED)
     inside = valid & used[None, :]
     where = rows[:, None] * WIDTH + cols[None, :]
     value = tl.load(relu.y + where, mask=inside, other=0.0).to(tl.float32)
     if FROM_Y:
-        scale = tl.load(relu.stats + 2 * STORED + channels, mask=used, other=0.0)
-        shift = tl.load(relu.stats + 3 * STORED + channels, mask=used, other=0.0)
+        scale = tl.load(stats + 2 * STORED + channels, mask=used, other=0.0)
+        shift = tl.load(stats + 3 * STORED + channels, mask=used, other=0.0)
         opened = value * scale[None, :] + shift[None, :] > 0
     else:
         opened = tl.load(relu.active + where, mask=inside, other=0.0).to(tl.float32) > 0
@@ -100,11 +59,12 @@ def cut_gradient(
     PLANES: tl.constexpr = 3 if OTHER else 2
     spot = to.partial + tl.program_id(0) * (PLANES * WIDTH) + cols
     tl.store(spot, tl.sum(g, 0), mask=used)
-    mean = tl.load(relu.stats + channels, mask=used, other=0.0)
+    mean = tl.load(stats + channels, mask=used, other=0.0)
     tl.store(spot + WIDTH, tl.sum(g * (value - mean[None, :]), 0), mask=used)
     if OTHER:
         value = tl.load(relu.other + where, mask=inside, other=0.0).to(tl.float32)
-        mean = tl.load(relu.other_stats + channels, mask=used, other=0.0)
+        stats = relu.other_stats + second * (STATS * STORED)
+        mean = tl.load(stats + channels, mask=used, other=0.0)
         tl.store(spot + 2 * WIDTH, tl.sum(g * (value - mean[None, :]), 0), mask=used)
 
 
@@ -114,10 +74,14 @@ def finish_gradient(
     rows,
     valid,
     cols,
-    count,
+    second,
+    before,
+    first,
+    batch,
     accumulate,
     relu,
     to,
+    PIXELS: tl.constexpr,
     STORED: tl.constexpr,
     REAL: tl.constexpr,
     FROM_Y: tl.constexpr,
@@ -126,19 +90,34 @@ def finish_gradient(
     CHUNK: tl.constexpr,
 ):
     """``cut_gradient``; then the last program of a column of programs adds up all programs' sums: ``finish_norms``."""
-    cut_gradient(g, rows, valid[:, None], cols, cols, relu, to, STORED, STORED, FROM_Y, OTHER)
+    cut_gradient(g, rows, valid[:, None], cols, cols, second, relu, to, STORED, STORED, FROM_Y, OTHER)
     if is_last(to.counter):
-        tl.store(to.counter + tl.program_id(1), 0)
-        programs = tl.num_programs(0)
-        total, moment, other_moment = column_sums(to.partial, cols, programs, STORED, OTHER, BLOCK, CHUNK)
-        finish_norms(total, moment, other_moment, relu, to, cols, count, accumulate, STORED, REAL, OTHER)
+        finish_norms(
+            relu,
+            to,
+            cols,
+            cols,
+            first,
+            batch,
+            before,
+            accumulate,
+            PIXELS,
+            WIDTH=STORED,
+            STORED=STORED,
+            REAL=REAL,
+            OTHER=OTHER,
+            COLS=BLOCK,
+            BLOCK=BLOCK,
+            CHUNK=CHUNK,
+        )
 
 
-@triton.jit(do_not_specialize=["batch", "accumulate"])
+@triton.jit(do_not_specialize=["first", "batch", "accumulate"])
 def unpool_kernel(
     features_grad,
     relu,
     to,
+    first,
     batch,
     accumulate,
     MAP: tl.constexpr,
@@ -155,9 +134,12 @@ def unpool_kernel(
     WINDOWS_H: tl.constexpr = HEIGHT // WINDOW_H
     WINDOWS_W: tl.constexpr = WIDTH // WINDOW_W
     REAL: tl.constexpr = MAP.channels
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    STORED: tl.constexpr = MAP.stored
+    PIXELS: tl.constexpr = (HEIGHT + MAP.pad) * (WIDTH + MAP.pad)
+    second, start, end = own_batch(tl.program_id(0), first, batch, PIXELS, ROWS)
+    rows = start + tl.arange(0, ROWS)
     cols = tl.program_id(1) * COLS + tl.arange(0, COLS)
-    image, ih, iw, valid = split_rows(rows, batch, HEIGHT, WIDTH, MAP.pad)
+    image, ih, iw, valid = split_rows(rows, end, HEIGHT, WIDTH, MAP.pad)
     window_h = ih // WINDOW_H
     window_w = iw // WINDOW_W
     pooled = valid & (window_h < WINDOWS_H) & (window_w < WINDOWS_W)
@@ -165,16 +147,47 @@ def unpool_kernel(
     where = ((image * REAL)[:, None] + cols[None, :]) * (WINDOWS_H * WINDOWS_W) + window[:, None]
     g = tl.load(features_grad + where, mask=pooled[:, None] & (cols < REAL)[None, :], other=0.0)
     g = g / (WINDOW_H * WINDOW_W)
-    count = (batch * (HEIGHT * WIDTH)).to(tl.float32)
-    STORED: tl.constexpr = MAP.stored
-    finish_gradient(g, rows, valid, cols, count, accumulate, relu, to, STORED, REAL, False, OTHER, COLS, CHUNK)
+    before = tl.cdiv(first * PIXELS, ROWS)
+    finish_gradient(
+        g,
+        rows,
+        valid,
+        cols,
+        second,
+        before,
+        first,
+        batch,
+        accumulate,
+        relu,
+        to,
+        PIXELS=HEIGHT * WIDTH,
+        STORED=STORED,
+        REAL=REAL,
+        FROM_Y=False,
+        OTHER=OTHER,
+        BLOCK=COLS,
+        CHUNK=CHUNK,
+    )
 
 
 @triton.jit
 def convolve_back(
-    dy, weight, short_dy, short_weight, cols, batch, tiles, SHAPE: tl.constexpr, SHORT: tl.constexpr, TILE: tl.constexpr
+    dy,
+    weight,
+    short_dy,
+    short_weight,
+    cols,
+    start,
+    end,
+    parity,
+    SHAPE: tl.constexpr,
+    SHORT: tl.constexpr,
+    TILE: tl.constexpr,
 ):
-    """The product of ``dgrad_kernel``, the stored pixels of its rows, and which of them are pixels of the map."""
+    """The product of ``dgrad_kernel``, the stored pixels of its rows, and which of them are pixels of the map.
+
+    Its rows begin at ``start``, in the class ``parity`` of pixels; its batch ends before image ``end``.
+    """
     ROWS: tl.constexpr = TILE.rows
     COLS: tl.constexpr = TILE.cols
     CI: tl.constexpr = SHAPE.stored_inputs
@@ -182,20 +195,19 @@ def convolve_back(
     OUT_HEIGHT: tl.constexpr = SHAPE.out_height
     OUT_WIDTH: tl.constexpr = SHAPE.out_width
     LINE: tl.constexpr = OUT_WIDTH + SHAPE.out_pad
-    pm = tl.program_id(0)
+    rows = start + tl.arange(0, TILE.rows)
     if SHAPE.stride == 1:
         odd_h = 0
         odd_w = 0
-        pixel = pm * TILE.rows + tl.arange(0, TILE.rows)
-        image, bottom, right, valid = split_rows(pixel, batch, SHAPE.height, SHAPE.width, SHAPE.pad)
+        pixel = rows
+        image, bottom, right, valid = split_rows(pixel, end, SHAPE.height, SHAPE.width, SHAPE.pad)
         bottom += 1
         right += 1
         depth = 9 * CO
     else:
-        odd_h = pm // tiles // 2
-        odd_w = pm // tiles % 2
-        rows = pm % tiles * TILE.rows + tl.arange(0, TILE.rows)
-        image, bottom, right, valid = split_rows(rows, batch, OUT_HEIGHT, OUT_WIDTH, 0)
+        odd_h = parity // 2
+        odd_w = parity % 2
+        image, bottom, right, valid = split_rows(rows, end, OUT_HEIGHT, OUT_WIDTH, 0)
         ih = bottom * 2 + odd_h
         iw = right * 2 + odd_w
         valid = valid & (ih < SHAPE.height) & (iw < SHAPE.width)
@@ -204,7 +216,7 @@ def convolve_back(
         right += odd_w
         depth = (1 + odd_h) * (1 + odd_w) * CO
     base = ((image * (OUT_HEIGHT + SHAPE.out_pad) + bottom) * LINE + right) * CO
-    limit = (batch * ((OUT_HEIGHT + SHAPE.out_pad) * LINE * CO)).to(tl.uint32)
+    limit = (end * ((OUT_HEIGHT + SHAPE.out_pad) * LINE * CO)).to(tl.uint32)
     acc = tl.zeros([ROWS, COLS], tl.float32)
     for k0 in range(0, depth, TILE.depth):
         k = k0 + tl.arange(0, TILE.depth)
@@ -231,7 +243,7 @@ def convolve_back(
         factor = tl.load(weight + where, mask=(k < depth)[:, None] & (cols < CI)[None, :], other=0.0)
         acc = tl.dot(patch.to(FACTOR), factor.to(FACTOR), acc)
     if SHORT:
-        if pm < tiles:  # the class of even rows and columns: the only one that a 1x1 kernel of stride 2 reads
+        if parity == 0:  # the class of even rows and columns: the only one that a 1x1 kernel of stride 2 reads
             for k0 in range(0, CO, TILE.depth):
                 k = k0 + tl.arange(0, TILE.depth)
                 inside = valid[:, None] & (k < CO)[None, :]
@@ -242,7 +254,7 @@ def convolve_back(
     return acc, pixel, valid
 
 
-@triton.jit(do_not_specialize=["batch", "accumulate", "tiles"])
+@triton.jit(do_not_specialize=["first", "batch", "accumulate"])
 def dgrad_kernel(
     dy,
     weight,
@@ -251,9 +263,9 @@ def dgrad_kernel(
     residual,
     relu,
     to,
+    first,
     batch,
     accumulate,
-    tiles,
     SHAPE: tl.constexpr,
     SHORT: tl.constexpr,
     RESIDUAL: tl.constexpr,
@@ -266,19 +278,46 @@ def dgrad_kernel(
 
     ``dy`` is the gradient of the convolution's output, a stored map, and ``weight`` the packed weight. At stride 2 an
     input pixel meets 1, 2 or 4 of the nine taps by whether its row and column are even. So there are four classes of
-    pixels with ``tiles`` programs each, and a program takes pixels of one class and only their taps. ``SHORT`` adds the
-    gradient through a 1x1 stride-2 shortcut, ``RESIDUAL`` a stored one.
+    pixels in each batch, and a program takes pixels of one class and only their taps. ``SHORT`` adds the gradient
+    through a 1x1 stride-2 shortcut, ``RESIDUAL`` a stored one.
     """
     CI: tl.constexpr = SHAPE.stored_inputs
+    CLASSES: tl.constexpr = SHAPE.stride * SHAPE.stride
+    STORED_PIXELS: tl.constexpr = (SHAPE.height + SHAPE.pad) * (SHAPE.width + SHAPE.pad)
+    ROWS_OF_IMAGE: tl.constexpr = STORED_PIXELS if CLASSES == 1 else SHAPE.out_height * SHAPE.out_width  # and class
+    before = CLASSES * tl.cdiv(first * ROWS_OF_IMAGE, TILE.rows)
+    second = (tl.program_id(0) >= before).to(tl.int32)
+    own = tl.program_id(0) - second * before
+    of_class = tl.cdiv(tl.where(second > 0, batch - first, first) * ROWS_OF_IMAGE, TILE.rows)  # programs
+    parity = own // of_class
+    start = own % of_class * TILE.rows + second * first * ROWS_OF_IMAGE
+    end = tl.where(second > 0, batch, first)
     cols = tl.program_id(1) * TILE.cols + tl.arange(0, TILE.cols)
-    acc, pixel, valid = convolve_back(dy, weight, short_dy, short_weight, cols, batch, tiles, SHAPE, SHORT, TILE)
+    acc, pixel, valid = convolve_back(dy, weight, short_dy, short_weight, cols, start, end, parity, SHAPE, SHORT, TILE)
     if RESIDUAL:
         inside = valid[:, None] & (cols < CI)[None, :]
         where = pixel[:, None] * CI + cols[None, :]
         acc += tl.load(residual + where, mask=inside, other=0.0).to(tl.float32)
-    count = (batch * (SHAPE.height * SHAPE.width)).to(tl.float32)
-    REAL: tl.constexpr = SHAPE.inputs
-    finish_gradient(acc, pixel, valid, cols, count, accumulate, relu, to, CI, REAL, FROM_Y, OTHER, TILE.cols, CHUNK)
+    finish_gradient(
+        acc,
+        pixel,
+        valid,
+        cols,
+        second,
+        before,
+        first,
+        batch,
+        accumulate,
+        relu,
+        to,
+        PIXELS=SHAPE.height * SHAPE.width,
+        STORED=CI,
+        REAL=SHAPE.inputs,
+        FROM_Y=FROM_Y,
+        OTHER=OTHER,
+        BLOCK=TILE.cols,
+        CHUNK=CHUNK,
+    )
 
 
 @triton.jit
@@ -289,16 +328,16 @@ def gradient_of_input(g, y, p, q, r, where, inside, valid):
     return tl.where(valid, value, 0.0)
 
 
-@triton.jit(do_not_specialize=["batch", "span"])
+@triton.jit(do_not_specialize=["first", "batch", "span"])
 def wgrad_kernel(
-    x, g, y, coefficients, dy, partial, batch, span, SHAPE: tl.constexpr, STORE: tl.constexpr, TILE: tl.constexpr
+    x, g, y, coefficients, dy, partial, first, batch, span, SHAPE: tl.constexpr, STORE: tl.constexpr, TILE: tl.constexpr
 ):
     """Gradient of a convolution's weight over ``span`` stored pixels of its output.
 
     It is the product of the transposed unfolded ``x`` and ``dy``: a row is a tap and an input channel, a column is an
-    output channel, and the inner axis runs over pixels. The third axis of the grid counts the splits; each one writes
-    ``partial[split, outputs, taps * inputs]``. ``dy`` is computed from ``g`` and ``y`` on the way; with ``STORE`` the
-    first row of programs keeps it for ``dgrad_kernel``.
+    output channel, and the inner axis runs over pixels. The third axis of the grid counts the splits, those of the
+    first batch first; each one writes ``partial[split, outputs, taps * inputs]``. ``dy`` is computed from ``g`` and
+    ``y`` on the way; with ``STORE`` the first row of programs keeps it for ``dgrad_kernel``.
     """
     ROWS: tl.constexpr = TILE.rows
     COLS: tl.constexpr = TILE.cols
@@ -316,16 +355,18 @@ def wgrad_kernel(
     kh = k // CI // SIZE - SIZE // 2
     kw = k // CI % SIZE - SIZE // 2
     shift = (kh * LINE + kw) * CI + k % CI
+    PIXELS: tl.constexpr = (SHAPE.out_height + SHAPE.out_pad) * (SHAPE.out_width + SHAPE.out_pad)
+    second, start, end = own_batch(split, first, batch, PIXELS, span)
+    stop = tl.minimum(start + span, end * PIXELS)
+    coefficients += second * (STATS * CO)
     p = tl.load(coefficients + cols, mask=used, other=0.0)
     q = tl.load(coefficients + CO + cols, mask=used, other=0.0)
     r = tl.load(coefficients + 2 * CO + cols, mask=used, other=0.0)
     limit = (batch * ((SHAPE.height + SHAPE.pad) * LINE * CI)).to(tl.uint32)
-    pixels = batch * ((SHAPE.out_height + SHAPE.out_pad) * (SHAPE.out_width + SHAPE.out_pad))
-    stop = tl.minimum(split * span + span, pixels)
     kept = tl.where(pm == 0, stop, 0)
     acc = tl.zeros([ROWS, COLS], tl.float32)
-    for first in range(split * span, stop, TILE.depth):
-        rows = first + tl.arange(0, TILE.depth)
+    for begin in range(start, stop, TILE.depth):
+        rows = begin + tl.arange(0, TILE.depth)
         image, top, left, valid = split_rows(rows, batch, SHAPE.out_height, SHAPE.out_width, SHAPE.out_pad)
         valid = (valid & (rows < stop))[:, None]
         base = ((image * (SHAPE.height + SHAPE.pad) + top * STRIDE) * LINE + left * STRIDE) * CI

@@ -11,6 +11,8 @@ then at a fixed distance from it, the zeros on the right of a row being those on
 reason channels are stored in multiples of four, which a thread loads at once. All weights of the channels that fill up
 are zero, so those channels are zero everywhere.
 
+One or two batches of images pass together, each with its own batch statistics: see ``norms.py``.
+
 ``grouped.py`` has other versions of these kernels for layers of few channels.
 """
 
@@ -19,31 +21,10 @@ import os
 import triton
 import triton.language as tl
 
+from ocil.kernels.norms import STATS, finish_statistics, is_last, leave_sums, own_batch
+
 # What the matrix units take. Triton's interpreter multiplies bfloat16 as if it were integers.
 FACTOR = tl.constexpr(tl.float32 if os.environ.get("TRITON_INTERPRET") == "1" else tl.bfloat16)
-
-
-@triton.jit
-def column_sums(
-    partial, cols, count, WIDTH: tl.constexpr, THIRD: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr
-):
-    """Sums of ``partial``, ``[count, 2 or 3, WIDTH]``, over its rows at the ``BLOCK`` columns ``cols``.
-
-    The order of the additions is always the same.
-    """
-    PLANES: tl.constexpr = 3 if THIRD else 2
-    first = tl.zeros([CHUNK, BLOCK], tl.float32)
-    second = tl.zeros([CHUNK, BLOCK], tl.float32)
-    third = tl.zeros([CHUNK, BLOCK], tl.float32)
-    for start in range(0, count, CHUNK):
-        rows = start + tl.arange(0, CHUNK)
-        inside = (rows < count)[:, None] & (cols < WIDTH)[None, :]
-        where = partial + rows[:, None] * (PLANES * WIDTH) + cols[None, :]
-        first += tl.load(where, mask=inside, other=0.0, cache_modifier=".cg")  # other programs wrote it just now
-        second += tl.load(where + WIDTH, mask=inside, other=0.0, cache_modifier=".cg")
-        if THIRD:
-            third += tl.load(where + 2 * WIDTH, mask=inside, other=0.0, cache_modifier=".cg")
-    return tl.sum(first, 0), tl.sum(second, 0), tl.sum(third, 0)
 
 
 @triton.jit
@@ -131,48 +112,7 @@ def infer_kernel(
     tl.store(out + where, value.to(out.dtype.element_ty), mask=inside[:, None] & used)
 
 
-@triton.jit
-def leave_sums(rounded, valid, partial, cols, WIDTH: tl.constexpr):
-    """Write the sums and the sums of squares over a program's rows, where ``valid``, to ``partial``."""
-    value = tl.where(valid, rounded.to(tl.float32), 0.0)  # the statistics of what is stored
-    spot = partial + tl.program_id(0) * (2 * WIDTH) + cols
-    tl.store(spot, tl.sum(value, 0), mask=cols < WIDTH)
-    tl.store(spot + WIDTH, tl.sum(value * value, 0), mask=cols < WIDTH)
-
-
-@triton.jit
-def is_last(counter):
-    """Whether this program is the last of its column of programs to come here. The last one must reset the counter."""
-    tl.debug_barrier()
-    return tl.atomic_add(counter + tl.program_id(1), 1, sem="acq_rel") == tl.num_programs(0) - 1
-
-
-@triton.jit
-def finish_statistics(total, squares, channels, stats, norm, batches, count, momentum, eps, SHAPE: tl.constexpr):
-    """From the sums and the sums of squares of ``count`` values per channel: mean, 1/std, scale and shift to ``stats``.
-
-    It also moves the running statistics, and ``batches``, the count of batches.
-    """
-    CO: tl.constexpr = SHAPE.stored_outputs
-    mean = total / count
-    var = tl.maximum(squares / count - mean * mean, 0.0)
-    used = channels < CO
-    real = channels < SHAPE.outputs
-    rstd = 1.0 / tl.sqrt(var + eps)
-    scale = tl.load(norm.gamma + channels, mask=real, other=0.0) * rstd
-    tl.store(stats + channels, mean, mask=used)
-    tl.store(stats + CO + channels, rstd, mask=used)
-    tl.store(stats + 2 * CO + channels, scale, mask=used)
-    tl.store(stats + 3 * CO + channels, tl.load(norm.beta + channels, mask=real, other=0.0) - mean * scale, mask=used)
-    old = tl.load(norm.mean + channels, mask=real, other=0.0)
-    tl.store(norm.mean + channels, old + momentum * (mean - old), mask=real)
-    old = tl.load(norm.var + channels, mask=real, other=0.0)
-    tl.store(norm.var + channels, old + momentum * (var * (count / (count - 1.0)) - old), mask=real)
-    if tl.program_id(1) == 0:
-        tl.store(batches, tl.load(batches) + 1)
-
-
-@triton.jit(do_not_specialize=["batch"])
+@triton.jit(do_not_specialize=["first", "batch"])
 def conv_kernel(
     x,
     weight,
@@ -182,6 +122,7 @@ def conv_kernel(
     stats,
     norm,
     batches,
+    first,
     batch,
     momentum,
     eps,
@@ -193,29 +134,46 @@ def conv_kernel(
 
     ``x`` is a stored map of bfloat16, or images of float32, ``weight`` the packed weight, ``y`` a stored map. Every
     program leaves the sums of its rows in ``partial``; the last one of a column of programs adds them up, ``CHUNK``
-    rows at a time, and calls ``finish_statistics``.
+    rows at a time: ``finish_statistics``.
     """
     CO: tl.constexpr = SHAPE.stored_outputs
-    rows = tl.program_id(0) * TILE.rows + tl.arange(0, TILE.rows)
+    PIXELS: tl.constexpr = (SHAPE.out_height + SHAPE.out_pad) * (SHAPE.out_width + SHAPE.out_pad)
+    _, start, end = own_batch(tl.program_id(0), first, batch, PIXELS, TILE.rows)
+    rows = start + tl.arange(0, TILE.rows)
     cols = tl.program_id(1) * TILE.cols + tl.arange(0, TILE.cols)
-    acc, valid = convolve(x, weight, rows, cols, batch, SHAPE, TILE)
+    acc, valid = convolve(x, weight, rows, cols, end, SHAPE, TILE)
     rounded = acc.to(y.dtype.element_ty)
     tl.store(y + rows[:, None] * CO + cols[None, :], rounded, mask=valid[:, None] & (cols < CO)[None, :])
     leave_sums(rounded, valid[:, None], partial, cols, CO)
     if is_last(counter):
-        tl.store(counter + tl.program_id(1), 0)
-        total, squares, _ = column_sums(partial, cols, tl.num_programs(0), CO, False, TILE.cols, CHUNK)
-        count = (batch * (SHAPE.out_height * SHAPE.out_width)).to(tl.float32)
-        finish_statistics(total, squares, cols, stats, norm, batches, count, momentum, eps, SHAPE)
+        finish_statistics(
+            partial,
+            stats,
+            norm,
+            batches,
+            cols,
+            cols,
+            first,
+            batch,
+            tl.cdiv(first * PIXELS, TILE.rows),
+            momentum,
+            eps,
+            SHAPE,
+            WIDTH=CO,
+            COLS=TILE.cols,
+            BLOCK=TILE.cols,
+            CHUNK=CHUNK,
+        )
 
 
-@triton.jit(do_not_specialize=["batch"])
+@triton.jit(do_not_specialize=["first", "batch"])
 def activate_kernel(
     y,
     stats,
     other,
     other_stats,
     out,
+    first,
     batch,
     MAP: tl.constexpr,
     ADD: tl.constexpr,
@@ -228,9 +186,13 @@ def activate_kernel(
     All are maps of the shape ``MAP``; the padding of ``out`` is set to zero.
     """
     C: tl.constexpr = MAP.stored
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    PIXELS: tl.constexpr = (MAP.height + MAP.pad) * (MAP.width + MAP.pad)
+    second, start, end = own_batch(tl.program_id(0), first, batch, PIXELS, ROWS)
+    stats += second * (STATS * C)
+    other_stats += second * (STATS * C)
+    rows = start + tl.arange(0, ROWS)
     cols = tl.program_id(1) * COLS + tl.arange(0, COLS)
-    image, _, _, valid = split_rows(rows, batch, MAP.height, MAP.width, MAP.pad)
+    image, _, _, valid = split_rows(rows, end, MAP.height, MAP.width, MAP.pad)
     used = cols < C
     where = rows[:, None] * C + cols[None, :]
     inside = valid[:, None] & used[None, :]
@@ -246,7 +208,7 @@ def activate_kernel(
             more = more * scale[None, :] + shift[None, :]
         value += more
     value = tl.where(valid[:, None], tl.maximum(value, 0.0), 0.0)
-    tl.store(out + where, value.to(out.dtype.element_ty), mask=(image < batch)[:, None] & used[None, :])
+    tl.store(out + where, value.to(out.dtype.element_ty), mask=(image < end)[:, None] & used[None, :])
 
 
 @triton.jit

@@ -15,8 +15,9 @@ its stride is 1, its maps are padded, and a stored line ends where a group ends 
 import triton
 import triton.language as tl
 
-from ocil.kernels.backward import cut_gradient, finish_norms, gradient_of_input
-from ocil.kernels.forward import FACTOR, column_sums, finish_statistics, is_last, leave_sums, normalise
+from ocil.kernels.backward import cut_gradient, gradient_of_input
+from ocil.kernels.forward import FACTOR, normalise
+from ocil.kernels.norms import STATS, finish_norms, finish_statistics, is_last, leave_sums, own_batch
 
 
 @triton.jit
@@ -99,13 +100,6 @@ def convolve(
     return acc
 
 
-@triton.jit
-def fold(sums, cols, CHANNELS: tl.constexpr, BLOCK: tl.constexpr):
-    """From sums for each column, a channel of a pixel of the group, to ``BLOCK`` sums, one for each channel."""
-    same = (cols % CHANNELS)[:, None] == tl.arange(0, BLOCK)[None, :]
-    return tl.sum(tl.where(same, sums[:, None], 0.0), 0)
-
-
 @triton.jit(do_not_specialize=["batch"])
 def infer_kernel(
     x,
@@ -140,7 +134,7 @@ def infer_kernel(
     tl.store(out + where, value.to(out.dtype.element_ty), mask=inside[:, None] & used)
 
 
-@triton.jit(do_not_specialize=["batch"])
+@triton.jit(do_not_specialize=["first", "batch"])
 def conv_kernel(
     x,
     weight,
@@ -150,6 +144,7 @@ def conv_kernel(
     stats,
     norm,
     batches,
+    first,
     batch,
     momentum,
     eps,
@@ -161,32 +156,46 @@ def conv_kernel(
     """``forward.conv_kernel`` by groups."""
     CO: tl.constexpr = SHAPE.stored_outputs
     WIDTH: tl.constexpr = GROUP.pixels * CO
-    rows = tl.program_id(0) * TILE.rows + tl.arange(0, TILE.rows)
+    ROWS_OF_IMAGE: tl.constexpr = (SHAPE.height + SHAPE.pad) * (SHAPE.width + SHAPE.pad) // GROUP.pixels
+    _, start, end = own_batch(tl.program_id(0), first, batch, ROWS_OF_IMAGE, TILE.rows)
+    rows = start + tl.arange(0, TILE.rows)
     cols = tl.program_id(1) * TILE.cols + tl.arange(0, TILE.cols)
     acc = convolve(x, weight, rows, cols, batch, SHAPE.stored_inputs, CO, SHAPE, GROUP, TILE)
-    valid = valid_columns(rows, cols, batch, CO, SHAPE, GROUP)
+    valid = valid_columns(rows, cols, end, CO, SHAPE, GROUP)
     rounded = acc.to(y.dtype.element_ty)
     # Padding may hold anything, and needs no look at every pixel.
-    inside = (rows < batch * (SHAPE.height + SHAPE.pad) * (SHAPE.width + SHAPE.pad) // GROUP.pixels)[:, None]
+    inside = (rows < end * ROWS_OF_IMAGE)[:, None]
     tl.store(y + rows[:, None] * WIDTH + cols[None, :], rounded, mask=inside & (cols < WIDTH)[None, :])
     leave_sums(rounded, valid, partial, cols, WIDTH)
     if is_last(counter):
-        tl.store(counter + tl.program_id(1), 0)
-        total, squares, _ = column_sums(partial, cols, tl.num_programs(0), WIDTH, False, TILE.cols, CHUNK)
-        total = fold(total, cols, CO, GROUP.block)
-        squares = fold(squares, cols, CO, GROUP.block)
-        channels = tl.arange(0, GROUP.block)
-        count = (batch * (SHAPE.height * SHAPE.width)).to(tl.float32)
-        finish_statistics(total, squares, channels, stats, norm, batches, count, momentum, eps, SHAPE)
+        finish_statistics(
+            partial,
+            stats,
+            norm,
+            batches,
+            cols,
+            tl.arange(0, GROUP.block),
+            first,
+            batch,
+            tl.cdiv(first * ROWS_OF_IMAGE, TILE.rows),
+            momentum,
+            eps,
+            SHAPE,
+            WIDTH=WIDTH,
+            COLS=TILE.cols,
+            BLOCK=GROUP.block,
+            CHUNK=CHUNK,
+        )
 
 
-@triton.jit(do_not_specialize=["batch", "accumulate"])
+@triton.jit(do_not_specialize=["first", "batch", "accumulate"])
 def dgrad_kernel(
     dy,
     weight,
     residual,
     relu,
     to,
+    first,
     batch,
     accumulate,
     SHAPE: tl.constexpr,
@@ -200,29 +209,40 @@ def dgrad_kernel(
     """``backward.dgrad_kernel`` by groups: the convolution of ``dy`` by a ``weight`` turned round."""
     CI: tl.constexpr = SHAPE.stored_inputs
     WIDTH: tl.constexpr = GROUP.pixels * CI
-    rows = tl.program_id(0) * TILE.rows + tl.arange(0, TILE.rows)
+    ROWS_OF_IMAGE: tl.constexpr = (SHAPE.height + SHAPE.pad) * (SHAPE.width + SHAPE.pad) // GROUP.pixels
+    second, start, end = own_batch(tl.program_id(0), first, batch, ROWS_OF_IMAGE, TILE.rows)
+    rows = start + tl.arange(0, TILE.rows)
     cols = tl.program_id(1) * TILE.cols + tl.arange(0, TILE.cols)
     acc = convolve(dy, weight, rows, cols, batch, SHAPE.stored_outputs, CI, SHAPE, GROUP, TILE)
-    valid = valid_columns(rows, cols, batch, CI, SHAPE, GROUP)
+    valid = valid_columns(rows, cols, end, CI, SHAPE, GROUP)
     if RESIDUAL:
         where = rows[:, None] * WIDTH + cols[None, :]
         acc += tl.load(residual + where, mask=valid & (cols < WIDTH)[None, :], other=0.0).to(tl.float32)
-    cut_gradient(acc, rows, valid, cols, cols % CI, relu, to, WIDTH, CI, FROM_Y, OTHER)
+    cut_gradient(acc, rows, valid, cols, cols % CI, second, relu, to, WIDTH, CI, FROM_Y, OTHER)
     if is_last(to.counter):
-        tl.store(to.counter + tl.program_id(1), 0)
-        programs = tl.num_programs(0)
-        total, moment, other_moment = column_sums(to.partial, cols, programs, WIDTH, OTHER, TILE.cols, CHUNK)
-        total = fold(total, cols, CI, GROUP.block)
-        moment = fold(moment, cols, CI, GROUP.block)
-        other_moment = fold(other_moment, cols, CI, GROUP.block)
-        channels = tl.arange(0, GROUP.block)
-        count = (batch * (SHAPE.height * SHAPE.width)).to(tl.float32)
-        finish_norms(total, moment, other_moment, relu, to, channels, count, accumulate, CI, SHAPE.inputs, OTHER)
+        finish_norms(
+            relu,
+            to,
+            cols,
+            tl.arange(0, GROUP.block),
+            first,
+            batch,
+            tl.cdiv(first * ROWS_OF_IMAGE, TILE.rows),
+            accumulate,
+            PIXELS=SHAPE.height * SHAPE.width,
+            WIDTH=WIDTH,
+            STORED=CI,
+            REAL=SHAPE.inputs,
+            OTHER=OTHER,
+            COLS=TILE.cols,
+            BLOCK=GROUP.block,
+            CHUNK=CHUNK,
+        )
 
 
-@triton.jit(do_not_specialize=["batch", "span"])
+@triton.jit(do_not_specialize=["first", "batch", "span"])
 def wgrad_kernel(
-    x, g, y, coefficients, dy, partial, batch, span, SHAPE: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr
+    x, g, y, coefficients, dy, partial, first, batch, span, SHAPE: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr
 ):
     """``backward.wgrad_kernel`` over ``span`` groups. It leaves the gradient of a group's weight, without its filling.
 
@@ -246,15 +266,18 @@ def wgrad_kernel(
     kh = k // CI // ACROSS - 1
     kw = k // CI % ACROSS - 1
     shift = (kh * LINE + kw) * CI + k % CI
+    ROWS_OF_IMAGE: tl.constexpr = (SHAPE.height + SHAPE.pad) * LINE // GROUP.pixels
+    second, start, end = own_batch(split, first, batch, ROWS_OF_IMAGE, span)
+    stop = tl.minimum(start + span, end * ROWS_OF_IMAGE)
+    coefficients += second * (STATS * CO)
     p = tl.load(coefficients + channels, mask=used, other=0.0)
     q = tl.load(coefficients + CO + channels, mask=used, other=0.0)
     r = tl.load(coefficients + 2 * CO + channels, mask=used, other=0.0)
     limit = (batch * ((SHAPE.height + SHAPE.pad) * LINE * CI)).to(tl.uint32)
-    stop = tl.minimum(split * span + span, batch * ((SHAPE.height + SHAPE.pad) * LINE // GROUP.pixels))
     kept = tl.where(pm == 0, stop, 0)
     acc = tl.zeros([ROWS, COLS], tl.float32)
-    for first in range(split * span, stop, TILE.depth):
-        rows = first + tl.arange(0, TILE.depth)
+    for begin in range(start, stop, TILE.depth):
+        rows = begin + tl.arange(0, TILE.depth)
         valid = valid_columns(rows, cols, batch, CO, SHAPE, GROUP) & (rows < stop)[:, None]
         where = (rows * (GROUP.pixels * CI))[:, None] + shift[None, :]
         inside = where.to(tl.uint32) < limit  # where a row is no pixel, dy is zero

@@ -106,9 +106,15 @@ def _norm(layer: Layer) -> Norm:
     return Norm(norm.weight, norm.bias, norm.running_mean, norm.running_var)
 
 
-def _grid(layer: Layer, pixels: int, channels: int, t: Tile) -> tuple[int, int]:
-    """Programs over the rows and the columns of a product of stored pixels by channels."""
-    return triton.cdiv(pixels // layer.group, t.rows), triton.cdiv(layer.group * channels, t.cols)
+def _programs(p: Pass, rows: int, of_program: int) -> int:
+    """Programs that take so many rows each, if an image has ``rows``. None of them has rows of two batches."""
+    first, second = p.plan.first * rows, (p.plan.batch - p.plan.first) * rows
+    return int(triton.cdiv(first, of_program) + triton.cdiv(second, of_program))
+
+
+def _grid(p: Pass, layer: Layer, pixels: int, channels: int, t: Tile) -> tuple[int, int]:
+    """Programs over the rows and the columns of a product; an image has so many stored pixels and channels."""
+    return _programs(p, pixels // layer.group, t.rows), triton.cdiv(layer.group * channels, t.cols)
 
 
 def _of(module: Any, name: str, layer: Layer, channels: int, t: Tile) -> tuple[Any, dict[str, Any]]:
@@ -125,13 +131,13 @@ def _of(module: Any, name: str, layer: Layer, channels: int, t: Tile) -> tuple[A
 def conv(p: Pass, layer: Layer, x: Tensor, t: Tile | None = None) -> Tensor:
     """The convolution of a layer, and the batch statistics of its output."""
     t = t or tile_for("conv", layer.shape, layer.group)
-    pixels, channels = p.plan.batch * layer.shape.out_pixels, layer.shape.stored_outputs
-    grid = _grid(layer, pixels, channels, t)
+    pixels, channels = layer.shape.out_pixels, layer.shape.stored_outputs
+    grid = _grid(p, layer, pixels, channels, t)
     kernel, options = _of(forward, "conv_kernel", layer, channels, t)
-    y, norm = p.empty(pixels, channels), layer.norm
+    y, norm = p.empty(p.plan.batch * pixels, channels), layer.norm
     sums = (p.partials(grid[0], 2, layer.group * channels), p.forward_counter(layer))
     statistics = (p.stats_of(layer), _norm(layer), norm.num_batches_tracked)
-    numbers = (p.plan.batch, float(norm.momentum or 0.0), norm.eps)
+    numbers = (p.plan.first, p.plan.batch, float(norm.momentum or 0.0), norm.eps)
     _call(kernel, grid, x, p.weight(layer), y, *sums, *statistics, *numbers, CHUNK=t.chunk, **options)
     return y
 
@@ -140,7 +146,7 @@ def infer(p: Pass, layer: Layer, x: Tensor, other: Tensor | None = None, relu: b
     """Convolution, normalisation by running statistics, addition and ReLU at once."""
     t = tile_for("conv", layer.shape, layer.group)
     pixels, channels = p.plan.batch * layer.shape.out_pixels, layer.shape.stored_outputs
-    grid = _grid(layer, pixels, channels, t)
+    grid = (triton.cdiv(pixels // layer.group, t.rows), triton.cdiv(layer.group * channels, t.cols))
     kernel, options = _of(forward, "infer_kernel", layer, channels, t)
     out = p.empty(pixels, channels)
     tensors = (x, p.weight(layer), out, out if other is None else other, _norm(layer))
@@ -155,10 +161,11 @@ def activate(p: Pass, layer: Layer, y: Tensor, other: Tensor | None = None, othe
     channels = layer.shape.stored_outputs
     cols = power(channels, 16, 64)
     rows = ELEMENTS // cols
-    grid = (triton.cdiv(len(y), rows), triton.cdiv(channels, cols))
+    grid = (_programs(p, layer.shape.out_pixels, rows), triton.cdiv(channels, cols))
     added = (y if other is None else other, stats if other_layer is None else p.stats_of(other_layer))
     options = {"MAP": layer.shape.output, "ADD": other is not None, "ADD_NORM": other_layer is not None}
-    _call(forward.activate_kernel, grid, y, stats, *added, out, p.plan.batch, **options, ROWS=rows, COLS=cols)
+    tensors, numbers = (y, stats, *added, out), (p.plan.first, p.plan.batch)
+    _call(forward.activate_kernel, grid, *tensors, *numbers, **options, ROWS=rows, COLS=cols)
     return out
 
 
@@ -208,9 +215,9 @@ def unpool(p: Pass, target: Target, features_grad: Tensor) -> Tensor:
     """The gradient of the features, carried to the ReLU of the last block."""
     shape = target.layer.shape
     rows, cols = 32, power(shape.outputs, 16, 32)
-    grid = (triton.cdiv(p.plan.batch * shape.out_pixels, rows), triton.cdiv(shape.stored_outputs, cols))
+    grid = (_programs(p, shape.out_pixels, rows), triton.cdiv(shape.stored_outputs, cols))
     to = target.grads(p, grid[0])
-    arguments = (features_grad, target.relu(p), to, p.plan.batch, int(p.accumulate))
+    arguments = (features_grad, target.relu(p), to, p.plan.first, p.plan.batch, int(p.accumulate))
     options = {"MAP": shape.output, "OTHER": target.other is not None, "ROWS": rows, "COLS": cols, "CHUNK": 64}
     _call(backward.unpool_kernel, grid, *arguments, **options, **_window(p.plan))
     return to.gradient
@@ -235,15 +242,14 @@ def dgrad(
     t = t or tile_for("dgrad", shape, layer.group)
     classes = shape.stride * shape.stride  # of pixels, by whether row and column are even
     pixels = shape.pixels if classes == 1 else shape.out_height * shape.out_width  # of one class
-    count, columns = _grid(layer, p.plan.batch * pixels, shape.stored_inputs, t)
+    count, columns = _grid(p, layer, pixels, shape.stored_inputs, t)
     grid = (count * classes, columns)
     kernel, options = _of(backward, "dgrad_kernel", layer, shape.stored_inputs, t)
     to = target.grads(p, grid[0], layer.group)
     options |= {"RESIDUAL": residual is not None, "FROM_Y": target.active is None, "OTHER": target.other is not None}
-    inputs, numbers = [dy, p.turned_weight(layer)], [p.plan.batch, int(p.accumulate)]
+    inputs, numbers = [dy, p.turned_weight(layer)], (p.plan.first, p.plan.batch, int(p.accumulate))
     if layer.group == 1:  # dy stands in the place of tensors that are not used
         inputs += [dy if short_dy is None else short_dy, p.weight(short or layer)]
-        numbers.append(count)
         options["SHORT"] = short is not None
     inputs.append(dy if residual is None else residual)
     _call(kernel, grid, *inputs, target.relu(p), to, *numbers, CHUNK=t.chunk, **options)
@@ -261,7 +267,8 @@ def wgrad(p: Pass, layer: Layer, x: Tensor, g: Tensor, y: Tensor, store: bool = 
         options["STORE"] = store
     dy = torch.empty_like(g) if store else g
     partial = p.partial[layer.at.partial :]
-    _call(kernel, grid, x, g, y, p.coefficients(layer), dy, partial, p.plan.batch, layer.span, **options)
+    numbers = (p.plan.first, p.plan.batch, layer.span)
+    _call(kernel, grid, x, g, y, p.coefficients(layer), dy, partial, *numbers, **options)
     return dy
 
 

@@ -61,6 +61,11 @@ class ConvShape(NamedTuple):
         return (self.out_height + self.out_pad) * (self.out_width + self.out_pad)
 
 
+STATS = 7
+"""Numbers per stored channel that a layer keeps for each batch of a pass: mean, 1/std, scale and shift of its
+normalisation, then ``p``, ``q`` and ``r`` of the backward pass."""
+
+
 class PixelGroup(NamedTuple):
     """How pixels form groups, a constant of the kernels of ``grouped.py``."""
 
@@ -156,7 +161,7 @@ class ReluGrads(NamedTuple):
 
     gradient: Tensor
     partial: Tensor
-    """``[programs, 2 or 3, channels]``: sums over the rows of each program."""
+    """``[programs, 2 or 3, channels]``: sums over the rows of each program, those of the first batch first."""
     counter: Tensor
     """How many programs of each column of programs are done."""
     coefficients: Tensor

@@ -21,6 +21,7 @@ def loss_kernel(
     values,
     grads,
     count,
+    share,
     scale,
     gamma,
     mu,
@@ -32,7 +33,10 @@ def loss_kernel(
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
 ):
-    """Loss and gradient of ``ROWS`` samples. ``KIND`` is a ``Kind``, ``COLS`` the power of two from ``CLASSES`` on."""
+    """Loss of ``ROWS`` samples, and its gradient times ``share``.
+
+    ``KIND`` is a ``Kind``, ``COLS`` the power of two from ``CLASSES`` on.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLS)
     there = row < count
@@ -75,14 +79,16 @@ def loss_kernel(
         value = -weight * log_t
         grad = slope[:, None] * (tl.where(target, 1.0, 0.0) - p)
     tl.store(values + row, value, mask=there)
-    tl.store(grads + row[:, None] * CLASSES + column[None, :], grad, mask=inside)
+    tl.store(grads + row[:, None] * CLASSES + column[None, :], grad * share, mask=inside)
 
 
 class Loss(torch.autograd.Function):
-    """The kernel computes the gradient along with the loss; the backward pass scales it per sample."""
+    """The kernel computes the gradient along with the loss; the backward pass scales it, per sample or, if the value
+    is the ``mean``, as a whole.
+    """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, kind: Kind, *parameters: float) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, kind: Kind, mean: bool, *parameters: float) -> Tensor:
         count, classes = logits.shape
         values = torch.empty(count, device=logits.device)
         grads = torch.empty(count, classes, device=logits.device)
@@ -92,6 +98,7 @@ class Loss(torch.autograd.Function):
             values,
             grads,
             count,
+            1 / count if mean and count else 1.0,
             *parameters,
             CLASSES=classes,
             KIND=kind,
@@ -100,12 +107,12 @@ class Loss(torch.autograd.Function):
         )
         ctx.save_for_backward(grads)
         ctx.dtype = logits.dtype
-        return values
+        return values.mean() if mean else values
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (grads,) = ctx.saved_tensors
-        return (grads * grad[:, None]).to(ctx.dtype), *(None,) * 8
+        return (grads * (grad[:, None] if grad.ndim else grad)).to(ctx.dtype), *(None,) * 9
 
 
 def evaluate(
@@ -113,12 +120,13 @@ def evaluate(
     logits: Tensor,
     labels: Tensor,
     scale: float,
+    mean: bool = False,
     gamma: float = 0.0,
     mu: float = 0.0,
     sigma: float = 1.0,
     temperature: float = 1.0,
     epsilon: float = 0.0,
 ) -> Tensor:
-    """One value per sample of ``logits``, ``[samples, classes]``. A loss uses some of the parameters only."""
-    values: Tensor = Loss.apply(logits, labels, kind, scale, gamma, mu, sigma, temperature, epsilon)
+    """One value per sample of ``logits``, ``[samples, classes]``, or their mean. A loss uses some of the parameters."""
+    values: Tensor = Loss.apply(logits, labels, kind, mean, scale, gamma, mu, sigma, temperature, epsilon)
     return values

@@ -19,16 +19,18 @@ _compiled: set[tuple[object, ...]] = set()
 _compiling = Lock()
 
 
-def plan_for(network: nn.Module, images: Tensor) -> KernelPlan:
+def plan_for(network: nn.Module, images: Tensor, first: int | None = None) -> KernelPlan:
     """The plan of a network for a shape of images, made and its kernels compiled at the first pass of that shape.
 
-    That pass therefore cannot be the one that a CUDA graph records.
+    That pass therefore cannot be the one that a CUDA graph records. The first ``first`` images are a batch of their
+    own; by default all images are one batch. The number of images and of batches does not matter to the kernels.
     """
+    first = len(images) if first is None else first
     plans = _plans.setdefault(network, {})
-    key = (*images.shape, images.device)
+    key = (*images.shape, first, images.device)
     plan = plans.get(key)
     if plan is None or plan.addresses != addresses(network):
-        plan = plans[key] = build(network, images)
+        plan = plans[key] = build(network, images, first)
         kind = (*images.shape[1:], plan.stem.shape.outputs, images.device)
         if images.device.type == "cuda":
             with _compiling:  # another thread waits rather than compile the same
@@ -59,9 +61,9 @@ class BlockState:
         return Target(self.layers.conv2, self.y2, self.out, self.layers.short, self.short)
 
 
-def run(network: nn.Module, images: Tensor, into_grad: bool) -> Tensor:
-    """See ``kernels.features``."""
-    plan = plan_for(network, images)
+def run(network: nn.Module, images: Tensor, into_grad: bool, first: int | None = None) -> Tensor:
+    """See ``kernels.features`` and, for two batches, ``kernels.features_of_both``: ``first`` images are the first."""
+    plan = plan_for(network, images, first)
     if not network.training:
         return infer(plan, images)
     features: Tensor = _Backbone.apply(plan, into_grad, images, *_parameters(plan))

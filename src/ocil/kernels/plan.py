@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ocil.kernels.layout import ConvShape, PackRow, ReduceRow
-from ocil.kernels.tiles import Tile, group, group_length, padding, power, splits, stored, tile_for
+from ocil.kernels.layout import STATS, ConvShape, PackRow, ReduceRow
+from ocil.kernels.tiles import Tile, group, group_length, padding, power, split_span, stored, tile_for
 
 PACK_BLOCK = 1024
 """Weights that one program packs."""
@@ -30,7 +30,7 @@ class Offsets(NamedTuple):
     norm: int
     """The gradient of gamma, in the gradients; the one of beta follows."""
     stats: int
-    """Seven numbers per stored channel: mean, 1/std, scale, shift, then the backward pass's ``p``, ``q`` and ``r``."""
+    """For each batch of the pass ``STATS`` numbers per stored channel."""
     counters: int
     partial: int
     """The partial sums of the weight's gradient."""
@@ -77,9 +77,12 @@ class BlockLayers(NamedTuple):
 
 @dataclass(eq=False)
 class KernelPlan:
-    """For one network and one shape of batch."""
+    """For one network and one shape of pass."""
 
+    first: int
+    """Images of the first batch: all, if no second batch passes with it."""
     batch: int
+    """Images of the pass."""
     layers: list[Layer]
     stem: Layer
     blocks: list[BlockLayers]
@@ -108,15 +111,15 @@ def counters(channels: int) -> int:
 
 
 class _Builder:
-    def __init__(self, batch: int) -> None:
-        self.batch = batch
+    def __init__(self, first: int, batch: int) -> None:
+        self.first, self.batch = first, batch
         self.layers: list[Layer] = []
         self.grads = self.packed = self.stats = self.counters = self.partial = 0
 
     def layer(self, conv: nn.Conv2d, norm: nn.BatchNorm2d, height: int, width: int) -> Layer:
         shape = self._shape(conv, height, width)
         pixels = group(shape)
-        parts, span = weight_splits(tile_for("wgrad", shape, pixels), shape, self.batch, pixels)
+        parts, span = weight_splits(tile_for("wgrad", shape, pixels), shape, self.first, self.batch, pixels)
         norm_at = self.grads + round_up(conv.weight.numel())
         length = packed_length(shape, pixels)
         size = round_up(length * pixels * shape.stored_outputs)
@@ -125,7 +128,7 @@ class _Builder:
         layer = Layer(conv, norm, shape, pixels, at, length, parts, span)
         self.packed = turned + size
         self.grads = norm_at + round_up(2 * shape.outputs)
-        self.stats += round_up(7 * shape.stored_outputs)
+        self.stats += round_up(2 * STATS * shape.stored_outputs)
         self.counters += 2 * counters(shape.outputs)
         self.partial += round_up(parts * layer.partial_size)
         self.layers.append(layer)
@@ -156,19 +159,25 @@ def packed_length(shape: ConvShape, pixels: int) -> int:
     return shape.taps * shape.stored_inputs if pixels == 1 else group_length(shape.stored_inputs, pixels)
 
 
-def weight_splits(t: Tile, shape: ConvShape, batch: int, pixels: int) -> tuple[int, int]:
-    """Into how many parts to cut a batch's rows, groups of pixels, for a weight's gradient; and the rows of a part."""
+def weight_splits(t: Tile, shape: ConvShape, first: int, batch: int, pixels: int) -> tuple[int, int]:
+    """Into how many parts to cut a pass's rows, groups of pixels, for a weight's gradient; and the rows of a part.
+
+    A part lies in one of the two batches.
+    """
     length = shape.size * (pixels + shape.size - 1) * shape.stored_inputs
-    return splits(t, batch * shape.out_pixels // pixels, length, pixels * shape.stored_outputs)
+    rows = shape.out_pixels // pixels
+    span = split_span(t, batch * rows, length, pixels * shape.stored_outputs)
+    parts = [-(-images * rows // span) for images in (first, batch - first)]
+    return sum(parts), span
 
 
 def addresses(network: nn.Module) -> tuple[int, ...]:
     return tuple(module.weight.data_ptr() for module in network.modules() if isinstance(module, nn.Conv2d))
 
 
-def build(network: Any, images: Tensor) -> KernelPlan:
+def build(network: Any, images: Tensor, first: int) -> KernelPlan:
     batch, _, height, width = images.shape
-    builder = _Builder(batch)
+    builder = _Builder(first, batch)
     stem = builder.layer(network.conv1, network.bn1, height, width)
     blocks = []
     for block in network.blocks:
@@ -178,6 +187,7 @@ def build(network: Any, images: Tensor) -> KernelPlan:
         blocks.append(BlockLayers(conv1, builder.layer(block.conv2, block.bn2, height, width), short))
     window = (int(network.window[0]), int(network.window[1]))
     return KernelPlan(
+        first,
         batch,
         builder.layers,
         stem,

@@ -104,12 +104,11 @@ def tile_for(kind: str, shape: ConvShape, pixels: int) -> Tile:
     return tile(kind if pixels == 1 else kind + GROUPED, shape.inputs, shape.outputs, shape.size, shape.stride)
 
 
-def splits(t: Tile, rows: int, length: int, cols: int) -> tuple[int, int]:
-    """Into how many parts to cut ``rows`` for the gradient of a ``[cols, length]`` weight, and the rows of a part."""
+def split_span(t: Tile, rows: int, length: int, cols: int) -> int:
+    """How many rows a part has if ``rows`` rows are cut into parts for the gradient of a ``[cols, length]`` weight."""
     most = max(1, t.programs // (-(-length // t.rows) * -(-cols // t.cols)))
     span = max(-(-rows // most), WGRAD_STEPS * t.depth)
-    span = -(-span // t.depth) * t.depth
-    return -(-rows // span), span
+    return -(-span // t.depth) * t.depth
 
 
 STORED = 4

@@ -26,7 +26,7 @@ SampleValue = Literal["p_t", LabelFreeValue]
 def cross_entropy(logits: Tensor, labels: Tensor, scale: float = 1.0, reduction: Reduction = "mean") -> Tensor:
     """``-scale · log p_t``. A scale of 0.25 matches the default alpha of the focal losses."""
     if _fused(logits):
-        return _reduce(kernels.loss("cross_entropy", logits, labels, scale), reduction)
+        return kernels.loss("cross_entropy", logits, labels, scale, reduction == "mean")
     return _reduce(-scale * _log_target(_log_softmax(logits), labels), reduction)
 
 
@@ -35,7 +35,7 @@ def focal(
 ) -> Tensor:
     """Focal loss (Lin et al., ICCV 2017): ``-alpha · (1 - p_t)^gamma · log p_t``. Gradients flow through the weight."""
     if _fused(logits):
-        return _reduce(kernels.loss("focal", logits, labels, alpha, gamma=gamma), reduction)
+        return kernels.loss("focal", logits, labels, alpha, reduction == "mean", gamma=gamma)
     log_p = _log_target(_log_softmax(logits), labels)
     # 1 - p_t as -expm1(log p_t) is exact near p_t = 1. Never 0, where a power below 1 has no gradient.
     rest = (-torch.expm1(log_p)).clamp_min(torch.finfo(log_p.dtype).tiny)
@@ -61,7 +61,7 @@ def revised_focal(
     """
     logits = _among(met, logits)
     if value == "p_t" and not isinstance(mu, Tensor) and _fused(logits):
-        return _reduce(kernels.loss("revised_focal", logits, labels, alpha, mu=mu, sigma=sigma), reduction)
+        return kernels.loss("revised_focal", logits, labels, alpha, reduction == "mean", mu=mu, sigma=sigma)
     log_probabilities = _log_softmax(logits)
     log_p = _log_target(log_probabilities, labels)
     if isinstance(mu, Tensor) and mu.dim() == 1:
@@ -121,8 +121,8 @@ def virtual_distillation(
     As a cross-entropy it includes a constant of about ``beta · T² · ln C``: large logged values are normal.
     """
     if met is None and _fused(logits):
-        values = kernels.loss("distillation", logits, labels, beta, temperature=temperature, epsilon=epsilon)
-        return _reduce(values, reduction)
+        softness = {"temperature": temperature, "epsilon": epsilon}
+        return kernels.loss("distillation", logits, labels, beta, reduction == "mean", **softness)
     log_p = F.log_softmax(_among(met, _widen(logits) / temperature), dim=1)
     teacher = torch.softmax(_among(met, _smoothed(log_p, labels, epsilon, met) / temperature), dim=1)
     return _reduce(-beta * temperature**2 * (teacher * log_p).sum(1), reduction)

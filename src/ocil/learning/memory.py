@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from ocil import kernels
 from ocil.errors import OcilError
 from ocil.files import machine_memory
 from ocil.networks import InputShape, is_image
@@ -44,39 +45,56 @@ class Memory(nn.Module):
 
         Returns the slot of each sample, ``size`` for those that were not kept.
         """
-        position = self.seen + torch.arange(len(y), device=y.device)
-        draw = torch.randint(2**62, y.shape, generator=self.generator, device=y.device) % (position + 1)
-        slot = torch.where(position < self.size, position, draw)
-        slot = torch.where(_hit_again(slot), self.size, slot).clamp_(max=self.size)
+        drawn = torch.randint(2**62, y.shape, generator=self.generator, device=y.device)
+        slot = kernels.reservoir_slots(self.seen, drawn, self.size) if kernels.present(y) else None
+        if slot is None:
+            position = self.seen + torch.arange(len(y), device=y.device)
+            slot = torch.where(position < self.size, position, drawn % (position + 1))
+            slot = torch.where(_hit_again(slot), self.size, slot).clamp_(max=self.size)
+            self.seen += len(y)
         self.put(slot, x, y)
-        self.seen += len(y)
         return slot
 
     def put(self, slot: Tensor, x: Tensor, y: Tensor) -> None:
         """Write samples to slots; slots below ``size`` must differ."""
+        if len(y) and kernels.present(x):
+            kernels.put(self.images, self.labels, slot, x, y)
+            return
         self.images.index_copy_(0, slot, x)
         self.labels.index_copy_(0, slot, y)
         self.images[self.size].zero_()  # which of several samples ends up in the spare row is undefined
         self.labels[self.size].zero_()
 
-    def retrieve(self, count: int) -> tuple[Tensor, Tensor] | None:
-        """``count`` distinct random samples; all samples, in slot order, while there are no more; None if empty."""
-        index = self.draw(count)
+    def retrieve(self, count: int, classes: int = 0) -> tuple[Tensor, Tensor] | None:
+        """``count`` distinct random samples; all samples, in slot order, while there are no more; None if empty.
+
+        Each sample is as likely as another, or, if the number of ``classes`` is given, each stored class.
+        """
+        index = self.draw(count, classes)
         return None if index is None else (self.images[index], self.labels[index])
 
-    def draw(self, count: int) -> Tensor | None:
+    def draw(self, count: int, classes: int = 0) -> Tensor | None:
         """The slots that ``retrieve`` reads."""
         if self._at_least < min(count + 1, self.size):  # only in the first steps: ask how many there are
             self._at_least = len(self)
         if self._at_least <= count:
             return torch.arange(self._at_least, device=self.labels.device) if self._at_least else None
-        return self.shuffled(count)
+        return self.shuffled(count, classes)
 
-    def shuffled(self, count: int) -> Tensor:
-        """``count`` distinct filled slots in random order. At least as many must be filled."""
-        key = torch.rand(self.size, generator=self.generator, device=self.labels.device)
-        key = key.masked_fill(torch.arange(self.size, device=key.device) >= self.seen, 2.0)
-        return key.topk(count, largest=False).indices
+    def shuffled(self, count: int, classes: int = 0) -> Tensor:
+        """``count`` distinct filled slots in random order. At least as many must be filled.
+
+        With ``classes`` they are drawn one after the other, a slot's weight being 1 / the samples of its class.
+        """
+        empty = torch.arange(self.size, device=self.labels.device) >= self.seen
+        if not classes:
+            key = torch.rand(self.size, generator=self.generator, device=self.labels.device)
+            return key.masked_fill(empty, 2.0).topk(count, largest=False).indices
+        labels = self.labels[: self.size]
+        members = torch.zeros(classes, dtype=torch.int64, device=labels.device).index_add_(0, labels, (~empty).long())
+        # The smallest of exponential draws at these rates are such a sequence.
+        clock = torch.empty(self.size, device=labels.device).exponential_(generator=self.generator) * members[labels]
+        return clock.masked_fill(empty, torch.inf).topk(count, largest=False).indices
 
     def holds_more_than(self, count: int) -> bool:
         """Whether ``draw(count)`` keeps its shape from now on: more slots are filled, or the memory has no more."""

@@ -5,7 +5,7 @@ learning rate, a state of plain tensors, and growth by class.
 """
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any, Protocol
@@ -23,8 +23,13 @@ UNFIT = {
     "sparseadam": "it needs sparse gradients",
     "muon": "it takes matrices alone, and networks have other weights too",
 }
-GIVEN = {"lr": "use the setting lr", "capturable": "ocil sets it on a GPU", "differentiable": "a step is not trained"}
-"""Options that ocil gives, and why a user cannot."""
+GIVEN = {
+    "lr": "use the setting lr",
+    "capturable": "ocil sets it on a GPU",
+    "differentiable": "a step is not trained",
+    "maximize": "it would make the loss larger",
+}
+"""Options that a user cannot give, and why."""
 WITHOUT_COUNTERS = ("sgd",)  # nothing of its state is on the host, so its step can be captured as it is
 SURE = ("adam", "adamw", "adam(betas=(0.9, 0.99))")  # known to work: a trial would load PyTorch's compiler
 SUMS = 0.0  # what most of a state starts from
@@ -33,6 +38,8 @@ SUMS = 0.0  # what most of a state starts from
 class Optimizer(Protocol):
     parameters: list[nn.Parameter]
     lr: float | Tensor
+    after_step: Callable[[], None] | None
+    """Called after each step, when the weights are where they stay."""
 
     def zero_grad(self) -> None: ...
 
@@ -101,6 +108,7 @@ class TorchOptimizer:
         self.spec, self.lr, self.weight_decay = spec, lr, weight_decay
         self.parameters = list(parameters)
         self.optimizer = self._made()
+        self.after_step: Callable[[], None] | None = None
 
     def zero_grad(self) -> None:
         for parameter in self.parameters:
@@ -108,6 +116,8 @@ class TorchOptimizer:
 
     def step(self) -> None:
         self.optimizer.step()
+        if self.after_step is not None:
+            self.after_step()
 
     @contextmanager
     def scaled(self, scale: float) -> Iterator[float]:
@@ -116,10 +126,16 @@ class TorchOptimizer:
         smaller learning rate; and it can be captured.
         """
         before = [parameter.detach().clone() for parameter in self.parameters]
-        yield 1.0
+        after_step, self.after_step = self.after_step, None
+        try:
+            yield 1.0
+        finally:
+            self.after_step = after_step
         with torch.no_grad():
             after: list[Tensor] = [parameter.detach() for parameter in self.parameters]
             torch._foreach_copy_(after, list(torch._foreach_lerp(before, after, scale)))
+        if after_step is not None:
+            after_step()
 
     def reset(self) -> None:
         for entry in self.optimizer.state.values():

@@ -4,7 +4,7 @@ PyTorch's optimiser loads PyTorch's compiler on the first step, which costs seco
 ``torch.optim.sgd.sgd`` reads a learning rate that is a tensor back to the host, so a step could not be captured.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -25,6 +25,7 @@ class SGD:
         self.parameters = list(parameters)
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
         self.velocity: dict[int, Tensor] = {}
+        self.after_step: Callable[[], None] | None = None
 
     def zero_grad(self) -> None:
         for parameter in self.parameters:
@@ -54,6 +55,8 @@ class SGD:
             torch._foreach_sub_(weights, list(torch._foreach_mul(steps, self.lr)))
         else:
             torch._foreach_add_(weights, steps, alpha=-self.lr)
+        if self.after_step is not None:
+            self.after_step()
 
     def scaled(self, scale: float) -> AbstractContextManager[float]:
         """Inside the block a step goes ``scale`` times as far: the gradients of a loss with this factor do it."""

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from ocil import kernels
 from ocil.errors import OcilError
-from ocil.kernels.draw import Draw, Jitter
+from ocil.kernels.draw import Draw, Jitter, Range, Ranges
 
 CropRule = Literal["reject", "clamp"]
-Range = tuple[float, float]
 TRIALS = 10
 
 
@@ -70,6 +69,8 @@ class RandomViews:
         """All random parameters for a batch of this shape, on its device."""
         rows = 1 if self.per_batch else images.shape[0]
         height, width = images.shape[2:]
+        if kernels.present(images):
+            return kernels.draw(self.ranges(height, width), rows, generator)
         empty = images.new_empty
 
         def chosen(probability: float) -> Tensor:
@@ -86,14 +87,34 @@ class RandomViews:
         if self.jitter > 0:
             jittered = Jitter(
                 chosen=chosen(self.jitter),
-                brightness=between(-self.brightness, self.brightness),
-                contrast=between(max(0.0, 1 - self.contrast), 1 + self.contrast),
-                saturation=between(max(0.0, 1 - self.saturation), 1 + self.saturation),
-                hue=between(-self.hue, self.hue),
+                brightness=between(*_around(0, self.brightness)),
+                contrast=between(*_around(1, self.contrast)),
+                saturation=between(*_around(1, self.saturation)),
+                hue=between(*_around(0, self.hue)),
                 when=empty(4).uniform_(generator=generator),
             )
         grayed = chosen(self.gray) if self.gray > 0 else None
         return Draw(boxes, flipped, jittered, grayed)
+
+    def ranges(self, height: int, width: int) -> Ranges:
+        """What ``draw`` draws from for images of this size, as numbers."""
+        low, high = self.crop_scale or (1.0, 1.0)
+        reject = self.crop_rule == "reject"
+        return Ranges(
+            height,
+            width,
+            trials=_trials(self.crop_rule) if self.crop_scale else 0,
+            area=(low * height * width, high * height * width),
+            log_ratio=(math.log(self.crop_ratio[0]), math.log(self.crop_ratio[1])),
+            whole=_whole(height, width, self.crop_ratio) if reject else None,
+            flip=self.flip,
+            jitter=self.jitter,
+            brightness=_around(0, self.brightness),
+            contrast=_around(1, self.contrast),
+            saturation=_around(1, self.saturation),
+            hue=_around(0, self.hue),
+            gray=self.gray,
+        )
 
     def apply(self, images: Tensor, draw: Draw) -> Tensor:
         """The views that these parameters give. A pure function; it returns the images if all is switched off."""
@@ -126,7 +147,7 @@ def crop_boxes(
     of ten trials whose sides are smaller than the image's, else the whole image (or the largest box of an allowed ratio
     if the image itself is too long). "clamp" takes one trial and cuts it to the image.
     """
-    empty = torch.empty(rows, TRIALS if rule == "reject" else 1, device=generator.device)
+    empty = torch.empty(rows, _trials(rule), device=generator.device)
     area = empty.uniform_(scale[0] * height * width, scale[1] * height * width, generator=generator)
     aspect = torch.empty_like(area).uniform_(math.log(ratio[0]), math.log(ratio[1]), generator=generator).exp_()
     high, wide = (area * aspect).sqrt().floor(), (area / aspect).sqrt().floor()
@@ -135,11 +156,27 @@ def crop_boxes(
     else:
         fits = (high > 0) & (high < height) & (wide > 0) & (wide < width)
         first, any_fits = fits.int().argmax(1, keepdim=True), fits.any(1, keepdim=True)
-        high = torch.where(any_fits, high.gather(1, first), min(height, round(width * ratio[1])))
-        wide = torch.where(any_fits, wide.gather(1, first), min(width, round(height / ratio[0])))
+        whole_height, whole_width = _whole(height, width, ratio)
+        high = torch.where(any_fits, high.gather(1, first), whole_height)
+        wide = torch.where(any_fits, wide.gather(1, first), whole_width)
     place = torch.rand(2, rows, 1, generator=generator, device=area.device)
     top, left = (place[0] * (height + 1 - high)).floor(), (place[1] * (width + 1 - wide)).floor()
     return torch.cat((top, left, top + high - 1, left + wide - 1), 1)
+
+
+def _trials(rule: CropRule) -> int:
+    return TRIALS if rule == "reject" else 1
+
+
+def _whole(height: int, width: int, ratio: Range) -> tuple[int, int]:
+    """Height and width of the largest box of an allowed ratio: of the whole image, unless that is too long."""
+    return min(height, round(width * ratio[1])), min(width, round(height / ratio[0]))
+
+
+def _around(middle: int, amount: float) -> Range:
+    """The range of a jitter. That of a factor does not go below 0."""
+    low = middle - amount
+    return (max(0.0, low) if middle else low), middle + amount
 
 
 def crop(images: Tensor, boxes: Tensor) -> Tensor:

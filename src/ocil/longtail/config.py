@@ -10,8 +10,9 @@ from ocil.data import CATALOG, DEFAULT
 from ocil.errors import OcilError, suggest
 from ocil.precision import Precision
 from ocil.rng import check_seed
-from ocil.runs.config import fill, refuse_unknown, restored, with_settings
+from ocil.runs.config import with_settings
 from ocil.runs.naming import as_formerly, cell_name, distinct, short_digest
+from ocil.runs.settings import fill, refuse_unknown, restored
 
 Loss = Literal["ce", "focal", "revised", "dynamic"]
 

@@ -46,6 +46,9 @@ _BUILT_IN = (
         "revised focal loss, virtual distillation, augmented replay, review",
         "Liang et al., TCSVT 2023",
     ),
+    MethodInfo(
+        "stride", "stride:Stride", "our own: small steps, random views, logits adjusted by label frequency", "-"
+    ),
     MethodInfo("er", "er:ER", "replay of random memory samples", "Chaudhry et al., ICML Workshop 2019"),
     MethodInfo(
         "agem",

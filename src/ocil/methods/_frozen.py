@@ -29,6 +29,9 @@ class FrozenLearner(Learner):
     asked for, and kept until the next step (``kept``).
     """
 
+    trains_network = False
+    no_average = "its network never learns, so there is nothing to average"
+
     def __init__(
         self, config: LearnerConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu"
     ) -> None:

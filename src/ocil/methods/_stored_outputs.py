@@ -23,6 +23,10 @@ class StoredOutputs(nn.Module):
         """Which classes had been met when an image was stored: the others had no logit."""
         self.features: Tensor = nn.Buffer(torch.zeros(slots, feature_size, device=device))
 
+    @staticmethod
+    def bytes_held(memory: int, classes: int, feature_size: int = 0) -> int:
+        return (memory + 1) * (5 * classes + 4 * feature_size)
+
     @torch.no_grad()
     def keep(self, slots: Tensor, logits: Tensor, met: Tensor | None, features: Tensor | None = None) -> None:
         """Store the logits ``[B, C]`` and features ``[B, D]`` of images that ``Memory.add`` has put into ``slots``."""

@@ -1,6 +1,7 @@
 """Anchor assisted experience replay: our own reconstruction, after Lin et al. (Anchor Assisted Experience Replay for
 Online Class-Incremental Learning, TCSVT 2022). There is no public code: what the abstract leaves open is our choice."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -15,9 +16,9 @@ from ocil.learning.views import RandomViews
 from ocil.methods._distances import nearness
 from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig, Problem
-from ocil.methods.passes import Pass, replayed
+from ocil.methods.passes import ExtraState, Pass, replayed
 from ocil.methods.recorded_losses import total
-from ocil.networks import to_float
+from ocil.networks import Outputs, to_float
 
 TASK_END_BATCH = 500  # memory images per pass at a task's end
 
@@ -52,6 +53,7 @@ class AAER(Learner):
     class_rows = (*Learner.class_rows, "anchors", "known", "centres", "taken", "moved")
     vector_settings: ClassVar[dict[str, Any]] = {"augment": False}
     scores_are_logits = False
+    no_average = "its class centres and anchors are features of the network that is trained"
 
     @classmethod
     def needs_images(cls, config: Any) -> str | None:
@@ -70,6 +72,12 @@ class AAER(Learner):
         """The anchors' features when they were chosen."""
         self.moved: Tensor = nn.Buffer(torch.zeros(size, device=self.device))
         """How far the earlier anchors of a class have moved."""
+
+    @classmethod
+    def extra_state(cls, config: Any, problem: Problem, network: networks.Network) -> ExtraState:
+        """An anchor and three vectors per class."""
+        anchor = math.prod(problem.input_shape) * problem.dtype.itemsize
+        return ExtraState(problem.classes * (anchor + 1 + 3 * 4 * network.feature_size))
 
     @classmethod
     def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
@@ -91,17 +99,19 @@ class AAER(Learner):
 
     def learn(self, x: Tensor, y: Tensor) -> None:
         replay = self.memory.retrieve(self.config.memory_batch)
-        self.optimizer.zero_grad()
-        loss = losses.cross_entropy(self.network(to_float(x)), y)
-        loss.backward()
-        parts = {"stream": loss.detach()}
+        batches = [(to_float(x), y)]
         if replay is not None:
-            replay_loss = self.anchored_loss(*self.views(*replay))
-            replay_loss.backward()
-            parts["memory"] = replay_loss.detach()
+            batches.append(self.views(*replay))
+        self.optimizer.zero_grad()
+        outputs = self.network.outputs_of([images for images, _ in batches])
+        parts = {"stream": losses.cross_entropy(outputs[0].scores, y)}
+        if replay is not None:
+            parts["memory"] = self.anchored_loss(outputs[1], batches[1][1])
+        loss = total(parts)
+        loss.backward()
         self.optimizer.step()
         self.memory.add(x, y)
-        self.record_loss(total(parts), **parts)
+        self.record_loss(loss, **parts)
 
     def views(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         raw = to_float(x)
@@ -109,9 +119,9 @@ class AAER(Learner):
             return raw, y
         return torch.cat([raw, self.random_views(raw, self.rng["augment"])]), torch.cat([y, y])
 
-    def anchored_loss(self, images: Tensor, labels: Tensor) -> Tensor:
-        features = self.network.features(images)
-        loss = losses.cross_entropy(self.network.head(features), labels)
+    def anchored_loss(self, outputs: Outputs, labels: Tensor) -> Tensor:
+        features, scores = outputs
+        loss = losses.cross_entropy(scores, labels)
         if self.task_number and self.config.drift_weight:
             loss = loss + self.config.drift_weight * drift(features, self.features(self.anchors), labels, self.known)
         return loss
@@ -120,7 +130,8 @@ class AAER(Learner):
         return min(self.task_number, 1)  # anchors exist from the first task's end on
 
     def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.anchored_loss(to_float(x), y)
+        (outputs,) = self.network.outputs_of([to_float(x)])
+        return self.anchored_loss(outputs, y)
 
     @torch.no_grad()
     def task_ended(self) -> None:

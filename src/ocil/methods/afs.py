@@ -14,8 +14,8 @@ from ocil.learning.views import CropRule, RandomViews
 from ocil.methods.base import Learner
 from ocil.methods.config import AugmentedConfig, LearnerConfig, Problem
 from ocil.methods.passes import Pass, replayed
-from ocil.methods.recorded_losses import total
-from ocil.networks import bn_momentum, to_float
+from ocil.methods.recorded_losses import added, total
+from ocil.networks import Outputs, bn_momentum, to_float
 
 PUBLISHED_BETA = {  # the authors' choice for each dataset and memory size, from their released commands
     "cifar10": {200: 0.05, 500: 0.05, 1000: 0.1},
@@ -128,19 +128,14 @@ class AFS(Learner):
             batches = [(torch.cat([images for images, _ in batches]), torch.cat([labels for _, labels in batches]))]
 
         self.optimizer.zero_grad()
-        loss = torch.zeros((), device=self.device)
-        sums: dict[str, Tensor] = {}
         with bn_momentum(self.network, self.bn_momentum):
-            for images, labels in batches:
-                parts = self.parts(images, labels, regularise=True)
-                part = total(parts)
-                part.backward()
-                loss += part.detach()
-                for name, value in parts.items():
-                    sums[name] = sums[name] + value.detach() if name in sums else value.detach()
+            outputs = self.network.outputs_of([images for images, _ in batches])
+        found = [self.parts(each, labels, True) for each, (_, labels) in zip(outputs, batches, strict=True)]
+        loss = added(total(parts) for parts in found)
+        loss.backward()
         self.optimizer.step()
         self.memory.add(x, y)
-        self.record_loss(loss, **sums)
+        self.record_loss(loss, **{name: added(parts[name].detach() for parts in found) for name in found[0]})
 
     def views(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         raw = to_float(x)
@@ -151,11 +146,10 @@ class AFS(Learner):
             return augmented, y
         return torch.cat([raw, augmented]), torch.cat([y, y])
 
-    def parts(self, images: Tensor, labels: Tensor, regularise: bool) -> dict[str, Tensor]:
+    def parts(self, outputs: Outputs, labels: Tensor, regularise: bool) -> dict[str, Tensor]:
         """The parts of the loss of a batch, by name."""
         c, met = self.config, self.met
-        features = self.network.features(images)
-        logits = self.network.head(features)
+        features, logits = outputs
         parts: dict[str, Tensor] = {}
         if c.loss == "ce":
             parts["cross_entropy"] = losses.cross_entropy(logits, labels, c.ce_scale)
@@ -174,4 +168,5 @@ class AFS(Learner):
         return parts
 
     def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
-        return total(self.parts(to_float(x), y, regularise=False))
+        (outputs,) = self.network.outputs_of([to_float(x)])
+        return total(self.parts(outputs, y, regularise=False))

@@ -7,7 +7,8 @@ A method is one file whose ``learn`` shows the whole step. What it can rely on s
 - ``capturable``: ``Capturable``, by which an engine learns when it may capture a step as a CUDA graph;
 - ``passes``: ``Pass``, in which a method states what a step costs;
 - ``recorded_losses``: the losses of the last steps, for progress displays and loggers;
-- ``verbs``: what happens around each verb, whoever calls it: the number of threads, meeting new classes.
+- ``verbs``: what happens around each verb, whoever calls it: the number of threads, meeting new classes, and that
+  scores come from the averaged network, with ``average``.
 """
 
 from collections.abc import Callable
@@ -19,12 +20,13 @@ from torch import Tensor, nn
 from ocil import networks
 from ocil.errors import OcilError
 from ocil.learning import losses, optimizers
+from ocil.learning.average import WeightAverage
 from ocil.learning.memory import Memory
 from ocil.learning.optimizers import Optimizer
 from ocil.methods.capturable import Capturable
 from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.growth import GrowsByClass
-from ocil.methods.passes import Pass, replayed
+from ocil.methods.passes import ExtraState, Pass, replayed
 from ocil.methods.recorded_losses import Phase, RecordedLosses
 from ocil.methods.verbs import wrap_verbs
 from ocil.networks import to_float
@@ -48,9 +50,16 @@ class Learner(GrowsByClass, Capturable):
     """The defaults that differ from the config's own where inputs are vectors."""
     restarts: ClassVar[bool] = False
     """Whether it builds its network anew at task ends."""
+    trains_network: ClassVar[bool] = True
+    """False if it takes the network as it is: then a single input needs no batch statistics."""
     scores_are_logits: ClassVar[bool] = True
     """False if scores only rank the classes, as distances do: their softmax is not a probability."""
+    no_average: ClassVar[str] = ""
+    """Why the average of its weights (the setting ``average``) cannot be tested in the network's place; empty if it
+    can."""
     config: LearnerConfig
+    average: WeightAverage | None
+    """The averaged network; None unless the setting ``average`` asks for one."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -65,12 +74,14 @@ class Learner(GrowsByClass, Capturable):
                 f"features = {config.features} are computed before a stream begins: for images that come one by one "
                 "give network=NAME pretrained=FILE freeze=backbone."
             )
+        self.refuse_average(config)
         self.config = config
         self.problem = problem
         self.device = torch.device(device)
         self.rng = Rng(seed, self.device)
         self.network = self.make_network(derive(seed, "init"))
         self.memory = Memory(config.memory, problem.input_shape, self.rng["memory"], problem.dtype)
+        self.average = None
         self.optimizer = self.make_optimizer()
         self.recorded_losses = RecordedLosses()
         self.task_number = 0
@@ -99,6 +110,12 @@ class Learner(GrowsByClass, Capturable):
         return None
 
     @classmethod
+    def refuse_average(cls, config: LearnerConfig) -> None:
+        """Raise an ``OcilError`` if the settings ask for an average that the method cannot be tested by."""
+        if config.average and cls.no_average:
+            raise OcilError(f"average = {config.average} does not suit {cls.__name__}: {cls.no_average}.")
+
+    @classmethod
     def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
         """The passes through the network of a step on ``batch_size`` stream images, once the memory is full and a task
         has ended. Device memory, time estimates and the benchmark's floor are computed from them.
@@ -116,6 +133,15 @@ class Learner(GrowsByClass, Capturable):
     def task_end_passes(cls, config: Any, classes: int, stored: int) -> list[Pass]:
         """All passes at a task's end, without its review, with ``stored`` images in the memory."""
         return []
+
+    @classmethod
+    def extra_state(cls, config: Any, problem: Problem, network: networks.Network) -> ExtraState:
+        """The tensors that the method adds to those of every learner. Whether a run fits on a device is computed from
+        it. A method with tensors of its own that may be large overrides this.
+
+        ``network`` is as the settings build it, but with one class: to look at.
+        """
+        return ExtraState()
 
     def make_network(self, seed: int) -> networks.Network:
         """The network with new or pretrained weights. If the learner grows, no class is met in it."""
@@ -137,7 +163,18 @@ class Learner(GrowsByClass, Capturable):
         """The optimiser of all trainable parameters. A method that adds or replaces a head calls it again."""
         c = self.config
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        return optimizers.make(c.optimizer, trained, c.lr, c.momentum, c.weight_decay)
+        made = optimizers.make(c.optimizer, trained, c.lr, c.momentum, c.weight_decay)
+        if c.average:
+            if self.average is None:
+                self.average = WeightAverage(self.network, c.average)
+            self.average.follow(self.network)
+            made.after_step = self.average.update
+        return made
+
+    @property
+    def scoring_network(self) -> networks.Network:
+        """The network that scores come from: the averaged one, if there is one, else the one that is trained."""
+        return self.network if self.average is None else self.average.network
 
     def learn(self, x: Tensor, y: Tensor) -> None:
         """Learn from one stream batch."""
@@ -154,7 +191,7 @@ class Learner(GrowsByClass, Capturable):
         def logits(x: Tensor) -> Tensor:
             with networks.evaluating(self.network):
                 scores: Tensor = self.network(self.inputs(x))
-            return scores
+            return self.masked(scores)
 
         return logits
 
@@ -212,8 +249,8 @@ class Learner(GrowsByClass, Capturable):
         """
         self.recorded_losses.put(phase, loss, parts)
         self.last_loss.copy_(loss)
-        failed = torch.where(torch.isfinite(loss), -1, self.steps)
-        self.failed_at.copy_(torch.where(self.failed_at < 0, failed, self.failed_at))
+        failed = (self.failed_at < 0) & (loss - loss != 0)  # infinity less infinity is no number: fewer kernels
+        torch.where(failed, self.steps, self.failed_at, out=self.failed_at)
         self.steps += 1
 
     def state(self) -> dict[str, Tensor]:

@@ -69,6 +69,9 @@ class LearnerConfig:
     computed once and kept on disk. ``pretrained`` then names its weights."""
     width: int = 20
     """Channels of the reduced ResNet-18's first stage; the next ones have 2, 4 and 8 times as many."""
+    average: float = 0.0
+    """Decay per step of an average of the weights, which takes the network's place in a test; 0: none. 0.99 averages
+    over about 100 steps. The first steps have a smaller decay, ``(1 + t) / (10 + t)`` in step t."""
     precision: Precision = "tf32"
     """Precision on a GPU. ``fp32``: exact and repeatable bit for bit (your own loop needs ``precision.numerics``).
     ``tf32``: convolutions round their factors to TF32, as PyTorch does by default. ``bf16``: the network computes in
@@ -93,13 +96,14 @@ class LearnerConfig:
         "momentum": 0,
         "weight_decay": 0,
         "width": 1,
+        "average": 0,
         "review_every": 0,
         "review_batch": 1,
         "review_lr_scale": 0,
     }
     maximum: ClassVar[dict[str, float]] = {"width": 1024}
     above: ClassVar[dict[str, float]] = {"lr": 0}
-    below: ClassVar[dict[str, float]] = {"momentum": 1}
+    below: ClassVar[dict[str, float]] = {"momentum": 1, "average": 1}
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))

@@ -12,9 +12,9 @@ from ocil.methods._stored_outputs import StoredOutputs, squared_difference
 from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.er_ace import shift_and_flip
-from ocil.methods.passes import Pass, replayed
+from ocil.methods.passes import ExtraState, Pass, replayed
 from ocil.methods.recorded_losses import total
-from ocil.networks import to_float
+from ocil.networks import Network, to_float
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,10 @@ class DERPlusPlus(Learner):
     @classmethod
     def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
         return [Pass(batch_size), Pass(replayed(config)), Pass(replayed(config))]
+
+    @classmethod
+    def extra_state(cls, config: Any, problem: Problem, network: Network) -> ExtraState:
+        return ExtraState(StoredOutputs.bytes_held(config.memory, problem.classes))
 
     def learn(self, x: Tensor, y: Tensor) -> None:
         memory, c = self.memory, self.config

@@ -13,7 +13,7 @@ from ocil.learning import losses
 from ocil.learning.views import RandomViews
 from ocil.methods.base import Learner
 from ocil.methods.config import AugmentedConfig, LearnerConfig, Problem
-from ocil.methods.passes import Pass, replayed
+from ocil.methods.passes import ExtraState, Pass, replayed
 from ocil.methods.recorded_losses import total
 from ocil.networks import Growing, GrowingHead, to_float
 from ocil.rng import derive
@@ -76,6 +76,11 @@ class DVC(Learner):
 
         self.qnet = networks.seeded(qnet, derive(seed, "qnet")).to(self.device)
         self.optimizer = self.make_optimizer()
+
+    @classmethod
+    def extra_state(cls, config: Any, problem: Problem, network: networks.Network) -> ExtraState:
+        """The network that estimates mutual information, with its gradients and velocities."""
+        return ExtraState(4 * 3 * ((3 * problem.classes + 1) * config.qnet_units + problem.classes))
 
     @classmethod
     def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:

@@ -41,15 +41,14 @@ class ER(Learner):
         self.optimizer.zero_grad()
         if replay is not None and self.config.forward == "joint":
             loss = losses.cross_entropy(self.network(to_float(torch.cat([x, replay[0]]))), torch.cat([y, replay[1]]))
-            loss.backward()
+        elif replay is not None:
+            stream, memory = self.network.outputs_of([to_float(x), to_float(replay[0])])
+            parts["stream"] = losses.cross_entropy(stream.scores, y)
+            parts["memory"] = losses.cross_entropy(memory.scores, replay[1])
+            loss = total(parts)
         else:
             loss = losses.cross_entropy(self.network(to_float(x)), y)
-            loss.backward()
-            if replay is not None:
-                replay_loss = losses.cross_entropy(self.network(to_float(replay[0])), replay[1])
-                replay_loss.backward()
-                parts = {"stream": loss.detach(), "memory": replay_loss.detach()}
-                loss = total(parts)
+        loss.backward()
         self.optimizer.step()
         self.memory.add(x, y)
         self.record_loss(loss, **parts)

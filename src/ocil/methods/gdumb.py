@@ -74,6 +74,8 @@ class GDumb(Learner):
         drawn = {name: value for name, value in fresh.state_dict().items() if not self.network.is_frozen(name)}
         self.network.load_state_dict(drawn, strict=False)  # in place: captured steps use these tensors
         self.optimizer.reset()
+        if self.average is not None:
+            self.average.restart()
 
     def task_end_batches(self) -> Iterator[Tensor]:
         for _ in range(self.config.rehearsal_epochs):

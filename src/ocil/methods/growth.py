@@ -93,5 +93,5 @@ class GrowsByClass(nn.Module):
         self._met_numbers = set(met.nonzero().flatten().tolist())
 
     def masked(self, scores: Tensor) -> Tensor:
-        """Scores ``[B, C]`` in which a class not met is never the largest. The network's own head does this itself."""
+        """Scores ``[B, C]`` in which a class not met is never the largest. A growing head does this itself."""
         return scores if self.met is None else scores.masked_fill(~self.met, networks.NOT_MET)

@@ -16,7 +16,7 @@ from ocil.methods._standardised import Standardise
 from ocil.methods._tasks import StoredTasks, drawn_among
 from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig, Problem
-from ocil.methods.passes import Pass
+from ocil.methods.passes import ExtraState, Pass
 from ocil.methods.recorded_losses import total
 from ocil.networks import image_shape, to_float
 
@@ -88,6 +88,10 @@ class GSA(Learner):
     def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
         """An upper bound: in some tasks the balanced set is an image smaller."""
         return [Pass(2 * (batch_size + config.current_batch)), Pass(2 * config.memory_batch)]
+
+    @classmethod
+    def extra_state(cls, config: Any, problem: Problem, network: networks.Network) -> ExtraState:
+        return ExtraState(8 * (config.memory + 1) + 8 * problem.classes)
 
     def learn(self, x: Tensor, y: Tensor) -> None:
         self.task_classes.index_fill_(0, y, True)

@@ -57,13 +57,14 @@ class GSS(Learner):
         replay = self.memory.retrieve(self.config.memory_batch)
         parts: dict[str, Tensor] = {}
         self.optimizer.zero_grad()
-        loss = losses.cross_entropy(self.network(to_float(x)), y)
-        loss.backward()
         if replay is not None:
-            replay_loss = losses.cross_entropy(self.network(to_float(replay[0])), replay[1])
-            replay_loss.backward()
-            parts = {"stream": loss.detach(), "memory": replay_loss.detach()}
+            stream, memory = self.network.outputs_of([to_float(x), to_float(replay[0])])
+            parts["stream"] = losses.cross_entropy(stream.scores, y)
+            parts["memory"] = losses.cross_entropy(memory.scores, replay[1])
             loss = total(parts)
+        else:
+            loss = losses.cross_entropy(self.network(to_float(x)), y)
+        loss.backward()
         self.optimizer.step()
         self.memory.offer(x, y, *self.similarity(x, y))
         self.record_loss(loss, **parts)

@@ -13,7 +13,7 @@ from torch import Tensor
 from ocil.learning import losses
 from ocil.methods.base import Learner
 from ocil.methods.config import AugmentedConfig, LearnerConfig, Problem
-from ocil.methods.passes import Pass, replayed
+from ocil.methods.passes import ExtraState, Pass, replayed
 from ocil.methods.recorded_losses import total
 from ocil.networks import Network, to_float
 
@@ -56,6 +56,7 @@ class MKD(Learner):
         "fashion-mini": {"memory_batch": 10}  # ours: the demo has to run on a slow laptop
     }
     vector_settings: ClassVar[dict[str, Any]] = {"augment": False}
+    no_average = "its predictions are those of an average already"
 
     @classmethod
     def needs_images(cls, config: Any) -> str | None:
@@ -74,6 +75,13 @@ class MKD(Learner):
     def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
         both = batch_size + replayed(config)
         return (2 if config.augment else 1) * [Pass(both)] + [Pass(both, trains=False)]
+
+    @classmethod
+    def extra_state(cls, config: Any, problem: Problem, network: Network) -> ExtraState:
+        """The teacher, and for scores the mean of both."""
+        tensors = (*network.parameters(), *network.buffers())
+        teacher = 4 * (sum(each.numel() for each in tensors) + (network.feature_size + 1) * problem.classes)
+        return ExtraState(teacher, teacher)
 
     def learn(self, x: Tensor, y: Tensor) -> None:
         replay = self.memory.retrieve(self.config.memory_batch)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ocil import networks
 from ocil.errors import OcilError
-from ocil.learning import losses
+from ocil.learning import losses, optimizers
 from ocil.learning.views import RandomViews, crop_range
 from ocil.methods._class_means import class_means
 from ocil.methods._distances import nearness
@@ -20,7 +20,7 @@ from ocil.methods._standardised import Standardise
 from ocil.methods._tasks import StoredTasks, drawn_among
 from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig, Problem
-from ocil.methods.passes import Pass
+from ocil.methods.passes import ExtraState, Pass
 from ocil.methods.recorded_losses import total
 from ocil.methods.scr import supervised_contrastive
 from ocil.networks import GrowingHead, image_shape, to_float
@@ -89,6 +89,7 @@ class MOSE(Learner):
     }
     class_rows = (*Learner.class_rows, "task_classes", "seen_classes", "old_classes")
     scores_are_logits = False
+    no_average = "its experts are not part of the network that is averaged"
 
     @classmethod
     def needs_images(cls, config: Any) -> str | None:
@@ -134,6 +135,17 @@ class MOSE(Learner):
     @classmethod
     def review_passes(cls, config: Any, classes: int) -> list[Pass]:
         return [Pass(VIEWS * config.review_batch)]
+
+    @classmethod
+    def extra_state(cls, config: Any, problem: Problem, network: networks.Network) -> ExtraState:
+        """Experts, heads, projections and the map, each with its gradient and what the optimiser keeps."""
+        channels = network.stage_channels
+        size, experts = channels[-1], Experts(channels)
+        weights = sum(weight.numel() for weight in experts.parameters()) + (size + 1) * size
+        weights += (size + 1) * ((len(channels) - 1) * problem.classes + len(channels) * config.projection)
+        statistics = sum(buffer.numel() for buffer in experts.buffers())
+        copies = 2 + optimizers.numbers_kept(config.optimizer)
+        return ExtraState(4 * (copies * weights + statistics) + 8 * (config.memory + 1))
 
     def learn(self, x: Tensor, y: Tensor) -> None:
         self.task_classes.index_fill_(0, y, True)

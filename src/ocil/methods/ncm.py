@@ -3,7 +3,7 @@ Classes at Near-Zero Cost, TPAMI 2013)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,8 @@ from torch import Tensor
 from ocil.methods._distances import distances
 from ocil.methods._frozen import FrozenLearner
 from ocil.methods.config import LearnerConfig, Problem
+from ocil.methods.passes import ExtraState
+from ocil.networks import Network
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,10 @@ class NCM(FrozenLearner):
         super().__init__(config, problem, seed, device)
         self.sums = self.buffer(problem.classes, self.network.feature_size)
         self.counts = self.buffer(problem.classes)
+
+    @classmethod
+    def extra_state(cls, config: Any, problem: Problem, network: Network) -> ExtraState:
+        return ExtraState(8 * problem.classes * (network.feature_size + 1))
 
     @torch.no_grad()
     def learn(self, x: Tensor, y: Tensor) -> None:

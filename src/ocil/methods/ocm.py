@@ -16,7 +16,7 @@ from ocil.learning.views import RandomViews, crop_range
 from ocil.methods._standardised import Standardise
 from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig, Problem
-from ocil.methods.passes import Pass, replayed
+from ocil.methods.passes import ExtraState, Pass, replayed
 from ocil.methods.recorded_losses import total
 from ocil.networks import Network, image_shape, to_float
 from ocil.rng import derive
@@ -98,6 +98,14 @@ class OCM(Learner):
         self.seen_classes: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
         self.old_classes: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
         self.standardise = Standardise(channels, self.device)
+
+    @classmethod
+    def extra_state(cls, config: Any, problem: Problem, network: networks.Network) -> ExtraState:
+        """The last task's network, and a projection beside each of the two networks."""
+        projection = (network.channels + 1) * min(config.projection, network.channels)
+        tensors = (*network.parameters(), *network.buffers())
+        numbers = sum(each.numel() for each in tensors) + (network.feature_size + 1) * problem.classes
+        return ExtraState(4 * (numbers + 2 * projection))
 
     @classmethod
     def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:

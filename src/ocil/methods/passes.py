@@ -1,4 +1,5 @@
-"""A pass of images through the network. Which passes a step makes stands in the method's file: ``Learner.passes``."""
+"""What a step costs: passes of images through the network, and state beside it. Both stand in the method's file:
+``Learner.passes`` and ``Learner.extra_state``."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,6 +13,15 @@ class Pass(NamedTuple):
     images: int
     trains: bool = True
     """Whether a backward pass follows the forward pass."""
+
+
+class ExtraState(NamedTuple):
+    """Device memory of a learner beside its network, its memory of images and its optimiser, in bytes."""
+
+    kept: int = 0
+    """Held all the time."""
+    scoring: int = 0
+    """Held for a moment, when scores are computed from what is kept."""
 
 
 def replayed(config: LearnerConfig, count: int | None = None) -> int:

@@ -17,7 +17,7 @@ from ocil.methods._cosine_head import cosine_head, unit
 from ocil.methods._stored_outputs import StoredOutputs, squared_difference
 from ocil.methods.base import Learner
 from ocil.methods.config import AugmentedConfig, LearnerConfig, Problem
-from ocil.methods.passes import Pass, replayed
+from ocil.methods.passes import ExtraState, Pass, replayed
 from ocil.methods.recorded_losses import total
 from ocil.networks import to_float
 from ocil.rng import derive
@@ -95,6 +95,11 @@ class PCR(Learner):
     @classmethod
     def review_passes(cls, config: Any, classes: int) -> list[Pass]:
         return [Pass((2 if config.views == "both" else 1) * config.review_batch)]
+
+    @classmethod
+    def extra_state(cls, config: Any, problem: Problem, network: networks.Network) -> ExtraState:
+        kept = StoredOutputs.bytes_held(config.memory, problem.classes, network.feature_size)
+        return ExtraState(kept if config.hybrid else 0)
 
     def learn(self, x: Tensor, y: Tensor) -> None:
         slots = self.memory.draw(self.config.memory_batch)

@@ -3,13 +3,15 @@ Pre-trained Models for Continual Learning, NeurIPS 2023)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ocil.methods._frozen import FrozenLearner, on_host
 from ocil.methods.config import LearnerConfig, Problem
+from ocil.methods.passes import ExtraState
+from ocil.networks import Network
 from ocil.rng import derive
 
 RIDGES = tuple(10.0**power for power in range(-8, 9))  # published
@@ -50,6 +52,13 @@ class RanPAC(FrozenLearner):
         self.sums, self.held_sums = (self.buffer(problem.classes, config.projection) for _ in range(2))
         self.products, self.held_products = (self.buffer(config.projection, config.projection) for _ in range(2))
         self.counts = self.buffer(problem.classes)
+
+    @classmethod
+    def extra_state(cls, config: Any, problem: Problem, network: Network) -> ExtraState:
+        """The random projection and the sums. To choose a ridge and to solve takes up to six more matrices."""
+        size, classes = config.projection, problem.classes
+        sums = 8 * (2 * size * size + 2 * classes * size + classes)
+        return ExtraState(4 * network.feature_size * size + sums, 8 * 6 * size * max(size, classes))
 
     @torch.no_grad()
     def learn(self, x: Tensor, y: Tensor) -> None:

@@ -1,7 +1,7 @@
 """The losses of a learner's last steps, for progress displays and loggers."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import reduce
 from operator import add
 from typing import Literal
@@ -46,4 +46,9 @@ class RecordedLosses:
 
 def total(parts: Mapping[str, Tensor]) -> Tensor:
     """The sum of a loss's parts, added in their order."""
-    return reduce(add, parts.values())
+    return added(parts.values())
+
+
+def added(values: Iterable[Tensor]) -> Tensor:
+    """The sum of one value or more, added in their order."""
+    return reduce(add, values)

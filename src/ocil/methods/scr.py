@@ -88,7 +88,7 @@ class SCR(Learner):
     def contrast(self, x: Tensor, y: Tensor) -> Tensor:
         raw = to_float(x)
         views = [raw, self.random_views(raw, self.rng["augment"])]
-        projections = torch.stack([F.normalize(self.network(view)) for view in views], dim=1)
+        projections = torch.stack([F.normalize(each.scores) for each in self.network.outputs_of(views)], dim=1)
         return supervised_contrastive(projections, y, self.config.temperature)
 
     def review_loss(self, x: Tensor, y: Tensor) -> Tensor:

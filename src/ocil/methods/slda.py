@@ -3,13 +3,15 @@ Discriminant Analysis, CVPR Workshop 2020)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ocil.methods._frozen import FrozenLearner, on_host
 from ocil.methods.config import LearnerConfig, Problem
+from ocil.methods.passes import ExtraState
+from ocil.networks import Network
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,12 @@ class SLDA(FrozenLearner):
         self.sums = self.buffer(problem.classes, size)
         self.counts = self.buffer(problem.classes)
         self.products = self.buffer(size, size)
+
+    @classmethod
+    def extra_state(cls, config: Any, problem: Problem, network: Network) -> ExtraState:
+        """``rule`` makes up to five matrices of the size of the covariance."""
+        size, classes = network.feature_size, problem.classes
+        return ExtraState(8 * (size * size + classes * (size + 1)), 8 * 5 * size * max(size, classes))
 
     @torch.no_grad()
     def learn(self, x: Tensor, y: Tensor) -> None:

@@ -3,6 +3,7 @@
 - On a CPU a verb runs on as many threads as pay off for this network (see ``ocil.threads``).
 - ``learn`` first meets the classes of its batch, unless the caller announces them (see ``growth``): a class that was
   not met has no weights to learn.
+- ``scores`` and ``scorer`` see the averaged network as ``self.network``, if there is one (the setting ``average``).
 """
 
 from collections.abc import Callable
@@ -22,10 +23,13 @@ VERBS = ("learn", "scores", "review", "end_task")  # what a user calls; end_task
 
 def wrap_verbs(cls: "type[Learner]") -> None:
     """Wrap the verbs that a class or a mixin of it defines. Those inherited from a learner are wrapped already."""
-    for name in VERBS:
+    around = {"learn": meets_first, "scores": reads_average, "scorer": reads_average}
+    for name in (*VERBS, "scorer"):
         verb = getattr(cls, name)
         if not hasattr(verb, "wrapped"):
-            setattr(cls, name, on_default_threads(meets_first(verb) if name == "learn" else verb))
+            inner = around[name](verb) if name in around else verb
+            setattr(cls, name, on_default_threads(inner) if name in VERBS else inner)
+            getattr(cls, name).wrapped = True
 
 
 def on_default_threads(verb: Verb) -> Verb:
@@ -36,7 +40,6 @@ def on_default_threads(verb: Verb) -> Verb:
         with default_if_free(self.network.multiply_adds):
             return verb(self, *arguments, **named)
 
-    scoped.wrapped = True  # type: ignore[attr-defined]
     return cast(Verb, scoped)
 
 
@@ -48,3 +51,22 @@ def meets_first(learn: Verb) -> Verb:
         return learn(self, x, y, *arguments, **named)
 
     return cast(Verb, step)
+
+
+def reads_average(verb: Verb) -> Verb:
+    """The verb is called on a view of the learner that has the averaged network in the place of the trained one.
+
+    A view shares all else. It is no swap of weights: captured steps know the weights by their addresses, and in a
+    service another thread may read the same learner.
+    """
+
+    @wraps(verb)
+    def read(self: "Learner", *arguments: Any, **named: Any) -> Any:
+        if self.average is None:
+            return verb(self, *arguments, **named)
+        view = object.__new__(type(self))
+        view.__dict__ |= vars(self)
+        view._modules = {**self._modules, "network": self.average.network}
+        return verb(view, *arguments, **named)
+
+    return cast(Verb, read)

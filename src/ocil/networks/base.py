@@ -1,12 +1,22 @@
 """What every network has: features, a head, and facts about itself."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ocil.errors import OcilError
 from ocil.precision import Precision
+
+
+class Outputs(NamedTuple):
+    """What a network gives for a batch."""
+
+    features: Tensor
+    """``[B, feature_size]``"""
+    scores: Tensor
+    """``[B, classes]``"""
 
 
 class Network(nn.Module):
@@ -49,6 +59,19 @@ class Network(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(self.features(x))
         return logits
+
+    def outputs_of(self, batches: Sequence[Tensor]) -> list[Outputs]:
+        """What several batches give that pass one after the other: in training each is normalised by its own batch
+        statistics, and the running statistics move batch by batch.
+
+        Networks with kernels of their own may take them all in one pass. So call ``backward`` once, on the sum of the
+        losses: it is one pass too.
+        """
+        found = []
+        for x in batches:
+            features = self.features(x)
+            found.append(Outputs(features, self.head(features)))
+        return found
 
     def train(self, mode: bool = True) -> "Network":
         super().train(mode)

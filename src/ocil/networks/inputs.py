@@ -23,4 +23,4 @@ def image_shape(shape: InputShape) -> ImageShape:
 
 def to_float(x: Tensor) -> Tensor:
     """Stored images, uint8 ``[N, H, W, C]``, as float ``[N, C, H, W]`` in [0, 1], channels-last; vectors as float32."""
-    return x.permute(0, 3, 1, 2).float() / 255 if x.ndim == 4 else x.float()
+    return x.permute(0, 3, 1, 2) / 255 if x.ndim == 4 else x.float()

@@ -26,6 +26,7 @@ PREFIXES = ("module.", "model.", "backbone.", "encoder.", "network.", "body.")
 DEEPEST = 3  # prefixes in front of one name
 COUNTERS = "num_batches_tracked"  # of batch normalisation: no weights; some files have them, some do not
 LARGEST = 8 * 2**30  # bytes
+NO_WEIGHTS = "it is damaged or not a file of weights"
 ADVICE = "Give a .safetensors file, or a .pth file that holds tensors alone"
 
 
@@ -62,8 +63,7 @@ def read(path: Path) -> dict[str, Tensor]:
     except OcilError:
         raise
     except Exception as error:  # both readers raise many kinds for a file that is damaged or something else
-        code = isinstance(error, pickle.UnpicklingError) and "weights_only" in str(error).lower()
-        reason = "it holds more than tensors" if code else " ".join(str(error).split())[:120] or type(error).__name__
+        reason = _why_unreadable(error)
         raise OcilError(f"cannot read pretrained = {path}: {reason.rstrip('.')}. {ADVICE}.") from error
     for wrapper in WRAPPERS:
         if isinstance(found, Mapping) and isinstance(found.get(wrapper), Mapping):
@@ -77,6 +77,15 @@ def read(path: Path) -> dict[str, Tensor]:
         if reason := _what_is_wrong(value, size):
             raise OcilError(f"pretrained = {path}: {name[:80]} {reason}.")
     return tensors
+
+
+def _why_unreadable(error: Exception) -> str:
+    if isinstance(error, pickle.UnpicklingError) and "weights_only" in str(error).lower():
+        return "it holds more than tensors"
+    said = " ".join(str(error).split())[:120]
+    if isinstance(error, ValueError | RuntimeError | pickle.UnpicklingError) and " " in said:
+        return said
+    return NO_WEIGHTS  # what the reader stumbled over means nothing to a user
 
 
 def digest(path: str) -> str:
@@ -128,6 +137,10 @@ def _pth(path: Path) -> Any:
             entries = archive.infolist()
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
             raise ValueError("it is compressed, which PyTorch's files are not")  # its content may be of any size
+    else:
+        with path.open("rb") as file:
+            if file.read(1) != pickle.PROTO:
+                raise ValueError(NO_WEIGHTS)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about the file's form: what is wrong is an error
         return torch.load(path, map_location="cpu", weights_only=True)

@@ -1,11 +1,13 @@
 """The network of the paper: a reduced ResNet-18."""
 
+from collections.abc import Sequence
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ocil import kernels
 from ocil.kernels.convolution import Conv2d
-from ocil.networks.base import Network, autocast
+from ocil.networks.base import Network, Outputs, autocast
 from ocil.networks.inputs import ImageShape
 from ocil.precision import Precision
 
@@ -61,6 +63,14 @@ class ReducedResNet18(Network):
         if not self.frozen_parts and kernels.usable(self, x):
             return kernels.features(self, x, into_grad=True)
         return self.plain_features(x)
+
+    def outputs_of(self, batches: Sequence[Tensor]) -> list[Outputs]:
+        if len(batches) != 2 or self.frozen_parts or not kernels.usable(self, *batches):
+            return super().outputs_of(batches)
+        features = kernels.features_of_both(self, batches[0], batches[1], into_grad=True)
+        sizes = [len(x) for x in batches]
+        scores = self.head(features)  # a head computes row by row
+        return [Outputs(*both) for both in zip(features.split(sizes), scores.split(sizes), strict=True)]
 
     def plain_features(self, x: Tensor) -> Tensor:
         with autocast(x, self.precision):

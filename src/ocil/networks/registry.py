@@ -7,7 +7,7 @@ A network is named by a setting: ``reduced-resnet18``, ``mlp(hidden=512)``, ``ti
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
@@ -97,6 +97,12 @@ def origin_of(spec: str) -> Origin:
     return package_origin("timm" if kind == "timm" else rest.partition(":")[0].partition(".")[0])
 
 
+def identity_of(spec: str) -> Hashable:
+    """What changes when a network is registered again or its plugin file has changed: for caches of what it builds."""
+    name = Spec.parse(spec, "network").name
+    return None if ":" in name else NETWORKS.find(name), origin_of(spec)
+
+
 def network(name: str) -> NetworkInfo:
     """The entry of a network, without its options: a registered name, ``timm:MODEL`` or ``module:PACKAGE:FACTORY``."""
     kind, _, rest = name.partition(":")
@@ -184,7 +190,7 @@ def build(
     """
     chosen = Spec.parse(spec, "network")
     info = network(chosen.name)
-    refuse_wrong_inputs(info, input_shape)
+    check_input_kind(info, input_shape)
     if pretrained == weights.OWN and not info.name.startswith("timm:"):
         raise OcilError(f"pretrained = {weights.OWN} is for models of timm: give a file of weights for {info.name}.")
 
@@ -218,7 +224,7 @@ def _refuse_dropout(made: Network, chosen: Spec) -> None:
             )
 
 
-def refuse_wrong_inputs(info: NetworkInfo, input_shape: InputShape) -> None:
+def check_input_kind(info: NetworkInfo, input_shape: InputShape) -> None:
     """Raise an ``OcilError`` if a network for images would get vectors, or the other way round."""
     if info.inputs == "images" and not is_image(input_shape):
         advice = f"use {FOR_VECTORS} or mlp"
@@ -246,8 +252,10 @@ def _body(info: NetworkInfo, chosen: Spec, input_shape: InputShape, pretrained: 
         body = info.load()(input_shape, **options)
     except OcilError:
         raise
-    except Exception as error:  # a stranger's code, or options that it does not take
+    except (Exception, SystemExit) as error:  # a stranger's code, or options that it does not take
         reason = " ".join(str(error).split())[:300] or type(error).__name__
+        if isinstance(error, SystemExit):
+            reason = f"its factory ends the program (SystemExit: {reason})"
         raise OcilError(f"network = {chosen} cannot be built: {reason}.") from error
     if not isinstance(body, nn.Module):
         raise OcilError(f"network = {chosen}: its factory must return a torch module, not {type(body).__name__}.")
@@ -276,7 +284,7 @@ def _from_module(target: str) -> Factory:
             found = getattr(found, part)
     except AttributeError:
         raise OcilError(f"network = 'module:{target}': {module} has no '{name}'.") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise OcilError(f"network = 'module:{target}': {module} cannot be imported ({reason}).") from error
     if not callable(found):

@@ -128,7 +128,7 @@ class Facts:
                 found = network.body(network.prepared(zeros))
         except OcilError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise OcilError(f"the network cannot take an input of shape {list(zeros.shape)}: {reason}.") from error
         finally:

@@ -1,7 +1,8 @@
 """Rows of numbers on disk: ``.npy``, ``.npz`` and ``.parquet`` files, read in parts.
 
 A file may come from anywhere: nothing is unpickled, and no size that it claims is believed before it is checked against
-the file. An array of a ``.npy`` file, or of an ``.npz`` file that is not compressed, is mapped and never read whole.
+the file. An array of a ``.npy`` file, or of an ``.npz`` file that is not compressed, is never read whole, unless its
+columns lie together. A file that is cut short while it is read is an error, not the end of the process.
 """
 
 import io
@@ -9,6 +10,7 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -16,13 +18,14 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ocil.data.archive import content_offset, is_stored
+from ocil.data.mapped import RowReader, mapped
 from ocil.data.npy import read_header
 from ocil.errors import OcilError
 from ocil.files import machine_memory
 from ocil.online.labels import ClassLabel
 
 SUFFIXES = (".npy", ".npz", ".parquet")
-LOCAL_HEADER = 30  # bytes of a ZIP entry before its name; the lengths of its name and extra field are at byte 26
 
 
 class Rows(Protocol):
@@ -46,10 +49,14 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class ArrayRows:
-    """The rows of an array, mapped from a file or in memory."""
+    """The rows of an array, in a file or in memory."""
 
     path: Path
     array: NDArray[Any]
+
+    @cached_property
+    def reader(self) -> RowReader:
+        return RowReader(self.array)
 
     @property
     def size(self) -> int:
@@ -63,7 +70,7 @@ class ArrayRows:
         return len(self.array)
 
     def read(self, first: int, last: int) -> NDArray[Any]:
-        return np.asarray(self.array[first:last])
+        return self.reader.part(first, last)
 
 
 @dataclass(frozen=True)
@@ -108,6 +115,8 @@ def open_labels(path: Path, names: Names) -> list[ClassLabel]:
 
 def as_labels(path: Path, array: NDArray[Any]) -> list[ClassLabel]:
     """Labels as plain Python values: text, whole numbers, or true and false."""
+    if array.ndim:
+        array = RowReader(array).part(0, len(array))
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1:
@@ -155,7 +164,7 @@ def _array(path: Path, chosen: Sequence[str], usual: str, option: str) -> NDArra
             if chosen:
                 raise OcilError(f"{path} holds one array without a name: leave out {option}.")
             with path.open("rb") as file:
-                return _mapped(path, file, 0, path.stat().st_size)
+                return _in_file(path, file, 0, path.stat().st_size)
         return _from_archive(path, chosen, usual, option)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, OverflowError) as error:
         if isinstance(error, OcilError):
@@ -174,15 +183,11 @@ def _from_archive(path: Path, chosen: Sequence[str], usual: str, option: str) ->
             known = ", ".join(sorted(there)[:8]) or "nothing"
             raise OcilError(f"{path} has no array '{name}': it has {known}. Name one with {option}.")
         entry = there[name]
-        if entry.compress_type == zipfile.ZIP_STORED and not entry.flag_bits & 1:
-            file.seek(entry.header_offset)
-            head = file.read(LOCAL_HEADER)
-            start = (
-                entry.header_offset + LOCAL_HEADER + sum(int.from_bytes(head[at : at + 2], "little") for at in (26, 28))
-            )
+        if is_stored(entry):
+            start = content_offset(file, entry)
             if start + entry.file_size > path.stat().st_size:
                 raise ValueError("it is cut short")
-            return _mapped(path, file, start, start + entry.file_size)
+            return _in_file(path, file, start, start + entry.file_size)
         if entry.file_size > machine_memory() // 2:
             size = f"{entry.file_size / 1e9:,.0f} GB"
             raise OcilError(f"'{name}' of {path} has {size} unpacked: save it as .npy, which is read in parts.")
@@ -192,13 +197,16 @@ def _from_archive(path: Path, chosen: Sequence[str], usual: str, option: str) ->
     return np.frombuffer(content.getbuffer(), dtype, prod(shape), content.tell()).reshape(shape, order=order)
 
 
-def _mapped(path: Path, file: BinaryIO, start: int, end: int) -> NDArray[Any]:
-    """The array in a file from byte ``start`` on; an empty file cannot be mapped, so an empty array is made."""
+def _in_file(path: Path, file: BinaryIO, start: int, end: int) -> NDArray[Any]:
+    """The array in a file from byte ``start`` on. It stays there, unless it is tiny or its columns lie together."""
     file.seek(start)
     shape, order, dtype = _header(file, end)
-    if not prod(shape):
-        return np.empty(shape, dtype)
-    return np.memmap(path, dtype, "r", file.tell(), shape, order)
+    if order == "C" and prod(shape) * dtype.itemsize >= dtype.itemsize + 1:
+        return mapped(path.resolve(), dtype, shape, file.tell())
+    if end - start > machine_memory() // 2:
+        size = f"{(end - start) / 1e9:,.0f} GB"
+        raise OcilError(f"{path} has {size} with its columns together: save it by rows, with np.ascontiguousarray.")
+    return np.frombuffer(file.read(end - file.tell()), dtype, prod(shape)).reshape(shape, order=order)
 
 
 def _header(file: BinaryIO, end: int) -> tuple[tuple[int, ...], Any, "np.dtype[Any]"]:

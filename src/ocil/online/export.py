@@ -146,5 +146,5 @@ def _frozen_copy(model: Model) -> Model:
     """A copy on the CPU in float32: exporting must not change the model, and the result must run on any machine."""
     copy = model.copy("cpu")
     copy.learner.requires_grad_(False)  # constants of the graph: only what it uses gets into the file, no memory
-    copy.learner.network.precision = "fp32"
+    copy.learner.scoring_network.precision = "fp32"
     return copy

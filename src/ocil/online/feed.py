@@ -8,7 +8,7 @@ from typing import Any
 from ocil.errors import OcilError
 from ocil.online.header import entry, reading_note, whole
 from ocil.online.model import Model
-from ocil.online.sources import Source
+from ocil.online.sources import LabelledSource
 from ocil.runs.protocol import SaveTimes
 
 
@@ -23,7 +23,7 @@ class Feed:
     unless ``append`` asks for this list to be learned from its beginning too.
     """
 
-    def __init__(self, model: Model, source: Source, append: bool = False) -> None:
+    def __init__(self, model: Model, source: LabelledSource, append: bool = False) -> None:
         self.model, self.source = model, source
         at = _noted(model)
         self.position: int = at["position"]

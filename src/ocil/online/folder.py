@@ -14,10 +14,10 @@ from ocil.methods import method
 from ocil.networks.pretrained import digest
 from ocil.networks.registry import named
 from ocil.online.formats import InputFormat
-from ocil.online.header import problem_of
+from ocil.online.header import format_problem
 from ocil.online.images import ImageFormat
 from ocil.online.model import FILE, Model, Recipe, has_model
-from ocil.online.sources import LabelledRows, Source
+from ocil.online.sources import LabelledRows, LabelledSource
 from ocil.online.vectors import VectorFormat
 from ocil.runs.protocol import out_of_memory
 
@@ -45,7 +45,7 @@ class ModelRequest:
         if self.vectors is not None and (self.size is not None or self.gray):
             raise OcilError("--size and --gray are for images, and these are vectors: leave them out.")
 
-    def of(self, source: Source) -> "ModelRequest":
+    def of(self, source: LabelledSource) -> "ModelRequest":
         """The request for a model that is to learn these samples."""
         if not isinstance(source, LabelledRows):
             return self
@@ -56,7 +56,7 @@ class ModelRequest:
     def check(self, folder: Path) -> None:
         """Raise if the settings of a new model are wrong, before anything is written."""
         if not has_model(folder):
-            config, problem = self._recipe().config(self.vectors is not None), problem_of(self._format(), 1)
+            config, problem = self._recipe().config(self.vectors is not None), format_problem(self._format(), 1)
             refuse_what_cannot_fit(config.memory, problem.input_shape, [torch.device("cpu")], problem.dtype)
 
     def open(self, folder: Path, device: torch.device) -> Model:

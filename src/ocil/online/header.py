@@ -28,7 +28,7 @@ from ocil.online.formats import InputFormat
 from ocil.online.images import ImageFormat
 from ocil.online.labels import ClassLabel, decoded, encoded
 from ocil.online.vectors import VectorFormat
-from ocil.runs.config import fill, values
+from ocil.runs.settings import fill, values
 
 FORMAT = 2
 """Format 1 knew images alone, and one network."""
@@ -122,7 +122,7 @@ def reading_note(of: str) -> Iterator[None]:
         raise OcilError(f"the model's note of {of} is damaged: {reason}. Restore it from a copy.") from error
 
 
-def problem_of(input_format: InputFormat, classes: int) -> Problem:
+def format_problem(input_format: InputFormat, classes: int) -> Problem:
     """What a learner knows of a model's inputs, with room for so many classes."""
     dtype = torch.from_numpy(np.empty(0, input_format.dtype)).dtype
     return Problem(input_format.network_shape, classes, dtype)
@@ -285,7 +285,7 @@ def _expected(header: Header, capacity: int, trusted: bool) -> Learner | None:
     """
     info, name = method(header.recipe["method"]), Spec.parse(header.config.network, "network").name
     network = NETWORKS.find(name)
-    problem = problem_of(header.input_format, capacity)
+    problem = format_problem(header.input_format, capacity)
     ours = isinstance(info.target, str) and (name.startswith("timm:") or (network and isinstance(network.target, str)))
     try:
         return (_kept if ours else _without_numbers)(info.name, header.config, problem)

@@ -33,8 +33,8 @@ from ocil.online.header import (
     NewerFormatError,
     UntrustedError,
     check_tensors,
+    format_problem,
     parsed,
-    problem_of,
     refuse_unfit,
 )
 from ocil.online.images import ImageFormat
@@ -42,6 +42,7 @@ from ocil.online.inputs import InputError
 from ocil.online.labels import ClassLabel, encoded
 from ocil.precision import numerics, widest
 from ocil.rng import check_seed
+from ocil.runs.captured_batches import batches_for
 from ocil.runs.config import REVIEW_EVERY, resolve
 from ocil.runs.environment import pick_device
 from ocil.streams import StreamConfig
@@ -89,11 +90,13 @@ class Recipe:
             # A memory that is smaller than the method's usual draw from it, or a review's, is drawn from in full.
             default = info.load().Config()
             for name in ("memory_batch", "review_batch"):
-                usual[name] = max(1, min(getattr(default, name), self.memory))
+                if value := getattr(default, name):  # 0: the method finds its own
+                    usual[name] = max(1, min(value, self.memory))
             given["memory"] = self.memory
         given |= {name: value for name, value in usual.items() if given.get(name) is None}
         config = resolve(info.name, "stream", settings=given | {"batch_size": self.batch_size}, vectors=vectors).learner
         refuse_unfit(config)
+        info.load().refuse_average(config)
         if config.pretrained and info.load().restarts:
             raise OcilError(
                 f"{info.name} begins anew with the pretrained weights at each task end, and a model does not keep "
@@ -130,8 +133,10 @@ class Model:
         if self.recipe.review_every is not None and self.recipe.review_every < 0:
             raise OcilError(f"review_every = {self.recipe.review_every} must not be negative.")
         self.learner = method(recipe.method).load()(
-            config, problem_of(input_format, capacity_for(0)), recipe.seed, device
+            config, format_problem(input_format, capacity_for(0)), recipe.seed, device
         )
+        self.steps = batches_for(self.learner, recipe.batch_size, method(recipe.method).capturable)
+        """Takes the learner's steps, on a GPU by replaying CUDA graphs."""
         self.config = replace(config, pretrained="")
         self.weights = pretrained.digest(config.pretrained) or config.pretrained
         self.threads = threads
@@ -150,7 +155,8 @@ class Model:
         crops = isinstance(getattr(self.learner, "random_views", None), RandomViews)
         if isinstance(self.input_format, ImageFormat) and crops and min(self.input_format.network_shape[:2]) < 2:
             raise InputError(f"{self.recipe.method} crops its images, which must be larger than {size} pixels.")
-        if self.learner.network.smallest_batch > 1 and self.config.freeze != "backbone":
+        trains = self.learner.trains_network and self.config.freeze != "backbone"
+        if trains and self.learner.network.smallest_batch > 1:
             raise InputError(
                 f"network = {self.config.network} cannot learn from a single input of {size}, which has no batch "
                 "statistics: give larger images, freeze = backbone, or another network."
@@ -185,7 +191,7 @@ class Model:
         numbers = [self.numbers[label] for label in labels]
         with self.computing():
             self.learner.meet(numbers)
-            self.learner.learn(on_device(x, self.device), torch.tensor(numbers, device=self.device))
+            self.steps.learn(on_device(x, self.device), torch.tensor(numbers, device=self.device))
         if self.reviews_next:
             self.review(after_batch)
         self.batches += 1
@@ -206,14 +212,14 @@ class Model:
             if method(self.recipe.method).needs_task_ends:
                 learner.task_ended()
                 for slots in learner.task_end_batches():
-                    learner.task_end_step(slots)
+                    self.steps.rehearse(slots)
                     after_batch()
                 reviews = self.config.review and not self.config.review_every
             if reviews and type(learner).review is not Learner.review:
                 learner.review()
             elif reviews:
                 for slots in learner.review_batches():
-                    learner.review_step(slots)
+                    self.steps.review(slots)
                     after_batch()
 
     def check_loss(self) -> None:

@@ -1,6 +1,5 @@
 """Labelled samples on disk, in the order in which they are learned."""
 
-import csv
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ocil.data.label_file import read_label_file
 from ocil.data.layouts import class_folders, list_images, training_folder
 from ocil.errors import OcilError
 from ocil.online.arrays import ArrayRows, Names, Rows, is_array_file, open_labels, open_rows
@@ -25,7 +25,7 @@ SHUFFLED_BYTES = 2**30
 """A Parquet file is learned in random order only if its numbers fit into so much memory."""
 
 
-class Batch(NamedTuple):
+class LabelledBatch(NamedTuple):
     """Samples as a model takes them, and why others are left out."""
 
     inputs: NDArray[Any]
@@ -33,7 +33,7 @@ class Batch(NamedTuple):
     problems: list[str]
 
 
-class Source(Protocol):
+class LabelledSource(Protocol):
     """Labelled samples in a fixed order."""
 
     def __len__(self) -> int: ...
@@ -41,7 +41,7 @@ class Source(Protocol):
     def check(self, input_format: InputFormat, new: bool = True) -> None:
         """Raise an ``OcilError`` if a model of this format cannot learn these samples. ``new``: it has learned none."""
 
-    def batch(self, first: int, last: int, input_format: InputFormat) -> Batch:
+    def batch(self, first: int, last: int, input_format: InputFormat) -> LabelledBatch:
         """The samples from ``first`` up to, but not including, ``last``."""
 
     def identities(self, first: int, last: int) -> Iterator[bytes]:
@@ -58,7 +58,7 @@ class Sample(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ImageFiles:
+class LabelledImages:
     """Image files. One that cannot be read is left out. They are known by their names and labels."""
 
     samples: Sequence[Sample]
@@ -82,7 +82,7 @@ class ImageFiles:
                 return
         raise OcilError(f"not one of {len(self)} images could be read, the first because {first}")
 
-    def batch(self, first: int, last: int, input_format: InputFormat) -> Batch:
+    def batch(self, first: int, last: int, input_format: InputFormat) -> LabelledBatch:
         images: list[NDArray[Any]] = []
         labels: list[ClassLabel] = []
         problems: list[str] = []
@@ -93,7 +93,7 @@ class ImageFiles:
             except InputError as error:
                 problems.append(str(error))
         empty = np.empty((0, *input_format.network_shape), input_format.dtype)
-        return Batch(np.stack(images) if images else empty, labels, problems)
+        return LabelledBatch(np.stack(images) if images else empty, labels, problems)
 
     def identities(self, first: int, last: int) -> Iterator[bytes]:
         for sample in self.samples[first:last]:
@@ -137,8 +137,8 @@ class LabelledRows:
                 reason = f"NaN, infinite or too large for {input_format.precision}"
                 raise OcilError(f"{row} has a number that is {reason}: replace it, or leave the row out.")
 
-    def batch(self, first: int, last: int, input_format: InputFormat) -> Batch:
-        return Batch(input_format.read(self.rows.read(first, last)), list(self.labels[first:last]), [])
+    def batch(self, first: int, last: int, input_format: InputFormat) -> LabelledBatch:
+        return LabelledBatch(input_format.read(self.rows.read(first, last)), list(self.labels[first:last]), [])
 
     def identities(self, first: int, last: int) -> Iterator[bytes]:
         together = max(1, CHECKED_TOGETHER // self.rows.size)
@@ -153,35 +153,38 @@ class LabelledRows:
 class _InOrder:
     """Rows of an array in another order."""
 
-    path: Path
-    array: NDArray[Any]
+    rows: ArrayRows
     order: NDArray[np.int64]
 
     @property
+    def path(self) -> Path:
+        return self.rows.path
+
+    @property
     def size(self) -> int:
-        return int(self.array.shape[1])
+        return self.rows.size
 
     @property
     def dtype(self) -> "np.dtype[Any]":
-        return self.array.dtype
+        return self.rows.dtype
 
     def __len__(self) -> int:
         return len(self.order)
 
     def read(self, first: int, last: int) -> NDArray[Any]:
-        return np.asarray(self.array[self.order[first:last]])
+        return self.rows.reader.take(self.order[first:last])
 
 
 def _shuffled(rows: Rows, order: NDArray[np.int64]) -> Rows:
     if isinstance(rows, ArrayRows):
-        return _InOrder(rows.path, rows.array, order)
+        return _InOrder(rows, order)
     size = len(rows) * rows.size * rows.dtype.itemsize
     if size > SHUFFLED_BYTES:
         raise OcilError(
             f"{rows.path} has {size / 1e9:,.1f} GB of numbers, too many to read in a random order: shuffle its rows "
             "when you write it, or save it as .npy."
         )
-    return _InOrder(rows.path, rows.read(0, len(rows)), order)
+    return _InOrder(ArrayRows(rows.path, rows.read(0, len(rows))), order)
 
 
 def random_order(count: int, seed: int) -> NDArray[np.int64]:
@@ -190,14 +193,14 @@ def random_order(count: int, seed: int) -> NDArray[np.int64]:
     return np.random.RandomState(seed).permutation(count)  # the same in every version of numpy
 
 
-def open_source(path: Path, names: Names | None = None, shuffle: int | None = None) -> Source:
+def open_source(path: Path, names: Names | None = None, shuffle: int | None = None) -> LabelledSource:
     """The labelled samples of a file of rows, or of a list of images."""
     names = names or Names()
     if is_array_file(path):
         return LabelledRows.of(path, names, shuffle)
     if names != Names():
         raise OcilError(f"--x, --y and --labels are for .npy, .npz and .parquet files, not for {path}: leave them out.")
-    return ImageFiles(read_list(path, shuffle))
+    return LabelledImages(read_list(path, shuffle))
 
 
 def read_list(source: Path, shuffle: int | None = None) -> list[Sample]:
@@ -205,7 +208,8 @@ def read_list(source: Path, shuffle: int | None = None) -> list[Sample]:
     CLASS/images/IMAGE.
 
     The rows of a CSV keep their order; the images of a folder are sorted by class and name. Of a folder with a split,
-    only train/CLASS is read. ``shuffle``: the seed of a random order.
+    only train/CLASS is read, and of a CSV with a column ``split`` only the rows for training. ``shuffle``: the seed of
+    a random order.
     """
     if source.is_dir():
         samples = _read_folder(source)
@@ -233,17 +237,7 @@ def _read_folder(source: Path) -> list[Sample]:
 
 
 def _read_csv(source: Path) -> list[Sample]:
-    try:
-        with source.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            if missing := {"path", "label"} - set(reader.fieldnames or ()):
-                raise OcilError(f"{source} has no column '{max(missing)}': its first line must name path and label.")
-            rows = [(reader.line_num, row["path"], row["label"]) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise OcilError(f"{source} cannot be read: {error}.") from None
-    for line, path, label in rows:
-        if not path or not label:
-            raise OcilError(f"{source}, line {line}: a path or a label is missing.")
-    if not rows:
-        raise OcilError(f"{source} has no rows below its first line.")
-    return [Sample(path, source.parent / path, label) for _, path, label in rows]
+    samples = [Sample(file.name, file.path, file.label) for file in read_label_file(source) if file.split == "train"]
+    if not samples:
+        raise OcilError(f"{source} has no images for training: its column split says test or val in every line.")
+    return samples

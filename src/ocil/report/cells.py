@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 from ocil.data import CATALOG
 from ocil.longtail.results import LongTailCell
 from ocil.methods import method
-from ocil.runs.config import RunConfig, as_argument, code_of, command, for_seeds
+from ocil.runs.config import RunConfig, code_of, command, for_seeds
 from ocil.runs.config import changed as changed_settings
 from ocil.runs.results import Result, Summary
+from ocil.runs.settings import as_argument
 from ocil.text import escaped
 
-UNNAMED = {"precision"}  # settings that no paper names: they do not decide which row of a table a cell belongs to
+UNNAMED = {"precision", "evaluate_every"}
+"""Settings that no paper names: they do not decide which row of a table a cell belongs to."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from ocil.methods import METHODS, method
 from ocil.methods.review_label import Label
 from ocil.report.cells import Collection, MeasuredCell, pick, settings_text, title_of
 from ocil.report.papers import ACCURACY, MEASURE_HEADINGS, ColumnKey, Paper, PaperRow, PaperTable, Published
-from ocil.runs.config import as_argument
+from ocil.runs.settings import as_argument
 
 ALL_METHODS = PaperTable(
     "table1",

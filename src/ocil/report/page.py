@@ -18,7 +18,7 @@ from ocil.report.formatting import count, duration, percent, published_percent, 
 from ocil.report.papers import Paper
 from ocil.report.result_tables import anchor, cells_table, compared_document
 from ocil.report.table import MINUS, Column, Row, Table, columns, html
-from ocil.runs.config import as_argument
+from ocil.runs.settings import as_argument
 
 Settings = Mapping[str, Any]
 SURROUNDINGS = (Column("device"), Column("versions"), Column("finished"))

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ocil.evaluation import measures
-from ocil.evaluation.measures import MEASURES, estimate_json
+from ocil.evaluation.measures import MEASURES, estimate, estimate_json
 from ocil.report.cells import MeasuredCell, settings_text
 from ocil.report.comparison import difference, overlap, published_accuracy
 from ocil.report.formatting import duration, measured, percent, points, published_percent, versions
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 RAMP = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))  # dark to light, evenly
+WIDEST = 50  # blocks of a curve in one line
 BLOCKS = "▁▂▃▄▅▆▇█"
 BIAS = ("mean_weight_old", "mean_weight_new", "mean_logit_old", "mean_logit_new", "hard", "ambiguous", "easy")
 
@@ -66,6 +67,7 @@ def renderables(cell: MeasuredCell, paper: Paper) -> list["RenderableType"]:
         *triangle(mean_matrix(cell)),
         Text(),
         Text(f"curve  {sparkline([point.mean for point in cell.summary.accuracy_curve])}"),
+        *_anytime(cell),
         Text(),
         *_bias(cell),
     ]
@@ -136,6 +138,25 @@ def sparkline(values: Sequence[float]) -> str:
     top = max(values) or 1.0
     bars = "".join(BLOCKS[round((len(BLOCKS) - 1) * value / top)] for value in values)
     return f"{bars}  {100 * values[0]:.1f} → {100 * values[-1]:.1f} %"
+
+
+def _anytime(cell: MeasuredCell) -> list["Text"]:
+    """Accuracy every so many batches, on the classes that have arrived: the mean over seeds."""
+    from rich.text import Text
+
+    records = [run.result.anytime for run in cell.runs]
+    if not all(record.get("points") for record in records):
+        return []
+    average, lowest = (
+        estimate([value for record in records if (value := of(record)) is not None])
+        for of in (measures.average_anytime_accuracy, measures.lowest_anytime_accuracy)
+    )
+    means = np.mean([[point["accuracy"] for point in record["points"]] for record in records], axis=0)
+    few = means[np.linspace(0, len(means) - 1, min(len(means), WIDEST)).round().astype(int)]
+    every = records[0]["every"]
+    return [
+        Text(f"every {every} batches  {sparkline(few.tolist())}, mean {percent(average)} %, lowest {percent(lowest)} %")
+    ]
 
 
 def _bias(cell: MeasuredCell) -> list["RenderableType"]:

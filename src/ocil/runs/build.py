@@ -1,5 +1,6 @@
 """From a configuration to a learner, and checks of a configuration before anything is built from it."""
 
+from collections.abc import Hashable
 from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any
@@ -17,8 +18,10 @@ from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.growth import capacity_for
 from ocil.networks import InputShape, Network
 from ocil.networks import build as build_network
-from ocil.runs.config import RunConfig, refuse_unknown, resolve
+from ocil.networks.registry import identity_of
+from ocil.runs.config import RunConfig, resolve
 from ocil.runs.features import Encoder
+from ocil.runs.settings import refuse_unknown
 from ocil.streams import Stream
 
 
@@ -117,9 +120,12 @@ def check(config: RunConfig, dataset: Dataset) -> None:
         )
     _refuse_weights(learner, dataset.input_shape, config.weights)
     smallest = min(last - first for first, last in stream.bounds)
-    if method(config.method).memory:
+    if method(config.method).memory and learner.memory_batch:  # 0: the method finds its own
         smallest = min(smallest, learner.memory_batch)
-    if smallest < network_of(learner, problem.input_shape).smallest_batch:
+    if (
+        method(config.method).load().trains_network
+        and smallest < network_of(learner, problem.input_shape).smallest_batch
+    ):
         raise OcilError(
             f"a batch of one image of {dataset.name} has no batch statistics: its images are too small. "
             "Use another batch_size or memory_batch, or drop_last = true."
@@ -127,10 +133,11 @@ def check(config: RunConfig, dataset: Dataset) -> None:
 
 
 def refuse_wrong_inputs(config: RunConfig, dataset: Dataset) -> None:
-    """Raise an ``OcilError`` if a method cannot learn from what the dataset holds, or if its features cannot be
-    computed.
+    """Raise an ``OcilError`` if a method cannot learn from what the dataset holds, if its features cannot be computed,
+    or if it cannot be tested by averaged weights.
     """
     learner, kind = config.learner, method(config.method).load()
+    kind.refuse_average(learner)
     vectors = bool(learner.features) or not dataset.is_images
     if learner.features and not dataset.is_images:
         raise OcilError(f"{dataset.name} holds vectors already: leave out features = {learner.features}.")
@@ -145,20 +152,22 @@ def refuse_wrong_inputs(config: RunConfig, dataset: Dataset) -> None:
 def _refuse_weights(config: LearnerConfig, input_shape: InputShape, digest: str) -> None:
     """Raise an ``OcilError`` if the file of pretrained weights does not fit the network."""
     if digest and not config.features:  # with features the weights are those of the network that computes them
-        _build_with_weights(input_shape, config.width, config.network, config.pretrained, digest)
+        code = identity_of(config.network)
+        _build_with_weights(input_shape, config.width, config.network, config.pretrained, digest, code)
 
 
 @lru_cache(maxsize=32)
-def _build_with_weights(input_shape: InputShape, width: int, spec: str, path: str, digest: str) -> None:
-    """``digest`` serves the cache alone: it changes when the file does."""
+def _build_with_weights(input_shape: InputShape, width: int, spec: str, path: str, digest: str, code: Hashable) -> None:
+    """``digest`` and ``code`` serve the cache alone: they change when the file or the network does."""
     build_network(input_shape, 1, width, spec=spec, pretrained=path)
 
 
 @lru_cache(maxsize=32)
-def _network(input_shape: InputShape, width: int, spec: str, freeze: str) -> Network:
+def _network(input_shape: InputShape, width: int, spec: str, freeze: str, code: Hashable) -> Network:
+    """``code`` serves the cache alone: it changes when the network is registered again or its plugin file changes."""
     return build_network(input_shape, 1, width, spec=spec, freeze=freeze)
 
 
 def network_of(config: LearnerConfig, input_shape: InputShape) -> Network:
     """A network as these settings build it, with random weights and one class: to look at, not to train."""
-    return _network(input_shape, config.width, config.network, config.freeze)
+    return _network(input_shape, config.width, config.network, config.freeze, identity_of(config.network))

@@ -2,9 +2,12 @@
 
 A method is capturable if ``learn`` in the steady state has static shapes, reads nothing back to the host and draws all
 randomness from ``learner.rng``. The conformance tests check that on a CPU.
+
+``CapturedStepper`` takes the steps of a run, ``captured_batches`` those on batches that come from outside.
 """
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +26,51 @@ def can_be_captured(config: RunConfig) -> bool:
     return method(config.method).capturable and optimizers.can_be_captured(config.learner.optimizer)
 
 
+class Graph(Protocol):
+    """What a recording gives: a ``torch.cuda.CUDAGraph``, or in tests what stands for one."""
+
+    def replay(self) -> None: ...
+
+
+class Recordings:
+    """The graphs of a learner's steps, by their kind and the shapes of the tensors that they take."""
+
+    def __init__(self, learner: Learner, record: Callable[[Callable[[], None]], Graph]) -> None:
+        self.learner, self.record = learner, record
+        self.variant = self._variant()
+        self.graphs: dict[tuple[object, ...], tuple[tuple[Tensor, ...], Graph] | None] = {}
+
+    def _variant(self) -> tuple[int, int]:
+        """What a recording depends on: the variant of the step, and how many classes the tensors have room for."""
+        return self.learner.step_variant(), self.learner.problem.classes
+
+    def follow_variant(self) -> bool:
+        """Forget all graphs if steps have become others. Returns whether they have."""
+        if (variant := self._variant()) == self.variant:
+            return False
+        self.variant = variant
+        self.graphs.clear()
+        return True
+
+    def take(self, kind: str, step: Callable[..., None], *inputs: Tensor) -> None:
+        """Take a step. The first of a kind and shape is taken outside of a graph: it prepares what a graph may not
+        prepare. The second one is recorded on copies of its tensors, which are filled before each replay.
+        """
+        self.follow_variant()
+        key = (kind, *(value.shape for value in inputs))
+        if key not in self.graphs:
+            self.graphs[key] = None
+            step(*inputs)
+            return
+        if (recorded := self.graphs[key]) is None:
+            fixed = tuple(value.clone() for value in inputs)
+            recorded = self.graphs[key] = (fixed, self.record(lambda: step(*fixed)))
+        fixed, graph = recorded
+        for target, source in zip(fixed, inputs, strict=True):
+            target.copy_(source)
+        graph.replay()
+
+
 class CapturedStepper(Stepper):
     """Steps of one learner on a CUDA stream of its own, so that many learners share a device.
 
@@ -37,12 +85,11 @@ class CapturedStepper(Stepper):
         self.within = torch.arange(self.size, device=device)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self.next = -1  # the batch that the cursor on the device points to
-        self.variant = self._variant()
         self.warm = False
-        self.step: torch.cuda.CUDAGraph | None = None
+        self.step: Graph | None = None
         self.inputs: tuple[Tensor, Tensor] | None = None
         """The tensors that a recorded step reads, if the images are not on the device; filled before each replay."""
-        self.graphs: dict[tuple[str, int], tuple[Tensor, torch.cuda.CUDAGraph] | None] = {}
+        self.recordings = Recordings(learner, self.record)
 
     def learn(self, number: int) -> None:
         first, last = self.stream.bounds[number]
@@ -80,46 +127,32 @@ class CapturedStepper(Stepper):
         self.step.replay()
 
     def review(self, slots: Tensor) -> None:
-        self._on_slots("review", self.learner.review_step, slots)
+        self._follow_variant()
+        self.recordings.take("review", self.learner.review_step, slots)
 
     def rehearse(self, slots: Tensor) -> None:
-        self._on_slots("rehearsal", self.learner.task_end_step, slots)
-
-    def _on_slots(self, kind: str, step: Callable[[Tensor], None], slots: Tensor) -> None:
-        """A step on memory slots. The first of a kind and size is taken outside of a graph, the second is recorded."""
         self._follow_variant()
-        key = (kind, len(slots))
-        if key not in self.graphs:
-            self.graphs[key] = None
-            step(slots)
-            return
-        if (recorded := self.graphs[key]) is None:
-            fixed = slots.clone()
-            recorded = self.graphs[key] = (fixed, self.record(lambda: step(fixed)))
-        fixed, graph = recorded
-        fixed.copy_(slots)
-        graph.replay()
-
-    def _variant(self) -> tuple[int, int]:
-        """What a recording depends on: the variant of the step, and how many classes the tensors have room for."""
-        return self.learner.step_variant(), self.learner.problem.classes
+        self.recordings.take("rehearsal", self.learner.task_end_step, slots)
 
     def _follow_variant(self) -> None:
-        if (variant := self._variant()) != self.variant:
-            self.variant, self.warm, self.step = variant, False, None
-            self.graphs.clear()
+        if self.recordings.follow_variant():
+            self.warm, self.step = False, None
 
-    def record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def record(self, work: Callable[[], None]) -> Graph:
         return record(work, self.learner.rng)
 
 
-def record(work: Callable[[], None], rng: Rng) -> torch.cuda.CUDAGraph:
-    """Record work that draws from ``rng`` alone, on the current stream, which must not be the default one."""
+def record(work: Callable[[], None], rng: Rng, other_threads: bool = False) -> torch.cuda.CUDAGraph:
+    """Record work that draws from ``rng`` alone, on the current stream, which must not be the default one.
+
+    ``other_threads``: whether other threads may use the device in the meantime.
+    """
     graph = torch.cuda.CUDAGraph()
     for generator in rng.generators.values():
         graph.register_generator_state(generator)
     torch.cuda.synchronize(rng.device)
-    graph.capture_begin()  # torch.cuda.graph would collect garbage each time, which adds up over many seeds
+    # torch.cuda.graph would collect garbage each time, which adds up over many seeds.
+    graph.capture_begin(capture_error_mode="thread_local" if other_threads else "global")
     try:
         work()
     finally:

@@ -1,20 +1,14 @@
 """The configuration of a class-incremental run, and how it is completed from a few names and settings."""
 
-import ast
-import inspect
-import math
 import shlex
-import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from itertools import pairwise
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from ocil.data import CATALOG, DEFAULT
 from ocil.data.catalog import SOURCES, find
-from ocil.errors import LaterVersionError, OcilError, suggest
+from ocil.errors import OcilError
 from ocil.learning import optimizers
 from ocil.methods import METHODS, MethodInfo, method
 from ocil.methods.config import LearnerConfig
@@ -26,13 +20,12 @@ from ocil.networks.spec import Spec
 from ocil.plugins import OURS, PROGRAM, Origin
 from ocil.rng import check_seed
 from ocil.runs.naming import as_formerly, cell_name, distinct, readable, short_digest
+from ocil.runs.settings import as_argument, fill, read_as, refuse_later, refuse_unknown, restored
 from ocil.streams import StreamConfig, usual_tasks
 
 DEFAULT_MEMORY = 5000  # images, for a dataset outside the catalog of which the length is not known
 OFFLINE = {"boundary": "iid", "epochs": 50, "batch_size": 128}
 REVIEW_EVERY = 500
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -130,13 +123,14 @@ class RunConfig:
 
     def reference(self) -> "RunConfig":
         """The fine-tuned run that intransigence compares with: same stream, network and learning rate."""
-        if self.method == "fine-tune":
+        if self.method == "fine-tune" and not self.stream.evaluate_every:
             return self
         optimised = ("lr", "momentum", "weight_decay", "optimizer")
         names = (*optimised, "network", "pretrained", "freeze", "features", "width", "precision")
         keep = {name: getattr(self.learner, name) for name in names}
         learner = method("fine-tune").load().Config(**keep)
-        return replace(self, method="fine-tune", learner=learner, code=code_of("fine-tune", learner))
+        stream = replace(self.stream, evaluate_every=0)
+        return replace(self, method="fine-tune", stream=stream, learner=learner, code=code_of("fine-tune", learner))
 
 
 def resolve(
@@ -188,6 +182,9 @@ def resolve(
             f"width is a setting of {NETWORK}: give {chosen['network']} its own options, NAME(option=value)."
         )
     stream, config = fill(StreamConfig, chosen), fill(learner.Config, chosen)
+    wide = Spec.parse(config.network, "network").options.get("width", config.width)
+    if "width" in given and wide != config.width:
+        raise OcilError(f"network = {config.network} and width = {config.width} differ: leave out one of them.")
     train = entry.train if entry else train
     if stream.boundary == "none" and info.memory and not config.review_every and train is not None:
         config = replace(config, review_every=reviews_every(train // stream.batch_size, stream))
@@ -259,13 +256,6 @@ def for_seeds(words: str, seeds: Sequence[int]) -> str:
     return f"{words} --seeds {seeds[-1] - seeds[0] + 1}{first}"
 
 
-def as_argument(value: Any) -> str:
-    """A value as text that ``--set NAME=`` reads back."""
-    if isinstance(value, list | tuple):
-        return ",".join(map(as_argument, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def concerns(config: type, *topics: str) -> set[str]:
     """The settings of a config class that concern one of these topics, by the metadata of their fields.
 
@@ -281,12 +271,6 @@ def memory_settings() -> set[str]:
     return set().union(*(concerns(info.load().Config, "memory", "review") for info in METHODS.values()))
 
 
-def refuse_unknown(name: str, given: Iterable[str], known: set[str]) -> None:
-    for key in given:
-        if key not in known:
-            raise OcilError(f"unknown setting '{key}' for {name}.{suggest(key, known)}")
-
-
 def _defaults(
     info: MethodInfo, dataset: str, given: Mapping[str, Any], classes: int | None = None, train: int | None = None
 ) -> dict[str, Any]:
@@ -300,111 +284,8 @@ def _defaults(
         return defaults | {"memory": 0}
     if entry is None and train is not None:
         usual = {"batch_size": StreamConfig().batch_size, "memory_batch": info.load().Config().memory_batch}
-        least = max(_parse(name, given.get(name, value), int) for name, value in usual.items())
+        least = max(read_as(name, given.get(name, value), int) for name, value in usual.items())
         # A tenth of the training images, at least one per class, and no more than the catalog's datasets have.
         defaults["memory"] = max(least, classes or 1, min(DEFAULT_MEMORY, train // 10))
-    memory = _parse("memory", given.get("memory", defaults["memory"]), int)
+    memory = read_as("memory", given.get("memory", defaults["memory"]), int)
     return defaults | info.load().settings_for(dataset, memory, entry.classes if entry else classes)
-
-
-def fill(kind: type[T], chosen: Mapping[str, Any]) -> T:
-    """A config class with the chosen values of its fields, each read as the field's type; the rest by default."""
-    return kind(**values(kind, chosen))
-
-
-def values(kind: type, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """The chosen values of a config class's fields, each read as the field's type. Other names are left out."""
-    hints = get_type_hints(kind)
-    names = [f.name for f in fields(kind) if f.init and f.name in chosen]
-    return {name: _parse(name, chosen[name], hints[name]) for name in names}
-
-
-def restored(kind: type[T], content: Mapping[str, Any]) -> T:
-    """A config class from a file. A setting that the file lacks was added since and has its default."""
-    refuse_later(kind, content)
-    return kind(**content)
-
-
-def refuse_later(kind: type, content: Iterable[str]) -> None:
-    """Raise if a file has a setting that this version does not know."""
-    if later := sorted(set(content) - {f.name for f in fields(kind)}):
-        raise LaterVersionError(f"this version of ocil has no setting '{later[0][:40]}': a later one wrote it")
-
-
-def _parse(name: str, value: Any, kind: Any) -> Any:
-    """A setting as its field's type; text from a command line is read as that type."""
-    if kind is Any:
-        return value
-    origin = get_origin(kind) or kind
-    if origin in (Union, UnionType):
-        return _parse_union(name, value, kind)
-    if origin in (list, tuple):
-        return _parse_items(name, value, kind)
-    if origin is Literal:
-        if value not in get_args(kind):
-            raise OcilError(f"{name} = {value!r} is not a choice.{suggest(str(value), map(str, get_args(kind)))}")
-        return value
-    try:
-        if kind is NoneType:
-            return {"none": None}[str(value).lower()]
-        if kind is bool:
-            words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-            return value if isinstance(value, bool) else words[str(value).lower()]
-        if isinstance(value, bool) or (kind is int and float(value) != int(float(value))):
-            raise ValueError
-        if kind is float and not math.isfinite(float(value)):
-            raise ValueError
-        found = kind(value)
-    except (ValueError, TypeError, KeyError, OverflowError):
-        raise OcilError(f"{name} = {value!r} is not {_in_words(kind)}.") from None
-    if kind is int and abs(found) >= 2**63:
-        raise OcilError(f"{name} = {value!r} is too large.")
-    return found
-
-
-def _parse_union(name: str, value: Any, kind: Any) -> Any:
-    """A setting of one of several types. A value that has one of them keeps it; text is read as the first that fits."""
-    kinds = get_args(kind)
-    if type(value) in kinds and not isinstance(value, str):
-        return _parse(name, value, type(value))
-    for one in sorted(kinds, key=lambda one: (one is str, one is not NoneType)):  # any text would do as a str
-        try:
-            return _parse(name, value, one)
-        except OcilError:
-            continue
-    raise OcilError(f"{name} = {value!r} is not {_in_words(kind)}.")
-
-
-def _parse_items(name: str, value: Any, kind: Any) -> Any:
-    """A list or tuple, item by item; in text, commas stand between the items."""
-    make, kinds = get_origin(kind) or kind, get_args(kind) or (Any, ...)
-    items = [part.strip() for part in value.split(",") if value] if isinstance(value, str) else value
-    if isinstance(items, list | tuple):
-        if make is list or kinds[-1] is ...:
-            kinds = kinds[:1] * len(items)
-        if len(items) == len(kinds):
-            return make(_parse(name, item, one) for item, one in zip(items, kinds, strict=True))
-    raise OcilError(f"{name} = {value!r} is not {_in_words(kind)}.")
-
-
-def _in_words(kind: Any) -> str:
-    if get_origin(kind) in (Union, UnionType):
-        return " or ".join(map(_in_words, get_args(kind)))
-    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text", NoneType: "none"}
-    return words.get(kind, str(kind))
-
-
-def meanings(config: type) -> dict[str, str]:
-    """The docstring below each field of a config class and its bases, as far as their source is known."""
-    found: dict[str, str] = {}
-    for kind in reversed(config.__mro__[:-1]):
-        try:
-            (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-        except (OSError, TypeError, SyntaxError, ValueError):  # made in a notebook or by a program: it has no source
-            continue
-        if not isinstance(body, ast.ClassDef):
-            continue
-        for field_, text in pairwise(body.body):
-            if isinstance(field_, ast.AnnAssign) and isinstance(field_.target, ast.Name) and isinstance(text, ast.Expr):
-                found[field_.target.id] = " ".join(str(ast.literal_eval(text.value)).split())
-    return found

@@ -11,8 +11,9 @@ checksum: a computation that was stopped goes on where it was, and a damaged par
 second waits for the first.
 """
 
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -25,22 +26,25 @@ from torch import Tensor
 
 from ocil import tensorfile
 from ocil.data import Dataset
+from ocil.data.mapped import RowReader
 from ocil.data.places import data_dir as data_folder
 from ocil.errors import InUseError, OcilError
 from ocil.files import locked
 from ocil.methods.config import LearnerConfig
 from ocil.networks import InputShape, Network, build, has_random_weights, pretrained, to_float
-from ocil.networks.registry import origin_of
+from ocil.networks.registry import identity_of, origin_of
 from ocil.networks.spec import Spec
 from ocil.precision import numerics
 from ocil.runs.naming import readable, short_digest
 from ocil.runs.protocol import Interrupted
 from ocil.tensorfile import DamagedFileError
+from ocil.text import escaped
 
 RULE = 1
 """The version of how stored images become inputs: scaled to [0, 1], resized and normalised by the network's record."""
 PART = 1000  # images; a kill loses the part that is under way
 BATCH = {"cpu": 20, "cuda": 500}  # images in a pass
+LINE_SECONDS = 60.0  # between two lines of a process that has no bar
 POLL_SECONDS = 0.5  # between two looks at a folder that another process works in
 
 OnProgress = Callable[[int, int], None]
@@ -103,9 +107,14 @@ class Encoder:
         return data_folder(data_dir) / "features" / name
 
 
-@lru_cache(maxsize=32)
 def _untrained(network: str, input_shape: InputShape) -> Network:
     """The network with random weights: to look at."""
+    return _build_once(network, input_shape, identity_of(network))
+
+
+@lru_cache(maxsize=32)
+def _build_once(network: str, input_shape: InputShape, code: Hashable) -> Network:
+    """``code`` serves the cache alone: it changes when the network is registered again or its plugin file changes."""
     return build(input_shape, 1, spec=network)
 
 
@@ -143,7 +152,22 @@ def _features_in(
     folder: Path, dataset: Dataset, encoder: Encoder, data_dir: Path | None, device: torch.device
 ) -> Features:
     """``folder`` serves the cache alone: it changes when the weights or the plugin do."""
-    return features_of(dataset, encoder, data_dir=data_dir, device=device)
+    what = f"features of {dataset.name} by {encoder.network}"
+    return features_of(dataset, encoder, data_dir=data_dir, device=device, on_progress=_Lines(what))
+
+
+class _Lines:
+    """Says on standard error that something takes long, and now and then how far it is: a worker process has no bar,
+    and what it prints is in the log of its node.
+    """
+
+    def __init__(self, what: str) -> None:
+        self.what, self.last = what, -LINE_SECONDS
+
+    def __call__(self, done: int, total: int) -> None:
+        if done < total and time.monotonic() - self.last >= LINE_SECONDS:
+            self.last = time.monotonic()
+            print(f"ocil: {escaped(self.what)} are computed: {done}/{total}", file=sys.stderr, flush=True)
 
 
 def missing(dataset: Dataset, encoder: Encoder, data_dir: Path | None = None) -> int:
@@ -242,13 +266,13 @@ class _Work:
     @torch.inference_mode()
     def compute(self, part: _Part, done: int) -> None:
         """Compute the vectors of a part and write them. ``done``: images that have theirs."""
-        images = self.dataset.train_x if part.split == "train" else self.dataset.test_x
+        images = RowReader(self.dataset.train_x if part.split == "train" else self.dataset.test_x)
         size, batches = BATCH.get(self.device.type, BATCH["cuda"]), []
         with numerics("fp32"):
             for first in range(part.first, part.last, size):
                 self.stop_if_asked()
                 self.on_progress(done + first - part.first, self.total)
-                batch = np.ascontiguousarray(images[first : min(first + size, part.last)])
+                batch = images.part(first, min(first + size, part.last))
                 batches.append(self.network.features(to_float(torch.from_numpy(batch).to(self.device))).cpu())
         found = torch.cat(batches)
         if not bool(found.isfinite().all()):

@@ -13,7 +13,7 @@ from ocil.learning import optimizers
 from ocil.methods import method
 from ocil.methods.passes import images_held
 from ocil.networks import ReducedResNet18, WrappedNetwork
-from ocil.runs.build import network_of
+from ocil.runs.build import network_of, problem_of
 from ocil.runs.config import RunConfig
 from ocil.streams.device import GPU_SHARE
 
@@ -33,7 +33,9 @@ def bytes_on_device(dataset: Dataset, free: int) -> int:
 
 
 def run_bytes(config: RunConfig, dataset: Dataset) -> int:
-    """An upper estimate: memory, weights with gradients, activations of the largest batch of a step or evaluation."""
+    """An upper estimate: memory, weights with gradients, the method's own state, activations of the largest batch of a
+    step or evaluation.
+    """
     learner, stream = config.learner, config.stream
     size = math.prod(dataset.input_shape)
     batch = _images_held(config, dataset.num_classes)
@@ -44,8 +46,12 @@ def run_bytes(config: RunConfig, dataset: Dataset) -> int:
     evaluation = 4 * (scored * size + min(scored, need.together) * need.largest)
     stored = (learner.memory + 1) * (size * dataset.train_x.itemsize + 8)
     forward = 4 * batch * (size + need.largest)  # more than the step's own, if most of the network is frozen
-    copies = 2 + optimizers.numbers_kept(learner.optimizer)  # of each weight: itself, its gradient, the optimiser's
-    return stored + 4 * copies * need.weights + max(step, forward, evaluation) + order
+    problem = problem_of(dataset, dataset.num_classes + dataset.unseen, learner)
+    extra = method(config.method).load().extra_state(learner, problem, network_of(learner, problem.input_shape))
+    # Of each weight: itself, its gradient, the optimiser's numbers, its average and the move of it.
+    copies = 2 + optimizers.numbers_kept(learner.optimizer) + (2 if learner.average else 0)
+    computing = max(step, forward, evaluation + extra.scoring)
+    return stored + 4 * copies * need.weights + extra.kept + computing + order
 
 
 class _Needs(NamedTuple):

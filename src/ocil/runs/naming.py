@@ -14,7 +14,18 @@ from typing import Any
 LONGEST = 48  # characters; with four bytes each, the whole name still fits into the 255 bytes of a file system
 RESERVED = frozenset('<>:"/\\|?*')
 ADDED_SINCE = frozenset(
-    {"growing", "optimizer", "network", "pretrained", "freeze", "features", "order", "order_digest"}
+    {
+        "growing",
+        "optimizer",
+        "network",
+        "pretrained",
+        "freeze",
+        "features",
+        "order",
+        "order_digest",
+        "average",
+        "evaluate_every",
+    }
 )
 """Settings that the digests of former names did not cover at their default. A new setting must be added here too, so
 that folders with former names are still found."""

@@ -34,6 +34,7 @@ CURVES = {  # the name of the curve of each field of an evaluation
     "easy": "samples/easy",
 }
 BY_GROUP = "accuracy by group/"
+ANYTIME = "anytime accuracy"  # its steps count stream batches
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class Result:
     digest: str
     """SHA-256 of the final learner: weights, memory and generators."""
     environment: dict[str, Any]
+    anytime: dict[str, Any] = field(default_factory=dict)
+    """With ``evaluate_every``: correct test images per class at each point, see ``ocil.evaluation.anytime``."""
 
     def to_json(self) -> dict[str, Any]:
         derived = {
@@ -60,12 +63,16 @@ class Result:
             "accuracy_curve": measures.accuracy_curve(self.matrix),
         }
         found = {name: getattr(self, name) for name in FOUND}
+        if self.anytime:
+            derived["average_anytime_accuracy"] = measures.average_anytime_accuracy(self.anytime)
+            found["anytime"] = self.anytime
         return sealed({"schema": SCHEMA, "config": self.config.to_json(), **derived, **found})
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Result":
         check_sealed(content, SCHEMA)
-        result = cls(RunConfig.from_json(content["config"]), *(content[name] for name in FOUND))
+        found = {name: content[name] for name in FOUND} | {"anytime": content.get("anytime", {})}
+        result = cls(RunConfig.from_json(content["config"]), **found)
         _check(result)
         return result
 
@@ -84,7 +91,9 @@ class Result:
 
     @property
     def curves(self) -> Iterator[tuple[str, int, float]]:
-        return evaluation_curves(self.evaluations)
+        yield from evaluation_curves(self.evaluations)
+        for point in self.anytime.get("points", ()):
+            yield ANYTIME, point["batch"], point["accuracy"]
 
     def refuse_other(self, dataset: Dataset, path: Path) -> "Result":
         """Returns the result itself. Raises if it was measured on other images of that name."""
@@ -232,10 +241,29 @@ def _check(result: Result) -> None:
         for name, value in evaluation.items():
             if name != "accuracy" and value is not None and not is_number(value):
                 raise ValueError(f"{name} of an evaluation is not a number")
+    _check_anytime(result.anytime)
     if not is_number(result.wall_seconds) or not isinstance(result.digest, str):
         raise ValueError("wall_seconds or digest is not what it should be")
     if not isinstance(result.environment, dict) or not isinstance(result.peak_memory, dict):
         raise ValueError("environment or peak_memory is not an object")
+
+
+def _check_anytime(record: Mapping[str, Any]) -> None:
+    """Raise if it is not what ``AnytimeEvaluator.record`` makes."""
+    if not record:
+        return
+    classes, last = len(record["tested"]), 0
+    for name in ("tested", "arrived"):
+        if len(record[name]) != classes or not all(type(value) is int and value >= 0 for value in record[name]):
+            raise ValueError(f"anytime: {name} is not one number per class")
+    for point in record["points"]:
+        if type(point["batch"]) is not int or point["batch"] <= last:
+            raise ValueError("anytime: batches do not ascend")
+        last = point["batch"]
+        if isinstance(point["accuracy"], bool) or not 0 <= point["accuracy"] <= 1:
+            raise ValueError("anytime: an accuracy is not a share")
+        if len(point["correct"]) != classes or not all(type(value) is int for value in point["correct"]):
+            raise ValueError("anytime: correct is not one number per class")
 
 
 def is_number(value: Any) -> bool:

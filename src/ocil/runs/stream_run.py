@@ -17,6 +17,7 @@ from ocil import data
 from ocil.data import Dataset
 from ocil.data.dataset import known_fingerprint
 from ocil.errors import OcilError
+from ocil.evaluation.anytime import AnytimeEvaluator, AnytimePoint
 from ocil.evaluation.evaluator import Evaluation, Evaluator
 from ocil.limits import check_threads
 from ocil.methods.base import Learner
@@ -137,7 +138,8 @@ def run(
             raise OcilError("give a dataset or a stream, not both.")
         # The order is part of what a result was measured on.
         dataset = known_fingerprint(replace(stream.data), stream.fingerprint)
-        config = replace(config, stream=stream.config)
+        every = stream.config.evaluate_every or config.stream.evaluate_every
+        config = replace(config, stream=replace(stream.config, evaluate_every=every))
     this = StreamRun(config)
     folder = this.folder(Path(root))
     if stream is not None:
@@ -191,13 +193,14 @@ class ActiveStreamRun:
         self.config, self.folder, self.device, self.images = config, folder, resident.device, dataset.fingerprint
         self.checkpoint_seconds, self.surroundings = checkpoint_seconds, surroundings or {}
         self.stream = Stream(dataset, config.stream, config.seed, resident=resident, arrivals=arrivals)
-        self.evaluator = Evaluator(self.stream)
+        self.evaluator, self.anytime_evaluator = Evaluator(self.stream), AnytimeEvaluator(self.stream)
         self.learner = build(config, dataset, self.device)
         folder.save_config(config)
         self.stepper = stepper(self.learner, self.stream)
         self.cursor = 0
         self.saved_cursor = -1  # of the checkpoint on the disk
         self.evaluations: list[Evaluation] = []
+        self.anytime: list[AnytimePoint] = []
         self.seconds = 0.0
         folder.resume(self.device, self.images, self.load)
 
@@ -208,6 +211,7 @@ class ActiveStreamRun:
         if not 0 <= self.cursor <= len(self.stream):
             raise ValueError(f"its cursor is {self.cursor}, the stream has {len(self.stream)} batches")
         self.evaluations = [Evaluation(**row) for row in progress["evaluations"]]
+        self.anytime = [AnytimePoint(**row) for row in progress.get("anytime", ())]
 
     def save(self) -> None:
         self.check_loss()
@@ -215,6 +219,7 @@ class ActiveStreamRun:
             "cursor": self.cursor,
             "seconds": self.seconds,
             "evaluations": [row.to_json() for row in self.evaluations],
+            "anytime": [row.to_json() for row in self.anytime],
         }
         self.folder.save_for_resume(self.learner.state(), progress, self.device, self.images)
         self.saved_cursor = self.cursor
@@ -273,6 +278,10 @@ class ActiveStreamRun:
             evaluation = self.evaluator.start(self.learner, point, stop_here)
             yield
             self.evaluations.append(evaluation())
+        if self.anytime_evaluator.is_due(number + 1):
+            found = self.anytime_evaluator.start(self.learner, number + 1, stop_here)
+            yield
+            self.anytime.append(found())
 
     def is_long(self, number: int) -> bool:
         """Whether so much work follows a batch that a checkpoint is saved before it. On a GPU a review or an evaluation
@@ -328,6 +337,7 @@ class ActiveStreamRun:
             peak_memory(self.device),
             digest(self.learner),
             {**environment(self.device), "images": self.images, **self._plugins(), **self.surroundings},
+            self.anytime_evaluator.record(self.anytime),
         )
         self.folder.save_result(result)
         return result

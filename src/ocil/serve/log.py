@@ -14,7 +14,7 @@ from typing import NoReturn
 from ocil.errors import WriteError
 from ocil.files import open_regular, sync_folder
 from ocil.online.formats import InputFormat
-from ocil.serve.records import Record, Samples
+from ocil.serve.records import Record, SampleRecord
 from ocil.serve.recovery import recover, write_missing
 from ocil.serve.segment import SALT, Segment, framed, header, needed_segments, read, segments_of
 
@@ -58,9 +58,9 @@ class Log:
             for record in read(segment.path, end):
                 if record.last <= self.position:
                     continue
-                if isinstance(record, Samples) and record.first <= self.position:
+                if isinstance(record, SampleRecord) and record.first <= self.position:
                     known = self.position + 1 - record.first
-                    record = Samples(self.position + 1, record.labels[known:], record.inputs[known:])
+                    record = SampleRecord(self.position + 1, record.labels[known:], record.inputs[known:])
                 yield record
 
     def append(self, records: Sequence[Record], sync: bool = True) -> None:
@@ -83,7 +83,7 @@ class Log:
                 self._take_back(file, error, full=False)
             self._end += len(content)
             for record in records:
-                if isinstance(record, Samples):
+                if isinstance(record, SampleRecord):
                     self.last, self._has_samples = record.last, True
 
     def _take_back(self, file: int, error: OSError, full: bool) -> NoReturn:

@@ -2,10 +2,10 @@
 
 The body of a record is its number (8 bytes), its kind (1 byte), the length of its JSON (4 bytes), the JSON, and inputs.
 
-*Samples*: one request; ``number`` is that of its first sample, counted from 1. The inputs are decoded, in the model's
-format, so that a replay depends on no decoder. *Cut*: the samples up to ``number`` that no earlier cut took were one
-batch. Samples are written when they arrive and cuts when a batch begins, so an answer never waits for a step, and a
-replay takes the same steps.
+*SampleRecord*: one request; ``number`` is that of its first sample, counted from 1. The inputs are decoded, in the
+model's format, so that a replay depends on no decoder. *Cut*: the samples up to ``number`` that no earlier cut took
+were one batch. Samples are written when they arrive and cuts when a batch begins, so an answer never waits for a step,
+and a replay takes the same steps.
 """
 
 import json
@@ -25,7 +25,7 @@ TYPES = {"uint8": "u1", "float16": "<f2", "float32": "<f4"}
 
 
 @dataclass(frozen=True)
-class Samples:
+class SampleRecord:
     """What one request brought: labelled inputs with consecutive numbers."""
 
     first: int
@@ -65,7 +65,7 @@ class Cut:
         return BODY.pack(self.last, CUT, 0)
 
 
-Record = Samples | Cut
+Record = SampleRecord | Cut
 
 
 def parsed(body: bytes) -> Record:
@@ -82,6 +82,6 @@ def parsed(body: bytes) -> Record:
         inputs = numbers.reshape(len(labels), *header["shape"])
         key, digest = header.get("key"), header.get("digest", "")
         hash((labels, key, digest))  # raises for labels and keys that no dictionary could hold
-        return Samples(number, labels, inputs, key, digest)
+        return SampleRecord(number, labels, inputs, key, digest)
     except (struct.error, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error

@@ -21,7 +21,7 @@ from ocil.files import open_regular, read_regular, sync_folder, write_bytes
 from ocil.online.formats import InputFormat
 from ocil.online.labels import ClassLabel
 from ocil.serve.idempotency import KeyedRequest
-from ocil.serve.records import Samples
+from ocil.serve.records import SampleRecord
 from ocil.serve.segment import Condition, DamagedError, Segment, examine, needed_segments, read
 from ocil.tensorfile import DamagedFileError
 
@@ -111,7 +111,7 @@ def _add_segment(
     With ``set_aside``, samples may be missing that are not known to be. Returns the number after its last sample.
     """
     for record in read(segment.path, end):
-        if not isinstance(record, Samples):
+        if not isinstance(record, SampleRecord):
             continue
         expected = found.position + 1 if following is None else following
         gap = range(expected, record.first)
@@ -136,7 +136,7 @@ def _add_segment(
     return following
 
 
-def _fits(record: Samples, input_format: InputFormat) -> bool:
+def _fits(record: SampleRecord, input_format: InputFormat) -> bool:
     return (record.inputs.shape[1:], record.inputs.dtype) == (input_format.network_shape, input_format.dtype)
 
 

@@ -22,7 +22,7 @@ from ocil.serve.checkpoints import Checkpoints
 from ocil.serve.futures import ServiceThread, Waiters, answer
 from ocil.serve.log import Log
 from ocil.serve.metrics import Metrics
-from ocil.serve.records import Cut, Samples
+from ocil.serve.records import Cut, SampleRecord
 from ocil.serve.snapshot import Snapshots
 from ocil.serve.statistics import UNKNOWN, Counts, Statistics
 from ocil.threads import set_threads
@@ -44,7 +44,7 @@ class NumberedSample(NamedTuple):
     inputs: NDArray[Any]
 
     @classmethod
-    def of(cls, record: Samples) -> "Iterator[NumberedSample]":
+    def of(cls, record: SampleRecord) -> "Iterator[NumberedSample]":
         return map(cls, range(record.first, record.last + 1), record.labels, record.inputs)
 
 
@@ -180,7 +180,7 @@ class Trainer(ServiceThread):
         """Batches of the log that the model on disk has not learned, as they were cut; the rest gets ready."""
         pending: list[NumberedSample] = []
         for record in self.log.replay():
-            if isinstance(record, Samples):
+            if isinstance(record, SampleRecord):
                 pending += NumberedSample.of(record)
                 continue
             batch = [sample for sample in pending if sample.number <= record.last]

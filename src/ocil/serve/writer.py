@@ -19,7 +19,7 @@ from ocil.serve.labels import KnownLabels
 from ocil.serve.limits import Limits, RefusedError
 from ocil.serve.log import Log
 from ocil.serve.metrics import Metrics
-from ocil.serve.records import Samples
+from ocil.serve.records import SampleRecord
 from ocil.serve.trainer import NumberedSample, Trainer
 
 GROUP = 256  # samples that one sync may take
@@ -136,7 +136,7 @@ class Writer(ServiceThread):
                 group = self._take_group()
             number, records = self.log.last + 1, []
             for one in group:
-                records.append(Samples(number, one.labels, one.inputs, one.key, one.digest))
+                records.append(SampleRecord(number, one.labels, one.inputs, one.key, one.digest))
                 number = records[-1].last + 1
             try:
                 started = time.monotonic()
@@ -154,7 +154,7 @@ class Writer(ServiceThread):
             group.append(self._queue.popleft())
         return group
 
-    def _written(self, group: list[_QueuedRequest], records: list[Samples]) -> None:
+    def _written(self, group: list[_QueuedRequest], records: list[SampleRecord]) -> None:
         with self._changed:
             for one, record in zip(group, records, strict=True):
                 if one.key is not None:

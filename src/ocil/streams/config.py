@@ -43,6 +43,9 @@ class StreamConfig:
     ``tasks``, ``batch_size`` and ``boundary`` come from the file."""
     order_digest: str = field(default="", metadata=BOUNDARIES)
     """Digest of what that file holds, which stands for its path. It is filled in."""
+    evaluate_every: int = 0
+    """Stream batches between two evaluations on the classes that have arrived, besides those after each task; 0: none.
+    The accuracy after task ends and reviews is then seen beside that between them."""
 
     def __post_init__(self) -> None:
         if self.order and not self.order_digest:
@@ -53,6 +56,8 @@ class StreamConfig:
         for name in ("tasks", "batch_size", "epochs"):
             if getattr(self, name) < 1:
                 raise OcilError(f"{name} = {getattr(self, name)} must be at least 1.")
+        if self.evaluate_every < 0:
+            raise OcilError(f"evaluate_every = {self.evaluate_every} must not be negative.")
         if not 0 <= self.blurry_share <= 1:
             raise OcilError(f"blurry_share = {self.blurry_share} must lie between 0 and 1.")
         if not self.fade >= 0:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ocil.data import Dataset
 from ocil.data.dataset import pieces
-from ocil.data.mapped import Rows, is_mapped
+from ocil.data.mapped import RowReader, is_mapped
 
 GPU_SHARE = 0.5  # of a GPU's free memory: a dataset that takes more stays on the host
 MAPPED_BYTES = 2**30  # a mapped dataset that takes more is read batch by batch, not through its mapping
@@ -40,7 +40,7 @@ class DeviceData:
         if x is not None:
             yield from x.split(size) if index is None else (x[chunk] for chunk in index.split(size))
             return
-        rows = Rows(self.data.train_x if split == "train" else self.data.test_x)
+        rows = RowReader(self.data.train_x if split == "train" else self.data.test_x)
         numbers = torch.arange(len(rows)) if index is None else index
         for chunk in numbers.split(size):
             yield torch.from_numpy(rows.take(chunk.numpy())).to(self.device)

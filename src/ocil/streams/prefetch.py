@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ocil.data.mapped import Rows
+from ocil.data.mapped import RowReader
 
 AHEAD = 4  # batches
 
 T = TypeVar("T")
-Batch = tuple[Tensor, Tensor]
+BatchTensors = tuple[Tensor, Tensor]
 
 
 class Prefetcher(Generic[T]):
@@ -112,7 +112,7 @@ class HostBatches:
         samples: NDArray[np.int64],
         bounds: Sequence[tuple[int, int]],
     ) -> None:
-        self.rows, self.labels, self.samples, self.bounds = Rows(inputs), labels, samples, bounds
+        self.rows, self.labels, self.samples, self.bounds = RowReader(inputs), labels, samples, bounds
 
     def __len__(self) -> int:
         return len(self.bounds)
@@ -122,7 +122,7 @@ class HostBatches:
         """The number of samples of the largest batch."""
         return max(last - first for first, last in self.bounds)
 
-    def read(self, number: int) -> Batch:
+    def read(self, number: int) -> BatchTensors:
         """A batch in memory of its own."""
         first, last = self.bounds[number]
         index = self.samples[first:last]
@@ -137,22 +137,22 @@ class HostBatches:
         return size
 
 
-class Feed(Protocol):
+class BatchLoader(Protocol):
     """Gives a learner the batches of a stream, on its device."""
 
-    def take(self, number: int) -> Batch: ...
+    def take(self, number: int) -> BatchTensors: ...
 
     def close(self) -> None: ...
 
 
-def feed_for(batches: HostBatches, device: torch.device) -> Feed:
+def loader_for(batches: HostBatches, device: torch.device) -> BatchLoader:
     """Batches that are read ahead of time, and brought to the device if it is a GPU."""
     if device.type == "cuda":
-        return CudaFeed(batches, device)
+        return CudaBatchLoader(batches, device)
     return Prefetcher(batches.read, len(batches))
 
 
-class CudaFeed:
+class CudaBatchLoader:
     """Brings batches to a GPU: a thread reads them into pinned memory, and this thread queues their copies on a CUDA
     stream of their own, so that they overlap with the steps before.
 
@@ -170,7 +170,7 @@ class CudaFeed:
         self.next = 0
         self._begin(0)
 
-    def take(self, number: int) -> Batch:
+    def take(self, number: int) -> BatchTensors:
         if number != self.next:
             self.close()
             self._begin(number)
@@ -232,9 +232,9 @@ class Event(Protocol):
 
 
 def _fill_buffer(
-    batches: HostBatches, buffers: list[Batch], free: "SimpleQueue[int | None]", number: int
+    batches: HostBatches, buffers: list[BatchTensors], free: "SimpleQueue[int | None]", number: int
 ) -> tuple[int, int]:
     """Wait for a free buffer and read a batch into it. Returns its number and the number of samples."""
     if (buffer := free.get()) is None:
-        raise RuntimeError("the feed is closed")
+        raise RuntimeError("the loader is closed")
     return buffer, batches.read_into(number, *buffers[buffer])

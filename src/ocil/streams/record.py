@@ -29,7 +29,7 @@ MEMORY_BYTES = 2**30  # of recorded inputs; more are kept in a file
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedBatches:
     """Batches as a dataset, and the order in which they came."""
 
     data: Dataset
@@ -53,7 +53,7 @@ def record(
     test_share: float | None = None,
     seed: int = 0,
     note: Note | None = None,
-) -> Recorded:
+) -> RecordedBatches:
     """Record all batches of an iterable, which must end.
 
     A batch is ``(x, y)`` or ``(x, y, task)``: images or vectors in any form that ``Dataset.from_arrays`` takes, labels
@@ -85,7 +85,7 @@ def record(
     tested = _test_part(test, came, layout) if test is not None else Part(source, np.flatnonzero(held), labels[held])
     train = Part(source, np.flatnonzero(~held), labels[~held])
     data = Samples(name, names, train, tested).dataset()
-    return Recorded(data, _order(came, labels, held, tasks))
+    return RecordedBatches(data, _order(came, labels, held, tasks))
 
 
 class _Arrived:

@@ -16,7 +16,7 @@ from ocil.errors import OcilError
 from ocil.streams.config import StreamConfig, usual_tasks
 from ocil.streams.device import DeviceData
 from ocil.streams.order import Order, draw
-from ocil.streams.prefetch import Feed, HostBatches, feed_for
+from ocil.streams.prefetch import BatchLoader, HostBatches, loader_for
 
 if TYPE_CHECKING:
     from ocil.streams.record import RecordOptions
@@ -68,7 +68,7 @@ class Stream:
         self.groups, self.bounds = arrivals.groups, arrivals.bounds
         self._evaluation_points = {batch: number for number, batch in enumerate(arrivals.points)}
         self.order = torch.from_numpy(arrivals.samples).to(self.resident.index_device)
-        self._feed: Feed | None = None
+        self._loader: BatchLoader | None = None
 
     @classmethod
     def from_batches(
@@ -121,21 +121,21 @@ class Stream:
     def fetch(self, number: int) -> tuple[Tensor, Tensor]:
         """Inputs and labels of one batch. If the dataset is not on the device, the next batches are read meanwhile."""
         if not self.resident.resident:
-            return self._host_feed().take(number)
+            return self._host_loader().take(number)
         first, last = self.bounds[number]
         return self.resident.rows(self.order[first:last])
 
     def close(self) -> None:
         """End the thread that reads ahead, if there is one. ``fetch`` starts it again."""
-        if self._feed is not None:
-            self._feed.close()
-            self._feed = None
+        if self._loader is not None:
+            self._loader.close()
+            self._loader = None
 
-    def _host_feed(self) -> Feed:
-        if self._feed is None:
+    def _host_loader(self) -> BatchLoader:
+        if self._loader is None:
             batches = HostBatches(self.data.train_x, self.data.train_y, self.arrivals.samples, self.bounds)
-            self._feed = feed_for(batches, self.device)
-        return self._feed
+            self._loader = loader_for(batches, self.device)
+        return self._loader
 
     def evaluation_point_after(self, number: int) -> int | None:
         """The number of the class group that is complete after a batch, else None."""

@@ -54,10 +54,10 @@ class Check(Generic[S]):
 
 
 class Promises(Generic[S]):
-    """The promises of a kind of subject, in the order in which they are examined."""
+    """The promises of a kind of subject, in the order in which they are examined. ``parts``: those to begin with."""
 
-    def __init__(self) -> None:
-        self.all: list[Promise[S]] = []
+    def __init__(self, *parts: "Promises[S]") -> None:
+        self.all: list[Promise[S]] = [promise for part in parts for promise in part.all]
 
     def __call__(
         self, text: str, *, slow: bool = False, applies: Callable[[S], bool] = lambda subject: True

@@ -14,8 +14,8 @@ from ocil.methods import METHODS, MethodInfo, method
 from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.passes import Pass
-from ocil.runs.config import fill, refuse_unknown
 from ocil.runs.environment import digest
+from ocil.runs.settings import fill, refuse_unknown
 
 IMAGES, CLASSES, SHAPE = 60, 6, (8, 8, 3)
 BATCH, MEMORY, REPLAY = 5, 12, 8

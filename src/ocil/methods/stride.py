@@ -1,0 +1,267 @@
+"""Stride, a method of our own: small steps, random views, debiased logits.
+
+It is AFS with its compute spent in another way: several small steps in the place of a large one, on random views alone,
+with logits that are adjusted by how often each class was seen lately.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ocil import networks
+from ocil.errors import OcilError
+from ocil.learning import losses
+from ocil.methods._cosine_head import CosineHead, GrowingCosineHead
+from ocil.methods.base import Learner
+from ocil.methods.config import AugmentedConfig, LearnerConfig, Problem
+from ocil.methods.gdumb import BalancedMemory
+from ocil.methods.passes import Pass, replayed
+from ocil.methods.recorded_losses import total
+from ocil.networks import bn_momentum, to_float
+from ocil.rng import derive
+
+LEAST_FREQUENCY = 1e-5  # of a class that was not seen for long, so that its logarithm is finite
+AFS_IMAGES = 210  # that AFS passes forward and backward for a stream batch: 10, and 100 memory images in two views
+
+
+@dataclass(frozen=True)
+class StrideConfig(AugmentedConfig):
+    images: int = AFS_IMAGES
+    """Images that pass forward and backward for a stream batch, in all steps together: the compute that a step may
+    take. AFS takes 210. Reviews come on top, as they do for AFS."""
+    steps: int = 0
+    """Steps per stream batch; 0: by memory size and number of classes, see ``default_steps``."""
+    memory_batch: int = 0
+    """Images drawn from the memory for each step; 0: as many as ``images`` allows."""
+    views: int = 2
+    """Random views of each memory image in a step."""
+    raw: bool = False
+    """Whether the image itself is replayed beside its views."""
+    augment_stream: bool = False
+    """Whether the stream batch is shown in a random view in each step, or as it is."""
+
+    adjustment: float = 0.5
+    """Strength of the adjustment of logits by the logarithm of a running label frequency; 0: none."""
+    frequency_decay: float = 0.95
+    """How much of the running label frequency is kept in a step."""
+
+    loss: Literal["rfl", "ce"] = "rfl"
+    """Classification loss: revised focal, or cross-entropy."""
+    alpha: float = 0.25
+    """Factor of the classification loss."""
+    mu: float = 0.3
+    """Score that the revised focal loss weighs most."""
+    sigma: float = 0.5
+    """How fast that weight falls off on both sides."""
+    beta: float = 0.1
+    """Strength of virtual distillation, which is added on stream and memory, not in a review; 0: none."""
+    temperature: float = 20.0
+    epsilon: float = 0.01
+    """Share that the virtual teacher gives to the other classes."""
+    bn_momentum: float = 1 - 0.9**2
+    """How far running statistics move in a pass. AFS's released code passes each batch twice, which is this value."""
+
+    balanced: bool = False
+    """Whether memory images are drawn so that each class is as likely as another, instead of each image."""
+    balanced_memory: bool = False
+    """Whether the memory keeps as many images of each class (GDumb's sampler), instead of a reservoir."""
+    cosine: float = 0.0
+    """Scale of a cosine head, which takes the linear head's place; 0: linear."""
+
+    review: bool = True
+    review_keep_last: bool = True
+    review_views: bool = False
+    """Whether a review shows each image in a random view, or as it is."""
+    adjust_review: bool = False
+    """Whether logits are adjusted in reviews too."""
+
+    minimum: ClassVar[dict[str, float]] = LearnerConfig.minimum | {
+        "images": 1,
+        "steps": 0,
+        "memory_batch": 0,
+        "views": 0,
+        "adjustment": 0,
+        "frequency_decay": 0,
+        "alpha": 0,
+        "beta": 0,
+        "sigma": 1e-6,
+        "temperature": 1e-6,
+        "epsilon": 0,
+        "bn_momentum": 0,
+        "cosine": 0,
+    }
+    maximum: ClassVar[dict[str, float]] = LearnerConfig.maximum | {"bn_momentum": 1}
+    below: ClassVar[dict[str, float]] = LearnerConfig.below | {"frequency_decay": 1, "epsilon": 1}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.copies:
+            raise OcilError("views = 0 with raw = false replays nothing: give views = 1 or more, or raw = true.")
+
+    @property
+    def copies(self) -> int:
+        """How often a memory image passes through the network in a step."""
+        return self.views + self.raw
+
+
+class Stride(Learner):
+    """Step, taken several times for each stream batch: revised focal loss plus virtual distillation on the stream
+    batch; the same on a new random memory batch, each image in two random views; logits of both adjusted by the running
+    label frequency; one SGD step. Then the raw stream batch enters the reservoir. Reviews are those of AFS.
+    """
+
+    Config = StrideConfig
+    config: StrideConfig
+    class_rows = (*Learner.class_rows, "frequency", "seen_classes")
+    dataset_settings: ClassVar[dict[str, dict[str, Any]]] = {
+        "cifar10": {"gray": 0.2},  # as AFS has it there
+        "fashion-mini": {"images": 60},  # the demo has to run on a slow laptop
+    }
+    vector_settings: ClassVar[dict[str, Any]] = {"views": 0, "raw": True}
+
+    @classmethod
+    def needs_images(cls, config: Any) -> str | None:
+        shown = {"views": config.views, "augment_stream": config.augment_stream, "review_views": config.review_views}
+        name = next((name for name, value in shown.items() if value), None)
+        return None if name is None else f"{name} = {str(shown[name]).lower()} makes random views of images"
+
+    def __init__(
+        self, config: StrideConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu"
+    ) -> None:
+        super().__init__(config, problem, seed, device)
+        self.random_views = config.random_views()
+        self.frequency: Tensor = nn.Buffer(torch.zeros(problem.classes, device=self.device))
+        """How often each class was seen in the last steps, on any scale."""
+        self.seen_classes: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
+        if config.balanced_memory:
+            sizes = (config.memory, problem.input_shape, problem.classes)
+            self.memory = BalancedMemory(*sizes, self.rng["memory"], problem.dtype)
+        if config.cosine:
+            self.network.head = self.cosine_head(derive(seed, "head")).to(self.device)
+            self.optimizer = self.make_optimizer()
+
+    @classmethod
+    def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
+        steps, count = plan(config, batch_size, classes)
+        return steps * [Pass(batch_size), Pass(config.copies * replayed(config, count))]
+
+    def shapes_are_static(self) -> bool:
+        return self.memory.holds_more_than(self.config.memory_batch or self.config.images // self.config.copies)
+
+    def step_variant(self) -> int:
+        """The number of steps, which may follow the number of classes met."""
+        return default_steps(self.config, self.classes_known)
+
+    @property
+    def classes_known(self) -> int:
+        """The number of all classes; of those met so far, if the learner grows."""
+        return self.problem.classes if self.met is None else len(self.classes_met)
+
+    def learn(self, x: Tensor, y: Tensor) -> None:
+        steps, count = plan(self.config, len(y), self.classes_known)
+        sums: dict[str, Tensor] = {}
+        for _ in range(steps):
+            replay = self.memory.retrieve(count, self.problem.classes if self.config.balanced else 0)
+            self.see(y, None if replay is None else replay[1])
+            offset = self.offset()
+            batches = {"stream": (self.view(x) if self.config.augment_stream else to_float(x), y)}
+            if replay is not None:
+                batches["memory"] = self.views(*replay)
+            self.optimizer.zero_grad()
+            with bn_momentum(self.network, self.config.bn_momentum):
+                outputs = self.network.outputs_of([images for images, _ in batches.values()])
+            parts = {
+                name: self.loss(each.scores + offset, labels, regularise=True)
+                for each, (name, (_, labels)) in zip(outputs, batches.items(), strict=True)
+            }
+            total(parts).backward()
+            self.optimizer.step()
+            sums = {name: sums.get(name, 0) + part.detach() / steps for name, part in parts.items()}
+        self.memory.add(x, y)
+        self.record_loss(total(sums), **sums)
+
+    @torch.no_grad()
+    def see(self, *batches: Tensor | None) -> None:
+        """Count labels in the running frequency. Each batch has the same weight, whatever its size."""
+        classes = torch.arange(self.problem.classes, device=self.device)
+        self.frequency *= self.config.frequency_decay
+        for y in batches:
+            if y is not None:
+                share = (y[:, None] == classes).float().mean(0)
+                self.frequency += share
+                self.seen_classes |= share > 0
+
+    def offset(self) -> Tensor:
+        """What is added to the logits of each class, ``[C]``: the logarithm of its frequency. A class seen often gets
+        it for nothing, so it is not learned; at test time, when nothing is added, the class is not favoured."""
+        share = self.frequency / self.frequency.sum()
+        return self.config.adjustment * share.clamp_min(LEAST_FREQUENCY).log()
+
+    def masked(self, scores: Tensor) -> Tensor:
+        """Classes that were never seen are never predicted: adjusted logits keep them out of the softmax, so that
+        nothing is learned of them."""
+        known = self.seen_classes if self.met is None else self.met
+        return scores.masked_fill(~known, networks.NOT_MET)
+
+    def views(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        count = self.config.views
+        shown = [to_float(x)] if self.config.raw else []
+        if count:
+            shown.append(self.view(x.repeat(count, 1, 1, 1)))  # all views in one call: half the kernels
+        return torch.cat(shown) if len(shown) > 1 else shown[0], y.repeat(self.config.copies)
+
+    def view(self, x: Tensor) -> Tensor:
+        return self.random_views(to_float(x), self.rng["augment"])
+
+    def loss(self, logits: Tensor, labels: Tensor, regularise: bool) -> Tensor:
+        c, met = self.config, self.met
+        if c.loss == "ce":
+            loss = losses.cross_entropy(logits, labels, c.alpha)
+        else:
+            loss = losses.revised_focal(logits, labels, c.alpha, c.mu, c.sigma, met=met)
+        if regularise and c.beta:
+            loss = loss + losses.virtual_distillation(logits, labels, c.beta, c.temperature, c.epsilon, met=met)
+        return loss
+
+    def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
+        logits = self.network(self.view(x) if self.config.review_views else to_float(x))
+        return self.loss(logits + self.offset() if self.config.adjust_review else logits, y, regularise=False)
+
+    def cosine_head(self, seed: int) -> CosineHead:
+        sizes = (self.network.feature_size, self.problem.classes, self.config.cosine)
+        if self.config.growing:
+            return GrowingCosineHead(*sizes, seed)
+        return networks.seeded(lambda: CosineHead(*sizes), seed)
+
+
+def plan(config: StrideConfig, batch_size: int, classes: int) -> tuple[int, int]:
+    """The number of steps for a stream batch, and the number of memory images in each.
+
+    All steps together pass at most ``images`` images, unless ``memory_batch`` says otherwise. If ``steps`` is not
+    given, there are no more steps than leave half of the images to the memory.
+    """
+    steps = config.steps or default_steps(config, classes)
+    if config.memory_batch:
+        return steps, config.memory_batch
+    if not config.steps:
+        steps = max(1, min(steps, config.images // (2 * batch_size)))
+    count = (config.images // steps - batch_size) // config.copies
+    if count < 1:
+        least = steps * (batch_size + config.copies)
+        raise OcilError(
+            f"images = {config.images} leaves no memory image to {steps} steps on batches of {batch_size}: "
+            f"give images = {least} or more."
+        )
+    return steps, count
+
+
+def default_steps(config: StrideConfig, classes: int) -> int:
+    """The number of steps per stream batch, unless it is given: a first guess, to be fitted by a search.
+
+    Many classes and a large memory want more steps, few classes or a small memory fewer. Their number grows with
+    ``images``, so that steps keep their size.
+    """
+    usual = 4 if classes > 20 and config.memory >= 20 * classes else 2
+    return max(1, round(usual * config.images / AFS_IMAGES))
