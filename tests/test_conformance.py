@@ -18,6 +18,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "dvc": {"crop": 1.0, "flip": 0.0, "jitter": 0.0, "gray": 0.0},
     "ocm": {"crop": 1.0, "gray": 0.0, "lr": 0.05, "width": 2},
     "er-ace": {"pad": 0},  # of 8 pixels, a shift by 4 leaves too little
+    "derpp": {"pad": 0},
+    "mkd": {"crop": 1.0, "flip": 0.0, "jitter": 0.0, "gray": 0.0, "alpha": 0.2},  # a teacher for few steps
+    "mose": {"crop": 1.0, "gray": 0.0, "current_batch": 3},
+    "gsa": {"crop": 1.0, "gray": 0.0, "current_batch": 3},
+    "rar": {"repeats": 2, "magnitude": 2.0},  # on 8 pixels the published strength leaves little
     "ranpac": {"projection": 60},
 }
 

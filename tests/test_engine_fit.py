@@ -34,7 +34,7 @@ def test_what_a_run_takes_grows_with_what_it_keeps() -> None:
 def test_every_pass_of_a_step_is_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is estimated is no less than what a network is given at once, also before the memory is full."""
     data = noise(160, 4, (8, 8, 1))
-    settings = {"width": 2, "tasks": 2, "review": False, "memory": 120}
+    settings = {"width": 2, "tasks": 2, "review": False, "memory": 120} | ({"repeats": 2} if name == "rar" else {})
     config = resolve(name, "cifar10", settings=settings if METHODS[name].memory else {"width": 2, "tasks": 2})
     learner, seen = build(config, data), [0]
     plain = type(learner.network).features
@@ -44,7 +44,14 @@ def test_every_pass_of_a_step_is_counted(name: str, monkeypatch: pytest.MonkeyPa
         found: torch.Tensor = plain(network, x, *args, **options)
         return found
 
+    plain_maps = type(learner.network).stage_maps
+
+    def counted_maps(network: Any, x: torch.Tensor) -> list[torch.Tensor]:
+        seen.append(len(x))
+        return plain_maps(network, x)
+
     monkeypatch.setattr(type(learner.network), "features", counted)
+    monkeypatch.setattr(type(learner.network), "stage_maps", counted_maps)
     x, y = torch.from_numpy(data.train_x), torch.from_numpy(data.train_y)
     for number in range(16):
         learner.learn(x[10 * number : 10 * number + 10], y[10 * number : 10 * number + 10])
@@ -78,6 +85,8 @@ def test_a_method_states_the_tensors_of_its_own(name: str) -> None:
     }
     held = sum(value.numel() * value.element_size() for value in own.values())
     held += 2 * sum(value.numel() * value.element_size() for key, value in own.items() if key.startswith("qnet."))
+    branches = ("experts.", "heads.", "projections.", "adapter.")  # MOSE's: their gradients and Adam's three numbers
+    held += 4 * sum(4 * weight.numel() for key, weight in learner.named_parameters() if key.startswith(branches))
     network = network_of(learner.config, data.input_shape)
     stated = learner.extra_state(learner.config, learner.problem, network).kept
     assert stated * 0.95 - 100 <= held <= stated + 100  # a few flags per class are not counted

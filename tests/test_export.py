@@ -24,7 +24,8 @@ FORMS = {"gray, enlarged": ImageFormat((8, 8, 1)), "colours": ImageFormat((12, 1
 
 
 def taught(method: str, form: ImageFormat, **changes: Any) -> Model:
-    settings = {"gdumb": {"rehearsal_epochs": 1}, "ranpac": {"projection": 30}}.get(method, {})
+    quick = {"gdumb": {"rehearsal_epochs": 1}, "ranpac": {"projection": 30}, "rar": {"repeats": 2}}
+    settings: dict[str, Any] = quick.get(method, {})
     width = changes.pop("width", 1)
     model = Model(Recipe(method, memory=30, width=width, review_every=2, settings=settings | changes), form)
     rng = np.random.default_rng(0)

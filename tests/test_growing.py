@@ -556,7 +556,7 @@ def config(path: Path, name: str, **chosen: Any) -> RunConfig:
     if name == "gdumb":
         memory["rehearsal_epochs"] = 2
     usual = {"width": 2, "tasks": 3, "batch_size": 4, "growing": True, "class_order": "seeded"}
-    return resolve(name, str(path), settings=usual | memory | chosen)
+    return resolve(name, str(path), settings=usual | QUICK.get(name, {}) | memory | chosen)
 
 
 def test_growing_makes_another_cell(dataset: tuple[Path, Dataset]) -> None:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from ocil import networks
 from ocil.errors import OcilError
 from ocil.learning import losses
+from ocil.methods._cosine_head import CosineHead, GrowingCosineHead
 from ocil.methods.base import Learner
 from ocil.methods.config import AugmentedConfig, LearnerConfig, Problem
-from ocil.methods.er_ace import CosineHead, GrowingCosineHead
 from ocil.methods.gdumb import BalancedMemory
 from ocil.methods.passes import Pass, replayed
 from ocil.methods.recorded_losses import total
