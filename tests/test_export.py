@@ -18,7 +18,12 @@ from ocil.online.model import Model, Recipe
 from ocil.runs.environment import digest
 
 ONLINE = {name: info.load() for name, info in METHODS.items() if not info.offline}
-OWN = [name for name, cls in ONLINE.items() if (cls.scorer, cls.inputs) != (Learner.scorer, Learner.inputs)]
+ALIKE = ("rar", "gsa", "mkd")  # they score as scr, pcr and er do
+OWN = [
+    name
+    for name, cls in ONLINE.items()
+    if (cls.scorer, cls.inputs) != (Learner.scorer, Learner.inputs) and name not in ALIKE
+]
 """Methods that score in a way of their own. The others have one and the same program, and an export takes seconds."""
 FORMS = {"gray, enlarged": ImageFormat((8, 8, 1)), "colours": ImageFormat((12, 12, 3))}
 

@@ -202,7 +202,8 @@ def agree(a: Learner, b: Learner) -> None:
         torch.testing.assert_close(one[key], other[key], rtol=2e-5, atol=2e-5, msg=f"{key}: {{}}".format)
 
 
-@pytest.mark.parametrize("name", [name for name in DISTINCT if name not in DRAWS_BY_CAPACITY])
+# The experts of MOSE are not smooth: ocil.testing compares fewer of its steps.
+@pytest.mark.parametrize("name", [name for name in DISTINCT if name not in {*DRAWS_BY_CAPACITY, "mose"}])
 def test_growth_in_steps_equals_room_from_the_start(name: str) -> None:
     """Weights, momentum, memory, counts and scores. Only sums over more zeros are rounded elsewhere, which five steps
     of a tiny ResNet would enlarge ten million times, and those of a smooth network do not.
