@@ -62,16 +62,32 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["OCIL_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
-@pytest.fixture
-def quick_convolution(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """For networks of a few channels: what is fast for large images costs most of the time there."""
+def set_convolution(ours: bool, one_dnn: bool) -> tuple[bool, bool]:
+    """Whether our own convolution and oneDNN's may be used; what held before."""
     import torch
 
-    monkeypatch.setattr("ocil.kernels.convolution.SLOW_BACKWARD", False)
-    before = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
+    import ocil.kernels.convolution as module
+
+    before = module.SLOW_BACKWARD, torch._C._get_mkldnn_enabled()
+    module.SLOW_BACKWARD = ours
+    torch._C._set_mkldnn_enabled(one_dnn)
+    return before
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_convolution() -> Iterator[tuple[bool, bool]]:
+    """What is fast for large images takes most of the time of a network of a few channels. What is usual."""
+    usual = set_convolution(ours=False, one_dnn=False)
+    yield usual
+    set_convolution(*usual)
+
+
+@pytest.fixture(scope="module")
+def usual_convolution(quick_convolution: tuple[bool, bool]) -> Iterator[None]:
+    """For tests that expect the same bits in this process and in one that they start."""
+    quick = set_convolution(*quick_convolution)
     yield
-    torch._C._set_mkldnn_enabled(before)
+    set_convolution(*quick)
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,8 @@ from ocil.runs.results import Result
 from ocil.runs.stream_run import StreamRun
 from tests.conftest import left_over
 
+pytestmark = pytest.mark.usefixtures("usual_convolution")
+
 
 @pytest.fixture(scope="module")
 def runs(tiny_npz: Path) -> list[StreamRun]:

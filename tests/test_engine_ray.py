@@ -33,7 +33,7 @@ from tests.conftest import Call, left_over, one_error
 from tests.reference.datasets import patterned
 from tests.test_engine_local import told
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.usefixtures("usual_convolution"), pytest.mark.slow]
 BATCHES = 40  # of a run: enough to be stopped in the middle
 SMALL = {"num_cpus": 1, "object_store_memory": 80 << 20}  # a node
 

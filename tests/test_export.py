@@ -16,6 +16,7 @@ from ocil.online.export import export
 from ocil.online.images import ImageFormat
 from ocil.online.model import Model, Recipe
 from ocil.runs.environment import digest
+from tests.networks_to_try import MODULE
 
 ONLINE = {name: info.load() for name, info in METHODS.items() if not info.offline}
 ALIKE = ("rar", "gsa", "mkd")  # they score as scr, pcr and er do
@@ -25,14 +26,16 @@ OWN = [
     if (cls.scorer, cls.inputs) != (Learner.scorer, Learner.inputs) and name not in ALIKE
 ]
 """Methods that score in a way of their own. The others have one and the same program, and an export takes seconds."""
+TINY = f"{MODULE}Tiny"
+"""An export takes seconds for a ResNet: what does not depend on the network is tested with a few layers."""
 FORMS = {"gray, enlarged": ImageFormat((8, 8, 1)), "colours": ImageFormat((12, 12, 3))}
 
 
 def taught(method: str, form: ImageFormat, **changes: Any) -> Model:
     quick = {"gdumb": {"rehearsal_epochs": 1}, "ranpac": {"projection": 30}, "rar": {"repeats": 2}}
     settings: dict[str, Any] = quick.get(method, {})
-    width = changes.pop("width", 1)
-    model = Model(Recipe(method, memory=30, width=width, review_every=2, settings=settings | changes), form)
+    width = {} if "network" in changes else {"width": 1}
+    model = Model(Recipe(method, memory=30, review_every=2, settings=settings | changes, **width), form)
     rng = np.random.default_rng(0)
     for _ in range(3):
         x = rng.integers(0, 256, (10, *form.shape), dtype=np.uint8)
@@ -48,15 +51,15 @@ def images(form: ImageFormat, count: int) -> np.ndarray:
 @pytest.mark.parametrize("method", ["er", *OWN])
 def test_onnx(method: str, tmp_path: Path) -> None:
     form = FORMS["colours" if method in ("er-ace", "scr") else "gray, enlarged"]
-    check_onnx(taught(method, form), form, tmp_path)
+    check_onnx(taught(method, form, **({} if method in ("er", "mose") else {"network": TINY})), form, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [32, 8])
 def test_onnx_of_a_network_that_resizes_and_normalises(size: int, tmp_path: Path) -> None:
     form = FORMS["colours"]
-    network = f"resnet18(width=2, stem='imagenet', input_size={size})"
-    check_onnx(taught("er", form, width=20, network=network, freeze="backbone"), form, tmp_path)
+    network = f"{MODULE}Normalised(input_size={size})"
+    check_onnx(taught("er", form, network=network, freeze="backbone"), form, tmp_path)
 
 
 def check_onnx(model: Model, form: ImageFormat, tmp_path: Path) -> None:
@@ -79,10 +82,10 @@ def check_onnx(model: Model, form: ImageFormat, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["afs", "scr", "aaer"])
+@pytest.mark.parametrize("method", ["er", "scr", "aaer"])
 def test_program_of_torch_export(method: str, tmp_path: Path) -> None:
     form = FORMS["gray, enlarged"]
-    model = taught(method, form)
+    model = taught(method, form, **({} if method == "er" else {"network": TINY}))
     export(model, tmp_path / "model.pt2")
     extra = {"labels.json": ""}
     program = torch.export.load(tmp_path / "model.pt2", extra_files=extra)
@@ -96,7 +99,7 @@ def test_program_of_torch_export(method: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_no_stored_image_leaves_with_an_export(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript", reason="onnxscript is not installed: pip install 'ocil[onnx]'")
-    model = taught("aaer", FORMS["colours"])  # which keeps some images outside its memory too
+    model = taught("aaer", FORMS["colours"], network=TINY)  # which keeps some images outside its memory too
     stored = model.learner.memory.images[0].numpy().tobytes()
     model.save(tmp_path)
     assert stored in (tmp_path / "model.safetensors").read_bytes()
@@ -112,7 +115,7 @@ def test_half_precision_is_exported_in_full(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript", reason="onnxscript is not installed: pip install 'ocil[onnx]'")
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'ocil[onnx]'")
     form = FORMS["colours"]
-    model = taught("er", form, precision="bf16")
+    model = taught("er", form, precision="bf16", network=TINY)
     export(model, tmp_path / "model.onnx")
     session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
     x = images(form, 3)
@@ -131,7 +134,7 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
 def test_onnx_files_hold_nothing_of_the_machine(tmp_path: Path) -> None:
     """The exporter would note lines of code and their files. Equal models make equal files."""
     pytest.importorskip("onnxscript", reason="onnxscript is not installed: pip install 'ocil[onnx]'")
-    model = taught("er", FORMS["colours"])
+    model = taught("er", FORMS["colours"], network=TINY)
     for name in ("one.onnx", "two.onnx"):
         export(model, tmp_path / name)
     content = (tmp_path / "one.onnx").read_bytes()

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import ocil
-import ocil.kernels.convolution
 from ocil import networks
 from ocil.data import Dataset
 from ocil.errors import OcilError
@@ -46,6 +45,7 @@ pytestmark = pytest.mark.slow
 CLASSES, BATCH = 6, 5
 DATA = noise(60, CLASSES)
 every_method = pytest.mark.parametrize("name", DISTINCT)
+EQUAL, CLOSE = {"rtol": 0.0, "atol": 0.0}, {"rtol": 1e-5, "atol": 1e-5}
 # More room for classes means more random numbers a step, and so other draws of the same kind.
 DRAWS_BY_CAPACITY = {"aser"}
 
@@ -53,7 +53,6 @@ DRAWS_BY_CAPACITY = {"aser"}
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Capacities 2, 4, 8, ..."""
-    monkeypatch.setattr(ocil.kernels.convolution, "SLOW_BACKWARD", False)  # ours pays for large images, not for these
     monkeypatch.setattr(growth, "FIRST_CAPACITY", 2)
 
 
@@ -62,8 +61,8 @@ def make(name: str, capacity: int = 2, data: Dataset = DATA, growing: bool = Tru
     if name == "gdumb":
         memory["rehearsal_epochs"] = 2
     chosen = QUICK.get(name, {}) | memory | chosen
-    width = {} if "network" in chosen else {"width": 2}
-    config = resolve(name, "none", settings=width | {"batch_size": BATCH, "growing": growing} | chosen)
+    network = {} if "width" in chosen else {"network": f"{MODULE}Tiny"}  # growth is that of the head
+    config = resolve(name, "none", settings=network | {"batch_size": BATCH, "growing": growing} | chosen)
     return method(name).load()(config.learner, Problem(data.image_shape, capacity), seed=3)
 
 
@@ -231,7 +230,8 @@ def test_growth_alone_changes_nothing(name: str) -> None:
     before, x = frozen(learner), torch.from_numpy(DATA.test_x)
     scores = learner.scores(x)
     learner.grow(32)
-    assert torch.equal(learner.scores(x)[:, :4], scores)
+    # AAER's anchors, one per class, are one batch: how their features are rounded depends on its size.
+    torch.testing.assert_close(learner.scores(x)[:, :4], scores, **(CLOSE if name == "aaer" else EQUAL))
     after = learner.state()
     assert before.keys() == after.keys()
     resized = {key for key in after if after[key].shape != before[key].shape}
@@ -384,7 +384,7 @@ def test_steps_after_growth_read_nothing_and_keep_their_shapes(name: str) -> Non
             with HostWatch() as watch:
                 learner.learn(x, y)
             traces.append(watch.trace)
-        assert len(traces[0]) > (10 if name in REHEARSES else 100)
+        assert len(traces[0]) > (10 if name in REHEARSES else 30)
         assert traces[0] == traces[1]
         end_task(learner)
     if METHODS[name].memory:
@@ -556,7 +556,8 @@ def config(path: Path, name: str, **chosen: Any) -> RunConfig:
     memory = {"memory": 20, "memory_batch": 6, "review": True, "review_batch": 10} if METHODS[name].memory else {}
     if name == "gdumb":
         memory["rehearsal_epochs"] = 2
-    usual = {"width": 2, "tasks": 3, "batch_size": 4, "growing": True, "class_order": "seeded"}
+    network = {"width": 2} if name in ("er", "mose") else {"network": f"{MODULE}Tiny"}
+    usual = network | {"tasks": 3, "batch_size": 4, "growing": True, "class_order": "seeded"}
     return resolve(name, str(path), settings=usual | QUICK.get(name, {}) | memory | chosen)
 
 

@@ -19,6 +19,7 @@ from ocil.kernels.loss_kernel import Kind  # noqa: E402
 from ocil.learning import losses  # noqa: E402
 from ocil.learning.memory import Memory  # noqa: E402
 from ocil.learning.views import RandomViews  # noqa: E402
+from tests.test_kernels import no_overflow_checks  # noqa: E402, F401  (a fixture)
 
 pytestmark = [pytest.mark.gpu(optional=True), pytest.mark.slow]
 AUGMENTS: list[dict[str, Any]] = [
@@ -32,8 +33,12 @@ AUGMENTS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("settings", AUGMENTS, ids=str)
-@pytest.mark.parametrize("shape", [(3, 16, 16), (1, 14, 14), (3, 9, 13)])
+@pytest.mark.parametrize(
+    ("shape", "settings"),
+    # A program has 256 pixels: a part of one; a whole one; one and a part.
+    [*(((3, 9, 13), settings) for settings in AUGMENTS), ((3, 16, 16), {}), ((1, 17, 16), AUGMENTS[2])],
+    ids=str,
+)
 def test_views_are_those_of_the_plain_version(settings: dict[str, Any], shape: tuple[int, int, int]) -> None:
     augment = RandomViews(**settings)
     for seed in range(2):

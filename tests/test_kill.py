@@ -20,7 +20,7 @@ from tests.conftest import left_over
 from tests.forking import START, Driver
 
 # An order is {"config", "root", "die_at_sync"}.
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.usefixtures("usual_convolution"), pytest.mark.slow]
 DRIVER = (
     START
     + """

@@ -20,7 +20,7 @@ from ocil.runs.protocol import Progress
 from tests.conftest import left_over
 from tests.reference.datasets import patterned
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.usefixtures("usual_convolution"), pytest.mark.slow]
 SETTINGS = ("imbalance=8", "validation=8", "width=4", "batch_size=8", "epochs1=20", "epochs2=20")
 
 Start = Callable[..., "subprocess.Popen[str]"]

@@ -96,6 +96,8 @@ def make(name: str, network: str, data: Dataset, **settings: Any) -> Learner:
         usual["repeats"] = 2
     if name == "mkd":  # published for thousands of steps
         usual |= {"optimizer": "sgd", "lr": 0.1, "alpha": 0.2}
+    if name == "ranpac":
+        usual["projection"] = 60
     return ocil.make_learner(name, data, network=network, batch_size=BATCH, **usual | settings)
 
 
@@ -422,14 +424,17 @@ def test_every_method_learns_or_says_why_not(name: str, network: str, data: Data
         with pytest.raises(OcilError, match=rf"^{name} cannot learn from images: its network never learns[^\n]*\.$"):
             make(name, network, data)
         return
-    learner = make(name, network, data)
-    steps = 60 if data is VECTORS else 6 if name == "ocm" else 15 if network.endswith("Tiny") else 30
+    deep = network.startswith("resnet18")
+    # Views of tiny images and so few steps leave it to chance whether SGD gets anywhere in so deep a network.
+    gentle: dict[str, Any] = {"crop": 1.0, "gray": 0.0, "optimizer": "adam", "lr": 0.01}
+    learner = make(name, network, data, **(gentle if deep and name == "ocm" else {}))
+    steps = 60 if data is VECTORS else 12 if name == "ocm" else 15 if network.endswith("Tiny") else 30
     lost = learn(learner, data, range(steps))
     learner.end_task()
     assert int(learner.failed_at) == -1
     x, y = torch.from_numpy(data.test_x), torch.from_numpy(data.test_y)
-    if name == "gdumb" and network.startswith("resnet18"):
-        # Its few steps on a tiny memory leave the running statistics of so deep a network far off: take the batch's.
+    if name in ("gdumb", "ocm") and deep:
+        # Their few steps leave the running statistics of so deep a network far off: take the batch's.
         with torch.no_grad():
             right = learner.network.train()(learner.inputs(x)).argmax(1) == y
         assert float(right.double().mean()) > 0.8

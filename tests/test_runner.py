@@ -22,13 +22,15 @@ from ocil.runs.protocol import Interrupted, Progress, SaveTimes, Workspace
 from ocil.runs.results import Result
 from ocil.runs.stream_run import StreamRun, run
 from tests.conftest import CLASSES, TEST, left_over
+from tests.networks_to_try import MODULE
 
 BATCHES = 8  # of the tiny stream
 
 
 def tiny_config(name: str, **settings: Any) -> RunConfig:
     memory = {} if name == "fine-tune" else {"memory": 20, "memory_batch": 5}
-    return resolve(name, "tiny", settings={"width": 2, "tasks": 2} | memory | settings)
+    width = {} if "network" in settings else {"width": 2}
+    return resolve(name, "tiny", settings=width | {"tasks": 2} | memory | settings)
 
 
 def told(result: Result) -> tuple[Any, ...]:
@@ -120,7 +122,7 @@ def test_stopped_at_every_point_it_ends_bit_identical(
 ) -> None:
     """Also inside a review, an evaluation and a rehearsal. Every question whether to stop is answered with yes once."""
     monkeypatch.setitem(BATCH, "cpu", 20)  # so that an evaluation has several batches
-    config = tiny_config(**settings)
+    config = tiny_config(**settings, network=f"{MODULE}Tiny")
     asked: list[int] = []
     undisturbed = run(config, tmp_path / "a", dataset=tiny, device="cpu", should_stop=lambda: bool(asked.append(1)))
     assert len(asked) > BATCHES + 2 * 2 * (TEST * CLASSES // 20)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
 from operator import ge, gt, le, lt
 from types import NoneType
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
@@ -19,6 +20,8 @@ MEMORY: Mapping[str, str] = {"concerns": "memory"}
 """Metadata of a field that has no effect without a memory, see ``ocil.runs.config.concerns``."""
 REVIEW: Mapping[str, str] = {"concerns": "review"}
 """Metadata of a field that has no effect without the review trick."""
+
+hints_of = cache(get_type_hints)  # a report makes thousands of configurations of a few classes
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ class LearnerConfig:
     below: ClassVar[dict[str, float]] = {"momentum": 1, "average": 1}
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
+        hints = hints_of(type(self))
         object.__setattr__(self, "network", named(self.network))  # Python users may give the factory itself
         optimizers.check(self.optimizer, self.momentum, self.weight_decay)
         for setting in fields(self):
