@@ -1,4 +1,5 @@
-"""DER++ (Buzzega et al., NeurIPS 2020) as a plugin: a method from outside, in one file.
+"""DER++ (Buzzega et al., NeurIPS 2020) as a plugin: a method from outside, in one file. (The method `derpp` of
+the package is the same with augmentation.)
 
 Run it: ocil run der-pp --plugin examples/der_plus_plus.py, or python examples/der_plus_plus.py
 """

@@ -14,7 +14,7 @@ from ocil.methods.passes import images_held
 from ocil.runs.build import build, network_of
 from ocil.runs.config import resolve
 from ocil.runs.fit import RESERVE, dataset_bytes, how_many_fit, run_bytes
-from tests.networks_to_try import MODULE
+from tests.networks_to_try import quick_network
 from tests.reference.datasets import noise
 from tests.test_methods import QUICK
 
@@ -36,7 +36,7 @@ def test_what_a_run_takes_grows_with_what_it_keeps() -> None:
 def test_every_pass_of_a_step_is_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is estimated is no less than what a network is given at once, also before the memory is full."""
     data = noise(160, 4, (8, 8, 1))
-    usual: dict[str, Any] = {"network": f"{MODULE}Tiny", "tasks": 2} | QUICK.get(name, {})
+    usual = quick_network(name) | {"tasks": 2} | QUICK.get(name, {})
     settings = usual | ({"review": False, "memory": 120} if METHODS[name].memory else {})
     config = resolve(name, "cifar10", settings=settings)
     learner, seen = build(config, data), [0]
@@ -47,7 +47,14 @@ def test_every_pass_of_a_step_is_counted(name: str, monkeypatch: pytest.MonkeyPa
         found: torch.Tensor = plain(network, x, *args, **options)
         return found
 
+    plain_maps = type(learner.network).stage_maps
+
+    def counted_maps(network: Any, x: torch.Tensor) -> list[torch.Tensor]:
+        seen.append(len(x))
+        return plain_maps(network, x)
+
     monkeypatch.setattr(type(learner.network), "features", counted)
+    monkeypatch.setattr(type(learner.network), "stage_maps", counted_maps)
     x, y = torch.from_numpy(data.train_x), torch.from_numpy(data.train_y)
     for number in range(14):
         learner.learn(x[10 * number : 10 * number + 10], y[10 * number : 10 * number + 10])
@@ -81,6 +88,8 @@ def test_a_method_states_the_tensors_of_its_own(name: str) -> None:
     }
     held = sum(value.numel() * value.element_size() for value in own.values())
     held += 2 * sum(value.numel() * value.element_size() for key, value in own.items() if key.startswith("qnet."))
+    branches = ("experts.", "heads.", "projections.", "adapter.")  # MOSE's: their gradients and Adam's three numbers
+    held += 4 * sum(4 * weight.numel() for key, weight in learner.named_parameters() if key.startswith(branches))
     network = network_of(learner.config, data.input_shape)
     stated = learner.extra_state(learner.config, learner.problem, network).kept
     assert stated * 0.95 - 100 <= held <= stated + 100  # a few flags per class are not counted

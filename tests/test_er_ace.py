@@ -13,7 +13,8 @@ from torch import Tensor
 
 import ocil
 from ocil.errors import OcilError
-from ocil.methods.er_ace import ERACE, CosineHead, Future, cut, kept_classes, shift_and_flip
+from ocil.methods._cosine_head import CosineHead
+from ocil.methods.er_ace import ERACE, Future, cut, kept_classes, shift_and_flip
 from ocil.networks import to_float
 from ocil.testing.watch import HostWatch
 from tests.reference.datasets import patterned

@@ -120,6 +120,18 @@ def test_what_is_switched_off_is_not_drawn() -> None:
     assert torch.equal(drawn.boxes, again.boxes)
 
 
+@pytest.mark.parametrize(
+    ("values", "first"), [([1.0, 2.0], -1), ([1.0, math.inf, math.nan], 1), ([math.nan], 0), ([0.0, -math.inf, 1.0], 1)]
+)
+def test_a_loss_is_recorded_and_the_first_that_is_not_finite(values: list[float], first: int) -> None:
+    last, failed_at, steps = torch.zeros(()), torch.tensor(-1), torch.tensor(0)
+    last, failed_at, steps = last.to(DEVICE), failed_at.to(DEVICE), steps.to(DEVICE)
+    for value in values:
+        kernels.record_loss(torch.tensor(value, device=DEVICE), last, failed_at, steps)
+        assert float(last) == value or math.isnan(value)
+    assert (int(failed_at), int(steps)) == (first, len(values))
+
+
 @pytest.mark.parametrize(("size", "seen", "count"), [(6, 0, 4), (6, 4, 5), (3, 9, 10), (40, 100, 64), (5, 2, 1)])
 @pytest.mark.parametrize(("shape", "dtype"), [((5, 3, 1), torch.uint8), ((1030,), torch.float16)], ids=str)
 def test_a_memory_stores_what_the_plain_version_stores(
@@ -162,7 +174,9 @@ PARAMETERS: dict[Kind, dict[str, Any]] = {
 @pytest.mark.parametrize("name", PLAIN)
 @pytest.mark.parametrize("classes", [2, 10, 100])
 @pytest.mark.parametrize("spread", [1.0, 30.0])
-def test_losses_and_their_gradients_are_those_of_the_plain_version(name: Kind, classes: int, spread: float) -> None:
+def test_losses_and_their_gradients_are_those_of_the_plain_version(
+    name: Kind, classes: int, spread: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     generator = torch.Generator().manual_seed(classes)
     logits = spread * torch.randn(21, classes, generator=generator)
     labels = torch.randint(classes, (21,), generator=generator)
@@ -178,8 +192,10 @@ def test_losses_and_their_gradients_are_those_of_the_plain_version(name: Kind, c
     (grad,) = torch.autograd.grad((values * weights.to(DEVICE)).sum(), ours)
     torch.testing.assert_close(values.cpu(), wanted.float(), rtol=2e-4, atol=1e-6)
     torch.testing.assert_close(grad.cpu(), slope.float(), rtol=1e-3, atol=2e-6)
-    mean = kernels.loss(name, ours, apart, mean=True, **PARAMETERS[name])
-    (grad,) = torch.autograd.grad(3 * mean, ours)
     (slope,) = torch.autograd.grad(3 * PLAIN[name](exact, labels).mean(), exact)
-    torch.testing.assert_close(mean, values.detach().mean())
-    torch.testing.assert_close(grad.cpu(), slope.float(), rtol=1e-3, atol=2e-6)
+    for alone in (1 << 20, 0):  # one program for all samples, or some
+        monkeypatch.setattr("ocil.kernels.loss_kernel.ALONE", alone)
+        mean = kernels.loss(name, ours, apart, mean=True, **PARAMETERS[name])
+        (grad,) = torch.autograd.grad(3 * mean, ours)
+        torch.testing.assert_close(mean, values.detach().mean())
+        torch.testing.assert_close(grad.cpu(), slope.float(), rtol=1e-3, atol=2e-6)

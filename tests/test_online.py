@@ -225,7 +225,7 @@ def test_numbers_and_empty_lists_are_no_pictures() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ONLINE)
 def test_every_method_grows_saves_and_goes_on_bit_for_bit(method: str, tmp_path: Path) -> None:
-    quick = {"gdumb": {"rehearsal_epochs": 1}, "ranpac": {"projection": 30}}.get(method, {})
+    quick = {"gdumb": {"rehearsal_epochs": 1}, "ranpac": {"projection": 30}, "rar": {"repeats": 2}}.get(method, {})
     one = model(method, review_every=3, settings=quick)
     for number in range(4):
         one.learn(*batch(number, classes=3 + 4 * number))

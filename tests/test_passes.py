@@ -35,6 +35,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("mir", {"candidates": 20}),
     ("dvc", {"candidates": 20}),
     ("ocm", {"per_class": 1}),
+    ("pcr", {"views": "raw"}),
+    ("pcr", {"hybrid": True}),
 ]
 
 
@@ -42,6 +44,8 @@ def configured(name: str, settings: dict[str, Any]) -> RunConfig:
     given: dict[str, Any] = {"width": 2, "tasks": 2, "batch_size": BATCH}
     if METHODS[name].memory:
         given |= {"memory": MEMORY, "memory_batch": 8, "review_batch": 6}
+    if name == "rar":
+        given |= {"repeats": 3}
     if METHODS[name].offline:
         given |= {"boundary": "iid"}
     return resolve(name, "own.npz", settings=given | settings, classes=DATA.num_classes)
@@ -56,18 +60,22 @@ def measured(work: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> list[
     """The passes of some work, by hooks on every network."""
     forward: list[int] = []
     backward: set[int] = set()
-    plain = ReducedResNet18.features
+    plain, plain_maps = ReducedResNet18.features, ReducedResNet18.stage_maps
 
-    def features(network: ReducedResNet18, x: Tensor) -> Tensor:
+    def watched(found: Tensor) -> Tensor:
         number = len(forward)
-        forward.append(len(x))
-        found = plain(network, x)
+        forward.append(len(found))
         if found.requires_grad:
             found.register_hook(lambda gradient: backward.add(number))
         return found
 
+    def maps(network: ReducedResNet18, x: Tensor) -> list[Tensor]:
+        *others, last = plain_maps(network, x)
+        return [*others, watched(last)]
+
     with monkeypatch.context() as patch:
-        patch.setattr(ReducedResNet18, "features", features)
+        patch.setattr(ReducedResNet18, "features", lambda network, x: watched(plain(network, x)))
+        patch.setattr(ReducedResNet18, "stage_maps", maps)
         work()
     return [Pass(images, number in backward) for number, images in enumerate(forward)]
 

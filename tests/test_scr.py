@@ -13,7 +13,7 @@ from torch import Tensor
 
 import ocil
 from ocil.errors import OcilError
-from ocil.methods import scr
+from ocil.methods import _class_means, scr
 from ocil.methods.scr import SCR, supervised_contrastive
 from ocil.networks import to_float
 from ocil.testing.subject import frozen
@@ -156,7 +156,7 @@ def scores_by_hand(learner: SCR, x: Tensor) -> list[list[float]]:
 
 @pytest.mark.parametrize("chunk", [500, 5])
 def test_scores_are_distances_to_class_means(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(scr.MEANS_BATCH, "cpu", chunk)
+    monkeypatch.setitem(_class_means.MEANS_BATCH, "cpu", chunk)
     learner = learner_after(5)
     learner.memory.labels[learner.memory.labels == 2] = 3  # a class without a stored image
     learner.memory.labels[0] = 2

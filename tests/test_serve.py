@@ -161,7 +161,7 @@ def test_a_snapshot_stays_what_it_is_while_it_is_read(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"iid-offline"}))
 def test_every_method_can_be_served(tmp_path: Path, method: str) -> None:
-    settings = {"projection": 30} if method == "ranpac" else {}
+    settings = {"ranpac": {"projection": 30}, "rar": {"repeats": 2}}.get(method, {})
     recipe = Recipe(method, memory=12, width=1, batch_size=6, review_every=3, settings=settings)
     with running(tmp_path, recipe) as service:
         for number in range(4):

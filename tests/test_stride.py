@@ -217,7 +217,7 @@ def test_all_steps_together_pass_no_more_images_than_allowed(steps: int, size: i
 
 def test_the_plan_by_default() -> None:
     assert plan(StrideConfig(memory=5000), 10, 100) == (4, 21)
-    assert plan(StrideConfig(memory=1000), 10, 10) == (2, 47)
+    assert plan(StrideConfig(memory=1000), 10, 10) == (3, 30)
     assert plan(StrideConfig(memory=5000, images=45), 10, 100) == (1, 17)
     assert plan(StrideConfig(memory=5000, images=870), 10, 100)[0] > 8
     assert plan(StrideConfig(memory=5000), 64, 100) == (1, 73)  # at least as many memory images as stream images
@@ -238,10 +238,10 @@ def test_impossible_settings_are_refused() -> None:
 
 def test_a_growing_learner_takes_more_steps_as_classes_come() -> None:
     learner = on_images(classes=16, growing=True, steps=0, memory_batch=0, memory=5000, images=210)
-    variant = learner.step_variant()
+    assert learner.step_variant() == 3
     learner.meet(range(30))
     assert learner.classes_known == 30
-    assert learner.step_variant() == default_steps(learner.config, 30) == 2 * variant
+    assert learner.step_variant() == default_steps(learner.config, 30) == 4
 
 
 def test_a_balanced_draw_takes_each_class_as_often() -> None:

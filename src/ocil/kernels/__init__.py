@@ -3,7 +3,7 @@
 ``features`` computes what ``ReducedResNet18.features`` computes in bfloat16, and the same gradients;
 ``features_of_both`` that of two batches in the launches of one; ``views`` what
 ``RandomViews.apply`` computes; ``loss`` what ``ocil.learning.losses`` computes; ``reservoir_slots`` and ``put`` what
-``Memory.add`` does. They need Triton, which comes with the
+``Memory.add`` does; ``record_loss`` what ``Learner.record_loss`` does. They need Triton, which comes with the
 CUDA builds of PyTorch; ``usable`` and ``present`` answer whether they can be used. Methods know nothing of them: the
 network, the views, the losses and the memory call them where they apply. ``docs/kernels.md`` explains how they work.
 
@@ -125,6 +125,14 @@ def loss(kind: "Kind", logits: Tensor, labels: Tensor, scale: float, mean: bool 
 
     with torch.cuda.device_of(logits):
         return evaluate(kind, logits, labels, scale, mean, **parameters)
+
+
+def record_loss(loss: Tensor, last_loss: Tensor, failed_at: Tensor, steps: Tensor) -> None:
+    """What ``Learner.record_loss`` does with these single numbers."""
+    from ocil.kernels.loss_kernel import record_kernel
+
+    with torch.cuda.device_of(loss):
+        record_kernel[(1,)](loss, last_loss, failed_at, steps)
 
 
 def reservoir_slots(seen: Tensor, drawn: Tensor, size: int) -> Tensor | None:

@@ -1,5 +1,8 @@
 # mypy: disable-error-code="no-untyped-def"
-"""The losses of ``ocil.learning.losses`` with their gradients in one kernel, where autograd takes about 25."""
+"""The losses of ``ocil.learning.losses`` with their gradients in one kernel, where autograd takes about 25.
+
+And a kernel that records a loss.
+"""
 
 from typing import Any, Literal
 
@@ -10,6 +13,9 @@ from torch import Tensor
 
 ROWS = 8
 """Samples per program."""
+
+ALONE = 8192
+"""Scores, samples times classes, up to which one program takes all samples, so that it can compute their mean."""
 
 Kind = Literal["cross_entropy", "focal", "revised_focal", "distillation"]
 
@@ -30,10 +36,11 @@ def loss_kernel(
     epsilon,
     CLASSES: tl.constexpr,
     KIND: tl.constexpr,
+    MEAN: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
 ):
-    """Loss of ``ROWS`` samples, and its gradient times ``share``.
+    """Loss of ``ROWS`` samples, or their sum times ``share`` with ``MEAN``, and the gradient times ``share``.
 
     ``KIND`` is a ``Kind``, ``COLS`` the power of two from ``CLASSES`` on.
     """
@@ -78,8 +85,24 @@ def loss_kernel(
             slope = weight * (2.0 * p_t * away * log_t / sigma - 1.0)
         value = -weight * log_t
         grad = slope[:, None] * (tl.where(target, 1.0, 0.0) - p)
-    tl.store(values + row, value, mask=there)
+    if MEAN:
+        tl.store(values, tl.sum(tl.where(there, value, 0.0), 0) * share)
+    else:
+        tl.store(values + row, value, mask=there)
     tl.store(grads + row[:, None] * CLASSES + column[None, :], grad * share, mask=inside)
+
+
+@triton.jit
+def record_kernel(loss, last_loss, failed_at, steps):
+    """Keep a loss, count its step, and if the loss is the first that is not finite, keep the number of the step."""
+    value = tl.load(loss).to(tl.float32)
+    step = tl.load(steps)
+    failed = tl.load(failed_at)
+    broken = (value != value) | (tl.abs(value) == float("inf"))
+    tl.debug_barrier()  # every thread has read what is written now
+    tl.store(last_loss, value)
+    tl.store(failed_at, tl.where(broken & (failed < 0), step, failed))
+    tl.store(steps, step + 1)
 
 
 class Loss(torch.autograd.Function):
@@ -90,9 +113,12 @@ class Loss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, kind: Kind, mean: bool, *parameters: float) -> Tensor:
         count, classes = logits.shape
-        values = torch.empty(count, device=logits.device)
+        cols, rows = triton.next_power_of_2(classes), triton.next_power_of_2(count)
+        alone = mean and count > 0 and rows * cols <= ALONE
+        rows = rows if alone else ROWS
+        values = torch.empty(() if alone else count, device=logits.device)
         grads = torch.empty(count, classes, device=logits.device)
-        loss_kernel[(triton.cdiv(count, ROWS),)](
+        loss_kernel[(triton.cdiv(count, rows),)](
             logits.contiguous(),
             labels.contiguous(),
             values,
@@ -102,12 +128,14 @@ class Loss(torch.autograd.Function):
             *parameters,
             CLASSES=classes,
             KIND=kind,
-            ROWS=ROWS,
-            COLS=triton.next_power_of_2(classes),
+            MEAN=alone,
+            ROWS=rows,
+            COLS=cols,
+            num_warps=8 if rows * cols > ALONE // 2 else 4,
         )
         ctx.save_for_backward(grads)
         ctx.dtype = logits.dtype
-        return values.mean() if mean else values
+        return values.mean() if mean and not alone else values
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ocil import networks
+from ocil import kernels, networks
 from ocil.errors import OcilError
 from ocil.learning import losses, optimizers
 from ocil.learning.average import WeightAverage
@@ -248,10 +248,13 @@ class Learner(GrowsByClass, Capturable):
         ``parts``, by name, add up to the loss; progress displays and loggers show them.
         """
         self.recorded_losses.put(phase, loss, parts)
-        self.last_loss.copy_(loss)
-        failed = (self.failed_at < 0) & (loss - loss != 0)  # infinity less infinity is no number: fewer kernels
-        torch.where(failed, self.steps, self.failed_at, out=self.failed_at)
-        self.steps += 1
+        if kernels.present(loss):
+            kernels.record_loss(loss, self.last_loss, self.failed_at, self.steps)
+        else:
+            self.last_loss.copy_(loss)
+            failed = torch.where(torch.isfinite(loss), -1, self.steps)
+            self.failed_at.copy_(torch.where(self.failed_at < 0, failed, self.failed_at))
+            self.steps += 1
 
     def state(self) -> dict[str, Tensor]:
         """Everything that later steps depend on, as a flat dictionary: weights, memory, optimiser, generators.

@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ocil import networks
 from ocil.learning import losses
+from ocil.methods._cosine_head import cosine_head
 from ocil.methods.base import Learner
 from ocil.methods.config import REVIEW, LearnerConfig, Problem
 from ocil.methods.recorded_losses import total
-from ocil.networks import Growing, to_float
+from ocil.networks import to_float
 from ocil.rng import derive
 
 Future = Literal["largest", "unseen"]
@@ -63,11 +63,8 @@ class ERACE(Learner):
         super().__init__(config, problem, seed, device)
         self.seen_classes: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
         if config.head == "cosine":
-            sizes, head_seed = (self.network.feature_size, problem.classes, config.scale), derive(seed, "head")
-            if config.growing:
-                head: CosineHead = GrowingCosineHead(*sizes, head_seed)
-            else:
-                head = networks.seeded(lambda: CosineHead(*sizes), head_seed)
+            size, head_seed = self.network.feature_size, derive(seed, "head")
+            head = cosine_head(size, problem.classes, config.scale, head_seed, config.growing)
             self.network.head = head.to(self.device)
             self.optimizer = self.make_optimizer()
 
@@ -102,35 +99,6 @@ class ERACE(Learner):
 
     def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
         return losses.cross_entropy(self.network(self.prepare(x, self.config.review_augment)), y)
-
-
-class CosineHead(nn.Module):
-    """``scale`` times the cosine of the feature and each class's weight, without bias."""
-
-    def __init__(self, features: int, classes: int, scale: float) -> None:
-        super().__init__()
-        self.scale = scale
-        self.weight = nn.Linear(features, classes, bias=False).weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(_unit(x), _unit(self.weight)) * self.scale
-
-
-class GrowingCosineHead(Growing, CosineHead):
-    """A cosine head for classes that are not known in advance (see ``networks.Growing``)."""
-
-    def __init__(self, features: int, classes: int, scale: float, seed: int) -> None:
-        nn.Module.__init__(self)
-        self.scale = scale
-        self.weight = nn.Parameter(torch.zeros(classes, features))
-        self.start(classes, seed, features**-0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).masked_fill(~self.met, networks.NOT_MET)
-
-
-def _unit(rows: Tensor) -> Tensor:
-    return torch.div(rows, torch.linalg.vector_norm(rows, dim=1, keepdim=True) + 1e-5)
 
 
 def kept_classes(y: Tensor, seen: Tensor, future: Future) -> Tensor:

@@ -13,6 +13,7 @@ from ocil import networks
 from ocil.errors import OcilError
 from ocil.learning import losses
 from ocil.learning.views import RandomViews, crop_range
+from ocil.methods._standardised import Standardise
 from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.passes import ExtraState, Pass, replayed
@@ -22,7 +23,6 @@ from ocil.rng import derive
 
 VARIANTS = 16
 EPSILON = 1e-8
-MEAN, STD = (125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255)  # CIFAR-10's, as released
 
 
 @dataclass(frozen=True)
@@ -97,11 +97,7 @@ class OCM(Learner):
         self.old_count = 0  # how many old classes there are, on the host
         self.seen_classes: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
         self.old_classes: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
-        mean, std = (torch.tensor(values, device=self.device) for values in (MEAN, STD))
-        if channels != 3:
-            mean, std = mean.mean(0, keepdim=True), std.mean(0, keepdim=True)
-        self.mean: Tensor = nn.Buffer(mean.view(-1, 1, 1), persistent=False)
-        self.std: Tensor = nn.Buffer(std.view(-1, 1, 1), persistent=False)
+        self.standardise = Standardise(channels, self.device)
 
     @classmethod
     def extra_state(cls, config: Any, problem: Problem, network: networks.Network) -> ExtraState:
@@ -168,7 +164,8 @@ class OCM(Learner):
     def standard(self, images: Tensor) -> Tensor:
         if not self.config.normalise or self.network.normalises:
             return images
-        return (images - self.mean.expand(images.shape[1:])) / self.std
+        standard: Tensor = self.standardise(images)
+        return standard
 
     def embed(self, network: Network, projection: nn.Linear, images: Tensor) -> tuple[Tensor, Tensor]:
         """Features, averaged over the image, and their projections, both as unit vectors."""

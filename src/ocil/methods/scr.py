@@ -10,15 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ocil import networks
+from ocil.methods._class_means import class_means
 from ocil.methods._distances import nearness
 from ocil.methods.base import Learner
 from ocil.methods.config import AugmentedConfig, LearnerConfig, Problem
 from ocil.methods.passes import Pass, replayed
 from ocil.networks import to_float
-from ocil.precision import widest
 from ocil.rng import derive
-
-MEANS_BATCH = {"cuda": 2500}  # memory images per pass for the class means; 500 on other devices
 
 
 @dataclass(frozen=True)
@@ -98,26 +96,13 @@ class SCR(Learner):
 
     def scorer(self) -> Callable[[Tensor], Tensor]:
         """Scores are negative distances to the class means; minus infinity for a class without a stored image."""
-        means, present = self.class_means()
+        means, present = class_means(self.memory, self.problem.classes, self.network.feature_size, self.encode)
 
         @torch.no_grad()
         def scores(x: Tensor) -> Tensor:
             return self.masked(nearness(self.encode(x), means, present))
 
         return scores
-
-    @torch.no_grad()
-    def class_means(self) -> tuple[Tensor, Tensor]:
-        """Class means of the memory's features as unit vectors ``[C, d]``, and which classes have an image."""
-        stored, classes = len(self.memory), self.problem.classes
-        labels = self.memory.labels[:stored]
-        means = torch.zeros(classes, self.network.feature_size, dtype=widest(self.device), device=self.device)
-        size = MEANS_BATCH.get(self.device.type, 500)
-        for x, y in zip(self.memory.images[:stored].split(size), labels.split(size), strict=True):
-            if len(y):  # a product: index_add_ adds in no fixed order on a GPU
-                means += F.one_hot(y, classes).to(means.dtype).T @ self.encode(x).to(means.dtype)
-        present = torch.zeros(classes, dtype=torch.bool, device=self.device).index_fill_(0, labels, True)
-        return F.normalize(means.float()), present  # a sum has the direction of the mean
 
     def encode(self, x: Tensor) -> Tensor:
         with networks.evaluating(self.network):

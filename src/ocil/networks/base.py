@@ -36,6 +36,8 @@ class Network(nn.Module):
     """The smallest batch that it can learn from: 2 if a single input has no batch statistics."""
     multiply_adds: int = 0
     """What the features of one input cost, roughly. The number of CPU threads is chosen by it."""
+    stage_channels: tuple[int, ...] = ()
+    """Channels of the map behind each stage; empty if the network does not show its stages."""
     normalises: bool = False
     """Whether it brings inputs to the mean and deviation that it was trained with."""
     frozen_parts: tuple[str, ...] = ()
@@ -46,6 +48,12 @@ class Network(nn.Module):
 
     def plain_features(self, x: Tensor) -> Tensor:
         """``features`` by PyTorch's own operators. Every network has them; some have kernels of their own too."""
+        raise NotImplementedError
+
+    def stage_maps(self, x: Tensor) -> list[Tensor]:
+        """The map ``[B, c, h, w]`` behind each stage, first to last, in the precision of the network: what ``features``
+        computes on its way. Only for a network with ``stage_channels``.
+        """
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:

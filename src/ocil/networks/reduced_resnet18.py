@@ -50,6 +50,7 @@ class ReducedResNet18(Network):
             blocks += [Block(in_channels, factor * width, stride), Block(factor * width, factor * width, 1)]
             in_channels = factor * width
         self.blocks = nn.Sequential(*blocks)
+        self.stage_channels = (width, 2 * width, 4 * width, 8 * width)
         last_map = (-(-height // 8), -(-width_px // 8))
         self.window = (min(4, last_map[0]), min(4, last_map[1]))
         self.feature_size = in_channels * (last_map[0] // self.window[0]) * (last_map[1] // self.window[1])
@@ -75,6 +76,15 @@ class ReducedResNet18(Network):
         with autocast(x, self.precision):
             y = F.relu(self.bn1(self.conv1(x)), inplace=True)
             return F.avg_pool2d(self.blocks(y), self.window).flatten(1).float()
+
+    def stage_maps(self, x: Tensor) -> list[Tensor]:
+        with autocast(x, self.precision):
+            y, maps = F.relu(self.bn1(self.conv1(x)), inplace=True), []
+            for number, block in enumerate(self.blocks):
+                y = block(y)
+                if number % 2:  # a stage has two blocks
+                    maps.append(y)
+            return maps
 
 
 def smallest_batch(image_shape: ImageShape) -> int:

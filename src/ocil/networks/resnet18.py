@@ -59,8 +59,18 @@ class ResNet18(nn.Module):
         self.layer3 = nn.Sequential(BasicBlock(2 * width, 4 * width, 2), BasicBlock(4 * width, 4 * width, 1))
         self.layer4 = nn.Sequential(BasicBlock(4 * width, 8 * width, 2), BasicBlock(8 * width, 8 * width, 1))
 
+        self.stage_channels = (width, 2 * width, 4 * width, 8 * width)
+
     def forward(self, x: Tensor) -> Tensor:
+        return self.stage_maps(x)[-1].mean((2, 3))
+
+    def stage_maps(self, x: Tensor) -> list[Tensor]:
+        """The map behind each of the four stages."""
         x = F.relu(self.bn1(self.conv1(x)), inplace=True)
         if self.stem == "imagenet":
             x = F.max_pool2d(x, 3, 2, 1)
-        return self.layer4(self.layer3(self.layer2(self.layer1(x)))).mean((2, 3))  # type: ignore[no-any-return]
+        maps = []
+        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
+            x = stage(x)
+            maps.append(x)
+        return maps

@@ -31,6 +31,7 @@ class WrappedNetwork(Network):
         super().__init__()
         self.precision = precision
         self.body = body
+        self.stage_channels = tuple(getattr(body, "stage_channels", ()))
         self.record = InputRecord(body, input_shape) if is_image(input_shape) else None
         self.normalises = self.record is not None and bool(self.record.mean)
         if self.record is not None and self.record.mean:
@@ -64,6 +65,11 @@ class WrappedNetwork(Network):
     def plain_features(self, x: Tensor) -> Tensor:
         with autocast(x, self.precision):
             return pooled(self.body(self.prepared(x))).float()
+
+    def stage_maps(self, x: Tensor) -> list[Tensor]:
+        body: Any = self.body
+        with autocast(x, self.precision):
+            return list(body.stage_maps(self.prepared(x)))
 
     def prepared(self, x: Tensor) -> Tensor:
         """Inputs as the body's record asks for them."""

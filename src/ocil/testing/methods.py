@@ -16,7 +16,7 @@ def method_checks(target: type[Learner] | MethodInfo | str, **settings: Any) -> 
 
     A class that keeps no memory, needs task ends or cannot be captured must come in a ``MethodInfo`` that says so.
     ``settings`` are fields of the method's config: they replace the tiny values that the checks use. The network has a
-    width of 2, the memory holds 12 images, and 8 are replayed in a step.
+    width of 2, the memory holds 12 images, 8 are replayed in a step, and the optimiser is SGD.
     """
     return promise.checks(MethodSubject.of(target, settings))
 

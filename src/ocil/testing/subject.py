@@ -19,7 +19,7 @@ from ocil.runs.settings import fill, refuse_unknown
 
 IMAGES, CLASSES, SHAPE = 60, 6, (8, 8, 3)
 BATCH, MEMORY, REPLAY = 5, 12, 8
-SMALL: dict[str, Any] = {"width": 2, "memory": MEMORY, "memory_batch": REPLAY}
+SMALL: dict[str, Any] = {"width": 2, "memory": MEMORY, "memory_batch": REPLAY, "optimizer": "sgd"}
 WITHOUT_MEMORY = ("memory", "memory_batch")
 
 State = dict[str, Tensor]
@@ -136,18 +136,27 @@ def measured_passes(learner: Learner) -> Iterator[list[Pass]]:
     """The batches that pass through the learner's network, and others of its kind, inside the block."""
     kind: Any = type(learner.network)
     found: list[Pass] = []
-    plain: Callable[..., Tensor] = kind.features
+    features: Callable[..., Tensor] = kind.features
+    stage_maps: Callable[..., list[Tensor]] = kind.stage_maps
 
-    def features(network: Any, x: Tensor) -> Tensor:
+    def see(images: int, last: Tensor) -> None:
         number = len(found)
-        found.append(Pass(len(x), trains=False))
-        result = plain(network, x)
-        if result.requires_grad:
-            result.register_hook(lambda gradient: found.__setitem__(number, Pass(len(x), trains=True)))
+        found.append(Pass(images, trains=False))
+        if last.requires_grad:
+            last.register_hook(lambda gradient: found.__setitem__(number, Pass(images, trains=True)))
+
+    def seen_features(network: Any, x: Tensor) -> Tensor:
+        result = features(network, x)
+        see(len(x), result)
         return result
 
-    kind.features = features
+    def seen_maps(network: Any, x: Tensor) -> list[Tensor]:
+        result = stage_maps(network, x)
+        see(len(x), result[-1])
+        return result
+
+    kind.features, kind.stage_maps = seen_features, seen_maps
     try:
         yield found
     finally:
-        kind.features = plain
+        kind.features, kind.stage_maps = features, stage_maps
