@@ -109,7 +109,8 @@ class LearnerConfig:
     below: ClassVar[dict[str, float]] = {"momentum": 1, "average": 1}
 
     def __post_init__(self) -> None:
-        hints = hints_of(type(self))
+        kind: Any = type(self)
+        hints = hints_of(kind)
         object.__setattr__(self, "network", named(self.network))  # Python users may give the factory itself
         optimizers.check(self.optimizer, self.momentum, self.weight_decay)
         for setting in fields(self):
