@@ -16,7 +16,7 @@ from tests.conftest import Call, one_error
 def test_a_step_of_afs_passes_stream_and_both_views() -> None:
     settings = {"width": 2, "memory": 30, "memory_batch": 6, "tasks": 2}
     config = resolve("afs", "made-up", settings=settings)
-    timing = measure([config], made_up(4, (8, 8, 3), 30), torch.device("cpu"), repeats=3, seconds=0.2)
+    timing = measure([config], made_up(4, (8, 8, 3), 30), torch.device("cpu"), repeats=3, seconds=0.02)
     assert timing.images_per_step == 10 + 2 * 6
     assert timing.seeds == 1
     assert timing.ms_per_review_step is not None
@@ -29,7 +29,7 @@ def test_a_step_of_afs_passes_stream_and_both_views() -> None:
 def test_a_review_batch_larger_than_the_memory() -> None:
     settings = {"width": 2, "memory": 20, "memory_batch": 6, "tasks": 2, "review": True, "review_batch": 50}
     data = made_up(4, (8, 8, 3), 30)
-    timing = measure([resolve("er", "made-up", settings=settings)], data, torch.device("cpu"), repeats=3, seconds=0.05)
+    timing = measure([resolve("er", "made-up", settings=settings)], data, torch.device("cpu"), repeats=3, seconds=0.02)
     assert timing.ms_per_review_step is not None
 
 
@@ -50,18 +50,18 @@ def test_cost_of_the_paper_network() -> None:
 
 @pytest.mark.slow
 def test_bench_command(ocil_command: Call) -> None:
-    said = ocil_command("bench", "er", "--device", "cpu", "--seconds", 0.2, "--json", "--set", "width=2")
+    said = ocil_command("bench", "er", "--device", "cpu", "--seconds", 0.02, "--json", "--set", "width=2")
     (row,) = json.loads(said.out)["timings"]
     assert said.code == 0
     assert (row["method"], row["device"], row["images_per_step"]) == ("er", "cpu", 20)
-    table = ocil_command("bench", "fine-tune", "--device", "cpu", "--seconds", 0.2, "--set", "width=2")
+    table = ocil_command("bench", "fine-tune", "--device", "cpu", "--seconds", 0.02, "--set", "width=2")
     assert "fine-tune" in table.out
     assert "trained weights" not in table.out
     assert "Did you mean 'er'" in one_error(ocil_command("bench", "err", "--device", "cpu"))
 
 
 def test_bench_shows_what_a_network_costs(ocil_command: Call) -> None:
-    words = ("--device", "cpu", "--seconds", 0.1, "--set", "memory=20", "network=mlp(hidden=3)")
+    words = ("--device", "cpu", "--seconds", 0.02, "--set", "memory=20", "network=mlp(hidden=3)")
     (row,) = json.loads(ocil_command("bench", "er", *words, "--json").out)["timings"]
     assert (row["network"], row["parameters"], row["multiply_adds"]) == ("mlp(hidden=3)", 512 * 3 + 3, 512 * 3)
     said = ocil_command("bench", "er", "scr", *words)

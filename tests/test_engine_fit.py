@@ -14,7 +14,9 @@ from ocil.methods.passes import images_held
 from ocil.runs.build import build, network_of
 from ocil.runs.config import resolve
 from ocil.runs.fit import RESERVE, dataset_bytes, how_many_fit, run_bytes
+from tests.networks_to_try import MODULE
 from tests.reference.datasets import noise
+from tests.test_methods import QUICK
 
 CONFIG = resolve("afs", "cifar100", memory=5000)
 
@@ -34,8 +36,10 @@ def test_what_a_run_takes_grows_with_what_it_keeps() -> None:
 def test_every_pass_of_a_step_is_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is estimated is no less than what a network is given at once, also before the memory is full."""
     data = noise(160, 4, (8, 8, 1))
-    settings = {"width": 2, "tasks": 2, "review": False, "memory": 120} | ({"repeats": 2} if name == "rar" else {})
-    config = resolve(name, "cifar10", settings=settings if METHODS[name].memory else {"width": 2, "tasks": 2})
+    network = {"width": 2} if name == "mose" else {"network": f"{MODULE}Tiny"}  # MOSE needs the stages of a ResNet
+    usual: dict[str, Any] = network | {"tasks": 2} | QUICK.get(name, {})
+    settings = usual | ({"review": False, "memory": 120} if METHODS[name].memory else {})
+    config = resolve(name, "cifar10", settings=settings)
     learner, seen = build(config, data), [0]
     plain = type(learner.network).features
 
@@ -53,7 +57,7 @@ def test_every_pass_of_a_step_is_counted(name: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(type(learner.network), "features", counted)
     monkeypatch.setattr(type(learner.network), "stage_maps", counted_maps)
     x, y = torch.from_numpy(data.train_x), torch.from_numpy(data.train_y)
-    for number in range(16):
+    for number in range(14):
         learner.learn(x[10 * number : 10 * number + 10], y[10 * number : 10 * number + 10])
     assert max(seen) <= images_held(learner.passes(config.learner, 10, data.num_classes))
     assert name == "gdumb" or max(seen) >= 10

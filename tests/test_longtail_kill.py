@@ -21,7 +21,7 @@ from tests.conftest import left_over
 from tests.reference.datasets import patterned
 
 pytestmark = [pytest.mark.usefixtures("usual_convolution"), pytest.mark.slow]
-SETTINGS = ("imbalance=8", "validation=8", "width=4", "batch_size=8", "epochs1=20", "epochs2=20")
+SETTINGS = ("imbalance=8", "validation=8", "width=2", "batch_size=8", "epochs1=12", "epochs2=12")
 
 Start = Callable[..., "subprocess.Popen[str]"]
 

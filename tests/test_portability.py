@@ -17,6 +17,7 @@ from ocil.methods.er import ER
 from ocil.runs import build, environment
 from ocil.runs.config import resolve
 from tests.conftest import SMALL
+from tests.test_methods import QUICK
 
 HIDE = """
 import os, pkgutil, signal, socket, sys
@@ -191,5 +192,5 @@ def test_a_method_that_cannot_run_there_is_refused_before_the_start(
 
 @pytest.mark.parametrize("name", sorted({info.name for info in ocil.METHODS.values() if not info.offline}))
 def test_the_trial_of_a_method_works_where_nothing_is_missing(name: str, tiny: ocil.Dataset) -> None:
-    config = resolve(name, "tiny.npz", classes=4, train=80)
+    config = resolve(name, "tiny.npz", settings=QUICK.get(name, {}), classes=4, train=80)
     build._try_steps(name, replace(config.learner, width=1), build.problem_of(tiny, 2), torch.device("cpu"))

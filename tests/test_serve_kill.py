@@ -74,7 +74,7 @@ WORDS = [
 LIMITS = ["--max-queue", "100", "--max-batch", "10"]
 VECTOR_RECIPE, VECTOR_FORM = Recipe("er", memory=20, batch_size=4), VectorFormat(6)
 VECTOR_WORDS = ["--method", "er", "--memory", "20", "--batch-size", "4", "--vectors", "6", "--keep-log"]
-KILLS, CLIENTS = 12, 4
+KILLS, CLIENTS = 8, 4
 
 
 class Servers(Driver):

@@ -170,10 +170,10 @@ def steady_steps(it: MethodSubject) -> None:
         for _ in ("first task", "second task"):
             variant = learner.step_variant()
             learner.learn(*it.batch(step))
-            traces = [watched(partial(learner.learn, *it.batch(step + more))) for more in range(1, 4)]
-            must(all(trace == traces[0] for trace in traces), "operations or shapes differ between steps")
+            first, second = (watched(partial(learner.learn, *it.batch(step + more))) for more in (1, 2))
+            must(first == second, "operations or shapes differ between steps")
             must(learner.step_variant() == variant, "`step_variant()` changed without a reason")
-            step += 4
+            step += 3
             end_task(learner)
             must(learner.shapes_are_static(), "`shapes_are_static()` turned false again")
 
