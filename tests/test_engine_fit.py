@@ -36,8 +36,7 @@ def test_what_a_run_takes_grows_with_what_it_keeps() -> None:
 def test_every_pass_of_a_step_is_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is estimated is no less than what a network is given at once, also before the memory is full."""
     data = noise(160, 4, (8, 8, 1))
-    network = {"width": 2} if name == "mose" else {"network": f"{MODULE}Tiny"}  # MOSE needs the stages of a ResNet
-    usual: dict[str, Any] = network | {"tasks": 2} | QUICK.get(name, {})
+    usual: dict[str, Any] = {"network": f"{MODULE}Tiny", "tasks": 2} | QUICK.get(name, {})
     settings = usual | ({"review": False, "memory": 120} if METHODS[name].memory else {})
     config = resolve(name, "cifar10", settings=settings)
     learner, seen = build(config, data), [0]
