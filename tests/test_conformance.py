@@ -9,7 +9,7 @@ import ocil.kernels.convolution
 from ocil.methods import METHODS
 from ocil.networks import NETWORKS
 from ocil.testing import Check, method_checks, network_checks
-from tests.networks_to_try import MODULE
+from tests.networks_to_try import quick_network
 from tests.test_methods import DISTINCT
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
@@ -36,7 +36,7 @@ def cases(name: str, checks: "list[Check[Any]]") -> list[Any]:
 def checks_of(name: str) -> "list[Check[Any]]":
     """Those that take long with a network of two layers, but for the one on which operations a step consists of."""
     settings = SETTINGS.get(name, {})
-    quick = {str(check): check for check in method_checks(name, **settings, network=f"{MODULE}Tiny")}
+    quick = {str(check): check for check in method_checks(name, **settings | quick_network(name))}
     usual = method_checks(name, **settings)
     assert [str(check) for check in usual] == [*quick]
     return [quick[str(check)] if check.slow and str(check) != "steady-steps" else check for check in usual]

