@@ -36,7 +36,7 @@ from ocil.runs.stream_run import ActiveStreamRun
 from ocil.streams import DeviceData
 from ocil.testing.subject import changed, end_task, frozen
 from ocil.testing.watch import HostWatch
-from tests.networks_to_try import MODULE, quick_network
+from tests.networks_to_try import MODULE
 from tests.reference.datasets import noise, patterned
 from tests.test_engine_gpu import FakeCapture, Replayed
 from tests.test_methods import DISTINCT, FROZEN, GENTLE, QUICK, REHEARSES
