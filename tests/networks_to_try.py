@@ -25,9 +25,14 @@ class Tiny(nn.Module):
         self.shift = nn.Parameter(torch.zeros(1))
         self.stem = nn.Sequential(nn.Conv2d(input_shape[2], channels, 3, 2, 1), nn.BatchNorm2d(channels), nn.ReLU())
         self.mix = nn.Sequential(nn.Conv2d(channels, 2 * channels, 3, 2, 1, groups=2), nn.BatchNorm2d(2 * channels))
+        self.stage_channels = (channels, 2 * channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.mix(self.stem(x + self.shift))).mean((2, 3))
+        return self.stage_maps(x)[-1].mean((2, 3))
+
+    def stage_maps(self, x: Tensor) -> list[Tensor]:
+        first = self.stem(x + self.shift)
+        return [first, F.relu(self.mix(first))]
 
 
 class Normalised(Tiny):

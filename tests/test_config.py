@@ -169,6 +169,8 @@ def run_configs(draw: st.DrawFn) -> RunConfig:
         del kinds["memory"], kinds["review"]
     given_settings = draw(st.fixed_dictionaries({}, optional={key: values_of(kind) for key, kind in kinds.items()}))
     given_settings["epochs"] = draw(st.integers(1, 9)) if given_settings.get("boundary") == "iid" else 1
+    if parts[0]().optimizer != "sgd":
+        given_settings.pop("momentum", None)
     if "width" in given_settings:
         given_settings["width"] = min(given_settings["width"], 1024)
     if METHODS[name].memory:

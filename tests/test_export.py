@@ -51,7 +51,7 @@ def images(form: ImageFormat, count: int) -> np.ndarray:
 @pytest.mark.parametrize("method", ["er", *OWN])
 def test_onnx(method: str, tmp_path: Path) -> None:
     form = FORMS["colours" if method in ("er-ace", "scr") else "gray, enlarged"]
-    check_onnx(taught(method, form, **({} if method in ("er", "mose") else {"network": TINY})), form, tmp_path)
+    check_onnx(taught(method, form, **({} if method == "er" else {"network": TINY})), form, tmp_path)
 
 
 @pytest.mark.slow

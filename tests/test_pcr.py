@@ -104,6 +104,14 @@ def test_the_change_of_relations_in_loops() -> None:
     torch.testing.assert_close(slope, torch.zeros_like(slope), rtol=0, atol=1e-9)  # least where nothing has changed
 
 
+def test_a_single_memory_image_has_no_relations() -> None:
+    now = random(1, 3).requires_grad_()
+    change = relation_change(now, random(1, 3, seed=1), TAU)
+    (slope,) = torch.autograd.grad(change, [now])
+    assert change == 0  # not NaN, which a softmax over nothing would be
+    assert not slope.any()
+
+
 def test_the_cycle() -> None:
     learner = pcr(1, hybrid=True)
     found = []

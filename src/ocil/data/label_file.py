@@ -44,7 +44,9 @@ def read_label_file(file: Path) -> list[LabelledFile]:
         raise OcilError(f"{file} is not a label file: {FIRST_LINE}.")
     where = next(name for name in PATH_COLUMNS if name in columns)
     rows = csv.DictReader(content.splitlines(keepends=True), restval="")
-    rows.fieldnames = [name.strip().lower() for name in rows.fieldnames or ()]
+    rows.fieldnames = names = [name.strip().lower() for name in rows.fieldnames or ()]
+    if again := sorted({name for name in (where, "label", "split") if names.count(name) > 1}):
+        raise OcilError(f"{file} has several columns with the name {again[0]}. Leave one of them.")
     found, folder, once = [], ImageFolder(file.parent), OneLabel(file)
     try:
         for row in rows:

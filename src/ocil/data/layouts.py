@@ -91,7 +91,11 @@ def _label_file(source: Path) -> Listing | None:
     splits = {image.split for image in labelled}
     held = "test" if "test" in splits else "val"
     chosen: dict[str, Files] = {split: [] for split in ("train", "test", "val")}
+    named: set[Path] = set()
     for image in labelled:
+        if image.path in named:  # one of the two could be learned and the other tested
+            raise OcilError(f"{file} names {image.path} twice. Leave one of the lines.")
+        named.add(image.path)
         chosen[image.split].append((image.path, label_of[image.label]))
     form = f"the label file {file.name}"
     if held == "test" and "val" in splits:

@@ -198,11 +198,12 @@ def counts(labels: Tensor, classes: int) -> Tensor:
 def relation_change(now: Tensor, then: Tensor, temperature: float) -> Tensor:
     """The mean over rows of the cross-entropy between the similarities ``then`` and ``now`` of features ``[N, D]``.
 
-    The similarities of a row are the softmax over all other rows of cosine / temperature.
+    The similarities of a row are the softmax over all other rows of cosine / temperature. A single row has none, and
+    nothing to change.
     """
     itself = torch.eye(len(now), dtype=torch.bool, device=now.device)
     similar, similar_then = (
-        (unit(rows, EPSILON) @ unit(rows, EPSILON).T / temperature).masked_fill(itself, -torch.inf)
+        (unit(rows, EPSILON) @ unit(rows, EPSILON).T / temperature).masked_fill(itself, networks.NOT_MET)
         for rows in (now, then)
     )
     log_p = F.log_softmax(similar, dim=1).masked_fill(itself, 0)
