@@ -203,7 +203,7 @@ def relation_change(now: Tensor, then: Tensor, temperature: float) -> Tensor:
     """
     itself = torch.eye(len(now), dtype=torch.bool, device=now.device)
     similar, similar_then = (
-        (unit(rows, EPSILON) @ unit(rows, EPSILON).T / temperature).masked_fill(itself, networks.NOT_MET)
+        (unit(rows, EPSILON) @ unit(rows, EPSILON).T / temperature).masked_fill(itself, torch.finfo(rows.dtype).min)
         for rows in (now, then)
     )
     log_p = F.log_softmax(similar, dim=1).masked_fill(itself, 0)
