@@ -495,6 +495,13 @@ def test_metrics_are_prometheus_text(tmp_path: Path) -> None:
     assert values["ocil_step_seconds_count"][""] == service.statistics.batches
 
 
+def test_the_bounds_of_numbers_are_described(client: Any) -> None:
+    described = client.get("/openapi.json").json()
+    label = described["components"]["schemas"]["LabelledImage"]["properties"]["label"]
+    number = next(kind for kind in label["anyOf"] if kind["type"] == "integer")
+    assert (number["minimum"], number["maximum"]) == (1 - 2**53, 2**53 - 1)
+
+
 def test_the_description_names_every_path_and_the_docs_show_it(client: Any) -> None:
     described = client.get("/openapi.json").json()
     assert set(described["paths"]) == {"/learn", "/predict", "/status", "/memory", "/metrics"}

@@ -120,7 +120,7 @@ def _whole(value: Any) -> Any:
 
 
 Text = Annotated[StrictStr, Field(min_length=1)]
-Number = Annotated[StrictInt, BeforeValidator(_whole), Field(ge=-BIGGEST_NUMBER, le=BIGGEST_NUMBER)]
+Number = Annotated[StrictInt, Field(ge=-BIGGEST_NUMBER, le=BIGGEST_NUMBER), BeforeValidator(_whole)]
 
 
 class LabelledImage(_Request):
