@@ -94,4 +94,10 @@ class GrowsByClass(nn.Module):
 
     def masked(self, scores: Tensor) -> Tensor:
         """Scores ``[B, C]`` in which a class not met is never the largest. A growing head does this itself."""
-        return scores if self.met is None else scores.masked_fill(~self.met, networks.NOT_MET)
+        known = self.predictable()
+        return scores if known is None else scores.masked_fill(~known, networks.NOT_MET)
+
+    def predictable(self) -> Tensor | None:
+        """The classes that may be predicted, ``[C]``; None: all. A method that teaches its head nothing about classes
+        that it has not seen overrides this."""
+        return self.met

@@ -1,7 +1,6 @@
 """Gradient self-adaptation (Guo, Liu, Zhao, Dealing with Cross-Task Class Discrimination in Online Continual Learning,
 CVPR 2023)."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -161,17 +160,9 @@ class GSA(Learner):
         views = self.standard(self.random_views(to_float(x), self.rng["augment"]))
         return losses.cross_entropy(self.network(views), y)
 
-    def scorer(self) -> Callable[[Tensor], Tensor]:
+    def predictable(self) -> Tensor:
         """A class that was not seen yet is not predicted. A head that grows knows this."""
-        logits = super().scorer()
-        if self.met is not None:
-            return logits
-
-        @torch.no_grad()
-        def scores(x: Tensor) -> Tensor:
-            return logits(x).masked_fill(~self.seen_classes, networks.NOT_MET)
-
-        return scores
+        return self.seen_classes if self.met is None else self.met
 
 
 def mirrored(x: Tensor) -> Tensor:

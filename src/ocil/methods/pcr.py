@@ -3,7 +3,6 @@ Class-Incremental Continual Learning, CVPR 2023) and its successor HPCR (Lin et 
 Contrastive Replay for Online Continual Learning, TNNLS 2025)."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -165,17 +164,9 @@ class PCR(Learner):
         _, logits, labels = self.outputs_of(x, y)
         return proxy_contrast(logits, labels)
 
-    def scorer(self) -> Callable[[Tensor], Tensor]:
+    def predictable(self) -> Tensor:
         """A class that was not seen yet is not predicted: its proxy is still random. A head that grows knows this."""
-        logits = super().scorer()
-        if self.met is not None:
-            return logits
-
-        @torch.no_grad()
-        def scores(x: Tensor) -> Tensor:
-            return logits(x).masked_fill(~self.seen_classes, networks.NOT_MET)
-
-        return scores
+        return self.seen_classes if self.met is None else self.met
 
 
 def proxy_contrast(logits: Tensor, labels: Tensor) -> Tensor:

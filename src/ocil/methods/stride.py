@@ -199,11 +199,10 @@ class Stride(Learner):
         share = self.frequency / self.frequency.sum()
         return self.config.adjustment * share.clamp_min(LEAST_FREQUENCY).log()
 
-    def masked(self, scores: Tensor) -> Tensor:
+    def predictable(self) -> Tensor:
         """Classes that were never seen are never predicted: adjusted logits keep them out of the softmax, so that
         nothing is learned of them."""
-        known = self.seen_classes if self.met is None else self.met
-        return scores.masked_fill(~known, networks.NOT_MET)
+        return self.seen_classes if self.met is None else self.met
 
     def views(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         count = self.config.views
