@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ocil.learning.memory import Memory
+from ocil.methods._distances import nearness
+from ocil.methods.base import Learner
 from ocil.precision import widest
 
 MEANS_BATCH = {"cuda": 2500}  # memory images per pass for the class means; 500 on other devices
@@ -28,3 +30,14 @@ def class_means(memory: Memory, classes: int, size: int, encode: Callable[[Tenso
             sums += F.one_hot(y, classes).to(sums.dtype).T @ encode(x).to(sums.dtype)
     present = torch.zeros(classes, dtype=torch.bool, device=device).index_fill_(0, labels, True)
     return F.normalize(sums.float()), present  # a sum has the direction of the mean
+
+
+def mean_scorer(learner: Learner, encode: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Scores by negative distances to the class means; minus infinity for a class without a stored image."""
+    means, present = class_means(learner.memory, learner.problem.classes, learner.network.feature_size, encode)
+
+    @torch.no_grad()
+    def scores(x: Tensor) -> Tensor:
+        return learner.masked(nearness(encode(x), means, present))
+
+    return scores

@@ -12,8 +12,7 @@ from torch import Tensor
 from ocil import networks
 from ocil.learning import losses
 from ocil.learning.randaugment import STRONGEST, RandAugment
-from ocil.methods._class_means import class_means
-from ocil.methods._distances import nearness
+from ocil.methods._class_means import mean_scorer
 from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.passes import Pass, replayed
@@ -87,13 +86,7 @@ class RAR(Learner):
         """Scores are negative distances to the class means, or the head's logits."""
         if self.config.readout == "head":
             return super().scorer()
-        means, present = class_means(self.memory, self.problem.classes, self.network.feature_size, self.encode)
-
-        @torch.no_grad()
-        def scores(x: Tensor) -> Tensor:
-            return self.masked(nearness(self.encode(x), means, present))
-
-        return scores
+        return mean_scorer(self, self.encode)
 
     def encode(self, x: Tensor) -> Tensor:
         """Features as unit vectors, by running statistics."""

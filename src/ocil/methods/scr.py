@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ocil import networks
-from ocil.methods._class_means import class_means
-from ocil.methods._distances import nearness
+from ocil.methods._class_means import mean_scorer
 from ocil.methods.base import Learner
 from ocil.methods.config import AugmentedConfig, LearnerConfig, Problem
 from ocil.methods.passes import Pass, replayed
@@ -96,13 +95,7 @@ class SCR(Learner):
 
     def scorer(self) -> Callable[[Tensor], Tensor]:
         """Scores are negative distances to the class means; minus infinity for a class without a stored image."""
-        means, present = class_means(self.memory, self.problem.classes, self.network.feature_size, self.encode)
-
-        @torch.no_grad()
-        def scores(x: Tensor) -> Tensor:
-            return self.masked(nearness(self.encode(x), means, present))
-
-        return scores
+        return mean_scorer(self, self.encode)
 
     def encode(self, x: Tensor) -> Tensor:
         with networks.evaluating(self.network):
