@@ -174,12 +174,7 @@ def resolve(
         for key in ("memory", "review"):
             if str(given.get(key)).lower() not in ("none", "false", "no", "0"):
                 raise OcilError(f"{info.name} keeps no memory: leave out --{key}.")
-    chosen: dict[str, Any] = {"tasks": usual_tasks(dataset, classes)}
-    if given.get("scenario") == "domain":
-        chosen["tasks"] = domains or chosen["tasks"]
-    elif task_sizes and not given.keys() & {"tasks", "task_sizes", "first_task", "order"}:
-        chosen["task_sizes"] = tuple(task_sizes)
-    chosen |= _defaults(info, dataset, given, classes, train)
+    chosen = _defaults(info, dataset, given, classes, train)
     if vectors or given.get("features"):
         chosen |= {"network": FOR_VECTORS} | learner.vector_settings
     if "optimizer" in given and (lr := optimizers.default_lr(str(given["optimizer"]))) is not None:
@@ -189,9 +184,7 @@ def resolve(
         raise OcilError(
             f"width is a setting of {NETWORK}: give {chosen['network']} its own options, NAME(option=value)."
         )
-    stream, config = fill(StreamConfig, chosen), fill(learner.Config, chosen)
-    if "tasks" in given and stream.tasks != read_as("tasks", given["tasks"], int) and not stream.order:
-        raise OcilError(f"task_sizes has {stream.tasks} tasks, and tasks = {given['tasks']}: leave out tasks.")
+    stream, config = resolve_stream(dataset, chosen, classes, domains, task_sizes), fill(learner.Config, chosen)
     wide = Spec.parse(config.network, "network").options.get("width", config.width)
     if "width" in given and wide != config.width:
         raise OcilError(f"network = {config.network} and width = {config.width} differ: leave out one of them.")
@@ -201,6 +194,21 @@ def resolve(
         config = replace(config, review_every=reviews_every(train // stream.batch_size, stream))
     weights, code = pretrained.digest(config.pretrained), code_of(info.name, config)
     return RunConfig(info.name, dataset, seed, stream, config, weights=weights, code=code)
+
+
+def resolve_stream(
+    dataset: str, given: Mapping[str, Any], classes: int | None = None, domains: int = 0, task_sizes: Sequence[int] = ()
+) -> StreamConfig:
+    """The settings of a stream, completed. See ``resolve`` for what may be known about the dataset."""
+    chosen: dict[str, Any] = {"tasks": usual_tasks(dataset, classes)}
+    if given.get("scenario") == "domain":
+        chosen["tasks"] = domains or chosen["tasks"]
+    elif task_sizes and not given.keys() & {"tasks", "task_sizes", "first_task", "order"}:
+        chosen["task_sizes"] = tuple(task_sizes)
+    stream = fill(StreamConfig, chosen | dict(given))
+    if "tasks" in given and stream.tasks != read_as("tasks", given["tasks"], int) and not stream.order:
+        raise OcilError(f"task_sizes has {stream.tasks} tasks, and tasks = {given['tasks']}: leave out tasks.")
+    return stream
 
 
 def origins(name: str, learner: LearnerConfig) -> list[Origin]:

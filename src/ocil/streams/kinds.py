@@ -36,7 +36,7 @@ KINDS: Mapping[Boundary, Kind] = {
         ("blurry_share",),
         "after Bang et al., CVPR 2021",
     ),
-    "none": Kind(fading, "classes fade in and out; nothing is announced", ("fade",), "after Shanahan et al., 2021"),
+    "none": Kind(fading, "classes fade in and out, without tasks", ("fade",), "after Shanahan et al., 2021"),
     "iid": Kind(mixed, "all classes mixed: the upper bound", ("epochs",)),
     "i-blurry": Kind(
         i_blurry,
