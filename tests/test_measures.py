@@ -1,6 +1,9 @@
 """Measures of accuracy over time, calibration and the rest: worked by hand, against slow versions, and as a table."""
 
 import math
+import re
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,7 @@ from ocil.evaluation.measures import MEASURES, Measure
 
 quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
+PAGE = (Path(__file__).parents[1] / "docs/measures.md").read_text()
 GROUPS = [[0, 1], [2]]
 # Two tasks that end after 4 and 8 batches. Class 1 arrives with batch 3, class 2 with batch 5. Ten test images each.
 WORKED: dict[str, Any] = {
@@ -192,6 +196,10 @@ def test_calibration_by_loops(seed: int) -> None:
 def test_every_measure_of_ours_is_described() -> None:
     """docs/measures.md has each of them, and none lacks its range."""
     for name, measure in MEASURES.items():
+        assert f"| `{name}`" in PAGE, name
+        assert not measure.needs or f"| `{measure.needs}` |" in next(
+            line for line in PAGE.splitlines() if f"`{name}`" in line
+        )
         assert measure.heading, name
         assert measure.bounds is not None, name
         assert measure.title.endswith(" %") == (measure.format == "percent")
@@ -204,3 +212,13 @@ def test_tables_show_what_was_recorded_and_what_plugins_bring() -> None:
         assert [measure.name for measure in measures.shown([])] == ["mine"]
         known = {"area_under_accuracy": measures.estimate([0.5]), "average_accuracy": measures.estimate([0.5])}
         assert [measure.name for measure in measures.shown([{}, known])] == ["area_under_accuracy", "mine"]
+
+
+def test_the_example_of_the_page_is_a_measure() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    with MEASURES.preserved():
+        exec(code, {})
+        result: Any = SimpleNamespace(evaluations=[{}, {"correct": [3, 1, 0]}], tested=[4, 2, 0])
+        assert MEASURES["worst-class"].of(result) == 0.5
+        result.evaluations = [{}]
+        assert MEASURES["worst-class"].of(result) is None

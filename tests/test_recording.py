@@ -37,7 +37,7 @@ from tests.test_runner import stop_at, told
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
 
-ALL = {"evaluate_every": 3, "evaluate_on": 4, "prequential": 2, "probe": True}
+ALL: dict[str, Any] = {"evaluate_every": 3, "evaluate_on": 4, "prequential": 2, "probe": True}
 
 
 def configured(name: str = "er", **settings: Any) -> RunConfig:

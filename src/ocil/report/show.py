@@ -92,9 +92,9 @@ def _facts(cell: MeasuredCell, paper: Paper) -> "RenderableType":
     common, intransigence = percent(summary.average_forgetting_common), summary.average_intransigence
     facts["forgetting %"] = f"{percent(summary.average_forgetting)} (over T tasks: {common})"
     facts["intransigence %"] = percent(intransigence) if intransigence else "- (no fine-tuned run next to it)"
-    for name, value in summary.measures.items():
-        if name not in ABOVE and (value is not None or not MEASURES[name].is_ours):
-            facts[MEASURES[name].title] = measured(value, MEASURES[name].format)
+    for name, found in summary.measures.items():
+        if name not in ABOVE and (found is not None or not MEASURES[name].is_ours):
+            facts[MEASURES[name].title] = measured(found, MEASURES[name].format)
     facts["time / run"] = duration(summary.wall_seconds.mean)
     facts["device"] = cell.devices
     facts["versions"] = versions(first.environment) or "-"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from ocil.data import CATALOG
 from ocil.errors import OcilError
@@ -80,7 +80,8 @@ class StreamConfig:
     @property
     def unmeasured(self) -> "StreamConfig":
         """The same stream, evaluated after each task alone."""
-        return replace(self, **{f.name: f.default for f in fields(self) if f.metadata == EVALUATION})
+        usual: dict[str, Any] = {f.name: f.default for f in fields(self) if f.metadata == EVALUATION}
+        return replace(self, **usual)
 
     def measured_as(self, other: "StreamConfig") -> "StreamConfig":
         """The same stream, with those evaluations of another one that this one does not ask for."""
