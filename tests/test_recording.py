@@ -172,6 +172,24 @@ def test_points_on_a_part_are_a_slow_versions(tiny: Dataset, measured: Result) -
                 assert point["correct"][label] == (known and guess == label)
 
 
+@pytest.mark.parametrize("domains", [False, True])
+def test_points_at_task_ends_take_over_what_is_known(domains: bool) -> None:
+    data = with_domains(patterned(per_class=10)) if domains else patterned(per_class=10)
+    settings = {"width": 2, "tasks": 2, "memory": 20, "batch_size": 5, "memory_batch": 5, "evaluate_every": 4}
+    config = resolve("er", "patterned", settings=settings, classes=4)
+    learner, stream = build(config, data), Stream(data, config.stream)
+    from ocil.evaluation.anytime import AnytimeEvaluator
+
+    learner.learn(*stream.fetch(0))
+    computed, taken_over = AnytimeEvaluator(stream), AnytimeEvaluator(stream)
+    for batches in (4, 8):
+        computed.start(learner, batches)
+        taken_over.start(learner, batches, known=Evaluator(stream).start(learner, 0).correct)
+    first, second = (evaluator.record([], [])["points"] for evaluator in (computed, taken_over))
+    assert first == second
+    assert sum(first[0]["correct"]) > 0
+
+
 def test_the_probe_is_ridge_regression_on_frozen_features() -> None:
     data = patterned()
     config = resolve("er", "patterned", settings={"width": 2, "tasks": 2, "memory": 20, "batch_size": 5}, classes=4)
@@ -338,9 +356,12 @@ def test_it_is_shown(tiny: Dataset, measured: Result, tmp_path: Path) -> None:
     (cell,) = collect([tmp_path]).cells
     shown = [str(part) for part in renderables(cell, load("none"))]
     assert any("every 3 batches on 4 of the test images" in part for part in shown)
-    found = summary_json(cell, load("none"))["measures"]
-    assert found.keys() == set(MEASURES)
-    heads = [column.title for column in summary_table([cell.summary]).columns]
+    found = summary_json(cell, load("none"))
+    assert found["measures"].keys() == set(MEASURES)
+    assert found["evaluate_on"] == 4
+    table = summary_table([cell.summary])
+    assert table.title.endswith("A_AUC and WC-ACC on 4 test images")
+    heads = [column.title for column in table.columns]
     assert [head for head in heads if head.startswith(("A_AUC", "WC-ACC", "prequential", "linear probe"))] == [
         "A_AUC %",
         "WC-ACC %",

@@ -60,21 +60,37 @@ class AnytimeEvaluator:
         # Uploaded now: an upload in the middle of a run would wait for the device.
         self.index = torch.from_numpy(images[order]).to(stream.resident.index_device)
         self.labels, self.kinds = (torch.from_numpy(each[order]).to(stream.device) for each in (labels, kinds))
+        by_kind = self.arrived if domain is None else np.maximum(self.arrived, self.domains_arrived[:, None])
+        self.since = torch.from_numpy(by_kind.reshape(-1)).to(stream.device)
         self.counts = torch.zeros(len(self.due), len(self.tested), dtype=torch.int64, device=stream.device)
 
     def is_due(self, batches: int) -> bool:
         """Whether the learner is evaluated after so many batches."""
         return bool(self.every) and batches in self.rows
 
-    def start(self, learner: Learner, batches: int, after_batch: Callable[[], None] = lambda: None) -> None:
-        """Queue an evaluation on the device. ``after_batch`` is called after each batch of images and may raise."""
+    def start(
+        self,
+        learner: Learner,
+        batches: int,
+        after_batch: Callable[[], None] = lambda: None,
+        known: Tensor | None = None,
+    ) -> None:
+        """Queue an evaluation on the device. ``after_batch`` is called after each batch of images and may raise.
+
+        ``known``: the counts of an evaluation of the same learner on all test images, which is then not repeated.
+        """
+        if self.counts is None:
+            return
+        row = self.counts[self.rows[batches]]
+        if known is not None and not self.subset:
+            torch.mul(known, self.since <= batches, out=row)
+            return
         stream, count = self.stream, self.sizes[batches]
         size = batch_for(stream.device.type, places(stream.data.input_shape))
         parts = stream.resident.parts("test", size, self.index[:count])
         scores = scores_of_parts(scorer_of(learner, stream.data.num_classes), parts, after_batch)
         hits = (scores.argmax(1) == self.labels[:count]).long()
-        if self.counts is not None:
-            self.counts[self.rows[batches]].zero_().index_add_(0, self.kinds[:count], hits)
+        row.zero_().index_add_(0, self.kinds[:count], hits)
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint must hold."""

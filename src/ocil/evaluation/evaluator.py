@@ -91,8 +91,8 @@ class Evaluator:
 
     def start(
         self, learner: Learner, evaluation_point: int, after_batch: Callable[[], None] = lambda: None
-    ) -> Callable[[], Evaluation]:
-        """Start an evaluation on the device; the function returned waits for it and returns the result, so that many
+    ) -> "StartedEvaluation":
+        """Start an evaluation on the device. Calling what is returned waits for it and gives the result, so that many
         learners can share a device. ``after_batch`` is called after each batch of images and may raise to stop.
         """
         point, data = self.points[evaluation_point], self.stream.resident
@@ -105,14 +105,15 @@ class Evaluator:
         )
 
         is_last = evaluation_point == len(self.points) - 1
-        counted = self._count(scores, learner.scores_are_logits, is_last)
+        by_kind = torch.zeros(len(self.tested), dtype=torch.int64, device=hits.device).index_add_(0, self.kinds, hits)
+        counted = self._count(by_kind, scores, learner.scores_are_logits, is_last)
 
         def evaluation(*bias: Any) -> Evaluation:
             accuracy = [right / size for right, size in zip(correct.tolist(), self.group_sizes, strict=True)]
             return Evaluation(accuracy, *bias, **counted())
 
         if not learner.scores_are_logits:
-            return evaluation
+            return StartedEvaluation(evaluation, by_kind)
         logits = scores[point.tested]
         y, index = data.train_y[point.trained], point.trained.to(data.index_device)
         p = scores_of_parts(scorer, data.parts("train", size, index), after_batch).softmax(1).gather(1, y[:, None])
@@ -130,7 +131,7 @@ class Evaluator:
             ambiguous = len(p) - few - many
             return evaluation(logit_old, logit_new, weight_old, weight_new, few, ambiguous, many)
 
-        return read
+        return StartedEvaluation(read, by_kind)
 
     def facts(self) -> dict[str, Any]:
         """What a result says of the test set: test images per class, and by domain if there are domains, and the
@@ -141,17 +142,15 @@ class Evaluator:
         groups = {"groups": [list(map(int, group)) for group in self.stream.groups]} if by_class else {}
         return {"tested": tested.sum(axis=0).tolist(), **by_domain, **groups}
 
-    def _count(self, scores: Tensor, are_logits: bool, is_last: bool) -> Callable[[], dict[str, Any]]:
-        """Count on the device what is right and, at the last point, what is confused and how sure it was. The function
-        returned reads the counts."""
-        classes, predicted = self.stream.data.num_classes, scores.argmax(1)
-        found = torch.zeros(len(self.tested), dtype=torch.int64, device=scores.device)
-        found.index_add_(0, self.kinds, (predicted == self.y).long())
-        confusion = confusion_of(predicted, self.y, classes) if is_last and classes <= MOST_CLASSES else None
+    def _count(self, by_kind: Tensor, scores: Tensor, are_logits: bool, is_last: bool) -> Callable[[], dict[str, Any]]:
+        """Count on the device, at the last point, what is confused and how sure the learner is. The function returned
+        reads these counts and those of correct images."""
+        classes = self.stream.data.num_classes
+        confusion = confusion_of(scores.argmax(1), self.y, classes) if is_last and classes <= MOST_CLASSES else None
         bins = calibration_of(scores, self.y) if is_last and are_logits else None
 
         def read() -> dict[str, Any]:
-            by_domain = found.view(-1, classes)
+            by_domain = by_kind.view(-1, classes)
             counts: dict[str, Any] = {"correct": by_domain.sum(0).tolist()}
             if self.domains:
                 counts["correct_by_domain"] = by_domain.tolist()
@@ -163,6 +162,18 @@ class Evaluator:
             return counts
 
         return read
+
+
+class StartedEvaluation(NamedTuple):
+    """An evaluation that is queued on the device."""
+
+    read: Callable[[], Evaluation]
+    """Waits for it."""
+    correct: Tensor
+    """On the device: correct test images by class, or by domain and class. See ``subset.kinds_of``."""
+
+    def __call__(self) -> Evaluation:
+        return self.read()
 
 
 class _Point(NamedTuple):

@@ -24,6 +24,7 @@ CELL_RECORD = (
     *("forgetting", "forgetting_interval", "intransigence", "intransigence_interval"),
     *("wall_seconds", "device", "command"),
 )
+ANYTIME = "A_AUC and WC-ACC"  # columns that evaluate_on concerns
 LEGEND = "Best in bold, second underlined."
 PUBLISHED_LEGEND = " In brackets: published, difference, whether the intervals overlap."
 
@@ -32,8 +33,10 @@ def summary_table(summaries: Sequence[Summary]) -> Table:
     """A row per cell, as ``ocil run`` and ``ocil compare`` print it."""
     seeds = max(len(summary.average_accuracy.values) for summary in summaries)
     spread = f"{seeds} seeds (mean ± 95 % interval)" if seeds > 1 else "one seed, so no interval"
+    parts = sorted({summary.config.stream.evaluate_on for summary in summaries} - {0})
+    part = f"; {ANYTIME} on {' or '.join(f'{count:,}' for count in parts)} test images" if parts else ""
     return Table(
-        f"{escaped(Path(summaries[0].config.dataset).stem)}, {spread}",
+        f"{escaped(Path(summaries[0].config.dataset).stem)}, {spread}{part}",
         (
             *columns("method", "memory", "accuracy %", "forgetting %", "intransigence %", text=("method",)),
             *measure_columns(summaries),

@@ -92,9 +92,11 @@ def _facts(cell: MeasuredCell, paper: Paper) -> "RenderableType":
     common, intransigence = percent(summary.average_forgetting_common), summary.average_intransigence
     facts["forgetting %"] = f"{percent(summary.average_forgetting)} (over T tasks: {common})"
     facts["intransigence %"] = percent(intransigence) if intransigence else "- (no fine-tuned run next to it)"
+    on = cell.config.stream.evaluate_on
     for name, found in summary.measures.items():
         if name not in ABOVE and (found is not None or not MEASURES[name].is_ours):
-            facts[MEASURES[name].title] = measured(found, MEASURES[name].format)
+            part = f" on {on:,} test images" if on and MEASURES[name].needs == "evaluate_every" else ""
+            facts[MEASURES[name].title] = measured(found, MEASURES[name].format) + part
     facts["time / run"] = duration(summary.wall_seconds.mean)
     facts["device"] = cell.devices
     facts["versions"] = versions(first.environment) or "-"

@@ -168,9 +168,12 @@ def summarise(results: Sequence[Result], references: Sequence[Result | None] | N
 
 
 def measures_json(summary: Summary) -> dict[str, Any]:
-    """Measures as commands print them with ``--json``: those that have a value, and those of plugins."""
+    """Measures as commands print them with ``--json``: those that have a value, and those of plugins. If those over
+    time are of a part of the test images, ``evaluate_on`` says how many."""
     known = {name: value for name, value in summary.measures.items() if value or not MEASURES[name].is_ours}
-    return {"measures": {name: measures.estimate_json(value) for name, value in known.items()}}
+    on = summary.config.stream.evaluate_on
+    part = {"evaluate_on": on} if on else {}
+    return {"measures": {name: measures.estimate_json(value) for name, value in known.items()}, **part}
 
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -281,13 +281,14 @@ class ActiveStreamRun:
                 self.stepper.review(slots)
                 stop_here()
                 yield
-        point = self.stream.evaluation_point_after(number)
+        point, known = self.stream.evaluation_point_after(number), None
         if point is not None:
             evaluation = self.evaluator.start(self.learner, point, stop_here)
             yield
             self.evaluations.append(evaluation())
+            known = evaluation.correct
         if self.anytime.is_due(number + 1):
-            self.anytime.start(self.learner, number + 1, stop_here)
+            self.anytime.start(self.learner, number + 1, stop_here, known)
             yield
 
     def is_long(self, number: int) -> bool:
