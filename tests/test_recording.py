@@ -431,3 +431,16 @@ def test_batch_statistics_do_not_move_in_evaluations(tiny: Dataset) -> None:
     Evaluator(stream)(learner, 1)
     assert learner.network.training
     assert all(torch.equal(before[name], value) for name, value in learner.state().items())
+
+
+def test_a_class_without_images_may_be_predicted(tiny: Dataset) -> None:
+    """A search on the first tasks scores the classes of the later ones too."""
+    data, config = replace(tiny, unseen=2), configured()
+    learner, stream = build(config, data), Stream(data, config.stream)
+    head = learner.network.head
+    assert isinstance(head, torch.nn.Linear)
+    with torch.no_grad():
+        head.bias[5] = 1e6
+    found = Evaluator(stream)(learner, 1)
+    assert found.correct == [0] * 4
+    assert found.confusion is None

@@ -9,10 +9,12 @@ BINS = 15
 MOST_CLASSES = 200  # a confusion matrix of more would make results large
 
 
-def confusion_of(predicted: Tensor, y: Tensor, classes: int) -> Tensor:
-    """Counts ``[classes, classes]`` by true class (rows) and predicted class (columns)."""
-    counts = torch.zeros(classes * classes, dtype=torch.int64, device=y.device)
-    return counts.index_add_(0, y * classes + predicted, torch.ones_like(y)).view(classes, classes)
+def confusion_of(scores: Tensor, y: Tensor, classes: int) -> Tensor:
+    """Counts ``[classes, scored]`` by true class (rows) and predicted class (columns): scores ``[N, scored]`` may be of
+    more classes than the dataset has."""
+    scored = scores.shape[1]
+    counts = torch.zeros(classes * scored, dtype=torch.int64, device=y.device)
+    return counts.index_add_(0, y * scored + scores.argmax(1), torch.ones_like(y)).view(classes, scored)
 
 
 def calibration_of(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -146,7 +146,7 @@ class Evaluator:
         """Count on the device, at the last point, what is confused and how sure the learner is. The function returned
         reads these counts and those of correct images."""
         classes = self.stream.data.num_classes
-        confusion = confusion_of(scores.argmax(1), self.y, classes) if is_last and classes <= MOST_CLASSES else None
+        confusion = confusion_of(scores, self.y, classes) if is_last and classes <= MOST_CLASSES else None
         bins = calibration_of(scores, self.y) if is_last and are_logits else None
 
         def read() -> dict[str, Any]:
@@ -154,8 +154,8 @@ class Evaluator:
             counts: dict[str, Any] = {"correct": by_domain.sum(0).tolist()}
             if self.domains:
                 counts["correct_by_domain"] = by_domain.tolist()
-            if confusion is not None:
-                counts["confusion"] = confusion.tolist()
+            if confusion is not None and not confusion[:, classes:].any():  # classes without images are not counted
+                counts["confusion"] = confusion[:, :classes].tolist()
             if bins is not None:
                 (count, right), confidence = bins[0].tolist(), bins[1].tolist()
                 counts["calibration"] = {"count": count, "correct": right, "confidence": confidence}
