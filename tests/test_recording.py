@@ -152,7 +152,13 @@ def test_a_part_of_the_test_images_is_balanced_and_fixed() -> None:
     assert chosen_images(data, 0).tolist() == chosen_images(data, 99).tolist() == list(range(40))
     with pytest.raises(OcilError, match="evaluate_on = 3 is too small: give at least 4, one image per class"):
         chosen_images(data, 3)
-    assert len(set(chosen_images(with_domains(data), 8).tolist())) == 8
+    domains = with_domains(data)
+    chosen = chosen_images(domains, 24)
+    assert domains.test_domain is not None
+    kinds = zip(domains.test_domain[chosen].tolist(), data.test_y[chosen].tolist(), strict=True)
+    assert set(Counter(kinds).values()) == {2}
+    with pytest.raises(OcilError, match="give at least 12, one image per class of each domain"):
+        chosen_images(domains, 11)
 
 
 def test_points_on_a_part_are_a_slow_versions(tiny: Dataset, measured: Result) -> None:
@@ -247,12 +253,9 @@ def test_cost_by_hand(tiny: Dataset, measured: Result, tmp_path: Path) -> None:
 
 
 def with_domains(data: Dataset) -> Dataset:
-    """The same images with two domains, which take turns."""
-    found = replace(data)
-    for name, count in (("train_domain", len(data.train_y)), ("test_domain", len(data.test_y))):
-        object.__setattr__(found, name, (np.arange(count) // data.num_classes % 2).astype(np.int64))
-    object.__setattr__(found, "domains", ("day", "night"))
-    return found
+    """The same images with three domains, which take turns."""
+    train, test = (np.arange(len(y)) // data.num_classes % 3 for y in (data.train_y, data.test_y))
+    return replace(data, train_domain=train, test_domain=test, domains=("day", "dusk", "night"))
 
 
 def test_counts_by_domain_add_up(tmp_path: Path) -> None:
@@ -261,14 +264,37 @@ def test_counts_by_domain_add_up(tmp_path: Path) -> None:
     config = resolve("er", "patterned", settings=settings, classes=4)
     result = run(config, tmp_path, dataset=data, device="cpu")
     assert np.sum(result.tested_by_domain, axis=0).tolist() == result.tested
-    assert len(result.tested_by_domain) == 2
+    assert len(result.tested_by_domain) == 3
     for evaluation in result.evaluations:
         assert np.sum(evaluation["correct_by_domain"], axis=0).tolist() == evaluation["correct"]
     for point in result.anytime["points"]:
         assert np.sum(point["correct_by_domain"], axis=0).tolist() == point["correct"]
-    assert result.anytime["domains_arrived"] == [1, 1]
+    assert max(result.anytime["domains_arrived"]) <= 3
     again = Result.from_json(json.loads(json.dumps(result.to_json())))
     assert again.tested_by_domain == result.tested_by_domain
+
+
+def test_tasks_of_domains(tmp_path: Path) -> None:
+    """Two tasks of three domains: the columns of the matrix, and what measures over time compare."""
+    data = with_domains(patterned(per_class=12))
+    settings = {"width": 2, "tasks": 2, "memory": 20, "batch_size": 4, "memory_batch": 5, "evaluate_every": 2}
+    config = resolve("er", "patterned", settings=settings | {"scenario": "domain"}, classes=4, domains=3)
+    result = run(config, tmp_path, dataset=data, device="cpu")
+    assert not result.groups
+    tasks = result.anytime["domain_groups"]
+    assert sorted(map(len, tasks)) == [1, 2]
+    tested = np.array(result.tested_by_domain)
+    for row, evaluation in zip(result.matrix, result.evaluations, strict=True):
+        correct = np.array(evaluation["correct_by_domain"])
+        assert row == pytest.approx([correct[task].sum() / tested[task].sum() for task in tasks])
+    last = result.anytime["points"][-1]
+    assert last["batch"] == result.anytime["tasks"][-1]
+    assert last["correct"] == result.evaluations[-1]["correct"]
+    later = [p for p in result.anytime["points"] if p["batch"] > result.anytime["tasks"][0]]
+    low = min(np.array(p["correct_by_domain"])[tasks[0]].sum() for p in later) / tested[tasks[0]].sum()
+    assert MEASURES["minimum_accuracy"].of(result) == pytest.approx(low)
+    assert MEASURES["worst_case_accuracy"].of(result) == pytest.approx((result.matrix[-1][1] + low) / 2)
+    assert MEASURES["forward_transfer"].of(result) == pytest.approx(result.matrix[0][1] - 1 / 4)
 
 
 def test_many_classes_have_no_confusion_and_distances_no_calibration(
@@ -298,7 +324,7 @@ Damage = Callable[[dict[str, Any]], Any]
         (lambda c: c.update(tested=[1 << 60] * 4), "tested"),
         (lambda c: c.update(groups=[[0, 1], [1, 2]]), "two groups"),
         (lambda c: c.update(groups=[[0, 9]]), "does not exist"),
-        (lambda c: c.update(groups=[[]]), "no class"),
+        (lambda c: c.update(groups=[[]]), "a group is empty"),
         (lambda c: c.update(groups={"a": 1}), "groups"),
         (lambda c: c.update(confusion=[[1] * 4]), "confusion"),
         (lambda c: c.update(confusion=[[0] * 4] * 4), "confusion"),

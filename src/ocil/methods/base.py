@@ -110,6 +110,14 @@ class Learner(GrowsByClass, Capturable):
         return None
 
     @classmethod
+    def needs_task_ends(cls, config: Any) -> str | None:
+        """What to set instead if these settings need announced task ends; None if they need none.
+
+        A method that always needs them says so by ``MethodInfo.needs_task_ends``.
+        """
+        return None
+
+    @classmethod
     def refuse_average(cls, config: LearnerConfig) -> None:
         """Raise an ``OcilError`` if the settings ask for an average that the method cannot be tested by."""
         if config.average and cls.no_average:

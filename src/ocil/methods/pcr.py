@@ -72,6 +72,11 @@ class PCR(Learner):
     vector_settings: ClassVar[dict[str, Any]] = {"views": "raw"}
 
     @classmethod
+    def needs_task_ends(cls, config: Any) -> str | None:
+        late = config.hybrid and config.distil_from == "second_task"
+        return "HPCR distils from the second task on, or with --set distil_from=start at once" if late else None
+
+    @classmethod
     def needs_images(cls, config: Any) -> str | None:
         return None if config.views == "raw" else f"views = {config.views} makes random views of images"
 
