@@ -51,3 +51,12 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def kilo(number: float) -> str:
+    """A count with three digits and a prefix: ``220``, ``1.2 k``, ``3.4 M``."""
+    for prefix in ("", "k", "M", "G", "T"):
+        if abs(number) < 999.5:
+            return f"{number:.3g}" + (f" {prefix}" if prefix else "")
+        number /= 1000
+    return f"{1000 * number:.3g} T"
