@@ -13,7 +13,7 @@ from ocil.errors import OcilError
 
 if TYPE_CHECKING:
     from ocil.report.cells import Collection, MeasuredCell
-    from ocil.report.figures import Drawing
+    from ocil.report.drawings import Drawing
     from ocil.report.papers import Paper
 
 
@@ -27,16 +27,20 @@ def report(
     *runs: Path,
     out: Out = Path("report"),
     examples: Annotated[tuple[Path, ...], Parameter(name="--examples", negative=(), validator=_are_there)] = (),
-    paper: Annotated[str, Parameter(name="--paper")] = "afs",
+    paper: Annotated[str, Parameter(name="--paper")] = "auto",
+    against: Annotated[str, Parameter(name="--against", show_default=False)] = "",
+    seeds: Annotated[str, Parameter(name="--seeds", show_default=False)] = "",
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Put runs into one offline page, tables (Markdown, CSV, LaTeX) and figures (SVG), with the published numbers.
+    """Put runs into one offline page, tables (Markdown, CSV, LaTeX) and figures (SVG): who is ahead, by how much, why.
 
     Finished runs are found at any depth. Runs that differ only by their seed become one cell with mean and interval.
-    Open `report/index.html` in a browser: it needs no network.
+    Methods are compared by mean rank and by paired differences over the seeds that they share. Runs that belong to the
+    tables of the AFS paper also stand beside its published numbers. Open `report/index.html` in a browser: it needs no
+    network.
 
-    Example: `ocil report runs results --out report`
+    Examples: `ocil report runs results --out report`, `ocil report runs --against er-rv --seeds 10-19`
 
     Parameters
     ----------
@@ -49,15 +53,23 @@ def report(
         easy, with the score of their true class. May be given several times: runs of one stream share the images.
     paper
         The paper to compare with: a TOML file with its tables and numbers, `none`, or `afs`, which comes with ocil.
+        `auto` is `afs` if some of the runs belong to its tables, else `none`.
+    against
+        The method that the others are compared with, as tables name it. Default: the one with the best mean rank.
+    seeds
+        Only runs of these seeds: `10-19`, or `0,2,5-7`. Default: all.
     """
     if not runs:
         raise OcilError("name the folders of the runs, for example: ocil report runs --out report")
     from ocil.report import papers
     from ocil.report.collect import collect
+    from ocil.report.comparison import concerned
+    from ocil.report.ranking import read_seeds
     from ocil.report.write import write
 
-    compared = papers.load(paper)
-    collection = collect(runs)
+    chosen = None if paper == "auto" else papers.load(paper)
+    collection = collect(runs, read_seeds(seeds) if seeds else None)
+    compared = concerned(papers.load(), collection) if chosen is None else chosen
     warnings = list(collection.warnings)
     more: list[Drawing] = []
     if examples:
@@ -67,7 +79,7 @@ def report(
         warnings += without
     for warning in warnings:
         console.warning(warning)
-    written = write(collection, out, more, compared)
+    written = write(collection, out, more, compared, against)
     if as_json:
         content = {
             "page": str(written.page),

@@ -56,11 +56,16 @@ class MeasuredCell:
     def config(self) -> RunConfig:
         return self.summary.config
 
-    @property
+    @cached_property
     def name(self) -> str:
         return self.config.cell
 
-    @property
+    @cached_property
+    def label(self) -> str:
+        """How tables name its method: ``er-rv`` is ER with the review trick."""
+        return self.config.label
+
+    @cached_property
     def place(self) -> "Place":
         return Place(self.config.dataset, memory_of(self.config), self.stream)
 

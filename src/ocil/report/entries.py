@@ -69,7 +69,7 @@ def entries(cells: Iterable[MeasuredCell]) -> Entries:
     """The rows and columns of measured cells. Where two cells fit one place, the one with more seeds is taken."""
     groups: dict[tuple[str, str], list[MeasuredCell]] = {}
     for cell in cells:
-        groups.setdefault((cell.config.label, settings_text(cell.learner_settings)), []).append(cell)
+        groups.setdefault((cell.label, settings_text(cell.learner_settings)), []).append(cell)
     columns = _columns(cell for group in groups.values() for cell in group)
     rows = []
     for (label, settings), group in groups.items():
@@ -77,9 +77,9 @@ def entries(cells: Iterable[MeasuredCell]) -> Entries:
         found = {place: picked for place in columns if (picked := pick(_fitting(place, group)))}
         bound = info.offline or info.name == "fine-tune"
         rows.append((settings, Entry(label, label, found, not settings, bound)))
-    first = [group[0] for group in groups.values()]
-    names = [_name(cell, first) for cell in first]
-    full = [f"{row.label} {settings}".strip() for settings, row in rows]
+    first = [(row.bound, group[0]) for (_, row), group in zip(rows, groups.values(), strict=True)]
+    names = [_name(cell, [other for kind, other in first if kind == bound]) for bound, cell in first]
+    full = [escaped(f"{row.label} {settings}".strip()) for settings, row in rows]
     named = (
         replace(row, name=name if names.count(name) == 1 else whole)
         for (_, row), name, whole in zip(rows, names, full, strict=True)
@@ -112,4 +112,4 @@ def _name(cell: MeasuredCell, others: Sequence[MeasuredCell]) -> str:
         return any(getattr(config.learner, name, value) != value for config in configs)
 
     settings = {name: value for name, value in cell.learner_settings.items() if differs(name, value)}
-    return f"{cell.config.label} {settings_text(settings)}".strip()
+    return escaped(f"{cell.label} {settings_text(settings)}".strip())

@@ -147,7 +147,7 @@ def standings_table(standings: Standings, everything: bool = False) -> Table:
             Value("-" if standing.mean_rank is None else f"{standing.mean_rank:.3g}", _sort(standing.mean_rank)),
             _mean_value(standings, row, mean),
             _difference_value(quantity, difference),
-            Value("-" if images is None else _range(*images), _sort(images and images[1])),
+            Value(images_text(standings, row), _sort(images and images[1])),
             *([_kept(standings.cells_of(row))] if kept else []),
             Value(duration(sum(seconds) / len(seconds)), f"{sum(seconds) / len(seconds):.3f}"),
         ]
@@ -157,6 +157,12 @@ def standings_table(standings: Standings, everything: bool = False) -> Table:
     rest = len(standings.entries.ranked) - len(rows)
     more = f" {count(rest, 'row')} with less than half of these columns: see all methods." if rest else ""
     return Table("", tuple(heads), tuple(rows), ranking_text(standings) + more)
+
+
+def images_text(standings: Standings, row: Entry) -> str:
+    """Images per stream batch, as a range where columns differ."""
+    images = standings.images(row)
+    return "-" if images is None else _range(*images)
 
 
 def _short_reference(standings: Standings) -> str:
