@@ -120,7 +120,9 @@ def other_value(name: str, value: Any, kind: Any) -> Any:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_cell_names_every_setting_but_the_seed(name: str) -> None:
-    config = resolve(name, "cifar10", settings={"boundary": "iid", "optimizer": "sgd"})  # which has all settings
+    config = resolve(
+        name, "cifar10", settings={"boundary": "iid", "optimizer": "sgd", "evaluate_every": 9}
+    )  # all settings
     assert len({resolve(name, "cifar10", seed=seed).cell for seed in range(5)}) == 1
     variants = [config, replace(config, dataset="cifar100")]
     for part in ("stream", "learner"):
@@ -175,6 +177,8 @@ def run_configs(draw: st.DrawFn) -> RunConfig:
         given_settings["width"] = min(given_settings["width"], 1024)
     if METHODS[name].memory:
         given_settings["memory"] = 10**6
+    if "evaluate_on" in given_settings:
+        given_settings["evaluate_every"] = 5
     if "candidates" in kinds:
         given_settings["candidates"] = 10**6  # at least a memory batch
     if METHODS[name].needs_task_ends and given_settings.get("boundary") == "none":

@@ -95,7 +95,12 @@ def cost_of_run(config: RunConfig, size: Size, factor: float = 1.0) -> Cost:
     for stored in _stored(config, size, tasks):
         total = total.plus(Cost.of(kind.task_end_passes(learner, size.classes, stored)))
     if stream.evaluate_every:  # on the classes that have arrived: on average half of the test images
-        total = total.plus(Cost(0, batches // stream.evaluate_every * size.test / 2 / 3))
+        tested = min(stream.evaluate_on or size.test, size.test)
+        total = total.plus(Cost(0, batches // stream.evaluate_every * tested / 2 / 3))
+    if stream.prequential:
+        total = total.plus(Cost.of([Pass(stream.batch_size, trains=False)]).times(batches))
+    if stream.probe:
+        total = total.plus(Cost(0, (size.train + size.test) / 3))
     return total.plus(Cost(0, tasks * (size.test + size.train / stream.tasks) / 3))
 
 

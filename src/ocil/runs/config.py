@@ -123,14 +123,14 @@ class RunConfig:
 
     def reference(self) -> "RunConfig":
         """The fine-tuned run that intransigence compares with: same stream, network and learning rate."""
-        if self.method == "fine-tune" and not self.stream.evaluate_every:
+        if self.method == "fine-tune" and self.stream == self.stream.unmeasured:
             return self
         optimised = ("lr", "momentum", "weight_decay", "optimizer")
         names = (*optimised, "network", "pretrained", "freeze", "features", "width", "precision")
         keep = {name: getattr(self.learner, name) for name in names}
         learner = method("fine-tune").load().Config(**keep)
-        stream = replace(self.stream, evaluate_every=0)
-        return replace(self, method="fine-tune", stream=stream, learner=learner, code=code_of("fine-tune", learner))
+        code = code_of("fine-tune", learner)
+        return replace(self, method="fine-tune", stream=self.stream.unmeasured, learner=learner, code=code)
 
 
 def resolve(
@@ -259,8 +259,9 @@ def for_seeds(words: str, seeds: Sequence[int]) -> str:
 def concerns(config: type, *topics: str) -> set[str]:
     """The settings of a config class that concern one of these topics, by the metadata of their fields.
 
-    Topics are ``memory``, ``review`` (see ``ocil.methods.config``), ``boundaries`` and ``epochs`` (see
-    ``ocil.streams``). A subclass that gives a field another default does not have to repeat the metadata.
+    Topics are ``memory``, ``review`` (see ``ocil.methods.config``), ``boundaries``, ``epochs`` and
+    ``evaluation`` (see ``ocil.streams``). A subclass that gives a field another default does not have to repeat the
+    metadata.
     """
     bases = filter(is_dataclass, config.__mro__)
     return {f.name for base in bases for f in fields(base) if f.metadata.get("concerns") in topics}

@@ -25,6 +25,9 @@ ADDED_SINCE = frozenset(
         "order_digest",
         "average",
         "evaluate_every",
+        "evaluate_on",
+        "prequential",
+        "probe",
     }
 )
 """Settings that the digests of former names did not cover at their default. A new setting must be added here too, so

@@ -1,9 +1,9 @@
 """The settings of a stream."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from ocil.data import CATALOG
 from ocil.errors import OcilError
@@ -13,6 +13,7 @@ ClassOrder = Literal["fixed", "seeded"]
 # Metadata of fields that concern online methods only, or offline methods only: see ``ocil.runs.config.concerns``.
 BOUNDARIES: Mapping[str, str] = {"concerns": "boundaries"}
 EPOCHS: Mapping[str, str] = {"concerns": "epochs"}
+EVALUATION: Mapping[str, str] = {"concerns": "evaluation"}  # what is measured: it does not change what is learned
 DEFAULT_TASKS = 5
 MAX_EPOCHS = 10_000  # the order of all epochs is drawn at once
 
@@ -43,9 +44,17 @@ class StreamConfig:
     ``tasks``, ``batch_size`` and ``boundary`` come from the file."""
     order_digest: str = field(default="", metadata=BOUNDARIES)
     """Digest of what that file holds, which stands for its path. It is filled in."""
-    evaluate_every: int = 0
+    evaluate_every: int = field(default=0, metadata=EVALUATION)
     """Stream batches between two evaluations on the classes that have arrived, besides those after each task; 0: none.
     The accuracy after task ends and reviews is then seen beside that between them."""
+    evaluate_on: int = field(default=0, metadata=EVALUATION)
+    """With ``evaluate_every``: how many test images these evaluations take, equally many per class and the same in all
+    runs; 0: all. Those after each task take all."""
+    prequential: int = field(default=0, metadata=EVALUATION)
+    """Each stream batch is classified before it is learned, and correct samples are counted in windows of so many
+    batches; 0: not."""
+    probe: bool = field(default=False, metadata=EVALUATION)
+    """Whether a linear probe of the final features is trained, on all training samples of the stream."""
 
     def __post_init__(self) -> None:
         if self.order and not self.order_digest:
@@ -56,8 +65,7 @@ class StreamConfig:
         for name in ("tasks", "batch_size", "epochs"):
             if getattr(self, name) < 1:
                 raise OcilError(f"{name} = {getattr(self, name)} must be at least 1.")
-        if self.evaluate_every < 0:
-            raise OcilError(f"evaluate_every = {self.evaluate_every} must not be negative.")
+        self._check_evaluations()
         if not 0 <= self.blurry_share <= 1:
             raise OcilError(f"blurry_share = {self.blurry_share} must lie between 0 and 1.")
         if not self.fade >= 0:
@@ -68,6 +76,26 @@ class StreamConfig:
             raise OcilError(f"epochs = {self.epochs} must be at most {MAX_EPOCHS:,}.")
         if self.epochs > 1 and self.boundary != "iid":
             raise OcilError("epochs > 1 needs boundary = 'iid': an online stream is seen once.")
+
+    @property
+    def unmeasured(self) -> "StreamConfig":
+        """The same stream, evaluated after each task alone."""
+        usual: dict[str, Any] = {f.name: f.default for f in fields(self) if f.metadata == EVALUATION}
+        return replace(self, **usual)
+
+    def measured_as(self, other: "StreamConfig") -> "StreamConfig":
+        """The same stream, with those evaluations of another one that this one does not ask for."""
+        names = [f.name for f in fields(self) if f.metadata == EVALUATION]
+        return replace(self, **{name: getattr(self, name) or getattr(other, name) for name in names})
+
+    def _check_evaluations(self) -> None:
+        for name in ("evaluate_every", "evaluate_on", "prequential"):
+            if getattr(self, name) < 0:
+                raise OcilError(f"{name} = {getattr(self, name)} must not be negative.")
+        if self.evaluate_on and not self.evaluate_every:
+            raise OcilError(
+                f"evaluate_on = {self.evaluate_on} is about the evaluations of evaluate_every: give that too."
+            )
 
     def _read_order(self) -> None:
         from ocil.streams.order import settings_in
