@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 from ocil.data import CATALOG
 from ocil.longtail.results import LongTailCell
 from ocil.methods import method
-from ocil.runs.config import RunConfig, code_of, command, for_seeds
+from ocil.runs.config import RunConfig, code_of, command, concerns, for_seeds
 from ocil.runs.config import changed as changed_settings
 from ocil.runs.results import Result, Summary
 from ocil.runs.settings import as_argument
 from ocil.streams import StreamConfig
 from ocil.text import escaped
 
-MEASURING = {"evaluate_every"}
+MEASURING = frozenset(concerns(StreamConfig, "evaluation"))
 """Settings that say what is recorded of a run and leave what it learns as it is."""
-UNNAMED = {"precision"} | MEASURING
+UNNAMED = MEASURING | {"precision"}
 """Settings that no paper names: they do not decide which row of a table a cell belongs to."""
 INPUT = frozenset(field.name for field in fields(StreamConfig)) | {"features", "pretrained"}
 """Settings that say what a method gets: runs that differ in them are in other columns, not in other rows."""
@@ -37,10 +37,6 @@ class FinishedRun:
     @property
     def device(self) -> str:
         return str(self.result.environment.get("device", "unknown"))
-
-    def record(self, name: str) -> Any:
-        """What the run has recorded under this name, such as ``confusion``; None if it has not."""
-        return getattr(self.result, name, None) or None
 
 
 @dataclass(frozen=True)
@@ -176,5 +172,11 @@ def settings_text(settings: Mapping[str, Any]) -> str:
 
 
 def pick(cells: Iterable[MeasuredCell]) -> MeasuredCell | None:
-    """The cell to show of several for one place: most seeds first, then the precision that most of the table has."""
-    return min(cells, key=lambda c: (-len(c.runs), not c.common, "precision" in c.changed, c.name), default=None)
+    """The cell to show of several for one place: most seeds first, then the precision that most of the table has, then
+    that with most evaluations."""
+
+    def order(cell: MeasuredCell) -> tuple[Any, ...]:
+        points = len(cell.runs[0].result.anytime.get("points", ()))
+        return -len(cell.runs), not cell.common, "precision" in cell.changed, -points, cell.name
+
+    return min(cells, key=order, default=None)

@@ -1,7 +1,6 @@
 """What a cell costs: images that pass through the network per stream batch, and bytes that are kept."""
 
 import math
-from typing import Any
 
 from ocil.data import CATALOG
 from ocil.methods import method
@@ -24,24 +23,20 @@ def images_per_batch(cell: MeasuredCell) -> float | None:
 
 def images_passed(run: FinishedRun) -> float | None:
     """Images that a whole run passed, as recorded."""
-    cost = run.record("cost") or {}
-    images, forward = (_count(cost.get(name)) for name in ("images", "forward"))
-    return None if images is None else images + FORWARD * (forward or 0.0)
+    cost = run.result.cost
+    return cost["images"] + FORWARD * cost["forward"] if cost else None
 
 
 def bytes_kept(run: FinishedRun) -> float | None:
     """Bytes of stored samples and of all else that a learner keeps, as recorded."""
-    cost = run.record("cost") or {}
-    memory, state = (_count(cost.get(name)) for name in ("memory_bytes", "state_bytes"))
-    return None if memory is None or state is None else memory + state
+    cost = run.result.cost
+    return float(cost["memory_bytes"] + cost["state_bytes"]) if cost else None
 
 
 def stream_batches(run: FinishedRun) -> int | None:
     """How many batches the stream had: where its last task ended, else from the size of a dataset of the catalog."""
-    ends = (run.record("anytime") or {}).get("tasks") or ()
-    if ends and type(ends[-1]) is int and ends[-1] > 0:
-        return int(ends[-1])
-    return _batches(run.result.config)
+    ends = run.result.anytime.get("tasks")
+    return int(ends[-1]) if ends and ends[-1] else _batches(run.result.config)
 
 
 def _batches(config: RunConfig) -> int | None:
@@ -71,9 +66,3 @@ def _stated(config: RunConfig) -> float | None:
 
 def _counted(passes: list[Pass]) -> float:
     return sum(each.images * (1 if each.trains else FORWARD) for each in passes)
-
-
-def _count(value: Any) -> float | None:
-    """A count from a file, which may hold anything."""
-    known = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e300
-    return float(value) if known else None

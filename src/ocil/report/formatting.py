@@ -7,6 +7,9 @@ from ocil.evaluation.measures import Estimate
 from ocil.report.papers import Published
 
 
+LONGEST = 1e9  # seconds, written in hours and minutes
+
+
 def percent(value: Estimate | None) -> str:
     """``42.3 ± 0.4``; without an interval where there is one seed."""
     if value is None:
@@ -47,6 +50,8 @@ def count(number: int, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
+    if not abs(seconds) < LONGEST:  # a file may hold any number
+        return f"{seconds:.1e} s"
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -2,13 +2,11 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from ocil.errors import OcilError, suggest
-from ocil.evaluation import measures
 from ocil.evaluation.measures import MEASURES, Estimate, Measure, estimate
 from ocil.report.cells import FinishedRun, MeasuredCell
-from ocil.report.cost import bytes_kept, images_passed
+from ocil.report.cost import bytes_kept
 from ocil.report.formatting import duration, kilo, measured
 from ocil.report.papers import ACCURACY
 
@@ -59,39 +57,29 @@ class Quantity:
         return f"{sign}{value.mean * scale:{form}}{spread}"
 
 
-def _of_matrix(function: Callable[[Any], float | None]) -> Callable[[FinishedRun], float | None]:
-    return lambda run: function(run.result.matrix)
+def _of(measure: Measure) -> Quantity:
+    """A measure of the registry, ours or of a plugin. Units of ours are written for people."""
+    title, form = OUR_UNITS.get(measure.name, ("", ""))
+    if not measure.is_ours or not form:
+        return Quantity(
+            measure.name, measure.title, lambda run: measure.of(run.result), measure.higher_is_better, measure.format
+        )
+    return Quantity(measure.name, title, lambda run: measure.of(run.result), measure.higher_is_better, form)
 
 
-def _of_anytime(function: Callable[[Any], float | None]) -> Callable[[FinishedRun], float | None]:
-    return lambda run: function(run.result.anytime) if run.result.anytime else None
-
-
-def _of_plugin(measure: Measure) -> Callable[[FinishedRun], float | None]:
-    return lambda run: measure.of(run.result)
-
-
-ACCURACY_QUANTITY = Quantity(ACCURACY, "accuracy %", _of_matrix(measures.average_accuracy))
-BUILT_IN = (
-    ACCURACY_QUANTITY,
-    Quantity("average_forgetting", "forgetting %", _of_matrix(measures.average_forgetting), higher_is_better=False),
-    Quantity("average_anytime_accuracy", "average anytime accuracy %", _of_anytime(measures.average_anytime_accuracy)),
-    Quantity("lowest_anytime_accuracy", "lowest anytime accuracy %", _of_anytime(measures.lowest_anytime_accuracy)),
-)
-COSTS = (
-    Quantity("images", "images passed", images_passed, higher_is_better=False, form="images"),
-    Quantity("bytes", "kept", bytes_kept, higher_is_better=False, form="bytes"),
-    Quantity("wall_seconds", "time / run", lambda run: run.result.wall_seconds, higher_is_better=False, form="seconds"),
-)
+OUR_UNITS = {
+    "wall_seconds": ("time / run", "seconds"),
+    "images_passed": ("images passed", "images"),
+    "memory_bytes": ("samples kept", "bytes"),
+    "state_bytes": ("all else kept", "bytes"),
+}
+ACCURACY_QUANTITY = _of(MEASURES[ACCURACY])
+KEPT = Quantity("bytes_kept", "kept", bytes_kept, higher_is_better=False, form="bytes")
 
 
 def known() -> dict[str, Quantity]:
-    """Every quantity by name: ours, those of plugins, costs."""
-    plugins = (
-        Quantity(name, measure.title, _of_plugin(measure), measure.higher_is_better, measure.format)
-        for name, measure in MEASURES.items()
-    )
-    return {quantity.name: quantity for quantity in (*BUILT_IN, *plugins, *COSTS)}
+    """Every quantity by name: ours, and those of plugins."""
+    return {name: _of(measure) for name, measure in MEASURES.items()} | {KEPT.name: KEPT}
 
 
 def named(name: str) -> Quantity:
@@ -106,4 +94,4 @@ def named(name: str) -> Quantity:
 def recorded(cells: Iterable[MeasuredCell]) -> list[Quantity]:
     """The quantities that at least one of the cells has."""
     listed = list(cells)
-    return [each for each in known().values() if any(each.by_seed(cell) for cell in listed)]
+    return [each for each in known().values() if each != KEPT and any(each.by_seed(cell) for cell in listed)]

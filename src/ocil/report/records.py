@@ -1,17 +1,14 @@
-"""What the runs of a cell recorded besides the accuracy matrix, as arrays over seeds.
+"""What the runs of a cell recorded besides the accuracy matrix, as arrays over seeds."""
 
-A file may hold anything: what is not of the shape that it should have counts as not recorded.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ocil.evaluation.measures import Estimate, estimate
-from ocil.report.cells import FinishedRun, MeasuredCell
+from ocil.report.cells import MeasuredCell
+from ocil.runs.results import Result
 
 Array = NDArray[np.float64]
 MOST_POINTS = 400  # of a curve or a heat map: more cannot be told apart
@@ -79,13 +76,12 @@ def over_time(cell: MeasuredCell) -> OverTime | None:
     if len(shared) < 2:
         return None
     first = records[0]
-    marks = {name: tuple(_some(_whole_numbers(first.get(name)))) for name in ("reviews", "tasks")}
-    subset = first.get("subset")
     return OverTime(
         tuple(shared),
         tuple(estimate([curve[batch] for curve in curves]) for batch in shared),
-        subset=subset if type(subset) is int and subset > 0 else 0,
-        **marks,
+        tuple(first.get("reviews", ())),
+        tuple(first.get("tasks", ())),
+        first.get("subset", 0),
     )
 
 
@@ -111,16 +107,15 @@ def _classes_anytime(cell: MeasuredCell) -> HeatMap | None:
 def _classes_by_task(cell: MeasuredCell) -> HeatMap | None:
     found, tasks = [], cell.config.stream.tasks
     for run in cell.runs:
-        correct = _matrix([each.get("correct") for each in run.result.evaluations])
-        tested, arrived = _matrix([run.record("tested")]), _arrival(run)
-        if correct is None or tested is None or correct.shape[1] != tested.shape[1] or len(correct) != tasks:
+        result = run.result
+        correct = [each["correct"] for each in result.evaluations if each.get("correct")]
+        if len(correct) != tasks or tasks < 2 or not result.groups or not 1 < len(result.tested) <= MOST_CLASSES:
             return None
-        if not 1 < correct.shape[1] <= MOST_CLASSES or tasks < 2:
-            return None
-        if arrived is None or len(arrived) != correct.shape[1]:
-            arrived = np.zeros(correct.shape[1])  # not known: all are shown from the first task on, by their number
-        steps = np.array(_ends(run, tasks), dtype=float)
-        found.append(_in_order(_share(correct.T, tested[0]), arrived, steps))
+        arrived = np.full(len(result.tested), np.inf)
+        for task, classes in enumerate(result.groups, 1):
+            arrived[classes] = task
+        share = _share(np.array(correct, dtype=float).T, np.array(result.tested, dtype=float))
+        found.append(_in_order(share, arrived, np.arange(1, tasks + 1, dtype=float)))
     return _mean_map(found, range(1, tasks + 1), "classes", "tasks learned")
 
 
@@ -132,12 +127,6 @@ def _groups(cell: MeasuredCell) -> HeatMap | None:
     arrived, times = np.arange(1, rows + 1, dtype=float), np.arange(1, rows + 1, dtype=float)
     maps = [_in_order(matrix.T, arrived, times) for matrix in matrices]
     return _mean_map(maps, range(1, rows + 1), "tasks", "tasks learned")
-
-
-def _ends(run: FinishedRun, tasks: int) -> list[float]:
-    """When each task ended, in the unit of ``arrived``; far behind all arrivals, if that is not known."""
-    ends = _whole_numbers((run.record("anytime") or {}).get("tasks"))
-    return [float(end) for end in ends] if len(ends) == tasks else [np.inf] * tasks
 
 
 def _in_order(accuracy: Array, arrived: Array, times: Array) -> Array:
@@ -163,60 +152,36 @@ def _mean_map(maps: Sequence[Array], times: Sequence[int], rows: str, unit: str)
 
 def confusion(cell: MeasuredCell) -> Confusion | None:
     """None unless all seeds recorded it, for as many classes."""
-    counts = [found for run in cell.runs if (found := _matrix(run.record("confusion"))) is not None]
-    size = len(counts[0]) if counts else 0
-    if len(counts) < len(cell.runs) or size < 2 or any(each.shape != (size, size) for each in counts):
+    results = [run.result for run in cell.runs]
+    sizes = {len(result.confusion) for result in results}
+    if len(sizes) > 1 or not 1 < max(sizes) <= MOST_CLASSES:
         return None
-    arrived = [found for run in cell.runs if (found := _arrival(run)) is not None and len(found) == size]
-    by_arrival = len(arrived) == len(counts)
-    if by_arrival:
-        orders = [np.argsort(each, kind="stable") for each in arrived]
-        counts = [each[np.ix_(order, order)] for each, order in zip(counts, orders, strict=True)]
+    counts = [np.array(result.confusion, dtype=float) for result in results]
+    orders = [_order_of_arrival(result) for result in results]
+    if by_arrival := all(order is not None for order in orders):
+        pairs = zip(counts, orders, strict=True)
+        counts = [each[np.ix_(order, order)] for each, order in pairs if order is not None]
     total = np.asarray(np.sum(counts, axis=0))
-    if not total.sum():
-        return None
-    return Confusion(total / np.maximum(total.sum(axis=1, keepdims=True), 1), by_arrival)
+    return Confusion(total / np.maximum(total.sum(axis=1, keepdims=True), 1), by_arrival) if total.sum() else None
+
+
+def _order_of_arrival(result: Result) -> NDArray[np.int64] | None:
+    """The classes in the order in which they first came, or by tasks; None if that is not known."""
+    if arrived := result.anytime.get("arrived"):
+        return np.argsort(arrived, kind="stable")
+    classes = [name for group in result.groups for name in group]
+    return np.array(classes) if len(classes) == len(result.tested) else None
 
 
 def calibration(cell: MeasuredCell) -> Calibration | None:
     """None unless all seeds recorded it."""
-    found = []
-    for run in cell.runs:
-        record = run.record("calibration")
-        parts = [record.get(name) for name in ("count", "correct", "confidence")] if isinstance(record, Mapping) else []
-        table = _matrix(parts) if parts else None
-        if table is None or not table[0].sum() or (table[1:] > table[0] * (1 + 1e-6)).any():
-            return None
-        found.append(table)
-    if len({table.shape for table in found}) != 1:
+    found = [run.result.calibration for run in cell.runs]
+    if not all(found):
         return None
-    count, correct, confidence = np.sum(found, axis=0)
+    tables = [[each[name] for name in ("count", "correct", "confidence")] for each in found]
+    count, correct, confidence = np.sum(np.array(tables, dtype=float), axis=0)
     full = count > 0
-    return Calibration(confidence[full] / count[full], correct[full] / count[full], count[full])
-
-
-def _arrival(run: FinishedRun) -> Array | None:
-    """When each class arrived; None if it was not recorded."""
-    arrived = (run.record("anytime") or {}).get("arrived")
-    return np.array(arrived, dtype=float) if arrived else None
-
-
-def _matrix(value: Any) -> Array | None:
-    """Lists of equally long lists of counts as an array; None if it is anything else."""
-    if not isinstance(value, list) or not value or not all(isinstance(row, list) and row for row in value):
-        return None
-    if len({len(row) for row in value}) != 1 or len(value) * len(value[0]) > MOST_CLASSES**2:
-        return None
-    if not all(type(each) in (int, float) and 0 <= each < 1e15 for row in value for each in row):
-        return None
-    return np.array(value, dtype=float)
-
-
-def _whole_numbers(value: Any) -> list[int]:
-    """Numbers of batches, ascending; empty if it is anything else."""
-    if not isinstance(value, list) or not all(type(each) is int and 0 < each < 1e12 for each in value):
-        return []
-    return sorted(set(value))
+    return Calibration(confidence[full] / count[full], correct[full] / count[full], count[full]) if full.any() else None
 
 
 def _some(values: Sequence[int]) -> list[int]:

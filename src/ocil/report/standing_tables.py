@@ -10,7 +10,7 @@ from ocil.report.cells import MeasuredCell, Place, memory_of
 from ocil.report.cost import images_per_batch
 from ocil.report.entries import Entry
 from ocil.report.formatting import count, duration, kilo
-from ocil.report.quantities import COSTS, Quantity
+from ocil.report.quantities import KEPT, Quantity
 from ocil.report.ranking import seeds_text
 from ocil.report.result_tables import anchor, record_table
 from ocil.report.standings import Number, Standings
@@ -22,7 +22,6 @@ RECORD = (
     *("dataset", "stream", "memory", "method", "seeds", "mean", "interval", "against", "difference"),
     *("difference_interval", "shared_seeds", "images_per_batch", "wall_seconds", "device"),
 )
-KEPT = next(quantity for quantity in COSTS if quantity.form == "bytes")
 
 
 def methods_document(standings: Standings) -> Document:
