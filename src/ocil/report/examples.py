@@ -18,7 +18,7 @@ from ocil.networks.registry import names_code
 from ocil.precision import numerics
 from ocil.report.cells import Place, memory_of
 from ocil.report.collect import read
-from ocil.report.figures import Drawing, file_name
+from ocil.report.drawings import Drawing, file_name
 from ocil.report.plots import Example, examples
 from ocil.report.style import render
 from ocil.runs.build import build
