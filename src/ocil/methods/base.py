@@ -110,6 +110,13 @@ class Learner(GrowsByClass, Capturable):
         return None
 
     @classmethod
+    def needs_task_ends(cls, config: Any) -> str | None:
+        """Why it cannot learn from a stream that announces no task ends with these settings; None if it can. A method
+        that never can says so in its ``MethodInfo``.
+        """
+        return None
+
+    @classmethod
     def refuse_average(cls, config: LearnerConfig) -> None:
         """Raise an ``OcilError`` if the settings ask for an average that the method cannot be tested by."""
         if config.average and cls.no_average:

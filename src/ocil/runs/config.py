@@ -1,7 +1,7 @@
 """The configuration of a class-incremental run, and how it is completed from a few names and settings."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -182,6 +182,7 @@ def resolve(
             f"width is a setting of {NETWORK}: give {chosen['network']} its own options, NAME(option=value)."
         )
     stream, config = fill(StreamConfig, chosen), fill(learner.Config, chosen)
+    _refuse_without_effect(config, given)
     wide = Spec.parse(config.network, "network").options.get("width", config.width)
     if "width" in given and wide != config.width:
         raise OcilError(f"network = {config.network} and width = {config.width} differ: leave out one of them.")
@@ -190,6 +191,14 @@ def resolve(
         config = replace(config, review_every=reviews_every(train // stream.batch_size, stream))
     weights, code = pretrained.digest(config.pretrained), code_of(info.name, config)
     return RunConfig(info.name, dataset, seed, stream, config, weights=weights, code=code)
+
+
+def _refuse_without_effect(config: LearnerConfig, given: Iterable[str]) -> None:
+    """Raise if a setting was given whose field needs another one (metadata ``needs``) that is off."""
+    needed = {f.name: f.metadata["needs"] for f in fields(config) if "needs" in f.metadata}
+    for name in given:
+        if name in needed and not getattr(config, needed[name]):
+            raise OcilError(f"{name} has no effect without {needed[name]} = true: give both, or neither.")
 
 
 def origins(name: str, learner: LearnerConfig) -> list[Origin]:
