@@ -1,6 +1,8 @@
 """Stride against steps written out by hand in numpy, its plan of steps and images, and its balanced draws."""
 
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+import ocil
 from ocil.errors import OcilError
 from ocil.learning.memory import Memory
 from ocil.methods.config import Problem
@@ -17,6 +20,7 @@ from ocil.networks import NOT_MET
 from ocil.online.model import Model, Recipe
 from ocil.online.vectors import VectorFormat
 from ocil.testing import method_checks
+from tests.conftest import Call
 from tests.reference.datasets import noise
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
@@ -224,6 +228,19 @@ def test_the_plan_by_default() -> None:
     assert plan(StrideConfig(memory=5000, steps=3, memory_batch=25), 10, 100) == (3, 25)
     with pytest.raises(OcilError, match="images = 210 leaves no memory image to 4 steps on batches of 60: give images"):
         plan(StrideConfig(memory=5000, steps=4), 60, 100)
+
+
+def test_steps_without_memory_images_are_refused_before_a_run(tmp_path: Path, ocil_command: Call) -> None:
+    reason = "images = 10 leaves no memory image to 1 steps on batches of 10: give images = 12 or more."
+    with pytest.raises(OcilError, match=f"^{reason}$"):
+        ocil.resolve("stride", settings={"images": 10})
+    said = ocil_command("run", "stride", "--out", tmp_path / "runs", "--set", "images=10")
+    assert (said.code, said.err.split()) == (2, f"ocil: error: {reason}".split())
+    usual = ocil.resolve("stride")
+    config = replace(usual, learner=replace(usual.learner, images=10))
+    with pytest.raises(OcilError, match=f"^{reason}$"):
+        ocil.run(config, tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_impossible_settings_are_refused() -> None:
