@@ -15,7 +15,7 @@ from ocil.methods.config import LearnerConfig
 from ocil.methods.review_label import Label
 from ocil.networks import pretrained
 from ocil.networks.registry import DEFAULT as NETWORK
-from ocil.networks.registry import FOR_VECTORS, named, origin_of
+from ocil.networks.registry import FOR_VECTORS, named, normal, origin_of
 from ocil.networks.spec import Spec
 from ocil.plugins import OURS, PROGRAM, Origin
 from ocil.rng import check_seed
@@ -165,7 +165,7 @@ def resolve(
     refuse_unknown(info.name, given, {f.name for f in (*fields(StreamConfig), *fields(learner.Config))})
     given = {key: value for key, value in given.items() if value is not None}
     for key in given.keys() & {"network", "features"}:
-        given[key] = named(given[key])  # Python users may give the factory itself
+        given[key] = normal(named(given[key]))  # Python users may give the factory itself
     if not info.memory:
         for key in ("memory", "review"):
             if str(given.get(key)).lower() not in ("none", "false", "no", "0"):
@@ -183,15 +183,26 @@ def resolve(
         )
     stream, config = fill(StreamConfig, chosen), fill(learner.Config, chosen)
     _refuse_without_effect(config, given)
-    wide = Spec.parse(config.network, "network").options.get("width", config.width)
-    if "width" in given and wide != config.width:
-        raise OcilError(f"network = {config.network} and width = {config.width} differ: leave out one of them.")
+    config = _one_width(config, "width" in given)
     train = entry.train if entry else train
     if stream.boundary == "none" and info.memory and not config.review_every and train is not None:
         config = replace(config, review_every=reviews_every(train // stream.batch_size, stream))
     learner.passes(config, stream.batch_size, classes or 2)  # raises if a step would have no images
     weights, code = pretrained.digest(config.pretrained), code_of(info.name, config)
     return RunConfig(info.name, dataset, seed, stream, config, weights=weights, code=code)
+
+
+def _one_width(config: LearnerConfig, given: bool) -> LearnerConfig:
+    """The same network with its width as a setting, so that both ways to write it make one cell. ``given``: whether the
+    setting was given too.
+    """
+    spec = Spec.parse(config.network, "network")
+    wide = spec.options.get("width", config.width)
+    if given and wide != config.width:
+        raise OcilError(f"network = {config.network} and width = {config.width} differ: leave out one of them.")
+    if spec.name != NETWORK or list(spec.options) != ["width"] or type(wide) is not int or wide < 1:
+        return config  # what it does not have is refused when it is built
+    return replace(config, network=NETWORK, width=wide)
 
 
 def _refuse_without_effect(config: LearnerConfig, given: Iterable[str]) -> None:
