@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 
 from ocil.data import Dataset, load
+from ocil.experiments.estimate import MILLISECONDS
 from ocil.report.collect import collect
 from tests.conftest import Script
 
@@ -99,10 +100,14 @@ def test_threads_beside_each_other(script: Script, tmp_path: Path, monkeypatch: 
 @pytest.mark.gpu(optional=True)
 def test_steps(script: Script, tmp_path: Path) -> None:
     words = ("--quick", "--seeds", 1, "--seconds", 0.01, "--json", "out.json")
-    script("benchmarks/gpu_steps", "--methods", "er", "fine-tune", *words)
+    script("benchmarks/gpu_steps", "--methods", "er", *words)
+    script("benchmarks/gpu_steps", "--methods", "fine-tune", "er", *words, "--add")
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert [row["method"] for row in rows] == ["er-rv", "fine-tune"]
     assert all(row["ms_per_step"] > 0 for row in rows)
+    a_pass, an_image = MILLISECONDS["cuda bf16"]
+    assert rows[0]["tabled_ms"] == pytest.approx(2 * a_pass + 20 * an_image, abs=1e-3)
+    assert rows[0]["kernel_factor"] == pytest.approx(rows[0]["ms_per_step"] / rows[0]["tabled_ms"], rel=0.01)
 
 
 @pytest.mark.slow
