@@ -112,6 +112,25 @@ def test_steps(script: Script, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.gpu(optional=True)
+def test_the_time_of_a_cell(
+    start_python: Callable[..., "subprocess.Popen[str]"], tiny_npz: Path, tmp_path: Path
+) -> None:
+    """In a process of its own: the script wraps functions of the package."""
+    cell = ("afs", "--dataset", tiny_npz, "--seeds", 2, "--no-reference")
+    words = ("--json", tmp_path / "out.json", "--limit", 600, *cell, "--set", *SMALL)
+    _, said = (process := start_python(ROOT / "benchmarks/cell_time.py", *words)).communicate(timeout=600)
+    assert process.returncode == 0, said
+    found = json.loads((tmp_path / "out.json").read_text())
+    seconds = {name: phase["seconds"] for name, phase in found["phases"].items()}
+    assert sum(seconds.values()) == pytest.approx(found["seconds"], abs=0.05)  # every moment is counted, and once
+    calls = {name: phase["calls"] for name, phase in found["phases"].items()}
+    assert calls["evaluations"] == 2 * 2 * 2  # seeds, tasks; begun, and read
+    assert (calls["check"], calls["open"], calls["upload"]) == (2 + 1, 2, 1 if found["device"] != "cpu" else 2)
+    assert all(seconds[name] > 0 for name in ("import", "load", "steps", "reviews", "write"))
+
+
+@pytest.mark.slow
+@pytest.mark.gpu(optional=True)
 def test_small_steps(script: Script, tmp_path: Path) -> None:
     words = ("--quick", "--seeds", 1, "--repeats", 2, "--methods", "er", "unknown", "--json", "out.json")
     script("benchmarks/small_steps", *words)
