@@ -53,17 +53,6 @@ PHASES = (
 )  # fmt: skip
 ON_DEVICE = ("steps", "reviews", "evaluations")
 CELL = shlex.split("afs --dataset cifar100 --memory 5000 --seeds 10 --no-reference --set precision=bf16")
-    "afs",
-    "--dataset",
-    "cifar100",
-    "--memory",
-    "5000",
-    "--seeds",
-    "10",
-    "--no-reference",
-    "--set",
-    "precision=bf16",
-]
 
 
 class Clock:

@@ -177,6 +177,8 @@ def run_configs(draw: st.DrawFn) -> RunConfig:
         given_settings["memory"] = 10**6
     if "candidates" in kinds:
         given_settings["candidates"] = 10**6  # at least a memory batch
+    if "hybrid" in kinds:
+        given_settings["hybrid"] = True  # other settings need it
     if METHODS[name].needs_task_ends and given_settings.get("boundary") == "none":
         given_settings["boundary"] = "clear"
     dataset = draw(st.sampled_from(list(CATALOG)) | st.text(min_size=1))

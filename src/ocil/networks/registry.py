@@ -135,11 +135,11 @@ def named(factory: str | Factory) -> str:
     return f"module:{module}:{name}"
 
 
-def normal(text: str) -> str:
+def normal(text: str, setting: str = "network") -> str:
     """One way to write a network for all that mean the same: options in alphabetical order, without those that have
     their default, as far as defaults are known without a stranger's code (``module:``, ``timm:``).
     """
-    spec = Spec.parse(text, "network")
+    spec = Spec.parse(text, setting)
     info, options = None if ":" in spec.name else NETWORKS.find(spec.name), spec.options
     if options and info is not None and info.name != DEFAULT:  # the width of that one is a setting, see ``resolve``
         defaults = {option.name: option.default for option in options_of(info)}

@@ -165,13 +165,14 @@ def resolve(
     refuse_unknown(info.name, given, {f.name for f in (*fields(StreamConfig), *fields(learner.Config))})
     given = {key: value for key, value in given.items() if value is not None}
     for key in given.keys() & {"network", "features"}:
-        given[key] = normal(named(given[key]))  # Python users may give the factory itself
+        text = named(given[key])  # Python users may give the factory itself
+        given[key] = normal(text, key) if text else text
     if not info.memory:
         for key in ("memory", "review"):
             if str(given.get(key)).lower() not in ("none", "false", "no", "0"):
                 raise OcilError(f"{info.name} keeps no memory: leave out --{key}.")
-    chosen: dict[str, Any] = {"tasks": usual_tasks(dataset, classes)}
-    chosen |= _defaults(info, dataset, given, classes, train)
+    usual = _defaults(info, dataset, given, classes, train)
+    chosen: dict[str, Any] = {"tasks": usual_tasks(dataset, classes)} | usual
     if vectors or given.get("features"):
         chosen |= {"network": FOR_VECTORS} | learner.vector_settings
     if "optimizer" in given and (lr := optimizers.default_lr(str(given["optimizer"]))) is not None:
@@ -182,12 +183,11 @@ def resolve(
             f"width is a setting of {NETWORK}: give {chosen['network']} its own options, NAME(option=value)."
         )
     stream, config = fill(StreamConfig, chosen), fill(learner.Config, chosen)
-    _refuse_without_effect(config, given)
+    _refuse_without_effect(config, given, usual)
     config = _one_width(config, "width" in given)
     train = entry.train if entry else train
     if stream.boundary == "none" and info.memory and not config.review_every and train is not None:
         config = replace(config, review_every=reviews_every(train // stream.batch_size, stream))
-    learner.passes(config, stream.batch_size, classes or 2)  # raises if a step would have no images
     weights, code = pretrained.digest(config.pretrained), code_of(info.name, config)
     return RunConfig(info.name, dataset, seed, stream, config, weights=weights, code=code)
 
@@ -205,12 +205,13 @@ def _one_width(config: LearnerConfig, given: bool) -> LearnerConfig:
     return replace(config, network=NETWORK, width=wide)
 
 
-def _refuse_without_effect(config: LearnerConfig, given: Iterable[str]) -> None:
-    """Raise if a setting was given whose field needs another one (metadata ``needs``) that is off."""
-    needed = {f.name: f.metadata["needs"] for f in fields(config) if "needs" in f.metadata}
-    for name in given:
-        if name in needed and not getattr(config, needed[name]):
-            raise OcilError(f"{name} has no effect without {needed[name]} = true: give both, or neither.")
+def _refuse_without_effect(config: LearnerConfig, given: Iterable[str], usual: Mapping[str, Any]) -> None:
+    """Raise if a setting was given, other than ``usual``, whose field needs one (metadata ``needs``) that is off."""
+    for field_ in fields(config):
+        name, needed = field_.name, field_.metadata.get("needs")
+        idle = needed and name in given and not getattr(config, needed)
+        if idle and getattr(config, name) != usual.get(name, field_.default):
+            raise OcilError(f"{name} has no effect without {needed} = true: give both, or neither.")
 
 
 def origins(name: str, learner: LearnerConfig) -> list[Origin]:
