@@ -14,6 +14,7 @@ if DEVICE == "cpu":
 pytest.importorskip("triton", reason="Triton comes with PyTorch's CUDA builds only")
 
 from ocil import kernels  # noqa: E402
+from ocil.kernels.draw import Draw, Jitter  # noqa: E402
 from ocil.learning import losses  # noqa: E402
 from ocil.learning.views import RandomViews  # noqa: E402
 from ocil.methods.config import Problem  # noqa: E402
@@ -21,7 +22,7 @@ from ocil.methods.stride import Stride, StrideConfig  # noqa: E402
 from tests.test_kernels import no_overflow_checks  # noqa: E402, F401  (a fixture)
 
 pytestmark = pytest.mark.gpu(optional=True)
-NUMBERS: dict[str, float] = {
+NUMBERS: dict[str, Any] = {
     "alpha": 0.25, "mu": 0.3, "sigma": 0.5, "beta": 0.1, "temperature": 20.0, "epsilon": 0.01
 }  # fmt: skip
 
@@ -62,8 +63,8 @@ def test_the_loss_of_batches_is_that_of_the_plain_version(
     joined = torch.cat([logits for logits, _ in batches]).to(DEVICE).requires_grad_()
     apart = [torch.stack([labels, -labels], 1).to(DEVICE)[:, 0] for _, labels in batches]
     ours = list(zip(joined.split([*sizes]), apart, strict=True))
-    there = [None if each is None else each.to(DEVICE) for each in (offset, met)]
-    loss, found = kernels.focus(ours, *there, focal, **numbers)
+    offset, met = (None if each is None else each.to(DEVICE) for each in (offset, met))
+    loss, found = kernels.focus(ours, offset, met, focal, **numbers)
     (grad,) = torch.autograd.grad(3 * loss, [joined])
     assert not found.requires_grad
     torch.testing.assert_close(loss.detach().cpu().double(), wanted.detach(), rtol=2e-4, atol=1e-6)
@@ -115,8 +116,9 @@ def test_each_batch_has_its_own_order_of_jitter() -> None:
     for number in range(3):
         rows = slice(number * count, (number + 1) * count)
         when = draw.jitter.when[4 * number : 4 * number + 4]
-        jitter = type(draw.jitter)(*(each[rows] for each in draw.jitter[:5]), when)
-        alone = type(draw)(None, None if draw.flipped is None else draw.flipped[rows], jitter, None)
+        chosen, brightness, contrast, saturation, hue = (each[rows] for each in draw.jitter[:5])
+        jitter = Jitter(chosen, brightness, contrast, saturation, hue, when)
+        alone = Draw(None, None if draw.flipped is None else draw.flipped[rows], jitter, None)
         torch.testing.assert_close(found[rows], views.apply(images[rows], alone), rtol=0, atol=2e-5)
         orders.append(tuple(when.argsort().tolist()))
     assert len(set(orders)) > 1
@@ -124,8 +126,8 @@ def test_each_batch_has_its_own_order_of_jitter() -> None:
 
 def test_views_of_batches_at_once_are_those_one_after_the_other() -> None:
     """By the plain version, with the same draws; on a GPU only their shapes are the same."""
-    for settings in ({}, {"per_batch": True}):
-        views = RandomViews(gray=0.2, **settings)
+    for per_batch in (False, True):
+        views = RandomViews(gray=0.2, per_batch=per_batch)
         images = torch.rand(8, 3, 9, 8).contiguous(memory_format=torch.channels_last)
         one, many = (torch.Generator().manual_seed(3) for _ in range(2))
         expected = torch.cat([views(part, one) for part in images.split(4)])

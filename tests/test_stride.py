@@ -256,8 +256,7 @@ def test_steps_without_memory_images_are_refused_before_a_run(tmp_path: Path, oc
     reason = "images = 10 leaves no memory image to 1 steps on batches of 10: give images = 12 or more."
     said = ocil_command("run", "stride", "--out", tmp_path / "runs", "--set", "images=10")
     assert (said.code, said.err.split()) == (2, f"ocil: error: {reason}".split())
-    usual = ocil.resolve("stride")
-    config = replace(usual, learner=replace(usual.learner, images=10))
+    config = replace(ocil.resolve("stride"), learner=StrideConfig(memory=200, images=10))
     with pytest.raises(OcilError, match=f"^{reason}$"):
         ocil.run(config, tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
