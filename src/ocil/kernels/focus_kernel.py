@@ -170,10 +170,13 @@ class Focus(torch.autograd.Function):
         ctx.first = sizes[0]
         of_losses = numbers[: PARTS - 1].view(2, 2)
         ctx.mark_non_differentiable(of_losses)
+        ctx.set_materialize_grads(False)  # no zeros for them
         return numbers[PARTS - 1], of_losses
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * 14
         (grads,) = ctx.saved_tensors
         grads = grads * grad
         return grads[: ctx.first], grads[ctx.first :], *(None,) * 12
