@@ -440,7 +440,10 @@ def test_csv(written: Written) -> None:
     assert (one["seeds"], one["interval"], one["memory"]) == ("1", "", "0")
     for name in ("table2", "table3", "alpha", "sigma"):
         assert list(rows_of((folder / f"{name}.csv").read_text())[0]) == list(COMPARED_RECORD)
-    assert list(rows_of((folder / "cells.csv").read_text())[0]) == list(CELL_RECORD)
+    heads = list(rows_of((folder / "cells.csv").read_text())[0])
+    assert heads[: len(CELL_RECORD)] == list(CELL_RECORD)
+    assert "backward_transfer" in heads
+    assert (folder / "cells.csv").read_text().splitlines()[0].count("wall_seconds") == 1
     alpha = rows_of((folder / "alpha.csv").read_text())
     assert [row["row"] for row in alpha] == ["0.05", "0.1", "0.25", "0.3", "0.5", "0.75", "1"]
     assert [row["seeds"] for row in alpha] == ["0", "0", "3", "3", "3", "0", "0"]

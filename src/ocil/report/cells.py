@@ -47,6 +47,8 @@ class MeasuredCell:
     summary: Summary
     common: bool = False
     """Whether most cells of its dataset have its precision."""
+    usual_tasks: bool = False
+    """Whether all cells of its dataset have its number of tasks, though the catalog knows none."""
 
     @property
     def config(self) -> RunConfig:
@@ -69,7 +71,8 @@ class MeasuredCell:
     def stream(self) -> str:
         """The changed settings of the stream and of pretrained weights, as text; an order of arrival by its file's name
         and digest."""
-        found = {name: value for name, value in self.changed.items() if name in INPUT - MEASURING}
+        ignored = MEASURING | ({"tasks"} if self.usual_tasks else set())
+        found = {name: value for name, value in self.changed.items() if name in INPUT - ignored}
         if digest := found.pop("order_digest", ""):
             found["order"] = f"{Path(str(found.get('order', ''))).stem}@{str(digest)[:8]}"
         return settings_text(found)

@@ -37,6 +37,8 @@ CELL_RECORD = (
     *("forgetting", "forgetting_interval", "intransigence", "intransigence_interval"),
     *("wall_seconds", "device", "command"),
 )
+LISTED = {"average_accuracy", "average_forgetting", "wall_seconds"}
+"""Measures that every line has already, some under another name."""
 ANYTIME = "A_AUC and WC-ACC"  # columns that evaluate_on concerns
 LEGEND = "Best in bold, second underlined."
 PUBLISHED_LEGEND = " In brackets: published, difference, whether the intervals overlap."
@@ -163,7 +165,7 @@ def cells_document(cells: Sequence[MeasuredCell], paper: Paper) -> Document:
     known = [
         name
         for name, measure in MEASURES.items()
-        if not measure.is_ours or any(c.summary.measures.get(name) for c in cells)
+        if name not in LISTED and (not measure.is_ours or any(c.summary.measures.get(name) for c in cells))
     ]
     names = [name for measure in known for name in (measure, f"{measure}_interval")]
     records = record_table((*CELL_RECORD, *names), (_cell_record(cell, paper) for cell in cells))

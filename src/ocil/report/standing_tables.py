@@ -43,10 +43,13 @@ def standings_document(standings: Standings) -> Document:
 
 
 def _caption(standings: Standings) -> str:
+    quantity = standings.quantity
+    title, unit = quantity.title.removesuffix(" %"), "the same unit"
+    if quantity.form == "percent":
+        title, unit = f"{title} in percent", "points"
     return (
-        f"{standings.quantity.title}, mean over seeds ± half of the 95 % interval. Differences are to "
-        f"{reference_text(standings)}, over the seeds that both have, in "
-        f"{'points' if standings.quantity.form == 'percent' else 'the same unit'}."
+        f"{title[:1].upper()}{title[1:]}, mean over seeds ± half of the 95 % interval. Differences are to "
+        f"{reference_text(standings)}, over the seeds that both have, in {unit}."
     )
 
 
@@ -75,8 +78,9 @@ def _problem_table(standings: Standings, title: str, places: Sequence[Place]) ->
         found = standings.numbers[row.name]
         if any(place in found for place in places):
             values = [_value(standings, row, place, usual) for place in places]
-            alone = row.bound and all(not memory_of(cell.config) for cell in row.cells.values())
-            rows.append(Row.of(row.name, *(values[:1] if alone else values), bound=row.bound))
+            if row.bound and len(places) > 1 and not any(memory_of(cell.config) for cell in row.cells.values()):
+                values = [replace(values[0], paired="")]  # one number for all sizes, which each have their reference
+            rows.append(Row.of(row.name, *values, bound=row.bound))
     return Table(title, (Column("method"), *heads), tuple(rows), f"{count(usual, 'seed')} unless noted otherwise.")
 
 
