@@ -106,7 +106,7 @@ class MeasuredCell:
         shortest = min(map(len, rows))
         return np.asarray(np.array([row[:shortest] for row in rows], dtype=float).mean(axis=0))
 
-    @property
+    @cached_property
     def command(self) -> str:
         """The command that gives all its seeds."""
         return for_seeds(command(self.config), [run.result.config.seed for run in self.runs])
