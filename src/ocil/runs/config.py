@@ -104,6 +104,7 @@ class RunConfig:
     def to_json(self) -> dict[str, Any]:
         """Every setting, also those at their default: a later version may have another default."""
         content = asdict(self)
+        content["stream"] = {key: list(v) if isinstance(v, tuple) else v for key, v in content["stream"].items()}
         return {key: value for key, value in content.items() if value or key not in ("fingerprint", "weights", "code")}
 
     @classmethod
