@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 from ocil import Dataset, OcilError, Stream, StreamConfig
 from ocil.data import derived, load, load_once
@@ -73,6 +75,22 @@ def test_domains_survive_every_form(form: str, tmp_path: Path) -> None:
         assert load("copy", tmp_path).fingerprint == data.fingerprint
 
 
+def test_a_label_file_names_domains(tmp_path: Path) -> None:
+    lines = ["path,label,split,domain"]
+    for number in range(24):
+        Image.fromarray(X[number, :, :, 0]).save(tmp_path / f"{number}.png")
+        lines.append(f"{number}.png,{Y[number]},{'test' if number >= 12 else 'train'},{DAY[number]}")
+    (tmp_path / "list.csv").write_text("\n".join(lines))
+    import_dataset("light", tmp_path / "list.csv", tmp_path / "data")
+    data = load("light", tmp_path / "data")
+    assert data.domains == ("day", "night")
+    assert data.train_domain is not None
+    assert [data.domains[number] for number in data.train_domain] == DAY[:12].tolist()
+    (tmp_path / "list.csv").write_text("\n".join([*lines[:-1], "23.png,0,test,"]))
+    with pytest.raises(OcilError, match="line 25 has no domain"):
+        import_dataset("light", tmp_path / "list.csv", tmp_path / "data")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -119,7 +137,7 @@ def test_columns_are_domains_and_count_every_test_image() -> None:
     learner = make_learner("fine-tune", data, width=1)
     learner.network.eval()
     found = Evaluator(stream)(learner, 1)
-    predicted = learner.scores(stream.resident.test_x).argmax(1).numpy()
+    predicted = learner.scores(torch.from_numpy(data.test_x)).argmax(1).numpy()
     assert data.test_domain is not None
     right = predicted == data.test_y
     assert found.accuracy == [right[data.test_domain < 3].mean(), right[data.test_domain == 3].mean()]

@@ -15,7 +15,20 @@ from ocil.report.table import Column, Document, Row, Table, Value, columns, verd
 from ocil.runs.results import Summary
 from ocil.text import escaped
 
-TEXT = {"source", "cell", "dataset", "variant", "method", "row", "measure", "settings", "device", "command"}
+TEXT = {
+    "source",
+    "cell",
+    "dataset",
+    "stream",
+    "against",
+    "variant",
+    "method",
+    "row",
+    "measure",
+    "settings",
+    "device",
+    "command",
+}
 _NUMBERS = ("seeds", "mean", "interval", "published", "published_interval", "difference")
 ALL_METHODS_RECORD = ("dataset", "memory", "method", "review", *_NUMBERS, "wall_seconds", "device")
 COMPARED_RECORD = ("dataset", "memory", "row", "measure", *_NUMBERS, "overlap", "wall_seconds", "device")
@@ -177,7 +190,7 @@ def _cell_row(cell: MeasuredCell, paper: Paper, summaries: Sequence[Summary]) ->
     return Row.of(
         title_of(cell.config.dataset),
         Value(str(memory or "-"), str(memory)),
-        Value(cell.config.label, anchor=anchor(cell.name)),
+        Value(cell.label, anchor=anchor(cell.name)),
         Value(settings or "-", settings),
         len(cell.runs),
         estimate_value(summary.average_accuracy),
@@ -209,7 +222,7 @@ def record_table(titles: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Ta
 
 
 def _all_methods_record(row: ComparedRow) -> dict[str, str]:
-    return {"method": f"{row.method} {row.settings}".strip(), "review": str(row.review).lower()}
+    return {"method": row.method, "review": str(row.review).lower()}
 
 
 def _cell_record(cell: MeasuredCell, paper: Paper) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def renderables(cell: MeasuredCell, paper: Paper) -> list["RenderableType"]:
     seeds = [run.result.config.seed for run in cell.runs]
     which = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds"
     parts: list[RenderableType] = [
-        Text(escaped(f"{cell.config.label} on {cell.place.title}, {which}"), style="bold"),
+        Text(escaped(f"{cell.label} on {cell.place.title}, {which}"), style="bold"),
         _facts(cell, paper),
         Text(),
         Text("accuracy % by task (columns) after each task (rows), and the mean so far", style="bold"),
