@@ -23,7 +23,7 @@ from ocil.report.collect import collect
 from ocil.report.papers import load
 from ocil.report.result_tables import summary_table
 from ocil.report.show import renderables, summary_json
-from ocil.runs.build import build
+from ocil.runs.build import build, check
 from ocil.runs.config import RunConfig, resolve
 from ocil.runs.folder import RunFolder
 from ocil.runs.protocol import Interrupted
@@ -103,19 +103,18 @@ def test_each_batch_is_classified_before_it_is_learned(
     assert sum(record["correct"]) > 0
 
 
-@pytest.mark.parametrize("settings", [{}, {"growing": True}, {"drop_last": False, "batch_size": 6}], ids=str)
+@pytest.mark.parametrize("settings", [{"growing": True}, {"drop_last": False, "batch_size": 6}], ids=str)
 def test_captured_predictions_are_the_same(tiny: Dataset, tmp_path: Path, settings: dict[str, Any]) -> None:
     config = configured(**ALL, **settings)
     found = []
-    for resident in (True, False):
-        for stepper in (Stepper, FakeCapture):
-            place = RunFolder(tmp_path / f"{stepper.__name__}-{resident}")
-            data = DeviceData(tiny, "cpu", resident=resident)
-            work = ActiveStreamRun(config, place, tiny, data, stepper)
-            list(work.steps())
-            result = work.finish()
-            work.stream.close()
-            found.append((result.digest, result.prequential, result.anytime))
+    for resident, stepper in ((True, Stepper), (True, FakeCapture), (False, FakeCapture)):
+        place = RunFolder(tmp_path / f"{stepper.__name__}-{resident}")
+        data = DeviceData(tiny, "cpu", resident=resident)
+        work = ActiveStreamRun(config, place, tiny, data, stepper)
+        list(work.steps())
+        result = work.finish()
+        work.stream.close()
+        found.append((result.digest, result.prequential, result.anytime))
     assert all(each == found[0] for each in found)
 
 
@@ -424,6 +423,10 @@ def test_more_than_a_result_holds_is_refused(tiny: Dataset, tmp_path: Path, monk
     monkeypatch.setattr("ocil.evaluation.prequential.MOST_WINDOWS", 4)
     with pytest.raises(OcilError, match=r"evaluate_every = 2 makes 4 evaluations of 4 classes.*give at least 5"):
         run(configured(evaluate_every=2), tmp_path, dataset=tiny, device="cpu")
+    with pytest.raises(OcilError, match=r"evaluate_every = 2 makes 4"):
+        check(configured(evaluate_every=2), tiny)
+    with pytest.raises(OcilError, match=r"evaluate_on = 2 is too small"):
+        check(configured(evaluate_every=8, evaluate_on=2), tiny)
     with pytest.raises(OcilError, match=r"prequential = 1 makes 8 windows.*give at least 2"):
         run(configured(prequential=1), tmp_path, dataset=tiny, device="cpu")
 
