@@ -179,8 +179,9 @@ def main() -> None:
     import torch
 
     from ocil.cli import main as ocil
+    from ocil.runs.environment import pick_device
 
-    on_gpu = torch.cuda.is_available() and "cpu" not in given
+    on_gpu = pick_device().type == "cuda" and "cpu" not in given
     watch_everything(clock, on_gpu)
     clock.count()
     clock.stack = ["rest"]

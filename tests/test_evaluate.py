@@ -56,7 +56,21 @@ def test_against_the_slow_version(name: str) -> None:
     assert (found.hard, found.ambiguous, found.easy) == (expected.hard, expected.ambiguous, expected.easy)
     for field in ("mean_logit_old", "mean_logit_new", "mean_weight_old", "mean_weight_new"):
         assert getattr(found, field) == pytest.approx(getattr(expected, field), abs=1e-5), field
+    probabilities = learner.scores(torch.from_numpy(data.test_x)).softmax(1).tolist()
+    bins = [[0, 0, 0.0] for _ in range(15)]
+    for row, label in zip(probabilities, data.test_y.tolist(), strict=True):
+        place = next(b for b in range(15) if max(row) <= (b + 1) / 15 or b == 14)
+        bins[place][0] += 1
+        bins[place][1] += row.index(max(row)) == label
+        bins[place][2] += max(row)
+    count, correct, confidence = (list(column) for column in zip(*bins, strict=True))
+    assert found.calibration is not None
+    assert found.calibration["count"] == count
+    assert found.calibration["correct"] == correct
+    assert found.calibration["confidence"] == pytest.approx(confidence, abs=1e-5)
     first = Evaluator(stream)(learner, 0)
+    assert first.confusion is None
+    assert first.calibration is None
     assert first.mean_logit_old is None
     assert first.mean_weight_old is None
 
@@ -68,7 +82,12 @@ def test_distances_are_no_logits(name: str) -> None:
     data = patterned()
     learner, stream = trained(name, data)
     found = Evaluator(stream)(learner, TASKS - 1)
-    assert found == Evaluation(found.accuracy)
+    assert found == Evaluation(found.accuracy, correct=found.correct, confusion=found.confusion)
     scores = learner.scores(torch.from_numpy(data.test_x)).argmax(1)
+    counts = [[0] * 4 for _ in range(4)]
+    for label, guess in zip(data.test_y.tolist(), scores.tolist(), strict=True):
+        counts[label][guess] += 1
+    assert found.confusion == counts
+    assert found.correct == [counts[name][name] for name in range(4)]
     right = (scores == torch.from_numpy(data.test_y)).double().view(-1, 4)  # classes take turns
     assert found.accuracy == pytest.approx([right[:, :2].mean().item(), right[:, 2:].mean().item()])

@@ -58,6 +58,18 @@ def test_worked_curve() -> None:
     assert measures.accuracy_curve(WORKED) == pytest.approx([0.9, 1.3 / 2, 1.6 / 3, 2.0 / 4])
 
 
+def test_worked_incremental_accuracy() -> None:
+    assert measures.average_incremental_accuracy(WORKED) == pytest.approx((0.9 + 1.3 / 2 + 1.6 / 3 + 0.5) / 4)
+
+
+def test_worked_transfer() -> None:
+    """Backward: 0.4-0.9, 0.2-0.8, 0.8-0.7. Forward, with eight classes: 0, 0, 0 before each group, less 1/8."""
+    assert measures.backward_transfer(WORKED) == pytest.approx((-0.5 - 0.6 + 0.1) / 3)
+    assert measures.forward_transfer(WORKED, 1 / 8) == pytest.approx(-1 / 8)
+    known = [[0.9, 0.3, 0.1], [0.5, 0.8, 0.2], [0.3, 0.6, 0.7]]
+    assert measures.forward_transfer(known, 0.1) == pytest.approx((0.3 + 0.2) / 2 - 0.1)
+
+
 def test_best_accuracy_may_come_before_a_group_was_learned() -> None:
     """The paper takes the best of all earlier rows, also of those before the group arrived."""
     matrix = [[0.2, 0.9, 0.0], [0.5, 0.1, 0.0], [0.5, 0.1, 0.3]]
@@ -73,6 +85,8 @@ def test_one_group() -> None:
     assert measures.average_accuracy([[0.7]]) == 0.7
     assert measures.average_forgetting([[0.7]]) is None
     assert measures.average_forgetting_common([[0.7]]) == 0
+    assert measures.backward_transfer([[0.7]]) is measures.forward_transfer([[0.7]], 0.5) is None
+    assert measures.average_incremental_accuracy([[0.7]]) == 0.7
     assert measures.accuracy_curve([[0.7]]) == [0.7]
 
 
@@ -82,6 +96,8 @@ def test_one_row_for_many_groups() -> None:
     assert measures.average_accuracy(once) == pytest.approx(0.6)
     assert measures.average_forgetting(once) is None
     assert measures.average_forgetting_common(once) is None
+    assert measures.backward_transfer(once) is measures.forward_transfer(once, 0.1) is None
+    assert measures.average_incremental_accuracy(once) is None
     assert measures.average_intransigence(once, REFERENCE) is None
     assert measures.average_intransigence(REFERENCE, once) is None
     assert measures.accuracy_curve(once) == pytest.approx([0.6])
@@ -98,6 +114,12 @@ def test_definitions_by_loops(matrix: np.ndarray) -> None:
     assert measures.average_forgetting_common(rows) == pytest.approx(sum(common) / size)
     assert measures.accuracy_curve(rows) == pytest.approx([sum(rows[i][: i + 1]) / (i + 1) for i in range(size)])
     assert measures.average_accuracy(rows) == pytest.approx(measures.accuracy_curve(rows)[-1])
+    curve = [sum(rows[i][: i + 1]) / (i + 1) for i in range(size)]
+    assert measures.average_incremental_accuracy(rows) == pytest.approx(sum(curve) / size)
+    back = [rows[-1][j] - rows[j][j] for j in range(size - 1)]
+    ahead = [rows[j - 1][j] - 0.25 for j in range(1, size)]
+    assert measures.backward_transfer(rows) == pytest.approx(sum(back) / (size - 1))
+    assert measures.forward_transfer(rows, 0.25) == pytest.approx(sum(ahead) / (size - 1))
 
 
 @given(squares(least=2))

@@ -16,7 +16,6 @@ from ocil.learning.views import RandomViews
 from ocil.methods._stored_outputs import squared_difference
 from ocil.methods.pcr import PCR, counts, proxy_contrast, relation_change
 from ocil.networks import NOT_MET, to_float
-from ocil.runs.build import check as check_run
 from ocil.testing import method_checks
 from tests.test_methods import BATCH, MEMORY, REPLAY, SlowStep, batch, learn, make, record, warm
 
@@ -260,15 +259,3 @@ def test_settings_of_hpcr_need_it() -> None:
             ocil.resolve("pcr", "cifar10", settings={name: value})
         assert ocil.resolve("pcr", "cifar10", settings={name: value, "hybrid": "true"}).learner
     assert ocil.resolve("pcr", "cifar10").learner  # where the published logit_weight is another
-
-
-def test_hpcr_that_would_never_distil_is_refused() -> None:
-    data = ocil.load_dataset("fashion-mini")
-    quiet: dict[str, Any] = {"boundary": "none"}
-    for settings_, refused in ((quiet, False), (quiet | HYBRID, False), (quiet | {"hybrid": True}, True)):
-        config = ocil.resolve("pcr", "fashion-mini", settings=settings_)
-        if refused:
-            with pytest.raises(OcilError, match=r"^pcr needs task ends, .*; distil_from = start does from the start.$"):
-                check_run(config, data)
-        else:
-            check_run(config, data)

@@ -96,7 +96,7 @@ def test_sorting_by_click(visit: Any) -> None:
     first.get_by_role("button").click()
     assert names(table) == sorted(before)
     assert (first.get_attribute("aria-sort"), heading.get_attribute("aria-sort")) == ("ascending", "none")
-    assert table.locator("tbody.fixed th").all_inner_texts() == ["fine-tune", "iid-offline"]
+    assert table.locator("tbody.fixed th").all_inner_texts() == ["fine-tune"]  # the other bound was not measured
 
 
 def test_long_tails_are_sorted_and_opened_like_the_others(visit: Any) -> None:

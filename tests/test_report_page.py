@@ -25,6 +25,7 @@ from ocil.report import formulas, plots
 from ocil.report.cells import Collection, FinishedRun, MeasuredCell
 from ocil.report.collect import collect, read
 from ocil.report.comparison import ComparedTable, compared_tables, published_accuracy
+from ocil.report.entries import entries
 from ocil.report.examples import _names
 from ocil.report.formatting import percent
 from ocil.report.page import agreement
@@ -36,6 +37,8 @@ from ocil.report.result_tables import (
     cells_document,
     compared_document,
 )
+from ocil.report.standing_tables import methods_document
+from ocil.report.standings import Standings
 from ocil.report.style import render
 from ocil.report.table import csv as as_csv
 from ocil.report.table import latex, markdown
@@ -121,7 +124,7 @@ def written(collection: Collection, tmp_path_factory: pytest.TempPathFactory) ->
 def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of which files a report has: every figure is chosen and titled as usual, and drawn as a blank."""
     blank = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"/>'
-    monkeypatch.setattr("ocil.report.figures.render", lambda paint, *args: blank)
+    monkeypatch.setattr("ocil.report.drawings.render", lambda paint, *args: blank)
     monkeypatch.setattr("ocil.report.figures._rendered_once", lambda paint: blank)  # it would keep the blank
 
 
@@ -295,26 +298,26 @@ def test_more_seeds_then_the_usual_precision_fill_a_place(tmp_path: Path) -> Non
     assert len(collect([tmp_path]).cells) == 2
 
 
-def test_other_datasets_have_a_part_of_their_own(tmp_path: Path) -> None:
+def test_other_datasets_have_tables_of_their_own(tmp_path: Path) -> None:
     for settings in ({}, {"lr": 0.2}):
         save(tmp_path, resolve("er", "/data/birds.npz", memory=50, settings=settings), seeds=2)
     save(tmp_path, resolve("er", "/data/birds.npz", memory=70, review=True), seeds=2)
     save(tmp_path, resolve("fine-tune", "/data/birds.npz"), seeds=2)
-    table = table1(collect([tmp_path]))
-    part = table.grids[-1]
+    document = methods_document(Standings(entries(collect([tmp_path]).cells)))
+    (part,) = document.tables
     assert part.title == "birds"
-    assert part.headings == ["memory 50", "memory 70"]
-    assert [row.name for row in part.rows] == ["er", "er lr=0.2", "er-rv"]
-    assert [row.name for row in part.bounds] == ["fine-tune"]
-    rows = [row for row in rows_of(csv_of(table)) if "birds" in row["dataset"]]
-    assert {(r["method"], r["memory"], r["review"], r["seeds"]) for r in rows} == {
-        ("fine-tune", "0", "false", "2"),
-        ("er", "50", "false", "2"),
-        ("er", "70", "false", "0"),
-        ("er lr=0.2", "50", "false", "2"),
-        ("er lr=0.2", "70", "false", "0"),
-        ("er", "50", "true", "0"),
-        ("er", "70", "true", "2"),
+    assert [column.title for column in part.columns] == ["method", "memory 50", "memory 70"]
+    assert {row.values[0].text: row.bound for row in part.rows} == {
+        "fine-tune": True,
+        "er": False,
+        "er lr=0.2": False,
+        "er-rv": False,
+    }
+    assert {(r["method"], r["memory"], r["seeds"]) for r in rows_of(as_csv(document.records))} == {
+        ("fine-tune", "0", "2"),
+        ("er", "50", "2"),
+        ("er lr=0.2", "50", "2"),
+        ("er-rv", "70", "2"),
     }
 
 
@@ -322,10 +325,13 @@ def birds(root: Path, name: str, memory: int, level: float = 0.5, **settings: An
     save(root, resolve(name, "/data/birds.npz", memory=memory, settings=settings), seeds=2, level=level)
 
 
-def birds_rows(root: Path) -> dict[str, list[Any]]:
-    """The names of the rows, and about what was measured in each column."""
-    part = table1(collect([root])).grids[-1]
-    return {row.name: [entry.value and round(entry.value.mean, 1) for entry in row.numbers] for row in part.rows}
+def birds_rows(root: Path) -> dict[str, list[bool]]:
+    """The names of the rows, and whether each column was measured."""
+    standings = Standings(entries(collect([root]).cells))
+    return {
+        row.name: [place in standings.numbers[row.name] for place in standings.entries.columns]
+        for row in standings.entries.ranked
+    }
 
 
 def test_a_row_is_one_set_of_settings_at_all_memory_sizes(tmp_path: Path) -> None:
@@ -334,11 +340,8 @@ def test_a_row_is_one_set_of_settings_at_all_memory_sizes(tmp_path: Path) -> Non
     birds(tmp_path, "er", 200, 0.6, memory_batch=5)
     rows = birds_rows(tmp_path)
     assert list(rows) == ["er", "er memory_batch=5"]
-    assert rows["er"][1] is None
-    assert None not in rows["er memory_batch=5"]
-    table = rows_of(csv_of(table1(collect([tmp_path]))))
-    found = {(r["method"], r["memory"]): r["seeds"] for r in table if "birds" in r["dataset"]}
-    assert (found["er", "200"], found["er memory_batch=5", "200"]) == ("0", "2")
+    assert rows["er"] == [True, False]
+    assert rows["er memory_batch=5"] == [True, True]
 
 
 def test_one_set_of_settings_is_one_row(tmp_path: Path) -> None:
@@ -346,7 +349,7 @@ def test_one_set_of_settings_is_one_row(tmp_path: Path) -> None:
         birds(tmp_path, "er", memory, width=width)
     rows = birds_rows(tmp_path)
     assert list(rows) == ["er width=4", "er width=8"]
-    assert None not in rows["er width=8"]
+    assert rows["er width=8"] == [True, True]
 
 
 @pytest.mark.slow
@@ -355,7 +358,6 @@ def test_rows_say_what_methods_do_not_share(tmp_path: Path) -> None:
     birds(tmp_path, "afs", 100, width=8, lr=0.2, beta=0.3)
     save(tmp_path, resolve("fine-tune", "/data/birds.npz"), seeds=2)
     assert list(birds_rows(tmp_path)) == ["afs width=8", "er width=4"]  # not lr, which both have, nor AFS's own beta
-    assert table1(collect([tmp_path])).grids[-1].bounds[0].name == "fine-tune"
     write(collect([tmp_path]), tmp_path / "report")
     svg = (tmp_path / "report/figures/mean-weights-birds-m100.svg").read_text()
     assert all(f"{name}, new classes" in svg for name in ("er width=4", "afs width=8"))
@@ -391,16 +393,18 @@ def test_seeds_that_differ_are_said(tmp_path: Path) -> None:
     for text in (markdown(compared_document(table)), latex(compared_document(table))):
         assert said in text
     page = write(found, tmp_path / "report").page.read_text()
-    assert page.count("3 seeds unless noted otherwise.") == 1  # nothing below a table that is empty
-    assert re.findall(r'<span class="note">(.*?)</span>', page) == ["2 seeds", "4 seeds"]
-    assert page.count("(one seed)</a>") == 1
+    paper = page[page.index("Beside the paper") : page.index('id="figures"')]
+    assert paper.count("3 seeds unless noted otherwise.") == 1  # nothing below a table that is empty
+    assert re.findall(r'<span class="note">(.*?)</span>', paper) == ["2 seeds", "4 seeds"]
+    assert paper.count("(one seed)</a>") == 1
 
 
 @pytest.mark.slow
 def test_every_file_is_there(written: Written) -> None:
     names = {path.name for path in written.tables}
     expected = {f"{t}.{e}" for t in ("table1", "table2", "table3", "alpha", "sigma") for e in ("md", "csv", "tex")}
-    assert names == expected | {"cells.md", "cells.csv"}
+    own = {f"methods.{ending}" for ending in ("md", "csv", "tex")} | {"standings.md", "standings.csv"}
+    assert names == expected | own | {"cells.md", "cells.csv"}
     figures = {path.stem for path in written.figures}
     assert figures == {
         "mean-weights-cifar100-m5000",
@@ -409,6 +413,9 @@ def test_every_file_is_there(written: Written) -> None:
         "losses",
         "label-distribution",
         "accuracy-cifar100-m5000",
+        "accuracy-per-task-cifar100-m5000",
+        "accuracy-against-compute-cifar100-m5000",
+        "paired-differences-cifar100-m5000",
         "intransigence-forgetting-cifar100-m5000",
         "running-time-cifar100-m5000-a-device",
         "memory-batch-cifar100-m5000",
@@ -433,7 +440,9 @@ def test_csv(written: Written) -> None:
     assert (one["seeds"], one["interval"], one["memory"]) == ("1", "", "0")
     for name in ("table2", "table3", "alpha", "sigma"):
         assert list(rows_of((folder / f"{name}.csv").read_text())[0]) == list(COMPARED_RECORD)
-    assert list(rows_of((folder / "cells.csv").read_text())[0]) == list(CELL_RECORD)
+    names = list(rows_of((folder / "cells.csv").read_text())[0])
+    assert names[: len(CELL_RECORD)] == list(CELL_RECORD)
+    assert {"backward_transfer", "backward_transfer_interval"} <= set(names[len(CELL_RECORD) :])
     alpha = rows_of((folder / "alpha.csv").read_text())
     assert [row["row"] for row in alpha] == ["0.05", "0.1", "0.25", "0.3", "0.5", "0.75", "1"]
     assert [row["seeds"] for row in alpha] == ["0", "0", "3", "3", "3", "0", "0"]
@@ -867,6 +876,7 @@ def a_run(run_tiny: Call, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("blank_figures")
 def test_report_command(ocil_command: Call, a_run: Path, tmp_path: Path) -> None:
     (tmp_path / "runs/notes").mkdir()
     (tmp_path / "runs/notes/result.json").write_text('{"a": 1}')
@@ -882,7 +892,7 @@ def test_report_command(ocil_command: Call, a_run: Path, tmp_path: Path) -> None
     assert "notes/result.json" in Path(content["page"]).read_text()
     (row,) = (
         r
-        for r in rows_of((tmp_path / "report/tables/table1.csv").read_text())
+        for r in rows_of((tmp_path / "report/tables/methods.csv").read_text())
         if r["method"] == "er" and "tiny" in r["dataset"]
     )
     mean, interval, _ = by_hand(a_run)
@@ -890,6 +900,7 @@ def test_report_command(ocil_command: Call, a_run: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("blank_figures")
 def test_example_images(ocil_command: Call, a_run: Path, tiny: Dataset, tmp_path: Path) -> None:
     words = ("report", a_run, "--out", tmp_path / "report", "--examples", a_run / "seed-0")
     said = ocil_command(*words)
@@ -921,6 +932,7 @@ def test_example_images(ocil_command: Call, a_run: Path, tiny: Dataset, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("blank_figures")
 def test_a_method_without_probabilities_has_no_example_images(
     run_tiny: Call, ocil_command: Call, tmp_path: Path
 ) -> None:
@@ -934,6 +946,7 @@ def test_a_method_without_probabilities_has_no_example_images(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("blank_figures")
 def test_runs_of_one_stream_share_their_example_images(ocil_command: Call, a_run: Path, tmp_path: Path) -> None:
     (reference,) = (tmp_path / "runs").glob("tiny-fine-tune-*")
     folders = [reference / "seed-0", a_run / "seed-0", a_run / "seed-1"]
@@ -954,6 +967,7 @@ def test_runs_of_one_stream_share_their_example_images(ocil_command: Call, a_run
     assert _names([configs[0], other]) == ["1 afs", "2 afs"]
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_examples_of_images_that_have_changed(
     ocil_command: Call, run_tiny: Call, tiny: Dataset, tmp_path: Path
 ) -> None:

@@ -121,7 +121,6 @@ def test_offline_and_bare_results(ocil_command: Call, tmp_path: Path) -> None:
 
 
 def test_mistakes(ocil_command: Call, root: Path, tmp_path: Path) -> None:
-    assert "holds 2 cells" in one_error(ocil_command("show", root))
     assert "there is no" in one_error(ocil_command("show", root / "nowhere"))
     (root / "empty").mkdir()
     assert "no finished run" in one_error(ocil_command("show", root / "empty"))

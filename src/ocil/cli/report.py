@@ -1,18 +1,19 @@
 """``ocil report`` and ``ocil show``: what was measured, as a page and on the terminal."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from ocil.cli import console
-from ocil.cli.options import DataDir, Json, Out
+from ocil.cli.options import FLAG, WORDS, DataDir, Json, Out
 from ocil.errors import OcilError
 
 if TYPE_CHECKING:
-    from ocil.report.cells import MeasuredCell
-    from ocil.report.figures import Drawing
+    from ocil.report.cells import Collection, MeasuredCell
+    from ocil.report.drawings import Drawing
     from ocil.report.papers import Paper
 
 
@@ -26,16 +27,20 @@ def report(
     *runs: Path,
     out: Out = Path("report"),
     examples: Annotated[tuple[Path, ...], Parameter(name="--examples", negative=(), validator=_are_there)] = (),
-    paper: Annotated[str, Parameter(name="--paper")] = "afs",
+    paper: Annotated[str, Parameter(name="--paper")] = "auto",
+    against: Annotated[str, Parameter(name="--against", show_default=False)] = "",
+    seeds: Annotated[str, Parameter(name="--seeds", show_default=False)] = "",
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Put runs into one offline page, tables (Markdown, CSV, LaTeX) and figures (SVG), with the published numbers.
+    """Put runs into one offline page, tables (Markdown, CSV, LaTeX) and figures (SVG): who is ahead, by how much, why.
 
     Finished runs are found at any depth. Runs that differ only by their seed become one cell with mean and interval.
-    Open `report/index.html` in a browser: it needs no network.
+    Methods are compared by mean rank and by paired differences over the seeds that they share. Runs that belong to the
+    tables of the AFS paper also stand beside its published numbers. Open `report/index.html` in a browser: it needs no
+    network.
 
-    Example: `ocil report runs results --out report`
+    Examples: `ocil report runs results --out report`, `ocil report runs --against er-rv --seeds 10-19`
 
     Parameters
     ----------
@@ -48,15 +53,23 @@ def report(
         easy, with the score of their true class. May be given several times: runs of one stream share the images.
     paper
         The paper to compare with: a TOML file with its tables and numbers, `none`, or `afs`, which comes with ocil.
+        `auto` is `afs` if some of the runs belong to its tables, else `none`.
+    against
+        The method that the others are compared with, as tables name it. Default: the one with the best mean rank.
+    seeds
+        Only runs of these seeds: `10-19`, or `0,2,5-7`. Default: all.
     """
     if not runs:
         raise OcilError("name the folders of the runs, for example: ocil report runs --out report")
     from ocil.report import papers
     from ocil.report.collect import collect
+    from ocil.report.comparison import concerned
+    from ocil.report.ranking import read_seeds
     from ocil.report.write import write
 
-    compared = papers.load(paper)
-    collection = collect(runs)
+    chosen = None if paper == "auto" else papers.load(paper)
+    collection = collect(runs, read_seeds(seeds) if seeds else None)
+    compared = concerned(papers.load(), collection) if chosen is None else chosen
     warnings = list(collection.warnings)
     more: list[Drawing] = []
     if examples:
@@ -66,7 +79,7 @@ def report(
         warnings += without
     for warning in warnings:
         console.warning(warning)
-    written = write(collection, out, more, compared)
+    written = write(collection, out, more, compared, against)
     if as_json:
         content = {
             "page": str(written.page),
@@ -88,17 +101,53 @@ def report(
     console.print_line(f"Figures: {out / 'figures'} ({len(written.figures)} files)")
 
 
-def show(run: Path, /, *, as_json: Json = False) -> None:
-    """Print one run, or all seeds of a cell: accuracy by task, forgetting, bias, time, settings, command.
+def show(
+    *runs: Path,
+    against: Annotated[str, Parameter(name="--against", show_default=False)] = "",
+    methods: Annotated[tuple[str, ...], Parameter(name="--methods"), WORDS] = (),
+    seeds: Annotated[str, Parameter(name="--seeds", show_default=False)] = "",
+    measure: Annotated[str, Parameter(name="--measure")] = "accuracy",
+    markdown: Annotated[bool, Parameter(name="--markdown"), FLAG] = False,
+    as_json: Json = False,
+) -> None:
+    """Print one cell with all that is known of it; or, of a folder with several cells, who is ahead and by how much.
 
-    Example: `ocil show runs/fashion-mini-afs-m200-1a2b3c4d/seed-0`
+    One cell: accuracy by task, forgetting, bias, time, settings, command. Several: a number for each method, dataset
+    and memory size, and in brackets the difference to one method over the seeds that both have, with its 95 % interval.
+    Runs of one seed see the same stream, so such differences vary less than the numbers themselves.
+
+    Examples: `ocil show runs/fashion-mini-afs-m200-1a2b3c4d/seed-0`, `ocil show runs`,
+    `ocil show results --methods stride afs scr er-rv --against afs --seeds 10-19 --markdown`
 
     Parameters
     ----------
-    run
-        A run's folder, its result.json, or the folder of a cell, which holds a folder for each seed.
+    runs
+        A run's folder, its result.json, the folder of a cell, which holds a folder for each seed, or folders of many.
+    against
+        The method that the others are compared with, as tables name it. Default: the one with the best mean rank.
+    methods
+        Rows to compare, as tables name them: `er`, `er-rv`, `"afs alpha=0.5"`. Default: all.
+    seeds
+        Only runs of these seeds: `10-19`, or `0,2,5-7`. Default: all.
+    measure
+        What to compare: `accuracy`, or another measure of the results, such as `average_forgetting`.
+    markdown
+        Print tables as Markdown, for a page or a message.
     """
-    cell, warnings = _one_cell(run)
+    if not runs:
+        raise OcilError("name a run, a cell or a folder of them, for example: ocil show runs")
+    from ocil.report.collect import collect
+    from ocil.report.ranking import read_seeds
+
+    for run in runs:
+        _must_be_finished(run)
+    found = collect(runs, read_seeds(seeds) if seeds else None)
+    if not found.cells:
+        raise OcilError(f"{runs[0]} holds long-tailed runs: see them with ocil longtail table {runs[0]}")
+    if len(found.cells) > 1 or against or methods:
+        _show_several(found, against, methods, measure, markdown, as_json)
+        return
+    cell, warnings = _with_references(found, runs)
     for warning in warnings:
         console.warning(warning)
     from ocil.report import papers
@@ -114,22 +163,42 @@ def show(run: Path, /, *, as_json: Json = False) -> None:
     console.print_line(cell.command)  # in one line, to be copied
 
 
-def _one_cell(path: Path) -> tuple["MeasuredCell", Sequence[str]]:
-    """The only cell at a path, compared with the fine-tuned runs in the same results folder."""
+def _show_several(
+    found: "Collection", against: str, methods: Sequence[str], measure: str, markdown: bool, as_json: bool
+) -> None:
+    """Who is ahead, and the numbers of all methods side by side."""
+    from ocil.report import quantities, standing_tables
+    from ocil.report.entries import entries
+    from ocil.report.standings import Standings
+    from ocil.report.table import literal, markdown_table, terminal
+
+    everything = entries(found.cells)
+    chosen = everything.named(against).name if against else ""
+    rows = everything.only([*methods, *([chosen] if chosen and methods else [])])
+    standings = Standings(rows, quantities.named(measure), chosen)
+    for warning in found.warnings:
+        console.warning(warning)
+    if as_json:
+        console.print_json(standings.to_json() | {"warnings": list(found.warnings)})
+        return
+    tables = [standing_tables.standings_table(standings), *standing_tables.shown(standings)]
+    if markdown:
+        print("\n\n".join(markdown_table(table, level=0) for table in tables))  # the writer has escaped it
+        return
+    screen = console.stdout(140)
+    for table in tables:
+        for text in filter(None, (table.title, table.note)):
+            screen.print(literal(text))
+        screen.print(terminal(replace(table, title=""), lines="head"))
+        for remark in table.remarks:
+            screen.print(literal(f"- {remark}"))
+
+
+def _with_references(found: "Collection", paths: Sequence[Path]) -> tuple["MeasuredCell", Sequence[str]]:
+    """The only cell, compared with the fine-tuned runs in the same results folder."""
     from ocil.report.collect import collect
     from ocil.runs.folder import RunFolder
 
-    _must_be_finished(path)
-    found = collect([path])
-    if len(found.cells) > 1:
-        names = ", ".join(cell.name for cell in found.cells[:5])
-        more = ", ..." if len(found.cells) > 5 else ""
-        raise OcilError(
-            f"{path} holds {len(found.cells)} cells ({names}{more}): name one of them, "
-            "or see all of them with ocil report."
-        )
-    if not found.cells:
-        raise OcilError(f"{path} holds long-tailed runs: see them with ocil longtail table {path}")
     (cell,) = found.cells
     references = []
     for run in cell.runs:
@@ -137,7 +206,8 @@ def _one_cell(path: Path) -> tuple["MeasuredCell", Sequence[str]]:
         reference = RunFolder.of(root, run.result.config.reference()).path
         if (reference / "result.json").is_file():
             references.append(reference)
-    together = collect([path, *references])
+    seeds = {run.result.config.seed for run in cell.runs}
+    together = collect([*paths, *references], seeds)
     (shown,) = (other for other in together.cells if other.runs[0].path == cell.runs[0].path)
     return shown, list(dict.fromkeys([*found.warnings, *together.warnings]))
 

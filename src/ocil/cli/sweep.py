@@ -139,7 +139,8 @@ def _print_results(title: str, found: "Sequence[tuple[Cell, CellSummary | None]]
     from ocil.report.formatting import duration, percent
     from ocil.report.result_tables import measure_columns, measure_values
 
-    own = [column.title for column in measure_columns()]
+    summaries = [known.summary for _, known in found if known is not None]
+    own = [column.title for column in measure_columns(summaries)]
     rows = []
     for cell, known in found:
         place = (cell.label, Path(cell.config.dataset).stem, str(cell.config.learner.memory or "-"))
@@ -149,7 +150,7 @@ def _print_results(title: str, found: "Sequence[tuple[Cell, CellSummary | None]]
         count, summary = len(known.folders), known.summary
         measures = (summary.average_accuracy, summary.average_forgetting, summary.average_intransigence)
         seeds = str(count) if count == len(cell.configs) else f"{count}/{len(cell.configs)}"
-        numbers = (*map(percent, measures), *(value.text for value in measure_values(summary)))
+        numbers = (*map(percent, measures), *(value.text for value in measure_values(summary, summaries)))
         rows.append((*place, seeds, *numbers, duration(summary.wall_seconds.mean)))
     usual = ("row", "dataset", "memory", "seeds", "accuracy %", "forgetting %", "intransigence %")
     columns = (*usual, *own, "time / run")

@@ -1,88 +1,135 @@
 """Accuracy at any time: evaluations between the ends of tasks, every so many stream batches.
 
 What is recorded is raw: how many test images of each class are classified correctly at each point, and when each class
-first arrived. Every measure of accuracy over time follows from it.
+first arrived. Every measure of accuracy over time follows from it (``over_time``).
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from ocil.errors import OcilError
 from ocil.evaluation.evaluator import batch_for, places, scorer_of, scores_of_parts
+from ocil.evaluation.subset import chosen_images, kinds_of
 from ocil.methods.base import Learner
 from ocil.streams import Stream
 
-
-@dataclass(frozen=True)
-class AnytimePoint:
-    """An evaluation after a number of stream batches, on the test images of the classes that have arrived by then."""
-
-    batch: int
-    """Stream batches learned."""
-    accuracy: float
-    """Over all these test images."""
-    correct: list[int]
-    """Per class: test images classified correctly; 0 for a class that has not arrived."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+MOST_COUNTS = 4_000_000  # of a result: points times classes; about 12 MB of JSON
 
 
 class AnytimeEvaluator:
-    """Evaluates a learner every ``stream.config.evaluate_every`` batches, if it is not 0."""
+    """Evaluates a learner every ``stream.config.evaluate_every`` batches, if it is not 0, on the test images of the
+    classes (and domains) that have arrived, or on a fixed part of these with ``evaluate_on``.
+
+    Counts stay on the device until the end of the run: reading them would make the host wait, and with it all runs
+    that share the device. They are part of a checkpoint (``state``).
+    """
 
     def __init__(self, stream: Stream) -> None:
         self.stream, self.every = stream, stream.config.evaluate_every
+        self.counts: Tensor | None = None
+        """``[points, kinds]``: correct images by class, or by domain and class."""
         if not self.every:
             return
         data = stream.data
-        self.arrived = first_batches(stream)
-        self.tested = np.bincount(data.test_y, minlength=data.num_classes)
-        order = np.argsort(self.arrived[data.test_y], kind="stable")  # images of the classes that came first, first
-        known = np.cumsum(np.bincount(self.arrived[data.test_y], minlength=len(stream) + 1))
-        self.sizes = known.tolist()
-        """By number of batches: test images of the classes that have arrived."""
+        images = chosen_images(data, stream.config.evaluate_on)
+        self.subset = len(images) if len(images) < len(data.test_y) else 0
+        self.domains, kinds, labels = data.num_domains, kinds_of(data)[images], data.test_y[images]
+        self.tested = np.bincount(kinds, minlength=max(1, self.domains) * data.num_classes)
+        self.arrived = first_batches(stream, stream.given_labels, data.num_classes)
+        since = self.arrived[labels]
+        if data.train_domain is not None and data.test_domain is not None:
+            self.domains_arrived = first_batches(stream, data.train_domain, self.domains)
+            since = np.maximum(since, self.domains_arrived[data.test_domain[images]])
+        order = np.argsort(since, kind="stable")  # images of what came first, first
+        self.sizes: list[int] = np.cumsum(np.bincount(since, minlength=len(stream) + 1)).tolist()
+        """By number of batches: test images of what has arrived."""
+        self.due = [number for number in range(self.every, len(stream) + 1, self.every) if self.sizes[number]]
+        self.rows = {number: row for row, number in enumerate(self.due)}
+        if len(self.due) * len(self.tested) > MOST_COUNTS:
+            least = self.every * len(self.due) * len(self.tested) // MOST_COUNTS + 1
+            raise OcilError(
+                f"evaluate_every = {self.every} makes {len(self.due):,} evaluations of {len(self.tested):,} classes, "
+                f"more than a result holds: give at least {least}."
+            )
         # Uploaded now: an upload in the middle of a run would wait for the device.
-        self.index = torch.from_numpy(order).to(stream.resident.index_device)
-        self.labels = torch.from_numpy(data.test_y[order]).to(stream.device)
+        self.index = torch.from_numpy(images[order]).to(stream.resident.index_device)
+        self.labels, self.kinds = (torch.from_numpy(each[order]).to(stream.device) for each in (labels, kinds))
+        by_kind = self.arrived if not self.domains else np.maximum(self.arrived, self.domains_arrived[:, None])
+        self.since = torch.from_numpy(by_kind.reshape(-1)).to(stream.device)
+        self.counts = torch.zeros(len(self.due), len(self.tested), dtype=torch.int64, device=stream.device)
 
     def is_due(self, batches: int) -> bool:
         """Whether the learner is evaluated after so many batches."""
-        return bool(self.every) and batches % self.every == 0 and bool(self.sizes[batches])
+        return bool(self.every) and batches in self.rows
 
     def start(
-        self, learner: Learner, batches: int, after_batch: Callable[[], None] = lambda: None
-    ) -> Callable[[], AnytimePoint]:
-        """Start an evaluation on the device; the function returned waits for it. See ``Evaluator.start``."""
+        self,
+        learner: Learner,
+        batches: int,
+        after_batch: Callable[[], None] = lambda: None,
+        known: Tensor | None = None,
+    ) -> None:
+        """Queue an evaluation on the device. ``after_batch`` is called after each batch of images and may raise.
+
+        ``known``: the counts of an evaluation of the same learner on all test images, which is then not repeated.
+        """
+        if self.counts is None:
+            return
+        row = self.counts[self.rows[batches]]
+        if known is not None and not self.subset:
+            torch.mul(known, self.since <= batches, out=row)
+            return
         stream, count = self.stream, self.sizes[batches]
-        classes, labels = stream.data.num_classes, self.labels[:count]
         size = batch_for(stream.device.type, places(stream.data.input_shape))
         parts = stream.resident.parts("test", size, self.index[:count])
-        hits = (scores_of_parts(scorer_of(learner, classes), parts, after_batch).argmax(1) == labels).long()
-        correct: Tensor = torch.zeros(classes, dtype=torch.int64, device=hits.device).index_add_(0, labels, hits)
+        scores = scores_of_parts(scorer_of(learner, stream.data.num_classes), parts, after_batch)
+        hits = (scores.argmax(1) == self.labels[:count]).long()
+        row.zero_().index_add_(0, self.kinds[:count], hits)
 
-        def read() -> AnytimePoint:
-            found = correct.tolist()
-            return AnytimePoint(batches, sum(found) / count, found)
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold."""
+        return {} if self.counts is None else {"anytime": self.counts}
 
-        return read
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        if self.counts is not None:
+            self.counts.copy_(state["anytime"])
 
-    def record(self, points: list[AnytimePoint]) -> dict[str, Any]:
-        """What a result holds: the points, test images per class, and the batches after which each class is known."""
-        if not self.every:
+    def record(self, reviews: list[int], tasks: list[int]) -> dict[str, Any]:
+        """What a result holds, see docs/measures.md. ``reviews`` and ``tasks``: the numbers of batches after which
+        reviews took place and tasks ended. Waits for the device."""
+        if self.counts is None:
             return {}
-        facts = {"tested": self.tested.tolist(), "arrived": self.arrived.tolist()}
-        return {"every": self.every, **facts, "points": [point.to_json() for point in points]}
+        classes = self.stream.data.num_classes
+        found: dict[str, Any] = {"every": self.every}
+        if self.subset:
+            found["subset"] = self.subset
+        tested = self.tested.reshape(-1, classes)
+        found |= {"tested": tested.sum(axis=0).tolist(), "arrived": self.arrived.tolist()}
+        if self.domains:
+            found |= {"tested_by_domain": tested.tolist(), "domains_arrived": self.domains_arrived.tolist()}
+        if self.stream.arrivals.scenario == "domain":
+            found["domain_groups"] = [list(map(int, group)) for group in self.stream.groups]
+        points, samples = [], np.cumsum([last - first for first, last in self.stream.bounds])
+        for number, counts in zip(self.due, self.counts.cpu().numpy(), strict=True):
+            by_domain = counts.reshape(-1, classes)
+            point: dict[str, Any] = {"batch": number, "samples": int(samples[number - 1])}
+            point |= {"accuracy": int(counts.sum()) / self.sizes[number], "correct": by_domain.sum(axis=0).tolist()}
+            points.append(point | ({"correct_by_domain": by_domain.tolist()} if self.domains else {}))
+        return found | {"reviews": reviews, "tasks": tasks, "points": points}
 
 
-def first_batches(stream: Stream) -> "np.ndarray[Any, np.dtype[np.int64]]":
-    """By class: after how many batches its first sample has arrived; one more than there are batches if none does."""
-    found = np.full(stream.data.num_classes, len(stream) + 1, dtype=np.int64)
-    labels = stream.data.train_y[stream.arrivals.samples]
+def first_batches(stream: Stream, labels: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """By label: after how many batches its first sample has arrived; one more than there are batches if none does.
+
+    ``labels`` are those of the training samples, ``count`` is how many there may be.
+    """
+    found = np.full(count, len(stream) + 1, dtype=np.int64)
+    arriving = labels[stream.arrivals.samples]
     for number, (first, last) in reversed(list(enumerate(stream.bounds))):
-        found[labels[first:last]] = number + 1
+        found[arriving[first:last]] = number + 1
     return found

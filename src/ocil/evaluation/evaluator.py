@@ -12,6 +12,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from ocil.errors import OcilError
+from ocil.evaluation.calibration import MOST_CLASSES, calibration_of, confusion_of
+from ocil.evaluation.subset import kinds_of
 from ocil.methods.base import Learner
 from ocil.networks import NOT_MET
 from ocil.streams import Stream
@@ -19,6 +21,7 @@ from ocil.threads import default_if_free
 
 HARD, EASY = 0.3, 0.6  # the paper's bounds on the true class's score: below is hard, above is easy
 BATCH = {"cpu": 500, "cuda": 2500}  # images: what fits a CPU's cache; few launches on a GPU
+COUNTS = ("correct", "correct_by_domain", "confusion", "calibration")  # left out of JSON where there are none
 LARGE_IMAGE = 84 * 84  # pixels; batches of larger images are smaller
 
 
@@ -29,6 +32,8 @@ class Evaluation:
     Logits are averaged over the test samples of all classes so far. Weights are those of the last layer, with its bias.
     ``hard``, ``ambiguous`` and ``easy`` count the training samples of the new classes by the score of their true class.
     What does not apply (no old class yet, no linear layer, scores that are distances) is None.
+    ``correct`` counts test images that are classified correctly among all classes, by class, and ``correct_by_domain``
+    by domain and class. ``confusion`` and ``calibration`` are there at the last point alone: see ``Result``.
     """
 
     accuracy: list[float]
@@ -39,9 +44,14 @@ class Evaluation:
     hard: int | None = None
     ambiguous: int | None = None
     easy: int | None = None
+    correct: list[int] | None = None
+    correct_by_domain: list[list[int]] | None = None
+    confusion: list[list[int]] | None = None
+    calibration: dict[str, list[float]] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        found = asdict(self)
+        return {name: value for name, value in found.items() if value is not None or name not in COUNTS}
 
 
 class Evaluator:
@@ -51,15 +61,15 @@ class Evaluator:
         self.stream = stream
         self.y = stream.resident.test_y
         data, device = stream.data, stream.device
-        group_of = np.empty(data.num_classes, dtype=np.int64)
-        for number, classes in enumerate(stream.groups):
-            group_of[classes] = number
-        counts = np.bincount(group_of[data.test_y], minlength=len(stream.groups))
+        counts = np.bincount(stream.test_groups, minlength=len(stream.groups))
         if not counts.all():
-            names = ", ".join(data.classes[c] for c in stream.groups[int(counts.argmin())])
+            names = stream.group_name(int(counts.argmin()))
             raise OcilError(f"{data.name} has no test image of {names}: add some, or use fewer tasks.")
-        self.group = torch.from_numpy(group_of[data.test_y]).to(device)
+        self.group = torch.from_numpy(stream.test_groups).to(device)
         self.group_sizes = counts.tolist()
+        self.domains = data.num_domains
+        self.kinds = torch.from_numpy(kinds_of(data)).to(device)
+        self.tested = np.bincount(kinds_of(data), minlength=max(1, self.domains) * data.num_classes)
 
         def numbers(values: ArrayLike) -> Tensor:
             return torch.from_numpy(np.asarray(values, dtype=np.int64)).to(device)
@@ -78,8 +88,8 @@ class Evaluator:
 
     def start(
         self, learner: Learner, evaluation_point: int, after_batch: Callable[[], None] = lambda: None
-    ) -> Callable[[], Evaluation]:
-        """Start an evaluation on the device; the function returned waits for it and returns the result, so that many
+    ) -> "StartedEvaluation":
+        """Start an evaluation on the device. Calling what is returned waits for it and gives the result, so that many
         learners can share a device. ``after_batch`` is called after each batch of images and may raise to stop.
         """
         point, data = self.points[evaluation_point], self.stream.resident
@@ -91,11 +101,16 @@ class Evaluator:
             0, self.group, hits
         )
 
-        def accuracy() -> list[float]:
-            return [right / size for right, size in zip(correct.tolist(), self.group_sizes, strict=True)]
+        is_last = evaluation_point == len(self.points) - 1
+        by_kind = torch.zeros(len(self.tested), dtype=torch.int64, device=hits.device).index_add_(0, self.kinds, hits)
+        counted = self._count(by_kind, scores, learner.scores_are_logits, is_last)
 
-        if not learner.scores_are_logits:
-            return lambda: Evaluation(accuracy())
+        def evaluation(*bias: Any) -> Evaluation:
+            accuracy = [right / size for right, size in zip(correct.tolist(), self.group_sizes, strict=True)]
+            return Evaluation(accuracy, *bias, **counted())
+
+        if not learner.scores_are_logits or not len(point.new):  # with domains, no class is newer than another
+            return StartedEvaluation(evaluation, by_kind)
         logits = scores[point.tested]
         y, index = data.train_y[point.trained], point.trained.to(data.index_device)
         p = scores_of_parts(scorer, data.parts("train", size, index), after_batch).softmax(1).gather(1, y[:, None])
@@ -111,9 +126,51 @@ class Evaluator:
             few, many = int(hard), int(easy)
             logit_old, logit_new, weight_old, weight_new = (_number(m) for m in means)
             ambiguous = len(p) - few - many
-            return Evaluation(accuracy(), logit_old, logit_new, weight_old, weight_new, few, ambiguous, many)
+            return evaluation(logit_old, logit_new, weight_old, weight_new, few, ambiguous, many)
+
+        return StartedEvaluation(read, by_kind)
+
+    def facts(self) -> dict[str, Any]:
+        """What a result says of the test set: test images per class, and by domain if there are domains, and the
+        classes of each group if groups are of classes."""
+        tested = self.tested.reshape(-1, self.stream.data.num_classes)
+        by_domain = {"tested_by_domain": tested.tolist()} if self.domains else {}
+        by_class = self.stream.arrivals.scenario == "class"
+        groups = {"groups": [list(map(int, group)) for group in self.stream.groups]} if by_class else {}
+        return {"tested": tested.sum(axis=0).tolist(), **by_domain, **groups}
+
+    def _count(self, by_kind: Tensor, scores: Tensor, are_logits: bool, is_last: bool) -> Callable[[], dict[str, Any]]:
+        """Count on the device, at the last point, what is confused and how sure the learner is. The function returned
+        reads these counts and those of correct images."""
+        classes = self.stream.data.num_classes
+        confusion = confusion_of(scores, self.y, classes) if is_last and classes <= MOST_CLASSES else None
+        bins = calibration_of(scores, self.y) if is_last and are_logits else None
+
+        def read() -> dict[str, Any]:
+            by_domain = by_kind.view(-1, classes)
+            counts: dict[str, Any] = {"correct": by_domain.sum(0).tolist()}
+            if self.domains:
+                counts["correct_by_domain"] = by_domain.tolist()
+            if confusion is not None and not confusion[:, classes:].any():  # classes without images are not counted
+                counts["confusion"] = confusion[:, :classes].tolist()
+            if bins is not None:
+                (count, right), confidence = bins[0].tolist(), bins[1].tolist()
+                counts["calibration"] = {"count": count, "correct": right, "confidence": confidence}
+            return counts
 
         return read
+
+
+class StartedEvaluation(NamedTuple):
+    """An evaluation that is queued on the device."""
+
+    read: Callable[[], Evaluation]
+    """Waits for it."""
+    correct: Tensor
+    """On the device: correct test images by class, or by domain and class. See ``subset.kinds_of``."""
+
+    def __call__(self) -> Evaluation:
+        return self.read()
 
 
 class _Point(NamedTuple):

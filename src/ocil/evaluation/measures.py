@@ -1,6 +1,7 @@
-"""Measures of an accuracy matrix, as pure functions.
+"""Measures as pure functions of what a run has recorded, and the table of all of them, ours and those of plugins.
 
-``matrix[i][j]`` is the accuracy, 0 to 1, on the test samples of class group j after the stream has shown group i.
+Measures of the accuracy matrix are in ``matrices``, of accuracy over time in ``over_time``, means over seeds in
+``estimates``; all can be imported from here. docs/measures.md has the definitions.
 """
 
 import math
@@ -9,63 +10,77 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
 from ocil.errors import OcilError
-from ocil.plugins import Registry, warn_once
+from ocil.evaluation.estimates import Estimate, estimate, estimate_json, t_quantile
+from ocil.evaluation.matrices import (
+    accuracy_curve,
+    average_accuracy,
+    average_forgetting,
+    average_forgetting_common,
+    average_incremental_accuracy,
+    average_intransigence,
+    backward_transfer,
+    forward_transfer,
+)
+from ocil.evaluation.over_time import (
+    area_under_accuracy,
+    average_anytime_accuracy,
+    lowest_anytime_accuracy,
+    minimum_accuracy,
+    stability_gap,
+    worst_case_accuracy,
+)
+from ocil.plugins import OURS, Registry, warn_once
 
-CONFIDENCE = 0.975  # one-sided: a 95 % interval
+__all__ = [
+    "MEASURES",
+    "Estimate",
+    "Measure",
+    "accuracy_curve",
+    "accuracy_per_class",
+    "area_under_accuracy",
+    "average_accuracy",
+    "average_anytime_accuracy",
+    "average_forgetting",
+    "average_forgetting_common",
+    "average_incremental_accuracy",
+    "average_intransigence",
+    "backward_transfer",
+    "estimate",
+    "estimate_json",
+    "expected_calibration_error",
+    "forward_transfer",
+    "lowest_anytime_accuracy",
+    "minimum_accuracy",
+    "prequential_accuracy",
+    "shown",
+    "stability_gap",
+    "t_quantile",
+    "worst_case_accuracy",
+]
 
 
-def average_accuracy(matrix: ArrayLike) -> float:
-    """Mean accuracy over all groups at the end."""
-    return float(np.asarray(matrix)[-1].mean())
+def accuracy_per_class(correct: Sequence[int], tested: Sequence[int]) -> list[float | None]:
+    """The accuracy on each class; None for a class without test images."""
+    return [right / count if count else None for right, count in zip(correct, tested, strict=True)]
 
 
-def average_forgetting(matrix: ArrayLike) -> float | None:
-    """As in the paper: best earlier accuracy less the final one, averaged over the first T-1 groups; may be < 0."""
-    a = _square(matrix)
-    if a is None or len(a) < 2:
-        return None
-    return float((a[:-1, :-1].max(axis=0) - a[-1, :-1]).mean())
+def expected_calibration_error(calibration: Mapping[str, Any]) -> float | None:
+    """ECE: the gap between accuracy and mean confidence in each bin of confidence, weighted by the images in it."""
+    count, correct, confidence = (np.array(calibration.get(name, ())) for name in ("count", "correct", "confidence"))
+    return float(np.abs(correct - confidence).sum() / count.sum()) if count.sum() else None
 
 
-def average_forgetting_common(matrix: ArrayLike) -> float | None:
-    """As most code computes it: the best includes the final row, and the mean is over all T groups."""
-    a = _square(matrix)
-    return None if a is None else float((a.max(axis=0) - a[-1]).mean())
-
-
-def average_intransigence(matrix: ArrayLike, reference: ArrayLike) -> float | None:
-    """Accuracy of a fine-tuned reference on a group just learned, less that of this learner, averaged over groups."""
-    a, r = _square(matrix), _square(reference)
-    if a is None or r is None or a.shape != r.shape:
-        return None
-    return float((np.diagonal(r) - np.diagonal(a)).mean())
-
-
-def accuracy_curve(matrix: ArrayLike) -> list[float]:
-    """Mean accuracy over the groups shown so far, after each group."""
-    a = np.asarray(matrix)
-    if _square(a) is None:
-        return [average_accuracy(a)]
-    return [float(row[: i + 1].mean()) for i, row in enumerate(a)]
-
-
-def average_anytime_accuracy(anytime: Mapping[str, Any]) -> float | None:
-    """Mean over the points of a record of accuracy at any time (see ``evaluation.anytime``), each on the classes that
-    have arrived; None if there is no point."""
-    points = anytime.get("points", ())
-    return float(np.mean([point["accuracy"] for point in points])) if points else None
-
-
-def lowest_anytime_accuracy(anytime: Mapping[str, Any]) -> float | None:
-    """The smallest accuracy of a record of accuracy at any time."""
-    return min((float(point["accuracy"]) for point in anytime.get("points", ())), default=None)
+def prequential_accuracy(prequential: Mapping[str, Any]) -> float | None:
+    """The share of stream samples that were classified correctly just before they were learned."""
+    seen = sum(prequential.get("seen", ()))
+    return sum(prequential["correct"]) / seen if seen else None
 
 
 class RecordedResult(Protocol):
-    """What a finished run has recorded: the part of ``ocil.Result`` that a measure may use."""
+    """What a finished run has recorded: the part of ``ocil.Result`` that a measure may use. docs/measures.md describes
+    each of them. What was not recorded is empty."""
 
     @property
     def matrix(self) -> list[list[float]]: ...
@@ -79,10 +94,35 @@ class RecordedResult(Protocol):
     @property
     def wall_seconds(self) -> float: ...
 
+    @property
+    def groups(self) -> list[list[int]]: ...
+
+    @property
+    def tested(self) -> list[int]: ...
+
+    @property
+    def tested_by_domain(self) -> list[list[int]]: ...
+
+    @property
+    def confusion(self) -> list[list[int]]: ...
+
+    @property
+    def calibration(self) -> dict[str, Any]: ...
+
+    @property
+    def prequential(self) -> dict[str, Any]: ...
+
+    @property
+    def probe(self) -> dict[str, Any]: ...
+
+    @property
+    def cost(self) -> dict[str, int]: ...
+
 
 @dataclass(frozen=True)
 class Measure:
-    """A measure of your own. Every table of results has a column of it, with mean and interval over seeds."""
+    """A measure, ours or one of your own. Every table of results has a column of yours, with mean and interval over
+    seeds."""
 
     name: str
     function: Callable[[RecordedResult], float | None]
@@ -90,6 +130,17 @@ class Measure:
     higher_is_better: bool = True
     format: str = "percent"
     """``percent`` for a share of 1, else a format of Python such as ``.3f``."""
+    heading: str = ""
+    """The heading of its column, without the unit; by default its name."""
+    formula: str = ""
+    bounds: tuple[float, float] | None = None
+    """The smallest and the largest value; None: not known."""
+    paper: str = ""
+    """Which paper defines or uses it."""
+    needs: str = ""
+    """The setting that records what it needs; empty if every run does."""
+    column: bool = True
+    """Whether tables have a column of it where a result has a value."""
 
     def __post_init__(self) -> None:
         try:
@@ -102,7 +153,12 @@ class Measure:
     @property
     def title(self) -> str:
         """The heading of its column."""
-        return self.name.replace("-", " ").replace("_", " ") + (" %" if self.format == "percent" else "")
+        words = self.heading or self.name.replace("-", " ").replace("_", " ")
+        return words + (" %" if self.format == "percent" else "")
+
+    @property
+    def is_ours(self) -> bool:
+        return MEASURES.origin(self.name) == OURS
 
     def of(self, result: RecordedResult) -> float | None:
         """Its value for a run. If it fails, it says so on standard error, once, and has no value."""
@@ -122,58 +178,193 @@ def _read(name: str, found: Any) -> list[Measure]:
     return [found if isinstance(found, Measure) else Measure(name, found)]
 
 
-MEASURES: Registry[Measure] = Registry("measure", "ocil.measures", (), _read)
-"""Measures from outside; those above belong to every result."""
+def _forward_transfer(result: RecordedResult) -> float | None:
+    return forward_transfer(result.matrix, 1 / len(result.tested)) if result.tested else None
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over seeds. ``interval`` is half the width of its 95 % confidence interval; one value has none."""
-
-    mean: float
-    interval: float | None
-    values: tuple[float, ...]
+def _images_passed(result: RecordedResult) -> float | None:
+    return result.cost["images"] + result.cost["forward"] if result.cost else None
 
 
-def estimate_json(value: Estimate | None) -> dict[str, Any] | None:
-    """As commands print it with ``--json``."""
-    return None if value is None else {"mean": value.mean, "interval": value.interval, "values": list(value.values)}
+SHARE, DIFFERENCE, COUNT = (0.0, 1.0), (-1.0, 1.0), (0.0, math.inf)
+EVERY = "evaluate_every"
+LOPEZ_PAZ, DE_LANGE = "Lopez-Paz and Ranzato 2017 (GEM)", "De Lange et al. 2023"
+KOH, SURVEY = "Koh et al. 2022 (i-Blurry)", "Soutif-Cormerais et al. 2023"
+LESS, NUMBER = False, ",.0f"
 
 
-def estimate(values: Sequence[float]) -> Estimate:
-    """Mean and ``t(0.975, n-1) · standard error``."""
-    n = len(values)
-    mean = float(np.mean(values))
-    if n < 2:
-        return Estimate(mean, None, tuple(values))
-    error = float(np.std(values, ddof=1)) / math.sqrt(n)
-    return Estimate(mean, t_quantile(n - 1) * error, tuple(values))
+def _ours(
+    name: str,
+    heading: str,
+    function: Callable[[RecordedResult], float | None],
+    formula: str,
+    bounds: tuple[float, float],
+    paper: str,
+    needs: str = "",
+    *,
+    higher_is_better: bool = True,
+    form: str = "percent",
+    column: bool = False,
+) -> Measure:
+    return Measure(name, function, higher_is_better, form, heading, formula, bounds, paper, needs, column)
 
 
-def t_quantile(degrees: int, probability: float = CONFIDENCE) -> float:
-    """Quantile of Student's t for a whole number of degrees of freedom, by bisection of its distribution function."""
-    low, high = 0.0, 1e4
-    while high - low > 1e-12 * max(1.0, high):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _t_cdf(middle, degrees) < probability else (low, middle)
-    return (low + high) / 2
+OUR_MEASURES = (
+    _ours("average_accuracy", "accuracy", lambda r: average_accuracy(r.matrix), "1/T sum_j a[T,j]", SHARE, "all"),
+    _ours(
+        "average_incremental_accuracy",
+        "incremental accuracy",
+        lambda r: average_incremental_accuracy(r.matrix),
+        "1/T sum_i 1/i sum_(j<=i) a[i,j]",
+        SHARE,
+        "Rebuffi et al. 2017 (iCaRL)",
+    ),
+    _ours(
+        "average_forgetting",
+        "forgetting",
+        lambda r: average_forgetting(r.matrix),
+        "1/(T-1) sum_(j<T) (max_(i<T) a[i,j] - a[T,j])",
+        DIFFERENCE,
+        "Chaudhry et al. 2018, AFS",
+        higher_is_better=LESS,
+    ),
+    _ours(
+        "average_forgetting_common",
+        "forgetting over T tasks",
+        lambda r: average_forgetting_common(r.matrix),
+        "1/T sum_j (max_i a[i,j] - a[T,j])",
+        SHARE,
+        "code of RaptorMai and its descendants",
+        higher_is_better=LESS,
+    ),
+    _ours(
+        "backward_transfer",
+        "BWT",
+        lambda r: backward_transfer(r.matrix),
+        "1/(T-1) sum_(j<T) (a[T,j] - a[j,j])",
+        DIFFERENCE,
+        LOPEZ_PAZ,
+    ),
+    _ours("forward_transfer", "FWT", _forward_transfer, "1/(T-1) sum_(j>1) (a[j-1,j] - 1/C)", DIFFERENCE, LOPEZ_PAZ),
+    _ours(
+        "area_under_accuracy",
+        "A_AUC",
+        lambda r: area_under_accuracy(r.anytime),
+        "1/n_P sum_p (n_p - n_(p-1)) A_p",
+        SHARE,
+        KOH,
+        EVERY,
+        column=True,
+    ),
+    _ours(
+        "average_anytime_accuracy",
+        "AAA",
+        lambda r: average_anytime_accuracy(r.anytime, r.groups),
+        "1/P sum_p mean_(tasks begun) a[p,j]",
+        SHARE,
+        SURVEY,
+        EVERY,
+    ),
+    _ours(
+        "lowest_anytime_accuracy",
+        "lowest accuracy",
+        lambda r: lowest_anytime_accuracy(r.anytime),
+        "min_p A_p",
+        SHARE,
+        "none",
+        EVERY,
+    ),
+    _ours(
+        "minimum_accuracy",
+        "min-ACC",
+        lambda r: minimum_accuracy(r.anytime, r.groups),
+        "1/(T-1) sum_(j<T) min_(p after j) a[p,j]",
+        SHARE,
+        DE_LANGE,
+        EVERY,
+    ),
+    _ours(
+        "worst_case_accuracy",
+        "WC-ACC",
+        lambda r: worst_case_accuracy(r.anytime, r.groups),
+        "1/T a[P,T] + (1 - 1/T) min-ACC",
+        SHARE,
+        DE_LANGE,
+        EVERY,
+        column=True,
+    ),
+    _ours(
+        "stability_gap",
+        "stability gap",
+        lambda r: stability_gap(r.anytime),
+        "mean over task ends of (A at the end - lowest A in the next task), on what was known at the end",
+        DIFFERENCE,
+        f"after {DE_LANGE}",
+        EVERY,
+        higher_is_better=LESS,
+    ),
+    _ours(
+        "expected_calibration_error",
+        "ECE",
+        lambda r: expected_calibration_error(r.calibration),
+        "sum_b n_b/n |accuracy_b - confidence_b|, 15 bins",
+        SHARE,
+        "Guo et al. 2017",
+        higher_is_better=LESS,
+    ),
+    _ours(
+        "prequential_accuracy",
+        "prequential",
+        lambda r: prequential_accuracy(r.prequential),
+        "correct before learned / learned",
+        SHARE,
+        "Gama et al. 2013; Cai et al. 2021",
+        "prequential",
+        column=True,
+    ),
+    _ours(
+        "probe_accuracy",
+        "linear probe",
+        lambda r: r.probe.get("accuracy"),
+        "accuracy of ridge regression on the final features",
+        SHARE,
+        "Davari et al. 2022",
+        "probe",
+        column=True,
+    ),
+    _ours("wall_seconds", "seconds", lambda r: r.wall_seconds, "", COUNT, "", higher_is_better=LESS, form=".1f"),
+    _ours("images_passed", "images passed", _images_passed, "", COUNT, "", higher_is_better=LESS, form=NUMBER),
+    _ours(
+        "memory_bytes",
+        "bytes of samples",
+        lambda r: r.cost.get("memory_bytes"),
+        "",
+        COUNT,
+        "",
+        higher_is_better=LESS,
+        form=NUMBER,
+    ),
+    _ours(
+        "state_bytes",
+        "bytes of all else",
+        lambda r: r.cost.get("state_bytes"),
+        "",
+        COUNT,
+        "",
+        higher_is_better=LESS,
+        form=NUMBER,
+    ),
+)
+
+MEASURES: Registry[Measure] = Registry("measure", "ocil.measures", OUR_MEASURES, _read)
+"""All measures by name: ours and those from outside."""
 
 
-def _t_cdf(t: float, degrees: int) -> float:
-    """Abramowitz and Stegun 26.7.3 and 26.7.4: a finite sum for whole degrees of freedom, t >= 0."""
-    angle = math.atan(t / math.sqrt(degrees))
-    cos2 = math.cos(angle) ** 2
-    term, total = 1.0, 0.0
-    for k in range(1 + degrees % 2, degrees, 2):
-        total += term
-        term *= cos2 * k / (k + 1)
-    if degrees % 2:
-        between = 2 / math.pi * (angle + math.sin(angle) * math.cos(angle) * total)
-    else:
-        between = math.sin(angle) * total
-    return 0.5 + between / 2
-
-
-def _square(matrix: ArrayLike) -> NDArray[np.float64] | None:
-    a = np.asarray(matrix, dtype=float)
-    return a if a.shape[0] == a.shape[1] else None
+def shown(values: Sequence[Mapping[str, Estimate | None]]) -> list[Measure]:
+    """The measures that a table has columns for, given the values of its rows by name: those from outside, and those of
+    ours that are not in every table already, where a row has a value."""
+    return [
+        measure
+        for name, measure in MEASURES.items()
+        if measure.column and (not measure.is_ours or any(row.get(name) is not None for row in values))
+    ]

@@ -22,6 +22,7 @@ from ocil.runs.build import network_of
 from ocil.runs.config import RunConfig
 from ocil.runs.features import Encoder
 from ocil.runs.results import UNREADABLE, read_json
+from ocil.streams import StreamConfig
 from ocil.threads import cores
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def cost_of_step(config: RunConfig, size: Size) -> Cost:
 def cost_of_run(config: RunConfig, size: Size, factor: float = 1.0) -> Cost:
     """The cost of a run: stream, reviews, task ends, evaluations. ``factor`` multiplies the steps on the stream."""
     kind, stream, learner = method(config.method).load(), config.stream, config.learner
-    batches = stream.epochs * size.train // stream.batch_size
+    batches = stream.epochs * _samples(stream, size) // stream.batch_size
     total = cost_of_step(config, size).times(batches * factor)
     tasks = 1 if stream.boundary == "iid" else stream.tasks
     if learner.review:
@@ -95,8 +96,22 @@ def cost_of_run(config: RunConfig, size: Size, factor: float = 1.0) -> Cost:
     for stored in _stored(config, size, tasks):
         total = total.plus(Cost.of(kind.task_end_passes(learner, size.classes, stored)))
     if stream.evaluate_every:  # on the classes that have arrived: on average half of the test images
-        total = total.plus(Cost(0, batches // stream.evaluate_every * size.test / 2 / 3))
+        tested = min(stream.evaluate_on or size.test, size.test)
+        total = total.plus(Cost(0, batches // stream.evaluate_every * tested / 2 / 3))
+    if stream.prequential:
+        total = total.plus(Cost.of([Pass(stream.batch_size, trains=False)]).times(batches))
+    if stream.probe:
+        total = total.plus(Cost(0, (size.train + size.test) / 3))
     return total.plus(Cost(0, tasks * (size.test + size.train / stream.tasks) / 3))
+
+
+def _samples(stream: StreamConfig, size: Size) -> int:
+    """Training samples that take part: with an imbalance r, sizes fall to 1/r, whose mean is (1 - 1/r) / ln r."""
+    if stream.class_counts:
+        return sum(stream.class_counts)
+    if stream.imbalance_factor == 1:
+        return size.train
+    return int(size.train * (1 - 1 / stream.imbalance_factor) / math.log(stream.imbalance_factor))
 
 
 def _stored(config: RunConfig, size: Size, count: int) -> list[int]:

@@ -112,8 +112,9 @@ class Learner(GrowsByClass, Capturable):
 
     @classmethod
     def needs_task_ends(cls, config: Any) -> str | None:
-        """Why it cannot learn from a stream that announces no task ends with these settings; None if it can. A method
-        that never can says so in its ``MethodInfo``.
+        """What to set instead if these settings need announced task ends; None if they need none.
+
+        A method that always needs them says so by ``MethodInfo.needs_task_ends``.
         """
         return None
 

@@ -73,15 +73,13 @@ class PCR(Learner):
     vector_settings: ClassVar[dict[str, Any]] = {"views": "raw"}
 
     @classmethod
-    def needs_images(cls, config: Any) -> str | None:
-        return None if config.views == "raw" else f"views = {config.views} makes random views of images"
-
-    @classmethod
     def needs_task_ends(cls, config: Any) -> str | None:
         late = config.hybrid and config.distil_from == "second_task"
-        return (
-            "hybrid = true distils from the second task on; distil_from = start does from the start" if late else None
-        )
+        return "HPCR distils from the second task on, or with --set distil_from=start at once" if late else None
+
+    @classmethod
+    def needs_images(cls, config: Any) -> str | None:
+        return None if config.views == "raw" else f"views = {config.views} makes random views of images"
 
     def __init__(self, config: PCRConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
         super().__init__(config, problem, seed, device)

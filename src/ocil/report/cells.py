@@ -1,7 +1,7 @@
 """Measured cells, that is runs that differ only by their seed, and how tables and figures name them."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,19 @@ from numpy.typing import NDArray
 from ocil.data import CATALOG
 from ocil.longtail.results import LongTailCell
 from ocil.methods import method
-from ocil.runs.config import RunConfig, code_of, command, for_seeds
+from ocil.runs.config import RunConfig, code_of, command, concerns, for_seeds
 from ocil.runs.config import changed as changed_settings
 from ocil.runs.results import Result, Summary
 from ocil.runs.settings import as_argument
+from ocil.streams import StreamConfig
 from ocil.text import escaped
 
-UNNAMED = {"precision", "evaluate_every"}
+MEASURING = frozenset(concerns(StreamConfig, "evaluation"))
+"""Settings that say what is recorded of a run and leave what it learns as it is."""
+UNNAMED = MEASURING | {"precision"}
 """Settings that no paper names: they do not decide which row of a table a cell belongs to."""
+INPUT = frozenset(field.name for field in fields(StreamConfig)) | {"features", "pretrained"}
+"""Settings that say what a method gets: runs that differ in them are in other columns, not in other rows."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +52,33 @@ class MeasuredCell:
     def config(self) -> RunConfig:
         return self.summary.config
 
-    @property
+    @cached_property
     def name(self) -> str:
         return self.config.cell
 
-    @property
+    @cached_property
+    def label(self) -> str:
+        """How tables name its method: ``er-rv`` is ER with the review trick."""
+        return self.config.label
+
+    @cached_property
     def place(self) -> "Place":
-        return Place(self.config.dataset, memory_of(self.config))
+        return Place(self.config.dataset, memory_of(self.config), self.stream)
+
+    @cached_property
+    def stream(self) -> str:
+        """The changed settings of the stream and of pretrained weights, as text; an order of arrival by its file's name
+        and digest."""
+        found = {name: value for name, value in self.changed.items() if name in INPUT - MEASURING}
+        if digest := found.pop("order_digest", ""):
+            found["order"] = f"{Path(str(found.get('order', ''))).stem}@{str(digest)[:8]}"
+        return settings_text(found)
+
+    @cached_property
+    def learner_settings(self) -> dict[str, Any]:
+        """The other changed settings. A precision counts if it is not the usual one of the dataset."""
+        ignored = INPUT | MEASURING | ({"precision"} if self.common else set())
+        return {name: value for name, value in self.changed.items() if name not in ignored}
 
     @cached_property
     def changed(self) -> dict[str, Any]:
@@ -86,18 +111,25 @@ class MeasuredCell:
 
 @dataclass(frozen=True)
 class Place:
-    """A dataset and a memory size. The size is 0 for methods without a memory, or for all sizes."""
+    """A dataset, a memory size and a stream. The size is 0 for methods without a memory, or for all sizes."""
 
     dataset: str
     memory: int
+    stream: str = ""
+    """What differs from the usual stream of the dataset, as text."""
 
     @property
     def title(self) -> str:
-        return title_of(self.dataset) + (f", memory {self.memory}" if self.memory else "")
+        return self.problem + (f", memory {self.memory}" if self.memory else "")
+
+    @property
+    def problem(self) -> str:
+        """The title without the memory."""
+        return ", ".join(filter(None, (title_of(self.dataset), escaped(self.stream))))
 
     @property
     def slug(self) -> str:
-        return Path(self.dataset).stem + (f"-m{self.memory}" if self.memory else "")
+        return "-".join(filter(None, (Path(self.dataset).stem, self.stream, f"m{self.memory}" if self.memory else "")))
 
 
 @dataclass(frozen=True)
@@ -111,13 +143,17 @@ class Collection:
     """Cells of long-tailed runs, which have a table of their own."""
 
     def at(self, place: Place) -> list[MeasuredCell]:
-        """Cells of a dataset and memory size, and those of methods that keep none."""
-        found = [cell for cell in self.cells if cell.config.dataset == place.dataset]
-        return [cell for cell in found if cell.place.memory in (place.memory, 0)]
+        """Cells of a dataset, stream and memory size, and those of methods that keep none."""
+        return [
+            cell
+            for cell in self.cells
+            if (cell.config.dataset, cell.stream) == (place.dataset, place.stream)
+            and cell.place.memory in (place.memory, 0)
+        ]
 
     @property
     def places(self) -> list[Place]:
-        """Every dataset and memory size with runs, in the order of tables."""
+        """Every dataset, stream and memory size with runs, in the order of tables."""
         return list(dict.fromkeys(cell.place for cell in self.cells if cell.place.memory))
 
 
@@ -136,5 +172,11 @@ def settings_text(settings: Mapping[str, Any]) -> str:
 
 
 def pick(cells: Iterable[MeasuredCell]) -> MeasuredCell | None:
-    """The cell to show of several for one place: most seeds first, then the precision that most of the table has."""
-    return min(cells, key=lambda c: (-len(c.runs), not c.common, "precision" in c.changed, c.name), default=None)
+    """The cell to show of several for one place: most seeds first, then the precision that most of the table has, then
+    that with most evaluations."""
+
+    def order(cell: MeasuredCell) -> tuple[Any, ...]:
+        points = len(cell.runs[0].result.anytime.get("points", ()))
+        return -len(cell.runs), not cell.common, "precision" in cell.changed, -points, cell.name
+
+    return min(cells, key=order, default=None)

@@ -1,7 +1,7 @@
 """Find results under folders, group them to cells (runs that differ only by their seed) and summarise each cell."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ Found = tuple[Path, Result | LongTailResult]
 BySeed = dict[int, FinishedRun]
 
 
-def collect(paths: Sequence[Path]) -> Collection:
-    """Every result under ``paths``: folders of any depth, or result files themselves.
+def collect(paths: Sequence[Path], seeds: Container[int] | None = None) -> Collection:
+    """Every result under ``paths``: folders of any depth, or result files themselves. ``seeds`` leaves out the others.
 
     Intransigence is against fine-tuned runs of the same seed and settings, where they are among what was found. Raises
     an ``OcilError`` if a path does not exist or no result can be read.
@@ -32,6 +32,10 @@ def collect(paths: Sequence[Path]) -> Collection:
         if warnings:
             raise OcilError(f"no result under {where} can be read: {warnings[0]}")
         raise OcilError(f"no finished run (result.json) under {where}. Run something first: ocil run afs")
+    if seeds is not None:
+        found = [(path, result) for path, result in found if result.config.seed in seeds]
+        if not found:
+            raise OcilError(f"no finished run under {', '.join(map(str, paths))} has one of these seeds.")
     found = _without_other_images(_with_one_name(found), warnings)
     _warn_of_other_images(found, warnings)
     cells = _by_cell_and_seed(found, warnings)

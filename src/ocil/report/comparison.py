@@ -12,19 +12,6 @@ from ocil.report.cells import Collection, MeasuredCell, pick, settings_text, tit
 from ocil.report.papers import ACCURACY, MEASURE_HEADINGS, ColumnKey, Paper, PaperRow, PaperTable, Published
 from ocil.runs.settings import as_argument
 
-ALL_METHODS = PaperTable(
-    "table1",
-    "All methods",
-    "Average accuracy in percent at the end of the stream. “-rv” is with the review trick, “-no-rv” without it, where "
-    "that is not a method’s own choice. Bounds are not ranked.",
-    "method",
-    memory={},
-    measures=(ACCURACY,),
-    rows=(),
-    all_methods=True,
-)
-"""The table of results that belong to no paper."""
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -62,8 +49,6 @@ class ComparedRow:
     review: bool
     numbers: tuple[Comparison, ...]
     """One per column. A bound has a single one, for all columns."""
-    settings: str = ""
-    """What distinguishes it from other rows of the same method, where something must."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +90,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class ComparedTable:
-    """A table of a paper, or of all methods, filled with what was measured: a grid per dataset."""
+    """A table of a paper, filled with what was measured: a grid per dataset."""
 
     table: PaperTable
     grids: tuple[Grid, ...]
@@ -125,33 +110,40 @@ def overlap(value: Estimate | None, published: Published | None) -> bool | None:
 
 def published_accuracy(cell: MeasuredCell, paper: Paper) -> Published | None:
     """The average accuracy that the paper has for the settings of a cell."""
-    return paper.published(cell.config.label, cell.identity, ColumnKey(cell.config.dataset, cell.place.memory))
+    return paper.published(cell.label, cell.identity, ColumnKey(cell.config.dataset, cell.place.memory))
 
 
 def one_per_place(cells: Iterable[MeasuredCell]) -> list[MeasuredCell]:
     """The cells that tables show: one of those that differ by their precision alone."""
     places: dict[tuple[Any, ...], list[MeasuredCell]] = {}
     for cell in cells:
-        places.setdefault((cell.config.label, cell.place, settings_text(cell.identity)), []).append(cell)
+        places.setdefault((cell.label, cell.place, settings_text(cell.identity)), []).append(cell)
     return [picked for alike in places.values() if (picked := pick(alike))]
 
 
+def concerned(paper: Paper, collection: Collection) -> Paper:
+    """What of the paper concerns the results: its tables if a cell belongs to a row of one, bounds aside; its
+    long-tailed table if there are long-tailed runs."""
+    used = any(
+        paper.has_row(cell.label, cell.identity, cell.config.dataset, cell.place.memory) for cell in collection.cells
+    )
+    if used:
+        return paper
+    return Paper(paper.citation if collection.longtail else "", longtail=paper.longtail)
+
+
 def compared_tables(collection: Collection, paper: Paper) -> list[ComparedTable]:
-    """The table of all methods first, then those of the paper that have runs of their own."""
-    taken = ALL_METHODS.name in {table.name for table in paper.tables}
-    plain = replace(ALL_METHODS, name="all-methods") if taken else ALL_METHODS
-    main = next((table for table in paper.tables if table.all_methods), plain)
-    found = [all_methods(collection, main)] if collection.cells else []
-    known = [(row.label, row.settings) for row in main.rows]
+    """The paper's table of all methods first, then those that have runs of their own."""
+    main = next((table for table in paper.tables if table.all_methods), None)
+    found = [all_methods(collection, main)] if main else []
+    known = [(row.label, row.settings) for row in main.rows] if main else []
     others = (table for table in paper.tables if table is not main)
     return found + [filled for table in others if (filled := _filled(collection, table, known))]
 
 
-def all_methods(collection: Collection, table: PaperTable = ALL_METHODS) -> ComparedTable:
-    """The paper's datasets with its rows and columns, then the other datasets with every cell."""
-    grids = [_paper_dataset(dataset, collection.cells, table) for dataset in table.memory]
-    others = dict.fromkeys(c.config.dataset for c in collection.cells if c.config.dataset not in table.memory)
-    return ComparedTable(table, (*grids, *(_other_dataset(dataset, collection.cells) for dataset in others)))
+def all_methods(collection: Collection, table: PaperTable) -> ComparedTable:
+    """The paper's datasets with its rows and columns, and whatever else was measured there with default settings."""
+    return ComparedTable(table, tuple(_paper_dataset(dataset, collection.cells, table) for dataset in table.memory))
 
 
 def _filled(collection: Collection, table: PaperTable, known: list[tuple[str, Any]]) -> ComparedTable | None:
@@ -162,7 +154,7 @@ def _filled(collection: Collection, table: PaperTable, known: list[tuple[str, An
         here = [cell for cell in collection.cells if cell.config.dataset == dataset]
         columns, rows = table.columns(dataset), []
         for spec in table.rows:
-            alike = [c for c in here if c.config.label == spec.label and c.identity == spec.settings]
+            alike = [c for c in here if c.label == spec.label and c.identity == spec.settings]
             row = _row(spec.name, spec.label, columns, alike, spec.published)
             measured = any(number.cell for number in row.numbers)
             own = own or (measured and (spec.label, spec.settings) not in known)
@@ -181,7 +173,7 @@ def _with_measured_values(collection: Collection, table: PaperTable) -> tuple[Pa
     usual = getattr(method(Label.parse(table.label).method).load().Config(), setting, None)
     rows = {row.settings.get(setting, usual): row for row in table.rows}
     for cell in collection.cells:
-        here = cell.config.label == table.label and cell.place.memory in table.memory.get(cell.config.dataset, ())
+        here = cell.label == table.label and cell.place.memory in table.memory.get(cell.config.dataset, ())
         if here and set(cell.identity) == {setting}:
             value = cell.identity[setting]
             rows.setdefault(value, PaperRow(as_argument(value), table.label, cell.identity))
@@ -194,7 +186,6 @@ def _row(
     columns: Sequence[ColumnKey],
     cells: Sequence[MeasuredCell],
     published: Mapping[ColumnKey, Published],
-    settings: str = "",
 ) -> ComparedRow:
     """Each column gets one of the cells with its memory size. A cell without a memory fits every column."""
     of, review = Label.parse(label)
@@ -202,7 +193,7 @@ def _row(
         review = of in METHODS and method(of).load().Config().review
     fitting = (pick(cell for cell in cells if cell.place.memory in (column.memory, 0)) for column in columns)
     pairs = zip(columns, fitting, strict=True)
-    return ComparedRow(name, of, review, tuple(Comparison(c, cell, published.get(c)) for c, cell in pairs), settings)
+    return ComparedRow(name, of, review, tuple(Comparison(c, cell, published.get(c)) for c, cell in pairs))
 
 
 def _paper_dataset(dataset: str, cells: Iterable[MeasuredCell], table: PaperTable) -> Grid:
@@ -212,29 +203,11 @@ def _paper_dataset(dataset: str, cells: Iterable[MeasuredCell], table: PaperTabl
 
     def rows(bound: bool, columns: Sequence[ColumnKey]) -> list[ComparedRow]:
         labels = [row.label for row in table.rows if row.bound == bound]
-        labels += [cell.config.label for cell in plain if bool(cell.place.memory) != bound]
-        alike = {label: [cell for cell in plain if cell.config.label == label] for label in labels}
+        labels += [cell.label for cell in plain if bool(cell.place.memory) != bound]
+        alike = {label: [cell for cell in plain if cell.label == label] for label in labels}
         return [_row(label, label, columns, alike[label], published.get(label, {})) for label in alike]
 
     return _grid(dataset, {*table.memory[dataset], *(cell.place.memory for cell in plain)}, rows)
-
-
-def _other_dataset(dataset: str, cells: Iterable[MeasuredCell]) -> Grid:
-    """Every cell, since no paper has settings for it. A row is one set of settings, at all memory sizes."""
-    groups: dict[tuple[str, str], list[MeasuredCell]] = {}
-    for cell in cells:
-        if cell.config.dataset == dataset:
-            groups.setdefault((cell.config.label, settings_text(cell.changed)), []).append(cell)
-
-    def rows(bound: bool, columns: Sequence[ColumnKey]) -> list[ComparedRow]:
-        chosen = [group for group in groups.values() if bool(group[0].place.memory) != bound]
-        found = []
-        for group in chosen:
-            label, settings = group[0].config.label, _distinct(group[0], [other[0] for other in chosen])
-            found.append(_row(f"{label} {settings}".strip(), label, columns, group, {}, settings))
-        return found
-
-    return _grid(dataset, {cell.place.memory for group in groups.values() for cell in group}, rows)
 
 
 def _grid(dataset: str, sizes: Set[int], rows: Callable[[bool, Sequence[ColumnKey]], Sequence[ComparedRow]]) -> Grid:
@@ -242,16 +215,6 @@ def _grid(dataset: str, sizes: Set[int], rows: Callable[[bool, Sequence[ColumnKe
     columns = tuple(ColumnKey(dataset, size) for size in sorted(sizes - {0}))
     bounds = tuple(rows(True, [ColumnKey(dataset, 0)]))
     return Grid(title_of(dataset), columns, _ranked(rows(False, columns)), bounds)
-
-
-def _distinct(cell: MeasuredCell, others: Iterable[MeasuredCell]) -> str:
-    """The changed settings whose value differs in another row. A method without such a setting does not count."""
-    configs = [other.config for other in others]
-
-    def differs(name: str, value: Any) -> bool:
-        return any(getattr(c.stream, name, getattr(c.learner, name, value)) != value for c in configs)
-
-    return settings_text({name: value for name, value in cell.changed.items() if differs(name, value)})
 
 
 def _ranked(rows: Sequence[ComparedRow]) -> tuple[ComparedRow, ...]:

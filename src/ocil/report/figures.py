@@ -1,8 +1,7 @@
 """Which figures a report has, from what was measured, with their titles and captions."""
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -11,40 +10,18 @@ import numpy as np
 from ocil.evaluation.measures import Estimate
 from ocil.methods.review_label import Label
 from ocil.report import formulas, plots
-from ocil.report.cells import UNNAMED, Collection, MeasuredCell, Place, settings_text
-from ocil.report.comparison import ComparedTable, difference, published_accuracy
+from ocil.report.cells import INPUT, UNNAMED, Collection, MeasuredCell, Place, settings_text
+from ocil.report.comparison import difference, published_accuracy
+from ocil.report.drawings import CROWD, Drawing, drawing_of, file_name, plain, seeds_of
 from ocil.report.papers import Paper
+from ocil.report.record_figures import recorded
+from ocil.report.standings import Standings
 from ocil.report.style import render
+from ocil.text import escaped
 
-CROWD = 8  # with more lines than this, a method is shown with the review trick only
+MOST_CURVES = 12
+MOST_PLACES = 24  # columns with figures of their own, those with most methods
 MOST_ACCURATE = 3  # methods in figures of old and new classes, where no paper chooses them
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A figure that was rendered: a file name without ending, its title, what it shows, and its SVG."""
-
-    name: str
-    title: str
-    caption: str
-    svg: str
-    place: Place | None = None
-    """The dataset and memory it is about; None where it is about none in particular."""
-    photos: bool = False
-    """Whether it holds images, whose colours a page must not change."""
-
-
-def _drawing(
-    place: Place, name: str, title: str, caption: str, paint: Callable[..., Any], *args: Any, device: str = ""
-) -> Drawing:
-    """A figure about a place, which its name and title end with, and about a device if one is given."""
-    name, title = f"{name}-{place.slug}-{device}", ", ".join(filter(None, (title, place.title, device)))
-    return Drawing(file_name(name), title, caption, render(paint, *args), place)
-
-
-def file_name(text: str) -> str:
-    """Letters, digits and hyphens, whatever the text is."""
-    return re.sub(r"[^A-Za-z0-9]+", "-", text)[:100].strip("-") or "figure"
 
 
 @cache
@@ -53,15 +30,18 @@ def _rendered_once(paint: Callable[[], Any]) -> str:
     return render(paint)
 
 
-def draw_all(collection: Collection, tables: Sequence[ComparedTable], paper: Paper) -> list[Drawing]:
-    """Every figure there are numbers for. ``tables`` begins with that of all methods."""
-    places = list(_columns(tables[0])) if tables else []
-    found = [drawing for place, cells in places for drawing in _bias(place, cells, paper)]
+def draw_all(collection: Collection, standings: Standings, paper: Paper) -> list[Drawing]:
+    """Every figure there are numbers for."""
+    places = [(place, cells) for place in standings.entries.columns if (cells := standings.entries.at(place))]
+    largest = sorted((place for place, _ in places), key=lambda place: -len(standings.entries.at(place)))[:MOST_PLACES]
+    places = [(place, cells) for place, cells in places if place in largest]
+    bounds = {row.name for row in standings.entries.rows if row.bound}
+    found = [drawing for place, cells in places for drawing in _bias(place, plain(cells), paper, bounds)]
     for name in paper.formulas:
         title, caption, paint = FORMULA_FIGURES[name]
         found.append(Drawing(file_name(name), title, caption, _rendered_once(paint)))
     for place, cells in places:
-        found += [*_accuracy(place, cells), *_balance(place, cells)]
+        found += [*_accuracy(place, plain(cells)), *recorded(place, standings), *_balance(place, plain(cells))]
     found += [*_times(collection), *_memory_batch(collection), *_differences(collection, paper)]
     taken: set[str] = set()
     for number, drawing in enumerate(found):
@@ -71,20 +51,9 @@ def draw_all(collection: Collection, tables: Sequence[ComparedTable], paper: Pap
     return found
 
 
-def _columns(compared: ComparedTable) -> Iterator[tuple[Place, dict[str, MeasuredCell]]]:
-    """The measured rows of each column, the bounds first."""
-    for grid in compared.grids:
-        bounds = {row.name: cell for row in grid.bounds if (cell := row.numbers[0].cell)}
-        for number, column in enumerate(grid.columns):
-            rows = {row.name: cell for row in grid.rows if (cell := row.numbers[number].cell)}
-            if rows:
-                yield Place(column.dataset, column.memory), bounds | rows
-        if not grid.columns and bounds:
-            yield Place(grid.bounds[0].numbers[0].column.dataset, 0), bounds
-
-
-def _bias(place: Place, cells: Mapping[str, MeasuredCell], paper: Paper) -> Iterator[Drawing]:
-    rows = _rows_of_labels(cells, paper.recency_bias) if paper.recency_bias else _most_accurate(cells)
+def _bias(place: Place, cells: Mapping[str, MeasuredCell], paper: Paper, bounds: Set[str]) -> Iterator[Drawing]:
+    rows = _rows_of_labels(cells, paper.recency_bias)
+    rows = rows or _most_accurate({name: cell for name, cell in cells.items() if name not in bounds})
 
     def having(number: str) -> dict[str, MeasuredCell]:
         return {name: cell for name, cell in rows.items() if np.isfinite(cell.over_seeds(number)).any()}
@@ -95,24 +64,24 @@ def _bias(place: Place, cells: Mapping[str, MeasuredCell], paper: Paper) -> Iter
     ):
         quantity = what.replace(" ", "_")
         if known := having(f"{quantity}_new"):
-            yield _drawing(
+            yield drawing_of(
                 place,
                 f"{what}s",
                 f"{what.capitalize()}s of old and new classes",
                 f"The {what} {where} of the classes just learned (solid) and of all before them (dashed). "
-                f"The further apart, the more a learner leans to new classes. {_seeds(known.values())}",
+                f"The further apart, the more a learner leans to new classes. {seeds_of(known.values())}",
                 plots.old_and_new,
                 known,
                 quantity,
                 what,
             )
     if known := having("hard"):
-        yield _drawing(
+        yield drawing_of(
             place,
             "sample-types",
             "Hard, ambiguous and easy samples",
             "How many training samples of the newest classes have a true-class score in each range, after each task. "
-            + _seeds(known.values()),
+            + seeds_of(known.values()),
             plots.sample_types,
             known,
         )
@@ -122,7 +91,7 @@ def _rows_of_labels(cells: Mapping[str, MeasuredCell], labels: Iterable[str]) ->
     """The first row of each label."""
     first: dict[str, str] = {}
     for name, cell in cells.items():
-        first.setdefault(cell.config.label, name)
+        first.setdefault(cell.label, name)
     return {first[label]: cells[first[label]] for label in labels if label in first}
 
 
@@ -156,12 +125,16 @@ def _accuracy(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Drawi
         twice = {label.method for label in labels.values() if label.review}
         rows = {n: cell for n, cell in rows.items() if n not in twice and labels[n].review is not False}
         left_out = "Methods that were run with and without the review trick are shown with it. "
+        best = sorted(rows, key=lambda name: -rows[name].summary.average_accuracy.mean)[:MOST_CURVES]
+        left_out += f"The {len(best)} most accurate ones. " if len(best) < len(rows) else ""
+        rows = {name: cell for name, cell in rows.items() if name in best}
     if rows:
-        yield _drawing(
+        yield drawing_of(
             place,
             "accuracy",
             "Accuracy after each task",
-            f"Mean accuracy over all classes so far; the band is the 95 % interval. {left_out}{_seeds(rows.values())}",
+            "Mean accuracy over all classes so far; the band is the 95 % interval. "
+            f"{left_out}{seeds_of(rows.values())}",
             plots.accuracy,
             {name: cell.summary.accuracy_curve for name, cell in rows.items()},
         )
@@ -174,12 +147,12 @@ def _balance(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Drawin
         if x is not None and y is not None:
             points[name] = (x, y)
     if len(points) > 1:
-        yield _drawing(
+        yield drawing_of(
             place,
             "intransigence-forgetting",
             "Intransigence against forgetting",
             "The nearer to the lower left, the better old and new are balanced. Lines are 95 % intervals. "
-            + _seeds(cells[name] for name in points),
+            + seeds_of(cells[name] for name in points),
             plots.balance,
             points,
         )
@@ -200,7 +173,7 @@ def _times(collection: Collection) -> Iterator[Drawing]:
     for (place, device), cells in groups.items():
         times = {_name(cell): cell.summary.wall_seconds for cell in cells}
         if len(times) > 1 and any(cell.place.memory for cell in cells):  # not of the bounds alone
-            yield _drawing(
+            yield drawing_of(
                 place,
                 "running-time",
                 "Running time",
@@ -216,12 +189,12 @@ def _memory_batch(collection: Collection) -> Iterator[Drawing]:
     for place in collection.places:
         curves: dict[str, dict[int, Estimate]] = {}
         for cell in collection.at(place):
-            if cell.place.memory and not set(cell.changed) - UNNAMED - {"memory_batch"}:
+            if cell.place.memory and not set(cell.changed) - UNNAMED - INPUT - {"memory_batch"}:
                 name = _name(cell, without={"memory_batch"})
                 curves.setdefault(name, {})[cell.config.learner.memory_batch] = cell.summary.average_accuracy
         curves = {name: curve for name, curve in curves.items() if len(curve) > 1}
         if curves:
-            yield _drawing(
+            yield drawing_of(
                 place,
                 "memory-batch",
                 "Retrieved batch size",
@@ -243,7 +216,7 @@ def _differences(collection: Collection, paper: Paper) -> Iterator[Drawing]:
         memory = f", {cell.place.memory}" if cell.place.memory else ""
         groups.setdefault(cell.config.dataset, {})[_name(cell) + memory] = (points, reach)
     for dataset, rows in groups.items():
-        yield _drawing(
+        yield drawing_of(
             Place(dataset, 0),
             "difference",
             "Measured less published",
@@ -259,13 +232,6 @@ def _name(cell: MeasuredCell, without: Set[str] = frozenset()) -> str:
     words = [
         str(value) if name == "precision" else settings_text({name: value})
         for name, value in cell.changed.items()
-        if name not in without
+        if name not in without and name not in INPUT
     ]
-    return f"{cell.config.label} ({', '.join(words)})" if words else cell.config.label
-
-
-def _seeds(cells: Iterable[MeasuredCell]) -> str:
-    counts = sorted({len(cell.runs) for cell in cells})
-    if counts == [1]:
-        return "One seed."
-    return f"{counts[0]} seeds." if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds."
+    return escaped(f"{cell.label} ({', '.join(words)})" if words else cell.label)

@@ -7,6 +7,9 @@ from ocil.evaluation.measures import Estimate
 from ocil.report.papers import Published
 
 
+LONGEST = 1e9  # seconds, written in hours and minutes
+
+
 def percent(value: Estimate | None) -> str:
     """``42.3 ± 0.4``; without an interval where there is one seed."""
     if value is None:
@@ -47,7 +50,18 @@ def count(number: int, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
+    if not abs(seconds) < LONGEST:  # a file may hold any number
+        return f"{seconds:.1e} s"
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def kilo(number: float) -> str:
+    """A count with three digits and a prefix: ``220``, ``1.2 k``, ``3.4 M``."""
+    for prefix in ("", "k", "M", "G", "T"):
+        if abs(number) < 999.5:
+            return f"{number:.3g}" + (f" {prefix}" if prefix else "")
+        number /= 1000
+    return f"{1000 * number:.3g} T"

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 from urllib.parse import quote
@@ -13,11 +14,14 @@ from ocil.longtail.results import LongTailCell, LongTailResult
 from ocil.report import longtail
 from ocil.report.cells import Collection, FinishedRun, MeasuredCell, settings_text, title_of
 from ocil.report.comparison import ComparedTable, one_per_place, overlap, published_accuracy
-from ocil.report.figures import Drawing
+from ocil.report.drawings import Drawing
 from ocil.report.formatting import count, duration, percent, published_percent, versions
+from ocil.report.headline import headline
 from ocil.report.papers import Paper
-from ocil.report.result_tables import anchor, cells_table, compared_document
-from ocil.report.table import MINUS, Column, Row, Table, columns, html
+from ocil.report.result_tables import anchor, cells_table
+from ocil.report.standing_tables import leads_table, standings_table
+from ocil.report.standings import Standings
+from ocil.report.table import MINUS, Column, Document, Row, Table, columns, html
 from ocil.runs.settings import as_argument
 
 Settings = Mapping[str, Any]
@@ -26,14 +30,25 @@ MEASURED = columns("seed", "accuracy %", f"forgetting %, T {MINUS} 1 tasks", "wa
 RUN_COLUMNS = (*MEASURED, *SURROUNDINGS, Column("file", "path"))
 LONGTAIL_MEASURED = columns("seed", "overall %", "F-measure %", "wall time")
 LONGTAIL_RUN_COLUMNS = (*LONGTAIL_MEASURED, *SURROUNDINGS, Column("folder", "path"))
-LISTED = (
-    *("method", "dataset", "memory", "settings", "seeds", "accuracy %", "published %", "difference"),
-    *("forgetting %", "intransigence %", "time / run"),
-)
+LISTED = ("method", "dataset", "memory", "settings", "seeds", "accuracy %")
+LISTED_PUBLISHED = ("published %", "difference")
+LISTED_LAST = ("forgetting %", "intransigence %", "time / run")
+FIRST_ROWS = 8  # of the standings: what the first screen has room for
+MOST_LEADS = 12
 
 
-def page(collection: Collection, tables: Sequence[ComparedTable], drawings: Sequence[Drawing], paper: Paper) -> str:
-    """The page. Tables are escaped by their writer and all other text by the template."""
+def page(
+    collection: Collection,
+    standings: Standings,
+    own: Sequence[Document],
+    tables: Mapping[str, tuple[ComparedTable, Document]],
+    drawings: Sequence[Drawing],
+    paper: Paper,
+) -> str:
+    """The page. Tables are escaped by their writer and all other text by the template.
+
+    ``own`` are tables of what was measured, whatever paper it belongs to; ``tables`` those of the paper, by name.
+    """
     import jinja2
 
     folder = files("ocil.report") / "templates"
@@ -44,19 +59,19 @@ def page(collection: Collection, tables: Sequence[ComparedTable], drawings: Sequ
     return environment.from_string(template).render(
         title="Online class-incremental learning, measured",
         lead=lead(collection),
+        standings=_standings(standings) if standings.entries.rows else None,
+        own=[_own(document) for document in own],
         agreement=agreement(collection.cells, paper),
-        citation=paper.citation,
+        citation=paper.citation if paper.tables or collection.longtail else "",
         style=style,
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        tables=[_compared(table) for table in tables],
+        tables=[_compared(table, document) for table, document in tables.values()],
         drawings=[(drawing, data_address(drawing.svg)) for drawing in drawings],
         places=_places(collection, drawings),
         longtail=_longtail(collection.longtail, paper) if collection.longtail else None,
         count=len(collection.cells),
-        cells=html(
-            cells_table(collection.cells, paper).select(*LISTED), "Every cell", "sortable list wide", "scroll whole"
-        ),
+        cells=html(_listed(collection.cells, paper), "Every cell", "sortable list wide", "scroll whole"),
         details=[_detail(cell, paper) for cell in collection.cells] + _longtail_details(collection.longtail),
         warnings=collection.warnings,
     )
@@ -87,8 +102,8 @@ def lead(collection: Collection) -> str:
 def _places(collection: Collection, drawings: Sequence[Drawing]) -> list[dict[str, Any]]:
     """What a reader chooses figures by; the one with most cells is chosen at first. Empty if there is only one."""
     about = dict.fromkeys(drawing.place for drawing in drawings if drawing.place)
-    sized = {place.dataset for place in about if place.memory}
-    places = [place for place in about if place.memory or place.dataset not in sized]
+    sized = {(place.dataset, place.stream) for place in about if place.memory}
+    places = [place for place in about if place.memory or (place.dataset, place.stream) not in sized]
     if len(places) < 2:
         return []
     largest = max(places, key=lambda place: len(collection.at(place)))
@@ -107,17 +122,62 @@ def agreement(cells: Sequence[MeasuredCell], paper: Paper) -> str:
     )
 
 
-def _compared(compared: ComparedTable) -> dict[str, Any]:
-    spec, document = compared.table, compared_document(compared)
+def _listed(cells: Sequence[MeasuredCell], paper: Paper) -> Table:
+    """Every cell, without columns of a paper that has nothing on any of them."""
+    published = LISTED_PUBLISHED if any(published_accuracy(cell, paper) for cell in cells) else ()
+    return cells_table(cells, paper).select(*LISTED, *published, *LISTED_LAST)
+
+
+def _standings(standings: Standings) -> dict[str, Any]:
+    """What the first screen shows: who is ahead, by how much, at what cost."""
+    table = standings_table(standings)
+    first, rest = (replace(table, rows=rows) for rows in (table.rows[:FIRST_ROWS], table.rows[FIRST_ROWS:]))
+    if not any(row.values[-1].text for row in first.rows):  # nothing is missing here
+        first = first.select(*(column.title for column in first.columns[:-1]))
+    leads = leads_table(standings)
+    return {
+        "words": headline(standings),
+        "note": table.note,
+        "first": html(first, "Standings", "sortable list"),
+        "rest": html(rest, "Standings, continued", "sortable list") if rest.rows else "",
+        "left": len(rest.rows),
+        "leads": html(leads, leads.title, "sortable list") if len(leads.rows) > 1 else "",
+        "many": len(leads.rows) > MOST_LEADS,
+    }
+
+
+def _own(document: Document) -> dict[str, Any]:
     parts = [
         {
             "title": table.title,
-            "empty": table.empty,
-            "html": html(table, f"{spec.title}, {table.title}", "numbers sortable"),
-            "seeds": f"{count(grid.usual_seeds, 'seed')} unless noted otherwise.",
+            "html": html(table, f"{document.title}, {table.title}", "numbers sortable"),
+            "note": table.note,
         }
-        for grid, table in zip(compared.grids, document.tables, strict=True)
+        for table in document.tables
     ]
+    return {"name": document.name, "title": document.title, "caption": document.caption, "parts": parts}
+
+
+def _compared(compared: ComparedTable, document: Document) -> dict[str, Any]:
+    spec = compared.table
+    parts = []
+    for grid, table in zip(compared.grids, document.tables, strict=True):
+        measured, rest = (
+            replace(table, rows=tuple(row for row in table.rows if any(v.text for v in row.values[1:]) == known))
+            for known in (True, False)
+        )
+        shown = table if table.empty else measured
+        name = f"{spec.title}, {table.title}"
+        parts.append(
+            {
+                "title": table.title,
+                "empty": table.empty,
+                "html": html(shown, name, "numbers sortable"),
+                "rest": html(rest, f"{name}, not measured", "numbers") if rest.rows and not table.empty else "",
+                "left": count(len(rest.rows), "row"),
+                "seeds": f"{count(grid.usual_seeds, 'seed')} unless noted otherwise.",
+            }
+        )
     return {"name": spec.name, "title": spec.title, "caption": spec.caption, "parts": parts}
 
 

@@ -111,11 +111,11 @@ def balance(points: Mapping[str, tuple[Estimate, Estimate]]) -> Figure:
         axes.errorbar(spot[0], spot[1], xerr=100 * (x.interval or 0), yerr=100 * (y.interval or 0), **options)
     axes.set(xlabel="average intransigence, %", ylabel="average forgetting, %")
     axes.margins(0.12)
-    _name_points(figure, axes, spots, list(points))
+    name_points(figure, axes, spots, list(points))
     return figure
 
 
-def _name_points(figure: Figure, axes: Axes, spots: Sequence[tuple[float, float]], names: Sequence[str]) -> None:
+def name_points(figure: Figure, axes: Axes, spots: Sequence[tuple[float, float]], names: Sequence[str]) -> None:
     """Write each name next to its point, on the side where it covers least of what is there already."""
     figure.draw_without_rendering()  # settles the layout, so that places can be computed
     points = figure.dpi / 72

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ocil.evaluation import measures
 from ocil.evaluation.measures import MEASURES, Estimate
 from ocil.report.cells import MeasuredCell, settings_text, title_of
 from ocil.report.comparison import ComparedRow, ComparedTable, Comparison, Grid, difference, overlap, published_accuracy
@@ -14,7 +15,20 @@ from ocil.report.table import Column, Document, Row, Table, Value, columns, verd
 from ocil.runs.results import Summary
 from ocil.text import escaped
 
-TEXT = {"source", "cell", "dataset", "variant", "method", "row", "measure", "settings", "device", "command"}
+TEXT = {
+    "source",
+    "cell",
+    "dataset",
+    "stream",
+    "against",
+    "variant",
+    "method",
+    "row",
+    "measure",
+    "settings",
+    "device",
+    "command",
+}
 _NUMBERS = ("seeds", "mean", "interval", "published", "published_interval", "difference")
 ALL_METHODS_RECORD = ("dataset", "memory", "method", "review", *_NUMBERS, "wall_seconds", "device")
 COMPARED_RECORD = ("dataset", "memory", "row", "measure", *_NUMBERS, "overlap", "wall_seconds", "device")
@@ -23,6 +37,8 @@ CELL_RECORD = (
     *("forgetting", "forgetting_interval", "intransigence", "intransigence_interval"),
     *("wall_seconds", "device", "command"),
 )
+IN_RECORD = ("average_accuracy", "average_forgetting", "wall_seconds")  # measures that ``CELL_RECORD`` has already
+ANYTIME = "A_AUC and WC-ACC"  # columns that evaluate_on concerns
 LEGEND = "Best in bold, second underlined."
 PUBLISHED_LEGEND = " In brackets: published, difference, whether the intervals overlap."
 
@@ -31,11 +47,13 @@ def summary_table(summaries: Sequence[Summary]) -> Table:
     """A row per cell, as ``ocil run`` and ``ocil compare`` print it."""
     seeds = max(len(summary.average_accuracy.values) for summary in summaries)
     spread = f"{seeds} seeds (mean ± 95 % interval)" if seeds > 1 else "one seed, so no interval"
+    parts = sorted({summary.config.stream.evaluate_on for summary in summaries} - {0})
+    part = f"; {ANYTIME} on {' or '.join(f'{count:,}' for count in parts)} test images" if parts else ""
     return Table(
-        f"{escaped(Path(summaries[0].config.dataset).stem)}, {spread}",
+        f"{escaped(Path(summaries[0].config.dataset).stem)}, {spread}{part}",
         (
             *columns("method", "memory", "accuracy %", "forgetting %", "intransigence %", text=("method",)),
-            *measure_columns(),
+            *measure_columns(summaries),
             *columns("time / run"),
         ),
         tuple(
@@ -45,7 +63,7 @@ def summary_table(summaries: Sequence[Summary]) -> Table:
                 percent(summary.average_accuracy),
                 percent(summary.average_forgetting),
                 percent(summary.average_intransigence),
-                *measure_values(summary),
+                *measure_values(summary, summaries),
                 duration(summary.wall_seconds.mean),
             )
             for summary in summaries
@@ -53,14 +71,16 @@ def summary_table(summaries: Sequence[Summary]) -> Table:
     )
 
 
-def measure_columns() -> tuple[Column, ...]:
-    """A column per measure that a plugin has."""
-    return tuple(Column(each.title, "number", not each.higher_is_better) for each in MEASURES.values())
+def measure_columns(summaries: Sequence[Summary]) -> tuple[Column, ...]:
+    """A column per measure of a plugin, and per measure of accuracy over time and the like that was recorded."""
+    shown = measures.shown([summary.measures for summary in summaries])
+    return tuple(Column(each.title, "number", not each.higher_is_better) for each in shown)
 
 
-def measure_values(summary: Summary) -> list[Value]:
+def measure_values(summary: Summary, summaries: Sequence[Summary]) -> list[Value]:
     """The values of ``measure_columns``."""
-    found = ((measure.format, summary.measures.get(name)) for name, measure in MEASURES.items())
+    shown = measures.shown([each.measures for each in summaries])
+    found = ((measure.format, summary.measures.get(measure.name)) for measure in shown)
     return [Value(measured(value, form), "" if value is None else f"{value.mean:.6g}") for form, value in found]
 
 
@@ -141,30 +161,36 @@ def _seeds(grid: Grid) -> str:
 
 def cells_document(cells: Sequence[MeasuredCell], paper: Paper) -> Document:
     """Every cell that was found."""
-    names = [name for measure in MEASURES for name in (measure, f"{measure}_interval")]
+    found = {name for cell in cells for name, value in cell.summary.measures.items() if value is not None}
+    known = [
+        name for name, measure in MEASURES.items() if name not in IN_RECORD and (name in found or not measure.is_ours)
+    ]
+    names = [name for measure in known for name in (measure, f"{measure}_interval")]
     records = record_table((*CELL_RECORD, *names), (_cell_record(cell, paper) for cell in cells))
     return Document("cells", "Every cell", (cells_table(cells, paper),), records, formats=("md", "csv"))
 
 
 def cells_table(cells: Iterable[MeasuredCell], paper: Paper) -> Table:
+    cells = list(cells)
+    summaries = [cell.summary for cell in cells]
     heads = (
         *(Column("dataset", "dataset"), Column("memory", "number"), Column("method"), Column("settings", "settings")),
         *columns("seeds", "accuracy %", "published %", "difference"),
         *(Column(f"{name} %", "number", lower_is_better=True) for name in ("forgetting", "intransigence")),
-        *measure_columns(),
+        *measure_columns(summaries),
         *(Column("time / run", "number", lower_is_better=True), Column("device"), Column("command")),
     )
-    return Table("", heads, tuple(_cell_row(cell, paper) for cell in cells))
+    return Table("", heads, tuple(_cell_row(cell, paper, summaries) for cell in cells))
 
 
-def _cell_row(cell: MeasuredCell, paper: Paper) -> Row:
+def _cell_row(cell: MeasuredCell, paper: Paper, summaries: Sequence[Summary]) -> Row:
     summary, published = cell.summary, published_accuracy(cell, paper)
     change, meets = difference(summary.average_accuracy, published), overlap(summary.average_accuracy, published)
     settings, memory, seconds = settings_text(cell.changed), cell.place.memory, summary.wall_seconds.mean
     return Row.of(
         title_of(cell.config.dataset),
         Value(str(memory or "-"), str(memory)),
-        Value(cell.config.label, anchor=anchor(cell.name)),
+        Value(cell.label, anchor=anchor(cell.name)),
         Value(settings or "-", settings),
         len(cell.runs),
         estimate_value(summary.average_accuracy),
@@ -172,7 +198,7 @@ def _cell_row(cell: MeasuredCell, paper: Paper) -> Row:
         Value(f"{points(change)} {verdict(meets)}".strip(), "" if change is None else f"{change:.4f}", overlap=meets),
         estimate_value(summary.average_forgetting),
         estimate_value(summary.average_intransigence),
-        *measure_values(summary),
+        *measure_values(summary, summaries),
         Value(duration(seconds), f"{seconds:.3f}"),
         cell.devices,
         cell.command,
@@ -196,7 +222,7 @@ def record_table(titles: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Ta
 
 
 def _all_methods_record(row: ComparedRow) -> dict[str, str]:
-    return {"method": f"{row.method} {row.settings}".strip(), "review": str(row.review).lower()}
+    return {"method": row.method, "review": str(row.review).lower()}
 
 
 def _cell_record(cell: MeasuredCell, paper: Paper) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ocil.evaluation import measures
-from ocil.evaluation.measures import MEASURES, estimate, estimate_json
+from ocil.evaluation.measures import MEASURES, estimate_json
 from ocil.report.cells import MeasuredCell, settings_text
 from ocil.report.comparison import difference, overlap, published_accuracy
 from ocil.report.formatting import duration, measured, percent, points, published_percent, versions
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 RAMP = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))  # dark to light, evenly
 WIDEST = 50  # blocks of a curve in one line
 BLOCKS = "▁▂▃▄▅▆▇█"
+ABOVE = ("average_accuracy", "average_forgetting", "average_forgetting_common", "wall_seconds")
+"""Measures that have lines of their own."""
 BIAS = ("mean_weight_old", "mean_weight_new", "mean_logit_old", "mean_logit_new", "hard", "ambiguous", "easy")
 
 
@@ -60,7 +62,7 @@ def renderables(cell: MeasuredCell, paper: Paper) -> list["RenderableType"]:
     seeds = [run.result.config.seed for run in cell.runs]
     which = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds"
     parts: list[RenderableType] = [
-        Text(escaped(f"{cell.config.label} on {cell.place.title}, {which}"), style="bold"),
+        Text(escaped(f"{cell.label} on {cell.place.title}, {which}"), style="bold"),
         _facts(cell, paper),
         Text(),
         Text("accuracy % by task (columns) after each task (rows), and the mean so far", style="bold"),
@@ -90,7 +92,11 @@ def _facts(cell: MeasuredCell, paper: Paper) -> "RenderableType":
     common, intransigence = percent(summary.average_forgetting_common), summary.average_intransigence
     facts["forgetting %"] = f"{percent(summary.average_forgetting)} (over T tasks: {common})"
     facts["intransigence %"] = percent(intransigence) if intransigence else "- (no fine-tuned run next to it)"
-    facts |= {MEASURES[name].title: measured(value, MEASURES[name].format) for name, value in summary.measures.items()}
+    on = cell.config.stream.evaluate_on
+    for name, found in summary.measures.items():
+        if name not in ABOVE and (found is not None or not MEASURES[name].is_ours):
+            part = f" on {on:,} test images" if on and MEASURES[name].needs == "evaluate_every" else ""
+            facts[MEASURES[name].title] = measured(found, MEASURES[name].format) + part
     facts["time / run"] = duration(summary.wall_seconds.mean)
     facts["device"] = cell.devices
     facts["versions"] = versions(first.environment) or "-"
@@ -147,16 +153,13 @@ def _anytime(cell: MeasuredCell) -> list["Text"]:
     records = [run.result.anytime for run in cell.runs]
     if not all(record.get("points") for record in records):
         return []
-    average, lowest = (
-        estimate([value for record in records if (value := of(record)) is not None])
-        for of in (measures.average_anytime_accuracy, measures.lowest_anytime_accuracy)
-    )
     means = np.mean([[point["accuracy"] for point in record["points"]] for record in records], axis=0)
     few = means[np.linspace(0, len(means) - 1, min(len(means), WIDEST)).round().astype(int)]
-    every = records[0]["every"]
-    return [
-        Text(f"every {every} batches  {sparkline(few.tolist())}, mean {percent(average)} %, lowest {percent(lowest)} %")
-    ]
+    lowest = percent(cell.summary.measures.get("lowest_anytime_accuracy"))
+    subset = records[0].get("subset")
+    on = f" on {subset:,} of the test images" if subset else ""
+    every = f"every {records[0]['every']} batches{on}"
+    return [Text(f"{every}  {sparkline(few.tolist())}, lowest {lowest} %")]
 
 
 def _bias(cell: MeasuredCell) -> list["RenderableType"]:

@@ -26,8 +26,9 @@ NOT_MEASURED = "not measured"
 class Column:
     title: str
     kind: str = "text"
-    """``text``, ``number``, ``compared`` (measured with what was published), ``code``, ``settings``, ``dataset`` or
-    ``path``. A spreadsheet gets no formula from a column that is not of numbers."""
+    """``text``, ``number``, ``compared`` (measured with what was published), ``paired`` (measured, with the difference
+    to another row), ``code``, ``settings``, ``dataset`` or ``path``. A spreadsheet gets no formula from a column that
+    is not of numbers."""
     lower_is_better: bool = False
 
 
@@ -48,6 +49,8 @@ class Value:
     """A remark after the number, in HTML only."""
     anchor: str = ""
     """What the text links to on the same page, in HTML only."""
+    paired: str = ""
+    """The difference to another row, over the seeds that both have."""
 
 
 @dataclass(frozen=True)
@@ -144,10 +147,10 @@ def markdown_table(table: Table, level: int = 2) -> str:
 
 def _markdown_value(value: Value, column: Column) -> str:
     text = f"`{value.text}`" if column.kind == "code" else markdown_text(value.text)
-    if column.kind != "compared":
+    if column.kind not in ("compared", "paired"):
         return text
     text = {1: f"**{text}**", 2: f"<u>{text}</u>"}.get(value.rank, text) or NOT_MEASURED
-    more = ", ".join(filter(None, (value.published, value.difference, verdict(value.overlap))))
+    more = ", ".join(filter(None, (value.published, value.difference, verdict(value.overlap), value.paired)))
     return f"{text} ({more})" if more else text
 
 
@@ -195,9 +198,11 @@ def _latex_table(table: Table, document: Document) -> str:
     words += [latex_text(table.note)]
     if any(column.kind == "compared" for column in table.columns):
         words += ["Best in bold, second underlined; --: not measured."]
+    if any(column.kind == "paired" for column in table.columns):
+        words += ["Best in bold, second underlined; in brackets: the paired difference."]
     if published:
         words += [r"$^{*}$: the intervals do not overlap."]
-    forms = {"compared": "rrr" if published else "r", "number": "r"}
+    forms = {"compared": "rrr" if published else "r", "paired": "r", "number": "r"}
     form = "".join(forms.get(column.kind, "l") for column in table.columns)
     kind = "table*" if len(form) > 4 else "table"
     lines = [
@@ -236,6 +241,7 @@ def _latex_value(value: Value, compared: bool) -> list[str]:
     style = {1: "textbf", 2: "underline"}.get(value.rank)
     text = _latex_number(value.text) or "--"
     text = rf"\{style}{{{text}}}" if style else text
+    text += f" ({_latex_number(value.paired)})" if value.paired else ""
     star = "^{*}" if value.overlap is False else ""
     change = f"${value.difference}{star}$" if value.difference else ""
     return [text, _latex_number(value.published), change] if compared else [text]
@@ -297,8 +303,8 @@ def _html_row(row: Row, table: Table) -> str:
         if _is_number(column) or value.sort is not None:
             sort = value.text if value.sort is None else value.sort
             attributes += f' data-sort="{_html_text(sort)}"'
-        kinds = [column.kind] if column.kind not in ("text", "compared") else []
-        if column.kind == "compared":
+        kinds = [column.kind] if column.kind not in ("text", "compared", "paired") else []
+        if column.kind in ("compared", "paired"):
             kinds += [] if value.text else ["none"]
             content = _html_compared(value, column)
         else:
@@ -315,6 +321,8 @@ def _html_compared(value: Value, column: Column) -> str:
         text += f' <span class="note">{_html_text(value.note)}</span>' if value.note else ""
     else:
         text = f'<span class="value">{NOT_MEASURED}</span>'
+    if value.paired:
+        text += f'<span class="paper">{_html_text(value.paired.replace("-", MINUS))}</span>'
     if not value.published:
         return text
     kind = verdict(value.overlap)
@@ -333,7 +341,7 @@ def _linked(value: Value, column: Column, classes: str = "") -> str:
 
 
 def _is_number(column: Column) -> bool:
-    return column.kind in ("number", "compared")
+    return column.kind in ("number", "compared", "paired")
 
 
 def _attribute(name: str, value: str) -> str:
@@ -370,8 +378,10 @@ def terminal(
         keep = wrap == "last" and number < len(table.columns)
         shown.add_column(literal(column.title), overflow="fold", no_wrap=keep)
     for row in table.rows:
-        texts = (value.text.removesuffix(" (one seed)" if narrow else "") for value in _all_values(row, table))
-        shown.add_row(*map(literal, texts))
+        values = _all_values(row, table)
+        texts = (value.text.removesuffix(" (one seed)" if narrow else "") for value in values)
+        more = (f" ({value.paired})" if value.paired else "" for value in values)
+        shown.add_row(*(literal(text + paired) for text, paired in zip(texts, more, strict=True)))
     return shown
 
 

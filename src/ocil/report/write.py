@@ -8,11 +8,16 @@ from pathlib import Path
 from ocil.files import must_be_free, read_regular, write_bytes
 from ocil.report import longtail
 from ocil.report.cells import Collection
-from ocil.report.comparison import compared_tables
-from ocil.report.figures import Drawing, draw_all
+from ocil.report.comparison import compared_tables, concerned
+from ocil.report.drawings import Drawing
+from ocil.report.entries import entries
+from ocil.report.figures import draw_all
+from ocil.report.measure_tables import measures_document
 from ocil.report.page import page
 from ocil.report.papers import Paper, load
 from ocil.report.result_tables import cells_document, compared_document
+from ocil.report.standing_tables import methods_document, standings_document
+from ocil.report.standings import Standings
 
 LIST = ".ocil-report.json"  # what was written, so that the next report deletes that and nothing else
 
@@ -24,22 +29,33 @@ class Written:
     figures: tuple[Path, ...]
 
 
-def write(collection: Collection, out: Path, more: Sequence[Drawing] = (), paper: Paper | None = None) -> Written:
+def write(
+    collection: Collection,
+    out: Path,
+    more: Sequence[Drawing] = (),
+    paper: Paper | None = None,
+    against: str = "",
+) -> Written:
     """Write the report into the folder ``out``; the page comes last.
 
     ``more`` are figures that need more than results, such as example images. ``paper`` holds the tables and numbers to
-    compare with, by default those of the AFS paper; what of it does not concern the results is left out.
+    compare with; by default those of the AFS paper, if some of the results belong to them. ``against`` names the method
+    that the others are compared with, by default the one with the best mean rank.
     """
-    paper = load() if paper is None else paper
-    paper = paper.for_results({cell.config.dataset for cell in collection.cells}, bool(collection.longtail))
-    tables = compared_tables(collection, paper)
-    drawings = [*draw_all(collection, tables, paper), *more]
-    documents = [*map(compared_document, tables), cells_document(collection.cells, paper)]
+    paper = concerned(load(), collection) if paper is None else paper
+    found = entries(collection.cells)
+    standings = Standings(found, chosen=found.named(against).name if against else "")
+    tables = {table.table.name: (table, compared_document(table)) for table in compared_tables(collection, paper)}
+    drawings = [*draw_all(collection, standings, paper), *more]
+    own = [methods_document(standings)] if found.rows else []
+    own += [measured] if (measured := measures_document(standings)) else []
+    documents = [standings_document(standings)] if found.rows else []
+    documents += [*own, *(document for _, document in tables.values()), cells_document(collection.cells, paper)]
     documents += [longtail.document(collection.longtail, paper)] if collection.longtail else []
     texts = {name: text for document in documents for name, text in document.files().items()}
     contents = {out / "tables" / name: text for name, text in texts.items()}
     pictures = {out / "figures" / f"{drawing.name}.svg": drawing.svg for drawing in drawings}
-    index = {out / "index.html": page(collection, tables, drawings, paper)}
+    index = {out / "index.html": page(collection, standings, own, tables, drawings, paper)}
     written = {path: text.encode() for path, text in (contents | pictures | index).items()}
     for path in written:
         must_be_free(path)

@@ -134,8 +134,8 @@ def check(config: RunConfig, dataset: Dataset, arrivals: Order | None = None) ->
 
 
 def refuse_wrong_inputs(config: RunConfig, dataset: Dataset) -> None:
-    """Raise an ``OcilError`` if a method cannot learn from what the dataset holds, or without task ends; if its
-    features cannot be computed; or if it cannot be tested by averaged weights.
+    """Raise an ``OcilError`` if a method cannot learn from what the dataset holds, if its features cannot be computed,
+    or if it cannot be tested by averaged weights.
     """
     learner, kind = config.learner, method(config.method).load()
     kind.refuse_average(learner)
@@ -146,10 +146,6 @@ def refuse_wrong_inputs(config: RunConfig, dataset: Dataset) -> None:
         raise OcilError(f"{config.method} cannot learn from vectors: {reason}.")
     if not vectors and (reason := kind.needs_vectors(learner)):
         raise OcilError(f"{config.method} cannot learn from images: {reason}.")
-    if config.stream.boundary == "none" and (reason := kind.needs_task_ends(learner)):
-        raise OcilError(
-            f"{config.method} needs task ends, which a stream with boundary = 'none' does not announce: {reason}."
-        )
     if (encoder := Encoder.of(learner)) is not None:
         encoder.check()
 

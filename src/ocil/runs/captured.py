@@ -7,11 +7,13 @@ randomness from ``learner.rng``. The conformance tests check that on a CPU.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ocil.evaluation.prequential import Prequential
 from ocil.learning import optimizers
 from ocil.methods import method
 from ocil.methods.base import Learner
@@ -101,7 +103,7 @@ class CapturedStepper(Stepper):
             super().learn(number)
             return
         if not self.stream.resident.resident:
-            self._replay_on(*self.stream.fetch(number))
+            self._replay_on(*self.fetch(number))
             return
         if self.step is None:
             self.step = self.record(self._learn_at_cursor)
@@ -110,9 +112,17 @@ class CapturedStepper(Stepper):
         self.next = number + 1
         self.step.replay()
 
+    def count(self, prequential: Prequential, x: Tensor, y: Tensor) -> None:
+        """A method with a read-out of its own may read something back, so that its predictions are not captured."""
+        if len(y) != self.size or type(self.learner).scorer is not Learner.scorer:
+            super().count(prequential, x, y)
+            return
+        self._follow_variant()
+        self.recordings.take("prediction", partial(prequential.count, self.learner), x, y)
+
     def _learn_at_cursor(self) -> None:
         index = self.stream.order[self.starts[self.cursor] + self.within]
-        self.learner.learn(*self.stream.resident.rows(index))
+        self.learner.learn(*self.stream.rows(index))
         self.cursor += 1
 
     def _replay_on(self, x: Tensor, y: Tensor) -> None:

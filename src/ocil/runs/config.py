@@ -8,6 +8,7 @@ from typing import Any
 
 from ocil.data import CATALOG, DEFAULT
 from ocil.data.catalog import SOURCES, find
+from ocil.data.derived import base_of
 from ocil.errors import OcilError
 from ocil.learning import optimizers
 from ocil.methods import METHODS, MethodInfo, method
@@ -48,8 +49,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         info, learner = method(self.method), self.learner
         check_seed(self.seed)
-        if info.needs_task_ends and self.stream.boundary == "none":
-            raise OcilError(f"{info.name} needs task ends, which a stream with boundary = 'none' does not announce.")
+        refuse_without_task_ends(info, learner, self.stream)
         if not info.memory:
             return
         for name, least in (("batch_size", self.stream.batch_size), ("memory_batch", learner.memory_batch)):
@@ -123,14 +123,14 @@ class RunConfig:
 
     def reference(self) -> "RunConfig":
         """The fine-tuned run that intransigence compares with: same stream, network and learning rate."""
-        if self.method == "fine-tune" and not self.stream.evaluate_every:
+        if self.method == "fine-tune" and self.stream == self.stream.unmeasured:
             return self
         optimised = ("lr", "momentum", "weight_decay", "optimizer")
         names = (*optimised, "network", "pretrained", "freeze", "features", "width", "precision")
         keep = {name: getattr(self.learner, name) for name in names}
         learner = method("fine-tune").load().Config(**keep)
-        stream = replace(self.stream, evaluate_every=0)
-        return replace(self, method="fine-tune", stream=stream, learner=learner, code=code_of("fine-tune", learner))
+        code = code_of("fine-tune", learner)
+        return replace(self, method="fine-tune", stream=self.stream.unmeasured, learner=learner, code=code)
 
 
 def resolve(
@@ -144,6 +144,8 @@ def resolve(
     classes: int | None = None,
     train: int | None = None,
     vectors: bool = False,
+    domains: int = 0,
+    task_sizes: Sequence[int] = (),
 ) -> RunConfig:
     """Fill in every setting: the user's, else the published one for this dataset and memory, else the method's default.
 
@@ -151,12 +153,14 @@ def resolve(
     is the default (the text ``none`` is None, where a field may be that).
     ``classes`` and ``train`` are the numbers of classes and training images, if known: a dataset outside the
     catalog gets at most that many tasks, and a memory and reviews that fit its length. ``vectors``: whether its inputs
-    are vectors, which need another network and no views.
+    are vectors, which need another network and no views. ``domains`` is the number of its domains, and ``task_sizes``
+    are the sizes of its usual tasks, if they are not equal.
     """
     info = method(name)
     learner = info.load()
     if (entry := find(dataset)) is not None:
         dataset = entry.name  # CIFAR-10 has the settings of cifar10
+    entry = entry or find(base_of(dataset))  # cifar100:noise has those of cifar100
     given = dict(settings or {})
     if memory is not None:
         given["memory"] = memory
@@ -172,7 +176,7 @@ def resolve(
             if str(given.get(key)).lower() not in ("none", "false", "no", "0"):
                 raise OcilError(f"{info.name} keeps no memory: leave out --{key}.")
     usual = _defaults(info, dataset, given, classes, train)
-    chosen: dict[str, Any] = {"tasks": usual_tasks(dataset, classes)} | usual
+    chosen = dict(usual)
     if vectors or given.get("features"):
         chosen |= {"network": FOR_VECTORS} | learner.vector_settings
     if "optimizer" in given and (lr := optimizers.default_lr(str(given["optimizer"]))) is not None:
@@ -182,11 +186,12 @@ def resolve(
         raise OcilError(
             f"width is a setting of {NETWORK}: give {chosen['network']} its own options, NAME(option=value)."
         )
-    stream, config = fill(StreamConfig, chosen), fill(learner.Config, chosen)
+    stream, config = resolve_stream(dataset, chosen, classes, domains, task_sizes), fill(learner.Config, chosen)
     _refuse_without_effect(config, given, usual)
     config = _one_width(config, "width" in given)
     train = entry.train if entry else train
-    if stream.boundary == "none" and info.memory and not config.review_every and train is not None:
+    smaller = stream.imbalance_factor != 1 or bool(stream.class_counts)  # then the run knows how long the stream is
+    if not stream.announces_tasks and info.memory and not config.review_every and train is not None and not smaller:
         config = replace(config, review_every=reviews_every(train // stream.batch_size, stream))
     weights, code = pretrained.digest(config.pretrained), code_of(info.name, config)
     return RunConfig(info.name, dataset, seed, stream, config, weights=weights, code=code)
@@ -214,6 +219,21 @@ def _refuse_without_effect(config: LearnerConfig, given: Iterable[str], usual: M
             raise OcilError(f"{name} has no effect without {needed} = true: give both, or neither.")
 
 
+def resolve_stream(
+    dataset: str, given: Mapping[str, Any], classes: int | None = None, domains: int = 0, task_sizes: Sequence[int] = ()
+) -> StreamConfig:
+    """The settings of a stream, completed. See ``resolve`` for what may be known about the dataset."""
+    chosen: dict[str, Any] = {"tasks": usual_tasks(dataset, classes)}
+    if given.get("scenario") == "domain":
+        chosen["tasks"] = domains or chosen["tasks"]
+    elif task_sizes and not given.keys() & {"tasks", "task_sizes", "first_task", "order"}:
+        chosen["task_sizes"] = tuple(task_sizes)
+    stream = fill(StreamConfig, chosen | dict(given))
+    if "tasks" in given and stream.tasks != read_as("tasks", given["tasks"], int) and not stream.order:
+        raise OcilError(f"task_sizes has {stream.tasks} tasks, and tasks = {given['tasks']}: leave out tasks.")
+    return stream
+
+
 def origins(name: str, learner: LearnerConfig) -> list[Origin]:
     """Where the method and the network of a run come from, if not from ocil itself."""
     networks = [origin_of(spec) for spec in (learner.network, learner.features) if spec]
@@ -225,6 +245,21 @@ def code_of(name: str, learner: LearnerConfig) -> str:
     """``RunConfig.code``: empty unless the method or the network comes from a plugin file."""
     digests = sorted(origin.digest for origin in origins(name, learner) if origin.digest)
     return digests[0] if len(digests) == 1 else short_digest(digests) if digests else ""
+
+
+def refuse_without_task_ends(info: MethodInfo, learner: LearnerConfig, stream: StreamConfig) -> None:
+    """Raise if a method needs task ends that a stream does not announce. This is the only place that decides it.
+
+    Reviews need none: without task ends they come every ``review_every`` batches, see ``reviews_every``.
+    """
+    if stream.announces_tasks:
+        return
+    advice = info.load().needs_task_ends(learner)
+    if info.needs_task_ends:
+        advice = "" if stream.boundary == "none" else "--set task_ends=announced gives them"
+    if advice is not None:
+        reason = f"{info.name} needs task ends, which a stream with {stream.lacks_ends} does not announce"
+        raise OcilError(f"{reason}: {advice}." if advice else f"{reason}.")
 
 
 def reviews_every(batches: int, stream: StreamConfig) -> int:
@@ -281,8 +316,9 @@ def for_seeds(words: str, seeds: Sequence[int]) -> str:
 def concerns(config: type, *topics: str) -> set[str]:
     """The settings of a config class that concern one of these topics, by the metadata of their fields.
 
-    Topics are ``memory``, ``review`` (see ``ocil.methods.config``), ``boundaries`` and ``epochs`` (see
-    ``ocil.streams``). A subclass that gives a field another default does not have to repeat the metadata.
+    Topics are ``memory``, ``review`` (see ``ocil.methods.config``), ``boundaries``, ``epochs`` and
+    ``evaluation`` (see ``ocil.streams``). A subclass that gives a field another default does not have to repeat the
+    metadata.
     """
     bases = filter(is_dataclass, config.__mro__)
     return {f.name for base in bases for f in fields(base) if f.metadata.get("concerns") in topics}
@@ -296,6 +332,7 @@ def memory_settings() -> set[str]:
 def _defaults(
     info: MethodInfo, dataset: str, given: Mapping[str, Any], classes: int | None = None, train: int | None = None
 ) -> dict[str, Any]:
+    dataset = base_of(dataset)
     entry = CATALOG.get(dataset)
     defaults: dict[str, Any] = {"memory": entry.memory if entry else DEFAULT_MEMORY}
     if entry and entry.width:

@@ -25,6 +25,21 @@ ADDED_SINCE = frozenset(
         "order_digest",
         "average",
         "evaluate_every",
+        "evaluate_on",
+        "prequential",
+        "probe",
+        "scenario",
+        "arrival_order",
+        "task_sizes",
+        "first_task",
+        "task_ends",
+        "disjoint_share",
+        "return_share",
+        "imbalance_factor",
+        "imbalance_order",
+        "class_counts",
+        "label_noise",
+        "noise_among",
     }
 )
 """Settings that the digests of former names did not cover at their default. A new setting must be added here too, so

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-import sys
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -14,6 +14,7 @@ from ocil.evaluation import measures
 from ocil.evaluation.measures import MEASURES, Estimate, estimate
 from ocil.files import NOWHERE, read_regular, write_bytes
 from ocil.runs.config import RunConfig
+from ocil.runs.record import check_record, is_number
 from ocil.tensorfile import DamagedFileError
 
 SCHEMA = 2
@@ -24,6 +25,11 @@ LONGEST_PATH = 4096  # characters of a dataset's path
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 FOUND = ("matrix", "evaluations", "wall_seconds", "peak_memory", "digest", "environment")
 """Fields of ``Result`` that its file has under the same name."""
+OPTIONAL = (
+    *("anytime", "tested", "tested_by_domain", "groups", "confusion", "calibration", "prequential", "probe", "cost"),
+)
+"""Fields that a file lacks where they were not recorded."""
+NUMBERS = re.compile(r"\[\n\s+(-?\d[-+.\deE]*(?:,\n\s+-?\d[-+.\deE]*)*)\n\s*\]")  # a list of them over many lines
 CURVES = {  # the name of the curve of each field of an evaluation
     "mean_logit_old": "logits/old classes",
     "mean_logit_new": "logits/new classes",
@@ -45,7 +51,8 @@ class Result:
     matrix: list[list[float]]
     """Accuracy by class group, one row after each group of the stream."""
     evaluations: list[dict[str, Any]]
-    """After each group: mean weights and logits of old and new classes, counts of hard, ambiguous and easy samples."""
+    """After each group: mean weights and logits of old and new classes, counts of hard, ambiguous and easy samples, and
+    ``correct``, the test images of each class that were classified correctly."""
     wall_seconds: float
     peak_memory: dict[str, int]
     """Bytes: ``host`` and, on a GPU, ``device``."""
@@ -54,6 +61,22 @@ class Result:
     environment: dict[str, Any]
     anytime: dict[str, Any] = field(default_factory=dict)
     """With ``evaluate_every``: correct test images per class at each point, see ``ocil.evaluation.anytime``."""
+    tested: list[int] = field(default_factory=list)
+    """Test images per class."""
+    tested_by_domain: list[list[int]] = field(default_factory=list)
+    """Test images by domain and class, if the dataset has domains."""
+    groups: list[list[int]] = field(default_factory=list)
+    """The classes of each group: what the columns of the accuracy matrix are."""
+    confusion: list[list[int]] = field(default_factory=list)
+    """At the end: test images by true class (rows) and predicted class (columns)."""
+    calibration: dict[str, Any] = field(default_factory=dict)
+    """At the end: images, correct images and sum of confidences in 15 bins of confidence, if scores are logits."""
+    prequential: dict[str, Any] = field(default_factory=dict)
+    """With ``prequential``: stream samples, and how many of them were predicted correctly, by window."""
+    probe: dict[str, Any] = field(default_factory=dict)
+    """With ``probe``: accuracy of a linear probe of the final features, and correct test images per class."""
+    cost: dict[str, int] = field(default_factory=dict)
+    """Images passed through the network, and bytes kept: see ``ocil.runs.cost``."""
 
     def to_json(self) -> dict[str, Any]:
         derived = {
@@ -62,16 +85,16 @@ class Result:
             "average_forgetting_common": measures.average_forgetting_common(self.matrix),
             "accuracy_curve": measures.accuracy_curve(self.matrix),
         }
-        found = {name: getattr(self, name) for name in FOUND}
         if self.anytime:
-            derived["average_anytime_accuracy"] = measures.average_anytime_accuracy(self.anytime)
-            found["anytime"] = self.anytime
+            derived["average_anytime_accuracy"] = measures.average_anytime_accuracy(self.anytime, self.groups)
+        found = {name: getattr(self, name) for name in FOUND}
+        found |= {name: value for name in OPTIONAL if (value := getattr(self, name))}
         return sealed({"schema": SCHEMA, "config": self.config.to_json(), **derived, **found})
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Result":
         check_sealed(content, SCHEMA)
-        found = {name: content[name] for name in FOUND} | {"anytime": content.get("anytime", {})}
+        found = {name: content[name] for name in (*FOUND, *OPTIONAL) if name in FOUND or name in content}
         result = cls(RunConfig.from_json(content["config"]), **found)
         _check(result)
         return result
@@ -124,7 +147,7 @@ class Summary:
     wall_seconds: Estimate
     accuracy_curve: list[Estimate]
     measures: dict[str, Estimate | None] = field(default_factory=dict)
-    """Measures from plugins, by name."""
+    """All of ``ocil.evaluation.measures.MEASURES`` by name; None where a run has no value."""
 
 
 def summarise(results: Sequence[Result], references: Sequence[Result | None] | None = None) -> Summary:
@@ -145,9 +168,12 @@ def summarise(results: Sequence[Result], references: Sequence[Result | None] | N
 
 
 def measures_json(summary: Summary) -> dict[str, Any]:
-    """Measures from plugins, as commands print them with ``--json``; nothing if there are none."""
-    found = {name: measures.estimate_json(value) for name, value in summary.measures.items()}
-    return {"measures": found} if found else {}
+    """Measures as commands print them with ``--json``: those that have a value, and those of plugins. If those over
+    time are of a part of the test images, ``evaluate_on`` says how many."""
+    known = {name: value for name, value in summary.measures.items() if value or not MEASURES[name].is_ours}
+    on = summary.config.stream.evaluate_on
+    part = {"evaluate_on": on} if on else {}
+    return {"measures": {name: measures.estimate_json(value) for name, value in known.items()}, **part}
 
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,7 +231,9 @@ def read_json(path: Path) -> Any:
 
 
 def write_json(path: Path, content: Any) -> None:
-    write_bytes(path, (json.dumps(content, indent=1) + "\n").encode())
+    """Write JSON with a line per item, but lists of numbers in one line."""
+    text = NUMBERS.sub(lambda found: f"[{''.join(found[1].split())}]", json.dumps(content, indent=1))
+    write_bytes(path, f"{text}\n".encode())
 
 
 def _estimate(values: list[float | None]) -> Estimate | None:
@@ -237,38 +265,11 @@ def _check(result: Result) -> None:
     for row in result.matrix:
         if len(row) != config.stream.tasks or not all(is_number(a) and 0 <= a <= 1 for a in row):
             raise ValueError(f"a row of the accuracy matrix is not {config.stream.tasks} shares")
-    for evaluation in result.evaluations:
-        for name, value in evaluation.items():
-            if name != "accuracy" and value is not None and not is_number(value):
-                raise ValueError(f"{name} of an evaluation is not a number")
-    _check_anytime(result.anytime)
+    check_record(result)
     if not is_number(result.wall_seconds) or not isinstance(result.digest, str):
         raise ValueError("wall_seconds or digest is not what it should be")
     if not isinstance(result.environment, dict) or not isinstance(result.peak_memory, dict):
         raise ValueError("environment or peak_memory is not an object")
-
-
-def _check_anytime(record: Mapping[str, Any]) -> None:
-    """Raise if it is not what ``AnytimeEvaluator.record`` makes."""
-    if not record:
-        return
-    classes, last = len(record["tested"]), 0
-    for name in ("tested", "arrived"):
-        if len(record[name]) != classes or not all(type(value) is int and value >= 0 for value in record[name]):
-            raise ValueError(f"anytime: {name} is not one number per class")
-    for point in record["points"]:
-        if type(point["batch"]) is not int or point["batch"] <= last:
-            raise ValueError("anytime: batches do not ascend")
-        last = point["batch"]
-        if isinstance(point["accuracy"], bool) or not 0 <= point["accuracy"] <= 1:
-            raise ValueError("anytime: an accuracy is not a share")
-        if len(point["correct"]) != classes or not all(type(value) is int for value in point["correct"]):
-            raise ValueError("anytime: correct is not one number per class")
-
-
-def is_number(value: Any) -> bool:
-    """Whether it is a number that a float can hold: an integer in JSON may be larger."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _whole(value: Any) -> bool:

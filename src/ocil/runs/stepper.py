@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from ocil.evaluation.prequential import Prequential
 from ocil.methods.base import Learner
 from ocil.streams import Stream
 
@@ -12,15 +13,32 @@ class Stepper:
     def __init__(self, learner: Learner, stream: Stream) -> None:
         self.learner, self.stream = learner, stream
         self.arrivals = arrivals(stream) if learner.config.growing else {}
+        self.fetched: tuple[int, tuple[Tensor, Tensor]] | None = None
+        """A batch that was predicted and is learned next, with its number."""
         learner.classes_announced = True
 
     def meet(self, number: int) -> None:
         """Announce the classes that appear for the first time in a batch."""
         self.learner.meet(self.arrivals.get(number, ()))
 
+    def fetch(self, number: int) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of a batch. One that was fetched to be predicted is not read again."""
+        fetched, self.fetched = self.fetched, None
+        return fetched[1] if fetched is not None and fetched[0] == number else self.stream.fetch(number)
+
+    def predict(self, number: int, prequential: Prequential) -> None:
+        """Classify a batch before it is learned, and before its new classes are announced."""
+        x, y = self.fetch(number)
+        self.fetched = (number, (x, y))
+        prequential.begin(number)
+        self.count(prequential, x, y)
+
+    def count(self, prequential: Prequential, x: Tensor, y: Tensor) -> None:
+        prequential.count(self.learner, x, y)
+
     def learn(self, number: int) -> None:
         self.meet(number)
-        self.learner.learn(*self.stream.fetch(number))
+        self.learner.learn(*self.fetch(number))
 
     def review(self, slots: Tensor) -> None:
         """One batch of a review: the images in these slots of the memory."""
@@ -33,7 +51,7 @@ class Stepper:
 
 def arrivals(stream: Stream) -> dict[int, set[int]]:
     """The classes that appear for the first time, by the number of the batch. Labels are read on the host, once."""
-    labels = stream.data.train_y[stream.order.cpu().numpy()]
+    labels = stream.given_labels[stream.arrivals.samples]
     seen: set[int] = set()
     found: dict[int, set[int]] = {}
     for number, (first, last) in enumerate(stream.bounds):

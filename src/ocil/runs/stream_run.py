@@ -17,8 +17,10 @@ from ocil import data
 from ocil.data import Dataset
 from ocil.data.dataset import known_fingerprint
 from ocil.errors import OcilError
-from ocil.evaluation.anytime import AnytimeEvaluator, AnytimePoint
+from ocil.evaluation.anytime import AnytimeEvaluator
 from ocil.evaluation.evaluator import Evaluation, Evaluator
+from ocil.evaluation.prequential import Prequential
+from ocil.evaluation.probe import probe
 from ocil.limits import check_threads
 from ocil.methods.base import Learner
 from ocil.networks import pretrained
@@ -26,6 +28,7 @@ from ocil.precision import Precision
 from ocil.runs.build import build, check, refuse_missing_operators
 from ocil.runs.captured import CapturedStepper, can_be_captured
 from ocil.runs.config import RunConfig, code_of, origins, reviews_every
+from ocil.runs.cost import cost_of
 from ocil.runs.environment import digest, environment, peak_memory, pick_device
 from ocil.runs.features import Encoder, inputs_of
 from ocil.runs.fit import how_many_fit
@@ -46,6 +49,7 @@ from ocil.runs.stepper import Stepper
 from ocil.streams import DeviceData, Order, Stream
 
 FIRST_SAVE, FIRST_SAVE_ON_GPU = 3.0, 30.0  # seconds; on a GPU many runs wait while one is saved
+COUNTS = "evaluation."  # before the names of tensors in a checkpoint that are not the learner's
 REPORT_EVERY = 50  # stream batches between two reports of progress: each one waits for the device
 CHECKPOINT_SECONDS = 120.0  # at least, where runs take turns: while one writes, the others soon have nothing to do
 
@@ -138,8 +142,7 @@ def run(
             raise OcilError("give a dataset or a stream, not both.")
         # The order is part of what a result was measured on.
         dataset = known_fingerprint(replace(stream.data), stream.fingerprint)
-        every = stream.config.evaluate_every or config.stream.evaluate_every
-        config = replace(config, stream=replace(stream.config, evaluate_every=every))
+        config = replace(config, stream=stream.config.measured_as(config.stream))
     this = StreamRun(config)
     folder = this.folder(Path(root))
     if stream is not None:
@@ -194,25 +197,27 @@ class ActiveStreamRun:
         self.config, self.folder, self.device, self.images = config, folder, resident.device, dataset.fingerprint
         self.checkpoint_seconds, self.surroundings = checkpoint_seconds, surroundings or {}
         self.stream = Stream(dataset, config.stream, config.seed, resident=resident, arrivals=arrivals)
-        self.evaluator, self.anytime_evaluator = Evaluator(self.stream), AnytimeEvaluator(self.stream)
+        self.evaluator, self.anytime = Evaluator(self.stream), AnytimeEvaluator(self.stream)
+        self.prequential = Prequential(self.stream)
         self.learner = build(config, dataset, self.device)
         folder.save_config(config)
         self.stepper = stepper(self.learner, self.stream)
         self.cursor = 0
         self.saved_cursor = -1  # of the checkpoint on the disk
         self.evaluations: list[Evaluation] = []
-        self.anytime: list[AnytimePoint] = []
         self.seconds = 0.0
         folder.resume(self.device, self.images, self.load)
 
     def load(self, tensors: State, progress: Mapping[str, Any]) -> None:
+        counts = {name.removeprefix(COUNTS): tensors.pop(name) for name in list(tensors) if name.startswith(COUNTS)}
         self.learner.load_state(tensors)
+        self.anytime.load_state(counts)
+        self.prequential.load_state(counts)
         self.cursor = self.saved_cursor = int(progress["cursor"])
         self.seconds = float(progress["seconds"])
         if not 0 <= self.cursor <= len(self.stream):
             raise ValueError(f"its cursor is {self.cursor}, the stream has {len(self.stream)} batches")
         self.evaluations = [Evaluation(**row) for row in progress["evaluations"]]
-        self.anytime = [AnytimePoint(**row) for row in progress.get("anytime", ())]
 
     def save(self) -> None:
         self.check_loss()
@@ -220,9 +225,10 @@ class ActiveStreamRun:
             "cursor": self.cursor,
             "seconds": self.seconds,
             "evaluations": [row.to_json() for row in self.evaluations],
-            "anytime": [row.to_json() for row in self.anytime],
         }
-        self.folder.save_for_resume(self.learner.state(), progress, self.device, self.images)
+        counts = self.anytime.state() | self.prequential.state()
+        state = self.learner.state() | {f"{COUNTS}{name}": value for name, value in counts.items()}
+        self.folder.save_for_resume(state, progress, self.device, self.images)
         self.saved_cursor = self.cursor
 
     def steps(
@@ -262,6 +268,8 @@ class ActiveStreamRun:
             if self.saved_cursor == self.cursor and should_stop():
                 raise Interrupted(str(self.folder.path))
 
+        if self.prequential.every:
+            self.stepper.predict(number, self.prequential)
         self.stepper.learn(number)
         if self.ends_task(number):
             self.learner.task_ended()
@@ -274,15 +282,15 @@ class ActiveStreamRun:
                 self.stepper.review(slots)
                 stop_here()
                 yield
-        point = self.stream.evaluation_point_after(number)
+        point, known = self.stream.evaluation_point_after(number), None
         if point is not None:
             evaluation = self.evaluator.start(self.learner, point, stop_here)
             yield
             self.evaluations.append(evaluation())
-        if self.anytime_evaluator.is_due(number + 1):
-            found = self.anytime_evaluator.start(self.learner, number + 1, stop_here)
+            known = evaluation.correct
+        if self.anytime.is_due(number + 1):
+            self.anytime.start(self.learner, number + 1, stop_here, known)
             yield
-            self.anytime.append(found())
 
     def is_long(self, number: int) -> bool:
         """Whether so much work follows a batch that a checkpoint is saved before it. On a GPU a review or an evaluation
@@ -330,15 +338,27 @@ class ActiveStreamRun:
 
     def finish(self) -> Result:
         self.save()
+        batches, stream = range(len(self.stream)), self.stream
+        reviews = [number + 1 for number in batches if self.reviews_after(number)]
+        tasks = [number + 1 for number in batches if stream.evaluation_point_after(number) is not None]
+        announced = tasks if stream.announces_tasks else []
+        evaluations = [row.to_json() for row in self.evaluations]
+        confusion, calibration = (evaluations[-1].pop(name, None) for name in ("confusion", "calibration"))
         result = Result(
             self.config,
             [row.accuracy for row in self.evaluations],
-            [row.to_json() for row in self.evaluations],
+            evaluations,
             round(self.seconds, 3),
             peak_memory(self.device),
             digest(self.learner),
             {**environment(self.device), "images": self.images, **self._plugins(), **self.surroundings},
-            self.anytime_evaluator.record(self.anytime),
+            self.anytime.record(reviews, tasks),
+            **self.evaluator.facts(),
+            confusion=confusion or [],
+            calibration=calibration or {},
+            prequential=self.prequential.record(),
+            probe=probe(self.learner, stream) if stream.config.probe else {},
+            cost=cost_of(self.learner, self.config, stream, reviews, announced),
         )
         self.folder.save_result(result)
         return result

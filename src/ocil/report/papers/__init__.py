@@ -27,6 +27,8 @@ MEASURE_HEADINGS = {
     "average_intransigence": "intransigence",
 }
 """What a table can compare, and the heading of such a column. The names are fields of ``ocil.runs.results.Summary``."""
+OTHER_FILES = {"cells", "longtail", "measures", "methods", "standings"}
+"""Names of tables that every report may have."""
 FORMULAS = ("losses", "label-distribution")
 
 
@@ -126,11 +128,13 @@ class Paper:
     def datasets(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(dataset for table in self.tables for dataset in table.memory))
 
-    def for_results(self, datasets: Iterable[str], longtail: bool) -> "Paper":
-        """What of the paper concerns results of these datasets, and of long-tailed runs if there are any."""
-        used = any(dataset in self.datasets for dataset in datasets)
-        found = self if used else Paper(self.citation if longtail else "", longtail=self.longtail)
-        return found if longtail else replace(found, longtail=PaperLongTail())
+    def has_row(self, label: str, settings: Mapping[str, Any], dataset: str, memory: int) -> bool:
+        """Whether a table has a row, not a bound, and a column for a method with these changed settings."""
+        return any(
+            memory in table.memory.get(dataset, ())
+            and any(row.label == label and row.settings == settings and not row.bound for row in table.rows)
+            for table in self.tables
+        )
 
     def published(self, label: str, settings: Mapping[str, Any], column: ColumnKey) -> Published | None:
         """What the paper has for a method with these changed settings: the first table that has it decides."""
@@ -194,7 +198,7 @@ class _Reader:
     def _table(self, content: Any, place: str) -> PaperTable:
         found = self._fields(content, KEYS["table"], place)
         rows = found.pop("rows")
-        if not re.fullmatch(r"[\w-]+", found["name"]) or found["name"] in ("cells", "longtail"):
+        if not re.fullmatch(r"[\w-]+", found["name"]) or found["name"] in OTHER_FILES:
             raise self._mistake(place, f"name = {found['name']!r} is that of another file, or no name of a file")
         self._known(found["measures"], MEASURE_HEADINGS, f"{place}: measures")
         if found["all_methods"] and found["measures"] != [ACCURACY]:

@@ -17,7 +17,7 @@
   system.addEventListener("change", label);
   label();
 
-  // Tables: a heading sorts, first the way that puts the best on top; what was not measured stays last.
+  // Tables: a heading sorts, first the way that puts the best on top; a row without a number stays last.
   const collator = new Intl.Collator("en", { numeric: true });
   const key = (row, column) => row.cells[column].dataset.sort ?? row.cells[column].textContent.trim();
   const sort = (table, column, heading) => {
@@ -55,11 +55,11 @@
     const figures = document.querySelectorAll(".figures figure");
     const choose = (chip) => {
       for (const other of chips.children) other.setAttribute("aria-pressed", String(other === chip));
-      const { dataset, memory } = chip.dataset;
+      const { dataset, memory, stream } = chip.dataset;
       for (const figure of figures) {
         const about = figure.dataset;
         figure.hidden = dataset !== undefined && about.dataset !== undefined
-          && (about.dataset !== dataset || !["0", memory].includes(about.memory));
+          && (about.dataset !== dataset || about.stream !== stream || !["0", memory].includes(about.memory));
       }
     };
     chips.hidden = false;

@@ -1,0 +1,68 @@
+"""What a cell costs: images that pass through the network per stream batch, and bytes that are kept."""
+
+import math
+
+from ocil.data import CATALOG
+from ocil.methods import method
+from ocil.methods.passes import Pass
+from ocil.report.cells import FinishedRun, MeasuredCell
+from ocil.runs.config import RunConfig
+
+FORWARD = 1 / 3  # what an image that only passes forward counts, against one that passes forward and backward
+
+
+def images_per_batch(cell: MeasuredCell) -> float | None:
+    """Images forward and backward per stream batch, reviews included where their share is known; forward alone counts
+    a third. As recorded, else as the method states the passes of a step."""
+    recorded = [_recorded_per_batch(run) for run in cell.runs]
+    known = [value for value in recorded if value is not None]
+    if len(known) == len(recorded):
+        return sum(known) / len(known)
+    return _stated(cell.config)
+
+
+def images_passed(run: FinishedRun) -> float | None:
+    """Images that a whole run passed, as recorded."""
+    cost = run.result.cost
+    return cost["images"] + FORWARD * cost["forward"] if cost else None
+
+
+def bytes_kept(run: FinishedRun) -> float | None:
+    """Bytes of stored samples and of all else that a learner keeps, as recorded."""
+    cost = run.result.cost
+    return float(cost["memory_bytes"] + cost["state_bytes"]) if cost else None
+
+
+def stream_batches(run: FinishedRun) -> int | None:
+    """How many batches the stream had: where its last task ended, else from the size of a dataset of the catalog."""
+    ends = run.result.anytime.get("tasks")
+    return int(ends[-1]) if ends and ends[-1] else _batches(run.result.config)
+
+
+def _batches(config: RunConfig) -> int | None:
+    known, stream = CATALOG.get(config.dataset), config.stream
+    return max(1, known.train * stream.epochs // stream.batch_size) if known else None
+
+
+def _recorded_per_batch(run: FinishedRun) -> float | None:
+    images, batches = images_passed(run), stream_batches(run)
+    return None if images is None or batches is None else images / batches
+
+
+def _stated(config: RunConfig) -> float | None:
+    kind, learner, known = method(config.method).load(), config.learner, CATALOG.get(config.dataset)
+    classes = known.classes if known else config.stream.tasks
+    try:
+        images = _counted(kind.passes(learner, config.stream.batch_size, classes))
+        if known and learner.review and (batches := _batches(config)):
+            tasks = 1 if config.stream.boundary == "iid" else config.stream.tasks
+            reviews = batches // learner.review_every if learner.review_every else tasks
+            stored = sum(min(learner.memory, known.train * (number + 1) // reviews) for number in range(reviews))
+            images += _counted(kind.review_passes(learner, classes)) * stored / learner.review_batch / batches
+    except Exception:  # a method from outside may state anything; no cost is shown for it
+        return None
+    return images if math.isfinite(images) and images > 0 else None
+
+
+def _counted(passes: list[Pass]) -> float:
+    return sum(each.images * (1 if each.trains else FORWARD) for each in passes)

@@ -1,0 +1,52 @@
+"""A figure of a report: rendered, with its title and caption."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ocil.report.cells import MeasuredCell, Place
+from ocil.report.style import render
+
+CROWD = 8  # with more lines than this, a method is shown with its own settings, and with the review trick only
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure that was rendered: a file name without ending, its title, what it shows, and its SVG."""
+
+    name: str
+    title: str
+    caption: str
+    svg: str
+    place: Place | None = None
+    """The dataset and memory it is about; None where it is about none in particular."""
+    photos: bool = False
+    """Whether it holds images, whose colours a page must not change."""
+
+
+def drawing_of(
+    place: Place, name: str, title: str, caption: str, paint: Callable[..., Any], *args: Any, device: str = ""
+) -> Drawing:
+    """A figure about a place, which its name and title end with, and about a device if one is given."""
+    name, title = f"{name}-{place.slug}-{device}", ", ".join(filter(None, (title, place.title, device)))
+    return Drawing(file_name(name), title, caption, render(paint, *args), place)
+
+
+def file_name(text: str) -> str:
+    """Letters, digits and hyphens, whatever the text is."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", text)[:100].strip("-") or "figure"
+
+
+def plain(cells: Mapping[str, MeasuredCell]) -> dict[str, MeasuredCell]:
+    """The methods with their own settings, where all rows are too many for a figure."""
+    found = {name: cell for name, cell in cells.items() if not cell.learner_settings}
+    return found if len(cells) > CROWD and len(found) > 1 else dict(cells)
+
+
+def seeds_of(cells: Iterable[MeasuredCell]) -> str:
+    """How many seeds the cells of a figure have, for its caption."""
+    counts = sorted({len(cell.runs) for cell in cells})
+    if counts == [1]:
+        return "One seed."
+    return f"{counts[0]} seeds." if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds."

@@ -1,0 +1,115 @@
+"""Methods side by side, whatever paper they are from: a row per method with its settings, a column per dataset, stream
+and memory size."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from ocil.errors import OcilError, suggest
+from ocil.methods import method
+from ocil.report.cells import MeasuredCell, Place, pick, settings_text
+from ocil.text import escaped
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method with its settings: what is compared with others."""
+
+    name: str
+    """The label, and in what the settings differ from those of other entries."""
+    label: str
+    cells: Mapping[Place, MeasuredCell]
+    """What was measured, by column. A method that keeps no memory is in the columns of every memory size."""
+    plain: bool
+    """Whether the method has its own settings."""
+    bound: bool = False
+    """Whether it frames the comparison, as fine-tuning and offline training do, and is not ranked."""
+
+
+@dataclass(frozen=True)
+class Entries:
+    """All entries and columns, in the order of tables."""
+
+    rows: tuple[Entry, ...]
+    columns: tuple[Place, ...]
+
+    @cached_property
+    def ranked(self) -> tuple[Entry, ...]:
+        return tuple(row for row in self.rows if not row.bound)
+
+    def at(self, place: Place) -> dict[str, MeasuredCell]:
+        """What was measured in a column, by the names of the rows; bounds first."""
+        found = {row.name: row.cells[place] for row in self.rows if place in row.cells}
+        bounds = [row.name for row in self.rows if row.bound and place in row.cells]
+        return {name: found[name] for name in dict.fromkeys([*bounds, *found])}
+
+    def named(self, text: str) -> Entry:
+        """The entry of that name, or of that method if it has one entry alone. Else an ``OcilError`` that helps."""
+        exact = [row for row in self.rows if text in (row.name, row.label) and (row.plain or text == row.name)]
+        found = exact or [row for row in self.rows if row.label == text]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            several = ", ".join(f"'{escaped(row.name)}'" for row in found[:5])
+            raise OcilError(f"'{escaped(text)}' is {len(found)} rows: name one of {several}.")
+        labels = list(dict.fromkeys(row.label for row in self.rows))
+        raise OcilError(f"no run of '{escaped(text)}' is among the results.{suggest(text, labels)}")
+
+    def only(self, names: Sequence[str]) -> "Entries":
+        """The rows of these names or methods, in this order, and the columns that they have. All, if none is named."""
+        if not names:
+            return self
+        rows = tuple(dict.fromkeys(self.named(name).name for name in names))
+        chosen = tuple(row for name in rows for row in self.rows if row.name == name)
+        return Entries(chosen, tuple(place for place in self.columns if any(place in row.cells for row in chosen)))
+
+
+def entries(cells: Iterable[MeasuredCell]) -> Entries:
+    """The rows and columns of measured cells. Where two cells fit one place, the one with more seeds is taken."""
+    groups: dict[tuple[str, str], list[MeasuredCell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.label, settings_text(cell.learner_settings)), []).append(cell)
+    columns = _columns(cell for group in groups.values() for cell in group)
+    rows = []
+    for (label, settings), group in groups.items():
+        info = method(group[0].config.method)
+        found = {place: picked for place in columns if (picked := pick(_fitting(place, group)))}
+        bound = info.offline or info.name == "fine-tune"
+        rows.append((settings, Entry(label, label, found, not settings, bound)))
+    first = [(row.bound, group[0]) for (_, row), group in zip(rows, groups.values(), strict=True)]
+    names = [_name(cell, [other for kind, other in first if kind == bound]) for bound, cell in first]
+    full = [escaped(f"{row.label} {settings}".strip()) for settings, row in rows]
+    named = (
+        replace(row, name=name if names.count(name) == 1 else whole)
+        for (_, row), name, whole in zip(rows, names, full, strict=True)
+    )
+    return Entries(tuple(named), columns)
+
+
+def _columns(cells: Iterable[MeasuredCell]) -> tuple[Place, ...]:
+    """The memory sizes of each dataset and stream; a column without memory only where no method keeps one."""
+    sizes: dict[tuple[str, str], set[int]] = {}
+    for cell in cells:
+        sizes.setdefault((cell.config.dataset, cell.stream), set()).add(cell.place.memory)
+    return tuple(
+        Place(dataset, size, stream)
+        for (dataset, stream), found in sizes.items()
+        for size in sorted(found - {0}) or [0]
+    )
+
+
+def _fitting(place: Place, cells: Iterable[MeasuredCell]) -> list[MeasuredCell]:
+    here = [cell for cell in cells if (cell.config.dataset, cell.stream) == (place.dataset, place.stream)]
+    return [cell for cell in here if cell.place.memory in (place.memory, 0)]
+
+
+def _name(cell: MeasuredCell, others: Sequence[MeasuredCell]) -> str:
+    """The label and the settings whose value differs in another row. A method without such a setting does not count."""
+    configs = [other.config for other in others]
+
+    def differs(name: str, value: Any) -> bool:
+        return any(getattr(config.learner, name, value) != value for config in configs)
+
+    settings = {name: value for name, value in cell.learner_settings.items() if differs(name, value)}
+    return escaped(f"{cell.label} {settings_text(settings)}".strip())

@@ -1,0 +1,87 @@
+"""Everything that was measured of each method: a table per dataset, stream and memory size."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ocil.evaluation.measures import Estimate
+from ocil.report.cells import MeasuredCell, Place
+from ocil.report.quantities import Quantity, recorded
+from ocil.report.result_tables import anchor, record_table
+from ocil.report.standings import Standings
+from ocil.report.table import Column, Document, Row, Table, Value
+
+EVERY_RUN = {
+    *("average_accuracy", "average_incremental_accuracy", "average_forgetting", "average_forgetting_common"),
+    *("backward_transfer", "wall_seconds"),
+}
+"""What follows from every accuracy matrix: if nothing else was recorded, there is no table of it."""
+RECORD = ("dataset", "stream", "memory", "method", "measure", "seeds", "mean", "interval")
+CAPTION = "Mean over seeds ± half of the 95 % interval. Best in bold, second underlined. A dash: not recorded."
+
+
+def measures_document(standings: Standings) -> Document | None:
+    """A table per column of the standings; None if nothing was recorded but what every result has."""
+    tables: list[Table] = []
+    records: list[dict[str, Any]] = []
+    for place in standings.entries.columns:
+        cells = {row.name: row.cells[place] for row in standings.rows if place in row.cells}
+        quantities = recorded(cells.values())
+        if {quantity.name for quantity in quantities} - EVERY_RUN:
+            tables.append(_table(place, cells, quantities, {row.name for row in standings.entries.rows if row.bound}))
+            records += _records(place, cells, quantities)
+    if not tables:
+        return None
+    return Document("measures", "All measures", tuple(tables), record_table(RECORD, records), CAPTION)
+
+
+def _table(
+    place: Place, cells: Mapping[str, MeasuredCell], quantities: Sequence[Quantity], bounds: Iterable[str]
+) -> Table:
+    values = {each.name: {name: each.estimate(cell) for name, cell in cells.items()} for each in quantities}
+    ranks = {
+        each.name: _top_two({name: value for name, value in values[each.name].items() if name not in bounds}, each)
+        for each in quantities
+    }
+    heads = (Column(each.title, "paired", not each.higher_is_better) for each in quantities)
+    rows = (
+        Row.of(
+            Value(name, anchor=anchor(cell.name)),
+            *(_value(each, values[each.name][name], ranks[each.name].get(name, 0)) for each in quantities),
+            bound=name in bounds,
+        )
+        for name, cell in cells.items()
+    )
+    return Table(place.title, (Column("method"), *heads), tuple(rows))
+
+
+def _value(quantity: Quantity, value: Estimate | None, rank: int) -> Value:
+    return Value(quantity.text(value), "" if value is None else f"{value.mean:.6g}", rank)
+
+
+def _top_two(values: Mapping[str, Estimate | None], quantity: Quantity) -> dict[str, int]:
+    """The best and the second as printed; a single number has no rank."""
+    known = {name: value for name, value in values.items() if value is not None}
+    if len(known) < 2:
+        return {}
+    order = sorted(known, key=lambda name: known[name].mean, reverse=quantity.higher_is_better)
+    shown = {name: quantity.text(Estimate(known[name].mean, None, ())) for name in order}
+    best = list(dict.fromkeys(shown.values()))[:2]
+    return {name: best.index(text) + 1 for name, text in shown.items() if text in best}
+
+
+def _records(
+    place: Place, cells: Mapping[str, MeasuredCell], quantities: Sequence[Quantity]
+) -> Iterable[dict[str, Any]]:
+    for name, cell in cells.items():
+        for quantity in quantities:
+            if (value := quantity.estimate(cell)) is not None:
+                yield {
+                    "dataset": place.dataset,
+                    "stream": place.stream,
+                    "memory": place.memory,
+                    "method": name,
+                    "measure": quantity.name,
+                    "seeds": len(value.values),
+                    "mean": f"{value.mean:.6g}",
+                    "interval": "" if value.interval is None else f"{value.interval:.6g}",
+                }

@@ -1,0 +1,97 @@
+"""What tables may show of a run: its measures and costs, each with a heading and a way to write it."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from ocil.errors import OcilError, suggest
+from ocil.evaluation.measures import MEASURES, Estimate, Measure, estimate
+from ocil.report.cells import FinishedRun, MeasuredCell
+from ocil.report.cost import bytes_kept
+from ocil.report.formatting import duration, kilo, measured
+from ocil.report.papers import ACCURACY
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number of one run."""
+
+    name: str
+    title: str
+    """The heading of its column."""
+    of: Callable[[FinishedRun], float | None]
+    """None: it was not recorded, or it is not defined for this run."""
+    higher_is_better: bool = True
+    form: str = "percent"
+    """``percent`` for a share of 1, ``bytes``, ``images``, ``seconds``, or a format of Python."""
+
+    def by_seed(self, cell: MeasuredCell) -> dict[int, float]:
+        """Its value for each run that has one."""
+        found = ((run.result.config.seed, self.of(run)) for run in cell.runs)
+        return {seed: value for seed, value in found if value is not None}
+
+    def estimate(self, cell: MeasuredCell) -> Estimate | None:
+        """The mean over seeds with its interval; None unless every run has a value."""
+        values = list(self.by_seed(cell).values())
+        return estimate(values) if values and len(values) == len(cell.runs) else None
+
+    def text(self, value: Estimate | None) -> str:
+        """``42.3 ± 0.4``, in its own unit."""
+        if value is None:
+            return "-"
+        plain: dict[str, Callable[[float], str]] = {
+            "bytes": lambda number: f"{kilo(number)}B" if number >= 1000 else f"{number:.0f} B",
+            "images": kilo,
+            "seconds": duration,
+        }
+        return plain[self.form](value.mean) if self.form in plain else measured(value, self.form)
+
+    def difference(self, value: Estimate | None) -> str:
+        """``+7.5 ± 0.4``: percent as points; other units as they are."""
+        if value is None:
+            return ""
+        scale, form = (100.0, "z.1f") if self.form == "percent" else (1.0, "z.4g")
+        if self.form not in ("percent", "bytes", "images", "seconds"):
+            form = self.form
+        sign = "+" if value.mean * scale >= 0 and not form.startswith("+") else ""
+        spread = "" if value.interval is None else f" ± {value.interval * scale:{form}}"
+        return f"{sign}{value.mean * scale:{form}}{spread}"
+
+
+def _of(measure: Measure) -> Quantity:
+    """A measure of the registry, ours or of a plugin. Units of ours are written for people."""
+    title, form = OUR_UNITS.get(measure.name, ("", ""))
+    if not measure.is_ours or not form:
+        return Quantity(
+            measure.name, measure.title, lambda run: measure.of(run.result), measure.higher_is_better, measure.format
+        )
+    return Quantity(measure.name, title, lambda run: measure.of(run.result), measure.higher_is_better, form)
+
+
+OUR_UNITS = {
+    "wall_seconds": ("time / run", "seconds"),
+    "images_passed": ("images passed", "images"),
+    "memory_bytes": ("samples kept", "bytes"),
+    "state_bytes": ("all else kept", "bytes"),
+}
+ACCURACY_QUANTITY = _of(MEASURES[ACCURACY])
+KEPT = Quantity("bytes_kept", "kept", bytes_kept, higher_is_better=False, form="bytes")
+
+
+def known() -> dict[str, Quantity]:
+    """Every quantity by name: ours, and those of plugins."""
+    return {name: _of(measure) for name, measure in MEASURES.items()} | {KEPT.name: KEPT}
+
+
+def named(name: str) -> Quantity:
+    """The quantity of that name; ``accuracy`` is the average accuracy."""
+    found = known()
+    name = {"accuracy": ACCURACY}.get(name, name).replace("-", "_") if name not in found else name
+    if name not in found:
+        raise OcilError(f"'{name}' is no measure of a result.{suggest(name, list(found))}")
+    return found[name]
+
+
+def recorded(cells: Iterable[MeasuredCell]) -> list[Quantity]:
+    """The quantities that at least one of the cells has."""
+    listed = list(cells)
+    return [each for each in known().values() if each != KEPT and any(each.by_seed(cell) for cell in listed)]

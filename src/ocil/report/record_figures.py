@@ -1,0 +1,216 @@
+"""Which figures there are of what was recorded besides the accuracy matrix, with their titles and captions."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
+
+from ocil.report import record_plots, records
+from ocil.report.cells import MeasuredCell, Place
+from ocil.report.cost import bytes_kept, images_passed, images_per_batch
+from ocil.report.drawings import CROWD, Drawing, drawing_of, plain, seeds_of
+from ocil.report.standings import Standings
+
+MOST_CURVES = 8
+MOST_PANELS = 3
+MOST_POINTS = 40
+SAME_COST = 0.02  # relative: settings that differ by less in their cost are one point
+Recorded = TypeVar("Recorded")
+
+
+def recorded(place: Place, standings: Standings) -> Iterator[Drawing]:
+    """The figures of one column, for the methods that stand best in it."""
+    everything = _best_first(place, standings)
+    cells = plain(everything)
+    yield from _over_time(place, cells)
+    yield from _heat_maps(place, cells)
+    yield from _confusions(place, cells)
+    yield from _reliability(place, cells)
+    yield from _paired(place, standings)
+    yield from _costs(place, everything)
+
+
+def _best_first(place: Place, standings: Standings) -> dict[str, MeasuredCell]:
+    """Ranked methods by accuracy; the reference of the standings, if it was chosen, comes first. No bounds."""
+    found = {row.name: row.cells[place] for row in standings.entries.ranked if place in row.cells}
+    first = standings.entries.named(standings.chosen).name if standings.chosen else ""
+    order = sorted(found, key=lambda name: (name != first, -found[name].summary.average_accuracy.mean))
+    return {name: found[name] for name in order}
+
+
+def _first(found: Mapping[str, Recorded | None], most: int) -> dict[str, Recorded]:
+    known = {name: each for name, each in found.items() if each is not None}
+    return {name: known[name] for name in list(known)[:most]}
+
+
+def _over_time(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Drawing]:
+    curves = _first({name: records.over_time(cell) for name, cell in cells.items()}, MOST_CURVES)
+    if not curves:
+        return
+    marks = ""
+    if any(curve.tasks for curve in curves.values()):
+        marks += " Vertical lines are ends of tasks."
+    if any(curve.reviews for curve in curves.values()):
+        marks += " Triangles are reviews."
+    subset = max(curve.subset for curve in curves.values())
+    tested = f" On {subset:,} test images that were drawn once." if subset else ""
+    yield drawing_of(
+        place,
+        "over-time",
+        "Accuracy over time",
+        f"Mean accuracy on the classes that have arrived; the band is the 95 % interval.{marks}{tested} "
+        + seeds_of(cells[name] for name in curves),
+        record_plots.over_time,
+        curves,
+    )
+
+
+def _heat_maps(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Drawing]:
+    few = dict(list(cells.items())[:MOST_PANELS])
+    found = _first({name: records.heat_map(cell) for name, cell in few.items()}, MOST_PANELS)
+    if not found:
+        return
+    kind = next(iter(found.values())).rows
+    found = {name: each for name, each in found.items() if each.rows == kind}
+    what, row = ("class", "class") if kind == "classes" else ("task", "group of classes that came with one task")
+    yield drawing_of(
+        place,
+        f"accuracy-per-{what}",
+        f"Accuracy per {what} over time",
+        f"A row per {row}, the first to arrive on top; grey before it has arrived. "
+        f"{_which(found, cells)}{seeds_of(cells[name] for name in found)}",
+        record_plots.heat_maps,
+        found,
+    )
+
+
+def _which(found: Mapping[str, object], cells: Mapping[str, MeasuredCell]) -> str:
+    return f"The {len(found)} best of {len(cells)} methods. " if 1 < len(found) < len(cells) else ""
+
+
+def _confusions(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Drawing]:
+    found = _first({name: records.confusion(cell) for name, cell in cells.items()}, MOST_PANELS)
+    if found:
+        yield drawing_of(
+            place,
+            "confusion",
+            "Confusion at the end",
+            "Where the test images of each class (a row) end up. Bright columns on the right mean that old classes are "
+            f"taken for new ones. {_which(found, cells)}{seeds_of(cells[name] for name in found)}",
+            record_plots.confusions,
+            found,
+        )
+
+
+def _reliability(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Drawing]:
+    found = _first({name: records.calibration(cell) for name, cell in cells.items()}, MOST_CURVES)
+    if found:
+        yield drawing_of(
+            place,
+            "calibration",
+            "Calibration at the end",
+            "How often predictions of a confidence are right. Below the dotted line a method trusts itself too much. "
+            + seeds_of(cells[name] for name in found),
+            record_plots.reliability,
+            found,
+        )
+
+
+def _paired(place: Place, standings: Standings) -> Iterator[Drawing]:
+    reference = standings.reference(place)
+    found = {
+        row.name: difference
+        for row in standings.rows
+        if not row.bound and (number := standings.numbers[row.name].get(place)) and (difference := number.difference)
+    }
+    if reference is None or standings.quantity.form != "percent" or not found:
+        return
+    rows = plain({name: row.cells[place] for row in standings.rows if (name := row.name) in found})
+    found = {name: found[name] for name in rows}
+    ordered = sorted(found, key=lambda name: -found[name].mean)
+    left_out = f" The {MOST_POINTS} nearest of {len(found)}." if len(found) > MOST_POINTS else ""
+    near = sorted(found, key=lambda name: abs(found[name].mean))[:MOST_POINTS]
+    yield drawing_of(
+        place,
+        "paired-differences",
+        f"Difference to {reference.name}",
+        "Over the seeds that both have, with the 95 % interval. A diamond marks an interval that leaves out zero."
+        + left_out,
+        record_plots.paired,
+        {name: found[name] for name in ordered if name in near},
+        f"points of {standings.quantity.title.removesuffix(' %')} against {reference.name}",
+    )
+
+
+def _costs(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Drawing]:
+    passed = {name: _mean([images_passed(run) for run in cell.runs]) for name, cell in cells.items()}
+    per_batch = {name: images_per_batch(cell) for name, cell in cells.items()}
+    whole = sum(value is not None for value in passed.values()) > 1
+    kinds = (
+        ("compute", passed if whole else per_batch, "images passed" + ("" if whole else " per stream batch")),
+        ("bytes", {name: _mean([bytes_kept(run) for run in cell.runs]) for name, cell in cells.items()}, "bytes kept"),
+    )
+    captions = {
+        "compute": "Images that pass forward and backward; forward alone counts a third. "
+        + ("As recorded." if whole else "As the methods state it, with the share of reviews where it is known."),
+        "bytes": "Stored samples, weights, optimiser and whatever else a learner keeps, as recorded.",
+    }
+    for kind, costs, label in kinds:
+        known = {name: cost for name, cost in costs.items() if cost is not None and cost > 0}
+        shown = _apart({name: cells[name] for name in known}, known)
+        if len(shown) > 1 and len({known[name] for name in shown}) > 1:
+            curves = {
+                title: [(known[name], cells[name].summary.average_accuracy) for name in names]
+                for title, names in _curves(shown).items()
+            }
+            yield drawing_of(
+                place,
+                f"accuracy-against-{kind}",
+                f"Accuracy against {kind}",
+                f"{captions[kind]} The upper left is best. Bars are 95 % intervals; a line joins settings of one "
+                f"method. {seeds_of(shown.values())}",
+                record_plots.against_cost,
+                curves,
+                label,
+            )
+
+
+def _apart(cells: Mapping[str, MeasuredCell], costs: Mapping[str, float]) -> dict[str, MeasuredCell]:
+    """What a figure of costs shows: all if they are few, else each method with its own settings, and with the one other
+    setting that was varied most, where that changes its cost."""
+    own = {cell.label: costs[name] for name, cell in cells.items() if not cell.learner_settings}
+    varied = _varied(cells)
+    chosen = {
+        name: cell
+        for name, cell in cells.items()
+        if len(cells) <= CROWD
+        or not cell.learner_settings
+        or (
+            set(cell.learner_settings) == varied.get(cell.label)
+            and abs(costs[name] / own.get(cell.label, costs[name]) - 1) > SAME_COST
+        )
+    }
+    return {name: chosen[name] for name in list(chosen)[:MOST_POINTS]}
+
+
+def _varied(cells: Mapping[str, MeasuredCell]) -> dict[str, set[str]]:
+    """By method: the settings that most of its cells have changed."""
+    counts: dict[str, Counter[frozenset[str]]] = {}
+    for cell in cells.values():
+        if cell.learner_settings:
+            counts.setdefault(cell.label, Counter())[frozenset(cell.learner_settings)] += 1
+    return {label: set(found.most_common(1)[0][0]) for label, found in counts.items()}
+
+
+def _curves(cells: Mapping[str, MeasuredCell]) -> dict[str, list[str]]:
+    """The names of cells by the curve they belong to: a method with its own settings and with one setting varied."""
+    varied = _varied(cells)
+    curves: dict[str, list[str]] = {}
+    for name, cell in cells.items():
+        label, changed = cell.label, set(cell.learner_settings)
+        curves.setdefault(label if not changed or changed == varied.get(label) else name, []).append(name)
+    return {names[0] if len(names) == 1 else title: names for title, names in curves.items()}
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known and len(known) == len(values) else None

@@ -1,0 +1,187 @@
+"""Figures of what was recorded over time, per class, and at what cost. Each function makes one figure."""
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator
+
+from ocil.evaluation.measures import Estimate
+from ocil.report.formatting import kilo
+from ocil.report.plots import OUTSIDE, name_points
+from ocil.report.records import Array, Calibration, Confusion, HeatMap, OverTime
+from ocil.report.style import INK, RULE, Look, new_figure
+
+COLOURS = "viridis"
+NUMBERED = 10  # classes: with as many or fewer, a confusion matrix has numbers
+MOST_MARKS = 60  # reviews or task ends: more would cover the curves
+
+
+def over_time(curves: Mapping[str, OverTime]) -> Figure:
+    """Accuracy on the classes so far by stream batches, the 95 % interval as a band. Lines mark task ends, triangles
+    at a curve its reviews."""
+    figure, (axes,) = new_figure(8.2, 4.2)
+    ends = max((curve.tasks for curve in curves.values()), key=len, default=())
+    if len(ends) <= MOST_MARKS:
+        for end in ends:
+            axes.axvline(end, color=RULE, linewidth=1.1, zorder=0)
+    highest = 0.0
+    ordered = sorted(curves.items(), key=lambda item: -item[1].accuracy[-1].mean)
+    for number, (name, curve) in enumerate(ordered):
+        look = Look.number(number)
+        mean = np.array([100 * point.mean for point in curve.accuracy])
+        spread = np.array([100 * (point.interval or 0.0) for point in curve.accuracy])
+        axes.plot(curve.batches, mean, look.line, color=look.colour, linewidth=1.3, label=f"{name}  {mean[-1]:.1f}")
+        low, high = (mean - spread).clip(0, 100), (mean + spread).clip(0, 100)
+        axes.fill_between(curve.batches, low, high, color=look.colour, alpha=0.13, linewidth=0)
+        if 0 < len(curve.reviews) <= MOST_MARKS:
+            at = np.interp(curve.reviews, curve.batches, mean)
+            axes.plot(
+                curve.reviews,
+                at,
+                linestyle="none",
+                marker="^",
+                markersize=5,
+                color=look.colour,
+                gid=f"reviews-{number}",
+            )
+        highest = max(highest, float(mean.max()))
+    axes.set(xlabel="stream batches learned", ylabel="accuracy on all classes so far, %")
+    axes.set_ylim(0, min(100.0, 10 * np.ceil((highest + 3) / 10)))
+    axes.grid(False, axis="x")
+    axes.legend(title="% at the end", **OUTSIDE)
+    return figure
+
+
+def heat_maps(maps: Mapping[str, HeatMap]) -> Figure:
+    """A panel per method: classes in their order of arrival, from top to bottom, over time."""
+    figure = Figure(figsize=(2.6 + 2.5 * len(maps), 3.6), layout="constrained")
+    panels = list(np.atleast_1d(figure.subplots(1, len(maps), sharey=True)))
+    colours = mpl.colormaps[COLOURS].with_extremes(bad=RULE)
+    highest = max(
+        (float(np.nanmax(each.accuracy)) for each in maps.values() if not np.isnan(each.accuracy).all()), default=1.0
+    )
+    for axes, (name, each) in zip(panels, maps.items(), strict=True):
+        rows = len(each.accuracy)
+        edges = _edges(each.times)
+        image = axes.imshow(
+            _evenly(each, edges),
+            cmap=colours,
+            vmin=0,
+            vmax=100 * max(highest, 0.01),
+            aspect="auto",
+            interpolation="nearest",
+            extent=(edges[0], edges[-1], rows + 0.5, 0.5),
+        )
+        axes.set(title=_short(name), xlabel=each.unit)
+        axes.grid(False)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+    first = next(iter(maps.values()))
+    panels[0].set_ylabel("class, by arrival" if first.rows == "classes" else "classes of task")
+    figure.colorbar(image, ax=panels, label="accuracy, %", shrink=0.9)
+    return figure
+
+
+def _edges(times: Sequence[int]) -> Array:
+    """Where each time begins and the last ends: halfway to its neighbours."""
+    at = np.array(times, dtype=float)
+    middle = (at[1:] + at[:-1]) / 2
+    return np.concatenate([[at[0] - (middle[0] - at[0])], middle, [at[-1] + (at[-1] - middle[-1])]])
+
+
+def _evenly(each: HeatMap, edges: Array) -> Array:
+    """The map in percent with columns at equal distances, as an image has them."""
+    count = min(400, max(len(each.times), 1) * 2)
+    centres = np.linspace(edges[0], edges[-1], 2 * count + 1)[1::2]
+    at = np.searchsorted(edges, centres, side="right") - 1
+    return np.asarray(100 * each.accuracy[:, at.clip(0, len(each.times) - 1)])
+
+
+def confusions(maps: Mapping[str, Confusion]) -> Figure:
+    """A panel per method: true classes down, predicted classes across, in percent of each true class."""
+    figure = Figure(figsize=(1.4 + 3.1 * len(maps), 3.4), layout="constrained")
+    panels = list(np.atleast_1d(figure.subplots(1, len(maps))))
+    for axes, (name, each) in zip(panels, maps.items(), strict=True):
+        count = len(each.shares)
+        extent = (0.5, count + 0.5, count + 0.5, 0.5)
+        image = axes.imshow(100 * each.shares, cmap=COLOURS, vmin=0, vmax=100, interpolation="nearest", extent=extent)
+        order = "class, by arrival" if each.by_arrival else "class"
+        axes.set(title=_short(name), xlabel=f"predicted {order}", ylabel=f"true {order}")
+        axes.grid(False)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(6, integer=True))
+        if count <= NUMBERED:
+            _number(axes, each)
+    figure.colorbar(image, ax=panels, label="% of the true class", shrink=0.9)
+    return figure
+
+
+def _number(axes: Axes, each: Confusion) -> None:
+    for (row, column), share in np.ndenumerate(each.shares):
+        ink = "#000000" if share > 0.6 else "#ffffff"
+        axes.text(column + 1, row + 1, f"{100 * share:.0f}", ha="center", va="center", fontsize=7, color=ink)
+
+
+def reliability(curves: Mapping[str, Calibration]) -> Figure:
+    """Accuracy by confidence; on the diagonal a prediction is right as often as it says."""
+    figure, (axes,) = new_figure(6.4, 4.0)
+    axes.plot([0, 100], [0, 100], color=INK, linewidth=0.8, linestyle=":")
+    for number, (name, curve) in enumerate(curves.items()):
+        label = f"{name}  {100 * curve.error:.1f}"
+        axes.plot(100 * curve.confidence, 100 * curve.accuracy, **Look.number(number).line_options, label=label)
+    axes.set(xlabel="confidence, %", ylabel="accuracy, %", xlim=(0, 100), ylim=(0, 100))
+    axes.legend(title="calibration error, %", **OUTSIDE)
+    return figure
+
+
+def against_cost(curves: Mapping[str, Sequence[tuple[float, Estimate]]], xlabel: str) -> Figure:
+    """Accuracy against a cost, a line per method; the upper left is best. Costs that differ much are on a log scale."""
+    figure, (axes,) = new_figure(7.2, 4.4)
+    costs = [cost for points in curves.values() for cost, _ in points]
+    if min(costs) > 0 and max(costs) > 4 * min(costs):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter(lambda value, _: kilo(value))
+    axes.xaxis.set_minor_formatter(lambda value, _: "")
+    spots = []
+    for number, points in enumerate(curves.values()):
+        ordered = sorted(points, key=lambda point: point[0])
+        at, means = [cost for cost, _ in ordered], [100 * value.mean for _, value in ordered]
+        bars = [100 * (value.interval or 0) for _, value in ordered]
+        options = Look.number(number).line_options | {"markersize": 6, "linewidth": 0.9}
+        axes.errorbar(at, means, yerr=bars, capsize=2, **options)
+        best = int(np.argmax(means))
+        spots.append((at[best], means[best]))
+    axes.set(xlabel=xlabel, ylabel="accuracy at the end, %")
+    axes.margins(0.14)
+    name_points(figure, axes, spots, [_short(name) for name in curves])
+    return figure
+
+
+def paired(rows: Mapping[str, Estimate], xlabel: str) -> Figure:
+    """Differences to one method with their 95 % intervals; a diamond marks those that leave out zero."""
+    figure, (axes,) = new_figure(6.8, 1.0 + 0.26 * len(rows))
+    for number, value in enumerate(reversed(list(rows.values()))):
+        apart = value.interval is not None and abs(value.mean) > value.interval
+        look = Look.number(1 if apart else 0)
+        axes.errorbar(
+            100 * value.mean,
+            number,
+            xerr=None if value.interval is None else 100 * value.interval,
+            color=look.colour,
+            marker="D" if apart else "o",
+            markersize=4.5,
+            linewidth=1,
+        )
+    axes.axvline(0, color=INK, linewidth=1)
+    axes.set_yticks(range(len(rows)), [_short(name, 48) for name in rows][::-1])
+    axes.set(xlabel=xlabel)
+    axes.margins(y=0.7 / max(1, len(rows)))
+    return figure
+
+
+def _short(name: str, most: int = 30) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"

@@ -1,0 +1,192 @@
+"""What the runs of a cell recorded besides the accuracy matrix, as arrays over seeds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ocil.evaluation.measures import Estimate, estimate
+from ocil.report.cells import MeasuredCell
+from ocil.runs.results import Result
+
+Array = NDArray[np.float64]
+MOST_POINTS = 400  # of a curve or a heat map: more cannot be told apart
+MOST_CLASSES = 1000
+
+
+@dataclass(frozen=True)
+class OverTime:
+    """Accuracy on the classes that have arrived, at points that all seeds have in common."""
+
+    batches: tuple[int, ...]
+    """Stream batches learned by then."""
+    accuracy: tuple[Estimate, ...]
+    reviews: tuple[int, ...] = ()
+    """Batches after which a review took place, in the first seed."""
+    tasks: tuple[int, ...] = ()
+    """Batches with which a task ended."""
+    subset: int = 0
+    """Test images that were used, if not all."""
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """Accuracy over time, a row per class, or per group of classes, in the order of arrival."""
+
+    times: tuple[int, ...]
+    accuracy: Array
+    """``[rows, times]``, mean over seeds: row k is the k-th class to arrive. NaN before it has arrived."""
+    rows: str
+    """``classes`` or ``tasks``."""
+    unit: str
+    """What the times count."""
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """``[true class, predicted class]``: shares of the test images of a class, summed over seeds."""
+
+    shares: Array
+    by_arrival: bool
+    """Whether classes are in the order of arrival, else by their number."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Test images by the confidence of their prediction, summed over seeds: one value per bin that is not empty."""
+
+    confidence: Array
+    accuracy: Array
+    count: Array
+
+    @property
+    def error(self) -> float:
+        """Expected calibration error: the mean distance of confidence and accuracy, weighted by images."""
+        return float((self.count * abs(self.confidence - self.accuracy)).sum() / self.count.sum())
+
+
+def over_time(cell: MeasuredCell) -> OverTime | None:
+    """None unless all seeds have evaluations between tasks, some of them at the same batches."""
+    records = [run.result.anytime for run in cell.runs]
+    if not all(record.get("points") for record in records):
+        return None
+    curves = [{point["batch"]: float(point["accuracy"]) for point in record["points"]} for record in records]
+    shared = _some(sorted(set.intersection(*(set(curve) for curve in curves))))
+    if len(shared) < 2:
+        return None
+    first = records[0]
+    return OverTime(
+        tuple(shared),
+        tuple(estimate([curve[batch] for curve in curves]) for batch in shared),
+        tuple(first.get("reviews", ())),
+        tuple(first.get("tasks", ())),
+        first.get("subset", 0),
+    )
+
+
+def heat_map(cell: MeasuredCell) -> HeatMap | None:
+    """Per class between tasks, else per class after each task, else per group of classes after each task."""
+    return _classes_anytime(cell) or _classes_by_task(cell) or _groups(cell)
+
+
+def _classes_anytime(cell: MeasuredCell) -> HeatMap | None:
+    time = over_time(cell)
+    if time is None or not 1 < len(cell.runs[0].result.anytime["tested"]) <= MOST_CLASSES:
+        return None
+    found = []
+    for run in cell.runs:
+        record = run.result.anytime
+        points = {point["batch"]: point["correct"] for point in record["points"]}
+        correct = np.array([points[batch] for batch in time.batches], dtype=float).T
+        tested, arrived = (np.array(record[name], dtype=float) for name in ("tested", "arrived"))
+        found.append(_in_order(_share(correct, tested), arrived, np.array(time.batches, dtype=float)))
+    return _mean_map(found, time.batches, "classes", "stream batches")
+
+
+def _classes_by_task(cell: MeasuredCell) -> HeatMap | None:
+    found, tasks = [], cell.config.stream.tasks
+    for run in cell.runs:
+        result = run.result
+        correct = [each["correct"] for each in result.evaluations if each.get("correct")]
+        if len(correct) != tasks or tasks < 2 or not result.groups or not 1 < len(result.tested) <= MOST_CLASSES:
+            return None
+        arrived = np.full(len(result.tested), np.inf)
+        for task, classes in enumerate(result.groups, 1):
+            arrived[classes] = task
+        share = _share(np.array(correct, dtype=float).T, np.array(result.tested, dtype=float))
+        found.append(_in_order(share, arrived, np.arange(1, tasks + 1, dtype=float)))
+    return _mean_map(found, range(1, tasks + 1), "classes", "tasks learned")
+
+
+def _groups(cell: MeasuredCell) -> HeatMap | None:
+    matrices = [np.array(run.result.matrix, dtype=float) for run in cell.runs]
+    rows, columns = matrices[0].shape
+    if rows != columns or rows < 2 or rows > MOST_CLASSES:
+        return None
+    arrived, times = np.arange(1, rows + 1, dtype=float), np.arange(1, rows + 1, dtype=float)
+    maps = [_in_order(matrix.T, arrived, times) for matrix in matrices]
+    return _mean_map(maps, range(1, rows + 1), "tasks", "tasks learned")
+
+
+def _in_order(accuracy: Array, arrived: Array, times: Array) -> Array:
+    """Rows in the order of arrival, NaN at times before it."""
+    order = np.argsort(arrived, kind="stable")
+    return np.where(times[None] >= arrived[order][:, None], accuracy[order], np.nan)
+
+
+def _share(correct: Array, tested: Array) -> Array:
+    """Correct images of each class, ``[classes, times]``, by its test images; NaN for a class without any."""
+    return np.asarray(correct / np.where(tested > 0, tested, np.nan)[:, None]).clip(0, 1)
+
+
+def _mean_map(maps: Sequence[Array], times: Sequence[int], rows: str, unit: str) -> HeatMap | None:
+    if len({each.shape for each in maps}) != 1:
+        return None
+    stack = np.stack(maps)
+    known = ~np.isnan(stack)
+    counts = known.sum(axis=0)
+    mean = np.where(counts > 0, np.where(known, stack, 0.0).sum(axis=0) / np.maximum(counts, 1), np.nan)
+    return HeatMap(tuple(times), mean, rows, unit)
+
+
+def confusion(cell: MeasuredCell) -> Confusion | None:
+    """None unless all seeds recorded it, for as many classes."""
+    results = [run.result for run in cell.runs]
+    sizes = {len(result.confusion) for result in results}
+    if len(sizes) > 1 or not 1 < max(sizes) <= MOST_CLASSES:
+        return None
+    counts = [np.array(result.confusion, dtype=float) for result in results]
+    orders = [_order_of_arrival(result) for result in results]
+    if by_arrival := all(order is not None for order in orders):
+        pairs = zip(counts, orders, strict=True)
+        counts = [each[np.ix_(order, order)] for each, order in pairs if order is not None]
+    total = np.asarray(np.sum(counts, axis=0))
+    return Confusion(total / np.maximum(total.sum(axis=1, keepdims=True), 1), by_arrival) if total.sum() else None
+
+
+def _order_of_arrival(result: Result) -> NDArray[np.int64] | None:
+    """The classes in the order in which they first came, or by tasks; None if that is not known."""
+    if arrived := result.anytime.get("arrived"):
+        return np.argsort(arrived, kind="stable")
+    classes = [name for group in result.groups for name in group]
+    return np.array(classes) if len(classes) == len(result.tested) else None
+
+
+def calibration(cell: MeasuredCell) -> Calibration | None:
+    """None unless all seeds recorded it."""
+    found = [run.result.calibration for run in cell.runs]
+    if not all(found):
+        return None
+    tables = [[each[name] for name in ("count", "correct", "confidence")] for each in found]
+    count, correct, confidence = np.sum(np.array(tables, dtype=float), axis=0)
+    full = count > 0
+    return Calibration(confidence[full] / count[full], correct[full] / count[full], count[full]) if full.any() else None
+
+
+def _some(values: Sequence[int]) -> list[int]:
+    """At most ``MOST_POINTS`` of them, at equal distances, with the first and the last."""
+    if len(values) <= MOST_POINTS:
+        return list(values)
+    places = np.linspace(0, len(values) - 1, MOST_POINTS).round().astype(int)
+    return [values[place] for place in places]

@@ -1,0 +1,321 @@
+"""Standings as tables: ranks and costs, the numbers of all entries, the best of each column."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ocil.evaluation.measures import Estimate
+from ocil.report.cells import MeasuredCell, Place, memory_of
+from ocil.report.cost import images_per_batch
+from ocil.report.entries import Entry
+from ocil.report.formatting import count, duration, kilo
+from ocil.report.quantities import KEPT, Quantity
+from ocil.report.ranking import seeds_text
+from ocil.report.result_tables import anchor, record_table
+from ocil.report.standings import Number, Standings
+from ocil.report.table import MINUS, Column, Document, Row, Table, Value
+
+FEW = 6  # methods side by side in one table
+MOST_REMARKS = 20
+RECORD = (
+    *("dataset", "stream", "memory", "method", "seeds", "mean", "interval", "against", "difference"),
+    *("difference_interval", "shared_seeds", "images_per_batch", "wall_seconds", "device"),
+)
+
+
+def methods_document(standings: Standings) -> Document:
+    """A table per dataset and stream, a column per memory size; as CSV a line per number."""
+    return Document(
+        "methods",
+        "All methods",
+        tuple(methods_tables(standings)),
+        record_table(RECORD, _records(standings)),
+        _caption(standings),
+        "Best in bold, second underlined. In brackets: the paired difference.",
+    )
+
+
+def standings_document(standings: Standings) -> Document:
+    tables = standings_table(standings), leads_table(standings)
+    records = _plain(standings_table(standings, everything=True))
+    return Document("standings", "Standings", tables, records, formats=("md", "csv"))
+
+
+def _caption(standings: Standings) -> str:
+    return (
+        f"{standings.quantity.title}, mean over seeds ± half of the 95 % interval. Differences are to "
+        f"{reference_text(standings)}, over the seeds that both have, in "
+        f"{'points' if standings.quantity.form == 'percent' else 'the same unit'}."
+    )
+
+
+def reference_text(standings: Standings) -> str:
+    """What the entries are compared with, in words."""
+    if standings.chosen:
+        return standings.entries.named(standings.chosen).name
+    if standings.leader is None:
+        return "the best of the column"
+    everywhere = all(standings.reference(place) == standings.leader for place in standings.entries.columns)
+    return standings.leader.name + ("" if everywhere else ", or to the best of a column without it")
+
+
+def methods_tables(standings: Standings) -> list[Table]:
+    problems: dict[str, list[Place]] = {}
+    for place in standings.entries.columns:
+        problems.setdefault(place.problem, []).append(place)
+    return [_problem_table(standings, title, places) for title, places in problems.items()]
+
+
+def _problem_table(standings: Standings, title: str, places: Sequence[Place]) -> Table:
+    heads = (Column(_memory(place), "paired", not standings.quantity.higher_is_better) for place in places)
+    usual = _usual_seeds(standings, places)
+    rows = []
+    for row in standings.rows:
+        found = standings.numbers[row.name]
+        if any(place in found for place in places):
+            values = [_value(standings, row, place, usual) for place in places]
+            alone = row.bound and all(not memory_of(cell.config) for cell in row.cells.values())
+            rows.append(Row.of(row.name, *(values[:1] if alone else values), bound=row.bound))
+    return Table(title, (Column("method"), *heads), tuple(rows), f"{count(usual, 'seed')} unless noted otherwise.")
+
+
+def _memory(place: Place) -> str:
+    return f"memory {place.memory}" if place.memory else "no memory"
+
+
+def _usual_seeds(standings: Standings, places: Iterable[Place]) -> int:
+    counts = [
+        len(number.seeds) for place in places for found in standings.numbers.values() if (number := found.get(place))
+    ]
+    return max(set(counts), key=lambda each: (counts.count(each), each), default=0)
+
+
+def _value(standings: Standings, row: Entry, place: Place, usual: int = 0) -> Value:
+    number = standings.numbers[row.name].get(place)
+    if number is None:
+        return Value("-", "")
+    notes: list[str] = [] if row.cells[place].common else [row.cells[place].config.learner.precision]
+    notes += [f"{len(number.seeds)} seeds"] if len(number.seeds) not in (1, usual) and usual else []
+    return Value(
+        standings.quantity.text(number.value),
+        f"{number.value.mean:.6g}",
+        number.rank,
+        note=", ".join(notes),
+        anchor=anchor(row.cells[place].name),
+        paired=paired_text(standings, row, place),
+    )
+
+
+def paired_text(standings: Standings, row: Entry, place: Place) -> str:
+    """The difference to the reference in words; empty for the reference itself."""
+    reference, number = standings.reference(place), standings.numbers[row.name].get(place)
+    if number is None or reference is None or reference == row:
+        return ""
+    if number.difference is None:
+        return "no shared seed"
+    return standings.quantity.difference(number.difference)
+
+
+def standings_table(standings: Standings, everything: bool = False) -> Table:
+    """A row per method, best first: mean rank, mean, difference to the reference, cost, and what is missing.
+
+    Methods that miss more than half of the columns are left to a remark, unless ``everything`` is wanted.
+    """
+    over = standings.ranking.columns
+    one, quantity = len(over) == 1, standings.quantity
+    kept = any(KEPT.by_seed(cell) for row in standings.entries.ranked for cell in row.cells.values())
+    ends = {row.name: row for row in standings.ranking.rows if everything or 2 * len(row.missing) <= len(over)}
+    heads = [
+        Column("method"),
+        Column("rank" if one else "mean rank", "number", lower_is_better=True),
+        Column(quantity.title if one else f"mean {quantity.title}", "number", not quantity.higher_is_better),
+        Column(f"against {_short_reference(standings)}", "number", not quantity.higher_is_better),
+        Column("images / batch", "number", lower_is_better=True),
+        *([Column("kept", "number", lower_is_better=True)] if kept else []),
+        Column("time / run", "number", lower_is_better=True),
+        *([] if all(not row.missing for row in ends.values()) else [Column("not run on")]),
+    ]
+    rows = []
+    for row in (row for row in standings.rows if row.name in ends):
+        standing, difference = ends[row.name], standings.mean_difference(row)
+        mean, images = standings.mean_value(row), standings.images(row)
+        seconds = [cell.summary.wall_seconds.mean for cell in standings.cells_of(row)]
+        found = [
+            Value(row.name, anchor=anchor(next(iter(row.cells.values())).name) if row.cells else ""),
+            Value("-" if standing.mean_rank is None else f"{standing.mean_rank:.3g}", _sort(standing.mean_rank)),
+            _mean_value(standings, row, mean),
+            _difference_value(quantity, difference),
+            Value(images_text(standings, row), _sort(images and images[1])),
+            *([_kept(standings.cells_of(row))] if kept else []),
+            Value(duration(sum(seconds) / len(seconds)), f"{sum(seconds) / len(seconds):.3f}"),
+        ]
+        if len(heads) > len(found):
+            found.append(Value(_places(standing.missing)))
+        rows.append(Row.of(*found))
+    rest = len(standings.entries.ranked) - len(rows)
+    more = f" {count(rest, 'row')} with less than half of these columns: see all methods." if rest else ""
+    return Table("", tuple(heads), tuple(rows), ranking_text(standings) + more)
+
+
+def images_text(standings: Standings, row: Entry) -> str:
+    """Images per stream batch, as a range where columns differ."""
+    images = standings.images(row)
+    return "-" if images is None else _range(*images)
+
+
+def _short_reference(standings: Standings) -> str:
+    if standings.chosen:
+        return standings.entries.named(standings.chosen).name
+    return standings.leader.name if standings.leader else "the best"
+
+
+def _mean_value(standings: Standings, row: Entry, mean: float | None) -> Value:
+    if mean is None:
+        return Value("-", "")
+    if len(standings.ranking.columns) == 1:
+        number = standings.numbers[row.name][standings.ranking.columns[0]]
+        return Value(standings.quantity.text(number.value), f"{mean:.6g}", number.rank)
+    return Value(standings.quantity.text(Estimate(mean, None, ())).removesuffix(" (one seed)"), f"{mean:.6g}")
+
+
+def _difference_value(quantity: Quantity, difference: Estimate | None) -> Value:
+    return Value(quantity.difference(difference) or "-", "" if difference is None else f"{difference.mean:.6g}")
+
+
+def _kept(cells: Iterable[MeasuredCell]) -> Value:
+    values = [value for cell in cells if (value := KEPT.estimate(cell))]
+    if not values:
+        return Value("-", "")
+    low, high = min(value.mean for value in values), max(value.mean for value in values)
+    text = KEPT.text(values[0]) if low == high else f"{kilo(low)} to {kilo(high)}B"
+    return Value(text, f"{high:.6g}")
+
+
+def ranking_text(standings: Standings) -> str:
+    """What the ranks are over, and what is left out."""
+    over, columns = standings.ranking.columns, standings.entries.columns
+    complete = sum(row.mean_rank is not None for row in standings.ranking.rows)
+    if not over:
+        return "No column has two methods, so there are no ranks."
+    text = f"Ranks are among the {complete} methods that were run on all of: {_places(over)}."
+    if rest := len(columns) - len(over):
+        text += f" {count(rest, 'column')} with fewer of them {'is' if rest == 1 else 'are'} left out."
+    return text
+
+
+def leads_table(standings: Standings) -> Table:
+    """The best of each column, the second, and the paired difference between them."""
+    quantity = standings.quantity
+    heads = (
+        *(Column("column"), Column("best"), Column(quantity.title, "number", not quantity.higher_is_better)),
+        *(Column("second"), Column("ahead by", "number"), Column("images / batch", "number", lower_is_better=True)),
+    )
+    rows = []
+    for lead in standings.leads:
+        number, cell = standings.numbers[lead.best.name][lead.place], lead.best.cells[lead.place]
+        images = images_per_batch(cell)
+        by = quantity.difference(lead.by) if lead.by else "no shared seed" if lead.second else "-"
+        rows.append(
+            Row.of(
+                lead.place.title,
+                Value(lead.best.name, anchor=anchor(cell.name)),
+                Value(quantity.text(number.value), f"{number.value.mean:.6g}"),
+                lead.second.name if lead.second else "-",
+                Value(by.removeprefix("+"), _sort(lead.by.mean if lead.by else None)),
+                Value("-" if images is None else kilo(images), _sort(images)),
+            )
+        )
+    return Table("Best of each column", heads, tuple(rows))
+
+
+def shown(standings: Standings) -> list[Table]:
+    """For a terminal: a column per method if they are few, else a table per dataset with a row per method."""
+    if len(standings.entries.rows) <= FEW:
+        return [side_by_side(standings)]
+    first, *others = methods_tables(standings)
+    return [replace(first, note=f"{_caption(standings)} {first.note}"), *others]
+
+
+def side_by_side(standings: Standings) -> Table:
+    """A row per column of the standings and a column per method: its number, and in brackets the difference."""
+    heads = (Column("column"), *(Column(row.name, "paired") for row in standings.entries.rows))
+    rows = (
+        Row.of(place.title, *(_value(standings, row, place) for row in standings.entries.rows))
+        for place in standings.entries.columns
+    )
+    usual, others = _other_seeds(standings)
+    return Table("", heads, tuple(rows), f"{_caption(standings)} Seeds {usual}.", others)
+
+
+def _other_seeds(standings: Standings) -> tuple[str, tuple[str, ...]]:
+    """The seeds of most numbers, and a remark for each number with others."""
+    found = {
+        (row.name, place): seeds_text(number.seeds)
+        for row in standings.entries.rows
+        for place, number in standings.numbers[row.name].items()
+    }
+    usual = Counter(found.values()).most_common(1)[0][0] if found else ""
+    others = [f"{name} on {place.title}: seeds {seeds}" for (name, place), seeds in found.items() if seeds != usual]
+    more = [f"and {len(others) - MOST_REMARKS} more"] if len(others) > MOST_REMARKS else []
+    return usual, (*others[:MOST_REMARKS], *more)
+
+
+def _records(standings: Standings) -> Iterable[dict[str, Any]]:
+    for row in standings.rows:
+        for place, number in standings.numbers[row.name].items():
+            cell, reference, images = row.cells[place], standings.reference(place), images_per_batch(row.cells[place])
+            yield {
+                "dataset": place.dataset,
+                "stream": place.stream,
+                "memory": memory_of(cell.config),
+                "method": row.name,
+                "seeds": len(number.seeds),
+                "mean": _exact(standings, number.value.mean),
+                "interval": _exact(standings, number.value.interval),
+                "against": reference.name if reference else "",
+                **_difference_record(standings, number),
+                "images_per_batch": "" if images is None else f"{images:.6g}",
+                "wall_seconds": f"{cell.summary.wall_seconds.mean:.3f}",
+                "device": cell.devices,
+            }
+
+
+def _difference_record(standings: Standings, number: Number) -> dict[str, Any]:
+    found = number.difference
+    if found is None:
+        return {}
+    return {
+        "difference": _exact(standings, found.mean),
+        "difference_interval": _exact(standings, found.interval),
+        "shared_seeds": len(found.values),
+    }
+
+
+def _exact(standings: Standings, value: float | None) -> str:
+    """In percent with three digits, or as it is, for programs."""
+    if value is None:
+        return ""
+    return f"{100 * value:z.3f}" if standings.quantity.form == "percent" else f"{value:.6g}"
+
+
+def _plain(table: Table) -> Table:
+    """For CSV: minus signs that programs read."""
+    rows = (Row.of(*(value.text.replace(MINUS, "-") for value in row.values)) for row in table.rows)
+    return Table("", table.columns, tuple(rows))
+
+
+def _places(places: Sequence[Place]) -> str:
+    """``CIFAR-100, memory 1000, 5000; CIFAR-10, memory 200``: the sizes of a dataset and stream together."""
+    sizes: dict[str, list[str]] = {}
+    for place in places:
+        sizes.setdefault(place.problem, []).extend([str(place.memory)] if place.memory else [])
+    return "; ".join(f"{name}, memory {', '.join(found)}" if found else name for name, found in sizes.items())
+
+
+def _range(low: float, high: float) -> str:
+    return kilo(high) if kilo(low) == kilo(high) else f"{kilo(low)} to {kilo(high)}"
+
+
+def _sort(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"

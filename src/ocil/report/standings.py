@@ -1,0 +1,207 @@
+"""Who is ahead, by how much and at what cost: numbers of all entries, ranks, and differences to one of them."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ocil.evaluation.measures import Estimate, estimate, estimate_json
+from ocil.report.cells import MeasuredCell, Place
+from ocil.report.cost import images_per_batch
+from ocil.report.entries import Entries, Entry
+from ocil.report.quantities import ACCURACY_QUANTITY, Quantity
+from ocil.report.ranking import Ranking, paired_difference, ranking
+
+
+@dataclass(frozen=True)
+class Number:
+    """One number of a table, and how far it is from the entry that it is compared with."""
+
+    value: Estimate
+    seeds: tuple[int, ...]
+    rank: int = 0
+    """1 for the best of its column, 2 for the second, else 0; 0 for a bound and for a single number."""
+    difference: Estimate | None = None
+    """Over the seeds that both have; None for the reference itself, or where they share no seed."""
+
+    @property
+    def settled(self) -> bool | None:
+        """Whether the interval of the difference leaves out zero; None where there is no interval."""
+        if self.difference is None or self.difference.interval is None:
+            return None
+        return abs(self.difference.mean) > self.difference.interval
+
+
+@dataclass(frozen=True)
+class Lead:
+    """The best of a column, and its paired difference to the second."""
+
+    place: Place
+    best: Entry
+    second: Entry | None
+    by: Estimate | None
+
+
+@dataclass(frozen=True)
+class Standings:
+    entries: Entries
+    quantity: Quantity = ACCURACY_QUANTITY
+    chosen: str = ""
+    """The name of the entry that the others are compared with; empty: the leader."""
+
+    @cached_property
+    def by_seed(self) -> dict[str, dict[Place, dict[int, float]]]:
+        """The values of each entry, by column and seed."""
+        return {
+            row.name: {place: found for place, cell in row.cells.items() if (found := self.quantity.by_seed(cell))}
+            for row in self.entries.rows
+        }
+
+    @cached_property
+    def ranking(self) -> Ranking[Place]:
+        """Of all entries but the bounds."""
+        means = {
+            row.name: {place: _mean(values.values()) for place, values in self.by_seed[row.name].items()}
+            for row in self.entries.ranked
+        }
+        return ranking(means, self.entries.columns, self.quantity.higher_is_better)
+
+    @cached_property
+    def leader(self) -> Entry | None:
+        """The entry of the best mean rank; the only one, where nothing can be ranked."""
+        ranked = [row for row in self.ranking.rows if row.mean_rank is not None]
+        name = ranked[0].name if ranked else None
+        return next((row for row in self.entries.ranked if row.name == name), None)
+
+    @cached_property
+    def rows(self) -> tuple[Entry, ...]:
+        """Bounds first, then the others by their rank."""
+        order = {standing.name: place for place, standing in enumerate(self.ranking.rows)}
+        bounds = [row for row in self.entries.rows if row.bound]
+        return (*bounds, *sorted(self.entries.ranked, key=lambda row: order[row.name]))
+
+    def reference(self, place: Place) -> Entry | None:
+        """What the entries of a column are compared with: the chosen one; else the leader, or the best without it."""
+        if self.chosen:
+            chosen = self.entries.named(self.chosen)  # raises if there is none
+            return chosen if place in self.by_seed[chosen.name] else None
+        if self.leader and place in self.by_seed[self.leader.name]:
+            return self.leader
+        best = self._orders[place]
+        return best[0] if len(best) > 1 else None
+
+    @cached_property
+    def _orders(self) -> dict[Place, list[Entry]]:
+        return {place: self._order(place) for place in self.entries.columns}
+
+    def _order(self, place: Place) -> list[Entry]:
+        """The ranked entries of a column, best first."""
+        here = [row for row in self.entries.ranked if place in self.by_seed[row.name]]
+        sign = -1 if self.quantity.higher_is_better else 1
+        return sorted(here, key=lambda row: sign * _mean(self.by_seed[row.name][place].values()))
+
+    @cached_property
+    def numbers(self) -> dict[str, dict[Place, Number]]:
+        """Every number, by entry and column."""
+        found: dict[str, dict[Place, Number]] = {row.name: {} for row in self.entries.rows}
+        for place in self.entries.columns:
+            reference, ranks = self.reference(place), self._top_two(place)
+            for row in self.entries.rows:
+                if values := self.by_seed[row.name].get(place):
+                    other = self.by_seed[reference.name][place] if reference and reference != row else {}
+                    found[row.name][place] = Number(
+                        estimate(list(values.values())),
+                        tuple(sorted(values)),
+                        ranks.get(row.name, 0),
+                        paired_difference(values, other),
+                    )
+        return found
+
+    def _top_two(self, place: Place) -> dict[str, int]:
+        """The best and the second as printed: those that print alike share a rank; a single one has none."""
+        ordered = self._orders[place]
+        if len(ordered) < 2:
+            return {}
+        digits = 3 if self.quantity.form == "percent" else 6
+        shown = {row.name: round(_mean(self.by_seed[row.name][place].values()), digits) for row in ordered}
+        best = list(dict.fromkeys(shown.values()))[:2]
+        return {name: best.index(value) + 1 for name, value in shown.items() if value in best}
+
+    @cached_property
+    def leads(self) -> list[Lead]:
+        """The best of each column."""
+        found = []
+        for place in self.entries.columns:
+            if ordered := self._orders[place]:
+                best, second = ordered[0], ordered[1] if len(ordered) > 1 else None
+                mine = self.by_seed[best.name][place]
+                by = paired_difference(mine, self.by_seed[second.name][place]) if second else None
+                found.append(Lead(place, best, second, by))
+        return found
+
+    def mean_difference(self, row: Entry) -> Estimate | None:
+        """The difference to the reference, averaged over the columns of the ranking: a value per seed that all have."""
+        per_seed: list[Mapping[int, float]] = []
+        for place in self.ranking.columns:
+            reference = self.reference(place)
+            mine = self.by_seed[row.name].get(place)
+            if reference is None or reference == row or mine is None:
+                return None
+            other = self.by_seed[reference.name][place]
+            per_seed.append({seed: mine[seed] - other[seed] for seed in mine.keys() & other.keys()})
+        shared = sorted(set.intersection(*(set(found) for found in per_seed))) if per_seed else []
+        return estimate([_mean(found[seed] for found in per_seed) for seed in shared]) if shared else None
+
+    def mean_value(self, row: Entry) -> float | None:
+        """The mean over the columns of the ranking."""
+        found = self.numbers[row.name]
+        if not self.ranking.columns or any(place not in found for place in self.ranking.columns):
+            return None
+        return _mean(found[place].value.mean for place in self.ranking.columns)
+
+    def cells_of(self, row: Entry) -> list[MeasuredCell]:
+        """Its cells in the columns of the ranking; in all columns, if it has none of those."""
+        found = [cell for place, cell in row.cells.items() if place in self.ranking.columns]
+        return found or list(row.cells.values())
+
+    def images(self, row: Entry) -> tuple[float, float] | None:
+        """The fewest and the most images per stream batch of these cells."""
+        found = [value for cell in self.cells_of(row) if (value := images_per_batch(cell)) is not None]
+        return (min(found), max(found)) if found else None
+
+    def to_json(self) -> dict[str, Any]:
+        """All numbers, as commands print them with ``--json``."""
+        standing = {row.name: row for row in self.ranking.rows}
+        return {
+            "measure": self.quantity.name,
+            "against": self.chosen or (self.leader.name if self.leader else None),
+            "columns": [_column(place) for place in self.entries.columns],
+            "ranked_columns": [_column(place) for place in self.ranking.columns],
+            "rows": [
+                {
+                    "name": row.name,
+                    "method": row.label,
+                    "bound": row.bound,
+                    "mean_rank": None if row.bound else standing[row.name].mean_rank,
+                    "missing": [] if row.bound else [_column(place) for place in standing[row.name].missing],
+                    "mean_difference": estimate_json(self.mean_difference(row)),
+                    "numbers": [
+                        _column(place)
+                        | {"seeds": number.seeds, "cell": row.cells[place].name, **(estimate_json(number.value) or {})}
+                        | {"difference": estimate_json(number.difference)}
+                        | {"images_per_batch": images_per_batch(row.cells[place])}
+                        for place, number in self.numbers[row.name].items()
+                    ],
+                }
+                for row in self.rows
+            ],
+        }
+
+
+def _column(place: Place) -> dict[str, Any]:
+    return {"dataset": place.dataset, "stream": place.stream, "memory": place.memory}
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found)

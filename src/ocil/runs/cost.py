@@ -1,0 +1,77 @@
+"""What a run costs: images passed through the network, and bytes that are kept between two batches."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ocil.learning.memory import Memory
+from ocil.methods.base import Learner
+from ocil.methods.passes import Pass
+from ocil.runs.config import RunConfig
+from ocil.streams import Stream
+
+
+class Images(NamedTuple):
+    """Images passed through the network by a method, evaluations not counted."""
+
+    trained: float = 0
+    """Forward and backward."""
+    forward: float = 0
+    """Forward only."""
+
+    def plus(self, passes: Iterable[Pass], times: float = 1) -> "Images":
+        counted = list(passes)
+        trained = sum(each.images for each in counted if each.trains)
+        return Images(
+            self.trained + times * trained, self.forward + times * (sum(each.images for each in counted) - trained)
+        )
+
+
+def images_passed(
+    learner: Learner, config: RunConfig, stream: Stream, reviews: Sequence[int], ends: Sequence[int]
+) -> Images:
+    """By the ``passes`` that the method states for each step, with what the memory holds by then in reviews and at task
+    ends. ``reviews`` and ``ends`` are the numbers of batches after which there is a review, and a task ends.
+
+    The first steps, while the memory fills, count as the later ones.
+    """
+    settings, classes, total = config.learner, stream.data.num_classes, Images()
+    sizes = [last - first for first, last in stream.bounds]
+    for size in set(sizes):
+        total = total.plus(learner.passes(settings, size, classes), sizes.count(size))
+    seen = 0
+    stored_after = [min(settings.memory, seen := seen + size) for size in sizes]
+    for batch in reviews:
+        stored, each = stored_after[batch - 1], settings.review_batch
+        kept = stored if settings.review_keep_last else stored - stored % each
+        total = total.plus(learner.review_passes(settings, classes), kept / each)
+    for batch in ends:
+        total = total.plus(learner.task_end_passes(settings, classes, stored_after[batch - 1]))
+    return total
+
+
+def cost_of(
+    learner: Learner, config: RunConfig, stream: Stream, reviews: Sequence[int], ends: Sequence[int]
+) -> dict[str, int]:
+    """What a result holds: ``images`` passed forward and backward, ``forward`` only, ``memory_bytes`` of the stored
+    samples with their labels, ``state_bytes`` of all else that the learner keeps but its random generators: weights,
+    optimiser, copies of the network, stored outputs."""
+    images = images_passed(learner, config, stream, reviews, ends)
+    memories = [part for part in learner.modules() if isinstance(part, Memory)]
+    samples = sum(len(memory) * (_row_bytes(memory.images) + _row_bytes(memory.labels)) for memory in memories)
+    sample_tensors = {tensor.data_ptr() for memory in memories for tensor in (memory.images, memory.labels)}
+    others: dict[int, int] = {}
+    for name, tensor in learner.state().items():
+        if not name.startswith("rng.") and tensor.data_ptr() not in sample_tensors:
+            others[tensor.data_ptr()] = max(others.get(tensor.data_ptr(), 0), tensor.nbytes)
+    return {
+        "images": round(images.trained),
+        "forward": round(images.forward),
+        "memory_bytes": samples,
+        "state_bytes": sum(others.values()),
+    }
+
+
+def _row_bytes(rows: Tensor) -> int:
+    return rows[0].numel() * rows.element_size()

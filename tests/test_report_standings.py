@@ -1,0 +1,259 @@
+"""Standings: ranks and paired differences by hand, rows and columns of any results, seeds that not all have."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ocil.errors import OcilError
+from ocil.report.collect import collect
+from ocil.report.cost import images_per_batch
+from ocil.report.entries import Entries, entries
+from ocil.report.quantities import named
+from ocil.report.ranking import average_ranks, paired_difference, ranking, read_seeds, seeds_text
+from ocil.report.standing_tables import leads_table, methods_document, side_by_side, standings_table
+from ocil.report.standings import Standings
+from ocil.report.table import csv, latex, markdown, markdown_table
+from ocil.runs.config import RunConfig, resolve
+from ocil.runs.folder import RunFolder
+from tests.conftest import Call, one_error
+from tests.test_report_page import check_latex, made_up, rows_of
+
+# Pure functions
+
+
+def test_ranks_by_hand() -> None:
+    """Three columns; c ties with b in the second, d lacks the third."""
+    values = {
+        "a": {1: 0.9, 2: 0.1, 3: 0.5},
+        "b": {1: 0.8, 2: 0.7, 3: 0.6},
+        "c": {1: 0.1, 2: 0.7, 3: 0.4},
+        "d": {1: 0.99, 2: 0.99},
+    }
+    found = ranking(values, [1, 2, 3])
+    assert found.columns == (1, 2, 3)  # 3 rows x 3 columns hold more numbers than 4 x 2
+    ranks = {row.name: (row.mean_rank, dict(row.ranks), row.missing) for row in found.rows}
+    assert ranks == {
+        "b": ((2 + 1.5 + 1) / 3, {1: 2, 2: 1.5, 3: 1}, ()),
+        "a": ((1 + 3 + 2) / 3, {1: 1, 2: 3, 3: 2}, ()),
+        "c": ((3 + 1.5 + 3) / 3, {1: 3, 2: 1.5, 3: 3}, ()),
+        "d": (None, {}, (3,)),
+    }
+    assert [row.name for row in found.rows] == ["b", "a", "c", "d"]
+    lower = ranking(values, [1, 2, 3], higher=False)
+    assert [row.name for row in lower.rows] == ["c", "a", "b", "d"]
+
+
+def test_columns_of_a_ranking_are_those_that_most_rows_share() -> None:
+    many = {name: {1: 0.1, 2: 0.2} for name in "abcdef"}
+    found = ranking(many | {"g": {1: 0.5, 2: 0.5, 3: 0.5}, "h": {3: 0.9}}, [1, 2, 3])
+    assert found.columns == (1, 2)
+    assert {row.name: row.missing for row in found.rows}["h"] == (1, 2)
+    two = ranking({"a": {1: 0.1, 2: 0.2}, "b": {2: 0.3, 3: 0.4}}, [1, 2, 3])  # only what both have in common
+    assert two.columns == (2,)
+    assert [row.mean_rank for row in two.rows] == [1, 2]
+    alone = ranking({"a": {1: 0.1}, "b": {2: 0.3}}, [1, 2])
+    assert alone.columns == ()
+    assert [row.mean_rank for row in alone.rows] == [None, None]
+    assert ranking({}, []).rows == ()
+
+
+def test_equal_values_share_a_rank() -> None:
+    assert average_ranks({"a": 1.0, "b": 1.0, "c": 1.0, "d": 0.5}) == {"a": 2, "b": 2, "c": 2, "d": 4}
+
+
+def test_a_paired_difference_by_hand() -> None:
+    """Differences 1, 2 and 6: mean 3, variance 7, t(0.975, 2) = 4.302653."""
+    mine = {0: 100.0, 10: 5.0, 11: 9.0, 12: 16.0}
+    other = {10: 4.0, 11: 7.0, 12: 10.0, 13: -50.0}
+    found = paired_difference(mine, other)
+    assert found is not None
+    assert found.values == (1.0, 2.0, 6.0)
+    assert found.mean == pytest.approx(3)
+    assert found.interval == pytest.approx(4.302653 * math.sqrt(7 / 3), rel=1e-6)
+    assert paired_difference({0: 1.0}, {1: 1.0}) is None
+    one = paired_difference({3: 1.0}, {3: 0.5})
+    assert one is not None
+    assert (one.mean, one.interval) == (0.5, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"), [("10-12", {10, 11, 12}), ("0,2,5-7", {0, 2, 5, 6, 7}), (" 3 ", {3}), ("4-4", {4})]
+)
+def test_seeds_are_read(text: str, seeds: set[int]) -> None:
+    assert read_seeds(text) == seeds
+
+
+@pytest.mark.parametrize("text", ["", "a", "3-", "-3", "5-2", "0-1000000000", "1,,2", "1" * 5000, "1.5", "²"])
+def test_what_is_no_seeds(text: str) -> None:
+    with pytest.raises(OcilError, match="--seeds"):
+        read_seeds(text)
+
+
+def test_seeds_are_written_as_ranges() -> None:
+    assert seeds_text([19, 10, 11, 12, 3, 4, 13, 14, 15, 16, 17, 18]) == "3, 4, 10-19"
+    assert seeds_text([]) == ""
+
+
+# Entries
+
+
+def store(root: Path, config: RunConfig, values: dict[int, float], **environment: Any) -> None:
+    """Runs whose average accuracy is known exactly, by seed."""
+    for seed, value in values.items():
+        one = replace(config, seed=seed)
+        rows = 1 if config.stream.boundary == "iid" else config.stream.tasks
+        result = replace(made_up(one, **environment), matrix=[[value] * config.stream.tasks] * rows)
+        RunFolder.of(root, one).save_result(result)
+
+
+BIRDS, FISH = "/data/birds.npz", "/data/fish.npz"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two datasets, two sizes; AFS has other seeds than the rest in one place, and MIR lacks a dataset."""
+    root = tmp_path_factory.mktemp("runs")
+    for dataset, memory, plus in ((BIRDS, 100, 0.0), (BIRDS, 200, 0.1), (FISH, 100, 0.2)):
+        store(root, resolve("er", dataset, memory=memory), {seed: 0.3 + plus + seed / 100 for seed in range(3)})
+        afs = {seed: 0.4 + plus + seed * (0.012 if plus else 0.01) for seed in (1, 2, 3)}
+        store(root, resolve("afs", dataset, memory=memory), afs)
+        if dataset == BIRDS:
+            store(root, resolve("mir", dataset, memory=memory), {7: 0.9, 8: 0.9})
+    store(root, resolve("ncm", BIRDS), {0: 0.05, 1: 0.06})
+    store(root, resolve("iid-offline", BIRDS), {0: 0.95})
+    return root
+
+
+@pytest.fixture(scope="module")
+def found(root: Path) -> Entries:
+    return entries(collect([root]).cells)
+
+
+def test_rows_and_columns_of_any_results(found: Entries) -> None:
+    assert [(place.dataset, place.memory) for place in found.columns] == [(BIRDS, 100), (BIRDS, 200), (FISH, 100)]
+    columns = {row.name: len(row.cells) for row in found.rows}
+    assert columns == {"afs": 3, "er": 3, "mir": 2, "ncm": 2, "iid-offline": 2}  # without a memory: in every size
+    assert {row.name for row in found.rows if row.bound} == {"iid-offline"}  # NCM competes
+
+
+def test_the_leader_the_missing_and_what_seeds_are_shared(found: Entries) -> None:
+    standings = Standings(found)
+    assert [place.dataset for place in standings.ranking.columns] == [BIRDS, BIRDS]  # 4 x 2 numbers, not 2 x 3
+    ranks = {row.name: row.mean_rank for row in standings.ranking.rows}
+    assert ranks == {"mir": 1, "afs": 2, "er": 3, "ncm": 4}
+    against_afs = Standings(found, chosen="afs")
+    small, large, fish = found.columns
+    difference = against_afs.numbers["er"][small].difference
+    assert difference is not None
+    assert difference.values == pytest.approx((-0.1, -0.1))  # seeds 1 and 2
+    assert against_afs.numbers["er"][small].settled
+    difference = against_afs.numbers["er"][large].difference
+    assert difference is not None
+    assert difference.values == pytest.approx((-0.102, -0.104))
+    assert difference.interval == pytest.approx(12.7062 * 0.001, rel=1e-4)
+    assert against_afs.numbers["mir"][small].difference is None  # seeds 7 and 8 are not among those of AFS
+    assert against_afs.numbers["afs"][small].difference is None
+    er = found.named("er")
+    mean = against_afs.mean_difference(er)
+    assert mean is not None
+    assert mean.values == pytest.approx((-0.101, -0.102))  # per seed, over the two columns of the ranking
+    assert standings.reference(fish) == found.named("afs")  # the best where the leader is missing
+    text = markdown_table(side_by_side(against_afs))
+    assert "(no shared seed)" in text
+    assert "-10.0 ± 0.0" in text
+    assert "mir on birds, memory 100: seeds 7, 8" in text
+
+
+def test_tables_of_own_runs_have_nothing_of_a_paper(found: Entries) -> None:
+    document = methods_document(Standings(found))
+    for text in (markdown(document), latex(document), markdown_table(leads_table(Standings(found)))):
+        assert "not measured" not in text.lower()
+        assert "published" not in text
+    check_latex(latex(document))
+    birds, fish = document.tables
+    assert birds.title == "birds"
+    assert [column.title for column in birds.columns] == ["method", "memory 100", "memory 200"]
+    assert [row.values[0].text for row in birds.rows] == ["iid-offline", "mir", "afs", "er", "ncm"]
+    assert [row.values[0].text for row in fish.rows] == ["afs", "er"]
+    best = [value.rank for value in birds.rows[1].values[1:]]
+    assert best == [1, 1]
+    lines = rows_of(csv(document.records))
+    (line,) = (x for x in lines if (x["method"], x["dataset"], x["memory"]) == ("er", FISH, "100"))
+    assert (line["mean"], line["against"], line["shared_seeds"]) == ("51.000", "afs", "2")
+    assert float(line["difference"]) == pytest.approx(-10.3)
+
+
+def test_the_first_table_says_who_leads_by_how_much_and_at_what_cost(found: Entries) -> None:
+    table = standings_table(Standings(found))
+    assert [column.title for column in table.columns] == [
+        *("method", "mean rank", "mean accuracy %", "against mir", "images / batch", "time / run")
+    ]
+    assert [row.values[0].text for row in table.rows] == ["mir", "afs", "er", "ncm"]
+    assert [row.values[1].text for row in table.rows] == ["1", "2", "3", "4"]
+    assert "birds, memory 100, 200" in table.note
+    assert "1 column with fewer of them is left out" in table.note
+    er = next(iter(found.named("er").cells.values()))
+    assert images_per_batch(er) == 20  # ten of the stream, ten of the memory
+    (lead,) = (row for row in leads_table(Standings(found)).rows if row.values[0].text.startswith("fish"))
+    assert [value.text for value in lead.values[1:5]] == ["afs", "62.4 ± 3.0", "er", "10.3 ± 1.3"]
+
+
+def test_streams_are_columns_and_settings_are_rows(tmp_path: Path) -> None:
+    for settings in ({}, {"boundary": "blurry"}, {"lr": 0.2}, {"evaluate_every": 5}):
+        store(tmp_path, resolve("er", BIRDS, memory=100, settings=settings), {0: 0.5, 1: 0.5})
+    found = entries(collect([tmp_path]).cells)
+    assert [place.title for place in found.columns] == ["birds, memory 100", "birds, boundary=blurry, memory 100"]
+    assert {row.name: len(row.cells) for row in found.rows} == {"er": 2, "er lr=0.2": 1}  # evaluating changes nothing
+
+
+def test_one_method_is_named_with_or_without_its_settings(tmp_path: Path) -> None:
+    for lr in (0.1, 0.2, 0.3):
+        store(tmp_path, resolve("er", BIRDS, memory=100, settings={"lr": lr}), {0: 0.5})
+        store(tmp_path, resolve("mir", BIRDS, memory=100, settings={"lr": lr + 1}), {0: 0.5})
+    found = entries(collect([tmp_path]).cells)
+    assert found.named("er").name == "er"  # 0.1 is its own
+    assert found.named("er lr=0.2").name == "er lr=0.2"
+    with pytest.raises(OcilError, match=r"'mir' is 3 rows: name one of 'mir lr=1\.1'"):
+        found.named("mir")
+    with pytest.raises(OcilError, match=r"no run of 'ar' is among the results\. Did you mean 'er'"):
+        found.named("ar")
+
+
+# The command
+
+
+def test_show_compares_several_cells(root: Path, ocil_command: Call) -> None:
+    said = ocil_command("show", root, "--against", "afs", "--methods", "er", "mir")
+    assert said.code == 0, said.err
+    assert "against afs" in said.out
+    assert "iid-offline" not in said.out
+    assert "-10.3" in said.out
+    said = ocil_command("show", root, "--against", "afs", "--seeds", "1-2", "--markdown")
+    assert said.code == 0, said.err
+    (fish,) = (line for line in said.out.splitlines() if line.startswith("| fish"))
+    assert "| **61.8 ± 7.6** |" in fish
+    assert "| <u>51.5 ± 6.4</u> (-10.3 ± 1.3) |" in fish
+    assert "mir" not in said.out  # it has no such seed
+    content = json.loads(ocil_command("show", root, "--against", "afs", "--json").out)
+    assert content["against"] == "afs"
+    (er,) = (row for row in content["rows"] if row["name"] == "er")
+    fish = er["numbers"][-1]
+    assert (fish["dataset"], fish["memory"], fish["seeds"]) == (FISH, 100, [0, 1, 2])
+    assert fish["difference"]["values"] == pytest.approx([-0.102, -0.104])
+    (mir,) = (row for row in content["rows"] if row["name"] == "mir")
+    assert [number["difference"] for number in mir["numbers"]] == [None, None]
+
+
+def test_show_another_measure(root: Path, ocil_command: Call) -> None:
+    content = json.loads(ocil_command("show", root, "--measure", "wall_seconds", "--json").out)
+    assert content["measure"] == "wall_seconds"
+    assert content["against"] == "ncm"  # seeds 0 and 1 take 10 and 11 seconds: less is better
+    assert named("accuracy").name == "average_accuracy"
+    assert "is no measure" in one_error(ocil_command("show", root, "--measure", "beauty"))
+    assert "no run of 'nonesuch'" in one_error(ocil_command("show", root, "--against", "nonesuch"))
+    assert "has one of these seeds" in one_error(ocil_command("show", root, "--seeds", "77"))
+    assert "name a run" in one_error(ocil_command("show"))
