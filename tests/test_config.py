@@ -192,6 +192,8 @@ def run_configs(draw: st.DrawFn) -> RunConfig:
         given_settings["evaluate_every"] = 5
     if "candidates" in kinds:
         given_settings["candidates"] = 10**6  # at least a memory batch
+    if "hybrid" in kinds:
+        given_settings["hybrid"] = True  # other settings need it
     if METHODS[name].needs_task_ends or name == "pcr":
         given_settings["boundary"] = "clear"
         given_settings["epochs"] = 1

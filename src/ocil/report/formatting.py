@@ -6,7 +6,6 @@ from typing import Any
 from ocil.evaluation.measures import Estimate
 from ocil.report.papers import Published
 
-
 LONGEST = 1e9  # seconds, written in hours and minutes
 
 

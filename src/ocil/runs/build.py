@@ -24,7 +24,7 @@ from ocil.networks.registry import identity_of
 from ocil.runs.config import RunConfig, resolve
 from ocil.runs.features import Encoder
 from ocil.runs.settings import refuse_unknown
-from ocil.streams import Stream
+from ocil.streams import Order, Stream
 
 
 def build(config: RunConfig, dataset: Dataset, device: torch.device | str = "cpu") -> Learner:
@@ -99,13 +99,14 @@ def make_learner(
     return build(config, dataset, device)
 
 
-def check(config: RunConfig, dataset: Dataset) -> None:
-    """Raise what a run would raise later: tasks without images, reviews that never come, a memory that is too large for
-    this machine.
+def check(config: RunConfig, dataset: Dataset, arrivals: Order | None = None) -> None:
+    """Raise what a run would raise later: tasks without images, reviews that never come, steps without memory images, a
+    memory that is too large for this machine. ``arrivals``: an order that the configuration does not name.
     """
-    stream = Stream(dataset, config.stream, config.seed)
+    stream = Stream(dataset, config.stream, config.seed, arrivals=arrivals)
     Evaluator(stream)
     learner = config.learner
+    method(config.method).load().passes(learner, config.stream.batch_size, dataset.num_classes)
     gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
     refuse_wrong_inputs(config, dataset)
     for measured in (AnytimeEvaluator, Prequential):  # more counts than a result holds, too few test images

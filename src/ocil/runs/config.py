@@ -1,7 +1,7 @@
 """The configuration of a class-incremental run, and how it is completed from a few names and settings."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from ocil.methods.config import LearnerConfig
 from ocil.methods.review_label import Label
 from ocil.networks import pretrained
 from ocil.networks.registry import DEFAULT as NETWORK
-from ocil.networks.registry import FOR_VECTORS, named, origin_of
+from ocil.networks.registry import FOR_VECTORS, named, normal, origin_of
 from ocil.networks.spec import Spec
 from ocil.plugins import OURS, PROGRAM, Origin
 from ocil.rng import check_seed
@@ -104,6 +104,7 @@ class RunConfig:
     def to_json(self) -> dict[str, Any]:
         """Every setting, also those at their default: a later version may have another default."""
         content = asdict(self)
+        content["stream"] = {key: list(v) if isinstance(v, tuple) else v for key, v in content["stream"].items()}
         return {key: value for key, value in content.items() if value or key not in ("fingerprint", "weights", "code")}
 
     @classmethod
@@ -169,12 +170,14 @@ def resolve(
     refuse_unknown(info.name, given, {f.name for f in (*fields(StreamConfig), *fields(learner.Config))})
     given = {key: value for key, value in given.items() if value is not None}
     for key in given.keys() & {"network", "features"}:
-        given[key] = named(given[key])  # Python users may give the factory itself
+        text = named(given[key])  # Python users may give the factory itself
+        given[key] = normal(text, key) if text else text
     if not info.memory:
         for key in ("memory", "review"):
             if str(given.get(key)).lower() not in ("none", "false", "no", "0"):
                 raise OcilError(f"{info.name} keeps no memory: leave out --{key}.")
-    chosen = _defaults(info, dataset, given, classes, train)
+    usual = _defaults(info, dataset, given, classes, train)
+    chosen: dict[str, Any] = dict(usual)
     if vectors or given.get("features"):
         chosen |= {"network": FOR_VECTORS} | learner.vector_settings
     if "optimizer" in given and (lr := optimizers.default_lr(str(given["optimizer"]))) is not None:
@@ -185,9 +188,8 @@ def resolve(
             f"width is a setting of {NETWORK}: give {chosen['network']} its own options, NAME(option=value)."
         )
     stream, config = resolve_stream(dataset, chosen, classes, domains, task_sizes), fill(learner.Config, chosen)
-    wide = Spec.parse(config.network, "network").options.get("width", config.width)
-    if "width" in given and wide != config.width:
-        raise OcilError(f"network = {config.network} and width = {config.width} differ: leave out one of them.")
+    _refuse_without_effect(config, given, usual)
+    config = _one_width(config, "width" in given)
     train = entry.train if entry else train
     smaller = stream.imbalance_factor != 1 or bool(stream.class_counts)  # then the run knows how long the stream is
     if not stream.announces_tasks and info.memory and not config.review_every and train is not None and not smaller:
@@ -209,6 +211,28 @@ def resolve_stream(
     if "tasks" in given and stream.tasks != read_as("tasks", given["tasks"], int) and not stream.order:
         raise OcilError(f"task_sizes has {stream.tasks} tasks, and tasks = {given['tasks']}: leave out tasks.")
     return stream
+
+
+def _one_width(config: LearnerConfig, given: bool) -> LearnerConfig:
+    """The same network with its width as a setting, so that both ways to write it make one cell. ``given``: whether the
+    setting was given too.
+    """
+    spec = Spec.parse(config.network, "network")
+    wide = spec.options.get("width", config.width)
+    if given and wide != config.width:
+        raise OcilError(f"network = {config.network} and width = {config.width} differ: leave out one of them.")
+    if spec.name != NETWORK or list(spec.options) != ["width"] or type(wide) is not int or wide < 1:
+        return config  # what it does not have is refused when it is built
+    return replace(config, network=NETWORK, width=wide)
+
+
+def _refuse_without_effect(config: LearnerConfig, given: Iterable[str], usual: Mapping[str, Any]) -> None:
+    """Raise if a setting was given, other than ``usual``, whose field needs one (metadata ``needs``) that is off."""
+    for field_ in fields(config):
+        name, needed = field_.name, field_.metadata.get("needs")
+        idle = needed and name in given and not getattr(config, needed)
+        if idle and getattr(config, name) != usual.get(name, field_.default):
+            raise OcilError(f"{name} has no effect without {needed} = true: give both, or neither.")
 
 
 def origins(name: str, learner: LearnerConfig) -> list[Origin]:
