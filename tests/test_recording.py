@@ -299,7 +299,7 @@ def test_many_classes_have_no_confusion_and_distances_no_calibration(
     tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ocil.evaluation.evaluator.MOST_CLASSES", 3)
-    config = configured("scr")
+    config = configured("scr", review=False)
     result = run(config, tmp_path, dataset=tiny, device="cpu")
     assert not result.confusion
     assert not result.calibration
