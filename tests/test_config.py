@@ -113,8 +113,12 @@ def other_value(name: str, value: Any, kind: Any) -> Any:
         return not value
     if kind is str:
         return {"optimizer": "adam", "network": "resnet18", "freeze": "backbone"}.get(name, "own")
+    if get_origin(kind) is tuple:
+        return ("1",) if name == "arrival_order" else (1, 2)
     if value is None:
         return 0.125
+    if name == "imbalance_factor":
+        return 2.0
     return value + 1 if kind is int else value + (0.125 if value < 0.875 else -0.125)
 
 
@@ -154,6 +158,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(get_args(kind))
     if kind is bool:
         return st.booleans()
+    if get_origin(kind) is tuple:
+        return st.lists(st.integers(1, 9), min_size=1).map(tuple)
     return st.integers(1, 10**6) if kind is int else st.floats(1e-3, 0.5)
 
 
@@ -166,6 +172,9 @@ def run_configs(draw: st.DrawFn) -> RunConfig:
     # Names: their own tests have them.
     for key in ("network", "pretrained", "features", "optimizer", "order", "order_digest"):
         del kinds[key]
+    # Settings that contradict others: tests/test_streams_kinds.py has them.
+    for key in ("arrival_order", "first_task", "imbalance_factor", "tasks", "noise_among"):
+        del kinds[key]
     kinds["freeze"] = Literal["none", "backbone", "blocks.3"]
     if not METHODS[name].memory:
         del kinds["memory"], kinds["review"]
@@ -175,14 +184,24 @@ def run_configs(draw: st.DrawFn) -> RunConfig:
         given_settings.pop("momentum", None)
     if "width" in given_settings:
         given_settings["width"] = min(given_settings["width"], 1024)
+    if "projection" in given_settings:
+        given_settings["projection"] = min(given_settings["projection"], 30_000)
     if METHODS[name].memory:
         given_settings["memory"] = 10**6
     if "evaluate_on" in given_settings:
         given_settings["evaluate_every"] = 5
     if "candidates" in kinds:
         given_settings["candidates"] = 10**6  # at least a memory batch
-    if METHODS[name].needs_task_ends and given_settings.get("boundary") == "none":
+    if "hybrid" in kinds:
+        given_settings["hybrid"] = True  # other settings need it
+    if METHODS[name].needs_task_ends or name == "pcr":
         given_settings["boundary"] = "clear"
+        given_settings["epochs"] = 1
+        given_settings.pop("task_ends", None)
+    if given_settings.get("boundary") == "none":
+        given_settings.pop("task_ends", None)
+    if given_settings.get("boundary") == "si-blurry":
+        given_settings.pop("task_sizes", None)
     dataset = draw(st.sampled_from(list(CATALOG)) | st.text(min_size=1))
     return resolve(name, dataset, seed=draw(st.integers(0, 2**40)), settings=given_settings)
 
@@ -199,7 +218,7 @@ def test_json_round_trip(config: RunConfig) -> None:
 @given(run_configs())
 @settings(max_examples=50, deadline=None)
 def test_text_and_values_mean_the_same(config: RunConfig) -> None:
-    words = {key: str(value) for part in (config.stream, config.learner) for key, value in vars(part).items()}
+    words = {key: as_argument(value) for part in (config.stream, config.learner) for key, value in vars(part).items()}
     if not METHODS[config.method].memory:
         del words["memory"], words["review"]
     assert resolve(config.method, config.dataset, seed=config.seed, settings=words) == config
@@ -323,7 +342,8 @@ def test_fields_say_what_they_concern() -> None:
         assert own - {"review_augment"} == memory | review
         assert concerns(info.load().Config, "memory") == memory
     assert memory_settings() == memory | review | {"review_augment"}
-    assert concerns(StreamConfig, "boundaries") == {"boundary", "blurry_share", "fade", "order", "order_digest"}
+    kinds = {"boundary", "blurry_share", "fade", "disjoint_share", "return_share", "task_ends"}
+    assert concerns(StreamConfig, "boundaries") == kinds | {"order", "order_digest"}
     assert concerns(StreamConfig, "epochs") == {"epochs"}
 
 

@@ -9,7 +9,10 @@ from torch import Tensor
 import ocil
 import ocil.methods.derpp
 from ocil.errors import OcilError
+from ocil.methods import METHODS
+from ocil.methods.config import Problem
 from ocil.methods.derpp import DERPlusPlus
+from ocil.methods.er_ace import shift_and_flip
 from ocil.networks import to_float
 from tests.test_methods import BATCH, MEMORY, REPLAY, SlowStep, batch, make, record, warm
 
@@ -83,6 +86,21 @@ def test_classes_that_had_not_come_are_left_out() -> None:
     learner.learn(x, torch.tensor([0, 1, 4, 1, 5]))
     assert float(learner.last_loss) < 50  # a score of -10,000 would show
     assert learner.outputs.known.sum(1).tolist()[:6] == [10, 10, 0, 0, 5, 5]
+
+
+@pytest.mark.parametrize("method", ["derpp", "er-ace"])
+def test_tiny_images_are_not_shifted_out_of_sight(method: str) -> None:
+    """A border of 4 pixels around images of 2 x 2: most windows would be black, and a batch of them gives NaN."""
+    kind = METHODS[method].load()
+    learner = kind(kind.Config(memory=20, width=2), Problem((2, 2, 3), 4))
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(12):
+        x = torch.randint(256, (10, 2, 2, 3), generator=generator, dtype=torch.uint8)
+        learner.learn(x, torch.randint(4, (10,), generator=generator))
+    assert int(learner.failed_at) == -1
+    white = torch.full((500, 2, 3, 1), 255, dtype=torch.uint8)
+    shown = shift_and_flip(white, 4, generator).double().mean((1, 2, 3)) / 255
+    assert float(shown.min()) == pytest.approx(1 / 3)  # by at most a pixel down and aside: 1 x 2 of 2 x 3 pixels remain
 
 
 def test_published_settings() -> None:

@@ -249,6 +249,7 @@ def test_a_run_is_only_so_many_steps_ahead_of_the_gpu() -> None:
         ("er", {"network": "resnet18(width=2)"}),
         ("er", {"optimizer": "adam"}),
         ("afs", {"network": "resnet18(width=2)", "optimizer": "adamw", "review": True}),
+        *((name, {"evaluate_every": 3, "prequential": 2, "probe": True}) for name in ("afs", "scr", "pcr")),
     ],
 )
 def test_graphs_on_a_gpu_give_the_bits_of_plain_steps(
@@ -280,6 +281,7 @@ def same_bits_in_graphs(tmp_path: Path, dataset: Dataset, plan: list[RunConfig])
         alone = run(config, tmp_path / "alone", device="cuda", dataset=dataset)
         assert isinstance(outcome, Result)
         assert (outcome.digest, outcome.matrix) == (alone.digest, alone.matrix)
+        assert (outcome.anytime, outcome.prequential) == (alone.anytime, alone.prequential)
 
 
 def test_a_dataset_that_is_gone_leaves_the_others_alone(tmp_path: Path, dataset: Dataset) -> None:

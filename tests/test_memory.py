@@ -222,6 +222,25 @@ def test_retrieval_is_uniform(size: int, filled: int) -> None:
     assert np.abs((pairs - trials * pair_p) / np.sqrt(trials * pair_p * (1 - pair_p))).max() < 4.5
 
 
+@pytest.mark.parametrize("filled", [0, 3, 8, 20])
+def test_many_draws_at_once_are_those_one_after_the_other(filled: int) -> None:
+    """In a memory that is empty, that holds less than a draw, that fills, and that is full."""
+    one, many = make(10), make(10)
+    feed(one, [filled])
+    feed(many, [filled])
+    found = many.draws(3, 4)
+    expected = [one.draw(4) for _ in range(3)]
+    assert [each if each is None else each.tolist() for each in expected] == (
+        [None] * 3 if found is None else found.tolist()
+    )
+    assert found is None or filled < 4 or len({tuple(sorted(row)) for row in found.tolist()}) > 1
+    if filled > 4:  # by class, other numbers may be drawn on some processors than one after the other
+        by_class = many.draws(50, 4, 2000)
+        assert by_class is not None
+        assert all(len(set(row)) == 4 and max(row) < min(filled, 10) for row in by_class.tolist())
+        assert len({tuple(row) for row in by_class.tolist()}) > 20
+
+
 def test_counts_may_change_from_call_to_call() -> None:
     memory = make(20)
     feed(memory, [6])

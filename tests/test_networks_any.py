@@ -591,6 +591,32 @@ def test_width_belongs_to_the_reduced_network() -> None:
     assert network_of(config.learner, (32, 32, 3)).get_parameter("conv1.weight").shape[0] == 4
 
 
+@pytest.mark.parametrize(
+    "same",
+    [
+        (
+            {"width": 4},
+            {"network": "reduced-resnet18(width=4)"},
+            {"network": "reduced_resnet18( width = 4 )", "width": 4},
+        ),
+        ({}, {"network": "reduced-resnet18(width=20)"}, {"network": "reduced-resnet18()"}),
+        ({"network": "resnet18"}, {"network": "ResNet18(width=64)"}, {"network": "resnet18(stem='small')"}),
+        (
+            {"network": "resnet18(stem='imagenet', width=8)"},
+            {"network": "resnet18(width=8, input_size=None, stem='imagenet')"},
+        ),
+        ({"network": "timm:a(b=1, c='d')"}, {"network": "timm:a(c = 'd', b=1)"}),
+    ],
+    ids=str,
+)
+def test_a_network_written_in_another_way_is_the_same_cell(same: tuple[dict[str, Any], ...]) -> None:
+    configs = [resolve("er", "cifar100", settings=settings) for settings in same]
+    assert len({config.cell for config in configs}) == 1
+    assert len(set(configs)) == 1
+    other = resolve("er", "cifar100", settings={"network": "resnet18(width=3)"})
+    assert other.cell != configs[0].cell
+
+
 # What is counted
 
 

@@ -81,6 +81,17 @@ def test_an_image_alone_teaches_nothing() -> None:
     torch.testing.assert_close(slope, torch.zeros_like(slope), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_classes_outside_the_batch_are_left_out_at_any_temperature(dtype: torch.dtype) -> None:
+    """Cosines over a temperature of 1e-6 reach a million: a class outside the batch must stay out of the softmax."""
+    cosines = torch.tensor([[-0.9, -0.8, 1.0], [-0.3, -0.7, 0.9]], dtype=dtype)
+    logits, labels = (cosines / 1e-6).requires_grad_(), torch.tensor([0, 1])
+    loss = proxy_contrast(logits, labels)
+    (slope,) = torch.autograd.grad(loss, [logits])
+    assert float(loss.detach()) == pytest.approx((0.1e6 + 0.4e6) / 2, rel=1e-5)  # of two classes, the other one wins
+    torch.testing.assert_close(slope, torch.tensor([[-0.5, 0.5, 0], [0.5, -0.5, 0]], dtype=dtype))
+
+
 # HPCR's parts
 
 
@@ -232,3 +243,27 @@ def test_published_settings() -> None:
     with pytest.raises(OcilError, match="temperature"):
         make("pcr", temperature=0.0)
     learn(make("pcr", hybrid=True, logit_weight=0.0, relation_weight=0.0), range(2))
+
+
+def test_settings_of_hpcr_need_it() -> None:
+    for setting in (
+        "cycle=3",
+        "cycle_low=0.5",
+        "cycle_high=2",
+        "logit_weight=1",
+        "relation_weight=1",
+        "distil_from=start",
+    ):
+        name, value = setting.split("=")
+        with pytest.raises(OcilError, match=f"^{name} has no effect without hybrid = true: give both, or neither.$"):
+            ocil.resolve("pcr", "cifar10", settings={name: value})
+        assert ocil.resolve("pcr", "cifar10", settings={name: value, "hybrid": "true"}).learner
+    assert ocil.resolve("pcr", "cifar10").learner  # where the published logit_weight is another
+
+
+def test_hpcr_that_would_never_distil_is_refused() -> None:
+    quiet: dict[str, Any] = {"boundary": "none"}
+    for settings_ in (quiet, quiet | HYBRID):
+        ocil.resolve("pcr", "fashion-mini", settings=settings_)
+    with pytest.raises(OcilError, match=r"^pcr needs task ends, .* or with --set distil_from=start at once\.$"):
+        ocil.resolve("pcr", "fashion-mini", settings=quiet | {"hybrid": True})

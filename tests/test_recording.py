@@ -14,16 +14,18 @@ import torch
 
 from ocil.data import Dataset
 from ocil.errors import OcilError
+from ocil.evaluation.anytime import AnytimeEvaluator
 from ocil.evaluation.evaluator import Evaluator
 from ocil.evaluation.measures import MEASURES
-from ocil.evaluation.probe import PENALTY
+from ocil.evaluation.prequential import Prequential
+from ocil.evaluation.probe import PENALTY, encoder_of, fit, probe
 from ocil.evaluation.subset import chosen_images
 from ocil.experiments.estimate import Size, cost_of_run
 from ocil.report.collect import collect
 from ocil.report.papers import load
 from ocil.report.result_tables import summary_table
 from ocil.report.show import renderables, summary_json
-from ocil.runs.build import build
+from ocil.runs.build import build, check
 from ocil.runs.config import RunConfig, resolve
 from ocil.runs.folder import RunFolder
 from ocil.runs.protocol import Interrupted
@@ -31,6 +33,7 @@ from ocil.runs.results import Result, sealed, summarise
 from ocil.runs.stepper import Stepper
 from ocil.runs.stream_run import ActiveStreamRun, run
 from ocil.streams import DeviceData, Stream
+from ocil.testing.watch import HostWatch
 from tests.reference.datasets import patterned
 from tests.test_engine_gpu import FakeCapture
 from tests.test_runner import stop_at, told
@@ -103,19 +106,18 @@ def test_each_batch_is_classified_before_it_is_learned(
     assert sum(record["correct"]) > 0
 
 
-@pytest.mark.parametrize("settings", [{}, {"growing": True}, {"drop_last": False, "batch_size": 6}], ids=str)
+@pytest.mark.parametrize("settings", [{"growing": True}, {"drop_last": False, "batch_size": 6}], ids=str)
 def test_captured_predictions_are_the_same(tiny: Dataset, tmp_path: Path, settings: dict[str, Any]) -> None:
     config = configured(**ALL, **settings)
     found = []
-    for resident in (True, False):
-        for stepper in (Stepper, FakeCapture):
-            place = RunFolder(tmp_path / f"{stepper.__name__}-{resident}")
-            data = DeviceData(tiny, "cpu", resident=resident)
-            work = ActiveStreamRun(config, place, tiny, data, stepper)
-            list(work.steps())
-            result = work.finish()
-            work.stream.close()
-            found.append((result.digest, result.prequential, result.anytime))
+    for resident, stepper in ((True, Stepper), (True, FakeCapture), (False, FakeCapture)):
+        place = RunFolder(tmp_path / f"{stepper.__name__}-{resident}")
+        data = DeviceData(tiny, "cpu", resident=resident)
+        work = ActiveStreamRun(config, place, tiny, data, stepper)
+        list(work.steps())
+        result = work.finish()
+        work.stream.close()
+        found.append((result.digest, result.prequential, result.anytime))
     assert all(each == found[0] for each in found)
 
 
@@ -152,7 +154,13 @@ def test_a_part_of_the_test_images_is_balanced_and_fixed() -> None:
     assert chosen_images(data, 0).tolist() == chosen_images(data, 99).tolist() == list(range(40))
     with pytest.raises(OcilError, match="evaluate_on = 3 is too small: give at least 4, one image per class"):
         chosen_images(data, 3)
-    assert len(set(chosen_images(with_domains(data), 8).tolist())) == 8
+    domains = with_domains(data)
+    chosen = chosen_images(domains, 24)
+    assert domains.test_domain is not None
+    kinds = zip(domains.test_domain[chosen].tolist(), data.test_y[chosen].tolist(), strict=True)
+    assert set(Counter(kinds).values()) == {2}
+    with pytest.raises(OcilError, match="give at least 12, one image per class of each domain"):
+        chosen_images(domains, 11)
 
 
 def test_points_on_a_part_are_a_slow_versions(tiny: Dataset, measured: Result) -> None:
@@ -178,8 +186,6 @@ def test_points_at_task_ends_take_over_what_is_known(domains: bool) -> None:
     settings = {"width": 2, "tasks": 2, "memory": 20, "batch_size": 5, "memory_batch": 5, "evaluate_every": 4}
     config = resolve("er", "patterned", settings=settings, classes=4)
     learner, stream = build(config, data), Stream(data, config.stream)
-    from ocil.evaluation.anytime import AnytimeEvaluator
-
     learner.learn(*stream.fetch(0))
     computed, taken_over = AnytimeEvaluator(stream), AnytimeEvaluator(stream)
     for batches in (4, 8):
@@ -197,8 +203,6 @@ def test_the_probe_is_ridge_regression_on_frozen_features() -> None:
     learner = build(config, data)
     for part in stream:
         learner.learn(part.x, part.y)
-    from ocil.evaluation.probe import encoder_of, fit, probe
-
     before = {name: value.clone() for name, value in learner.state().items()}
     found = probe(learner, stream)
     assert all(torch.equal(before[name], value) for name, value in learner.state().items())
@@ -247,12 +251,9 @@ def test_cost_by_hand(tiny: Dataset, measured: Result, tmp_path: Path) -> None:
 
 
 def with_domains(data: Dataset) -> Dataset:
-    """The same images with two domains, which take turns."""
-    found = replace(data)
-    for name, count in (("train_domain", len(data.train_y)), ("test_domain", len(data.test_y))):
-        object.__setattr__(found, name, (np.arange(count) // data.num_classes % 2).astype(np.int64))
-    object.__setattr__(found, "domains", ("day", "night"))
-    return found
+    """The same images with three domains, which take turns."""
+    train, test = (np.arange(len(y)) // data.num_classes % 3 for y in (data.train_y, data.test_y))
+    return replace(data, train_domain=train, test_domain=test, domains=("day", "dusk", "night"))
 
 
 def test_counts_by_domain_add_up(tmp_path: Path) -> None:
@@ -261,21 +262,44 @@ def test_counts_by_domain_add_up(tmp_path: Path) -> None:
     config = resolve("er", "patterned", settings=settings, classes=4)
     result = run(config, tmp_path, dataset=data, device="cpu")
     assert np.sum(result.tested_by_domain, axis=0).tolist() == result.tested
-    assert len(result.tested_by_domain) == 2
+    assert len(result.tested_by_domain) == 3
     for evaluation in result.evaluations:
         assert np.sum(evaluation["correct_by_domain"], axis=0).tolist() == evaluation["correct"]
     for point in result.anytime["points"]:
         assert np.sum(point["correct_by_domain"], axis=0).tolist() == point["correct"]
-    assert result.anytime["domains_arrived"] == [1, 1]
+    assert max(result.anytime["domains_arrived"]) <= 3
     again = Result.from_json(json.loads(json.dumps(result.to_json())))
     assert again.tested_by_domain == result.tested_by_domain
+
+
+def test_tasks_of_domains(tmp_path: Path) -> None:
+    """Two tasks of three domains: the columns of the matrix, and what measures over time compare."""
+    data = with_domains(patterned(per_class=12))
+    settings = {"width": 2, "tasks": 2, "memory": 20, "batch_size": 4, "memory_batch": 5, "evaluate_every": 2}
+    config = resolve("er", "patterned", settings=settings | {"scenario": "domain"}, classes=4, domains=3)
+    result = run(config, tmp_path, dataset=data, device="cpu")
+    assert not result.groups
+    tasks = result.anytime["domain_groups"]
+    assert sorted(map(len, tasks)) == [1, 2]
+    tested = np.array(result.tested_by_domain)
+    for row, evaluation in zip(result.matrix, result.evaluations, strict=True):
+        correct = np.array(evaluation["correct_by_domain"])
+        assert row == pytest.approx([correct[task].sum() / tested[task].sum() for task in tasks])
+    last = result.anytime["points"][-1]
+    assert last["batch"] == result.anytime["tasks"][-1]
+    assert last["correct"] == result.evaluations[-1]["correct"]
+    later = [p for p in result.anytime["points"] if p["batch"] > result.anytime["tasks"][0]]
+    low = min(np.array(p["correct_by_domain"])[tasks[0]].sum() for p in later) / tested[tasks[0]].sum()
+    assert MEASURES["minimum_accuracy"].of(result) == pytest.approx(low)
+    assert MEASURES["worst_case_accuracy"].of(result) == pytest.approx((result.matrix[-1][1] + low) / 2)
+    assert MEASURES["forward_transfer"].of(result) == pytest.approx(result.matrix[0][1] - 1 / 4)
 
 
 def test_many_classes_have_no_confusion_and_distances_no_calibration(
     tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ocil.evaluation.evaluator.MOST_CLASSES", 3)
-    config = configured("scr")
+    config = configured("scr", review=False)
     result = run(config, tmp_path, dataset=tiny, device="cpu")
     assert not result.confusion
     assert not result.calibration
@@ -298,7 +322,7 @@ Damage = Callable[[dict[str, Any]], Any]
         (lambda c: c.update(tested=[1 << 60] * 4), "tested"),
         (lambda c: c.update(groups=[[0, 1], [1, 2]]), "two groups"),
         (lambda c: c.update(groups=[[0, 9]]), "does not exist"),
-        (lambda c: c.update(groups=[[]]), "no class"),
+        (lambda c: c.update(groups=[[]]), "a group is empty"),
         (lambda c: c.update(groups={"a": 1}), "groups"),
         (lambda c: c.update(confusion=[[1] * 4]), "confusion"),
         (lambda c: c.update(confusion=[[0] * 4] * 4), "confusion"),
@@ -398,6 +422,10 @@ def test_more_than_a_result_holds_is_refused(tiny: Dataset, tmp_path: Path, monk
     monkeypatch.setattr("ocil.evaluation.prequential.MOST_WINDOWS", 4)
     with pytest.raises(OcilError, match=r"evaluate_every = 2 makes 4 evaluations of 4 classes.*give at least 5"):
         run(configured(evaluate_every=2), tmp_path, dataset=tiny, device="cpu")
+    with pytest.raises(OcilError, match=r"evaluate_every = 2 makes 4"):
+        check(configured(evaluate_every=2), tiny)
+    with pytest.raises(OcilError, match=r"evaluate_on = 2 is too small"):
+        check(configured(evaluate_every=8, evaluate_on=2), tiny)
     with pytest.raises(OcilError, match=r"prequential = 1 makes 8 windows.*give at least 2"):
         run(configured(prequential=1), tmp_path, dataset=tiny, device="cpu")
 
@@ -417,17 +445,45 @@ def test_a_checkpoint_without_the_counts_is_refused(tiny: Dataset, tmp_path: Pat
         run(config, tmp_path, dataset=tiny, device="cpu")
 
 
+@pytest.mark.parametrize("settings", [{}, {"growing": True}, {"average": 0.5}], ids=str)
+def test_evaluations_are_queued_without_waiting_for_the_device(tiny: Dataset, settings: dict[str, Any]) -> None:
+    config = configured(**ALL | {"evaluate_on": 0}, **settings)
+    learner, stream = build(config, tiny), Stream(tiny, config.stream)
+    learner.learn(*stream.fetch(0))
+    x, y = stream.fetch(1)
+    prequential, anytime, evaluator = Prequential(stream), AnytimeEvaluator(stream), Evaluator(stream)
+    started = []
+    with HostWatch() as watch:
+        prequential.begin(1)
+        prequential.count(learner, x, y)
+        anytime.start(learner, 3)
+        started.append(evaluator.start(learner, 1))
+        anytime.start(learner, 6, known=started[0].correct)
+    assert len(watch.trace) > 100
+    assert started[0]().correct == anytime.record([], [])["points"][1]["correct"]
+
+
 def test_batch_statistics_do_not_move_in_evaluations(tiny: Dataset) -> None:
     config = configured(**ALL)
     learner, stream = build(config, tiny), Stream(tiny, config.stream)
     learner.learn(*stream.fetch(0))
     before = {name: value.clone() for name, value in learner.state().items()}
-    from ocil.evaluation.anytime import AnytimeEvaluator
-    from ocil.evaluation.prequential import Prequential
-
     prequential, anytime = Prequential(stream), AnytimeEvaluator(stream)
     prequential.count(learner, *stream.fetch(1))
     anytime.start(learner, 3)
     Evaluator(stream)(learner, 1)
     assert learner.network.training
     assert all(torch.equal(before[name], value) for name, value in learner.state().items())
+
+
+def test_a_class_without_images_may_be_predicted(tiny: Dataset) -> None:
+    """A search on the first tasks scores the classes of the later ones too."""
+    data, config = replace(tiny, unseen=2), configured()
+    learner, stream = build(config, data), Stream(data, config.stream)
+    head = learner.network.head
+    assert isinstance(head, torch.nn.Linear)
+    with torch.no_grad():
+        head.bias[5] = 1e6
+    found = Evaluator(stream)(learner, 1)
+    assert found.correct == [0] * 4
+    assert found.confusion is None

@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 
 from ocil.data import Dataset, load
+from ocil.experiments.estimate import MILLISECONDS
 from ocil.report.collect import collect
 from tests.conftest import Script
 
@@ -99,10 +100,33 @@ def test_threads_beside_each_other(script: Script, tmp_path: Path, monkeypatch: 
 @pytest.mark.gpu(optional=True)
 def test_steps(script: Script, tmp_path: Path) -> None:
     words = ("--quick", "--seeds", 1, "--seconds", 0.01, "--json", "out.json")
-    script("benchmarks/gpu_steps", "--methods", "er", "fine-tune", *words)
+    script("benchmarks/gpu_steps", "--methods", "er", *words)
+    script("benchmarks/gpu_steps", "--methods", "fine-tune", "er", *words, "--add")
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert [row["method"] for row in rows] == ["er-rv", "fine-tune"]
     assert all(row["ms_per_step"] > 0 for row in rows)
+    a_pass, an_image = MILLISECONDS["cuda bf16"]
+    assert rows[0]["tabled_ms"] == pytest.approx(2 * a_pass + 20 * an_image, abs=1e-3)
+    assert rows[0]["kernel_factor"] == pytest.approx(rows[0]["ms_per_step"] / rows[0]["tabled_ms"], rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.gpu(optional=True)
+def test_the_time_of_a_cell(
+    start_python: Callable[..., "subprocess.Popen[str]"], tiny_npz: Path, tmp_path: Path
+) -> None:
+    """In a process of its own: the script wraps functions of the package."""
+    cell = ("afs", "--dataset", tiny_npz, "--seeds", 2, "--no-reference")
+    words = ("--json", tmp_path / "out.json", "--limit", 600, *cell, "--set", *SMALL)
+    _, said = (process := start_python(ROOT / "benchmarks/cell_time.py", *words)).communicate(timeout=600)
+    assert process.returncode == 0, said
+    found = json.loads((tmp_path / "out.json").read_text())
+    seconds = {name: phase["seconds"] for name, phase in found["phases"].items()}
+    assert sum(seconds.values()) == pytest.approx(found["seconds"], abs=0.05)  # every moment is counted, and once
+    calls = {name: phase["calls"] for name, phase in found["phases"].items()}
+    assert calls["evaluations"] == 2 * 2 * 2  # seeds, tasks; begun, and read
+    assert (calls["check"], calls["open"], calls["upload"]) == (2 + 1, 2, 1 if found["device"] != "cpu" else 2)
+    assert all(seconds[name] > 0 for name in ("import", "load", "steps", "reviews", "write"))
 
 
 @pytest.mark.slow

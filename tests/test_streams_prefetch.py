@@ -292,5 +292,5 @@ def test_parts_of_a_dataset_on_the_host(tiny: Dataset) -> None:
             one, other = (torch.cat(list(data.parts(split, 3, chosen))) for data in (away, there))
             assert torch.equal(one, other)
     with pytest.raises(RuntimeError, match="not on the device"):
-        away.rows(index)
+        away.inputs(index)
     assert np.array_equal(away.train_y.numpy(), tiny.train_y)

@@ -1,6 +1,8 @@
 """Stride against steps written out by hand in numpy, its plan of steps and images, and its balanced draws."""
 
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+import ocil
 from ocil.errors import OcilError
+from ocil.learning import losses
 from ocil.learning.memory import Memory
 from ocil.methods.config import Problem
 from ocil.methods.stride import Stride, StrideConfig, default_steps, plan
@@ -17,6 +21,7 @@ from ocil.networks import NOT_MET
 from ocil.online.model import Model, Recipe
 from ocil.online.vectors import VectorFormat
 from ocil.testing import method_checks
+from tests.conftest import Call
 from tests.reference.datasets import noise
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
@@ -99,14 +104,14 @@ def test_batches_are_learned_as_by_hand(settings: dict[str, Any], monkeypatch: p
     learner = on_vectors(**settings)
     hand = ByHand(learner)
     drawn: list[tuple[Tensor, Tensor]] = []
-    retrieve = Memory.retrieve
+    draws = Memory.draws
 
-    def noted(memory: Memory, count: int, classes: int = 0) -> Any:
-        found = retrieve(memory, count, classes)
-        drawn.extend([] if found is None else [found])
+    def noted(memory: Memory, times: int, count: int, classes: int = 0) -> Any:
+        found = draws(memory, times, count, classes)
+        drawn.extend([] if found is None else [(memory.images[row], memory.labels[row]) for row in found])
         return found
 
-    monkeypatch.setattr(Memory, "retrieve", noted)
+    monkeypatch.setattr(Memory, "draws", noted)
     for number in range(4):
         stored = len(learner.memory)
         drawn.clear()
@@ -122,6 +127,27 @@ def test_batches_are_learned_as_by_hand(settings: dict[str, Any], monkeypatch: p
     np.testing.assert_allclose(learner.frequency.numpy(), hand.frequency, rtol=1e-5)
 
 
+def test_the_recorded_loss_is_the_mean_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = on_vectors()
+    learner.learn(*batch(0))
+    found: list[tuple[Tensor, Tensor]] = []
+    focus = losses.focus
+    monkeypatch.setattr(
+        losses, "focus", lambda *given, **options: (found.append(focus(*given, **options)), found[-1])[1]
+    )
+    learner.learn(*batch(1))
+    assert len(found) == 3
+    for loss, parts in found:
+        assert parts.shape == (2, 2)
+        assert not parts.requires_grad
+        torch.testing.assert_close(loss.detach(), parts.sum())
+    recorded = learner.recorded_losses.take()
+    assert recorded["stream"] == pytest.approx(float(torch.stack([loss.detach() for loss, _ in found]).mean()))
+    assert recorded["stream/stream"] == pytest.approx(float(torch.stack([parts[0].sum() for _, parts in found]).mean()))
+    assert recorded["stream/memory"] == pytest.approx(float(torch.stack([parts[1].sum() for _, parts in found]).mean()))
+    assert float(learner.last_loss) == recorded["stream"]
+
+
 def test_reviews_and_scores_are_not_adjusted() -> None:
     learner = on_vectors()
     for number in range(3):
@@ -129,7 +155,7 @@ def test_reviews_and_scores_are_not_adjusted() -> None:
     x, y = batch(9)
     logits = learner.network(x)
     before = learner.frequency.clone()
-    plain = learner.loss(logits, y, regularise=False)
+    plain = losses.revised_focal(logits, y)
     torch.testing.assert_close(learner.review_loss(x, y), plain)
     seen = learner.seen_classes
     assert int(seen.sum()) > 1
@@ -137,7 +163,7 @@ def test_reviews_and_scores_are_not_adjusted() -> None:
     other = on_vectors(adjust_review=True)
     other.load_state(learner.state())
     share = learner.frequency / learner.frequency.sum()
-    adjusted = learner.loss(logits + 0.5 * share.clamp_min(1e-5).log(), y, regularise=False)
+    adjusted = losses.revised_focal(logits + 0.5 * share.clamp_min(1e-5).log(), y)
     torch.testing.assert_close(other.review_loss(x, y), adjusted)
     assert not torch.allclose(adjusted, plain)
     torch.testing.assert_close(learner.frequency, before)
@@ -224,6 +250,16 @@ def test_the_plan_by_default() -> None:
     assert plan(StrideConfig(memory=5000, steps=3, memory_batch=25), 10, 100) == (3, 25)
     with pytest.raises(OcilError, match="images = 210 leaves no memory image to 4 steps on batches of 60: give images"):
         plan(StrideConfig(memory=5000, steps=4), 60, 100)
+
+
+def test_steps_without_memory_images_are_refused_before_a_run(tmp_path: Path, ocil_command: Call) -> None:
+    reason = "images = 10 leaves no memory image to 1 steps on batches of 10: give images = 12 or more."
+    said = ocil_command("run", "stride", "--out", tmp_path / "runs", "--set", "images=10")
+    assert (said.code, said.err.split()) == (2, f"ocil: error: {reason}".split())
+    config = replace(ocil.resolve("stride"), learner=StrideConfig(memory=200, images=10))
+    with pytest.raises(OcilError, match=f"^{reason}$"):
+        ocil.run(config, tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_impossible_settings_are_refused() -> None:

@@ -398,6 +398,7 @@ def test_the_table_of_times_agrees_with_the_steps_that_were_timed() -> None:
     """As docs/experiments.md says. GDumb only stores, which counts as nothing."""
     a_pass, an_image = MILLISECONDS["cuda bf16"]
     rows = json.loads(in_repository("results/performance/h200-steps.json").read_text())["rows"]
+    rows = [row for row in rows if (row["precision"], row["seeds"]) == ("bf16", 10)]
     names = {row["method"].removesuffix("-rv"): row["ms_per_step"] for row in rows}
     assert {"gss", "agem", "aser", "afs", "er"} < names.keys()
     for name, measured in names.items():

@@ -1,24 +1,11 @@
 """Many independent random generators from one seed, each with a name."""
 
-import hashlib
-
 import torch
 from torch import Tensor
 
-from ocil.errors import OcilError
+from ocil.seeds import MAX_SEED, check_seed, derive
 
-MAX_SEED = 2**64 - 1
-
-
-def check_seed(seed: int) -> None:
-    if not 0 <= seed <= MAX_SEED:
-        raise OcilError(f"seed = {seed} must be from 0 to {MAX_SEED}.")
-
-
-def derive(seed: int, name: str) -> int:
-    """A 63-bit seed for one purpose. A new purpose does not change the random numbers of the others."""
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
+__all__ = ["MAX_SEED", "Rng", "check_seed", "derive"]
 
 
 class Rng:

@@ -10,7 +10,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 import ocil
 from ocil import plugins
-from ocil.cli import bench, console, data, learn, longtail, networks, predict, report, run, serve, sweep, tune
+from ocil.cli import bench, console, data, learn, longtail, networks, predict, report, run, serve, stream, sweep, tune
 from ocil.errors import OcilError
 
 app = App(
@@ -33,6 +33,7 @@ app.command(networks.networks)
 app.command(bench.bench)
 app.command(data.list_datasets, name="datasets")
 app.command(data.app)
+app.command(stream.app)
 app.command(longtail.app)
 app.command(learn.learn)
 app.command(predict.predict)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +41,7 @@ def run(
     options = options or RunOptions()
     from ocil import data
 
-    found, failed = _execute([_cell(method, options, data.load)], options, execution or Execution())
+    found, failed = _execute([_cell(method, options, data.load_once)], options, execution or Execution())
     if not found:
         return _nothing(failed, as_json)
     if as_json:
@@ -82,8 +81,7 @@ def compare(
     from ocil import data
     from ocil.runs.folder import make_folder
 
-    load = lru_cache(maxsize=1)(data.load)  # once for all methods
-    cells = [_cell(name, options, load, shared=True) for name in dict.fromkeys(methods)]
+    cells = [_cell(name, options, data.load_once, shared=True) for name in dict.fromkeys(methods)]
     make_folder(path.parent)
     found, failed = _execute(cells, options, execution or Execution())
     if not found:

@@ -18,9 +18,11 @@ from ocil.errors import OcilError
 from ocil.files import atomic_write
 
 if TYPE_CHECKING:
-    from ocil.data.samples import ArrayOptions, HuggingFaceOptions, TorchOptions
+    from ocil.data.samples import DomainOptions, HuggingFaceOptions, TorchOptions
 
 ARRAYS = ("train_x", "train_y", "test_x", "test_y", "classes")
+DOMAINS = ("train_domain", "test_domain", "domains")
+"""Arrays of a dataset with domains, all or none of them."""
 AGAIN = "Import or download the dataset again."
 MAX_UNSEEN = 1_000_000
 MAP_FROM = 16 * 2**20  # bytes: smaller arrays are read at once
@@ -35,6 +37,9 @@ Inputs = NDArray[Any]
 class Dataset:
     """Images as uint8 [N,H,W,C] with one or three channels, or vectors as float16 or float32 [N,D]; labels as int64 [N]
     that count from 0.
+
+    A second label may name the domain of each sample: the weather, the camera, the dataset that it is from. Learners
+    never see it; a stream may bring one domain after the other, and results are counted per domain.
     """
 
     name: str
@@ -46,6 +51,12 @@ class Dataset:
     unseen: int = 0
     """The number of further classes without images that a network must still have outputs for: if a search uses the
     first tasks of a stream, the loss still runs over the classes of all tasks."""
+    train_domain: NDArray[np.int64] | None = None
+    """The domain of each training sample, int64 [N] that counts from 0; None if the dataset has no domains."""
+    test_domain: NDArray[np.int64] | None = None
+    """The domain of each test sample."""
+    domains: tuple[str, ...] = ()
+    """The names of the domains."""
 
     def __post_init__(self) -> None:
         self.validate()
@@ -72,15 +83,24 @@ class Dataset:
     def num_classes(self) -> int:
         return len(self.classes)
 
+    @property
+    def num_domains(self) -> int:
+        """0 if the dataset has no domains."""
+        return len(self.domains)
+
     @cached_property
     def fingerprint(self) -> str:
-        """Short digest of all images, labels and class names."""
+        """Short digest of all images, labels, domains and names."""
         sha = hashlib.sha256("\n".join(self.classes).encode())
         if self.unseen:
             sha.update(f"and {self.unseen} more".encode())
         for array in (self.train_x, self.train_y, self.test_x, self.test_y):
             for part in pieces(array):
                 sha.update(part.data)
+        if self.train_domain is not None and self.test_domain is not None:
+            sha.update("\n".join(self.domains).encode())
+            for domain in (self.train_domain, self.test_domain):
+                sha.update(np.ascontiguousarray(domain).data)
         return sha.hexdigest()[:12]
 
     @classmethod
@@ -92,7 +112,7 @@ class Dataset:
         test_y: Any | None = None,
         *,
         store: Path | None = None,
-        **options: "Unpack[ArrayOptions]",
+        **options: "Unpack[DomainOptions]",
     ) -> "Dataset":
         """A dataset from arrays, tensors or nested lists, and labels of any kind.
 
@@ -103,7 +123,8 @@ class Dataset:
         Options: ``classes``, the names of all classes in order (default: the distinct labels, sorted); ``name``;
         ``layout``, HWC or CHW, where the shape does not show it; ``test_share`` and ``seed``: without test arrays, so
         much of each class is held out, by default a sixth; ``note``, which is called with a line about that (default: a
-        warning). ``store``: a folder to write the dataset to; it is then mapped, and may be larger than memory.
+        warning); ``train_domain`` and ``test_domain``, the domain of each sample, labels of any kind. ``store``: a
+        folder to write the dataset to; it is then mapped, and may be larger than memory.
 
         Raises ``OcilError`` in one line if it cannot be told what the arrays are.
 
@@ -170,6 +191,7 @@ class Dataset:
         if not counts.all():
             label = int(counts.argmin())
             self._refuse(f"class {label} ('{self.classes[label]}') has no training image; add some or drop the class")
+        self._check_domains()
 
     def save(self, path: Path, compressed: bool = False) -> None:
         """Write one .npz file, atomically."""
@@ -177,17 +199,21 @@ class Dataset:
         arrays["classes"] = np.array(self.classes, dtype=np.str_)
         if self.unseen:
             arrays["unseen"] = np.int64(self.unseen)
+        if self.domains:
+            arrays |= {key: getattr(self, key) for key in DOMAINS}
+            arrays["domains"] = np.array(self.domains, dtype=np.str_)
         with atomic_write(path) as file:
             (np.savez_compressed if compressed else np.savez)(file, **arrays)
 
     def _check_names(self) -> None:
         if not self.classes:
             self._refuse("there are no class names; give one name per class")
-        for name, times in Counter(self.classes).items():
-            if times > 1:
-                self._refuse(f"the class name {name!r} appears {times} times; names must differ")
-            if not name or not name.isprintable():
-                self._refuse(f"the class name {name!r} is empty or has unprintable characters; rename it")
+        for kind, names in (("class", self.classes), ("domain", self.domains)):
+            for name, times in Counter(names).items():
+                if times > 1:
+                    self._refuse(f"the {kind} name {name!r} appears {times} times; names must differ")
+                if not name or not name.isprintable():
+                    self._refuse(f"the {kind} name {name!r} is empty or has unprintable characters; rename it")
 
     def _check_inputs(self, split: str, x: NDArray[Any]) -> None:
         if x.dtype in VECTOR_TYPES and x.ndim == 2 and x.shape[1]:
@@ -210,6 +236,22 @@ class Dataset:
         for label in (int(y.min()), int(y.max())):
             if not 0 <= label < self.num_classes:
                 self._refuse(f"label {label} in {split}_y is outside 0..{self.num_classes - 1}")
+
+    def _check_domains(self) -> None:
+        given = [self.train_domain is not None, self.test_domain is not None, bool(self.domains)]
+        if any(given) and not all(given):
+            self._refuse("it has some of train_domain, test_domain and domains; give all three or none")
+        for split, domain, y in (("train", self.train_domain, self.train_y), ("test", self.test_domain, self.test_y)):
+            if domain is None:
+                continue
+            if domain.dtype != np.int64 or domain.shape != y.shape:
+                self._refuse(f"{split}_domain must be int64 [{len(y)}], but it is {domain.dtype} {list(domain.shape)}")
+            if not 0 <= int(domain.min()) <= int(domain.max()) < self.num_domains:
+                self._refuse(f"{split}_domain has a number outside 0..{self.num_domains - 1}")
+            counts = np.bincount(domain, minlength=self.num_domains)
+            if not counts.all():
+                name = self.domains[int(counts.argmin())]
+                self._refuse(f"the domain {name!r} has no {split} sample; add some or drop the domain")
 
     def _refuse(self, what: str) -> None:
         raise OcilError(f"dataset '{self.name}': {what}.")
@@ -259,8 +301,10 @@ def load_npz(path: Path, name: str) -> Dataset:
 
 
 def _open_npz(path: Path, name: str) -> Dataset:
-    arrays = read_arrays(path, ARRAYS, ("unseen",), AGAIN, MAP_FROM)
+    arrays: dict[str, Any] = dict(read_arrays(path, ARRAYS, ("unseen", *DOMAINS), AGAIN, MAP_FROM))
     classes, unseen = names_in(arrays.pop("classes"), path, AGAIN), arrays.pop("unseen", np.array(0))
+    if "domains" in arrays:
+        arrays["domains"] = names_in(arrays["domains"], path, AGAIN)
     if unseen.dtype.kind not in "iu" or unseen.ndim != 0:
         raise OcilError(f"{path}: unseen must be a number of classes, but it is {unseen.dtype} {list(unseen.shape)}.")
     return Dataset(name=name, classes=classes, unseen=int(unseen), **arrays)

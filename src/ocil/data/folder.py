@@ -57,6 +57,7 @@ class ImageFiles:
         found = find_layout(source)
         note(f"{source} was read as {found.form}")
         self.classes = found.classes
+        self.domain_of = found.domain_of
         self.train = self._readable(found.train)
         if found.test is None:
             held = hold_out([label for _, label in self.train], self.classes, test_share)
@@ -86,13 +87,17 @@ class ImageFiles:
         """Decode all images and add them to ``writer``. ``progress`` gets the number of images done and of all."""
         total, done, met = len(self.train) + len(self.test), 0, set()
         writer.classes = self.classes
+        used = {self.domain_of[path] for path, _ in (*self.train, *self.test)} if self.domain_of else set()
+        writer.domains = tuple(sorted(used))
+        number_of = {path: writer.domains.index(name) for path, name in self.domain_of.items() if name in used}
         parts: tuple[tuple[Split, Files], ...] = (("train", self.train), ("test", self.test))
         for split, files in parts:
             for chunk, images in self._decoded(files):
-                kept = [(image, label) for image, (_, label) in zip(images, chunk, strict=True) if image is not None]
+                kept = [(image, *item) for image, item in zip(images, chunk, strict=True) if image is not None]
                 if kept:
-                    writer.add(split, np.stack([image for image, _ in kept]), [label for _, label in kept])
-                met |= {label for _, label in kept} if split == "train" else set()
+                    domain = [number_of[path] for _, path, _ in kept] if number_of else None
+                    writer.add(split, np.stack([image for image, *_ in kept]), [label for *_, label in kept], domain)
+                met |= {label for *_, label in kept} if split == "train" else set()
                 done += len(chunk)
                 progress(done, total)
         if self._problems:

@@ -202,28 +202,32 @@ class Labels:
 
 
 def number_labels(
-    train: Any, test: Any | None, classes: Sequence[str] | None = None, names: Sequence[str] | None = None
+    train: Any,
+    test: Any | None,
+    classes: Sequence[str] | None = None,
+    names: Sequence[str] | None = None,
+    what: str = "y",
 ) -> Labels:
     """Number labels of any kind: whole numbers, text, truth values, what tensors hold.
 
     ``classes``: the names of all classes, in order; labels are then their numbers or these names. ``names``: names for
     labels that are numbers; classes that have no training sample are left out. With neither, the distinct labels in
-    ascending order are the classes.
+    ascending order are the classes. ``what``: y, or domain, as errors name it.
     """
-    y = plain_labels(train, "train_y")
-    held = None if test is None else plain_labels(test, "test_y")
+    y = plain_labels(train, f"train_{what}")
+    held = None if test is None else plain_labels(test, f"test_{what}")
     if classes is not None:
         given = tuple(map(str, classes))
         known: dict[Any, int] = {name: label for label, name in enumerate(given)}
         known |= {label: label for label in range(len(given))} if y.dtype.kind in "iu" else {}
-        return Labels(_numbered(y, known, "train_y"), _maybe_numbered(held, known), given)
+        return Labels(_numbered(y, known, "train_y"), _maybe_numbered(held, known, what), given)
     try:
         distinct = sorted(set(y.tolist()))
     except TypeError as error:
-        raise OcilError("train_y mixes labels of different types. Use numbers or text for all.") from error
+        raise OcilError(f"train_{what} mixes labels of different types. Use numbers or text for all.") from error
     known = {value: label for label, value in enumerate(distinct)}
     texts = tuple(_name(value, names) for value in distinct)
-    return Labels(_numbered(y, known, "train_y"), _maybe_numbered(held, known), texts)
+    return Labels(_numbered(y, known, f"train_{what}"), _maybe_numbered(held, known, what), texts)
 
 
 def plain_labels(y: Any, what: str) -> NDArray[Any]:
@@ -242,8 +246,8 @@ def plain_labels(y: Any, what: str) -> NDArray[Any]:
     return array
 
 
-def _maybe_numbered(y: NDArray[Any] | None, known: dict[Any, int]) -> Indices | None:
-    return None if y is None else _numbered(y, known, "test_y")
+def _maybe_numbered(y: NDArray[Any] | None, known: dict[Any, int], what: str) -> Indices | None:
+    return None if y is None else _numbered(y, known, f"test_{what}")
 
 
 def _numbered(y: NDArray[Any], known: dict[Any, int], what: str) -> Indices:

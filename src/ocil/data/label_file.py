@@ -29,13 +29,16 @@ class LabelledFile(NamedTuple):
     path: Path
     label: str
     split: SplitName
+    domain: str = ""
+    """Empty if the file has no column ``domain``."""
 
 
 def read_label_file(file: Path) -> list[LabelledFile]:
     """The images of a CSV with the columns ``path`` (or ``filename``) and ``label``, in its order.
 
-    A column ``split`` may say train, test or val; without one, all images are for training. Raises ``OcilError`` in one
-    line that names the file, the line and what is wrong with it.
+    A column ``split`` may say train, test or val; without one, all images are for training. A column ``domain`` may
+    name the domain of each image. Raises ``OcilError`` in one line that names the file, the line and what is wrong with
+    it.
     """
     content = text(file.resolve())
     if not content.strip():
@@ -45,7 +48,7 @@ def read_label_file(file: Path) -> list[LabelledFile]:
     where = next(name for name in PATH_COLUMNS if name in columns)
     rows = csv.DictReader(content.splitlines(keepends=True), restval="")
     rows.fieldnames = names = [name.strip().lower() for name in rows.fieldnames or ()]
-    if again := sorted({name for name in (where, "label", "split") if names.count(name) > 1}):
+    if again := sorted({name for name in (where, "label", "split", "domain") if names.count(name) > 1}):
         raise OcilError(f"{file} has several columns with the name {again[0]}. Leave one of them.")
     found, folder, once = [], ImageFolder(file.parent), OneLabel(file)
     try:
@@ -54,8 +57,10 @@ def read_label_file(file: Path) -> list[LabelledFile]:
             if not label:
                 raise OcilError(f"{line} has no label.")
             path, split = folder.inside(name, line), _split(row.get("split", "").strip().lower(), line)
+            if "domain" in names and not row["domain"].strip():
+                raise OcilError(f"{line} has no domain.")
             once.add(path, label)
-            found.append(LabelledFile(name, path, label, split))
+            found.append(LabelledFile(name, path, label, split, row.get("domain", "").strip()))
     except csv.Error as error:
         raise OcilError(f"{file} is not a CSV file: {error}.") from error
     if not found:

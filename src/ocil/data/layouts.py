@@ -1,12 +1,12 @@
 """The forms in which folders of images are published. The form of a folder is found by looking into it.
 
 CUB-200         images.txt, image_class_labels.txt, images/; train_test_split.txt and classes.txt if they are there
-label file      a CSV with the columns path and label, and split if there is one; SOURCE itself or in it
+label file      a CSV with the columns path and label, and split and domain if there are; SOURCE itself or in it
 Tiny-ImageNet   train/CLASS/images/*, val/images/* and val/val_annotations.txt
 class folders   train/CLASS/* and test/CLASS/* or val/CLASS/*, or CLASS/* alone
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ocil.data.images import SUFFIXES
@@ -27,6 +27,8 @@ class Listing:
     train: Files
     test: Files | None
     """None if the form has no test images."""
+    domain_of: dict[Path, str] = field(default_factory=dict)
+    """The domain of each image, if they have domains."""
 
 
 def find_layout(source: Path) -> Listing:
@@ -100,7 +102,8 @@ def _label_file(source: Path) -> Listing | None:
     form = f"the label file {file.name}"
     if held == "test" and "val" in splits:
         form += ", whose validation images are left out"
-    return Listing(form, classes, chosen["train"], chosen[held] or None)
+    domain_of = {image.path: image.domain for image in labelled if image.domain}
+    return Listing(form, classes, chosen["train"], chosen[held] or None, domain_of)
 
 
 def _tiny_imagenet(source: Path) -> Listing | None:

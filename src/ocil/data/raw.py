@@ -1,6 +1,7 @@
 """A dataset larger than memory: a folder of raw arrays that are mapped, never loaded.
 
     NAME/manifest.json, train_x.raw, train_y.raw, test_x.raw, test_y.raw
+    and, if samples have domains, train_domain.raw, test_domain.raw
 
 The manifest has the class names and, for each array, its type, its shape and a SHA-256 digest of each part of
 ``PART_BYTES`` bytes. It ends with a digest of itself. What it describes lies beside it, or in a folder ``data-...``
@@ -38,6 +39,7 @@ DATA_FOLDER = re.compile(r"data-[0-9a-f]{12}")
 PART_BYTES = 64 * 2**20
 MAX_MANIFEST_BYTES = 256 * 2**20
 INPUTS, LABELS = ("train_x", "test_x"), ("train_y", "test_y")
+DOMAIN_LABELS = ("train_domain", "test_domain")
 HASHED_TOGETHER = 2**20  # bytes
 HASH_THREADS = min(os.cpu_count() or 1, 8)
 INPUT_TYPES = ("uint8", "float16", "float32")
@@ -72,6 +74,7 @@ class Manifest:
     unseen: int = 0
     data: str = ""
     """The folder beside the manifest that has the arrays; empty if they lie beside the manifest themselves."""
+    domains: tuple[str, ...] = ()
 
     @property
     def fingerprint(self) -> str:
@@ -96,6 +99,7 @@ class Manifest:
             "classes": list(self.classes),
             "unseen": self.unseen,
             "arrays": arrays,
+            **({"domains": list(self.domains)} if self.domains else {}),
         }
 
 
@@ -131,8 +135,9 @@ def _opened(folder: Path, name: str, manifest: Manifest, verify: bool) -> Datase
             if isinstance(error, OcilError):
                 raise
             raise OcilError(f"cannot read {path}: {_reason(error)}. {AGAIN}") from error
-    arrays |= {key: RowReader(arrays[key]).part(0, len(arrays[key])) for key in LABELS}
-    dataset = Dataset(name, classes=manifest.classes, unseen=manifest.unseen, **arrays)
+    labels = [key for key in (*LABELS, *DOMAIN_LABELS) if key in arrays]
+    arrays |= {key: RowReader(arrays[key]).part(0, len(arrays[key])) for key in labels}
+    dataset = Dataset(name, classes=manifest.classes, unseen=manifest.unseen, domains=manifest.domains, **arrays)
     return known_fingerprint(dataset, manifest.fingerprint)
 
 
@@ -202,14 +207,16 @@ def _parsed(content: Any) -> Manifest:
         raise LaterVersionError("a later version of ocil has written it")
     if (digest := content.pop("digest")) != _digest(content):
         raise ValueError("it is damaged: its digest is wrong")
-    arrays = {key: _parsed_array(key, content["arrays"][key]) for key in (*INPUTS, *LABELS)}
-    classes, unseen = content["classes"], content["unseen"]
-    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-        raise ValueError("its classes are not a list of names")
+    classes, unseen, domains = content["classes"], content["unseen"], content.get("domains", [])
+    for what, names in (("classes", classes), ("domains", domains)):
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"its {what} are not a list of names")
+    keys = (*INPUTS, *LABELS, *(DOMAIN_LABELS if domains else ()))
+    arrays = {key: _parsed_array(key, content["arrays"][key]) for key in keys}
     data = content["data"] if version == 2 else ""
     if version == 2 and not (isinstance(data, str) and DATA_FOLDER.fullmatch(data)):
         raise ValueError(f"it names the folder {str(data)[:60]!r}")
-    manifest = Manifest(tuple(classes), arrays, unseen, data)
+    manifest = Manifest(tuple(classes), arrays, unseen, data, tuple(domains))
     if type(unseen) is not int or json.loads(manifest.to_bytes()) != content | {"digest": digest}:
         raise ValueError("it has other entries than this version writes")
     return manifest

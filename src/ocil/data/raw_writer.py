@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from ocil.data.dataset import all_finite
 from ocil.data.raw import (
     DATA_FOLDER,
+    DOMAIN_LABELS,
     INPUTS,
     LABELS,
     MANIFEST,
@@ -43,15 +44,15 @@ class StoreWriter:
         writer.add("test", images, labels)
 
     Everything goes to a temporary folder beside, which takes the name at the end of the block. If the block raises, it
-    is removed. ``classes`` may be set until the end of the block.
+    is removed. ``classes`` and ``domains`` may be set until the end of the block.
 
     A dataset of the same name is replaced: the temporary folder moves into its folder, and a new manifest takes the
     place of the former in one step. A process or a machine that stops at any moment leaves the former dataset or this
     one.
     """
 
-    def __init__(self, path: Path, classes: Sequence[str] = (), unseen: int = 0) -> None:
-        self.path, self.classes, self.unseen = path, tuple(classes), unseen
+    def __init__(self, path: Path, classes: Sequence[str] = (), unseen: int = 0, domains: Sequence[str] = ()) -> None:
+        self.path, self.classes, self.unseen, self.domains = path, tuple(classes), unseen, tuple(domains)
         if path.exists() and not is_store(path) and not _is_left_over(path):
             raise WriteError(f"{path} is there and is not a dataset. Choose another name.")
         self.temporary = path.parent / f".{path.name}.{secrets.token_hex(6)}.tmp"
@@ -64,11 +65,16 @@ class StoreWriter:
         self._held.enter_context(locked(self.temporary, "Choose another folder.", taken))
         return self
 
-    def add(self, split: Split, x: NDArray[Any], y: ArrayLike) -> None:
-        """Append samples: images uint8 ``[N, H, W, C]`` or vectors ``[N, D]``, and labels that count from 0."""
+    def add(self, split: Split, x: NDArray[Any], y: ArrayLike, domain: ArrayLike | None = None) -> None:
+        """Append samples: images uint8 ``[N, H, W, C]`` or vectors ``[N, D]``, and labels that count from 0.
+
+        ``domain``: the numbers of their domains, for all samples or for none.
+        """
         labels = np.asarray(y, dtype=np.int64)
         if len(x) != len(labels):
             raise OcilError(f"{len(x)} samples came with {len(labels)} labels. There must be one label per sample.")
+        if domain is not None:
+            self._array(f"{split}_domain").append(np.asarray(domain, dtype=np.int64))
         if not all_finite(x):
             raise OcilError("a vector has numbers that are not finite. Leave it out or replace it.")
         self._array(f"{split}_x").append(x)
@@ -92,8 +98,10 @@ class StoreWriter:
     def _finish(self) -> None:
         if missing := [key for key in (*INPUTS, *LABELS) if key not in self._arrays]:
             raise OcilError(f"{self.path.name} has no {missing[0].partition('_')[0]} samples. Add at least one.")
-        described = {key: self._arrays[key].finish() for key in (*INPUTS, *LABELS)}
-        manifest = Manifest(self.classes, described, self.unseen)
+        if any(key in self._arrays for key in DOMAIN_LABELS) != bool(self.domains):
+            raise OcilError(f"{self.path.name} has domains without names, or names without domains. Give both.")
+        described = {key: array.finish() for key, array in self._arrays.items()}
+        manifest = Manifest(self.classes, described, self.unseen, domains=self.domains)
         write_bytes(self.temporary / MANIFEST, manifest.to_bytes())
         open_store(self.temporary, self.path.name, verify=False)  # raises what is wrong with it
         self._held.close()
@@ -130,7 +138,7 @@ class StoreWriter:
 
 def _is_left_over(path: Path) -> bool:
     """Whether a folder is empty, or has nothing but arrays of a dataset whose removal was cut short."""
-    names = {f"{key}.raw" for key in (*INPUTS, *LABELS)} | {LOCK}
+    names = {f"{key}.raw" for key in (*INPUTS, *LABELS, *DOMAIN_LABELS)} | {LOCK}
     return path.is_dir() and all(
         entry.name in names or DATA_FOLDER.fullmatch(entry.name) is not None for entry in path.iterdir()
     )
@@ -138,7 +146,7 @@ def _is_left_over(path: Path) -> bool:
 
 def _remove_former(path: Path, data: str) -> None:
     """Remove the arrays of a dataset's folder that its manifest does not name. Other files may be the user's."""
-    names = [f"{key}.raw" for key in (*INPUTS, *LABELS)]
+    names = [f"{key}.raw" for key in (*INPUTS, *LABELS, *DOMAIN_LABELS)]
     for name in names if data else [*names, LOCK]:
         with suppress(OSError):
             (path / name).unlink()

@@ -6,7 +6,7 @@ Each makes ``Samples``, which become a dataset in memory or, a few at a time, a 
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -42,9 +42,16 @@ class CommonOptions(TypedDict, total=False):
 
 
 class ArrayOptions(CommonOptions, total=False):
-    """The options of ``Dataset.from_arrays``."""
+    """The options of ``Dataset.from_arrays`` that ``from_torch`` and ``Stream.from_batches`` have too."""
 
     classes: Sequence[str] | None
+
+
+class DomainOptions(ArrayOptions, total=False):
+    """The options of ``Dataset.from_arrays``."""
+
+    train_domain: Any | None
+    test_domain: Any | None
 
 
 class TorchOptions(ArrayOptions, total=False):
@@ -68,16 +75,24 @@ class Part:
     source: Source
     index: Indices
     labels: Indices
+    domains: Indices | None = None
+    """The numbers of their domains, if they have domains."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def pieces(self) -> Iterator[tuple[NDArray[Any], Indices]]:
-        """Samples and labels, a few at a time."""
+    def of(self, chosen: NDArray[np.bool_]) -> "Part":
+        """Some of these samples, by a mask."""
+        domains = None if self.domains is None else self.domains[chosen]
+        return Part(self.source, self.index[chosen], self.labels[chosen], domains)
+
+    def pieces(self) -> Iterator[tuple[NDArray[Any], Indices, Indices | None]]:
+        """Samples, labels and domains, a few at a time."""
         first, step = 0, 1  # the first sample shows how many are a few
         while first < len(self):
             x = self.source.take(self.index[first : first + step])
-            yield x, self.labels[first : first + step]
+            domains = None if self.domains is None else self.domains[first : first + step]
+            yield x, self.labels[first : first + step], domains
             first += step
             step = max(1, min(STEP_SAMPLES, STEP_BYTES // max(1, x[:1].nbytes)))
 
@@ -89,7 +104,7 @@ class Part:
                 return array
         found: NDArray[Any] | None = None
         done = 0
-        for x, _ in self.pieces():
+        for x, _, _ in self.pieces():
             found = np.empty((len(self), *x.shape[1:]), x.dtype) if found is None else found
             found[done : done + len(x)] = x
             done += len(x)
@@ -107,6 +122,7 @@ class Samples:
     train: Part
     test: Part
     unseen: int = 0
+    domains: tuple[str, ...] = ()
 
     @classmethod
     def split(
@@ -117,13 +133,14 @@ class Samples:
         *,
         classes: Sequence[str] | None = None,
         names: Sequence[str] | None = None,
+        domains: "tuple[Any, Any | None] | None" = None,
         test_share: float | None = None,
         seed: int = 0,
         note: Note = lambda _: None,
     ) -> "Samples":
         """Samples and labels of any kind; without ``test``, a share of each class is held out and ``note`` is told.
 
-        ``classes`` and ``names``: see ``number_labels``.
+        ``classes`` and ``names``: see ``number_labels``. ``domains``: those of the training and of the test samples.
         """
         labels = number_labels(train[1], None if test is None else test[1], classes, names)
         for what, source, y in (("train", train[0], labels.train), ("test", test and test[0], labels.test)):
@@ -132,23 +149,29 @@ class Samples:
         if test is not None and labels.test is not None:
             if test_share is not None:
                 raise OcilError(f"{name} has test samples of its own: leave out test_share.")
-            return cls(name, labels.classes, _whole(train[0], labels.train), _whole(test[0], labels.test))
+            learned, tested = _whole(train[0], labels.train), _whole(test[0], labels.test)
+        else:
+            learned, tested = _whole(train[0], labels.train), None
+        known: tuple[str, ...] = ()
+        if domains is not None:
+            learned, tested, known = _with_domains(learned, tested, *domains)
+        if tested is not None:
+            return cls(name, labels.classes, learned, tested, domains=known)
         held = hold_out(labels.train, labels.classes, test_share, seed)
         note(f"{name} has no test samples: {in_words(test_share)} of each class is held out to test with")
-        kept, out = (Part(train[0], np.flatnonzero(chosen), labels.train[chosen]) for chosen in (~held, held))
-        return cls(name, labels.classes, kept, out)
+        return cls(name, labels.classes, learned.of(~held), learned.of(held), domains=known)
 
     @classmethod
     def of(cls, dataset: Dataset) -> "Samples":
         """The samples of a dataset."""
         train, test = (
-            Part(ArraySource(x, what, "HWC"), np.arange(len(y)), y)
-            for what, x, y in (
-                ("train_x", dataset.train_x, dataset.train_y),
-                ("test_x", dataset.test_x, dataset.test_y),
+            Part(ArraySource(x, what, "HWC"), np.arange(len(y)), y, domain)
+            for what, x, y, domain in (
+                ("train_x", dataset.train_x, dataset.train_y, dataset.train_domain),
+                ("test_x", dataset.test_x, dataset.test_y, dataset.test_domain),
             )
         )
-        return cls(dataset.name, dataset.classes, train, test, dataset.unseen)
+        return cls(dataset.name, dataset.classes, train, test, dataset.unseen, dataset.domains)
 
     @property
     def nbytes(self) -> int:
@@ -159,16 +182,17 @@ class Samples:
     def dataset(self) -> Dataset:
         """A dataset in memory."""
         train, test = self.train.array(), self.test.array()
-        return Dataset(self.name, train, self.train.labels, test, self.test.labels, self.classes, self.unseen)
+        domains = self.train.domains, self.test.domains, self.domains
+        return Dataset(self.name, train, self.train.labels, test, self.test.labels, self.classes, self.unseen, *domains)
 
     def write(self, path: Path, progress: Progress = lambda _done, _total: None) -> None:
         """Write a folder of raw arrays, which is there whole or not at all. ``progress``: samples done, and of all."""
         done, total = 0, len(self.train) + len(self.test)
         parts: tuple[tuple[Split, Part], ...] = (("train", self.train), ("test", self.test))
-        with StoreWriter(path, self.classes, self.unseen) as writer:
+        with StoreWriter(path, self.classes, self.unseen, self.domains) as writer:
             for split, part in parts:
-                for x, y in part.pieces():
-                    writer.add(split, x, y)
+                for x, y, domains in part.pieces():
+                    writer.add(split, x, y, domains)
                     done += len(y)
                     progress(done, total)
 
@@ -184,6 +208,20 @@ def _whole(source: Source, labels: Indices) -> Part:
     return Part(source, np.arange(len(labels)), labels)
 
 
+def _with_domains(
+    train: Part, test: Part | None, given: Any, held: Any | None
+) -> tuple[Part, Part | None, tuple[str, ...]]:
+    """The same samples with the numbers of their domains, and the names of these."""
+    if (held is None) != (test is None):
+        raise OcilError("give test_domain together with test_x, and leave it out without.")
+    found = number_labels(given, held, what="domain")
+    for what, part, numbers in (("train", train, found.train), ("test", test, found.test)):
+        if part is not None and numbers is not None and len(part) != len(numbers):
+            raise OcilError(f"{what}_x has {len(part)} samples but {what}_domain has {len(numbers)} domains.")
+    tested = None if test is None else replace(test, domains=found.test)
+    return replace(train, domains=found.train), tested, found.classes
+
+
 def from_arrays(
     train_x: Any,
     train_y: Any,
@@ -193,6 +231,8 @@ def from_arrays(
     classes: Sequence[str] | None = None,
     name: str = "arrays",
     layout: Layout | None = None,
+    train_domain: Any | None = None,
+    test_domain: Any | None = None,
     test_share: float | None = None,
     seed: int = 0,
     note: Note | None = None,
@@ -202,7 +242,11 @@ def from_arrays(
         raise OcilError("give both test_x and test_y, or neither.")
     train = ArraySource(train_x, "train_x", layout), train_y
     test = None if test_x is None else (ArraySource(test_x, "test_x", layout), test_y)
-    return Samples.split(name, train, test, classes=classes, test_share=test_share, seed=seed, note=note or warn)
+    if test_domain is not None and train_domain is None:
+        raise OcilError("give train_domain together with test_domain.")
+    domains = None if train_domain is None else (train_domain, test_domain)
+    options: dict[str, Any] = {"classes": classes, "test_share": test_share, "seed": seed, "note": note or warn}
+    return Samples.split(name, train, test, domains=domains, **options)
 
 
 def from_torch(
@@ -286,7 +330,8 @@ def samples_in_npy_folder(
     name: str, folder: Path, test_share: float | None = None, note: Note | None = None
 ) -> Samples:
     """The samples of a folder with train_x.npy, train_y.npy and, if they are there, test_x.npy, test_y.npy and
-    classes.txt with one name per line. Arrays are mapped, so they may be larger than memory."""
+    classes.txt with one name per line. train_domain.npy and test_domain.npy have the domains of the samples. Arrays are
+    mapped, so they may be larger than memory."""
     train_x, train_y = map_npy(folder / "train_x.npy"), map_npy(folder / "train_y.npy")
     test_x = test_y = None
     if (folder / "test_x.npy").is_file():
@@ -297,7 +342,12 @@ def samples_in_npy_folder(
             classes = read_regular(listed, MAX_NAMES_BYTES).decode().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise OcilError(f"cannot read {listed}: it is not a text file of class names.") from error
-    return from_arrays(train_x, train_y, test_x, test_y, name=name, classes=classes, test_share=test_share, note=note)
+    options: DomainOptions = {"name": name, "classes": classes, "test_share": test_share, "note": note}
+    if (folder / "train_domain.npy").is_file():
+        options["train_domain"] = map_npy(folder / "train_domain.npy")
+    if (folder / "test_domain.npy").is_file():
+        options["test_domain"] = map_npy(folder / "test_domain.npy")
+    return from_arrays(train_x, train_y, test_x, test_y, **options)
 
 
 def map_npy(path: Path) -> NDArray[Any]:

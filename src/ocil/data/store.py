@@ -8,14 +8,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Literal
 
-from ocil.data import catalog
+from ocil.data import catalog, derived
 from ocil.data.catalog import CATALOG, DEFAULT, SOURCES, DatasetInfo, DatasetSource
 from ocil.data.dataset import Dataset, load_npz, peek_npz, renamed
 from ocil.data.places import data_dirs
 from ocil.data.raw import MANIFEST, is_store, open_store, read_manifest
 from ocil.errors import OcilError, suggest
 
-State = Literal["ready", "missing", "broken"]
+Readiness = Literal["ready", "missing", "broken"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Entry:
     tasks: int | None
     train: int | None
     test: int | None
-    state: State
+    state: Readiness
     how: str
     path: Path | None
 
@@ -41,10 +41,14 @@ class Entry:
 def load(name: str | Path = DEFAULT, data_dir: Path | None = None, verify: bool = True) -> Dataset:
     """A dataset by name, or from the path of an .npz file or of the folder of a large one.
 
+    A name may join or change datasets, see ``ocil.data.derived``: ``cifar10+cifar100``, ``cifar100:noise``.
+
     ``verify``: compare the digests of a folder that this machine has not read before.
     """
     if (source := SOURCES.find(str(name))) is not None:
         return _made(source)
+    if derived.is_derived(str(name)):
+        return derived.make(str(name), lambda base: load(base, data_dir, verify))
     with place_of(name, data_dir) as path:
         return _open(path, verify)
 
@@ -53,12 +57,36 @@ def load_once(name: str | Path = DEFAULT, data_dir: Path | None = None) -> Datas
     """``load``, except that what this process opened last is opened again only if it has changed."""
     if (source := SOURCES.find(str(name))) is not None:
         return _make_once(source)
+    if derived.is_derived(str(name)):
+        return _derive_state(str(name), data_dir, tuple(_state(base, data_dir) for base in derived.bases_of(str(name))))
     with place_of(name, data_dir) as path:
-        try:
-            state = (path / MANIFEST if is_store(path) else path).stat()
-        except OSError:
-            return _open(path)  # raises the right error
-        return _load_state(path.resolve(), state.st_ino, state.st_size, state.st_mtime_ns)
+        state = _state_of(path)
+        return _open(path) if state is None else _load_state(*state)  # the former raises the right error
+
+
+State = tuple[Path, int, int, int]
+
+
+def _state_of(path: Path) -> State | None:
+    """What changes when a file or folder does; None if there is none."""
+    try:
+        state = (path / MANIFEST if is_store(path) else path).stat()
+    except OSError:
+        return None
+    return path.resolve(), state.st_ino, state.st_size, state.st_mtime_ns
+
+
+def _state(name: str, data_dir: Path | None) -> State | None:
+    if SOURCES.find(name) is not None:
+        return None
+    with place_of(name, data_dir) as path:
+        return _state_of(path)
+
+
+@lru_cache(maxsize=1)
+def _derive_state(name: str, data_dir: Path | None, state: tuple[State | None, ...]) -> Dataset:
+    """``state`` serves the cache alone, as in ``_load_state``."""
+    return load(name, data_dir)
 
 
 @lru_cache(maxsize=1)  # a dataset may be large, and runs come sorted by dataset
@@ -163,7 +191,7 @@ def _stored(info: DatasetInfo, folders: Sequence[Path]) -> Path | None:
 
 def _catalog_entry(info: DatasetInfo, folders: Sequence[Path]) -> Entry:
     stored = _stored(info, folders) if info.name != DEFAULT else None
-    state: State = "ready" if stored or info.name == DEFAULT else "missing"
+    state: Readiness = "ready" if stored or info.name == DEFAULT else "missing"
     sizes = (info.classes, info.image_shape, info.tasks, info.train, info.test)
     return Entry(info.name, info.title, *sizes, state, info.how, stored)
 

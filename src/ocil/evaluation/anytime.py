@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ocil.errors import OcilError
 from ocil.evaluation.evaluator import batch_for, places, scorer_of, scores_of_parts
-from ocil.evaluation.subset import chosen_images, domains_in, kinds_of, test_domains
+from ocil.evaluation.subset import chosen_images, kinds_of
 from ocil.methods.base import Learner
 from ocil.streams import Stream
 
@@ -38,14 +38,13 @@ class AnytimeEvaluator:
         data = stream.data
         images = chosen_images(data, stream.config.evaluate_on)
         self.subset = len(images) if len(images) < len(data.test_y) else 0
-        self.domains, kinds, labels = domains_in(data), kinds_of(data)[images], data.test_y[images]
+        self.domains, kinds, labels = data.num_domains, kinds_of(data)[images], data.test_y[images]
         self.tested = np.bincount(kinds, minlength=max(1, self.domains) * data.num_classes)
-        self.arrived = first_batches(stream, data.train_y, data.num_classes)
+        self.arrived = first_batches(stream, stream.given_labels, data.num_classes)
         since = self.arrived[labels]
-        domain = test_domains(data)
-        if domain is not None:
-            self.domains_arrived = first_batches(stream, data.train_domain, self.domains)  # type: ignore[attr-defined]
-            since = np.maximum(since, self.domains_arrived[domain[images]])
+        if data.train_domain is not None and data.test_domain is not None:
+            self.domains_arrived = first_batches(stream, data.train_domain, self.domains)
+            since = np.maximum(since, self.domains_arrived[data.test_domain[images]])
         order = np.argsort(since, kind="stable")  # images of what came first, first
         self.sizes: list[int] = np.cumsum(np.bincount(since, minlength=len(stream) + 1)).tolist()
         """By number of batches: test images of what has arrived."""
@@ -60,7 +59,7 @@ class AnytimeEvaluator:
         # Uploaded now: an upload in the middle of a run would wait for the device.
         self.index = torch.from_numpy(images[order]).to(stream.resident.index_device)
         self.labels, self.kinds = (torch.from_numpy(each[order]).to(stream.device) for each in (labels, kinds))
-        by_kind = self.arrived if domain is None else np.maximum(self.arrived, self.domains_arrived[:, None])
+        by_kind = self.arrived if not self.domains else np.maximum(self.arrived, self.domains_arrived[:, None])
         self.since = torch.from_numpy(by_kind.reshape(-1)).to(stream.device)
         self.counts = torch.zeros(len(self.due), len(self.tested), dtype=torch.int64, device=stream.device)
 
@@ -113,6 +112,8 @@ class AnytimeEvaluator:
         found |= {"tested": tested.sum(axis=0).tolist(), "arrived": self.arrived.tolist()}
         if self.domains:
             found |= {"tested_by_domain": tested.tolist(), "domains_arrived": self.domains_arrived.tolist()}
+        if self.stream.arrivals.scenario == "domain":
+            found["domain_groups"] = [list(map(int, group)) for group in self.stream.groups]
         points, samples = [], np.cumsum([last - first for first, last in self.stream.bounds])
         for number, counts in zip(self.due, self.counts.cpu().numpy(), strict=True):
             by_domain = counts.reshape(-1, classes)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ocil.errors import OcilError
 from ocil.evaluation.calibration import MOST_CLASSES, calibration_of, confusion_of
-from ocil.evaluation.subset import domains_in, kinds_of
+from ocil.evaluation.subset import kinds_of
 from ocil.methods.base import Learner
 from ocil.networks import NOT_MET
 from ocil.streams import Stream
@@ -61,16 +61,13 @@ class Evaluator:
         self.stream = stream
         self.y = stream.resident.test_y
         data, device = stream.data, stream.device
-        group_of = np.empty(data.num_classes, dtype=np.int64)
-        for number, classes in enumerate(stream.groups):
-            group_of[classes] = number
-        counts = np.bincount(group_of[data.test_y], minlength=len(stream.groups))
+        counts = np.bincount(stream.test_groups, minlength=len(stream.groups))
         if not counts.all():
-            names = ", ".join(data.classes[c] for c in stream.groups[int(counts.argmin())])
+            names = stream.group_name(int(counts.argmin()))
             raise OcilError(f"{data.name} has no test image of {names}: add some, or use fewer tasks.")
-        self.group = torch.from_numpy(group_of[data.test_y]).to(device)
+        self.group = torch.from_numpy(stream.test_groups).to(device)
         self.group_sizes = counts.tolist()
-        self.domains = domains_in(data)
+        self.domains = data.num_domains
         self.kinds = torch.from_numpy(kinds_of(data)).to(device)
         self.tested = np.bincount(kinds_of(data), minlength=max(1, self.domains) * data.num_classes)
 
@@ -112,7 +109,7 @@ class Evaluator:
             accuracy = [right / size for right, size in zip(correct.tolist(), self.group_sizes, strict=True)]
             return Evaluation(accuracy, *bias, **counted())
 
-        if not learner.scores_are_logits:
+        if not learner.scores_are_logits or not len(point.new):  # with domains, no class is newer than another
             return StartedEvaluation(evaluation, by_kind)
         logits = scores[point.tested]
         y, index = data.train_y[point.trained], point.trained.to(data.index_device)
@@ -135,10 +132,10 @@ class Evaluator:
 
     def facts(self) -> dict[str, Any]:
         """What a result says of the test set: test images per class, and by domain if there are domains, and the
-        classes of each group."""
+        classes of each group if groups are of classes."""
         tested = self.tested.reshape(-1, self.stream.data.num_classes)
         by_domain = {"tested_by_domain": tested.tolist()} if self.domains else {}
-        by_class = getattr(self.stream.config, "scenario", "class") == "class"
+        by_class = self.stream.arrivals.scenario == "class"
         groups = {"groups": [list(map(int, group)) for group in self.stream.groups]} if by_class else {}
         return {"tested": tested.sum(axis=0).tolist(), **by_domain, **groups}
 
@@ -146,7 +143,7 @@ class Evaluator:
         """Count on the device, at the last point, what is confused and how sure the learner is. The function returned
         reads these counts and those of correct images."""
         classes = self.stream.data.num_classes
-        confusion = confusion_of(scores.argmax(1), self.y, classes) if is_last and classes <= MOST_CLASSES else None
+        confusion = confusion_of(scores, self.y, classes) if is_last and classes <= MOST_CLASSES else None
         bins = calibration_of(scores, self.y) if is_last and are_logits else None
 
         def read() -> dict[str, Any]:
@@ -154,8 +151,8 @@ class Evaluator:
             counts: dict[str, Any] = {"correct": by_domain.sum(0).tolist()}
             if self.domains:
                 counts["correct_by_domain"] = by_domain.tolist()
-            if confusion is not None:
-                counts["confusion"] = confusion.tolist()
+            if confusion is not None and not confusion[:, classes:].any():  # classes without images are not counted
+                counts["confusion"] = confusion[:, :classes].tolist()
             if bins is not None:
                 (count, right), confidence = bins[0].tolist(), bins[1].tolist()
                 counts["calibration"] = {"count": count, "correct": right, "confidence": confidence}

@@ -2,7 +2,7 @@
 
 The record holds, for each evaluation point, how many test images of each class were classified correctly among those of
 the classes that had arrived (``ocil.evaluation.anytime`` writes it). ``groups`` are the classes of each task, as in
-``Result.groups``. Without them, domains are the tasks if the record has counts by domain, else all classes are one.
+``Result.groups``. Without them, tasks are of domains (``domain_groups`` of the record) if it has counts by domain.
 """
 
 from collections.abc import Mapping, Sequence
@@ -139,7 +139,11 @@ def _by_group(anytime: Mapping[str, Any], groups: Groups) -> _ByGroup | None:
             member[list(names), group] = 1
         member = np.tile(member, (max(1, cells.domains), 1))
     else:
-        member = np.repeat(np.eye(cells.domains, dtype=np.int64), classes, axis=0)
+        tasks = anytime.get("domain_groups") or [[domain] for domain in range(cells.domains)]
+        member = np.zeros((cells.domains, len(tasks)), dtype=np.int64)
+        for group, names in enumerate(tasks):
+            member[list(names), group] = 1
+        member = np.repeat(member, classes, axis=0)
     here = (cells.arrived[None, :] <= cells.batches[:, None]) * cells.tested[None, :]
     return _ByGroup(cells.batches, cells.correct @ member, here @ member)
 

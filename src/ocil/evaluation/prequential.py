@@ -9,6 +9,7 @@ from torch import Tensor
 from ocil.errors import OcilError
 from ocil.evaluation.evaluator import scorer_of
 from ocil.methods.base import Learner
+from ocil.networks import NOT_MET
 from ocil.streams import Stream
 
 MOST_WINDOWS = 100_000  # of a result
@@ -42,8 +43,8 @@ class Prequential:
         """Classify a batch and count what is right. The learner does not change. Reads nothing back to the host, unless
         the method's scorer does."""
         best, predicted = scorer_of(learner, self.classes)(x).max(1)
-        # A learner that has met no class scores all of them -inf: it predicts nothing, not the first class.
-        right = (predicted == y) & (best > -torch.inf)
+        # A learner that has met no class rules all of them out: it predicts nothing, not the first class.
+        right = (predicted == y) & (best > NOT_MET)
         self.correct.index_add_(0, self.window, right.sum()[None])
 
     def state(self) -> dict[str, Tensor]:

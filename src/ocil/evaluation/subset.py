@@ -1,7 +1,5 @@
 """A part of the test images, for evaluations that are made often."""
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,7 +20,7 @@ def chosen_images(data: Dataset, count: int) -> NDArray[np.int64]:
     if not count or count >= total:
         return np.arange(total)
     if count < (needed := len(np.unique(kinds))):
-        what = "class of each domain" if test_domains(data) is not None else "class"
+        what = "class of each domain" if data.domains else "class"
         raise OcilError(f"evaluate_on = {count} is too small: give at least {needed}, one image per {what}.")
     shuffled = np.random.default_rng(derive(SEED, "evaluate-on")).permutation(total)
     # The images are dealt out in rounds: each round has one image of each kind that has any left.
@@ -34,16 +32,4 @@ def chosen_images(data: Dataset, count: int) -> NDArray[np.int64]:
 
 def kinds_of(data: Dataset) -> NDArray[np.int64]:
     """The kind of each test image: its class, or ``domain * classes + class`` if the dataset has domains."""
-    domains = test_domains(data)
-    return data.test_y if domains is None else domains * data.num_classes + data.test_y
-
-
-def test_domains(data: Dataset) -> NDArray[np.int64] | None:
-    """The domain of each test image, if the dataset has domains."""
-    found: Any = getattr(data, "test_domain", None)
-    return None if found is None else np.asarray(found, dtype=np.int64)
-
-
-def domains_in(data: Dataset) -> int:
-    """How many domains the dataset has; 0 if it has none."""
-    return len(getattr(data, "domains", ()))
+    return data.test_y if data.test_domain is None else data.test_domain * data.num_classes + data.test_y

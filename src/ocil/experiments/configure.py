@@ -16,6 +16,7 @@ from ocil.methods import method as method_info
 from ocil.runs.build import check
 from ocil.runs.config import resolve
 from ocil.runs.settings import refuse_unknown
+from ocil.streams.config import usual_task_sizes
 
 NOT_SETTINGS = ("method", "dataset", "seeds", "seed")
 """Keys of a TOML file that are not settings of a run."""
@@ -60,7 +61,16 @@ def configure(
     loaded = load(dataset, data_dir)  # raises before anything runs if it is missing or damaged
     named, train = dataset_name(dataset, loaded), len(loaded.train_y)
     classes, vectors = loaded.num_classes, not loaded.is_images
-    config = resolve(info.name, named, settings=chosen, classes=classes, train=train, vectors=vectors)
+    config = resolve(
+        info.name,
+        named,
+        settings=chosen,
+        classes=classes,
+        train=train,
+        vectors=vectors,
+        domains=loaded.num_domains,
+        task_sizes=usual_task_sizes(loaded),
+    )
     if config.dataset not in CATALOG:
         config = replace(config, fingerprint=loaded.fingerprint)
         if info.memory and "memory" not in chosen:

@@ -6,20 +6,31 @@ from pathlib import Path
 from ocil import data
 from ocil.data import DEFAULT, Dataset
 from ocil.data.catalog import find
+from ocil.data.derived import is_derived, renamed_bases
 from ocil.data.store import locate
 from ocil.errors import OcilError
 from ocil.experiments.estimate import Size
 from ocil.experiments.files import Cell, DatasetFacts
+from ocil.streams.config import usual_task_sizes
 
 
 def dataset_name(given: str, loaded: Dataset) -> str:
     """How a configuration names a dataset: a file by its absolute path, others by their name."""
+    if is_derived(given):
+        return renamed_bases(given, _known_name)
+    return _known_name(given, loaded.name)
+
+
+def _known_name(given: str, otherwise: str = "") -> str:
     path = Path(given).expanduser()
     try:
         str(path.resolve()).encode()
     except UnicodeEncodeError:
         raise OcilError(f"the name of {given!r} is not text, so no result could hold it: rename the file.") from None
-    return str(path.resolve()) if path.suffix.lower() == ".npz" or len(path.parts) > 1 else loaded.name
+    if path.suffix.lower() == ".npz" or len(path.parts) > 1:
+        return str(path.resolve())
+    entry = find(given)
+    return otherwise or (entry.name if entry else given)
 
 
 class Datasets:
@@ -53,7 +64,8 @@ class Datasets:
             return DatasetFacts(known)
         known = dataset_name(name, loaded)
         self.sizes[known] = Size.of(loaded)
-        return DatasetFacts(known, loaded.num_classes, loaded.fingerprint, len(loaded.train_y), not loaded.is_images)
+        facts = loaded.num_classes, loaded.fingerprint, len(loaded.train_y), not loaded.is_images
+        return DatasetFacts(known, *facts, loaded.num_domains, usual_task_sizes(loaded))
 
     def missing_from(self, cells: Iterable[Cell]) -> dict[str, str]:
         """The datasets that these cells use and that are not there, each with the reason."""

@@ -22,6 +22,7 @@ from ocil.runs.build import network_of
 from ocil.runs.config import RunConfig
 from ocil.runs.features import Encoder
 from ocil.runs.results import UNREADABLE, read_json
+from ocil.streams import StreamConfig
 from ocil.threads import cores
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def cost_of_step(config: RunConfig, size: Size) -> Cost:
 def cost_of_run(config: RunConfig, size: Size, factor: float = 1.0) -> Cost:
     """The cost of a run: stream, reviews, task ends, evaluations. ``factor`` multiplies the steps on the stream."""
     kind, stream, learner = method(config.method).load(), config.stream, config.learner
-    batches = stream.epochs * size.train // stream.batch_size
+    batches = stream.epochs * _samples(stream, size) // stream.batch_size
     total = cost_of_step(config, size).times(batches * factor)
     tasks = 1 if stream.boundary == "iid" else stream.tasks
     if learner.review:
@@ -102,6 +103,15 @@ def cost_of_run(config: RunConfig, size: Size, factor: float = 1.0) -> Cost:
     if stream.probe:
         total = total.plus(Cost(0, (size.train + size.test) / 3))
     return total.plus(Cost(0, tasks * (size.test + size.train / stream.tasks) / 3))
+
+
+def _samples(stream: StreamConfig, size: Size) -> int:
+    """Training samples that take part: with an imbalance r, sizes fall to 1/r, whose mean is (1 - 1/r) / ln r."""
+    if stream.class_counts:
+        return sum(stream.class_counts)
+    if stream.imbalance_factor == 1:
+        return size.train
+    return int(size.train * (1 - 1 / stream.imbalance_factor) / math.log(stream.imbalance_factor))
 
 
 def _stored(config: RunConfig, size: Size, count: int) -> list[int]:

@@ -84,6 +84,10 @@ class DatasetFacts(NamedTuple):
     fingerprint: str = ""
     train: int | None = None
     vectors: bool = False
+    domains: int = 0
+    """The number of its domains."""
+    task_sizes: tuple[int, ...] = ()
+    """The sizes of its usual tasks, if they are not equal."""
 
 
 def by_name(dataset: str) -> DatasetFacts:
@@ -210,6 +214,8 @@ class _Expansion:
             classes=source.classes,
             train=source.train,
             vectors=source.vectors,
+            domains=source.domains,
+            task_sizes=source.task_sizes,
         )
         if source.fingerprint:
             config = replace(config, fingerprint=source.fingerprint)

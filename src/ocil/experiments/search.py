@@ -284,6 +284,8 @@ def search_split(dataset: Dataset, config: RunConfig, tasks: int, share: float) 
     stream = config.stream
     if stream.class_order != "fixed":
         raise OcilError("class_order = 'seeded' gives each seed other first tasks: search with the fixed order.")
+    if stream.scenario != "class":
+        raise OcilError("scenario = 'domain': a search needs tasks of new classes, and these are tasks of new domains.")
     if not 1 <= tasks < stream.tasks:
         raise OcilError(f"--tasks {tasks}: search on 1 to {stream.tasks - 1} of the {stream.tasks} tasks, not on all.")
     if not 0 < share < 1:

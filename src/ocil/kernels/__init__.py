@@ -1,11 +1,12 @@
 """A training step on a GPU in a few dozen hand-written kernels instead of several hundred.
 
 ``features`` computes what ``ReducedResNet18.features`` computes in bfloat16, and the same gradients;
-``features_of_both`` that of two batches in the launches of one; ``views`` what
-``RandomViews.apply`` computes; ``loss`` what ``ocil.learning.losses`` computes; ``reservoir_slots`` and ``put`` what
-``Memory.add`` does; ``record_loss`` what ``Learner.record_loss`` does. They need Triton, which comes with the
-CUDA builds of PyTorch; ``usable`` and ``present`` answer whether they can be used. Methods know nothing of them: the
-network, the views, the losses and the memory call them where they apply. ``docs/kernels.md`` explains how they work.
+``features_of_both`` that of two batches in the launches of one; ``views`` what ``RandomViews.apply`` computes; ``loss``
+and ``focus`` what ``ocil.learning.losses`` computes; ``label_offset`` what ``Stride.see`` does; ``reservoir_slots`` and
+``put`` what ``Memory.add`` does; ``record_loss`` what ``Learner.record_loss`` does. They need Triton, which comes with
+the CUDA builds of PyTorch; ``usable`` and ``present`` answer whether they can be used. Methods know next to nothing of
+them: the network, the views, the losses and the memory call them where they apply. ``docs/kernels.md`` explains how
+they work.
 
 | module | what it has |
 |---|---|
@@ -17,11 +18,13 @@ network, the views, the losses and the memory call them where they apply. ``docs
 | ``grouped`` | other versions of them for layers of few channels |
 | ``draw``, ``draw_kernel``, ``view_kernel`` | views: what is drawn for them, drawing it, making them |
 | ``loss_kernel``, ``memory_kernel`` | losses; storing a batch in the memory |
+| ``focus_kernel`` | AFS's loss of two batches at once; the label frequency of stride |
 | ``convolution`` | not for a GPU: a convolution whose backward pass is fast on ARM |
 """
 
 import importlib.util
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -110,13 +113,17 @@ def views(images: Tensor, draw: Draw) -> Tensor:
         return make(images, draw)
 
 
-def draw(ranges: Ranges, rows: int, generator: torch.Generator) -> Draw:
-    """Random parameters of the views of ``rows`` images, from one call of the generator, which lives on a GPU."""
+def draw(ranges: Ranges, rows: int, generator: torch.Generator, batches: int = 1) -> Draw:
+    """Random parameters of the views of ``rows`` images, from one call of the generator, which lives on a GPU.
+
+    The images are ``batches`` of one size; the order of the jitter is drawn for each.
+    """
     from ocil.kernels.draw_kernel import draw as make
 
-    drawn = torch.rand(ranges.numbers * rows + 4, generator=generator, device=generator.device)
+    orders = 4 * batches
+    drawn = torch.rand(ranges.numbers * rows + orders, generator=generator, device=generator.device)
     with torch.cuda.device_of(drawn):
-        return make(ranges, drawn[:-4].view(-1, rows), drawn[-4:])
+        return make(ranges, drawn[:-orders].view(-1, rows), drawn[-orders:])
 
 
 def loss(kind: "Kind", logits: Tensor, labels: Tensor, scale: float, mean: bool = False, **parameters: float) -> Tensor:
@@ -125,6 +132,51 @@ def loss(kind: "Kind", logits: Tensor, labels: Tensor, scale: float, mean: bool 
 
     with torch.cuda.device_of(logits):
         return evaluate(kind, logits, labels, scale, mean, **parameters)
+
+
+def focus(
+    batches: Sequence[tuple[Tensor, Tensor]],
+    offset: Tensor | None,
+    met: Tensor | None,
+    focal: bool,
+    *,
+    alpha: float,
+    mu: float,
+    sigma: float,
+    beta: float,
+    temperature: float,
+    epsilon: float,
+) -> tuple[Tensor, Tensor]:
+    """``losses.focus`` of one or two batches of float32 logits and labels; parts ``[2, 2]``, 0 of a batch that is not
+    there.
+    """
+    from ocil.kernels.focus_kernel import Focus
+
+    (first, first_labels), (second, second_labels) = (*batches, tuple(each[:0] for each in batches[0]))[:2]
+    numbers = (alpha, mu, sigma, beta, temperature, epsilon)
+    with torch.cuda.device_of(first):
+        found: tuple[Tensor, Tensor] = Focus.apply(
+            first, second, first_labels, second_labels, offset, met, focal, *numbers
+        )
+        return found
+
+
+def label_offset(
+    frequency: Tensor,
+    seen: Tensor,
+    batches: Sequence[Tensor],
+    decay: float,
+    adjustment: float,
+    least: float,
+) -> Tensor | None:
+    """What ``Stride.see`` does with the labels of one or two batches; None if there are too many classes."""
+    from ocil.kernels import focus_kernel
+
+    if len(frequency) > focus_kernel.ELEMENTS:
+        return None
+    first, second = (*batches, batches[0][:0])[:2]
+    with torch.cuda.device_of(frequency):
+        return focus_kernel.offset_after(frequency, seen, first, second, decay, adjustment, least)
 
 
 def record_loss(loss: Tensor, last_loss: Tensor, failed_at: Tensor, steps: Tensor) -> None:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class Jitter(NamedTuple):
-    """The parameters of the colour jitter: five tensors ``[rows]``, and ``when`` ``[4]``, which orders its steps."""
+    """The parameters of the colour jitter: five tensors ``[rows]``, and ``when``, which orders its steps."""
 
     chosen: Tensor
     """bool; the other images keep their colours."""
@@ -15,7 +15,8 @@ class Jitter(NamedTuple):
     saturation: Tensor
     hue: Tensor
     when: Tensor
-    """One number per operation (brightness, contrast, saturation, hue); they run in ascending order of these."""
+    """``[4]``, one number per operation (brightness, contrast, saturation, hue); they run in ascending order of these.
+    For a kernel ``[4 * batches]``: the images are so many batches of one size, and each has an order of its own."""
 
 
 class Draw(NamedTuple):

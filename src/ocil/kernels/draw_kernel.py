@@ -103,7 +103,9 @@ def draw_kernel(
 
 
 def draw(ranges: Ranges, numbers: Tensor, when: Tensor) -> Draw:
-    """The parameters that ``numbers``, ``[ranges.numbers, rows]``, and the order ``when``, ``[4]``, stand for."""
+    """The parameters that ``numbers``, ``[ranges.numbers, rows]``, and the orders ``when`` stand for, four numbers per
+    batch.
+    """
     rows = numbers.shape[1]
     boxes, amounts = numbers.new_empty(rows, 4), numbers.new_empty(4, rows)
     choices = torch.empty(3, rows, dtype=torch.uint8, device=numbers.device)

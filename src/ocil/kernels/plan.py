@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ocil.kernels.layout import STATS, ConvShape, PackRow, ReduceRow
@@ -194,8 +195,8 @@ def build(network: Any, images: Tensor, first: int) -> KernelPlan:
         blocks,
         window,
         (height // window[0]) * (width // window[1]),
-        _table([row for layer in builder.layers for row in _pack_rows(layer)], images.device),
-        _table([row for layer in builder.layers for row in _reduce_rows(layer)], images.device),
+        _table([rows for layer in builder.layers for rows in _pack_rows(layer)], images.device),
+        _table([_reduce_rows(layer) for layer in builder.layers], images.device),
         builder.grads,
         builder.packed,
         builder.stats,
@@ -205,11 +206,19 @@ def build(network: Any, images: Tensor, first: int) -> KernelPlan:
     )
 
 
-def _table(rows: Sequence[tuple[int, ...]], device: torch.device) -> Tensor:
-    return torch.from_numpy(np.array(rows, dtype=np.int64)).to(device)
+def _table(parts: Sequence[NDArray[np.int64]], device: torch.device) -> Tensor:
+    return torch.from_numpy(np.concatenate(parts)).to(device)
 
 
-def _pack_rows(layer: Layer) -> list[PackRow]:
+def _cut(row: PackRow | ReduceRow, block: int) -> NDArray[np.int64]:
+    """A row for each block of what a row stands for: they differ in ``first``. Thousands of them, so not one by one."""
+    starts = np.arange(0, row.total, block)
+    rows = np.tile(np.array(row, dtype=np.int64), (len(starts), 1))
+    rows[:, row._fields.index("first")] = starts
+    return rows
+
+
+def _pack_rows(layer: Layer) -> list[NDArray[np.int64]]:
     s, weight = layer.shape, layer.conv.weight
     row = PackRow(
         source=weight.data_ptr(),
@@ -226,7 +235,7 @@ def _pack_rows(layer: Layer) -> list[PackRow]:
         group=layer.group,
         stored_outputs=s.stored_outputs,
     )
-    found = [row._replace(first=first) for first in range(0, row.total, PACK_BLOCK)]
+    found = [_cut(row, PACK_BLOCK)]
     if layer.group > 1:  # inputs and outputs change places, and the last tap comes first
         turned = row._replace(
             source=row.source + (s.taps - 1) * row.tap_stride * weight.element_size(),
@@ -239,11 +248,11 @@ def _pack_rows(layer: Layer) -> list[PackRow]:
             input_stride=row.output_stride,
             stored_outputs=s.stored_inputs,
         )
-        found += [turned._replace(first=first) for first in range(0, row.total, PACK_BLOCK)]
+        found.append(_cut(turned, PACK_BLOCK))
     return found
 
 
-def _reduce_rows(layer: Layer) -> list[ReduceRow]:
+def _reduce_rows(layer: Layer) -> NDArray[np.int64]:
     s, pixels, total = layer.shape, layer.group, layer.conv.weight.numel()
     length = layer.partial_size // (pixels * s.stored_outputs)
     row = ReduceRow(
@@ -259,4 +268,4 @@ def _reduce_rows(layer: Layer) -> list[ReduceRow]:
         inputs=s.inputs,
         stored_inputs=s.stored_inputs,
     )
-    return [row._replace(first=first) for first in range(0, total, REDUCE_BLOCK)]
+    return _cut(row, REDUCE_BLOCK)

@@ -60,7 +60,7 @@ def sample(images, row, y, x, H, W, C: tl.constexpr, c: tl.constexpr, inside):
     return tl.minimum(tl.maximum(upper * (1 - fy) + lower * fy, 0.0), 1.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch"])
 def views_kernel(
     images,
     out,
@@ -70,6 +70,7 @@ def views_kernel(
     grayed,
     H,
     W,
+    batch,
     C: tl.constexpr,
     SHARED: tl.constexpr,
     CROP: tl.constexpr,
@@ -78,7 +79,9 @@ def views_kernel(
     GRAY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program makes ``BLOCK`` pixels of one view; ``SHARED``: one row of parameters serves all images."""
+    """One program makes ``BLOCK`` pixels of one view; ``SHARED``: one row of parameters serves all images. The order of
+    the jitter is that of the image's batch, each of which has ``batch`` images.
+    """
     row = tl.program_id(0)
     pixel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = pixel < H * W
@@ -105,10 +108,11 @@ def views_kernel(
         b = read(images, row, i, j, H, W, C, C - 1, inside)
     if JITTER:
         if tl.load(jitter.chosen + own) != 0:
-            first = tl.load(jitter.when)
-            second = tl.load(jitter.when + 1)
-            third = tl.load(jitter.when + 2)
-            fourth = tl.load(jitter.when + 3)
+            when = jitter.when + row // batch * 4
+            first = tl.load(when)
+            second = tl.load(when + 1)
+            third = tl.load(when + 2)
+            fourth = tl.load(when + 3)
             shift = tl.load(jitter.brightness + own)
             scale = tl.load(jitter.contrast + own)
             purer = tl.load(jitter.saturation + own)
@@ -150,6 +154,7 @@ def views(images: Tensor, draw: Draw) -> Tensor:
     drawn = [t for t in (draw.boxes, draw.flipped, draw.grayed, jitter and jitter.chosen) if t is not None]
     grid = (count, triton.cdiv(height * width, PIXELS))
     none = images  # stands for what was not drawn
+    batches = 1 if jitter is None else len(jitter.when) // 4
     views_kernel[grid](
         images,
         out,
@@ -159,6 +164,7 @@ def views(images: Tensor, draw: Draw) -> Tensor:
         none if draw.grayed is None else draw.grayed,
         height,
         width,
+        max(1, count // batches),
         C=channels,
         SHARED=bool(drawn) and len(drawn[0]) == 1,
         BLOCK=PIXELS,

@@ -8,6 +8,9 @@ classes then have no effect.
 """
 
 import math
+from collections.abc import Sequence
+from functools import reduce
+from operator import add
 from typing import Literal, get_args
 
 import torch
@@ -126,6 +129,45 @@ def virtual_distillation(
     log_p = F.log_softmax(_among(met, _widen(logits) / temperature), dim=1)
     teacher = torch.softmax(_among(met, _smoothed(log_p, labels, epsilon, met) / temperature), dim=1)
     return _reduce(-beta * temperature**2 * (teacher * log_p).sum(1), reduction)
+
+
+def focus(
+    batches: Sequence[tuple[Tensor, Tensor]],
+    alpha: float = 0.25,
+    mu: float = 0.3,
+    sigma: float = 0.5,
+    beta: float = 0.1,
+    temperature: float = 20.0,
+    epsilon: float = 0.01,
+    *,
+    focal: bool = True,
+    offset: Tensor | None = None,
+    met: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """AFS's loss of batches, each a pair of logits and labels: the sum over batches of the mean revised focal loss plus
+    the mean virtual distillation. On a GPU one kernel computes it for two batches, with its gradient.
+
+    ``focal=False`` has cross-entropy in the place of the revised focal loss, ``beta=0`` no distillation. ``offset``
+    ``[C]`` is added to the logits first. Returns the loss, and its parts ``[batches, 2]`` without a gradient: the
+    classification loss and the distillation of each batch.
+    """
+    if len(batches) <= 2 and all(_fused(logits) for logits, _ in batches):
+        numbers = {"alpha": alpha, "mu": mu, "sigma": sigma}
+        softness = {"beta": beta, "temperature": temperature, "epsilon": epsilon}
+        loss, parts = kernels.focus(batches, offset, met, focal, **numbers, **softness)
+        return loss, parts[: len(batches)]
+    parts_of: list[list[Tensor]] = []
+    for logits, labels in batches:
+        adjusted = logits if offset is None else logits + offset
+        if focal:
+            parts_of.append([revised_focal(adjusted, labels, alpha, mu, sigma, met=met)])
+        else:
+            parts_of.append([cross_entropy(adjusted, labels, alpha)])
+        if beta:
+            parts_of[-1].append(virtual_distillation(adjusted, labels, beta, temperature, epsilon, met=met))
+    loss = reduce(add, (reduce(add, each) for each in parts_of))
+    parts = torch.stack([torch.stack(each).detach() for each in parts_of])
+    return loss, parts if beta else F.pad(parts, (0, 1))
 
 
 def label_smoothing(

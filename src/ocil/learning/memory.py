@@ -75,25 +75,35 @@ class Memory(nn.Module):
 
     def draw(self, count: int, classes: int = 0) -> Tensor | None:
         """The slots that ``retrieve`` reads."""
+        drawn = self.draws(1, count, classes)
+        return None if drawn is None else drawn[0]
+
+    def draws(self, times: int, count: int, classes: int = 0) -> Tensor | None:
+        """What ``draw`` gives so many times in a row, ``[times, count]``, in the kernels of one: each row is drawn
+        anew from the whole memory.
+        """
         if self._at_least < min(count + 1, self.size):  # only in the first steps: ask how many there are
             self._at_least = len(self)
         if self._at_least <= count:
-            return torch.arange(self._at_least, device=self.labels.device) if self._at_least else None
-        return self.shuffled(count, classes)
+            all_slots = torch.arange(self._at_least, device=self.labels.device)
+            return all_slots.expand(times, -1) if self._at_least else None
+        return self.shuffled(count, classes, times)
 
-    def shuffled(self, count: int, classes: int = 0) -> Tensor:
-        """``count`` distinct filled slots in random order. At least as many must be filled.
+    def shuffled(self, count: int, classes: int = 0, times: int = 1) -> Tensor:
+        """``times`` times ``count`` distinct filled slots in random order, ``[times, count]``. At least as many as
+        ``count`` must be filled.
 
         With ``classes`` they are drawn one after the other, a slot's weight being 1 / the samples of its class.
         """
-        empty = torch.arange(self.size, device=self.labels.device) >= self.seen
+        device, shape = self.labels.device, (times, self.size)
+        empty = torch.arange(self.size, device=device) >= self.seen
         if not classes:
-            key = torch.rand(self.size, generator=self.generator, device=self.labels.device)
+            key = torch.rand(shape, generator=self.generator, device=device)
             return key.masked_fill(empty, 2.0).topk(count, largest=False).indices
         labels = self.labels[: self.size]
-        members = torch.zeros(classes, dtype=torch.int64, device=labels.device).index_add_(0, labels, (~empty).long())
+        members = torch.zeros(classes, dtype=torch.int64, device=device).index_add_(0, labels, (~empty).long())
         # The smallest of exponential draws at these rates are such a sequence.
-        clock = torch.empty(self.size, device=labels.device).exponential_(generator=self.generator) * members[labels]
+        clock = torch.empty(shape, device=device).exponential_(generator=self.generator) * members[labels]
         return clock.masked_fill(empty, torch.inf).topk(count, largest=False).indices
 
     def holds_more_than(self, count: int) -> bool:

@@ -54,23 +54,28 @@ class RandomViews:
         _check(0 < low <= high < math.inf, "crop_ratio", "0 < low <= high", self.crop_ratio)
         _check(self.crop_rule in ("reject", "clamp"), "crop_rule", "'reject' or 'clamp'", self.crop_rule)
 
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Random views of float32 images [B, C, H, W] in [0, 1], C = 1 or 3. The generator lives on their device."""
+    def __call__(self, images: Tensor, generator: torch.Generator, batches: int = 1) -> Tensor:
+        """Random views of float32 images [B, C, H, W] in [0, 1], C = 1 or 3. The generator lives on their device.
+
+        ``batches``: the images are so many batches of one size, one behind the other. What is drawn once per batch is
+        drawn for each of them, as in as many calls; on a GPU they take the kernels of one call.
+        """
         good = images.ndim == 4 and images.shape[1] in (1, 3) and min(images.shape[2:]) > 1
         if not good or images.dtype != torch.float32:
             got = f"{images.dtype} {list(images.shape)}"
             raise OcilError(f"random views need float32 images [B, 1 or 3, H, W], got {got}.")
-        draw = self.draw(images, generator)
-        if kernels.present(images) and images.is_contiguous(memory_format=torch.channels_last):
-            return kernels.views(images, draw)
-        return self.apply(images, draw)
+        fused = kernels.present(images) and images.is_contiguous(memory_format=torch.channels_last)
+        if batches > 1 and (self.per_batch or not fused):
+            return torch.cat([self(part, generator) for part in images.split(len(images) // batches)])
+        draw = self.draw(images, generator, batches)
+        return kernels.views(images, draw) if fused else self.apply(images, draw)
 
-    def draw(self, images: Tensor, generator: torch.Generator) -> Draw:
-        """All random parameters for a batch of this shape, on its device."""
+    def draw(self, images: Tensor, generator: torch.Generator, batches: int = 1) -> Draw:
+        """All random parameters for a batch of this shape, on its device. Several ``batches``: on a GPU only."""
         rows = 1 if self.per_batch else images.shape[0]
         height, width = images.shape[2:]
         if kernels.present(images):
-            return kernels.draw(self.ranges(height, width), rows, generator)
+            return kernels.draw(self.ranges(height, width), rows, generator, batches)
         empty = images.new_empty
 
         def chosen(probability: float) -> Tensor:

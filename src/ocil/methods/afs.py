@@ -130,12 +130,12 @@ class AFS(Learner):
         self.optimizer.zero_grad()
         with bn_momentum(self.network, self.bn_momentum):
             outputs = self.network.outputs_of([images for images, _ in batches])
-        found = [self.parts(each, labels, True) for each, (_, labels) in zip(outputs, batches, strict=True)]
-        loss = added(total(parts) for parts in found)
+        labels = [labels for _, labels in batches]
+        loss, parts = self.loss(list(zip(outputs, labels, strict=True)), regularise=True)
         loss.backward()
         self.optimizer.step()
         self.memory.add(x, y)
-        self.record_loss(loss, **{name: added(parts[name].detach() for parts in found) for name in found[0]})
+        self.record_loss(loss, **parts)
 
     def views(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         raw = to_float(x)
@@ -146,15 +146,41 @@ class AFS(Learner):
             return augmented, y
         return torch.cat([raw, augmented]), torch.cat([y, y])
 
+    def loss(self, batches: list[tuple[Outputs, Tensor]], regularise: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        """The sum of the mean losses of batches, and its parts over all batches, by name, without a gradient."""
+        c = self.config
+        published = c.loss == "ce" or (c.loss == "rfl" and c.sample_value == "p_t")
+        if not published or (regularise and c.regulariser == "lsr"):
+            found = [self.parts(outputs, labels, regularise) for outputs, labels in batches]
+            sums = {name: added(parts[name].detach() for parts in found) for name in found[0]}
+            return added(total(parts) for parts in found), sums
+        distils = regularise and c.regulariser == "vkd"
+        loss, parts = losses.focus(
+            [(outputs.scores, labels) for outputs, labels in batches],
+            c.alpha if c.loss == "rfl" else c.ce_scale,
+            c.mu,
+            c.sigma,
+            c.beta if distils else 0.0,
+            c.temperature,
+            c.epsilon,
+            focal=c.loss == "rfl",
+            met=self.met,
+        )
+        names = [
+            "revised_focal" if c.loss == "rfl" else "cross_entropy",
+            *(["virtual_distillation"] if distils else []),
+        ]
+        return loss, dict(zip(names, parts.sum(0), strict=False))
+
     def parts(self, outputs: Outputs, labels: Tensor, regularise: bool) -> dict[str, Tensor]:
-        """The parts of the loss of a batch, by name."""
+        """The parts of the loss of a batch in the paper's ablations, by name."""
         c, met = self.config, self.met
         features, logits = outputs
         parts: dict[str, Tensor] = {}
-        if c.loss == "ce":
-            parts["cross_entropy"] = losses.cross_entropy(logits, labels, c.ce_scale)
-        elif c.loss == "focal":
+        if c.loss == "focal":
             parts["focal"] = losses.focal(logits, labels, c.alpha, c.gamma)
+        elif c.loss == "ce":
+            parts["cross_entropy"] = losses.cross_entropy(logits, labels, c.ce_scale)
         else:
             parts["revised_focal"] = losses.revised_focal(
                 logits, labels, c.alpha, c.mu, c.sigma, c.sample_value, features, met=met
@@ -169,4 +195,4 @@ class AFS(Learner):
 
     def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
         (outputs,) = self.network.outputs_of([to_float(x)])
-        return total(self.parts(outputs, y, regularise=False))
+        return self.loss([(outputs, y)], regularise=False)[0]

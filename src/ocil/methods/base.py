@@ -44,8 +44,9 @@ class Learner(GrowsByClass, Capturable):
     dataset_settings: ClassVar[dict[str, dict[str, Any]]] = {}
     """Per dataset: the defaults that differ from the config's own. ``settings_for`` returns them."""
     kernel_factor: ClassVar[float] = 1.0
-    """How much longer a bf16 step takes on a GPU than its ``passes`` predict: more than 1 if the step does much outside
-    the fused kernels. Measured values are in results/performance/h200-steps.json."""
+    """A bf16 step's time on a GPU as a multiple of what its ``passes`` predict: more than 1 if it does much outside the
+    fused kernels, less if several batches share a pass. ``benchmarks/gpu_steps.py`` measures it; values are in
+    results/performance/h200-steps.json."""
     vector_settings: ClassVar[dict[str, Any]] = {}
     """The defaults that differ from the config's own where inputs are vectors."""
     restarts: ClassVar[bool] = False
@@ -107,6 +108,14 @@ class Learner(GrowsByClass, Capturable):
     @classmethod
     def needs_vectors(cls, config: Any) -> str | None:
         """Why it cannot learn from images with these settings; None if it can."""
+        return None
+
+    @classmethod
+    def needs_task_ends(cls, config: Any) -> str | None:
+        """What to set instead if these settings need announced task ends; None if they need none.
+
+        A method that always needs them says so by ``MethodInfo.needs_task_ends``.
+        """
         return None
 
     @classmethod

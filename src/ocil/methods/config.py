@@ -45,7 +45,8 @@ class LearnerConfig:
     """The settings of every method; a method's own config class adds to them. The defaults are the AFS paper's.
 
     ``minimum``, ``maximum``, ``above`` and ``below`` map the name of a field to its bound; a subclass extends them. A
-    value out of bounds, or one that is not among the choices of a ``Literal``, raises an ``OcilError``.
+    value out of bounds, or one that is not among the choices of a ``Literal``, raises an ``OcilError``. The metadata of
+    a field may say ``needs``, the name of a setting without which this one has no effect: giving it then raises too.
     """
 
     memory: int = field(default=0, metadata=MEMORY)

@@ -26,7 +26,7 @@ class DERPlusPlusConfig(LearnerConfig):
     augment: bool = True
     """Whether all images of a step are randomly shifted and flipped."""
     pad: int = 4
-    """Black border, in pixels, inside which an augmented image is shifted."""
+    """Black border, in pixels, inside which an augmented image is shifted; at most half of the image's side."""
 
     minimum: ClassVar[dict[str, float]] = LearnerConfig.minimum | {"alpha": 0, "beta": 0, "pad": 0}
 

@@ -36,7 +36,7 @@ class ERACEConfig(LearnerConfig):
     review_augment: bool = field(default=True, metadata=REVIEW)
     """Whether a review shifts and flips its images (the paper's ER-ACE-RV row is "review + augmentation")."""
     pad: int = 4
-    """Black border, in pixels, inside which an augmented image is shifted."""
+    """Black border, in pixels, inside which an augmented image is shifted; at most half of the image's side."""
 
     minimum: ClassVar[dict[str, float]] = LearnerConfig.minimum | {"scale": 1e-6, "pad": 0}
 
@@ -111,7 +111,12 @@ def kept_classes(y: Tensor, seen: Tensor, future: Future) -> Tensor:
 
 
 def shift_and_flip(x: Tensor, pad: int, generator: torch.Generator) -> Tensor:
-    """A random window of each image ``[B, H, W, C]`` inside a black border; half of the windows are mirrored."""
+    """A random window of each image ``[B, H, W, C]`` inside a black border; half of the windows are mirrored.
+
+    The border is at most half as wide as the image: every window shows a part of it. A batch of black windows would
+    have no batch statistics, and the step would give NaN.
+    """
+    pad = min(pad, min(x.shape[1:3]) // 2)
     top, left = torch.randint(2 * pad + 1, (2, len(x)), generator=generator, device=x.device)
     flipped = torch.rand(len(x), generator=generator, device=x.device) < 0.5
     return cut(x, pad, top, left, flipped)

@@ -111,7 +111,7 @@ class ScoredMemory(Memory):
             return None
         group_size = min(group_size, self._at_least)
         count = min(count, self._at_least // group_size)
-        return self.shuffled(count * group_size).view(count, group_size)
+        return self.shuffled(count * group_size).view(count, group_size)  # of one draw: no slot is in two groups
 
     def offer(self, x: Tensor, y: Tensor, score: Tensor, batch_score: Tensor) -> Tensor:
         """Store what fits. In a full memory a sample may replace a drawn one if the batch's score is negative, with a

@@ -3,7 +3,7 @@ Class-Incremental Continual Learning, CVPR 2023) and its successor HPCR (Lin et 
 Contrastive Replay for Online Continual Learning, TNNLS 2025)."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -22,6 +22,7 @@ from ocil.networks import to_float
 from ocil.rng import derive
 
 EPSILON = 1e-6  # added to the length of features and proxies, as released
+HYBRID = {"needs": "hybrid"}  # of settings that have no effect otherwise
 
 
 @dataclass(frozen=True)
@@ -33,17 +34,17 @@ class PCRConfig(AugmentedConfig):
 
     hybrid: bool = False
     """HPCR: a loss whose size follows a cycle, and distillation from what was stored with the memory images."""
-    cycle: int = 500
+    cycle: int = field(default=500, metadata=HYBRID)
     """Stream batches in a cycle, which begins with each task."""
-    cycle_low: float = 0.5625
+    cycle_low: float = field(default=0.5625, metadata=HYBRID)
     """Factor of the contrastive loss at the beginning and end of a cycle."""
-    cycle_high: float = 1.8
+    cycle_high: float = field(default=1.8, metadata=HYBRID)
     """Factor of the contrastive loss in the middle of a cycle."""
-    logit_weight: float = 0.1
+    logit_weight: float = field(default=0.1, metadata=HYBRID)
     """Weight of the squared difference to the stored logits (0.01 on CIFAR-10)."""
-    relation_weight: float = 0.5
+    relation_weight: float = field(default=0.5, metadata=HYBRID)
     """Weight of the difference between the similarities of memory images now and when they were stored."""
-    distil_from: Literal["second_task", "start"] = "second_task"
+    distil_from: Literal["second_task", "start"] = field(default="second_task", metadata=HYBRID)
     """When distillation begins. A stream without announced tasks has no second one: ``start`` is for it."""
 
     crop: float = 0.2
@@ -70,6 +71,11 @@ class PCR(Learner):
     dataset_settings: ClassVar[dict[str, dict[str, Any]]] = {"cifar10": {"logit_weight": 0.01}}  # released
     class_rows = (*Learner.class_rows, "seen_classes")
     vector_settings: ClassVar[dict[str, Any]] = {"views": "raw"}
+
+    @classmethod
+    def needs_task_ends(cls, config: Any) -> str | None:
+        late = config.hybrid and config.distil_from == "second_task"
+        return "HPCR distils from the second task on, or with --set distil_from=start at once" if late else None
 
     @classmethod
     def needs_images(cls, config: Any) -> str | None:
@@ -177,8 +183,10 @@ def proxy_contrast(logits: Tensor, labels: Tensor) -> Tensor:
     constant, which is added here. The sum over classes in the place of images needs no ``[N, N]``.
     """
     number = counts(labels, logits.shape[1])
-    log_counts = torch.where(number > 0, number.log(), networks.NOT_MET)
-    return losses.cross_entropy(logits + log_counts, labels) + log_counts[labels].mean()
+    log_counts = number.clamp_min(1).log()
+    # The smallest number there is: any other would be among the logits of a small enough temperature.
+    among = (logits + log_counts).masked_fill(number == 0, torch.finfo(logits.dtype).min)
+    return losses.cross_entropy(among, labels) + log_counts[labels].mean()
 
 
 def counts(labels: Tensor, classes: int) -> Tensor:

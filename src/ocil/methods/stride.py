@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from ocil import networks
+from ocil import kernels, networks
 from ocil.errors import OcilError
 from ocil.learning import losses
 from ocil.methods._cosine_head import CosineHead, GrowingCosineHead
@@ -18,7 +18,6 @@ from ocil.methods.base import Learner
 from ocil.methods.config import AugmentedConfig, LearnerConfig, Problem
 from ocil.methods.gdumb import BalancedMemory
 from ocil.methods.passes import Pass, replayed
-from ocil.methods.recorded_losses import total
 from ocil.networks import bn_momentum, to_float
 from ocil.rng import derive
 
@@ -133,6 +132,9 @@ class Stride(Learner):
     ) -> None:
         super().__init__(config, problem, seed, device)
         self.random_views = config.random_views()
+        numbers = ("alpha", "mu", "sigma", "beta", "temperature", "epsilon")
+        self.focus: dict[str, Any] = {name: getattr(config, name) for name in numbers} | {"focal": config.loss == "rfl"}
+        """What ``losses.focus`` takes."""
         self.frequency: Tensor = nn.Buffer(torch.zeros(problem.classes, device=self.device))
         """How often each class was seen in the last steps, on any scale."""
         self.seen_classes: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
@@ -162,36 +164,54 @@ class Stride(Learner):
 
     def learn(self, x: Tensor, y: Tensor) -> None:
         steps, count = plan(self.config, len(y), self.classes_known)
-        sums: dict[str, Tensor] = {}
-        for _ in range(steps):
-            replay = self.memory.retrieve(count, self.problem.classes if self.config.balanced else 0)
-            self.see(y, None if replay is None else replay[1])
-            offset = self.offset()
-            batches = {"stream": (self.view(x) if self.config.augment_stream else to_float(x), y)}
-            if replay is not None:
-                batches["memory"] = self.views(*replay)
+        # The memory stays as it is until the last step, so the images of all steps are drawn at once.
+        slots = self.memory.draws(steps, count, self.problem.classes if self.config.balanced else 0)
+        replays = [] if slots is None else self.replays(slots)
+        stream, parts = to_float(x), []
+        for step in range(steps):
+            batches = [(self.view(x) if self.config.augment_stream else stream, y), *replays[step : step + 1]]
+            offset = self.see([labels for _, labels in batches])
             self.optimizer.zero_grad()
             with bn_momentum(self.network, self.config.bn_momentum):
-                outputs = self.network.outputs_of([images for images, _ in batches.values()])
-            parts = {
-                name: self.loss(each.scores + offset, labels, regularise=True)
-                for each, (name, (_, labels)) in zip(outputs, batches.items(), strict=True)
-            }
-            total(parts).backward()
+                outputs = self.network.outputs_of([images for images, _ in batches])
+            scores = [(each.scores, labels) for each, (_, labels) in zip(outputs, batches, strict=True)]
+            loss, parts_of_step = losses.focus(scores, offset=offset, met=self.met, **self.focus)
+            loss.backward()
             self.optimizer.step()
-            sums = {name: sums.get(name, 0) + part.detach() / steps for name, part in parts.items()}
+            parts.append(parts_of_step)
         self.memory.add(x, y)
-        self.record_loss(total(sums), **sums)
+        means = (torch.stack(parts).sum(2) / steps).sum(0)
+        self.record_loss(means.sum(), **dict(zip(("stream", "memory"), means, strict=False)))
+
+    def replays(self, slots: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """The memory images in these slots, ``[steps, count]``, as they are shown in each step, with their labels."""
+        c, steps = self.config, len(slots)
+        shown = []
+        if c.raw:
+            shown.append(to_float(self.memory.images[slots.flatten()]).chunk(steps))
+        if c.views:
+            images = to_float(self.memory.images[slots.repeat(1, c.views).flatten()])
+            shown.append(self.random_views(images, self.rng["augment"], batches=steps).chunk(steps))
+        labels = self.memory.labels[slots.repeat(1, c.copies)]
+        return [(torch.cat(each) if len(each) > 1 else each[0], y) for *each, y in zip(*shown, labels, strict=True)]
 
     @torch.no_grad()
-    def see(self, *batches: Tensor | None) -> None:
-        """Count labels in the running frequency. Each batch has the same weight, whatever its size."""
+    def see(self, batches: list[Tensor]) -> Tensor:
+        """Count labels in the running frequency, and return the ``offset`` by it. Each batch has the same weight,
+        whatever its size.
+        """
+        c = self.config
+        if kernels.present(self.frequency):
+            numbers = (c.frequency_decay, c.adjustment, LEAST_FREQUENCY)
+            offset = kernels.label_offset(self.frequency, self.seen_classes, batches, *numbers)
+            if offset is not None:
+                return offset
         classes = torch.arange(self.problem.classes, device=self.device)
-        self.frequency *= self.config.frequency_decay
+        self.frequency *= c.frequency_decay
         for y in batches:
-            if y is not None:
-                self.frequency += (y[:, None] == classes).mean(0, dtype=self.frequency.dtype)
+            self.frequency += (y[:, None] == classes).mean(0, dtype=self.frequency.dtype)
         self.seen_classes |= self.frequency > 0
+        return self.offset()
 
     def offset(self) -> Tensor:
         """What is added to the logits of each class, ``[C]``: the logarithm of its frequency. A class seen often gets
@@ -204,29 +224,14 @@ class Stride(Learner):
         nothing is learned of them."""
         return self.seen_classes if self.met is None else self.met
 
-    def views(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        count = self.config.views
-        shown = [to_float(x)] if self.config.raw else []
-        if count:
-            shown.append(self.view(x.repeat(count, 1, 1, 1)))  # all views in one call: half the kernels
-        return torch.cat(shown) if len(shown) > 1 else shown[0], y.repeat(self.config.copies)
-
     def view(self, x: Tensor) -> Tensor:
         return self.random_views(to_float(x), self.rng["augment"])
 
-    def loss(self, logits: Tensor, labels: Tensor, regularise: bool) -> Tensor:
-        c, met = self.config, self.met
-        if c.loss == "ce":
-            loss = losses.cross_entropy(logits, labels, c.alpha)
-        else:
-            loss = losses.revised_focal(logits, labels, c.alpha, c.mu, c.sigma, met=met)
-        if regularise and c.beta:
-            loss = loss + losses.virtual_distillation(logits, labels, c.beta, c.temperature, c.epsilon, met=met)
-        return loss
-
     def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
         logits = self.network(self.view(x) if self.config.review_views else to_float(x))
-        return self.loss(logits + self.offset() if self.config.adjust_review else logits, y, regularise=False)
+        offset = self.offset() if self.config.adjust_review else None
+        loss, _ = losses.focus([(logits, y)], offset=offset, met=self.met, **self.focus | {"beta": 0.0})
+        return loss
 
     def cosine_head(self, seed: int) -> CosineHead:
         sizes = (self.network.feature_size, self.problem.classes, self.config.cosine)

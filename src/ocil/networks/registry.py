@@ -135,6 +135,18 @@ def named(factory: str | Factory) -> str:
     return f"module:{module}:{name}"
 
 
+def normal(text: str, setting: str = "network") -> str:
+    """One way to write a network for all that mean the same: options in alphabetical order, without those that have
+    their default, as far as defaults are known without a stranger's code (``module:``, ``timm:``).
+    """
+    spec = Spec.parse(text, setting)
+    info, options = None if ":" in spec.name else NETWORKS.find(spec.name), spec.options
+    if options and info is not None and info.name != DEFAULT:  # the width of that one is a setting, see ``resolve``
+        defaults = {option.name: option.default for option in options_of(info)}
+        options = {name: value for name, value in options.items() if name not in defaults or value != defaults[name]}
+    return str(Spec(spec.name if info is None else info.name, dict(sorted(options.items()))))
+
+
 class Option(NamedTuple):
     """An option of a network, ``NAME(option=value)``."""
 

@@ -59,7 +59,8 @@ def example_images(paths: Sequence[Path], data_dir: Path | None) -> tuple[list[D
         elif (encoder := Encoder.of(config.learner)) and missing(load(config.dataset, data_dir), encoder, data_dir):
             warnings.append(f"the features that {folder.path} learned from are not there: no example images of it.")
         else:
-            order = config.seed if config.stream.class_order == "seeded" else None
+            drawn = config.stream.class_order == "seeded" or config.stream.boundary == "si-blurry"
+            order = config.seed if drawn else None
             streams.setdefault((config.dataset, config.stream, order), []).append((folder, result))
     return [_drawing(runs, load(runs[0][1].config.dataset, data_dir), data_dir) for runs in streams.values()], warnings
 
@@ -121,9 +122,9 @@ def _names(configs: Sequence[RunConfig]) -> list[str]:
 
 
 def _old_images(config: RunConfig, dataset: Dataset) -> NDArray[np.int64]:
-    """Training images of the task before the last one; of all classes, if there is only one."""
+    """Training images of the task before the last one; of all classes, if there is only one or tasks are domains."""
     stream = Stream(dataset, config.stream, config.seed)
-    classes = stream.new_classes(max(0, stream.evaluation_points - 2))
+    classes = stream.new_classes(max(0, stream.evaluation_points - 2)) or range(dataset.num_classes)
     found = np.flatnonzero(np.isin(dataset.train_y, classes))
     some: NDArray[np.int64] = found[np.linspace(0, len(found) - 1, min(SCORED, len(found))).astype(int)]
     return some

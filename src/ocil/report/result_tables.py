@@ -37,8 +37,7 @@ CELL_RECORD = (
     *("forgetting", "forgetting_interval", "intransigence", "intransigence_interval"),
     *("wall_seconds", "device", "command"),
 )
-LISTED = {"average_accuracy", "average_forgetting", "wall_seconds"}
-"""Measures that every line has already, some under another name."""
+IN_RECORD = ("average_accuracy", "average_forgetting", "wall_seconds")  # measures that ``CELL_RECORD`` has already
 ANYTIME = "A_AUC and WC-ACC"  # columns that evaluate_on concerns
 LEGEND = "Best in bold, second underlined."
 PUBLISHED_LEGEND = " In brackets: published, difference, whether the intervals overlap."
@@ -162,10 +161,9 @@ def _seeds(grid: Grid) -> str:
 
 def cells_document(cells: Sequence[MeasuredCell], paper: Paper) -> Document:
     """Every cell that was found."""
+    found = {name for cell in cells for name, value in cell.summary.measures.items() if value is not None}
     known = [
-        name
-        for name, measure in MEASURES.items()
-        if name not in LISTED and (not measure.is_ours or any(c.summary.measures.get(name) for c in cells))
+        name for name, measure in MEASURES.items() if name not in IN_RECORD and (name in found or not measure.is_ours)
     ]
     names = [name for measure in known for name in (measure, f"{measure}_interval")]
     records = record_table((*CELL_RECORD, *names), (_cell_record(cell, paper) for cell in cells))

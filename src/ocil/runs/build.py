@@ -10,7 +10,9 @@ import torch
 
 from ocil.data import Dataset
 from ocil.errors import OcilError
+from ocil.evaluation.anytime import AnytimeEvaluator
 from ocil.evaluation.evaluator import Evaluator
+from ocil.evaluation.prequential import Prequential
 from ocil.learning.memory import refuse_what_cannot_fit
 from ocil.methods import method
 from ocil.methods.base import Learner
@@ -22,7 +24,7 @@ from ocil.networks.registry import identity_of
 from ocil.runs.config import RunConfig, resolve
 from ocil.runs.features import Encoder
 from ocil.runs.settings import refuse_unknown
-from ocil.streams import Stream
+from ocil.streams import Order, Stream
 
 
 def build(config: RunConfig, dataset: Dataset, device: torch.device | str = "cpu") -> Learner:
@@ -97,15 +99,18 @@ def make_learner(
     return build(config, dataset, device)
 
 
-def check(config: RunConfig, dataset: Dataset) -> None:
-    """Raise what a run would raise later: tasks without images, reviews that never come, a memory that is too large for
-    this machine.
+def check(config: RunConfig, dataset: Dataset, arrivals: Order | None = None) -> None:
+    """Raise what a run would raise later: tasks without images, reviews that never come, steps without memory images, a
+    memory that is too large for this machine. ``arrivals``: an order that the configuration does not name.
     """
-    stream = Stream(dataset, config.stream, config.seed)
+    stream = Stream(dataset, config.stream, config.seed, arrivals=arrivals)
     Evaluator(stream)
     learner = config.learner
+    method(config.method).load().passes(learner, config.stream.batch_size, dataset.num_classes)
     gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
     refuse_wrong_inputs(config, dataset)
+    for measured in (AnytimeEvaluator, Prequential):  # more counts than a result holds, too few test images
+        measured(stream)
     problem = problem_of(dataset, dataset.num_classes, learner)
     refuse_what_cannot_fit(learner.memory, problem.input_shape, [torch.device("cpu"), *gpus], problem.dtype)
     if learner.review and learner.review_every > len(stream):

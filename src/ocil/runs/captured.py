@@ -122,7 +122,7 @@ class CapturedStepper(Stepper):
 
     def _learn_at_cursor(self) -> None:
         index = self.stream.order[self.starts[self.cursor] + self.within]
-        self.learner.learn(*self.stream.resident.rows(index))
+        self.learner.learn(*self.stream.rows(index))
         self.cursor += 1
 
     def _replay_on(self, x: Tensor, y: Tensor) -> None:

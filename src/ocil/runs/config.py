@@ -1,13 +1,14 @@
 """The configuration of a class-incremental run, and how it is completed from a few names and settings."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ocil.data import CATALOG, DEFAULT
 from ocil.data.catalog import SOURCES, find
+from ocil.data.derived import base_of
 from ocil.errors import OcilError
 from ocil.learning import optimizers
 from ocil.methods import METHODS, MethodInfo, method
@@ -15,7 +16,7 @@ from ocil.methods.config import LearnerConfig
 from ocil.methods.review_label import Label
 from ocil.networks import pretrained
 from ocil.networks.registry import DEFAULT as NETWORK
-from ocil.networks.registry import FOR_VECTORS, named, origin_of
+from ocil.networks.registry import FOR_VECTORS, named, normal, origin_of
 from ocil.networks.spec import Spec
 from ocil.plugins import OURS, PROGRAM, Origin
 from ocil.rng import check_seed
@@ -48,8 +49,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         info, learner = method(self.method), self.learner
         check_seed(self.seed)
-        if info.needs_task_ends and self.stream.boundary == "none":
-            raise OcilError(f"{info.name} needs task ends, which a stream with boundary = 'none' does not announce.")
+        refuse_without_task_ends(info, learner, self.stream)
         if not info.memory:
             return
         for name, least in (("batch_size", self.stream.batch_size), ("memory_batch", learner.memory_batch)):
@@ -104,6 +104,7 @@ class RunConfig:
     def to_json(self) -> dict[str, Any]:
         """Every setting, also those at their default: a later version may have another default."""
         content = asdict(self)
+        content["stream"] = {key: list(v) if isinstance(v, tuple) else v for key, v in content["stream"].items()}
         return {key: value for key, value in content.items() if value or key not in ("fingerprint", "weights", "code")}
 
     @classmethod
@@ -144,6 +145,8 @@ def resolve(
     classes: int | None = None,
     train: int | None = None,
     vectors: bool = False,
+    domains: int = 0,
+    task_sizes: Sequence[int] = (),
 ) -> RunConfig:
     """Fill in every setting: the user's, else the published one for this dataset and memory, else the method's default.
 
@@ -151,12 +154,14 @@ def resolve(
     is the default (the text ``none`` is None, where a field may be that).
     ``classes`` and ``train`` are the numbers of classes and training images, if known: a dataset outside the
     catalog gets at most that many tasks, and a memory and reviews that fit its length. ``vectors``: whether its inputs
-    are vectors, which need another network and no views.
+    are vectors, which need another network and no views. ``domains`` is the number of its domains, and ``task_sizes``
+    are the sizes of its usual tasks, if they are not equal.
     """
     info = method(name)
     learner = info.load()
     if (entry := find(dataset)) is not None:
         dataset = entry.name  # CIFAR-10 has the settings of cifar10
+    entry = entry or find(base_of(dataset))  # cifar100:noise has those of cifar100
     given = dict(settings or {})
     if memory is not None:
         given["memory"] = memory
@@ -165,13 +170,14 @@ def resolve(
     refuse_unknown(info.name, given, {f.name for f in (*fields(StreamConfig), *fields(learner.Config))})
     given = {key: value for key, value in given.items() if value is not None}
     for key in given.keys() & {"network", "features"}:
-        given[key] = named(given[key])  # Python users may give the factory itself
+        text = named(given[key])  # Python users may give the factory itself
+        given[key] = normal(text, key) if text else text
     if not info.memory:
         for key in ("memory", "review"):
             if str(given.get(key)).lower() not in ("none", "false", "no", "0"):
                 raise OcilError(f"{info.name} keeps no memory: leave out --{key}.")
-    chosen: dict[str, Any] = {"tasks": usual_tasks(dataset, classes)}
-    chosen |= _defaults(info, dataset, given, classes, train)
+    usual = _defaults(info, dataset, given, classes, train)
+    chosen: dict[str, Any] = dict(usual)
     if vectors or given.get("features"):
         chosen |= {"network": FOR_VECTORS} | learner.vector_settings
     if "optimizer" in given and (lr := optimizers.default_lr(str(given["optimizer"]))) is not None:
@@ -181,15 +187,52 @@ def resolve(
         raise OcilError(
             f"width is a setting of {NETWORK}: give {chosen['network']} its own options, NAME(option=value)."
         )
-    stream, config = fill(StreamConfig, chosen), fill(learner.Config, chosen)
-    wide = Spec.parse(config.network, "network").options.get("width", config.width)
-    if "width" in given and wide != config.width:
-        raise OcilError(f"network = {config.network} and width = {config.width} differ: leave out one of them.")
+    stream, config = resolve_stream(dataset, chosen, classes, domains, task_sizes), fill(learner.Config, chosen)
+    _refuse_without_effect(config, given, usual)
+    config = _one_width(config, "width" in given)
     train = entry.train if entry else train
-    if stream.boundary == "none" and info.memory and not config.review_every and train is not None:
+    smaller = stream.imbalance_factor != 1 or bool(stream.class_counts)  # then the run knows how long the stream is
+    if not stream.announces_tasks and info.memory and not config.review_every and train is not None and not smaller:
         config = replace(config, review_every=reviews_every(train // stream.batch_size, stream))
     weights, code = pretrained.digest(config.pretrained), code_of(info.name, config)
     return RunConfig(info.name, dataset, seed, stream, config, weights=weights, code=code)
+
+
+def resolve_stream(
+    dataset: str, given: Mapping[str, Any], classes: int | None = None, domains: int = 0, task_sizes: Sequence[int] = ()
+) -> StreamConfig:
+    """The settings of a stream, completed. See ``resolve`` for what may be known about the dataset."""
+    chosen: dict[str, Any] = {"tasks": usual_tasks(dataset, classes)}
+    if given.get("scenario") == "domain":
+        chosen["tasks"] = domains or chosen["tasks"]
+    elif task_sizes and not given.keys() & {"tasks", "task_sizes", "first_task", "order"}:
+        chosen["task_sizes"] = tuple(task_sizes)
+    stream = fill(StreamConfig, chosen | dict(given))
+    if "tasks" in given and stream.tasks != read_as("tasks", given["tasks"], int) and not stream.order:
+        raise OcilError(f"task_sizes has {stream.tasks} tasks, and tasks = {given['tasks']}: leave out tasks.")
+    return stream
+
+
+def _one_width(config: LearnerConfig, given: bool) -> LearnerConfig:
+    """The same network with its width as a setting, so that both ways to write it make one cell. ``given``: whether the
+    setting was given too.
+    """
+    spec = Spec.parse(config.network, "network")
+    wide = spec.options.get("width", config.width)
+    if given and wide != config.width:
+        raise OcilError(f"network = {config.network} and width = {config.width} differ: leave out one of them.")
+    if spec.name != NETWORK or list(spec.options) != ["width"] or type(wide) is not int or wide < 1:
+        return config  # what it does not have is refused when it is built
+    return replace(config, network=NETWORK, width=wide)
+
+
+def _refuse_without_effect(config: LearnerConfig, given: Iterable[str], usual: Mapping[str, Any]) -> None:
+    """Raise if a setting was given, other than ``usual``, whose field needs one (metadata ``needs``) that is off."""
+    for field_ in fields(config):
+        name, needed = field_.name, field_.metadata.get("needs")
+        idle = needed and name in given and not getattr(config, needed)
+        if idle and getattr(config, name) != usual.get(name, field_.default):
+            raise OcilError(f"{name} has no effect without {needed} = true: give both, or neither.")
 
 
 def origins(name: str, learner: LearnerConfig) -> list[Origin]:
@@ -203,6 +246,21 @@ def code_of(name: str, learner: LearnerConfig) -> str:
     """``RunConfig.code``: empty unless the method or the network comes from a plugin file."""
     digests = sorted(origin.digest for origin in origins(name, learner) if origin.digest)
     return digests[0] if len(digests) == 1 else short_digest(digests) if digests else ""
+
+
+def refuse_without_task_ends(info: MethodInfo, learner: LearnerConfig, stream: StreamConfig) -> None:
+    """Raise if a method needs task ends that a stream does not announce. This is the only place that decides it.
+
+    Reviews need none: without task ends they come every ``review_every`` batches, see ``reviews_every``.
+    """
+    if stream.announces_tasks:
+        return
+    advice = info.load().needs_task_ends(learner)
+    if info.needs_task_ends:
+        advice = "" if stream.boundary == "none" else "--set task_ends=announced gives them"
+    if advice is not None:
+        reason = f"{info.name} needs task ends, which a stream with {stream.lacks_ends} does not announce"
+        raise OcilError(f"{reason}: {advice}." if advice else f"{reason}.")
 
 
 def reviews_every(batches: int, stream: StreamConfig) -> int:
@@ -275,6 +333,7 @@ def memory_settings() -> set[str]:
 def _defaults(
     info: MethodInfo, dataset: str, given: Mapping[str, Any], classes: int | None = None, train: int | None = None
 ) -> dict[str, Any]:
+    dataset = base_of(dataset)
     entry = CATALOG.get(dataset)
     defaults: dict[str, Any] = {"memory": entry.memory if entry else DEFAULT_MEMORY}
     if entry and entry.width:

@@ -222,8 +222,17 @@ class _Work:
                         self.compute(part, self.total - sum(map(len, absent[number:])))
         self.on_progress(self.total, self.total)
         train, test = self.vectors["train"], self.vectors["test"]
+        labels = data.train_domain, data.test_domain, data.domains
         return Features(
-            data.name, train, data.train_y, test, data.test_y, data.classes, data.unseen, images=data.fingerprint
+            data.name,
+            train,
+            data.train_y,
+            test,
+            data.test_y,
+            data.classes,
+            data.unseen,
+            *labels,
+            images=data.fingerprint,
         )
 
     @property

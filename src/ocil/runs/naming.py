@@ -28,6 +28,18 @@ ADDED_SINCE = frozenset(
         "evaluate_on",
         "prequential",
         "probe",
+        "scenario",
+        "arrival_order",
+        "task_sizes",
+        "first_task",
+        "task_ends",
+        "disjoint_share",
+        "return_share",
+        "imbalance_factor",
+        "imbalance_order",
+        "class_counts",
+        "label_noise",
+        "noise_among",
     }
 )
 """Settings that the digests of former names did not cover at their default. A new setting must be added here too, so

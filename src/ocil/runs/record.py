@@ -21,11 +21,7 @@ def check_record(result: "Result") -> None:
     _counts("tested", tested, None)
     classes = len(tested)
     _table("tested_by_domain", result.tested_by_domain, classes, MOST_DOMAINS)
-    if not isinstance(groups, list) or (groups and not classes):
-        raise ValueError("groups is not a list of classes for each group")
-    named = [name for group in groups for name in _indices("groups", group, classes)]
-    if len(named) != len(set(named)):
-        raise ValueError("groups: a class is in two groups")
+    _groups("groups", groups, classes)
     for evaluation in result.evaluations:
         _check_evaluation(evaluation, tested, result.tested_by_domain)
     _table("confusion", result.confusion, classes, classes)
@@ -69,6 +65,7 @@ def _check_anytime(record: Mapping[str, Any], classes: int | None) -> None:
     _table("anytime: tested_by_domain", by_domain, len(tested), MOST_DOMAINS)
     if by_domain:
         _counts("anytime: domains_arrived", record["domains_arrived"], len(by_domain))
+    _groups("anytime: domain_groups", record.get("domain_groups", []), len(by_domain))
     for name in ("every", "subset"):
         if name in record and (not _is_count(record[name]) or not record[name]):
             raise ValueError(f"anytime: {name} is not a whole number above 0")
@@ -147,9 +144,15 @@ def _table_up_to(name: str, rows: Any, most: list[list[int]]) -> None:
         _up_to(name, row, limits)
 
 
-def _indices(name: str, values: Any, count: int) -> list[int]:
-    _counts(name, values, None)
-    if not values or max(values) >= count:
-        raise ValueError(f"{name} has no class, or one that does not exist")
-    found: list[int] = values
-    return found
+def _groups(name: str, groups: Any, count: int) -> None:
+    """Raise unless it is a list of lists of different numbers below ``count``."""
+    if not isinstance(groups, list) or len(groups) > count:
+        raise ValueError(f"{name} is not a list of at most {count} lists")
+    named: list[int] = []
+    for group in groups:
+        _counts(name, group, None)
+        if not group or max(group) >= count:
+            raise ValueError(f"{name}: a group is empty, or has a number that does not exist")
+        named += group
+    if len(named) != len(set(named)):
+        raise ValueError(f"{name}: something is in two groups")

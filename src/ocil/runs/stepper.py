@@ -51,7 +51,7 @@ class Stepper:
 
 def arrivals(stream: Stream) -> dict[int, set[int]]:
     """The classes that appear for the first time, by the number of the batch. Labels are read on the host, once."""
-    labels = stream.data.train_y[stream.order.cpu().numpy()]
+    labels = stream.given_labels[stream.arrivals.samples]
     seen: set[int] = set()
     found: dict[int, set[int]] = {}
     for number, (first, last) in enumerate(stream.bounds):

@@ -25,7 +25,7 @@ from ocil.limits import check_threads
 from ocil.methods.base import Learner
 from ocil.networks import pretrained
 from ocil.precision import Precision
-from ocil.runs.build import build, refuse_missing_operators
+from ocil.runs.build import build, check, refuse_missing_operators
 from ocil.runs.captured import CapturedStepper, can_be_captured
 from ocil.runs.config import RunConfig, code_of, origins, reviews_every
 from ocil.runs.cost import cost_of
@@ -128,7 +128,7 @@ def run(
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Result:
     """Run a configuration in its folder under ``root``. It goes on from its checkpoint, if there is one; if it is
-    finished, its result is read.
+    finished, its result is read. A configuration that cannot run to its end is refused before anything is written.
 
     ``dataset`` is used instead of the one that the configuration names. ``stream`` also gives the order of arrival, in
     place of ``config.stream``: see ``Stream.from_batches``. A run goes on with the same samples in the same order only.
@@ -152,6 +152,7 @@ def run(
     device = pick_device(device) if isinstance(device, str) else device
     dataset = dataset or data.load(config.dataset, data_dir)
     arrivals = stream.arrivals if stream is not None else None
+    check(config, dataset, arrivals)
     workspace = Workspace(Path(root), device, data_dir, threads, checkpoint_seconds, dataset=dataset, arrivals=arrivals)
     try:
         return cast("Result", perform(this, workspace, on_progress, should_stop))

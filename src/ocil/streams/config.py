@@ -5,17 +5,37 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ocil.data import CATALOG
-from ocil.errors import OcilError
+import numpy as np
 
-Boundary = Literal["clear", "blurry", "none", "iid"]
+from ocil.data import CATALOG, Dataset
+from ocil.data.derived import base_of, parts_of
+from ocil.errors import OcilError
+from ocil.files import read_regular
+
+Boundary = Literal["clear", "blurry", "none", "iid", "i-blurry", "si-blurry", "repeated"]
 ClassOrder = Literal["fixed", "seeded"]
+Scenario = Literal["class", "domain"]
+TaskEnds = Literal["usual", "announced", "hidden"]
+NoiseAmong = Literal["all", "task"]
+ImbalanceOrder = Literal["arrival", "seeded"]
 # Metadata of fields that concern online methods only, or offline methods only: see ``ocil.runs.config.concerns``.
 BOUNDARIES: Mapping[str, str] = {"concerns": "boundaries"}
 EPOCHS: Mapping[str, str] = {"concerns": "epochs"}
 EVALUATION: Mapping[str, str] = {"concerns": "evaluation"}  # what is measured: it does not change what is learned
 DEFAULT_TASKS = 5
 MAX_EPOCHS = 10_000  # the order of all epochs is drawn at once
+MAX_LIST_BYTES = 2**24  # of a file with names of classes
+UNANNOUNCED: tuple[Boundary, ...] = ("none", "i-blurry", "si-blurry")
+"""Kinds that announce no task ends unless ``task_ends`` asks for it, as their papers do."""
+NOT_WITH_ORDER = (
+    "arrival_order",
+    "task_sizes",
+    "first_task",
+    "imbalance_factor",
+    "class_counts",
+    "label_noise",
+)
+"""Settings that change which samples come, when, and with which label: a file with an order decides all of that."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +50,13 @@ class StreamConfig:
     """``fixed``: ascending labels, as in the paper. ``seeded``: shuffled by the seed."""
     boundary: Boundary = field(default="clear", metadata=BOUNDARIES)
     """``clear``: one task after the other. ``blurry``: a share of each task's samples moves to other tasks.
-    ``none``: classes fade in and out, without announced tasks. ``iid``: all classes mixed, for the upper bound."""
+    ``none``: classes fade in and out, without announced tasks. ``iid``: all classes mixed, for the upper bound.
+    ``i-blurry``: some classes come in one task only, the others also in a few samples of other tasks. ``si-blurry``:
+    the same with random task sizes and shares. ``repeated``: classes return in later tasks with new samples."""
     blurry_share: float = field(default=0.1, metadata=BOUNDARIES)
-    """With ``blurry``: the share of each task's samples that goes into a pool, which is dealt out to all tasks."""
+    """With ``blurry``: the share of each task's samples that goes into a pool, which is dealt out to all tasks. With
+    ``i-blurry`` and ``si-blurry``: the share of the blurry classes' samples that comes in other tasks (M of the
+    paper)."""
     fade: float = field(default=0.5, metadata=BOUNDARIES)
     """With ``none``: how far a class spreads in time, in units of the time one class takes."""
     epochs: int = field(default=1, metadata=EPOCHS)
@@ -55,27 +79,109 @@ class StreamConfig:
     batches; 0: not."""
     probe: bool = field(default=False, metadata=EVALUATION)
     """Whether a linear probe of the final features is trained, on all training samples of the stream."""
+    scenario: Scenario = "class"
+    """What is new in a task. ``class``: classes. ``domain``: domains, which the dataset must have; ``tasks``,
+    ``task_sizes``, ``class_order`` and ``arrival_order`` are then about domains."""
+    arrival_order: tuple[str, ...] = ()
+    """The classes in the order of their arrival, all of them, by name or number; or a text file with one per line."""
+    task_sizes: tuple[int, ...] = ()
+    """The number of classes of each task, in place of ``tasks`` equal ones."""
+    first_task: int = 0
+    """The number of classes of the first task, if it is not 0; the others share the rest equally."""
+    task_ends: TaskEnds = field(default="usual", metadata=BOUNDARIES)
+    """Whether methods hear that a task is over: ``announced`` or ``hidden``. ``usual``: they do, except with ``none``,
+    ``i-blurry`` and ``si-blurry``."""
+    disjoint_share: float = field(default=0.5, metadata=BOUNDARIES)
+    """With ``i-blurry`` and ``si-blurry``: the share of classes that come in one task only (N of the paper)."""
+    return_share: float = field(default=0.2, metadata=BOUNDARIES)
+    """With ``repeated``: how likely a class is to return in each task after its first."""
+    imbalance_factor: float = 1.0
+    """How many times as many samples the largest class has as the smallest; sizes fall exponentially between them."""
+    imbalance_order: ImbalanceOrder = "arrival"
+    """With ``imbalance_factor``: ``arrival``, the class that arrives first is the largest; ``seeded``, sizes are
+    shuffled."""
+    class_counts: tuple[int, ...] = ()
+    """The number of training samples of each class, by label, in place of ``imbalance_factor``."""
+    label_noise: float = 0.0
+    """The share of training samples that come with a wrong label, drawn by the seed. Test labels stay as they are."""
+    noise_among: NoiseAmong = "all"
+    """Wrong labels are drawn evenly from ``all`` other classes, or from those of the same ``task``."""
 
     def __post_init__(self) -> None:
         if self.order and not self.order_digest:
             self._read_order()
-        for name, choices in (("boundary", get_args(Boundary)), ("class_order", get_args(ClassOrder))):
-            if getattr(self, name) not in choices:
-                raise OcilError(f"{name} = {getattr(self, name)!r} is not one of {', '.join(choices)}.")
+        self._read_lists()
+        self._check_choices()
+        self._check_numbers()
+        self._check_evaluations()
+        self._check_together()
+
+    @property
+    def announces_tasks(self) -> bool:
+        """Whether methods hear of task ends."""
+        if self.task_ends == "usual":
+            return self.boundary not in UNANNOUNCED
+        return self.task_ends == "announced"
+
+    @property
+    def lacks_ends(self) -> str:
+        """Which setting is the reason that no task ends are announced, for messages."""
+        return f"task_ends = {self.task_ends!r}" if self.task_ends == "hidden" else f"boundary = {self.boundary!r}"
+
+    def _check_choices(self) -> None:
+        choices = {
+            "boundary": Boundary,
+            "class_order": ClassOrder,
+            "scenario": Scenario,
+            "task_ends": TaskEnds,
+            "noise_among": NoiseAmong,
+            "imbalance_order": ImbalanceOrder,
+        }
+        for name, kind in choices.items():
+            if getattr(self, name) not in get_args(kind):
+                raise OcilError(f"{name} = {getattr(self, name)!r} is not one of {', '.join(get_args(kind))}.")
+
+    def _check_numbers(self) -> None:
         for name in ("tasks", "batch_size", "epochs"):
             if getattr(self, name) < 1:
                 raise OcilError(f"{name} = {getattr(self, name)} must be at least 1.")
-        self._check_evaluations()
-        if not 0 <= self.blurry_share <= 1:
-            raise OcilError(f"blurry_share = {self.blurry_share} must lie between 0 and 1.")
+        if self.first_task < 0:
+            raise OcilError(f"first_task = {self.first_task} must not be negative.")
+        for name in ("blurry_share", "disjoint_share", "return_share", "label_noise"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise OcilError(f"{name} = {getattr(self, name)} must lie between 0 and 1.")
         if not self.fade >= 0:
             raise OcilError(f"fade = {self.fade} must not be negative.")
-        if self.boundary == "none" and not self.fade:
-            raise OcilError("fade = 0 with boundary = 'none' lets no class fade: give more, or boundary = 'clear'.")
+        if not 1 <= self.imbalance_factor < float("inf"):
+            given = f"imbalance_factor = {self.imbalance_factor}"
+            raise OcilError(f"{given} must be at least 1: the largest class over the smallest.")
         if self.epochs > MAX_EPOCHS:
             raise OcilError(f"epochs = {self.epochs} must be at most {MAX_EPOCHS:,}.")
+        for name in ("task_sizes", "class_counts"):
+            if any(number < 1 for number in getattr(self, name)):
+                raise OcilError(f"{name} = {_listed(getattr(self, name))} must be numbers of at least 1.")
+
+    def _check_together(self) -> None:
+        """Raise for settings that contradict each other."""
+        if self.boundary == "none" and not self.fade:
+            raise OcilError("fade = 0 with boundary = 'none' lets no class fade: give more, or boundary = 'clear'.")
         if self.epochs > 1 and self.boundary != "iid":
             raise OcilError("epochs > 1 needs boundary = 'iid': an online stream is seen once.")
+        if self.boundary == "none" and self.task_ends == "announced":
+            raise OcilError("boundary = 'none' has no task ends to announce: leave out task_ends.")
+        if self.task_sizes and self.first_task:
+            raise OcilError("task_sizes names the first task's size too: leave out first_task.")
+        if self.boundary == "si-blurry" and (self.task_sizes or self.first_task):
+            raise OcilError("boundary = 'si-blurry' draws the task sizes: leave out task_sizes and first_task.")
+        if self.arrival_order and self.class_order == "seeded":
+            raise OcilError("arrival_order gives the order that class_order = 'seeded' would draw: leave one out.")
+        if self.class_counts and self.imbalance_factor != 1:
+            raise OcilError("class_counts and imbalance_factor both say how large classes are: leave one out.")
+        if self.scenario == "domain" and self.noise_among == "task" and self.label_noise:
+            raise OcilError("noise_among = 'task' needs tasks of classes: with scenario = 'domain' use 'all'.")
+        for name in NOT_WITH_ORDER if self.order else ():
+            if getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                raise OcilError(f"order = {self.order} gives every sample and label: leave out {name}.")
 
     @property
     def unmeasured(self) -> "StreamConfig":
@@ -104,7 +210,60 @@ class StreamConfig:
         for name, value in (settings_in(path) | {"order": str(path)}).items():
             object.__setattr__(self, name, value)
 
+    def _read_lists(self) -> None:
+        """Lists become tuples, a file's lines the names in it, and the number of tasks that of ``task_sizes``."""
+        names = _texts(self.arrival_order)
+        if len(names) == 1 and names[0].lower().endswith(".txt"):
+            names = _lines_of(Path(names[0]).expanduser())
+        object.__setattr__(self, "arrival_order", names)
+        for name in ("task_sizes", "class_counts"):
+            object.__setattr__(self, name, _whole_numbers(name, getattr(self, name)))
+        if self.task_sizes:
+            object.__setattr__(self, "tasks", len(self.task_sizes))
+
 
 def usual_tasks(name: str, classes: int | None = None) -> int:
     """The number of tasks in the literature for a dataset of the catalog, else five, or fewer if classes are fewer."""
-    return CATALOG[name].tasks if name in CATALOG else min(DEFAULT_TASKS, classes or DEFAULT_TASKS)
+    base = base_of(name)
+    return CATALOG[base].tasks if base in CATALOG else min(DEFAULT_TASKS, classes or DEFAULT_TASKS)
+
+
+def usual_task_sizes(data: Dataset) -> tuple[int, ...]:
+    """The number of classes of each task if datasets were joined: the usual tasks of each. Empty for other datasets."""
+    parts = parts_of(data.name)
+    if len(parts) < 2 or len(parts) != data.num_domains:
+        return ()
+    sizes: list[int] = []
+    for number, part in enumerate(parts):
+        classes = len(np.unique(data.train_y[data.train_domain == number]))
+        tasks = usual_tasks(part, classes)
+        sizes += [classes // tasks + (task < classes % tasks) for task in range(tasks)]
+    return tuple(sizes) if sum(sizes) == data.num_classes else ()
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(item, str | int) for item in value):
+        raise OcilError(f"arrival_order = {str(value)[:60]!r} is not a list of classes.")
+    return tuple(map(str, value))
+
+
+def _whole_numbers(name: str, value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple) or not all(type(item) is int for item in value):
+        raise OcilError(f"{name} = {str(value)[:60]!r} is not a list of whole numbers.")
+    return tuple(value)
+
+
+def _listed(values: tuple[int, ...]) -> str:
+    return ",".join(map(str, values))
+
+
+def _lines_of(path: Path) -> tuple[str, ...]:
+    try:
+        lines = read_regular(path, MAX_LIST_BYTES).decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        raise OcilError(f"arrival_order: {path} is not a text file with one class per line.") from None
+    except OSError as error:
+        raise OcilError(f"arrival_order: cannot read {path}: {error.strerror}.") from error
+    if not (found := tuple(line.strip() for line in lines if line.strip())):
+        raise OcilError(f"arrival_order: {path} names no class.")
+    return found

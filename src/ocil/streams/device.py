@@ -45,11 +45,11 @@ class DeviceData:
         for chunk in numbers.split(size):
             yield torch.from_numpy(rows.take(chunk.numpy())).to(self.device)
 
-    def rows(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of these training samples of a dataset that is on the device."""
+    def inputs(self, index: Tensor) -> Tensor:
+        """These training inputs of a dataset that is on the device."""
         if self.train_x is None:
             raise RuntimeError("the inputs are not on the device")
-        return self.train_x[index], self.train_y[index]
+        return self.train_x[index]
 
     @property
     def index_device(self) -> torch.device:

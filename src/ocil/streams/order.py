@@ -1,13 +1,12 @@
-"""An order of arrival: which samples come in which batch, and where the learner is evaluated. Drawn, or read from a
-file.
+"""An order of arrival: which samples come in which batch, and where the learner is evaluated. It is drawn by one of
+``ocil.streams.kinds``, or read from a file.
 """
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +15,16 @@ from ocil.data import Dataset
 from ocil.data.archive import read_arrays
 from ocil.errors import OcilError
 from ocil.files import atomic_write
-from ocil.rng import derive
-from ocil.streams.config import Boundary, StreamConfig
+from ocil.streams.config import Boundary, Scenario, StreamConfig, TaskEnds
 
 NUMBERS = ("samples", "batch_ends", "points", "group_of")
 TEXTS = ("boundary", "images")
+MORE_NUMBERS, MORE_TEXTS = ("labels",), ("scenario", "task_ends")
+"""What a file has only if it is not as usual."""
 AGAIN = "Write it again with Stream.save_order."
 
 Indices = NDArray[np.int64]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +41,15 @@ class Order:
     points: Sequence[int]
     """The numbers of the batches after which the learner is evaluated."""
     groups: list[list[int]]
-    """The classes of each group."""
+    """The classes of each group; with the scenario ``domain``, its domains."""
     boundary: Boundary
     """How one task turns into the next. See ``StreamConfig``."""
+    scenario: Scenario = "class"
+    """What is new in a task. See ``StreamConfig``."""
+    task_ends: TaskEnds = "usual"
+    """Whether methods hear that a task is over. See ``StreamConfig``."""
+    labels: Indices | None = None
+    """The label with which each training sample of the dataset comes, by its number, if some of them are wrong."""
 
     @classmethod
     def from_file(cls, path: Path, data: Dataset, digest: str = "") -> "Order":
@@ -56,24 +63,27 @@ class Order:
         if str(arrays["images"]) != data.fingerprint:
             raise OcilError(f"{path} is an order of other data than {data.name}. Write one with Stream.save_order.")
         samples, ends, points, group_of = (arrays[key] for key in NUMBERS)
-        count = min(int(group_of.max(initial=-1)) + 1, data.num_classes)  # more would not fit, however many it names
+        scenario, task_ends, labels = _scenario(arrays), _task_ends(arrays), arrays.get("labels")
+        units = data.num_domains if scenario == "domain" else data.num_classes
+        count = min(int(group_of.max(initial=-1)) + 1, units)  # more would not fit, however many it names
         groups = [np.flatnonzero(group_of == group).tolist() for group in range(count)]
         rows = 1 if str(arrays["boundary"]) == "iid" else len(groups)
         fits = (
-            sum(map(len, groups)) == len(group_of) == data.num_classes
+            sum(map(len, groups)) == len(group_of) == units
             and all(groups)
             and len(ends) > 0
-            and ((samples >= 0) & (samples < len(data.train_y))).all()
+            and _within(samples, len(data.train_y))
             and (np.diff(ends, prepend=0) > 0).all()
             and ends[-1] == len(samples)
             and len(points) == rows
             and (np.diff(points, prepend=-1) > 0).all()
             and points[-1] < len(ends)
+            and (labels is None or (labels.shape == data.train_y.shape and _within(labels, data.num_classes)))
         )
         if not fits:
             raise OcilError(f"{path} is not an order of {data.name}: its numbers do not fit together. {AGAIN}")
         bounds = list(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True))
-        return cls(samples, bounds, points.tolist(), groups, _boundary(arrays))
+        return cls(samples, bounds, points.tolist(), groups, _boundary(arrays), scenario, task_ends, labels)
 
     def save(self, path: Path, data: Dataset) -> None:
         """Write an .npz file from which ``from_file`` reads the same order. Samples that never arrive are left out."""
@@ -85,7 +95,8 @@ class Order:
     def config(self) -> StreamConfig:
         """The settings that this order decides."""
         size = max(last - first for first, last in self.bounds)
-        return StreamConfig(len(self.groups), size, boundary=self.boundary, drop_last=False)
+        more: dict[str, Any] = {"boundary": self.boundary, "scenario": self.scenario, "task_ends": self.task_ends}
+        return StreamConfig(len(self.groups), size, drop_last=False, **more)
 
     @property
     def digest(self) -> str:
@@ -96,7 +107,14 @@ class Order:
         group_of = np.empty(sum(map(len, self.groups)), np.int64)
         for number, classes in enumerate(self.groups):
             group_of[classes] = number
-        return {
+        unusual: dict[str, NDArray[Any]] = {}
+        if self.scenario != "class":
+            unusual["scenario"] = np.array(self.scenario)
+        if self.task_ends != "usual":
+            unusual["task_ends"] = np.array(self.task_ends)
+        if self.labels is not None:
+            unusual["labels"] = self.labels
+        return unusual | {
             "samples": np.concatenate([self.samples[first:last] for first, last in self.bounds]),
             "batch_ends": np.cumsum([last - first for first, last in self.bounds], dtype=np.int64),
             "points": np.array(self.points, dtype=np.int64),
@@ -113,60 +131,10 @@ def settings_in(path: Path) -> dict[str, Any]:
         "tasks": int(arrays["group_of"].max(initial=0)) + 1,
         "batch_size": max(1, int(sizes.max(initial=1))),
         "boundary": _boundary(arrays),
+        "scenario": _scenario(arrays),
+        "task_ends": _task_ends(arrays),
         "order_digest": _digest(arrays),
     }
-
-
-def draw(data: Dataset, config: StreamConfig, seed: int) -> Order:
-    """The order of a configuration and a seed."""
-    classes = np.arange(data.num_classes)
-    if config.class_order == "seeded":
-        classes = np.random.default_rng(derive(seed, "class-order")).permutation(classes)
-    groups: list[list[int]] = [group.tolist() for group in np.array_split(classes, config.tasks)]
-    segments = _segments(data.train_y, groups, config, np.random.default_rng(derive(seed, "stream-order")))
-    bounds, points = _batch_bounds([len(segment) for segment in segments], config)
-    rows = 1 if config.boundary == "iid" else config.tasks
-    if len(set(points)) < rows or min(points) < 0:
-        raise OcilError(f"batch_size = {config.batch_size} is more than a task of {data.name} holds.")
-    return Order(np.concatenate(segments), bounds, points, groups, config.boundary)
-
-
-def _segments(
-    labels: Indices, groups: list[list[int]], config: StreamConfig, rng: np.random.Generator
-) -> list[Indices]:
-    """The indices of the samples in arrival order, in segments that no batch crosses."""
-    if config.boundary == "iid":
-        return [rng.permutation(len(labels)) for _ in range(config.epochs)]
-    if config.boundary == "none":
-        place = np.empty(sum(map(len, groups)))
-        place[list(chain(*groups))] = np.arange(len(place))
-        time = place[labels] + rng.random(len(labels)) + config.fade * rng.standard_normal(len(labels))
-        return [np.argsort(time, kind="stable")]
-    tasks = [rng.permutation(np.flatnonzero(np.isin(labels, group))) for group in groups]
-    if config.boundary == "blurry":
-        # The first share of each shuffled task goes into one pool and is dealt out again.
-        shares = [round(config.blurry_share * len(task)) for task in tasks]
-        pool = rng.permutation(np.concatenate([task[:share] for task, share in zip(tasks, shares, strict=True)]))
-        dealt = np.split(pool, np.cumsum(shares)[:-1])
-        tasks = [rng.permutation(np.concatenate([d, t[len(d) :]])) for d, t in zip(dealt, tasks, strict=True)]
-    return tasks
-
-
-def _batch_bounds(lengths: list[int], config: StreamConfig) -> tuple[list[tuple[int, int]], list[int]]:
-    """Where each batch begins and ends, and after which batches the learner is evaluated."""
-    bounds: list[tuple[int, int]] = []
-    last_batches: list[int] = []
-    offset = 0
-    for length in lengths:
-        end = length - length % config.batch_size if config.drop_last else length
-        bounds += [(offset + b, offset + min(b + config.batch_size, end)) for b in range(0, end, config.batch_size)]
-        last_batches.append(len(bounds) - 1)
-        offset += length
-    if config.boundary == "none":  # no task ends here, so evaluate at equal distances
-        last_batches = equal_distances(len(bounds), config.tasks)
-    if config.boundary == "iid":
-        last_batches = last_batches[-1:]
-    return bounds, last_batches
 
 
 def equal_distances(batches: int, count: int) -> list[int]:
@@ -183,16 +151,32 @@ def _digest(arrays: dict[str, NDArray[Any]]) -> str:
 
 
 def _read(path: Path) -> dict[str, NDArray[Any]]:
-    arrays = read_arrays(path, (*NUMBERS, *TEXTS), (), AGAIN)
+    arrays = read_arrays(path, (*NUMBERS, *TEXTS), (*MORE_NUMBERS, *MORE_TEXTS), AGAIN)
     for key, array in arrays.items():
-        if array.ndim != (key in NUMBERS) or (array.dtype != np.int64 if key in NUMBERS else array.dtype.kind != "U"):
+        numbers = key in (*NUMBERS, *MORE_NUMBERS)
+        if array.ndim != numbers or (array.dtype != np.int64 if numbers else array.dtype.kind != "U"):
             raise OcilError(f"{path} is not an order: {key} is {array.dtype} {list(array.shape)}. {AGAIN}")
     return arrays
 
 
 def _boundary(arrays: dict[str, NDArray[Any]]) -> Boundary:
-    known: tuple[Boundary, ...] = get_args(Boundary)
-    for boundary in known:
-        if str(arrays["boundary"]) == boundary:
-            return boundary
-    raise OcilError(f"an order has the boundary {str(arrays['boundary'])[:20]!r}. {AGAIN}")
+    return _choice(arrays, "boundary", get_args(Boundary))
+
+
+def _scenario(arrays: dict[str, NDArray[Any]]) -> Scenario:
+    return _choice(arrays, "scenario", get_args(Scenario)) if "scenario" in arrays else "class"
+
+
+def _task_ends(arrays: dict[str, NDArray[Any]]) -> TaskEnds:
+    return _choice(arrays, "task_ends", get_args(TaskEnds)) if "task_ends" in arrays else "usual"
+
+
+def _choice(arrays: dict[str, NDArray[Any]], key: str, known: tuple[T, ...]) -> T:
+    for choice in known:
+        if str(arrays[key]) == choice:
+            return choice
+    raise OcilError(f"an order has the {key} {str(arrays[key])[:20]!r}. {AGAIN}")
+
+
+def _within(numbers: Indices, count: int) -> bool:
+    return bool(((numbers >= 0) & (numbers < count)).all())

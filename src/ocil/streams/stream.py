@@ -8,14 +8,16 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ocil.data import Dataset
-from ocil.errors import OcilError
-from ocil.streams.config import StreamConfig, usual_tasks
+from ocil.streams.config import StreamConfig, usual_task_sizes, usual_tasks
 from ocil.streams.device import DeviceData
-from ocil.streams.order import Order, draw
+from ocil.streams.kinds import draw
+from ocil.streams.order import Order
 from ocil.streams.prefetch import BatchLoader, HostBatches, loader_for
 
 if TYPE_CHECKING:
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
 class Batch:
     """Images uint8 ``[B, H, W, C]`` or vectors ``[B, D]``, and labels ``[B]`` on the device.
 
-    ``evaluation_point`` is the number of the class group that is complete after this batch (0, 1, ...), where the
-    learner is evaluated, else None. ``ends_task`` is true if the stream announces this to methods.
+    ``evaluation_point`` is the number of the group that is complete after this batch (0, 1, ...), where the learner is
+    evaluated, else None. ``ends_task`` is true if the stream announces this to methods.
     """
 
     x: Tensor
@@ -55,9 +57,7 @@ class Stream:
         arrivals: Order | None = None,
     ) -> None:
         if config is None:
-            config = arrivals.config if arrivals else StreamConfig(tasks=usual_tasks(data.name, data.num_classes))
-        if config.tasks > data.num_classes:
-            raise OcilError(f"tasks = {config.tasks} is more than the {data.num_classes} classes of {data.name}.")
+            config = arrivals.config if arrivals else usual_stream(data)
         self.data = data
         self.config = config
         if arrivals is None and config.order:
@@ -68,6 +68,10 @@ class Stream:
         self.groups, self.bounds = arrivals.groups, arrivals.bounds
         self._evaluation_points = {batch: number for number, batch in enumerate(arrivals.points)}
         self.order = torch.from_numpy(arrivals.samples).to(self.resident.index_device)
+        self.given_labels = data.train_y if arrivals.labels is None else arrivals.labels
+        """The label with which each training sample comes. Its true label is ``data.train_y``."""
+        noisy = arrivals.labels is not None
+        self._labels = torch.from_numpy(self.given_labels).to(self.device) if noisy else self.resident.train_y
         self._loader: BatchLoader | None = None
 
     @classmethod
@@ -111,7 +115,23 @@ class Stream:
 
     @property
     def announces_tasks(self) -> bool:
-        return self.config.boundary != "none"
+        """Whether methods hear of task ends."""
+        return self.config.announces_tasks
+
+    @property
+    def test_groups(self) -> NDArray[np.int64]:
+        """The group of each test sample, ``[N]``: its column of the accuracy matrix."""
+        by_domain = self.arrivals.scenario == "domain"
+        labels = self.data.test_domain if by_domain else self.data.test_y
+        group_of = np.empty(self.data.num_domains if by_domain else self.data.num_classes, dtype=np.int64)
+        for number, units in enumerate(self.groups):
+            group_of[units] = number
+        return group_of[labels]
+
+    def group_name(self, group: int) -> str:
+        """The names of a group's classes or domains, for messages."""
+        names = self.data.domains if self.arrivals.scenario == "domain" else self.data.classes
+        return ", ".join(names[unit] for unit in self.groups[group])
 
     def batches(self, start: int = 0) -> Iterator[Batch]:
         for number in range(start, len(self)):
@@ -123,7 +143,11 @@ class Stream:
         if not self.resident.resident:
             return self._host_loader().take(number)
         first, last = self.bounds[number]
-        return self.resident.rows(self.order[first:last])
+        return self.rows(self.order[first:last])
+
+    def rows(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of these training samples, as they arrive, if the dataset is on the device."""
+        return self.resident.inputs(index), self._labels[index]
 
     def close(self) -> None:
         """End the thread that reads ahead, if there is one. ``fetch`` starts it again."""
@@ -133,18 +157,28 @@ class Stream:
 
     def _host_loader(self) -> BatchLoader:
         if self._loader is None:
-            batches = HostBatches(self.data.train_x, self.data.train_y, self.arrivals.samples, self.bounds)
+            batches = HostBatches(self.data.train_x, self.given_labels, self.arrivals.samples, self.bounds)
             self._loader = loader_for(batches, self.device)
         return self._loader
 
     def evaluation_point_after(self, number: int) -> int | None:
-        """The number of the class group that is complete after a batch, else None."""
+        """The number of the group that is complete after a batch, else None."""
         return self._evaluation_points.get(number)
 
     def new_classes(self, evaluation_point: int) -> list[int]:
-        """The classes of the group that is complete at this point."""
+        """The classes of the group that is complete at this point; none if groups are not of classes."""
+        if self.arrivals.scenario == "domain":
+            return []
         return sorted(chain(*self.groups)) if self.config.boundary == "iid" else self.groups[evaluation_point]
 
     def old_classes(self, evaluation_point: int) -> list[int]:
         """The classes of the groups before that group."""
-        return [] if self.config.boundary == "iid" else list(chain(*self.groups[:evaluation_point]))
+        mixed = self.config.boundary == "iid" or self.arrivals.scenario == "domain"
+        return [] if mixed else list(chain(*self.groups[:evaluation_point]))
+
+
+def usual_stream(data: Dataset) -> StreamConfig:
+    """The usual tasks of a dataset."""
+    if sizes := usual_task_sizes(data):
+        return StreamConfig(task_sizes=sizes)
+    return StreamConfig(tasks=usual_tasks(data.name, data.num_classes))

@@ -1,0 +1,67 @@
+"""The kinds of streams by name. A new kind is a file with a function that returns an ``Order``, and an entry here."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ocil.data import Dataset
+from ocil.streams.blurry import blurry
+from ocil.streams.config import Boundary, StreamConfig
+from ocil.streams.fading import fading
+from ocil.streams.i_blurry import i_blurry
+from ocil.streams.label_noise import with_noise
+from ocil.streams.material import Material
+from ocil.streams.mixed import mixed
+from ocil.streams.order import Order
+from ocil.streams.repeated import repeated
+from ocil.streams.si_blurry import si_blurry
+from ocil.streams.tasks import clear
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of stream."""
+
+    draw: Callable[[Material], Order]
+    summary: str
+    settings: tuple[str, ...] = ()
+    """The settings that only this kind has, or few others."""
+    paper: str = "-"
+
+
+KINDS: Mapping[Boundary, Kind] = {
+    "clear": Kind(clear, "one task after the other"),
+    "blurry": Kind(
+        blurry,
+        "a share of each task's samples changes places with other tasks",
+        ("blurry_share",),
+        "after Bang et al., CVPR 2021",
+    ),
+    "none": Kind(fading, "classes fade in and out, without tasks", ("fade",), "after Shanahan et al., 2021"),
+    "iid": Kind(mixed, "all classes mixed: the upper bound", ("epochs",)),
+    "i-blurry": Kind(
+        i_blurry,
+        "disjoint classes come in one task, blurry ones also in a few samples of others",
+        ("disjoint_share", "blurry_share"),
+        "Koh et al., ICLR 2022",
+    ),
+    "si-blurry": Kind(
+        si_blurry,
+        "i-Blurry with random task sizes and blurry shares",
+        ("disjoint_share", "blurry_share"),
+        "Moon et al., ICCV 2023",
+    ),
+    "repeated": Kind(
+        repeated,
+        "classes return in later tasks with new samples",
+        ("return_share",),
+        "after Hemati et al., CoLLAs 2023",
+    ),
+}
+"""By the value of ``boundary``."""
+
+
+def draw(data: Dataset, config: StreamConfig, seed: int) -> Order:
+    """The order of a configuration and a seed."""
+    material = Material.of(data, config, seed)
+    order = KINDS[config.boundary].draw(material)
+    return with_noise(order, data, config, material.samples, seed)
