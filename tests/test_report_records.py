@@ -13,7 +13,7 @@ import pytest
 
 from ocil.evaluation.measures import Estimate, expected_calibration_error
 from ocil.report import record_figures, record_plots, records
-from ocil.report.cells import FinishedRun, MeasuredCell
+from ocil.report.cells import FinishedRun, MeasuredCell, title_of
 from ocil.report.collect import collect
 from ocil.report.cost import bytes_kept, images_passed, images_per_batch
 from ocil.report.entries import entries
@@ -155,6 +155,40 @@ def test_accuracy_per_class_after_each_task_and_per_task() -> None:
     assert (tasks.rows, tasks.unit) == ("tasks", "tasks learned")
     matrix = np.mean([result.matrix for result in bare], axis=0)
     np.testing.assert_allclose(tasks.accuracy, [[matrix[0, 0], matrix[1, 0]], [np.nan, matrix[1, 1]]])
+
+
+def test_accuracy_per_domain() -> None:
+    """Two domains of two classes; the second domain arrives after 15 batches."""
+    config = resolve("er", DATA, memory=100, settings={"tasks": 2, "scenario": "domain", "evaluate_every": 10})
+    points = [
+        {"batch": 10, "accuracy": 0.5, "correct": [1, 2], "correct_by_domain": [[1, 2], [0, 0]]},
+        {"batch": 20, "accuracy": 0.5, "correct": [2, 5], "correct_by_domain": [[1, 1], [1, 4]]},
+    ]
+    anytime = {"every": 10, "tested": [10, 10], "arrived": [1, 1], "points": points}
+    anytime |= {"tested_by_domain": [[4, 4], [6, 6]], "domains_arrived": [1, 15]}
+    result = replace(made_up(config), anytime=anytime)
+    found = records.heat_map(MeasuredCell((FinishedRun(Path("x"), result),), summarise([result])))
+    assert found is not None
+    assert found.rows == "domains"
+    np.testing.assert_allclose(found.accuracy, [[3 / 8, 2 / 8], [np.nan, 5 / 12]])
+
+
+def test_titles_of_datasets_that_are_made_of_others() -> None:
+    assert title_of("cifar100") == "CIFAR-100"
+    assert title_of("cifar10+cifar100:noise") == "CIFAR-10 + CIFAR-100 (noise)"
+    assert title_of("/data/a+b.npz") == "a+b"
+
+
+def test_a_long_list_of_settings_is_cut_and_stays_distinct() -> None:
+    names = {}
+    for last in (5, 6):
+        counts = (*[10] * 99, last)
+        config = resolve("er", DATA, memory=100, settings={"class_counts": counts})
+        result = made_up(config)
+        found = MeasuredCell((FinishedRun(Path("x"), result),), summarise([result])).place
+        names[found.title] = len(found.stream)
+    assert len(names) == 2
+    assert max(names.values()) < 130
 
 
 def test_confusion_is_by_arrival_over_seeds() -> None:

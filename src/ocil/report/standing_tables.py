@@ -253,14 +253,18 @@ def side_by_side(standings: Standings) -> Table:
 
 
 def _other_seeds(standings: Standings) -> tuple[str, tuple[str, ...]]:
-    """The seeds of most numbers, and a remark for each number with others."""
+    """The seeds of most numbers, and a remark for each method with others."""
     found = {
         (row.name, place): seeds_text(number.seeds)
         for row in standings.entries.rows
         for place, number in standings.numbers[row.name].items()
     }
     usual = Counter(found.values()).most_common(1)[0][0] if found else ""
-    others = [f"{name} on {place.title}: seeds {seeds}" for (name, place), seeds in found.items() if seeds != usual]
+    groups: dict[tuple[str, str], list[Place]] = {}
+    for (name, place), seeds in found.items():
+        if seeds != usual:
+            groups.setdefault((name, seeds), []).append(place)
+    others = [f"{name}, seeds {seeds}: {_places(places)}" for (name, seeds), places in groups.items()]
     more = [f"and {len(others) - MOST_REMARKS} more"] if len(others) > MOST_REMARKS else []
     return usual, (*others[:MOST_REMARKS], *more)
 
