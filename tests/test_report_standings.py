@@ -14,7 +14,13 @@ from ocil.report.cost import images_per_batch
 from ocil.report.entries import Entries, entries
 from ocil.report.quantities import named
 from ocil.report.ranking import average_ranks, paired_difference, ranking, read_seeds, seeds_text
-from ocil.report.standing_tables import leads_table, methods_document, side_by_side, standings_table
+from ocil.report.standing_tables import (
+    leads_table,
+    methods_document,
+    side_by_side,
+    standings_document,
+    standings_table,
+)
 from ocil.report.standings import Standings
 from ocil.report.table import csv, latex, markdown, markdown_table
 from ocil.runs.config import RunConfig, resolve
@@ -200,6 +206,15 @@ def test_the_first_table_says_who_leads_by_how_much_and_at_what_cost(found: Entr
     assert images_per_batch(er) == 20  # ten of the stream, ten of the memory
     (lead,) = (row for row in leads_table(Standings(found)).rows if row.values[0].text.startswith("fish"))
     assert [value.text for value in lead.values[1:5]] == ["afs", "62.4 ± 3.0", "er", "10.3 ± 1.3"]
+
+
+def test_standings_as_numbers(found: Entries) -> None:
+    lines = {row["method"]: row for row in rows_of(csv(standings_document(Standings(found, chosen="afs")).records))}
+    er = lines["er"]
+    assert (er["mean_rank"], er["columns"], er["against"], er["shared_seeds"]) == ("3", "2", "afs", "2")
+    assert float(er["difference"]) == pytest.approx(-10.15)
+    assert float(er["mean"]) == pytest.approx((31 + 41) / 2)
+    assert lines["mir"]["difference"] == ""  # they share no seed
 
 
 def test_streams_are_columns_and_settings_are_rows(tmp_path: Path) -> None:

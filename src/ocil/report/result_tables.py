@@ -16,18 +16,8 @@ from ocil.runs.results import Summary
 from ocil.text import escaped
 
 TEXT = {
-    "source",
-    "cell",
-    "dataset",
-    "stream",
-    "against",
-    "variant",
-    "method",
-    "row",
-    "measure",
-    "settings",
-    "device",
-    "command",
+    *("source", "cell", "dataset", "stream", "against", "not_run_on", "variant", "method", "row", "measure"),
+    *("settings", "device", "command"),
 }
 _NUMBERS = ("seeds", "mean", "interval", "published", "published_interval", "difference")
 ALL_METHODS_RECORD = ("dataset", "memory", "method", "review", *_NUMBERS, "wall_seconds", "device")

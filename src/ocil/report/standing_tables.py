@@ -14,13 +14,19 @@ from ocil.report.quantities import KEPT, Quantity
 from ocil.report.ranking import seeds_text
 from ocil.report.result_tables import anchor, record_table
 from ocil.report.standings import Number, Standings
-from ocil.report.table import MINUS, Column, Document, Row, Table, Value
+from ocil.report.table import Column, Document, Row, Table, Value
 
 FEW = 6  # methods side by side in one table
 MOST_REMARKS = 20
 RECORD = (
     *("dataset", "stream", "memory", "method", "seeds", "mean", "interval", "against", "difference"),
     *("difference_interval", "shared_seeds", "images_per_batch", "wall_seconds", "device"),
+)
+
+
+STANDINGS_RECORD = (
+    *("method", "mean_rank", "columns", "mean", "against", "difference", "difference_interval", "shared_seeds"),
+    *("images_per_batch", "wall_seconds", "not_run_on"),
 )
 
 
@@ -38,7 +44,7 @@ def methods_document(standings: Standings) -> Document:
 
 def standings_document(standings: Standings) -> Document:
     tables = standings_table(standings), leads_table(standings)
-    records = _plain(standings_table(standings, everything=True))
+    records = record_table(STANDINGS_RECORD, _standings_records(standings))
     return Document("standings", "Standings", tables, records, formats=("md", "csv"))
 
 
@@ -121,15 +127,15 @@ def paired_text(standings: Standings, row: Entry, place: Place) -> str:
     return standings.quantity.difference(number.difference)
 
 
-def standings_table(standings: Standings, everything: bool = False) -> Table:
+def standings_table(standings: Standings) -> Table:
     """A row per method, best first: mean rank, mean, difference to the reference, cost, and what is missing.
 
-    Methods that miss more than half of the columns are left to a remark, unless ``everything`` is wanted.
+    Methods that miss more than half of the columns are left to a remark.
     """
     over = standings.ranking.columns
     one, quantity = len(over) == 1, standings.quantity
     kept = any(KEPT.by_seed(cell) for row in standings.entries.ranked for cell in row.cells.values())
-    ends = {row.name: row for row in standings.ranking.rows if everything or 2 * len(row.missing) <= len(over)}
+    ends = {row.name: row for row in standings.ranking.rows if 2 * len(row.missing) <= len(over)}
     heads = [
         Column("method"),
         Column("rank" if one else "mean rank", "number", lower_is_better=True),
@@ -307,10 +313,24 @@ def _exact(standings: Standings, value: float | None) -> str:
     return f"{100 * value:z.3f}" if standings.quantity.form == "percent" else f"{value:.6g}"
 
 
-def _plain(table: Table) -> Table:
-    """For CSV: minus signs that programs read."""
-    rows = (Row.of(*(value.text.replace(MINUS, "-") for value in row.values)) for row in table.rows)
-    return Table("", table.columns, tuple(rows))
+def _standings_records(standings: Standings) -> Iterable[dict[str, Any]]:
+    for standing in standings.ranking.rows:
+        row = next(row for row in standings.entries.ranked if row.name == standing.name)
+        difference, images = standings.mean_difference(row), standings.images(row)
+        seconds = [cell.summary.wall_seconds.mean for cell in standings.cells_of(row)]
+        yield {
+            "method": row.name,
+            "mean_rank": _sort(standing.mean_rank),
+            "columns": len(standings.ranking.columns) - len(standing.missing),
+            "mean": _exact(standings, standings.mean_value(row)),
+            "against": _short_reference(standings),
+            "difference": _exact(standings, difference.mean if difference else None),
+            "difference_interval": _exact(standings, difference.interval if difference else None),
+            "shared_seeds": len(difference.values) if difference else "",
+            "images_per_batch": _sort(images[1] if images else None),
+            "wall_seconds": f"{sum(seconds) / len(seconds):.3f}",
+            "not_run_on": _places(standing.missing),
+        }
 
 
 def _places(places: Sequence[Place]) -> str:
