@@ -269,6 +269,14 @@ def test_the_embedded_dataset_is_made_from_published_files(script: Script, tmp_p
     assert not (tmp_path / "no.npz").exists()
 
 
+def test_the_pictures_of_streams_are_those_of_the_page(script: Script, tmp_path: Path) -> None:
+    script("tools/stream_figures", "--out", ".")
+    made = {path.name for path in tmp_path.glob("*.svg")}
+    assert made == {path.name for path in (ROOT / "docs/images").glob("stream-*.svg")}
+    page = (ROOT / "docs/streams.md").read_text()
+    assert made == set(re.findall(r"images/(stream-[a-z-]+\.svg)", page))
+
+
 @pytest.mark.slow
 def test_the_picture_of_the_readme_has_the_numbers_of_its_table(script: Script, tmp_path: Path) -> None:
     rows = [line.strip("| ").split(" | ") for line in script("tools/readme_figure", "--out", "a.png").splitlines()]
