@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,22 @@ def test_streams_are_columns_and_settings_are_rows(tmp_path: Path) -> None:
     found = entries(collect([tmp_path]).cells)
     assert [place.title for place in found.columns] == ["birds, memory 100", "birds, boundary=blurry, memory 100"]
     assert {row.name: len(row.cells) for row in found.rows} == {"er": 2, "er lr=0.2": 1}  # evaluating changes nothing
+
+
+def test_two_files_of_one_name_have_tables_of_their_own(tmp_path: Path) -> None:
+    for folder, value in (("a", 0.2), ("b", 0.4)):
+        config = replace(resolve("er", f"/{folder}/birds.npz", memory=100), fingerprint=folder)
+        store(tmp_path, config, {0: value, 1: value})
+    tables = methods_document(Standings(entries(collect([tmp_path]).cells))).tables
+    assert [(table.title, len(table.columns)) for table in tables] == [("birds", 2), ("birds", 2)]
+
+
+def test_a_long_name_of_the_reference_stands_below_the_table(tmp_path: Path) -> None:
+    for settings, value in (({}, 0.2), ({"lr": 0.2, "memory_batch": 5}, 0.4)):
+        store(tmp_path, resolve("er", BIRDS, memory=100, settings=settings), {0: value, 1: value})
+    table = standings_table(Standings(entries(collect([tmp_path]).cells)))
+    assert "difference" in [column.title for column in table.columns]
+    assert re.search(r"Differences are to er (lr=0\.2 memory_batch=5|memory_batch=5 lr=0\.2)\.$", table.note)
 
 
 def test_one_method_is_named_with_or_without_its_settings(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from ocil.report.table import Column, Document, Row, Table, Value
 
 FEW = 6  # methods side by side in one table
 MOST_REMARKS = 20
+LONGEST = 16  # characters of a name in a heading
 RECORD = (
     *("dataset", "stream", "memory", "method", "seeds", "mean", "interval", "against", "difference"),
     *("difference_interval", "shared_seeds", "images_per_batch", "wall_seconds", "device"),
@@ -70,10 +71,10 @@ def reference_text(standings: Standings) -> str:
 
 
 def methods_tables(standings: Standings) -> list[Table]:
-    problems: dict[str, list[Place]] = {}
+    problems: dict[tuple[str, str], list[Place]] = {}
     for place in standings.entries.columns:
-        problems.setdefault(place.problem, []).append(place)
-    return [_problem_table(standings, title, places) for title, places in problems.items()]
+        problems.setdefault((place.dataset, place.stream), []).append(place)
+    return [_problem_table(standings, places[0].problem, places) for places in problems.values()]
 
 
 def _problem_table(standings: Standings, title: str, places: Sequence[Place]) -> Table:
@@ -140,7 +141,7 @@ def standings_table(standings: Standings) -> Table:
         Column("method"),
         Column("rank" if one else "mean rank", "number", lower_is_better=True),
         Column(quantity.title if one else f"mean {quantity.title}", "number", not quantity.higher_is_better),
-        Column(f"against {_short_reference(standings)}", "number", not quantity.higher_is_better),
+        Column(_against(standings), "number", not quantity.higher_is_better),
         Column("images / batch", "number", lower_is_better=True),
         *([Column("kept", "number", lower_is_better=True)] if kept else []),
         Column("time / run", "number", lower_is_better=True),
@@ -172,6 +173,12 @@ def images_text(standings: Standings, row: Entry) -> str:
     """Images per stream batch, as a range where columns differ."""
     images = standings.images(row)
     return "-" if images is None else _range(*images)
+
+
+def _against(standings: Standings) -> str:
+    """The heading of differences, which is short; the note below the table names the reference in full."""
+    name = _short_reference(standings)
+    return f"against {name}" if len(name) <= LONGEST else "difference"
 
 
 def _short_reference(standings: Standings) -> str:
@@ -208,10 +215,11 @@ def ranking_text(standings: Standings) -> str:
     complete = sum(row.mean_rank is not None for row in standings.ranking.rows)
     if not over:
         return "No column has two methods, so there are no ranks."
+    to = "" if len(_short_reference(standings)) <= LONGEST else f" Differences are to {_short_reference(standings)}."
     text = f"Ranks are among the {complete} methods that were run on all of: {_places(over)}."
     if rest := len(columns) - len(over):
         text += f" {count(rest, 'column')} with fewer of them {'is' if rest == 1 else 'are'} left out."
-    return text
+    return text + to
 
 
 def leads_table(standings: Standings) -> Table:
