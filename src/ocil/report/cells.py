@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ocil.data import CATALOG
+from ocil.data.derived import short_name
 from ocil.longtail.results import LongTailCell
 from ocil.methods import method
 from ocil.runs.config import RunConfig, code_of, command, concerns, for_seeds
@@ -129,7 +130,7 @@ class Place:
 
     @property
     def slug(self) -> str:
-        return "-".join(filter(None, (Path(self.dataset).stem, self.stream, f"m{self.memory}" if self.memory else "")))
+        return "-".join(filter(None, (short_name(self.dataset), self.stream, f"m{self.memory}" if self.memory else "")))
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ def memory_of(config: RunConfig) -> int:
 
 def title_of(dataset: str) -> str:
     """The name of a dataset on pages and in tables and figures."""
-    return CATALOG[dataset].title if dataset in CATALOG else escaped(Path(dataset).stem)
+    return CATALOG[dataset].title if dataset in CATALOG else escaped(short_name(dataset))
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:
