@@ -165,7 +165,7 @@ def test_the_leader_the_missing_and_what_seeds_are_shared(found: Entries) -> Non
     text = markdown_table(side_by_side(against_afs))
     assert "(no shared seed)" in text
     assert "-10.0 ± 0.0" in text
-    assert "mir on birds, memory 100: seeds 7, 8" in text
+    assert "- mir, seeds 7, 8: birds, memory 100, 200" in text
 
 
 def test_tables_of_own_runs_have_nothing_of_a_paper(found: Entries) -> None:

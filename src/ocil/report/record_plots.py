@@ -80,7 +80,8 @@ def heat_maps(maps: Mapping[str, HeatMap]) -> Figure:
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
     first = next(iter(maps.values()))
-    panels[0].set_ylabel("class, by arrival" if first.rows == "classes" else "classes of task")
+    labels = {"classes": "class, by arrival", "domains": "domain, by arrival", "tasks": "classes of task"}
+    panels[0].set_ylabel(labels[first.rows])
     figure.colorbar(image, ax=panels, label="accuracy, %", shrink=0.9)
     return figure
 

@@ -43,10 +43,13 @@ def standings_document(standings: Standings) -> Document:
 
 
 def _caption(standings: Standings) -> str:
+    quantity = standings.quantity
+    title, unit = quantity.title.removesuffix(" %"), "the same unit"
+    if quantity.form == "percent":
+        title, unit = f"{title} in percent", "points"
     return (
-        f"{standings.quantity.title}, mean over seeds ± half of the 95 % interval. Differences are to "
-        f"{reference_text(standings)}, over the seeds that both have, in "
-        f"{'points' if standings.quantity.form == 'percent' else 'the same unit'}."
+        f"{title[:1].upper()}{title[1:]}, mean over seeds ± half of the 95 % interval. Differences are to "
+        f"{reference_text(standings)}, over the seeds that both have, in {unit}."
     )
 
 
@@ -75,8 +78,9 @@ def _problem_table(standings: Standings, title: str, places: Sequence[Place]) ->
         found = standings.numbers[row.name]
         if any(place in found for place in places):
             values = [_value(standings, row, place, usual) for place in places]
-            alone = row.bound and all(not memory_of(cell.config) for cell in row.cells.values())
-            rows.append(Row.of(row.name, *(values[:1] if alone else values), bound=row.bound))
+            if row.bound and len(places) > 1 and not any(memory_of(cell.config) for cell in row.cells.values()):
+                values = [replace(values[0], paired="")]  # one number for all sizes, which each have their reference
+            rows.append(Row.of(row.name, *values, bound=row.bound))
     return Table(title, (Column("method"), *heads), tuple(rows), f"{count(usual, 'seed')} unless noted otherwise.")
 
 
@@ -249,14 +253,18 @@ def side_by_side(standings: Standings) -> Table:
 
 
 def _other_seeds(standings: Standings) -> tuple[str, tuple[str, ...]]:
-    """The seeds of most numbers, and a remark for each number with others."""
+    """The seeds of most numbers, and a remark for each method with others."""
     found = {
         (row.name, place): seeds_text(number.seeds)
         for row in standings.entries.rows
         for place, number in standings.numbers[row.name].items()
     }
     usual = Counter(found.values()).most_common(1)[0][0] if found else ""
-    others = [f"{name} on {place.title}: seeds {seeds}" for (name, place), seeds in found.items() if seeds != usual]
+    groups: dict[tuple[str, str], list[Place]] = {}
+    for (name, place), seeds in found.items():
+        if seeds != usual:
+            groups.setdefault((name, seeds), []).append(place)
+    others = [f"{name}, seeds {seeds}: {_places(places)}" for (name, seeds), places in groups.items()]
     more = [f"and {len(others) - MOST_REMARKS} more"] if len(others) > MOST_REMARKS else []
     return usual, (*others[:MOST_REMARKS], *more)
 
