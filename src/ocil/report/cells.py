@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ocil.data import CATALOG
+from ocil.data.derived import short_name
 from ocil.longtail.results import LongTailCell
 from ocil.methods import method
 from ocil.runs.config import RunConfig, code_of, command, concerns, for_seeds
@@ -135,7 +136,7 @@ class Place:
 
     @property
     def slug(self) -> str:
-        return "-".join(filter(None, (Path(self.dataset).stem, self.stream, f"m{self.memory}" if self.memory else "")))
+        return "-".join(filter(None, (short_name(self.dataset), self.stream, f"m{self.memory}" if self.memory else "")))
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def title_of(dataset: str) -> str:
     """The name of a dataset on pages and in tables and figures: ``CIFAR-10 + CIFAR-100 (noise)``."""
     parts = [part.split(":", 1) for part in dataset.split("+")]
     if not all(name in CATALOG for name, *_ in parts):
-        return escaped(Path(dataset).stem)
+        return escaped(short_name(dataset))
     return " + ".join(
         escaped(" ".join([CATALOG[name].title, *(f"({word})" for word in more)])) for name, *more in parts
     )
