@@ -51,7 +51,7 @@ def test_every_script_has_a_test_and_says_how_it_is_called() -> None:
         if path.stem in ELSEWHERE:
             assert path.stem in (ROOT / "tests" / f"{ELSEWHERE[path.stem]}.py").read_text(), name
         else:
-            assert re.search(rf'"({name}|{path.stem})"', here), name
+            assert re.search(rf'"({name}|{path.stem})(\.py)?"', here), name
 
 
 @pytest.mark.slow
