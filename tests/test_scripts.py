@@ -51,7 +51,7 @@ def test_every_script_has_a_test_and_says_how_it_is_called() -> None:
         if path.stem in ELSEWHERE:
             assert path.stem in (ROOT / "tests" / f"{ELSEWHERE[path.stem]}.py").read_text(), name
         else:
-            assert re.search(rf'"({name}|{path.stem})"', here), name
+            assert re.search(rf'"({name}|{path.stem})(\.py)?"', here), name
 
 
 @pytest.mark.slow
@@ -267,6 +267,14 @@ def test_the_embedded_dataset_is_made_from_published_files(script: Script, tmp_p
     assert np.array_equal(made.train_x[13, ..., 0], expected)
     assert "cannot read" in script("tools/make_embedded", "nowhere", "--output", "no.npz", code=1)
     assert not (tmp_path / "no.npz").exists()
+
+
+def test_the_pictures_of_streams_are_those_of_the_page(script: Script, tmp_path: Path) -> None:
+    script("tools/stream_figures", "--out", ".")
+    made = {path.name for path in tmp_path.glob("*.svg")}
+    assert made == {path.name for path in (ROOT / "docs/images").glob("stream-*.svg")}
+    page = (ROOT / "docs/streams.md").read_text()
+    assert made == set(re.findall(r"images/(stream-[a-z-]+\.svg)", page))
 
 
 @pytest.mark.slow

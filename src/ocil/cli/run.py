@@ -141,7 +141,8 @@ def _print_settings(settings: Sequence[dict[str, Any]], as_json: bool) -> None:
     rows = []
     for setting in settings:
         values = setting.get("by_dataset", {"": setting["default"]})
-        default = "\n".join(f"{value}  {dataset}".rstrip() for dataset, value in values.items())
+        shown = {dataset: "" if value == () else value for dataset, value in values.items()}
+        default = "\n".join(f"{value}  {dataset}".rstrip() for dataset, value in shown.items())
         rows.append((setting["name"], default, setting["meaning"].replace("``", "")))
     console.print_table(("setting", "default", "meaning"), rows)
 

@@ -136,6 +136,7 @@ def _names(cell: "Cell") -> dict[str, Any]:
 
 
 def _print_results(title: str, found: "Sequence[tuple[Cell, CellSummary | None]]") -> None:
+    from ocil.data.derived import short_name
     from ocil.report.formatting import duration, percent
     from ocil.report.result_tables import measure_columns, measure_values
 
@@ -143,7 +144,7 @@ def _print_results(title: str, found: "Sequence[tuple[Cell, CellSummary | None]]
     own = [column.title for column in measure_columns(summaries)]
     rows = []
     for cell, known in found:
-        place = (cell.label, Path(cell.config.dataset).stem, str(cell.config.learner.memory or "-"))
+        place = (cell.label, short_name(cell.config.dataset), str(cell.config.learner.memory or "-"))
         if known is None:
             rows.append((*place, f"0/{len(cell.configs)}", *["-"] * (4 + len(own))))
             continue
@@ -238,6 +239,8 @@ class DryRun:
 
     def _rows(self) -> list[tuple[str, ...]]:
         """One row per dataset and label, whose cells differ in their memory; then the references."""
+        from ocil.data.derived import short_name
+
         groups: dict[tuple[str, str], list[Cell]] = {}
         for dataset in dict.fromkeys(cell.config.dataset for cell in self.experiment.cells):
             for cell in self.experiment.cells:
@@ -247,7 +250,7 @@ class DryRun:
         for (dataset, label), cells in groups.items():
             memories = ", ".join(str(cell.config.learner.memory or "-") for cell in cells)
             configs = [config for cell in cells for config in cell.configs]
-            rows.append((Path(dataset).stem, label, memories, *self._counts(configs)))
+            rows.append((short_name(dataset), label, memories, *self._counts(configs)))
         if self.references:
             rows.append(("", "references (fine-tune)", "", *self._counts(self.references)))
         return rows
