@@ -118,7 +118,7 @@ def watch_everything(clock: Clock, on_gpu: bool) -> None:
     from ocil.data.dataset import Dataset
     from ocil.engines import lanes
     from ocil.evaluation.anytime import AnytimeEvaluator
-    from ocil.evaluation.evaluator import Evaluator
+    from ocil.evaluation.evaluator import Evaluator, StartedEvaluation
     from ocil.runs import captured, stream_run
     from ocil.runs.folder import RunFolder
     from ocil.runs.stepper import Stepper
@@ -142,15 +142,9 @@ def watch_everything(clock: Clock, on_gpu: bool) -> None:
     clock.watch("write", RunFolder, "save_for_resume", "save_result", "save_config")
     clock.watch("write", stream_run, "digest")
     lanes.time = SimpleNamespace(sleep=clock.timed("waiting", time.sleep))  # type: ignore[assignment]
-    for evaluator in (Evaluator, AnytimeEvaluator):
-        start = evaluator.start
-
-        @wraps(start)
-        def begin(*arguments: Any, _start: Any = start, **options: Any) -> Any:
-            with clock.phase("evaluations"):
-                return clock.timed("evaluations", _start(*arguments, **options))
-
-        evaluator.start = begin  # type: ignore[method-assign, assignment]
+    clock.watch("evaluations", Evaluator, "start")
+    clock.watch("evaluations", StartedEvaluation, "__call__")  # waits for it
+    clock.watch("evaluations", AnytimeEvaluator, "start")
     if on_gpu:
         from triton.runtime.jit import JITFunction
 
@@ -179,8 +173,9 @@ def main() -> None:
     import torch
 
     from ocil.cli import main as ocil
+    from ocil.runs.environment import pick_device
 
-    on_gpu = torch.cuda.is_available() and "cpu" not in given
+    on_gpu = pick_device().type == "cuda" and "cpu" not in given
     watch_everything(clock, on_gpu)
     clock.count()
     clock.stack = ["rest"]

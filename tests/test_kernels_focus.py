@@ -21,7 +21,7 @@ from ocil.methods.config import Problem  # noqa: E402
 from ocil.methods.stride import Stride, StrideConfig  # noqa: E402
 from tests.test_kernels import no_overflow_checks  # noqa: E402, F401  (a fixture)
 
-pytestmark = pytest.mark.gpu(optional=True)
+pytestmark = [pytest.mark.gpu(optional=True), pytest.mark.slow]
 NUMBERS: dict[str, Any] = {
     "alpha": 0.25, "mu": 0.3, "sigma": 0.5, "beta": 0.1, "temperature": 20.0, "epsilon": 0.01
 }  # fmt: skip
@@ -39,9 +39,12 @@ def scores(sizes: tuple[int, ...], classes: int, spread: float) -> list[tuple[Te
     return found
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")  # where beta is 0
 @pytest.mark.parametrize("sizes", [(10, 42), (3,), (70, 130), (1, 1)], ids=str)
 @pytest.mark.parametrize("classes", [2, 10, 100])
-@pytest.mark.parametrize("settings", [{}, {"focal": False}, {"beta": 0.0}, {"offset": True}, {"met": True}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"focal": False}, {"beta": 0.0, "temperature": 1e-6}, {"offset": True}, {"met": True}], ids=str
+)
 def test_the_loss_of_batches_is_that_of_the_plain_version(
     sizes: tuple[int, ...], classes: int, settings: dict[str, Any]
 ) -> None:

@@ -14,16 +14,18 @@ import torch
 
 from ocil.data import Dataset
 from ocil.errors import OcilError
+from ocil.evaluation.anytime import AnytimeEvaluator
 from ocil.evaluation.evaluator import Evaluator
 from ocil.evaluation.measures import MEASURES
-from ocil.evaluation.probe import PENALTY
+from ocil.evaluation.prequential import Prequential
+from ocil.evaluation.probe import PENALTY, encoder_of, fit, probe
 from ocil.evaluation.subset import chosen_images
 from ocil.experiments.estimate import Size, cost_of_run
 from ocil.report.collect import collect
 from ocil.report.papers import load
 from ocil.report.result_tables import summary_table
 from ocil.report.show import renderables, summary_json
-from ocil.runs.build import build
+from ocil.runs.build import build, check
 from ocil.runs.config import RunConfig, resolve
 from ocil.runs.folder import RunFolder
 from ocil.runs.protocol import Interrupted
@@ -31,6 +33,7 @@ from ocil.runs.results import Result, sealed, summarise
 from ocil.runs.stepper import Stepper
 from ocil.runs.stream_run import ActiveStreamRun, run
 from ocil.streams import DeviceData, Stream
+from ocil.testing.watch import HostWatch
 from tests.reference.datasets import patterned
 from tests.test_engine_gpu import FakeCapture
 from tests.test_runner import stop_at, told
@@ -103,19 +106,18 @@ def test_each_batch_is_classified_before_it_is_learned(
     assert sum(record["correct"]) > 0
 
 
-@pytest.mark.parametrize("settings", [{}, {"growing": True}, {"drop_last": False, "batch_size": 6}], ids=str)
+@pytest.mark.parametrize("settings", [{"growing": True}, {"drop_last": False, "batch_size": 6}], ids=str)
 def test_captured_predictions_are_the_same(tiny: Dataset, tmp_path: Path, settings: dict[str, Any]) -> None:
     config = configured(**ALL, **settings)
     found = []
-    for resident in (True, False):
-        for stepper in (Stepper, FakeCapture):
-            place = RunFolder(tmp_path / f"{stepper.__name__}-{resident}")
-            data = DeviceData(tiny, "cpu", resident=resident)
-            work = ActiveStreamRun(config, place, tiny, data, stepper)
-            list(work.steps())
-            result = work.finish()
-            work.stream.close()
-            found.append((result.digest, result.prequential, result.anytime))
+    for resident, stepper in ((True, Stepper), (True, FakeCapture), (False, FakeCapture)):
+        place = RunFolder(tmp_path / f"{stepper.__name__}-{resident}")
+        data = DeviceData(tiny, "cpu", resident=resident)
+        work = ActiveStreamRun(config, place, tiny, data, stepper)
+        list(work.steps())
+        result = work.finish()
+        work.stream.close()
+        found.append((result.digest, result.prequential, result.anytime))
     assert all(each == found[0] for each in found)
 
 
@@ -184,8 +186,6 @@ def test_points_at_task_ends_take_over_what_is_known(domains: bool) -> None:
     settings = {"width": 2, "tasks": 2, "memory": 20, "batch_size": 5, "memory_batch": 5, "evaluate_every": 4}
     config = resolve("er", "patterned", settings=settings, classes=4)
     learner, stream = build(config, data), Stream(data, config.stream)
-    from ocil.evaluation.anytime import AnytimeEvaluator
-
     learner.learn(*stream.fetch(0))
     computed, taken_over = AnytimeEvaluator(stream), AnytimeEvaluator(stream)
     for batches in (4, 8):
@@ -203,8 +203,6 @@ def test_the_probe_is_ridge_regression_on_frozen_features() -> None:
     learner = build(config, data)
     for part in stream:
         learner.learn(part.x, part.y)
-    from ocil.evaluation.probe import encoder_of, fit, probe
-
     before = {name: value.clone() for name, value in learner.state().items()}
     found = probe(learner, stream)
     assert all(torch.equal(before[name], value) for name, value in learner.state().items())
@@ -301,7 +299,7 @@ def test_many_classes_have_no_confusion_and_distances_no_calibration(
     tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ocil.evaluation.evaluator.MOST_CLASSES", 3)
-    config = configured("scr")
+    config = configured("scr", review=False)
     result = run(config, tmp_path, dataset=tiny, device="cpu")
     assert not result.confusion
     assert not result.calibration
@@ -424,6 +422,10 @@ def test_more_than_a_result_holds_is_refused(tiny: Dataset, tmp_path: Path, monk
     monkeypatch.setattr("ocil.evaluation.prequential.MOST_WINDOWS", 4)
     with pytest.raises(OcilError, match=r"evaluate_every = 2 makes 4 evaluations of 4 classes.*give at least 5"):
         run(configured(evaluate_every=2), tmp_path, dataset=tiny, device="cpu")
+    with pytest.raises(OcilError, match=r"evaluate_every = 2 makes 4"):
+        check(configured(evaluate_every=2), tiny)
+    with pytest.raises(OcilError, match=r"evaluate_on = 2 is too small"):
+        check(configured(evaluate_every=8, evaluate_on=2), tiny)
     with pytest.raises(OcilError, match=r"prequential = 1 makes 8 windows.*give at least 2"):
         run(configured(prequential=1), tmp_path, dataset=tiny, device="cpu")
 
@@ -443,14 +445,29 @@ def test_a_checkpoint_without_the_counts_is_refused(tiny: Dataset, tmp_path: Pat
         run(config, tmp_path, dataset=tiny, device="cpu")
 
 
+@pytest.mark.parametrize("settings", [{}, {"growing": True}, {"average": 0.5}], ids=str)
+def test_evaluations_are_queued_without_waiting_for_the_device(tiny: Dataset, settings: dict[str, Any]) -> None:
+    config = configured(**ALL | {"evaluate_on": 0}, **settings)
+    learner, stream = build(config, tiny), Stream(tiny, config.stream)
+    learner.learn(*stream.fetch(0))
+    x, y = stream.fetch(1)
+    prequential, anytime, evaluator = Prequential(stream), AnytimeEvaluator(stream), Evaluator(stream)
+    started = []
+    with HostWatch() as watch:
+        prequential.begin(1)
+        prequential.count(learner, x, y)
+        anytime.start(learner, 3)
+        started.append(evaluator.start(learner, 1))
+        anytime.start(learner, 6, known=started[0].correct)
+    assert len(watch.trace) > 100
+    assert started[0]().correct == anytime.record([], [])["points"][1]["correct"]
+
+
 def test_batch_statistics_do_not_move_in_evaluations(tiny: Dataset) -> None:
     config = configured(**ALL)
     learner, stream = build(config, tiny), Stream(tiny, config.stream)
     learner.learn(*stream.fetch(0))
     before = {name: value.clone() for name, value in learner.state().items()}
-    from ocil.evaluation.anytime import AnytimeEvaluator
-    from ocil.evaluation.prequential import Prequential
-
     prequential, anytime = Prequential(stream), AnytimeEvaluator(stream)
     prequential.count(learner, *stream.fetch(1))
     anytime.start(learner, 3)

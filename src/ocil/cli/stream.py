@@ -90,6 +90,8 @@ def show(
     """
     if figure is not None and figure.suffix not in (".png", ".svg"):
         raise OcilError(f"--figure {figure}: the name must end in .png or .svg.")
+    if save_order is not None and save_order.suffix != ".npz":
+        raise OcilError(f"--save-order {save_order}: the name must end in .npz.")
     given = read_settings(settings, boundary=kind) | ({} if kind is None else {"boundary": kind})
     from ocil.experiments.streams import stream_of
     from ocil.streams.timeline import timeline

@@ -156,7 +156,7 @@ def focus(
     numbers = (alpha, mu, sigma, beta, temperature, epsilon)
     with torch.cuda.device_of(first):
         found: tuple[Tensor, Tensor] = Focus.apply(
-            first, second, first_labels, second_labels, offset, met, focal, beta > 0, *numbers
+            first, second, first_labels, second_labels, offset, met, focal, *numbers
         )
         return found
 

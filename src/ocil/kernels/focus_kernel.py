@@ -42,7 +42,6 @@ def focus_kernel(
     epsilon,
     CLASSES: tl.constexpr,
     FOCAL: tl.constexpr,
-    DISTIL: tl.constexpr,
     OFFSET: tl.constexpr,
     MET: tl.constexpr,
     ROWS: tl.constexpr,
@@ -89,19 +88,20 @@ def focus_kernel(
         slope = -weight
     value = -weight * log_t * share
     grad = slope[:, None] * (tl.where(target, 1.0, 0.0) - e / total[:, None])
-    distilled = value * 0.0
-    if DISTIL:
-        # The teacher is softmax(v / T) with 1 - epsilon for the label and epsilon / (classes - 1) elsewhere.
-        soft = z / temperature
-        e = tl.exp(soft)
-        total = tl.sum(e, 1)
-        rest = epsilon / tl.maximum(classes - 1.0, 1.0) / temperature
-        high = tl.exp((1.0 - epsilon) / temperature - rest)
-        q = tl.where(target, high, 1.0) / (high + (classes - 1.0))
-        q = tl.where(inside, q, 0.0)
-        log_p = tl.where(inside, soft - tl.log(total)[:, None], 0.0)
-        distilled = -beta * temperature * temperature * tl.sum(q * log_p, 1) * share
-        grad += beta * temperature * (e / total[:, None] - q)
+
+    # The teacher is softmax(v / T) with 1 - epsilon for the label and epsilon / (classes - 1) elsewhere. Without
+    # distillation all this is multiplied by 0: a kernel of its own would have to be compiled for reviews.
+    soft = z / temperature
+    e = tl.exp(soft)
+    total = tl.sum(e, 1)
+    rest = epsilon / tl.maximum(classes - 1.0, 1.0) / temperature
+    high = tl.exp((1.0 - epsilon) / temperature - rest)
+    q = tl.where(target, high, 1.0) / (high + (classes - 1.0))
+    q = tl.where(inside, q, 0.0)
+    log_p = tl.where(inside, soft - tl.log(total)[:, None], 0.0)
+    distils = beta > 0
+    distilled = tl.where(distils, -beta * temperature * temperature * tl.sum(q * log_p, 1) * share, 0.0)
+    grad += tl.where(distils, beta * temperature * (e / total[:, None] - q), 0.0)
     where = grads + row[:, None] * CLASSES + column[None, :]
     tl.store(where, tl.where(inside, grad * share[:, None], 0.0), mask=there[:, None] & (column < CLASSES)[None, :])
 
@@ -132,7 +132,6 @@ class Focus(torch.autograd.Function):
         offset: Tensor | None,
         met: Tensor | None,
         focal: bool,
-        distil: bool,
         *parameters: float,
     ) -> tuple[Tensor, Tensor]:
         sizes, classes = (len(first), len(second)), first.shape[1]
@@ -157,7 +156,6 @@ class Focus(torch.autograd.Function):
             *parameters,
             CLASSES=classes,
             FOCAL=focal,
-            DISTIL=distil,
             OFFSET=offset is not None,
             MET=met is not None,
             ROWS=rows,
@@ -176,10 +174,10 @@ class Focus(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         if grad is None:
-            return (None,) * 14
+            return (None,) * 13
         (grads,) = ctx.saved_tensors
         grads = grads * grad
-        return grads[: ctx.first], grads[ctx.first :], *(None,) * 12
+        return grads[: ctx.first], grads[ctx.first :], *(None,) * 11
 
 
 @triton.jit(do_not_specialize=["first_count", "second_count"])

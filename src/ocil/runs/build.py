@@ -10,7 +10,9 @@ import torch
 
 from ocil.data import Dataset
 from ocil.errors import OcilError
+from ocil.evaluation.anytime import AnytimeEvaluator
 from ocil.evaluation.evaluator import Evaluator
+from ocil.evaluation.prequential import Prequential
 from ocil.learning.memory import refuse_what_cannot_fit
 from ocil.methods import method
 from ocil.methods.base import Learner
@@ -107,6 +109,8 @@ def check(config: RunConfig, dataset: Dataset, arrivals: Order | None = None) ->
     method(config.method).load().passes(learner, config.stream.batch_size, dataset.num_classes)
     gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
     refuse_wrong_inputs(config, dataset)
+    for measured in (AnytimeEvaluator, Prequential):  # more counts than a result holds, too few test images
+        measured(stream)
     problem = problem_of(dataset, dataset.num_classes, learner)
     refuse_what_cannot_fit(learner.memory, problem.input_shape, [torch.device("cpu"), *gpus], problem.dtype)
     if learner.review and learner.review_every > len(stream):

@@ -22,6 +22,13 @@ On the disk:
 ``records``   the records in these files
 ``catalogue``  the list of all samples
 
+Labelling, at ``/label``:
+
+``labelling``         the queue of images, its order, and what a person does with them
+``labelling_store``   the database that keeps them
+``labelling_images``  how an image is kept
+``labelling_routes``  the paths of the page
+
 What clients see:
 
 ``run``      socket, server and clean stop
@@ -31,7 +38,7 @@ What clients see:
 ``sample_routes``  what the paths about single samples do
 ``answers``  models of requests and answers
 ``bodies``   reads the bodies of requests
-``pages``    the page and the description of all requests
+``pages``    the pages and the description of all requests
 ``limits``   what a client may ask for
 ``labels``, ``pictures``, ``vectors``  labels, images and vectors from clients
 """

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from ocil.online.labels import encoded
 from ocil.serve.answers import Count, JsonLabel, Number, Text, _Request
-from ocil.serve.bodies import Budget, read_json
+from ocil.serve.bodies import read_small
 from ocil.serve.catalogue import SampleState
 from ocil.serve.labels import BIGGEST_NUMBER, checked_label
 from ocil.serve.limits import Limits, RefusedError
@@ -78,7 +78,6 @@ class SampleRoutes:
 
     def __init__(self, service: Service) -> None:
         self.service, self.limits = service, service.limits
-        self.budget = Budget(self.limits.bodies_bytes)
 
     async def find_samples(
         self, label: OfClass = None, since: Since = None, until: Until = None, after: After = 0, limit: Most = 100
@@ -105,8 +104,7 @@ class SampleRoutes:
 
         The network keeps what it has learned from the wrong label, until later steps or a review outweigh it.
         """
-        with self.budget.lease() as take:
-            sent = await read_json(request, self.limits, take, Correction)
+        sent = await read_small(request, self.limits, Correction)
         label = checked_label(sent.label, self.limits)
         return await self._changed(number, self.service.correct(number, label, idempotency_key))
 
