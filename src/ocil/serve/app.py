@@ -19,6 +19,7 @@ from ocil.serve.pages import add_pages
 from ocil.serve.routes import Routes
 from ocil.serve.sample_routes import add_sample_routes
 from ocil.serve.service import Service
+from ocil.serve.version_routes import add_version_routes
 
 REFUSALS = {
     400: "The request cannot be read.",
@@ -72,6 +73,7 @@ def create_app(service: Service, token: str | None = None, hosts: tuple[str, ...
     add("GET", routes.memory, "What the memory holds", memory, response_model=answers.MemoryState)
     add("GET", routes.metrics, "Numbers for Prometheus", TEXT | _refusals(*GUARD), response_class=Response)
     add_sample_routes(app, service, _refusals)
+    add_version_routes(app, service, _refusals)
     LabellingRoutes(Labelling.of(service), routes.budget, routes.pool).add_to(app)
     app.openapi = lambda: _described(app, service, token)
     add_pages(app)
