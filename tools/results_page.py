@@ -158,12 +158,11 @@ def main() -> None:
         chosen.sort(key=lambda cell: getattr(cell.config.learner, name))
         place(ROOT / "docs/results.md", name, table(HEAD, [row(cell) for cell in chosen], code=1))
     place(ROOT / "docs/results.md", "sizes", sizes(cells, DATASETS))
-    place(ROOT / "README.md", "sizes", sizes(cells, {cell.config.dataset for cell in cells}))
     rows = [
         Row.of(cell.name, cell.command, len(cell.runs), percent(cell.summary.average_accuracy), seconds(cell))
         for cell in sorted(load(everything), key=lambda cell: cell.config.dataset)
     ]
-    place(ROOT / "README.md", "overview", overview(cells))
+    place(ROOT / "docs/results.md", "overview", overview(cells))
     place(
         ROOT / "results/README.md", "cells", table(("folder", "command", "seeds", "accuracy %", "time"), rows, code=2)
     )

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -129,11 +130,16 @@ class CellTable(Display):
         self.live = Live(console=self.console, get_renderable=self.table, refresh_per_second=2, transient=True)
 
     @classmethod
-    def of(cls, forecast: Forecast) -> Self:
-        """The table of a plan."""
+    def of(cls, forecast: Forecast, runs: Sequence[StreamRun] | None = None) -> Self:
+        """The table of a plan, or of some of its runs: then of their cells."""
         plan = forecast.plan
-        known = {run.key for run in plan.runs if run.config in plan.state.finished}
-        return cls(plan.cells, plan.runs, forecast.each, forecast.seconds(plan.configs), known)
+        chosen = plan.runs if runs is None else runs
+        configs = {run.config for run in chosen}
+        parts = [replace(c, configs=tuple(one for one in c.configs if one in configs)) for c in plan.cells]
+        seconds = dict(zip(plan.configs, forecast.each, strict=True))
+        known = {run.key for run in chosen if run.config in plan.state.finished}
+        each = [seconds[run.config] for run in chosen]
+        return cls([c for c in parts if c.configs], chosen, each, forecast.seconds([*configs]), known)
 
     def __enter__(self) -> Self:
         self.started = time.monotonic()

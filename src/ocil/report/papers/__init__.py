@@ -165,7 +165,7 @@ def load(name: str = DEFAULT) -> Paper:
 
 
 FIRST_MEASURES = [measure for measure in LONGTAIL_MEASURES if measure not in LATER]
-"""What the numbers of a long-tailed row are, if a file does not say: files from before later ones keep their meaning."""
+"""What the numbers of a long-tailed row are, if a file does not say: measures that came later change no older file."""
 KEYS: dict[str, dict[str, Any]] = {
     "file": {"citation": str, "figures": {}, "tables": [], "longtail": {}},
     "figures": {"recency_bias": [], "formulas": []},
