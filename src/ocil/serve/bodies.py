@@ -85,12 +85,18 @@ async def read_files(request: Request, limits: Limits, take: Callable[[int], Non
     return files
 
 
-async def read_small(request: Request, limits: Limits, model: type[M], most: int = SMALL_BYTES) -> M:
-    """JSON of at most ``most`` bytes, without images."""
+async def read_model(
+    request: Request,
+    limits: Limits,
+    model: type[M],
+    take: Callable[[int], None] = lambda _: None,
+    most: int = SMALL_BYTES,
+) -> M:
+    """JSON of at most ``most`` bytes, as a model of it."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise RefusedError(415, "send application/json.")
     async with _arriving(limits):
-        stream = _bounded(request, replace(limits, body_bytes=most), lambda _: None)
+        stream = _bounded(request, replace(limits, body_bytes=most), take)
         content = b"".join([chunk async for chunk in stream])
     try:
         found: M = model.model_validate_json(content)
