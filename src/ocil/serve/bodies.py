@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
@@ -14,6 +14,8 @@ from starlette.requests import ClientDisconnect, Request
 from ocil.serve.answers import LEARN, OTHERS, PREDICT
 from ocil.serve.limits import Limits, RefusedError
 from ocil.serve.pictures import from_base64
+
+M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,26 @@ async def read_body(
     except ClientDisconnect as error:
         raise RefusedError(400, "the request broke off.") from error
     return await asyncio.to_thread(_read_json, content, limits, learning, vectors)
+
+
+async def read_json(request: Request, limits: Limits, take: Callable[[int], None], kind: type[M]) -> M:
+    """A request of JSON alone, as a model of pydantic; few and short parts."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise RefusedError(415, "send application/json.")
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            content = b"".join([chunk async for chunk in _bounded(request, limits, take)])
+    except TimeoutError as error:
+        raise RefusedError(408, f"the request took more than {limits.body_seconds:g} s to arrive.") from error
+    except ClientDisconnect as error:
+        raise RefusedError(400, "the request broke off.") from error
+    if content.count(b",") > 2 * (limits.label + 10):
+        raise RefusedError(422, "the JSON has far more parts than such a request.")
+    try:
+        read: M = kind.model_validate_json(content)
+        return read
+    except ValidationError as error:
+        raise RefusedError(422, explained(error.errors(include_url=False, include_input=False))) from error
 
 
 async def _bounded(request: Request, limits: Limits, take: Callable[[int], None]) -> AsyncGenerator[bytes, None]:
