@@ -19,14 +19,16 @@ from ocil.serve.labelling_routes import LabellingRoutes
 from ocil.serve.limits import RefusedError
 from ocil.serve.pages import add_pages
 from ocil.serve.routes import Routes
+from ocil.serve.sample_routes import add_sample_routes
 from ocil.serve.service import Service
 
 REFUSALS = {
     400: "The request cannot be read.",
     401: "The token is missing or wrong.",
     403: "From another site.",
+    404: "There is no such sample or version.",
     408: "The request came too slowly.",
-    409: "The Idempotency-Key came before with another request.",
+    409: "The Idempotency-Key came before with another request, or the change does not fit what is there.",
     413: "Too large.",
     415: "Neither a form nor JSON.",
     422: "Something in the request is wrong.",
@@ -75,6 +77,7 @@ def create_app(service: Service, token: str | None = None, hosts: tuple[str, ...
     studio = LabelStudio.find(service)
     if studio is not None:
         LabelStudioRoutes(studio, routes.budget).add_to(app)
+    add_sample_routes(app, service, _refusals)
     app.openapi = lambda: _described(app, service, token)
     add_pages(app)
     app.add_middleware(Guard, metrics=service.metrics, token=token, hosts=hosts)
