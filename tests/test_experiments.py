@@ -35,6 +35,7 @@ COUNTS = {  # cells, seeds
     "compute": (4 * 5, 10),
     "anytime": (5 * 6, 10),
     "networks": (2, 3),
+    "streams": (20 * 2, 3),
 }
 
 

@@ -116,6 +116,8 @@ class DryRun:
 
     def _rows(self) -> list[tuple[str, ...]]:
         """One row per dataset and label, whose cells differ in their memory; then the references."""
+        from ocil.data.derived import short_name
+
         groups: dict[tuple[str, str], list[Cell]] = {}
         for dataset in dict.fromkeys(cell.config.dataset for cell in self.experiment.cells):
             for cell in self.experiment.cells:
@@ -125,7 +127,7 @@ class DryRun:
         for (dataset, label), cells in groups.items():
             memories = ", ".join(str(cell.config.learner.memory or "-") for cell in cells)
             configs = [config for cell in cells for config in cell.configs]
-            rows.append((Path(dataset).stem, label, memories, *self._counts(configs)))
+            rows.append((short_name(dataset), label, memories, *self._counts(configs)))
         if self.references:
             rows.append(("", "references (fine-tune)", "", *self._counts(self.references)))
         return rows

@@ -130,7 +130,8 @@ class RunOptions:
     """The settings of a run. Everything left out has the published or default value."""
 
     dataset: Annotated[str | None, Parameter(alias="-d"), DATASET] = None
-    """A name from `ocil datasets`, or a prepared .npz. Default: the embedded fashion-mini."""
+    """A name from `ocil datasets`, or a prepared .npz; also `cifar100:noise` for domains and `cifar10+cifar100` for one
+    after the other. Default: the embedded fashion-mini."""
     memory: MemorySize = None
     """Images kept for replay. Default: 200 for fashion-mini, 1000 for CIFAR-10, 5000 for CIFAR-100 and Mini-ImageNet;
     for your own data a tenth of the training images, at least one per class and at most 5000."""

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -15,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ocil.cli import console
+from ocil.data.derived import short_name
 from ocil.engines.job import Event
 from ocil.evaluation.measures import average_accuracy
 from ocil.experiments.estimate import Forecast, roughly
@@ -252,4 +252,4 @@ class _CellRow:
 def _place(config: RunConfig) -> str:
     """``cifar100 m5000``"""
     memory = f" m{config.learner.memory}" if config.learner.memory else ""
-    return f"{Path(config.dataset).stem}{memory}"
+    return f"{short_name(config.dataset)}{memory}"

@@ -190,6 +190,7 @@ def _execute(experiment: "Experiment", forecast: "Forecast", job: "Job", executi
 
 
 def _print_results(title: str, found: "Sequence[tuple[Cell, CellSummary | None]]") -> None:
+    from ocil.data.derived import short_name
     from ocil.report.formatting import duration, percent_or_range
     from ocil.report.result_tables import legend, measure_columns, measure_values
 
@@ -197,7 +198,7 @@ def _print_results(title: str, found: "Sequence[tuple[Cell, CellSummary | None]]
     own = [column.title for column in measure_columns(summaries)]
     rows = []
     for cell, known in found:
-        place = (cell.label, Path(cell.config.dataset).stem, str(cell.config.learner.memory or "-"))
+        place = (cell.label, short_name(cell.config.dataset), str(cell.config.learner.memory or "-"))
         if known is None:
             rows.append((*place, f"0/{len(cell.configs)}", *["-"] * (4 + len(own))))
             continue

@@ -12,6 +12,8 @@ import ocil
 from ocil.serve import answers
 from ocil.serve.bodies import explained
 from ocil.serve.guard import LOOPBACK, Guard, refusal
+from ocil.serve.labelling import Labelling
+from ocil.serve.labelling_routes import LabellingRoutes
 from ocil.serve.limits import RefusedError
 from ocil.serve.pages import add_pages
 from ocil.serve.routes import Routes
@@ -67,6 +69,7 @@ def create_app(service: Service, token: str | None = None, hosts: tuple[str, ...
     memory = _refusals(*GUARD, 422, 429, 503)
     add("GET", routes.memory, "What the memory holds", memory, response_model=answers.MemoryState)
     add("GET", routes.metrics, "Numbers for Prometheus", TEXT | _refusals(*GUARD), response_class=Response)
+    LabellingRoutes(Labelling.of(service), routes.budget, routes.pool).add_to(app)
     app.openapi = lambda: _described(app, service, token)
     add_pages(app)
     app.add_middleware(Guard, metrics=service.metrics, token=token, hosts=hosts)
