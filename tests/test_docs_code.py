@@ -1,6 +1,7 @@
 """The code of the documentation runs: Python blocks, commands, examples of docstrings, notebooks, the site itself."""
 
 import ast
+import contextlib
 import importlib.util
 import json
 import os
@@ -19,6 +20,7 @@ import pytest
 
 import ocil
 import ocil.cli
+from ocil.data import store
 from ocil.data.catalog import SOURCES
 from ocil.evaluation.measures import MEASURES
 from ocil.methods import METHODS
@@ -27,7 +29,9 @@ from ocil.networks import NETWORKS
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ELSEWHERE = ("README.md", "docs/api.md")  # test_public_api and test_api run their blocks
-BLOCK = re.compile(r"(?:<!-- not run: (?P<reason>[^\n]*?) -->\n)?^```python\n(?P<code>.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"(?:<!-- not run: (?P<reason>[^\n]*?) -->\n)?^```python\n(?P<code>.*?)^```", re.MULTILINE | re.DOTALL
+)
 FENCED = re.compile(r"^```(?:sh|bash|console)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?:(?<=\n\n)|(?<=\A))((?: {4}.*\n|\n)+)")
 NEEDS = {"OnlineClassifier": "sklearn", "onnxruntime": "onnxruntime"}
@@ -51,14 +55,24 @@ def clean() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The code as it is, in less time and in a folder of its own: a twentieth of the embedded images."""
+@pytest.fixture(scope="module")
+def few_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A twentieth of the embedded images, in a file."""
     data = ocil.load_dataset()
-    tenth = {name: getattr(data, name)[::20] for name in ("train_x", "train_y", "test_x", "test_y")}
-    small = replace(data, **tenth)
-    monkeypatch.setattr(ocil, "load_dataset", lambda name=None, *rest: small if name is None else data_of(name, *rest))
-    data_of = ocil.data.load  # type: ignore[attr-defined]
+    path = tmp_path_factory.mktemp("few") / f"{data.name}.npz"
+    replace(data, **{name: getattr(data, name)[::20] for name in ("train_x", "train_y", "test_x", "test_y")}).save(path)
+    return path
+
+
+@pytest.fixture
+def few(few_images: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The code as it is, in less time and in a folder of its own: the embedded dataset is smaller."""
+    place_of = store.place_of
+
+    def place(name: str | Path, *rest: Any) -> Any:
+        return contextlib.nullcontext(few_images) if name == store.DEFAULT else place_of(name, *rest)
+
+    monkeypatch.setattr(store, "place_of", place)
     monkeypatch.chdir(tmp_path)
 
 
@@ -77,7 +91,9 @@ def test_python_blocks_are_python(page: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 @pytest.mark.usefixtures("few", "quick_convolution")
-@pytest.mark.parametrize("page", [page for page in WITH_CODE if not all(reason for _, reason in blocks(page))], ids=name_of)
+@pytest.mark.parametrize(
+    "page", [page for page in WITH_CODE if not all(reason for _, reason in blocks(page))], ids=name_of
+)
 def test_the_python_blocks_of_a_page_run_in_their_order(page: Path) -> None:
     """As one program. A block that cannot run here has a comment <!-- not run: why --> above it."""
     names: dict[str, Any] = {"__name__": "page"}
@@ -92,7 +108,9 @@ def test_the_python_blocks_of_a_page_run_in_their_order(page: Path) -> None:
 def commands(page: Path) -> list[str]:
     """The lines of a page that call ocil, in code blocks, with continued lines joined."""
     text = page.read_text()
-    parts = [found[1] for found in FENCED.finditer(text)] + [textwrap.dedent(found[1]) for found in INDENTED.finditer(text)]
+    parts = [found[1] for found in FENCED.finditer(text)] + [
+        textwrap.dedent(found[1]) for found in INDENTED.finditer(text)
+    ]
     lines = "\n".join(parts).replace("\\\n", " ").splitlines()
     return [line for line in lines if re.match(r"ocil [a-z]", line)]
 
@@ -164,7 +182,13 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     built = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert built.returncode == 0, built.stderr
     site = tmp_path / "site"
-    for name in ("index.html", "CHANGELOG.html", "results/index.html", "examples/folder.html", "notebooks/streams.html"):
+    for name in (
+        "index.html",
+        "CHANGELOG.html",
+        "results/index.html",
+        "examples/folder.html",
+        "notebooks/streams.html",
+    ):
         assert (site / name).is_file(), name
     assert "data:image/png" in (site / "notebooks/streams.html").read_text()
     assert "stability" in (site / "search/search_index.js").read_text()  # found without a server
@@ -174,5 +198,3 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
         assert not fetched, f"{page.name} fetches {fetched}"
     for name in ocil.__all__:
         assert any(f">{name}<" in page.read_text() for page in (site / "reference").glob("*.html")), name
-
-
