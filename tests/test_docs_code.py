@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import doctest
 import importlib.util
 import json
 import os
@@ -124,6 +125,39 @@ def test_the_commands_of_a_page_are_understood(page: Path) -> None:
             ocil.cli.app.parse_args(words, exit_on_error=False, print_error=False)
         except Exception as error:  # cyclopts has many kinds
             pytest.fail(f"{line}: {error}")
+
+
+def test_the_docstring_of_every_public_name_has_an_example() -> None:
+    missing = [name for name, examples in examples_by_name().items() if not examples]
+    assert not missing
+
+
+def examples_by_name() -> dict[str, list[doctest.DocTest]]:
+    """The examples in the docstrings of what is public, and of its public methods."""
+    finder = doctest.DocTestFinder(recurse=True)
+    found = {}
+    for name in ocil.__all__:
+        thing = getattr(ocil, name)
+        if name == "METHODS":  # an object: its examples are those of its module
+            thing = importlib.import_module("ocil.methods")
+        if isinstance(thing, ModuleType):  # the module's own docstring and those of its functions
+            tests = finder.find(thing, name, globs={"ocil": ocil})
+        else:
+            tests = finder.find(thing, name, module=False, globs={"ocil": ocil})
+        found[name] = [test for test in tests if test.examples]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("few", "quick_convolution")
+@pytest.mark.parametrize("name", ocil.__all__)
+def test_the_examples_of_docstrings_run(name: str) -> None:
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    said: list[str] = []
+    for test in examples_by_name()[name]:
+        runner.run(test, out=said.append)
+    assert not runner.failures, "".join(said)
 
 
 def tool(name: str) -> ModuleType:
