@@ -38,6 +38,21 @@ class Learner(GrowsByClass, Capturable):
 
     Images are uint8 ``[B, H, W, C]``, vectors float16 or float32 ``[B, D]``, labels int64 ``[B]``, all on the learner's
     device. A method writes ``learn`` out in full and overrides the other verbs where it differs.
+
+    Examples:
+        >>> from ocil.networks import to_float
+        >>> class Plain(ocil.Learner):
+        ...     def learn(self, x, y):
+        ...         self.optimizer.zero_grad()
+        ...         loss = ocil.losses.cross_entropy(self.network(to_float(x)), y)
+        ...         loss.backward()
+        ...         self.optimizer.step()
+        ...         self.record_loss(loss)
+        >>> ocil.register(ocil.MethodInfo("plain", Plain, "no memory", "-", memory=False))
+        >>> data = ocil.load_dataset()
+        >>> learner = ocil.make_learner("plain", data, width=2)
+        >>> for batch in ocil.Stream(data):
+        ...     learner.learn(batch.x, batch.y)
     """
 
     Config: ClassVar[type[LearnerConfig]] = LearnerConfig

@@ -32,6 +32,9 @@ Labelling, at ``/label``:
 ``labelling_store``   the database that keeps them
 ``labelling_images``  how an image is kept
 ``labelling_routes``  the paths of the page
+``label_studio``         learns from the annotations of Label Studio and predicts its tasks
+``label_studio_images``  reads the images of tasks from allowed hosts
+``label_studio_routes``  the paths of its machine learning backend
 
 What clients see:
 

@@ -12,6 +12,8 @@ import ocil
 from ocil.serve import answers
 from ocil.serve.bodies import explained
 from ocil.serve.guard import LOOPBACK, Guard, refusal
+from ocil.serve.label_studio import LabelStudio
+from ocil.serve.label_studio_routes import BasicToken, LabelStudioRoutes
 from ocil.serve.labelling import Labelling
 from ocil.serve.labelling_routes import LabellingRoutes
 from ocil.serve.limits import RefusedError
@@ -75,9 +77,15 @@ def create_app(service: Service, token: str | None = None, hosts: tuple[str, ...
     add_sample_routes(app, service, _refusals)
     add_version_routes(app, service, _refusals)
     LabellingRoutes(Labelling.of(service), routes.budget, routes.pool).add_to(app)
+    studio = LabelStudio.find(service)
+    if studio is not None:
+        LabelStudioRoutes(studio, routes.budget).add_to(app)
+    add_sample_routes(app, service, _refusals)
     app.openapi = lambda: _described(app, service, token)
     add_pages(app)
     app.add_middleware(Guard, metrics=service.metrics, token=token, hosts=hosts)
+    if studio is not None:
+        app.add_middleware(BasicToken)  # what is added last comes first
     app.add_exception_handler(RefusedError, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)

@@ -107,7 +107,7 @@ class Service:
     def close(self, finish_seconds: float = 5.0) -> None:
         """Refuse new requests, learn for at most so long, and save. The log keeps the rest for the next start."""
         stop_at = time.monotonic() + finish_seconds
-        for part in self.attached:
+        for part in reversed(self.attached):
             part.close()
         self.writer.close()  # before the trainer, which then gets all that was acknowledged
         self.trainer.finish(stop_at)
