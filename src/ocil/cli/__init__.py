@@ -39,6 +39,7 @@ app.command(learn.learn)
 app.command(predict.predict)
 app.command(predict.export)
 app.command(serve.serve)
+app.command(serve.token)
 app.meta.end_of_options_delimiter = ""  # a command sees `--` itself
 
 

@@ -22,9 +22,15 @@ On the disk:
 
 What clients see:
 
+``client``   the requests as methods, for programs in Python
 ``run``      socket, server and clean stop
 ``app``      the HTTP application
+``models``   several models in one process
 ``guard``    which requests are let through
+``tokens``   who may ask for what, and how often
+``audit``    a line per change
+``health``   answers to probes
+``logs``     text or JSON lines
 ``routes``   what each path does
 ``answers``  models of requests and answers
 ``bodies``   reads the bodies of requests
@@ -32,3 +38,7 @@ What clients see:
 ``limits``   what a client may ask for
 ``labels``, ``pictures``, ``vectors``  labels, images and vectors from clients
 """
+
+from ocil.serve.client import Client, ServiceError
+
+__all__ = ["Client", "ServiceError"]

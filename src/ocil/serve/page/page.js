@@ -27,7 +27,7 @@ async function request(path, options = {}) {
   const headers = new Headers(options.headers || {});
   const token = sessionStorage.getItem("token");
   if (token) headers.set("Authorization", `Bearer ${token}`);
-  const answer = await fetch(path, { ...options, headers });
+  const answer = await fetch(`.${path}`, { ...options, headers });
   if (answer.status === 401) {
     await askForToken();
     return request(path, options);
