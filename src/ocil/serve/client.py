@@ -55,7 +55,7 @@ class Client:
         return self.ask("POST", "/learn", {"samples": samples}, {"wait": str(wait).lower()}, headers)
 
     def predict(self, inputs: Any, top: int = 5) -> Any:
-        """One prediction per image (path or bytes of a file) or vector: ``label``, ``probability`` and the likeliest ``classes``."""
+        """One prediction per image or vector: ``label``, ``probability`` and the likeliest ``classes``."""
         name, sent = _encoded(inputs)
         return self.ask("POST", "/predict", {f"{name}s": sent}, {"top": top})["predictions"]
 
