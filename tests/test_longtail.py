@@ -320,13 +320,37 @@ def test_a_worked_example() -> None:
     assert found == pytest.approx({
         "many": 0.75, "medium": 0.5, "few": 0.25, "overall": 0.5, "open_many": 0.5, "open_medium": 0.5, "open_few": 0.0,
         "f_measure": 2 * (0.3 * 0.75) / (0.3 + 0.75),
+        # The seven known images at 0.9 are surer than all unknown ones, the other three than one of them. All ten must
+        # be kept to keep 95 %: the threshold 0.02 keeps two of three.
+        "auroc": (7 * 3 + 3 * 1) / 30, "fpr95": 2 / 3,
     })  # fmt: skip
     assert set(found) == set(metrics.MEASURES)
+
+
+@pytest.mark.parametrize(
+    ("known", "unknown", "levels"), [(20, 7, 5), (21, 9, 1000), (400, 300, 40), (1, 1, 2), (5, 3, 1)]
+)
+def test_open_set_measures_against_the_slow_versions(known: int, unknown: int, levels: int) -> None:
+    rng = np.random.default_rng(known)
+    sure, unsure = rng.integers(0, levels, known) / levels, rng.integers(0, levels, unknown) / levels  # with ties
+    assert metrics.auroc(sure, unsure) == pytest.approx(slow.auroc(sure.tolist(), unsure.tolist()))
+    assert metrics.fpr95(sure, unsure) == pytest.approx(slow.fpr95(sure.tolist(), unsure.tolist()))
+
+
+def test_open_set_measures_at_their_ends() -> None:
+    assert metrics.auroc([0.8, 0.9], [0.1, 0.2]) == 1.0
+    assert metrics.auroc([0.1, 0.2], [0.8, 0.9]) == 0.0
+    assert metrics.fpr95([0.8, 0.9], [0.1, 0.2]) == 0.0
+    assert metrics.fpr95([0.1, 0.2], [0.8, 0.9]) == 1.0
+    nineteen = [0.9] * 19
+    assert metrics.fpr95([*nineteen, 0.0], [0.5]) == 0.0  # the twentieth known image may be lost
+    assert metrics.fpr95([*nineteen[1:], 0.0, 0.0], [0.5]) == 1.0
 
 
 def test_measures_of_nothing() -> None:
     found = metrics.measure([0, 0], [1, 1], [0, 0], [500, 50], [], [], 0.1)
     assert (found["many"], found["medium"], found["few"], found["f_measure"]) == (1.0, None, None, None)
+    assert (found["auroc"], found["fpr95"]) == (None, None)
     assert metrics.f_measure([-1], [0], [0]) == 0.0
 
 
@@ -464,16 +488,25 @@ def test_what_shares_a_stage_1_and_what_names_a_cell() -> None:
     configs = [resolve(variant, "cifar100") for variant in VARIANTS]
     assert len({config.stage1.cell for config in configs}) == 1
     assert len({config.cell for config in configs}) == len(configs)
-    ce, oltr = configs[0], configs[1]
+    ce, oltr = (configs[list(VARIANTS).index(name)] for name in ("ce", "oltr"))
     longer = {"epochs2": 90}
     assert resolve("ce", "cifar100", settings=longer).cell == ce.cell  # it has no stage 2
+    assert resolve("bs", "cifar100", settings=longer).cell == resolve("bs", "cifar100").cell
     assert resolve("oltr", "cifar100", settings=longer).cell != oltr.cell
     assert resolve("oltr", "cifar100", settings=longer).stage1.cell == oltr.stage1.cell
     assert resolve("oltr", "cifar100", settings={"epochs1": 5}).stage1.cell != oltr.stage1.cell
     assert resolve("oltr", "cifar100", settings={"capture": "false"}).cell == oltr.cell
     assert resolve("oltr", "cifar100", seed=3).cell == oltr.cell
     others = {"alpha": "0.5", "gamma": "1", "mu": "0.5", "sigma": "0.2", "bins": "10", "share": "0.5"}
-    has = {"oltr": "", "oltr-fl": "alpha gamma", "oltr-rfl": "alpha mu sigma", "oltr-rfld": "alpha sigma bins share"}
+    others |= {"adjustment": "0.5"}
+    has = {
+        "ce": "",
+        "bs": "adjustment",
+        "oltr": "",
+        "oltr-fl": "alpha gamma",
+        "oltr-rfl": "alpha mu sigma",
+        "oltr-rfld": "alpha sigma bins share",
+    }
     for variant, names in has.items():  # a setting that a loss does not have makes no other run
         usual = resolve(variant, "cifar100").cell
         for name, value in others.items():
@@ -501,6 +534,7 @@ def test_small_images_are_cropped_less() -> None:
         ({"seed": 3}, "seed"),
         ({"jitter": 2}, "jitter"),
         ({"mu": -1}, "mu"),
+        ({"adjustment": -1}, "adjustment"),
         ({"jitter": -1}, "jitter = -1.0 must be from 0 to 1"),
     ],
 )

@@ -23,11 +23,12 @@ from ocil.engines import execute, gpu
 from ocil.engines.job import Job, Observer, Outcome, in_order
 from ocil.errors import InUseError, OcilError
 from ocil.longtail import data, runs
-from ocil.longtail.config import VARIANTS, LongTailConfig, resolve
+from ocil.longtail.config import ONE_STAGE, VARIANTS, LongTailConfig, resolve
 from ocil.longtail.data import Resident
+from ocil.longtail.metrics import LATER, MEASURES
 from ocil.longtail.results import LongTailResult, cells, read_result
 from ocil.longtail.runs import LongTailRun, RecordedSteps, run
-from ocil.longtail.training import StageOne, StageTwo, plain_network, predict
+from ocil.longtail.training import BalancedStage, StageOne, StageTwo, plain_network, predict
 from ocil.networks import evaluating, to_float
 from ocil.report import longtail, papers
 from ocil.report.collect import collect
@@ -40,6 +41,7 @@ from ocil.runs.results import sealed, write_json
 from ocil.tensorfile import DamagedFileError
 from ocil.testing.watch import HostWatch
 from tests.conftest import Call, Script, left_over, one_error
+from tests.reference import longtail as slow
 from tests.reference.datasets import patterned
 
 pytestmark = [pytest.mark.usefixtures("quick_convolution"), pytest.mark.slow]
@@ -139,7 +141,7 @@ def finished(made: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
 # Stages
 
 
-@pytest.mark.parametrize("variant", [v for v in VARIANTS if v != "ce"])
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v not in ONE_STAGE])
 def test_a_step_leaves_the_host_alone(made: Path, whole: Dataset, variant: str) -> None:
     stage = stage_two(config(made, variant), whole)
     for _ in range(2):
@@ -152,11 +154,45 @@ def test_a_step_leaves_the_host_alone(made: Path, whole: Dataset, variant: str) 
     assert watch.trace == first  # the same operations on the same shapes
 
 
-def test_a_step_of_stage_1_leaves_the_host_alone(made: Path, whole: Dataset) -> None:
-    stage = StageOne(config(made), resident(config(made), whole))
+@pytest.mark.parametrize("kind", [StageOne, BalancedStage])
+def test_a_step_of_stage_1_leaves_the_host_alone(made: Path, whole: Dataset, kind: type[StageOne]) -> None:
+    stage = kind(config(made), resident(config(made), whole))
     stage.step()
     with HostWatch():
         stage.step()
+
+
+@pytest.mark.parametrize("strength", [1.0, 0.5])
+def test_balanced_softmax_by_hand(made: Path, whole: Dataset, strength: float) -> None:
+    """Loss and gradient by the logits: p_j n_j^s / Σ p n^s minus 1 for the label, over the batch."""
+    stage = BalancedStage(config(made, "bs", adjustment=strength), resident(config(made), whole))
+    logits = torch.tensor([[0.3, -1.0, 2.0, 0.1], [1.5, 0.2, 0.0, -0.7]], requires_grad=True)
+    labels, counts = [3, 0], [n**strength for n in stage.data.split.counts.tolist()]
+    stage.network.forward = lambda x: logits
+    loss = stage.loss(torch.zeros(2, 1), torch.tensor(labels))
+    loss.backward()
+    assert loss.item() == pytest.approx(slow.balanced_softmax(logits.detach().numpy(), labels, counts), rel=1e-5)
+    assert logits.grad is not None
+    for row, label, gradient in zip(logits.tolist(), labels, logits.grad.tolist(), strict=True):
+        mass = [n * np.exp(z) for n, z in zip(counts, row, strict=True)]
+        by_hand = [(m / sum(mass) - (j == label)) / 2 for j, m in enumerate(mass)]
+        assert gradient == pytest.approx(by_hand, abs=1e-6)
+
+
+def test_balanced_softmax_begins_as_stage_1_and_learns_to_name_rare_classes(made: Path, whole: Dataset) -> None:
+    held = resident(config(made), whole)
+    plain, balanced, none = (
+        kind(config(made, "bs", adjustment=strength), held)
+        for kind, strength in ((StageOne, 1), (BalancedStage, 1), (BalancedStage, 0))
+    )
+    assert torch.equal(plain.order, balanced.order)
+    for _ in range(3):
+        for stage in (plain, balanced, none):
+            stage.step()
+    assert all(torch.equal(a, b) for a, b in zip(plain.best.values(), balanced.best.values(), strict=True))
+    assert torch.equal(plain.network.head.bias, none.network.head.bias)  # without adjustment it is stage 1
+    more = balanced.network.head.bias - plain.network.head.bias  # the rarest class is last
+    assert more[-1] > 0 > more[0]
 
 
 def test_learning_rates_follow_the_schedule(made: Path, whole: Dataset) -> None:
@@ -276,6 +312,10 @@ def test_stage_1_is_trained_once_and_is_what_plain_ce_is(
     root, results = finished
     assert len(list(root.glob("*-stage1-*/seed-*/weights.safetensors"))) == 2
     for result in results:
+        if result.config.variant == "bs":  # it trains in the place of stage 1
+            assert (result.stage1, len(result.history)) == ({}, result.config.epochs1)
+            assert (run_folder(root, result.config).path / "split.safetensors").is_file()
+            continue
         assert result.stage1["digest"] == stage1_weights(root, result.config)[1]["digest"]
     ce = results[0]
     assert (ce.config.variant, ce.digest) == ("ce", ce.stage1["digest"])
@@ -540,15 +580,43 @@ def test_the_table(finished: tuple[Path, list[LongTailResult]]) -> None:
         assert f"| {name} |" in text
     assert "another dataset" in text
     rows = list(csv.DictReader(as_csv(document.records).splitlines()))
-    assert [row["source"] for row in rows] == ["measured"] * 5 + ["published"] * 5
+    assert [row["source"] for row in rows] == ["measured"] * 6 + ["published"] * 5
     mean = 100 * np.mean([r.measures["overall"] for r in finished[1] if r.config.variant == "oltr"])
-    assert float(rows[1]["overall"]) == pytest.approx(mean, abs=1e-3)
+    assert float(rows[2]["overall"]) == pytest.approx(mean, abs=1e-3)
     assert rows[-1]["overall"] == "39.0"
-    assert latex(document).count(r"\\") == 1 + 5 + 1 + 5
+    assert latex(document).count(r"\\") == 1 + 6 + 1 + 5
     assert len(document.tables[0].remarks) == len(papers.load().longtail.claims) - 1  # no many-shot class here
     bare = longtail.document(found, papers.NO_PAPER)
-    assert [len(table.rows) for table in bare.tables] == [5]
+    assert [len(table.rows) for table in bare.tables] == [6]
     assert not bare.tables[0].remarks
+
+
+def test_results_from_before_auroc(finished: tuple[Path, list[LongTailResult]]) -> None:
+    old = [
+        LongTailResult.from_json(
+            sealed(r.to_json() | {"measures": {k: v for k, v in r.measures.items() if k not in LATER}})
+        )
+        for r in finished[1]
+    ]
+    assert set(old[0].measures) == set(MEASURES) - set(LATER)
+    text = markdown(longtail.document(cells(old), papers.load()))
+    assert "AUROC |" not in text
+    assert "F-measure |" in text
+    (one, *_), mixed = old, markdown(longtail.document(cells([old[0], *finished[1][1:]]), papers.load()))
+    assert "AUROC | FPR95 |" in mixed  # a row with an older run has no number there
+    row = next(line for line in mixed.splitlines() if line.startswith(f"| {longtail.NAMES[one.config.variant]} |"))
+    assert row.split("|")[-4:-2] == [" - ", " - "]
+    with pytest.raises(ValueError, match="measures"):
+        LongTailResult.from_json(sealed(old[0].to_json() | {"measures": old[0].measures | {"aurocc": 0.5}}))
+
+
+def test_a_table_is_named_by_what_its_rows_share(finished: tuple[Path, list[LongTailResult]]) -> None:
+    (table,) = longtail.document(cells(finished[1]), papers.NO_PAPER).tables
+    assert "epochs1=8" in table.title
+    assert "epochs2=6" in table.title
+    usual = [replace(r, config=resolve(r.config.variant, "cifar100", image_side=32)) for r in finished[1]]
+    (table,) = longtail.document(cells(usual), papers.NO_PAPER).tables
+    assert table.title.endswith("20 % of the classes open, tf32")
 
 
 def test_what_holds_is_judged_by_runs_of_the_same_seed(finished: tuple[Path, list[LongTailResult]]) -> None:
@@ -588,7 +656,7 @@ def test_the_report_has_the_table(finished: tuple[Path, list[LongTailResult]], t
     root, results = finished
     found = collect([root])
     assert not found.warnings
-    assert (len(found.cells), len(found.longtail)) == (0, 5)
+    assert (len(found.cells), len(found.longtail)) == (0, 6)
     written = write(found, tmp_path / "only")
     assert {path.name for path in written.tables} >= {"longtail.md", "longtail.csv", "longtail.tex"}
     page = written.page.read_text()
@@ -596,7 +664,7 @@ def test_the_report_has_the_table(finished: tuple[Path, list[LongTailResult]], t
     assert "OLTR + RFL^d" in page
     assert run_tiny("fine-tune", "--seeds", 1).code == 0
     both = collect([root, tmp_path / "runs"])
-    assert (len(both.cells), len(both.longtail)) == (1, 5)
+    assert (len(both.cells), len(both.longtail)) == (1, 6)
     page = write(both, tmp_path / "both").page.read_text()
     assert 'id="longtail"' in page
     assert f"And {len(results)} long-tailed runs." in page

@@ -105,6 +105,29 @@ def meta_embedding(f: Matrix, centroids: Matrix, weights: dict[str, Matrix], sca
     return np.array([scale * shrunk @ w / math.sqrt((w**2).sum()) for w in weights["classifier.weight"]])
 
 
+def auroc(known: Sequence[float], unknown: Sequence[float]) -> float:
+    """Pair by pair: how often the known image is the surer one; a tie is half."""
+    won = sum(1.0 if k > u else 0.5 if k == u else 0.0 for k in known for u in unknown)
+    return won / (len(known) * len(unknown))
+
+
+def fpr95(known: Sequence[float], unknown: Sequence[float]) -> float:
+    """Threshold by threshold, from the largest: the first that keeps 95 % of the known images."""
+    for threshold in sorted(known, reverse=True):
+        if 100 * sum(k >= threshold for k in known) >= 95 * len(known):
+            return sum(u >= threshold for u in unknown) / len(unknown)
+    raise AssertionError
+
+
+def balanced_softmax(logits: Matrix, labels: Sequence[int], counts: Sequence[int]) -> float:
+    """Mean of -log(n_y e^{z_y} / Σ_j n_j e^{z_j}), as it was published."""
+    lost = [
+        -math.log(counts[y] * math.exp(z[y]) / sum(n * math.exp(v) for n, v in zip(counts, z, strict=True)))
+        for z, y in zip(logits, labels, strict=True)
+    ]
+    return sum(lost) / len(lost)
+
+
 def softmax(values: Matrix) -> Matrix:
     e = np.exp(values - values.max())
     return e / e.sum()

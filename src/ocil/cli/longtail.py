@@ -23,7 +23,8 @@ app = App(
     version_flags=(),
     help="""Open long-tailed recognition: few images of most classes, and test images of classes never shown.
 
-Variants: ce (stage 1 alone), oltr, oltr-fl (focal loss), oltr-rfl (revised focal), oltr-rfld (its mu by class).
+Variants: ce (stage 1 alone), bs (balanced softmax), oltr, oltr-fl (focal loss), oltr-rfl (revised focal), oltr-rfld
+(its mu by class).
 Quick try on a CPU: `ocil longtail run oltr-rfld --seeds 1 --set epochs1=2 epochs2=2 width=4 batch_size=64`
 """,
 )
@@ -65,7 +66,7 @@ def run(
     Parameters
     ----------
     variant
-        ce, oltr, oltr-fl, oltr-rfl or oltr-rfld.
+        ce, bs, oltr, oltr-fl, oltr-rfl or oltr-rfld.
     """
     return _execute([variant], options or Options(), execution or Execution(), as_json)
 
@@ -74,14 +75,14 @@ def run(
 def compare(
     *variants: str, options: Options | None = None, execution: Execution | None = None, as_json: Json = False
 ) -> int:
-    """Train several variants, all five if none is named; one table next to the published rows.
+    """Train several variants, all six if none is named; one table next to the published rows.
 
     Example: `ocil longtail compare --dataset cifar100 --imbalance 100`
 
     Parameters
     ----------
     variants
-        ce, oltr, oltr-fl, oltr-rfl, oltr-rfld.
+        ce, bs, oltr, oltr-fl, oltr-rfl, oltr-rfld.
     """
     from ocil.longtail.config import VARIANTS
 
@@ -250,7 +251,7 @@ def _execute(variants: Sequence[str], options: Options, execution: Execution, as
 
     runs = [LongTailRun(config) for config in plan(variants, options)]
     job = execution.job(options.out, options.data_dir)
-    outcomes, failed = execute(runs, job, RunBars(runs), execution.tensorboard)
+    outcomes, failed = execute(runs, job, RunBars(runs), execution)
     found = cells([outcome for outcome in outcomes.values() if isinstance(outcome, LongTailResult)])
     if as_json:
         folders = {run.key: str(run.folder(options.out).path) for run in runs}

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Collection, Sequence
-from pathlib import Path
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ocil.cli import console
+from ocil.data.derived import short_name
 from ocil.engines.job import Event
 from ocil.evaluation.measures import average_accuracy
 from ocil.experiments.estimate import Forecast, roughly
@@ -129,11 +130,16 @@ class CellTable(Display):
         self.live = Live(console=self.console, get_renderable=self.table, refresh_per_second=2, transient=True)
 
     @classmethod
-    def of(cls, forecast: Forecast) -> Self:
-        """The table of a plan."""
+    def of(cls, forecast: Forecast, runs: Sequence[StreamRun] | None = None) -> Self:
+        """The table of a plan, or of some of its runs: then of their cells."""
         plan = forecast.plan
-        known = {run.key for run in plan.runs if run.config in plan.state.finished}
-        return cls(plan.cells, plan.runs, forecast.each, forecast.seconds(plan.configs), known)
+        chosen = plan.runs if runs is None else runs
+        configs = {run.config for run in chosen}
+        parts = [replace(c, configs=tuple(one for one in c.configs if one in configs)) for c in plan.cells]
+        seconds = dict(zip(plan.configs, forecast.each, strict=True))
+        known = {run.key for run in chosen if run.config in plan.state.finished}
+        each = [seconds[run.config] for run in chosen]
+        return cls([c for c in parts if c.configs], chosen, each, forecast.seconds([*configs]), known)
 
     def __enter__(self) -> Self:
         self.started = time.monotonic()
@@ -214,4 +220,4 @@ class _CellRow:
 def _place(config: RunConfig) -> str:
     """``cifar100 m5000``"""
     memory = f" m{config.learner.memory}" if config.learner.memory else ""
-    return f"{Path(config.dataset).stem}{memory}"
+    return f"{short_name(config.dataset)}{memory}"

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ocil.cli import console
 from ocil.cli.execute import execute
+from ocil.cli.names import METHOD
 from ocil.cli.options import Execution, Json, RunOptions
 from ocil.errors import OcilError
 from ocil.methods.review_label import Label
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def run(
-    method: str | None = None,
+    method: Annotated[str | None, METHOD] = None,
     /,
     *,
     options: RunOptions | None = None,
@@ -53,7 +54,7 @@ def run(
 
 
 def compare(
-    *methods: str,
+    *methods: Annotated[str, METHOD],
     options: RunOptions | None = None,
     execution: Execution | None = None,
     figure: Path | None = None,
@@ -106,7 +107,7 @@ def compare(
     return 1 if failed else 0
 
 
-def methods(name: str | None = None, /, *, as_json: Json = False) -> None:
+def methods(name: Annotated[str | None, METHOD] = None, /, *, as_json: Json = False) -> None:
     """List the methods, or every setting of one with its default and meaning.
 
     Every method has the settings `network`, `pretrained`, `freeze` and `optimizer`: see `ocil networks`.
@@ -141,7 +142,8 @@ def _print_settings(settings: Sequence[dict[str, Any]], as_json: bool) -> None:
     rows = []
     for setting in settings:
         values = setting.get("by_dataset", {"": setting["default"]})
-        default = "\n".join(f"{value}  {dataset}".rstrip() for dataset, value in values.items())
+        shown = {dataset: "" if value == () else value for dataset, value in values.items()}
+        default = "\n".join(f"{value}  {dataset}".rstrip() for dataset, value in shown.items())
         rows.append((setting["name"], default, setting["meaning"].replace("``", "")))
     console.print_table(("setting", "default", "meaning"), rows)
 
@@ -207,7 +209,7 @@ def _execute(
     plan = Plan(tuple(cells), options.out, options.reference)
     wanted = {config for cell in cells for config in cell.configs}
     references = {run.key for run in plan.runs if run.config not in wanted}
-    outcomes, failed = execute(plan.runs, job, RunBars(plan.runs, references), execution.tensorboard)
+    outcomes, failed = execute(plan.runs, job, RunBars(plan.runs, references), execution)
     found = [plan.summary(cell, outcomes) for cell in cells]
     return [cell for cell in found if cell is not None], failed
 

@@ -14,17 +14,28 @@ from ocil.runs.config import with_settings
 from ocil.runs.naming import as_formerly, cell_name, distinct, short_digest
 from ocil.runs.settings import fill, refuse_unknown, restored
 
-Loss = Literal["ce", "focal", "revised", "dynamic"]
+Loss = Literal["ce", "balanced", "focal", "revised", "dynamic"]
 
 VARIANTS: dict[str, str] = {
     "ce": "the plain network after stage 1: cross-entropy, images as they come",
+    "bs": "the plain network with balanced softmax (logit adjustment) from the start, in the epochs of stage 1",
     "oltr": "OLTR: stage 2 with cross-entropy",
     "oltr-fl": "OLTR with focal loss in stage 2",
     "oltr-rfl": "OLTR with revised focal loss in stage 2",
     "oltr-rfld": "OLTR with revised focal loss whose mu follows each class's scores",
 }
-LOSSES: dict[str, Loss] = {"oltr": "ce", "oltr-fl": "focal", "oltr-rfl": "revised", "oltr-rfld": "dynamic"}
+LOSSES: dict[str, Loss] = {
+    "ce": "ce",
+    "bs": "balanced",
+    "oltr": "ce",
+    "oltr-fl": "focal",
+    "oltr-rfl": "revised",
+    "oltr-rfld": "dynamic",
+}
+ONE_STAGE = ("ce", "bs")
+"""Variants of the plain network, which have no stage 2."""
 OF_LOSSES: dict[str, tuple[Loss, ...]] = {
+    "adjustment": ("balanced",),
     "alpha": ("focal", "revised", "dynamic"),
     "gamma": ("focal",),
     "mu": ("revised",),
@@ -93,6 +104,8 @@ class LongTailConfig:
     """Stage 2: learning rate of the centroids."""
     decay_every2: int = 20
     """Epochs of stage 2 between two decays."""
+    adjustment: float = 1.0
+    """Balanced softmax: factor of the logarithm of a class's share of the images, added to its logit in training."""
     samples_per_class: int = 4
     """Stage 2: images taken each time a class is drawn."""
     alpha: float = 1.0
@@ -133,7 +146,8 @@ class LongTailConfig:
             _check(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         for name in ("lr1", "lr2", "lr_classifier", "lr_centroids", "sigma", "reach", "cosine_scale", "alpha"):
             _check(getattr(self, name) > 0, name, "more than 0", getattr(self, name))
-        for name in ("validation", "gamma", "weight_decay", "centroid_weight", "repel_weight", "margin", "decay"):
+        weights = ("weight_decay", "centroid_weight", "repel_weight", "adjustment")
+        for name in (*weights, "validation", "gamma", "margin", "decay"):
             _check(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
         for name in ("share", "flip", "jitter", "reject_below", "mu"):
             _check(0 <= getattr(self, name) <= 1, name, "from 0 to 1", getattr(self, name))
@@ -149,7 +163,11 @@ class LongTailConfig:
 
     @property
     def loss(self) -> Loss:
-        return LOSSES.get(self.variant, "ce")
+        return LOSSES[self.variant]
+
+    @property
+    def has_stage2(self) -> bool:
+        return self.variant not in ONE_STAGE
 
     @property
     def place(self) -> str:
@@ -177,7 +195,7 @@ class LongTailConfig:
     @property
     def _depends_on(self) -> Set[str]:
         every = {f.name for f in fields(self)} - {"capture"}
-        names = {*STAGE1, "reject_below", "variant"} if self.variant == "ce" else every
+        names = every if self.has_stage2 else {*STAGE1, "reject_below", "adjustment", "variant"}
         return names - {name for name, losses in OF_LOSSES.items() if self.loss not in losses}
 
     @property

@@ -8,7 +8,7 @@ from typing import Any
 from ocil.errors import OcilError
 from ocil.evaluation.measures import Estimate, estimate
 from ocil.longtail.config import VARIANTS, LongTailConfig, command
-from ocil.longtail.metrics import MEASURES
+from ocil.longtail.metrics import LATER, MEASURES
 from ocil.runs.config import for_seeds
 from ocil.runs.record import is_number
 from ocil.runs.results import UNREADABLE, check_sealed, is_nowhere, read_json, reason_of, sealed
@@ -40,7 +40,7 @@ class LongTailResult:
     wall_seconds: float
     """Time of the run's own stage; stage 1 is shared."""
     stage1: dict[str, Any]
-    """Digest, best epoch, validation accuracy and seconds of the stage 1 that it started from."""
+    """Digest, best epoch, validation accuracy and seconds of the stage 1 that it started from; empty if none."""
     digest: str
     """SHA-256 of the tested network."""
     environment: dict[str, Any]
@@ -56,7 +56,7 @@ class LongTailResult:
 
     @property
     def curves(self) -> Iterator[tuple[str, int, float]]:
-        before = 0 if self.config.variant == "ce" else self.config.epochs1
+        before = self.config.epochs1 if self.config.has_stage2 else 0
         yield from history_curves(self.history, before)
         for name, value in self.measures.items():
             if value is not None:
@@ -126,7 +126,7 @@ class LongTailCell:
         return " + ".join(dict.fromkeys(str(r.environment.get("device", "unknown")) for r in self.results))
 
     def value(self, measure: str) -> Estimate | None:
-        values = [value for result in self.results if (value := result.measures[measure]) is not None]
+        values = [value for result in self.results if (value := result.measures.get(measure)) is not None]
         return estimate(values) if values and len(values) == len(self.results) else None
 
 
@@ -168,7 +168,7 @@ def _check(result: LongTailResult) -> None:
         text = name in ("precision", "fingerprint")
         if not isinstance(value, str) and (text or not (isinstance(value, bool) or is_number(value))):
             raise ValueError(f"{name} is not what it should be")
-    if not isinstance(result.measures, dict) or set(result.measures) != set(MEASURES):
+    if not isinstance(result.measures, dict) or set(result.measures) | set(LATER) != set(MEASURES):
         raise ValueError("the measures are not those of a long-tailed test")
     for name, value in result.measures.items():
         if value is not None and not (is_number(value) and 0 <= value <= 1):

@@ -17,8 +17,9 @@ from ocil.errors import OcilError
 from ocil.longtail import metrics
 from ocil.longtail.config import LongTailConfig, Stage1Config
 from ocil.longtail.data import LongTailed, Resident, load
+from ocil.longtail.network import PlainNetwork
 from ocil.longtail.results import LongTailResult, Stage1Result, read_result
-from ocil.longtail.training import Stage, StageOne, StageTwo, check, plain_network, predict
+from ocil.longtail.training import BalancedStage, Stage, StageOne, StageTwo, check, plain_network, predict
 from ocil.precision import Precision
 from ocil.runs.captured import record
 from ocil.runs.environment import digest_of, environment, pick_device
@@ -26,6 +27,7 @@ from ocil.runs.folder import RunFolder, State, read_tensors
 from ocil.runs.protocol import ActiveRun, Finished, Interrupted, Progress, Run, SaveTimes, Workspace, perform
 from ocil.runs.results import other_images, unreadable, write_json
 
+STAGE1_FACTS = ("digest", "best_epoch", "validation", "seconds")
 WARM = 3  # steps outside of a graph before one is recorded: they prepare what a graph may not prepare
 
 
@@ -92,7 +94,8 @@ class Stage1Run(TailRun):
 
 @dataclass(frozen=True)
 class LongTailRun(TailRun):
-    """One variant: stage 2, which starts from stage 1's best weights, then the test. ``ce`` has no stage 2."""
+    """One variant: stage 2, which starts from stage 1's best weights, then the test. ``ce`` tests stage 1 itself, and
+    ``bs`` trains in its place."""
 
     @property
     def label(self) -> str:
@@ -103,7 +106,7 @@ class LongTailRun(TailRun):
         return Stage1Run(self.config.stage1)
 
     def requires(self) -> Sequence[Run]:
-        return (self.stage1,)
+        return () if self.config.variant == "bs" else (self.stage1,)
 
     def result(self, root: Path) -> LongTailResult | None:
         folder = self.folder(root)
@@ -114,6 +117,8 @@ class LongTailRun(TailRun):
         return replace(found, config=self.config)  # the same run; its images may have been moved since
 
     def begin(self, workspace: Workspace, resident: Resident) -> ActiveRun:
+        if not self.requires():  # else the folder of stage 1 has it
+            _save_split(self.folder(workspace.root).path / "split.safetensors", resident.split)
         return ActiveVariant(self, resident, workspace)
 
 
@@ -276,22 +281,34 @@ class ActiveVariant:
 
     def __init__(self, run: LongTailRun, resident: Resident, workspace: Workspace) -> None:
         self.config, self.resident, self.folder = run.config, resident, run.folder(workspace.root)
-        stage1_folder, found = run.stage1.folder(workspace.root), run.stage1.weights(workspace.root)
-        if found is None:
-            raise OcilError(f"{weights_path(stage1_folder)} has gone: give the same command again.")
-        weights, self.stage1 = found
-        if self.stage1.get("images", resident.split.images) != resident.split.images:
-            raise OcilError(other_images(stage1_folder.path))
-        self.plain = plain_network(self.config, resident)
-        try:
-            self.plain.load_state_dict(weights)
-        except RuntimeError as error:
-            raise OcilError(unreadable(weights_path(stage1_folder), error)) from error
-        self.folder.save_config(self.config)
+        self.stage1: dict[str, Any] = {}
         self.training: StageTraining | None = None
-        if self.config.variant != "ce":
-            stage = StageTwo(self.config, resident, self.plain)
-            self.training = StageTraining(stage, self.folder, workspace, self.config.epochs1)
+        stage: Stage | None = None
+        if self.config.variant == "bs":
+            stage = BalancedStage(self.config, resident)
+        else:
+            self.plain = self.after_stage1(run.stage1, workspace)
+            if self.config.has_stage2:
+                stage = StageTwo(self.config, resident, self.plain)
+        self.folder.save_config(self.config)
+        if stage is not None:
+            before = self.config.epochs1 if self.config.has_stage2 else 0
+            self.training = StageTraining(stage, self.folder, workspace, before)
+
+    def after_stage1(self, run: Stage1Run, workspace: Workspace) -> PlainNetwork:
+        """The network with stage 1's best weights; what was measured with them is kept in ``stage1``."""
+        folder, found = run.folder(workspace.root), run.weights(workspace.root)
+        if found is None:
+            raise OcilError(f"{weights_path(folder)} has gone: give the same command again.")
+        weights, self.stage1 = found
+        if self.stage1.get("images", self.resident.split.images) != self.resident.split.images:
+            raise OcilError(other_images(folder.path))
+        plain = plain_network(self.config, self.resident)
+        try:
+            plain.load_state_dict(weights)
+        except RuntimeError as error:
+            raise OcilError(unreadable(weights_path(folder), error)) from error
+        return plain
 
     def steps(self, on_progress: Callable[[Progress], None], should_stop: Callable[[], bool]) -> Iterator[None]:
         if self.training is not None:
@@ -301,8 +318,9 @@ class ActiveVariant:
 
     def finish(self) -> LongTailResult:
         config, split, found, mu = self.config, self.resident.split, self.stage1, None
-        network: torch.nn.Module = self.plain
-        if self.training is not None:
+        if self.training is None:
+            network: torch.nn.Module = self.plain
+        else:
             found = self.training.save_best()
             stage = self.training.stage
             stage.restore_best()
@@ -325,7 +343,7 @@ class ActiveVariant:
             found["history"],
             mu,
             found["seconds"],
-            {name: self.stage1[name] for name in ("digest", "best_epoch", "validation", "seconds")},
+            {name: self.stage1[name] for name in STAGE1_FACTS if name in self.stage1},
             found["digest"],
             environment(self.resident.device) | {"images": split.images},
         )

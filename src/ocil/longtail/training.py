@@ -165,6 +165,22 @@ class StageOne(Stage):
         return losses.cross_entropy(self.network(x), y)
 
 
+class BalancedStage(StageOne):
+    """Stage 1 with balanced softmax (Ren et al., NeurIPS 2020), which is logit adjustment (Menon et al., ICLR 2021).
+
+    In training the logarithm of each class's share of the images is added to its logit. So the network learns logits
+    for balanced classes, and the test adds nothing. All but the loss is as in stage 1, also the random numbers.
+    """
+
+    def __init__(self, config: LongTailConfig, data: Resident) -> None:
+        super().__init__(config, data)
+        counts = torch.from_numpy(data.split.counts).to(torch.float32)
+        self.offset = (config.adjustment * torch.log(counts / counts.sum())).to(data.device)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return losses.cross_entropy(self.network(x) + self.offset, y)
+
+
 class StageTwo(Stage):
     """The variant's classification loss plus the weighted disc-centroids loss, with classes drawn evenly."""
 

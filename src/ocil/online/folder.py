@@ -21,7 +21,7 @@ from ocil.online.sources import LabelledRows, LabelledSource
 from ocil.online.vectors import VectorFormat
 from ocil.runs.protocol import out_of_memory
 
-NOT_A_MODEL = {".lock", "log", "audit.jsonl"}
+NOT_A_MODEL = {".lock", "log", "audit.jsonl", "labelling.sqlite", "labelling.sqlite-wal", "labelling.sqlite-shm"}
 """What a folder without a model may hold."""
 
 

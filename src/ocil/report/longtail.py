@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ocil.evaluation.measures import Estimate, estimate
-from ocil.longtail.config import LongTailConfig
-from ocil.longtail.metrics import MEASURES
+from ocil.longtail.config import changed
+from ocil.longtail.metrics import LATER, MEASURES
 from ocil.longtail.results import LongTailCell
 from ocil.report.cells import title_of
 from ocil.report.formatting import duration
@@ -16,16 +16,21 @@ from ocil.report.table import Column, Document, Row, Table, Value
 
 NAMES = {
     "ce": "plain CE (stage 1)",
+    "bs": "balanced softmax",
     "oltr": "OLTR",
     "oltr-fl": "OLTR + FL",
     "oltr-rfl": "OLTR + RFL",
     "oltr-rfld": "OLTR + RFL^d",
 }
-HEADINGS = {measure: measure.replace("open_", "open: ") for measure in MEASURES} | {"f_measure": "F-measure"}
+HEADINGS = {measure: measure.replace("open_", "open: ") for measure in MEASURES}
+HEADINGS |= {"f_measure": "F-measure", "auroc": "AUROC", "fpr95": "FPR95"}
+IN_TITLE = ("imbalance", "open_share", "precision")
 TITLE = "Open long-tailed recognition"
 CAPTION = (
     "Top-1 accuracy in percent, mean over seeds ± half of the 95 % interval. Many: 100 training images or more; few: "
-    "20 or fewer. Closed set, then open set: an image whose largest probability is below a threshold counts as unknown."
+    "20 or fewer. Closed set, then open set: an image whose largest probability is below a threshold counts as "
+    "unknown. AUROC and FPR95 need no threshold: FPR95 is the share of unknown images that are kept where 95 % of the "
+    "known ones are, so smaller is better."
 )
 LONGTAIL_RECORD = (
     *("source", "dataset", "imbalance", "open_share", "variant", "cell", "seeds"),
@@ -56,25 +61,24 @@ def document(cells: Sequence[LongTailCell], paper: Paper) -> Document:
 
 def measured_tables(cells: Sequence[LongTailCell], paper: Paper) -> list[Table]:
     """One per dataset with its imbalance, share of open classes and precision."""
-    heads = (Column("method"), Column("seeds", "number"), *_measures(), Column("time / run", "number", True))
-    return [
-        Table(
-            _title(group[0].config),
-            heads,
-            tuple(_row(cell, group) for cell in group),
-            remarks=tuple(str(claim) for claim in judged(group, paper.longtail.claims)),
-        )
-        for group in groups(cells)
-    ]
+    found = []
+    for group in groups(cells):
+        shown = [name for name in MEASURES if name not in LATER or any(cell.value(name) for cell in group)]
+        heads = (Column("method"), Column("seeds", "number"), *_heads(shown), Column("time / run", "number", True))
+        rows = tuple(_row(cell, group, shown) for cell in group)
+        remarks = tuple(str(claim) for claim in judged(group, paper.longtail.claims))
+        found.append(Table(_title(group), heads, rows, remarks=remarks))
+    return found
 
 
 def published_table(paper: PaperLongTail) -> Table | None:
     """None where the paper has none."""
+    shown = [name for name in MEASURES if name not in LATER or any(name in numbers for _, numbers in paper.rows)]
     rows = (
-        Row.of(name, *("-" if (value := numbers.get(measure)) is None else f"{value:.1f}" for measure in MEASURES))
+        Row.of(name, *("-" if (value := numbers.get(measure)) is None else f"{value:.1f}" for measure in shown))
         for name, numbers in paper.rows
     )
-    return Table(paper.title, (Column("method"), *_measures()), tuple(rows)) if paper.rows else None
+    return Table(paper.title, (Column("method"), *_heads(shown)), tuple(rows)) if paper.rows else None
 
 
 def groups(cells: Sequence[LongTailCell]) -> list[list[LongTailCell]]:
@@ -87,8 +91,8 @@ def groups(cells: Sequence[LongTailCell]) -> list[list[LongTailCell]]:
     return list(found.values())
 
 
-def _measures() -> tuple[Column, ...]:
-    return tuple(Column(HEADINGS[measure], "number") for measure in MEASURES)
+def _heads(measures: Sequence[str]) -> tuple[Column, ...]:
+    return tuple(Column(HEADINGS[measure], "number") for measure in measures)
 
 
 def _records(cells: Sequence[LongTailCell], paper: PaperLongTail) -> Table:
@@ -110,11 +114,13 @@ def _records(cells: Sequence[LongTailCell], paper: PaperLongTail) -> Table:
     return record_table(LONGTAIL_RECORD, rows)
 
 
-def _title(config: LongTailConfig) -> str:
-    how = "as listed"
+def _title(group: Sequence[LongTailCell]) -> str:
+    config, how = group[0].config, "as listed"
     if config.imbalance:
         how = f"imbalance {config.imbalance:g}, {100 * config.open_share:g} % of the classes open"
-    return f"{title_of(config.dataset)}, long-tailed: {how}, {config.precision}"
+    shared = set.intersection(*(set(changed(cell.config).items()) for cell in group))
+    others = [f"{name}={value}" for name, value in sorted(shared) if name not in IN_TITLE]
+    return ", ".join([f"{title_of(config.dataset)}, long-tailed: {how}, {config.precision}", *others])
 
 
 def row_name(cell: LongTailCell, group: Sequence[LongTailCell]) -> str:
@@ -124,11 +130,11 @@ def row_name(cell: LongTailCell, group: Sequence[LongTailCell]) -> str:
     return name
 
 
-def _row(cell: LongTailCell, group: Sequence[LongTailCell]) -> Row:
+def _row(cell: LongTailCell, group: Sequence[LongTailCell], measures: Sequence[str]) -> Row:
     return Row.of(
         Value(row_name(cell, group), anchor=anchor(cell.config.cell)),
         len(cell.results),
-        *(estimate_value(cell.value(measure)) for measure in MEASURES),
+        *(estimate_value(cell.value(measure)) for measure in measures),
         Value(duration(cell.wall_seconds), f"{cell.wall_seconds:.3f}"),
     )
 
@@ -145,8 +151,8 @@ def judged(group: Sequence[LongTailCell], claims: Sequence[Claim]) -> list[Judge
 
 def _difference(mine: LongTailCell, theirs: LongTailCell, measure: str) -> Estimate | None:
     """The difference over the seeds that both have, whose runs share classes, images and stage 1."""
-    others = {result.config.seed: result.measures[measure] for result in theirs.results}
-    pairs = [(result.measures[measure], others.get(result.config.seed)) for result in mine.results]
+    others = {result.config.seed: result.measures.get(measure) for result in theirs.results}
+    pairs = [(result.measures.get(measure), others.get(result.config.seed)) for result in mine.results]
     values = [a - b for a, b in pairs if a is not None and b is not None]
     return estimate(values) if values else None
 

@@ -2,9 +2,9 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from ocil.data.derived import short_name
 from ocil.evaluation import measures
 from ocil.evaluation.measures import MEASURES, Estimate
 from ocil.report.cells import MeasuredCell, settings_text, title_of
@@ -16,18 +16,8 @@ from ocil.runs.results import Summary
 from ocil.text import escaped
 
 TEXT = {
-    "source",
-    "cell",
-    "dataset",
-    "stream",
-    "against",
-    "variant",
-    "method",
-    "row",
-    "measure",
-    "settings",
-    "device",
-    "command",
+    *("source", "cell", "dataset", "stream", "against", "not_run_on", "variant", "method", "row", "measure"),
+    *("settings", "device", "command"),
 }
 _NUMBERS = ("seeds", "mean", "interval", "published", "published_interval", "difference")
 ALL_METHODS_RECORD = ("dataset", "memory", "method", "review", *_NUMBERS, "wall_seconds", "device")
@@ -50,7 +40,7 @@ def summary_table(summaries: Sequence[Summary]) -> Table:
     parts = sorted({summary.config.stream.evaluate_on for summary in summaries} - {0})
     part = f"; {ANYTIME} on {' or '.join(f'{count:,}' for count in parts)} test images" if parts else ""
     return Table(
-        f"{escaped(Path(summaries[0].config.dataset).stem)}, {spread}{part}",
+        f"{escaped(short_name(summaries[0].config.dataset))}, {spread}{part}",
         (
             *columns("method", "memory", "accuracy %", "forgetting %", "intransigence %", text=("method",)),
             *measure_columns(summaries),

@@ -360,8 +360,9 @@ def terminal(
 ) -> "TerminalTable":
     """The table for ``rich``'s console. Text that is too long for its column is wrapped.
 
-    ``narrow`` saves space: less of it between columns, and no remark that a number is of one seed. ``lines``: around
-    every value, below the head only, or none. ``wrap``: which columns may be narrower than their text.
+    ``narrow`` saves space: less of it between columns, and no remark that a number is of one seed; only the first
+    column is not wrapped. ``lines``: around every value, below the head only, or none. ``wrap``: which columns may be
+    narrower than their text.
     """
     from rich import box
     from rich.table import Table as TerminalTable
@@ -375,7 +376,7 @@ def terminal(
         pad_edge=not narrow,
     )
     for number, column in enumerate(table.columns, 1):
-        keep = wrap == "last" and number < len(table.columns)
+        keep = (narrow and number == 1) or (wrap == "last" and number < len(table.columns))
         shown.add_column(literal(column.title), overflow="fold", no_wrap=keep)
     for row in table.rows:
         values = _all_values(row, table)

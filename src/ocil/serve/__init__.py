@@ -20,6 +20,13 @@ On the disk:
 ``segment``   the format of a log's files
 ``records``   the records in these files
 
+Labelling, at ``/label``:
+
+``labelling``         the queue of images, its order, and what a person does with them
+``labelling_store``   the database that keeps them
+``labelling_images``  how an image is kept
+``labelling_routes``  the paths of the page
+
 What clients see:
 
 ``client``   the requests as methods, for programs in Python
@@ -34,7 +41,7 @@ What clients see:
 ``routes``   what each path does
 ``answers``  models of requests and answers
 ``bodies``   reads the bodies of requests
-``pages``    the page and the description of all requests
+``pages``    the pages and the description of all requests
 ``limits``   what a client may ask for
 ``labels``, ``pictures``, ``vectors``  labels, images and vectors from clients
 """

@@ -14,6 +14,8 @@ from ocil.serve.audit import Audit
 from ocil.serve.bodies import explained
 from ocil.serve.guard import LOOPBACK, Guard, asked, refusal, refused
 from ocil.serve.health import add_health
+from ocil.serve.labelling import Labelling
+from ocil.serve.labelling_routes import LabellingRoutes
 from ocil.serve.limits import RefusedError
 from ocil.serve.pages import add_pages
 from ocil.serve.routes import Routes
@@ -82,6 +84,7 @@ def create_app(
     memory = refusals(*GUARD, 422, 503)
     add("GET", routes.memory, "What the memory holds", memory, response_model=answers.MemoryState)
     add("GET", routes.metrics, "Numbers for Prometheus", TEXT | refusals(*GUARD), response_class=Response)
+    LabellingRoutes(Labelling.of(service), routes.budget, routes.pool).add_to(app)
     add_health(app, [service])
     app.openapi = lambda: _described(app, service, access.required)
     add_pages(app)

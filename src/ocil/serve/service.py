@@ -4,6 +4,7 @@ import time
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Protocol
 
 from ocil.online.header import reading_note
 from ocil.online.model import Model, has_model
@@ -20,6 +21,13 @@ from ocil.serve.trainer import Trainer
 from ocil.serve.writer import Writer
 
 LOG = "log"
+
+
+class Part(Protocol):
+    """Something that begins and ends with a service."""
+
+    def start(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Service:
@@ -58,18 +66,30 @@ class Service:
         self.writer = Writer(log, labels, keys, self.trainer, self.limits, self.metrics)
         self.predictor = Predictor(self.trainer.snapshots, self.limits, self.metrics)
         self.metrics.add_gauges(self.gauges)
+        self.attached: list[Part] = []
+        """Parts that others added."""
+        self._started = False
+
+    def attach(self, part: Part) -> None:
+        """A further part: it starts after the others, or now if these have started, and closes before them."""
+        self.attached.append(part)
+        if self._started:
+            part.start()
 
     def start(self) -> None:
         """Begin to learn what the log holds and the model does not, and to take requests."""
         if not has_model(self.folder):
             # The recipe must be on the disk before any sample.
             self.checkpoints.save(self.trainer.position, self.trainer.counts)
-        for part in (self.writer, self.trainer, self.predictor):
+        for part in (self.writer, self.trainer, self.predictor, *self.attached):
             part.start()
+        self._started = True
 
     def close(self, finish_seconds: float = 5.0) -> None:
         """Refuse new requests, learn for at most so long, and save. The log keeps the rest for the next start."""
         stop_at = time.monotonic() + finish_seconds
+        for part in self.attached:
+            part.close()
         self.writer.close()  # before the trainer, which then gets all that was acknowledged
         self.trainer.finish(stop_at)
         self.predictor.close()
