@@ -18,6 +18,7 @@ from ocil.cli import (
     doctor,
     learn,
     longtail,
+    methods,
     networks,
     predict,
     report,
@@ -59,7 +60,7 @@ COMMANDS: tuple[tuple[Any, ...], ...] = (
     ),
     (
         "Look up",
-        ("methods", run.methods),
+        ("methods", methods.methods),
         ("networks", networks.networks),
         ("datasets", data.list_datasets),
         ("data", data.app),

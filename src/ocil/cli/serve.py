@@ -105,6 +105,29 @@ class KeepingOptions:
     """Go on without what cannot be read of a damaged log. The damaged file is kept under another name."""
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class LabelStudioOptions:
+    """Labels from Label Studio."""
+
+    label_studio: str | None = None
+    """Address of a Label Studio, such as http://localhost:8080. Its backend is then this service, with
+    `/label-studio`."""
+    label_studio_host: Annotated[tuple[str, ...], WORDS] = ()
+    """Further hosts that images of its tasks may be read from."""
+
+    def attach(self, service: "Service") -> None:
+        """Give a service this Label Studio, if there is one."""
+        if self.label_studio is None:
+            if self.label_studio_host:
+                raise OcilError("--label-studio-host needs --label-studio ADDRESS.")
+            return
+        from ocil.serve.label_studio import LabelStudio
+        from ocil.serve.label_studio_images import Source
+
+        LabelStudio(service, Source(self.label_studio, self.label_studio_host, service.limits))
+
+
 def serve(
     *,
     model: Annotated[Path | None, FOLDER] = None,
@@ -115,6 +138,7 @@ def serve(
     threads: Threads = None,
     keeping: KeepingOptions | None = None,
     limits: LimitOptions | None = None,
+    studio: LabelStudioOptions | None = None,
     as_json: Annotated[bool, Parameter(name="--json"), FLAG] = False,
 ) -> None:
     """Learn and predict over HTTP, with a page to try it on: drop an image, see the prediction, correct it.
@@ -149,6 +173,8 @@ def serve(
 
     if model is not None:
         check_folder(model, new=options not in (None, ModelOptions()))
+    elif studio not in (None, LabelStudioOptions()):
+        raise OcilError("--label-studio is for one model: serve it with --model.")
     elif options not in (None, ModelOptions()):
         raise OcilError("--models serves models that exist: make a new one with `ocil serve --model` or `ocil learn`.")
     with optional("ocil serve needs packages", "serve", "fastapi", "uvicorn", "python_multipart", "prometheus_client"):
@@ -163,6 +189,7 @@ def serve(
         if model is not None:
             opened = _opened(model, options or ModelOptions(), device, threads, keeping, allowed)
             service = held.enter_context(opened)
+            (studio or LabelStudioOptions()).attach(service)
             answer(service, bound, settings, lambda: _print_ready({"": service}, address, str(model), as_json))
             services = {"": service}
         else:

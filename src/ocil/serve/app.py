@@ -14,11 +14,14 @@ from ocil.serve.audit import Audit
 from ocil.serve.bodies import explained
 from ocil.serve.guard import LOOPBACK, Guard, asked, refusal, refused
 from ocil.serve.health import add_health
+from ocil.serve.label_studio import LabelStudio
+from ocil.serve.label_studio_routes import BasicToken, LabelStudioRoutes
 from ocil.serve.labelling import Labelling
 from ocil.serve.labelling_routes import LabellingRoutes
 from ocil.serve.limits import RefusedError
 from ocil.serve.pages import add_pages
 from ocil.serve.routes import Routes
+from ocil.serve.sample_routes import add_sample_routes
 from ocil.serve.service import Service
 from ocil.serve.tokens import Access
 
@@ -26,8 +29,9 @@ REFUSALS = {
     400: "The request cannot be read.",
     401: "The token is missing or wrong.",
     403: "From another site, or beyond the scope of the token.",
+    404: "There is no such sample or version.",
     408: "The request came too slowly.",
-    409: "The Idempotency-Key came before with another request.",
+    409: "The Idempotency-Key came before with another request, or the change does not fit what is there.",
     413: "Too large.",
     415: "Neither a form nor JSON.",
     422: "Something in the request is wrong.",
@@ -84,11 +88,17 @@ def create_app(
     memory = refusals(*GUARD, 422, 503)
     add("GET", routes.memory, "What the memory holds", memory, response_model=answers.MemoryState)
     add("GET", routes.metrics, "Numbers for Prometheus", TEXT | refusals(*GUARD), response_class=Response)
+    add_sample_routes(app, service, refusals)
     LabellingRoutes(Labelling.of(service), routes.budget, routes.pool).add_to(app)
+    studio = LabelStudio.find(service)
+    if studio is not None:
+        LabelStudioRoutes(studio, routes.budget).add_to(app)
     add_health(app, [service])
     app.openapi = lambda: _described(app, service, access.required)
     add_pages(app)
     guarded(app, metrics=service.metrics, access=access, hosts=hosts, model=service.folder.name, audit=audit)
+    if studio is not None:
+        app.add_middleware(BasicToken)  # what is added last comes first
     return app
 
 

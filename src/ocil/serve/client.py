@@ -5,7 +5,8 @@
         client.predict(["what.jpg"])[0]["label"]
 
 A request that fails for a reason that passes (no connection, 429, 502, 503, 504) is sent again, after the time that the
-service asks for. ``learn`` carries an Idempotency-Key, so that samples are learned once however often it is sent.
+service asks for. ``learn``, ``correct``, ``forget`` and ``review`` carry an Idempotency-Key, so that each is done once
+however often it is sent.
 """
 
 import base64
@@ -51,8 +52,7 @@ class Client:
         """Learn images (paths or bytes of files) or vectors. ``wait``: until they are learned, not only on disk."""
         name, sent = _encoded(inputs)
         samples = [{name: one, "label": label} for one, label in zip(sent, labels, strict=True)]
-        headers = {"Idempotency-Key": key or uuid.uuid4().hex}
-        return self.ask("POST", "/learn", {"samples": samples}, {"wait": str(wait).lower()}, headers)
+        return self.ask("POST", "/learn", {"samples": samples}, {"wait": str(wait).lower()}, _key(key))
 
     def predict(self, inputs: Any, top: int = 5) -> Any:
         """One prediction per image or vector: ``label``, ``probability`` and the likeliest ``classes``."""
@@ -70,13 +70,14 @@ class Client:
         return self.ask("GET", "/samples", query=wanted)
 
     def correct(self, number: int, label: str | int) -> Any:
-        return self.ask("PUT", f"/samples/{number}", {"label": label})
+        return self.ask("PUT", f"/samples/{number}", {"label": label}, headers=_key())
 
     def forget(self, number: int) -> Any:
-        return self.ask("DELETE", f"/samples/{number}")
+        return self.ask("DELETE", f"/samples/{number}", headers=_key())
 
     def review(self) -> Any:
-        return self.ask("POST", "/review", again=False)
+        """Relearn from the memory."""
+        return self.ask("POST", "/review", headers=_key())
 
     def versions(self) -> Any:
         return self.ask("GET", "/versions")
@@ -133,6 +134,11 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _key(given: str = "") -> dict[str, str]:
+    """The header by which the service knows a request that comes again."""
+    return {"Idempotency-Key": given or uuid.uuid4().hex}
 
 
 def _encoded(inputs: Any) -> tuple[str, list[Any]]:

@@ -24,7 +24,7 @@ PUBLIC = (*PAGE_FILES, "/docs", "/openapi.json")
 LINKED = ("/status", "/metrics")
 """Other sites may link to these too: their pages cannot read what the browser then shows."""
 PATHS = (*PUBLIC, "/learn", "/predict", "/status", "/memory", "/metrics")
-UNCHANGING = ("/predict",)
+UNCHANGING = ("/predict", "/label-studio/predict", "/label-studio/setup")
 """Requests that send something and change nothing."""
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 ASKED = "ocil.asked"

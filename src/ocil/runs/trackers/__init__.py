@@ -5,8 +5,9 @@ more of them as entry points of the group ``ocil.trackers``: a function that tak
 the folder of the runs, and returns a ``Tracker``. Nothing of a tool is imported before it is asked for.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -73,7 +74,8 @@ def tracking(wanted: Sequence[str], root: Path, warn: Callable[[str], None]) -> 
 
     def attempt(name: str, call: Callable[[], None]) -> None:
         try:
-            call()
+            with redirect_stdout(sys.stderr):  # some tools greet; standard output has the result
+                call()
         except Exception as error:
             opened.pop(name, None)
             why = f"{type(error).__name__}: {error}"
@@ -90,7 +92,8 @@ def tracking(wanted: Sequence[str], root: Path, warn: Callable[[str], None]) -> 
                 raise TRACKERS.unknown(name)
             if info.name in opened:
                 raise OcilError(f"--track {word}: {info.name} is given twice.")
-            opened[info.name] = info.open(where.strip(), root)
+            with redirect_stdout(sys.stderr):
+                opened[info.name] = info.open(where.strip(), root)
         yield on_event
     finally:
         for name, tracker in tuple(opened.items()):

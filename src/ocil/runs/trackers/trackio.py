@@ -1,6 +1,7 @@
 """Runs in Trackio: one of its runs for each of ours, in one project. They stay on this machine: ``trackio show``."""
 
 import importlib
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,18 @@ def open_tracker(where: str, root: Path) -> RunLogs:
     """``where``: the project, by default ``ocil``."""
     with optional("--track trackio needs a package", "trackio", "trackio"):
         trackio = importlib.import_module("trackio")
-    return RunLogs(partial(TrackioRun, trackio, where or "ocil"))
+    return TrackioRuns(trackio, where or "ocil")
+
+
+class TrackioRuns(RunLogs):
+    def __init__(self, trackio: Any, project: str) -> None:
+        super().__init__(partial(TrackioRun, trackio, project))
+        self.trackio = trackio
+
+    def close(self) -> None:
+        super().close()
+        with suppress(RuntimeError):  # else it ends its last run at exit, with a line on standard output
+            self.trackio.finish()
 
 
 class TrackioRun:
