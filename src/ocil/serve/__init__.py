@@ -38,9 +38,15 @@ Labelling, at ``/label``:
 
 What clients see:
 
+``client``   the requests as methods, for programs in Python
 ``run``      socket, server and clean stop
 ``app``      the HTTP application
+``models``   several models in one process
 ``guard``    which requests are let through
+``tokens``   who may ask for what, and how often
+``audit``    a line per change
+``health``   answers to probes
+``logs``     text or JSON lines
 ``routes``   what each path does
 ``sample_routes``, ``version_routes``  what the paths about samples and versions do
 ``answers``  models of requests and answers
@@ -49,3 +55,7 @@ What clients see:
 ``limits``   what a client may ask for
 ``labels``, ``pictures``, ``vectors``  labels, images and vectors from clients
 """
+
+from ocil.serve.client import Client, ServiceError
+
+__all__ = ["Client", "ServiceError"]

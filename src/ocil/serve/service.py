@@ -62,6 +62,8 @@ class Service:
         self.model, self.folder, self.limits = model, folder, limits or Limits()
         model.threads = threads or model.threads_used
         self.metrics = Metrics()
+        self.draining = False
+        """The service is about to stop: it answers, but new requests should go elsewhere."""
         with reading_note("its service"):
             note = Note.from_json(model.note.get(NOTE, {}), len(model.labels))
             note.number_memory(model)
