@@ -157,8 +157,9 @@ class Guard:
 
 
 def changes(scope: Scope) -> bool:
-    """Whether a request may change a model: all but those that only read, and predictions."""
-    return scope["method"] not in ("GET", "HEAD", "OPTIONS") and scope["path"] not in UNCHANGING
+    """Whether a request may change a model: all but those that only read, and predictions. So counts a copy of all."""
+    reads = scope["method"] in ("GET", "HEAD", "OPTIONS") and scope["path"] != "/backup"
+    return not reads and scope["path"] not in UNCHANGING
 
 
 def _route(scope: Scope) -> str:
