@@ -1,6 +1,8 @@
 """The code of the documentation runs: Python blocks, commands, examples of docstrings, notebooks, the site itself."""
 
 import ast
+import contextlib
+import doctest
 import importlib.util
 import json
 import os
@@ -19,6 +21,7 @@ import pytest
 
 import ocil
 import ocil.cli
+from ocil.data import store
 from ocil.data.catalog import SOURCES
 from ocil.evaluation.measures import MEASURES
 from ocil.methods import METHODS
@@ -53,14 +56,24 @@ def clean() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The code as it is, in less time and in a folder of its own: a twentieth of the embedded images."""
+@pytest.fixture(scope="module")
+def few_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A twentieth of the embedded images, in a file."""
     data = ocil.load_dataset()
-    tenth = {name: getattr(data, name)[::20] for name in ("train_x", "train_y", "test_x", "test_y")}
-    small = replace(data, **tenth)
-    monkeypatch.setattr(ocil, "load_dataset", lambda name=None, *rest: small if name is None else data_of(name, *rest))
-    data_of = ocil.data.load  # type: ignore[attr-defined]
+    path = tmp_path_factory.mktemp("few") / f"{data.name}.npz"
+    replace(data, **{name: getattr(data, name)[::20] for name in ("train_x", "train_y", "test_x", "test_y")}).save(path)
+    return path
+
+
+@pytest.fixture
+def few(few_images: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The code as it is, in less time and in a folder of its own: the embedded dataset is smaller."""
+    place_of = store.place_of
+
+    def place(name: str | Path, *rest: Any) -> Any:
+        return contextlib.nullcontext(few_images) if name == store.DEFAULT else place_of(name, *rest)
+
+    monkeypatch.setattr(store, "place_of", place)
     monkeypatch.chdir(tmp_path)
 
 
@@ -96,8 +109,9 @@ def test_the_python_blocks_of_a_page_run_in_their_order(page: Path) -> None:
 def commands(page: Path) -> list[str]:
     """The lines of a page that call ocil, in code blocks, with continued lines joined."""
     text = page.read_text()
-    parts = [found[1] for found in FENCED.finditer(text)]
-    parts += [textwrap.dedent(found[1]) for found in INDENTED.finditer(text)]
+    parts = [found[1] for found in FENCED.finditer(text)] + [
+        textwrap.dedent(found[1]) for found in INDENTED.finditer(text)
+    ]
     lines = "\n".join(parts).replace("\\\n", " ").splitlines()
     return [line for line in lines if re.match(r"ocil [a-z]", line)]
 
@@ -111,6 +125,39 @@ def test_the_commands_of_a_page_are_understood(page: Path) -> None:
             ocil.cli.app.parse_args(words, exit_on_error=False, print_error=False)
         except Exception as error:  # cyclopts has many kinds
             pytest.fail(f"{line}: {error}")
+
+
+def test_the_docstring_of_every_public_name_has_an_example() -> None:
+    missing = [name for name, examples in examples_by_name().items() if not examples]
+    assert not missing
+
+
+def examples_by_name() -> dict[str, list[doctest.DocTest]]:
+    """The examples in the docstrings of what is public, and of its public methods."""
+    finder = doctest.DocTestFinder(recurse=True)
+    found = {}
+    for name in ocil.__all__:
+        thing = getattr(ocil, name)
+        if name == "METHODS":  # an object: its examples are those of its module
+            thing = importlib.import_module("ocil.methods")
+        if isinstance(thing, ModuleType):  # the module's own docstring and those of its functions
+            tests = finder.find(thing, name, globs={"ocil": ocil})
+        else:
+            tests = finder.find(thing, name, module=False, globs={"ocil": ocil})
+        found[name] = [test for test in tests if test.examples]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("few", "quick_convolution")
+@pytest.mark.parametrize("name", ocil.__all__)
+def test_the_examples_of_docstrings_run(name: str) -> None:
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    said: list[str] = []
+    for test in examples_by_name()[name]:
+        runner.run(test, out=said.append)
+    assert not runner.failures, "".join(said)
 
 
 def tool(name: str) -> ModuleType:
@@ -169,8 +216,13 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     built = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert built.returncode == 0, built.stderr
     site = tmp_path / "site"
-    pages = ("index.html", "CHANGELOG.html", "results/index.html", "examples/folder.html", "notebooks/streams.html")
-    for name in pages:
+    for name in (
+        "index.html",
+        "CHANGELOG.html",
+        "results/index.html",
+        "examples/folder.html",
+        "notebooks/streams.html",
+    ):
         assert (site / name).is_file(), name
     assert "data:image/png" in (site / "notebooks/streams.html").read_text()
     assert "stability" in (site / "search/search_index.js").read_text()  # found without a server

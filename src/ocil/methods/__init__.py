@@ -1,4 +1,11 @@
-"""The methods by name. A new method is a file in this folder and an entry here, or comes from a plugin."""
+"""The methods by name. A new method is a file in this folder and an entry here, or comes from a plugin.
+
+Examples:
+    >>> ocil.METHODS["afs"].paper
+    'Liang et al., TCSVT 2023'
+    >>> ocil.METHODS["afs"].load().__name__
+    'AFS'
+"""
 
 import re
 from collections.abc import Iterable
@@ -16,7 +23,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MethodInfo:
-    """The facts about a method that are known without importing it."""
+    """The facts about a method that are known without importing it.
+
+    Examples:
+        >>> class Mine(ocil.METHODS["er"].load()):
+        ...     pass
+        >>> ocil.register(ocil.MethodInfo("mine", Mine, "like er", "-"))
+        >>> ocil.resolve("mine", memory=100).label
+        'mine'
+    """
 
     name: str
     target: "str | type[Learner]"

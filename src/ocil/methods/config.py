@@ -47,6 +47,13 @@ class LearnerConfig:
     ``minimum``, ``maximum``, ``above`` and ``below`` map the name of a field to its bound; a subclass extends them. A
     value out of bounds, or one that is not among the choices of a ``Literal``, raises an ``OcilError``. The metadata of
     a field may say ``needs``, the name of a setting without which this one has no effect: giving it then raises too.
+
+    Examples:
+        >>> ocil.LearnerConfig(memory=100, lr=0.05).memory_batch
+        10
+        >>> ocil.LearnerConfig(lr=-1)
+        Traceback (most recent call last):
+        ocil.errors.OcilError: ...
     """
 
     memory: int = field(default=0, metadata=MEMORY)

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ocil import precision
 from ocil.data import CATALOG, DEFAULT
 from ocil.data.catalog import SOURCES, find
 from ocil.data.derived import base_of
@@ -35,7 +36,15 @@ _names: dict[tuple[Any, ...], str] = {}  # see RunConfig._named
 
 @dataclass(frozen=True)
 class RunConfig:
-    """All settings of one run. Runs with equal configurations have equal results on the same kind of device."""
+    """All settings of one run. Runs with equal configurations have equal results on the same kind of device.
+
+    ``ocil.resolve`` makes one with published settings filled in.
+
+    Examples:
+        >>> config = ocil.resolve("er", memory=50, review=True)
+        >>> config.label, config.learner.memory, config.stream.tasks
+        ('er-rv', 50, 5)
+    """
 
     method: str
     dataset: str = DEFAULT
@@ -67,7 +76,7 @@ class RunConfig:
     def label(self) -> str:
         """How tables name it: ``er-rv`` is ER with the review trick. AFS has it by definition."""
         review = self.learner.review
-        defined = method(self.method).load().Config().review
+        defined = method(self.method).load().Config.review  # the default of the field
         return str(Label(self.method, None if review == defined else review))
 
     @property
@@ -169,12 +178,27 @@ def resolve(
 ) -> RunConfig:
     """Fill in every setting: the user's, else the published one for this dataset and memory, else the method's default.
 
-    ``settings`` holds any field of the method's config or of ``StreamConfig`` by its name; strings are parsed, and None
-    is the default (the text ``none`` is None, where a field may be that).
-    ``classes`` and ``train`` are the numbers of classes and training images, if known: a dataset outside the
-    catalog gets at most that many tasks, and a memory and reviews that fit its length. ``vectors``: whether its inputs
-    are vectors, which need another network and no views. ``domains`` is the number of its domains, and ``task_sizes``
-    are the sizes of its usual tasks, if they are not equal.
+    Args:
+        name: A method from ``ocil.METHODS``.
+        dataset: A name, or the path of a prepared file.
+        memory: Samples kept for replay.
+        review: Whether the memory is reviewed at task ends.
+        seed: What the stream, the weights and all random choices are drawn from.
+        settings: Any field of the method's config or of ``StreamConfig`` by its name; strings are parsed, and None is
+            the default (the text ``none`` is None, where a field may be that).
+        classes: The number of classes, if known: a dataset outside the catalog gets at most that many tasks.
+        train: The number of training images, if known: memory and reviews then fit it.
+        vectors: Whether inputs are vectors, which need another network and no views.
+        domains: The number of domains of the dataset.
+        task_sizes: The sizes of its usual tasks, if they are not equal.
+
+    Raises:
+        OcilError: There is no such method or setting, or a value is not allowed.
+
+    Examples:
+        >>> config = ocil.resolve("afs", "cifar100", memory=5000, settings={"beta": "0.2"})
+        >>> config.stream.tasks, config.learner.beta
+        (10, 0.2)
     """
     info = method(name)
     learner = info.load()
@@ -196,7 +220,9 @@ def resolve(
             if str(given.get(key)).lower() not in ("none", "false", "no", "0"):
                 raise OcilError(f"{info.name} keeps no memory: leave out --{key}.")
     usual = _defaults(info, dataset, given, classes, train)
-    chosen: dict[str, Any] = dict(usual)
+    chosen: dict[str, Any] = usual | (
+        {"precision": precision.usual()} if precision.usual() != precision.DEFAULT else {}
+    )
     if vectors or given.get("features"):
         chosen |= {"network": FOR_VECTORS} | learner.vector_settings
     if "optimizer" in given and (lr := optimizers.default_lr(str(given["optimizer"]))) is not None:
@@ -293,6 +319,8 @@ def command(config: RunConfig) -> str:
     if method(config.method).memory:
         words += ["--memory", str(config.learner.memory)]
     different = changed(config)
+    if precision.ON_GPU != precision.DEFAULT:  # what a command without it runs depends on the machine
+        different["precision"] = config.learner.precision
     if "review" in different:
         words.append("--review" if different.pop("review") else "--no-review")
     return with_settings([*words, *plugin_words(config)], different)

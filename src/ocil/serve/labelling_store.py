@@ -38,9 +38,12 @@ CREATE TABLE IF NOT EXISTS contents (
 );
 CREATE TABLE IF NOT EXISTS annotations (
     name TEXT PRIMARY KEY,
-    sample INTEGER NOT NULL,
-    label TEXT NOT NULL
-) WITHOUT ROWID;
+    address TEXT NOT NULL,
+    wanted TEXT,
+    label TEXT,
+    sample INTEGER,
+    turn INTEGER NOT NULL DEFAULT 0
+);
 """
 VERSION = 1
 
@@ -214,20 +217,56 @@ class Store:
             ).fetchall()
         return [(name, decoded(json.loads(label)), sample) for name, label, sample in rows]
 
-    def annotation(self, name: str) -> tuple[int, ClassLabel] | None:
-        """The sample and the label of an annotation of another tool; None if it is not known."""
-        with self._using() as base:
-            found = base.execute("SELECT sample, label FROM annotations WHERE name = ?", (name,)).fetchone()
-        return None if found is None else (found[0], decoded(json.loads(found[1])))
+    def want_annotation(self, name: str, address: str | None, label: ClassLabel | None) -> bool:
+        """Write down which label an annotation of another tool has now; None if it has none any more.
 
-    def keep_annotation(self, name: str, sample: int, label: ClassLabel) -> None:
+        ``address``: of its image; None leaves the one that is known. False if nothing changes.
+        """
+        wanted = None if label is None else json.dumps(encoded(label))
         with self._using() as base:
-            row = (name, sample, json.dumps(encoded(label)))
-            base.execute("INSERT OR REPLACE INTO annotations VALUES (?, ?, ?)", row)
+            had = base.execute("SELECT wanted FROM annotations WHERE name = ?", (name,)).fetchone()
+            if had == (wanted,) or (had is None and (wanted is None or address is None)):
+                return False
+            if had is None:
+                base.execute(
+                    "INSERT INTO annotations (name, address, wanted) VALUES (?, ?, ?)", (name, address, wanted)
+                )
+            else:
+                new = "UPDATE annotations SET wanted = ?, address = COALESCE(?, address) WHERE name = ?"
+                base.execute(new, (wanted, address, name))
+        return True
 
-    def remove_annotation(self, name: str) -> None:
+    def unsettled(self) -> list["Annotation"]:
+        """Annotations whose label the model has not been given yet."""
         with self._using() as base:
-            base.execute("DELETE FROM annotations WHERE name = ?", (name,))
+            rows = base.execute("SELECT * FROM annotations WHERE wanted IS NOT label ORDER BY rowid").fetchall()
+        return [Annotation(one[0], one[1], _read(one[2]), _read(one[3]), one[4], one[5]) for one in rows]
+
+    def settle(self, one: "Annotation") -> None:
+        """Write down what the model was given. What is wanted may have changed meanwhile."""
+        label = None if one.label is None else json.dumps(encoded(one.label))
+        with self._using() as base:
+            new = "UPDATE annotations SET label = ?, sample = ?, turn = ? WHERE name = ?"
+            base.execute(new, (label, one.sample, one.turn, one.name))
+
+
+class Annotation(NamedTuple):
+    """A label that a person gave in another tool."""
+
+    name: str
+    address: str
+    """Of its image."""
+    wanted: ClassLabel | None
+    """The label that it has there; None: it was taken back."""
+    label: ClassLabel | None
+    """The label that the model was given; "" while that is under way."""
+    sample: int | None
+    turn: int
+    """How often the model was given its image and told to forget it."""
+
+
+def _read(label: str | None) -> ClassLabel | None:
+    return None if label is None else decoded(json.loads(label))
 
 
 def _entry(
@@ -248,7 +287,7 @@ def _entry(
         size,
         skips,
         turn,
-        None if label is None else decoded(json.loads(label)),
+        _read(label),
         sample,
         None if correct is None else bool(correct),
         None if todo is None else Change(todo[0], decoded(todo[1])),
