@@ -46,6 +46,11 @@ class MethodInfo:
     capturable: bool = True
     """Whether a step with static shapes can be captured as a CUDA graph, see ``ocil.methods.capturable``."""
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether it comes with ocil, which has a page about it."""
+        return isinstance(self.target, str)
+
     def load(self) -> "type[Learner]":
         if not isinstance(self.target, str):
             return self.target

@@ -1,7 +1,7 @@
 """The configuration of a class-incremental run, and how it is completed from a few names and settings."""
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,10 @@ from ocil.streams import StreamConfig, usual_tasks
 DEFAULT_MEMORY = 5000  # images, for a dataset outside the catalog of which the length is not known
 OFFLINE = {"boundary": "iid", "epochs": 50, "batch_size": 128}
 REVIEW_EVERY = 500
+
+
+MOST_NAMES = 10_000
+_names: dict[tuple[Any, ...], str] = {}  # see RunConfig._named
 
 
 @dataclass(frozen=True)
@@ -94,12 +98,27 @@ class RunConfig:
     @property
     def cell(self) -> str:
         """The folder that the runs of all seeds share: a name for all settings but the seed."""
-        return cell_name(self.dataset, f"-{readable(self._words)}", self.identity)
+        return self._named("cell", lambda words: cell_name(self.dataset, f"-{readable(words)}", self.identity))
 
     @property
     def former_cell(self) -> str:
         """The name that ``cell`` had when its digest covered every setting and the path of the images."""
-        return f"{Path(self.dataset).stem}-{self._words}-{short_digest(self.as_formerly() | {'seed': None})}"
+
+        def name(words: str) -> str:
+            return f"{Path(self.dataset).stem}-{words}-{short_digest(self.as_formerly() | {'seed': None})}"
+
+        return self._named("former cell", name)
+
+    def _named(self, kind: str, make: Callable[[str], str]) -> str:
+        """The name that ``make`` gives, computed once for all seeds: a large sweep asks for thousands of names."""
+        words = self._words
+        parts = (self.dataset, repr(self.stream), repr(self.learner), self.fingerprint, self.weights, self.code)
+        key = (kind, words, type(self.learner), self.method, *parts)
+        if key not in _names:
+            if len(_names) >= MOST_NAMES:
+                _names.clear()
+            _names[key] = make(words)
+        return _names[key]
 
     def as_formerly(self) -> dict[str, Any]:
         """The settings that the digests of former names covered."""
