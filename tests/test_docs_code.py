@@ -184,7 +184,7 @@ def test_notebooks_run_and_show_what_they_keep(path: Path, tmp_path: Path, monke
 
     def kinds(notebook: dict[str, Any]) -> list[list[str]]:
         cells = [cell["outputs"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
-        return [[kind for output in outputs for kind in output.get("data", {"text": 0})] for outputs in cells]
+        return [sorted(kind for output in outputs for kind in output.get("data", {"text": 0})) for outputs in cells]
 
     assert kinds(shown) == kinds(kept)
     assert "image/png" in str(kinds(kept))
