@@ -15,7 +15,7 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 # Every process that tests start would compile ocil again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test quick lint format clean
+.PHONY: help setup demo docs test quick lint format clean
 
 help:  ## what there is
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -42,6 +42,11 @@ $(TEST_READY): pyproject.toml constraints.txt
 demo: $(READY)  ## fine-tuning, ER and AFS on the embedded dataset: a table and a picture (about 2 minutes on 2 cores)
 	$(BIN)/ocil compare fine-tune er afs --seeds 3 --out runs/demo
 
+docs: $(READY)  ## build the documentation into site/: open site/index.html, search works offline
+	@$(BIN)/python -c 'import mkdocs, material, mkdocstrings' 2>/dev/null || $(INSTALL) --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
+	@echo "site/index.html"
+
 test: $(TEST_READY) lint  ## every check and every test, as continuous integration runs them (under 15 minutes on 2 cores)
 	OCIL_NO_SKIP=$(OCIL_NO_SKIP) $(PYTEST)
 
@@ -61,4 +66,4 @@ format: $(READY)  ## let ruff format and mend
 	$(BIN)/ruff check --fix .
 
 clean:  ## remove what make made
-	rm -rf $(VENV) runs/demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs/demo site .pytest_cache .mypy_cache .ruff_cache .hypothesis

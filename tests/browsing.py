@@ -2,13 +2,18 @@
 
 import os
 import shutil
+import threading
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.skipping import must_run
+
+if TYPE_CHECKING:
+    from ocil.serve.service import Service
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 NO_BROWSER = "there is no chromium: apt-get install chromium, or brew install --cask chromium"
@@ -31,3 +36,56 @@ def launched() -> Iterator[Any]:
         running = play.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"] if os.getuid() == 0 else [])
         yield running
         running.close()
+
+
+def served(service: "Service", token: str | None = None) -> Iterator[str]:
+    """A real server on a real port, in a thread."""
+    import uvicorn
+
+    from ocil.serve.app import create_app
+    from ocil.serve.run import address_of, listen
+
+    bound = listen("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(create_app(service, token), lifespan="off", log_config=None, ws="none"))
+    server.install_signal_handlers = lambda: None
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
+    thread.start()
+    yield address_of(bound, "127.0.0.1")
+    server.should_exit = True
+    thread.join()
+    bound.close()
+
+
+def visits(browser: Any) -> Iterator[Any]:
+    """Open the page; at the end it must have said nothing on the console and asked nobody else."""
+    opened = []
+
+    def go(address: str, refused: str = "no status", **options: Any) -> Any:
+        """``refused``: the status of an expected answer, which the browser logs by itself."""
+        context = browser.new_context(**({"viewport": {"width": 1100, "height": 900}} | options))
+        page = context.new_page()
+        said: list[str] = []
+        asked: list[str] = []
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("dialog", lambda dialog: (said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(address)
+        opened.append((context, address, refused, said, asked))
+        return page
+
+    yield go
+    for context, address, refused, said, asked in opened:
+        context.close()
+        assert [text for text in said if f"status of {refused}" not in text] == []
+        assert {
+            url for url in asked if not url.startswith(("/".join(address.split("/")[:3]), "data:", "blob:"))
+        } == set()
+
+
+def until(page: Any, condition: str) -> None:
+    """Asked from outside: the page's policy forbids to evaluate text inside it."""
+    end = time.monotonic() + 300
+    while not page.evaluate(condition):
+        assert time.monotonic() < end, condition
+        page.wait_for_timeout(20)

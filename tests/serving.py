@@ -13,12 +13,13 @@ from PIL import Image
 from ocil.online.formats import InputFormat
 from ocil.online.images import ImageFormat
 from ocil.online.model import Model, Recipe, has_model, locked
-from ocil.serve.records import Cut, SampleRecord
+from ocil.serve.records import Change, Cut, SampleRecord
 from ocil.serve.segment import read
 from ocil.serve.service import Service
 
 RECIPE = Recipe("er", memory=20, width=1, batch_size=4)
 FORM = ImageFormat((12, 12, 1))
+FORGOTTEN = object()
 
 
 def picture(brightness: int, number: int = 0) -> np.ndarray:
@@ -65,9 +66,55 @@ def batches_of(folder: Path) -> list[list[tuple[int, Any, np.ndarray]]]:
     return [batch for batch in batches if batch]
 
 
+def changes_of(folder: Path) -> dict[int, Change]:
+    """The changes in a kept log, by their numbers."""
+    records = [record for path in sorted((folder / "log").glob("*.log")) for record in read(path)]
+    return {record.number: record for record in records if isinstance(record, Change)}
+
+
 def relearned(folder: Path, recipe: Recipe = RECIPE, form: InputFormat = FORM) -> Model:
-    """A model that learned the same batches and was never served, stopped or loaded."""
+    """A model that learned the same batches and was never served, stopped or loaded.
+
+    Changes are made as the log orders them. Which memory slot holds a sample is found by its content, so all samples of
+    a test must differ: nothing here uses the numbers that the service keeps.
+    """
     model = Model(recipe, form)
-    for batch in batches_of(folder):
-        model.learn(np.stack([pixels for _, _, pixels in batch]), [label for _, label, _ in batch])
+    inputs: dict[int, np.ndarray] = {}
+    waiting: dict[int, Any] = {}
+    changes: list[Change] = []
+
+    def slots_of(number: int) -> list[int]:
+        memory = model.learner.memory
+        held = memory.images[: len(memory)].numpy()
+        return [slot for slot, one in enumerate(held) if one.tobytes() == inputs[number].tobytes()]
+
+    def make(change: Change) -> None:
+        if change.action == "review":
+            model.review()
+        elif change.sample in waiting:
+            if waiting[change.sample] is not FORGOTTEN:
+                waiting[change.sample] = change.label if change.action == "correct" else FORGOTTEN
+        elif change.action == "correct" and slots_of(change.sample):
+            model.relabel(slots_of(change.sample), change.label)
+        elif change.action == "forget":
+            model.forget(slots_of(change.sample))
+
+    for segment in sorted((folder / "log").glob("*.log")):
+        for record in read(segment):
+            if isinstance(record, SampleRecord):
+                numbers = range(record.first, record.last + 1)
+                inputs |= dict(zip(numbers, record.inputs, strict=True))
+                waiting |= dict(zip(numbers, record.labels, strict=True))
+            elif isinstance(record, Change):
+                changes.append(record)
+            else:
+                while changes and changes[0].number <= record.changes:
+                    make(changes.pop(0))
+                batch = [number for number in waiting if number <= record.last]
+                labels = {number: waiting.pop(number) for number in batch}
+                kept = [number for number in batch if labels[number] is not FORGOTTEN]
+                if kept:
+                    model.learn(np.stack([inputs[number] for number in kept]), [labels[number] for number in kept])
+    for change in changes:
+        make(change)
     return model

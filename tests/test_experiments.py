@@ -6,12 +6,12 @@ import pytest
 
 import ocil.experiments
 from ocil.errors import OcilError
-from ocil.experiments import configure
+from ocil.experiments import configure, named
 from ocil.experiments.files import DatasetFacts, Experiment, read, select
 from ocil.methods import method
 from ocil.report.papers import ColumnKey, load
 
-SHIPPED = sorted((Path(__file__).parents[1] / "experiments").glob("*.toml"))
+SHIPPED = sorted(named.SHIPPED.glob("*.toml"))
 COUNTS = {  # cells, seeds
     "table1": (19 * 9 + 2 * 3, 10),
     "table2": (10 * 3, 10),
@@ -35,13 +35,14 @@ COUNTS = {  # cells, seeds
     "compute": (4 * 5, 10),
     "anytime": (5 * 6, 10),
     "networks": (2, 3),
+    "streams": (20 * 2, 3),
     "mini-imagenet": (3, 10),
     "precision": (3, 10),
 }
 
 
 def shipped(name: str, **options: object) -> Experiment:
-    return read(Path(__file__).parents[1] / "experiments" / f"{name}.toml", **options)  # type: ignore[arg-type]
+    return read(Path(name), **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture

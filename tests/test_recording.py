@@ -14,9 +14,11 @@ import torch
 
 from ocil.data import Dataset
 from ocil.errors import OcilError
+from ocil.evaluation.anytime import AnytimeEvaluator
 from ocil.evaluation.evaluator import Evaluator
 from ocil.evaluation.measures import MEASURES
-from ocil.evaluation.probe import PENALTY
+from ocil.evaluation.prequential import Prequential
+from ocil.evaluation.probe import PENALTY, encoder_of, fit, probe
 from ocil.evaluation.subset import chosen_images
 from ocil.experiments.estimate import Size, cost_of_run
 from ocil.report.collect import collect
@@ -31,6 +33,7 @@ from ocil.runs.results import Result, sealed, summarise
 from ocil.runs.stepper import Stepper
 from ocil.runs.stream_run import ActiveStreamRun, run
 from ocil.streams import DeviceData, Stream
+from ocil.testing.watch import HostWatch
 from tests.reference.datasets import patterned
 from tests.test_engine_gpu import FakeCapture
 from tests.test_runner import stop_at, told
@@ -183,8 +186,6 @@ def test_points_at_task_ends_take_over_what_is_known(domains: bool) -> None:
     settings = {"width": 2, "tasks": 2, "memory": 20, "batch_size": 5, "memory_batch": 5, "evaluate_every": 4}
     config = resolve("er", "patterned", settings=settings, classes=4)
     learner, stream = build(config, data), Stream(data, config.stream)
-    from ocil.evaluation.anytime import AnytimeEvaluator
-
     learner.learn(*stream.fetch(0))
     computed, taken_over = AnytimeEvaluator(stream), AnytimeEvaluator(stream)
     for batches in (4, 8):
@@ -202,8 +203,6 @@ def test_the_probe_is_ridge_regression_on_frozen_features() -> None:
     learner = build(config, data)
     for part in stream:
         learner.learn(part.x, part.y)
-    from ocil.evaluation.probe import encoder_of, fit, probe
-
     before = {name: value.clone() for name, value in learner.state().items()}
     found = probe(learner, stream)
     assert all(torch.equal(before[name], value) for name, value in learner.state().items())
@@ -300,7 +299,7 @@ def test_many_classes_have_no_confusion_and_distances_no_calibration(
     tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ocil.evaluation.evaluator.MOST_CLASSES", 3)
-    config = configured("scr")
+    config = configured("scr", review=False)
     result = run(config, tmp_path, dataset=tiny, device="cpu")
     assert not result.confusion
     assert not result.calibration
@@ -446,14 +445,29 @@ def test_a_checkpoint_without_the_counts_is_refused(tiny: Dataset, tmp_path: Pat
         run(config, tmp_path, dataset=tiny, device="cpu")
 
 
+@pytest.mark.parametrize("settings", [{}, {"growing": True}, {"average": 0.5}], ids=str)
+def test_evaluations_are_queued_without_waiting_for_the_device(tiny: Dataset, settings: dict[str, Any]) -> None:
+    config = configured(**ALL | {"evaluate_on": 0}, **settings)
+    learner, stream = build(config, tiny), Stream(tiny, config.stream)
+    learner.learn(*stream.fetch(0))
+    x, y = stream.fetch(1)
+    prequential, anytime, evaluator = Prequential(stream), AnytimeEvaluator(stream), Evaluator(stream)
+    started = []
+    with HostWatch() as watch:
+        prequential.begin(1)
+        prequential.count(learner, x, y)
+        anytime.start(learner, 3)
+        started.append(evaluator.start(learner, 1))
+        anytime.start(learner, 6, known=started[0].correct)
+    assert len(watch.trace) > 100
+    assert started[0]().correct == anytime.record([], [])["points"][1]["correct"]
+
+
 def test_batch_statistics_do_not_move_in_evaluations(tiny: Dataset) -> None:
     config = configured(**ALL)
     learner, stream = build(config, tiny), Stream(tiny, config.stream)
     learner.learn(*stream.fetch(0))
     before = {name: value.clone() for name, value in learner.state().items()}
-    from ocil.evaluation.anytime import AnytimeEvaluator
-    from ocil.evaluation.prequential import Prequential
-
     prequential, anytime = Prequential(stream), AnytimeEvaluator(stream)
     prequential.count(learner, *stream.fetch(1))
     anytime.start(learner, 3)

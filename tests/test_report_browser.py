@@ -230,6 +230,33 @@ def test_light_and_dark(visit: Any) -> None:
     assert brightness(dark.locator("figure:visible img").first) < 60
 
 
+@pytest.mark.parametrize("width", [400, 900, 1400])
+def test_headings_are_whole_words_and_nothing_overflows(visit: Any, width: int) -> None:
+    page = visit(viewport={"width": width, "height": 900}).page
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    cut = page.evaluate("""() => [...document.querySelectorAll("h1, h2, thead th")].filter((heading) => {
+      const style = getComputedStyle(heading), pen = document.createElement("canvas").getContext("2d");
+      pen.font = style.font;
+      const room = heading.getBoundingClientRect().width;
+      return room && heading.textContent.trim().split(/\\s+/).some((word) => pen.measureText(word).width > room + 1);
+    }).map((heading) => heading.textContent)""")
+    assert cut == []
+    first = page.locator("#standings table").first.bounding_box()
+    assert first["y"] < 900  # who is ahead is on the first screen
+
+
+def test_what_is_folded_away_opens_by_keyboard(visit: Any) -> None:
+    page = visit().page
+    folded = page.locator("#table1 details.empty", has_text="not measured").first
+    summary = folded.locator("summary")
+    summary.focus()
+    page.keyboard.press("Enter")
+    assert folded.locator("table").is_visible()
+    assert "gss" in folded.inner_text()
+    page.locator("#standings .scroll").first.focus()  # a table that scrolls can be reached
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Standings"
+
+
 @pytest.mark.parametrize("width", [320, 600])
 def test_a_narrow_window_scrolls_inside_tables_only(visit: Any, width: int) -> None:
     page = visit(viewport=PHONE | {"width": width}, has_touch=True).page

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ocil.errors import OcilError
-from ocil.report import longtail, papers
+from ocil.report import comparison, longtail, papers
 from ocil.report.collect import collect
 from ocil.report.comparison import compared_tables
 from ocil.report.papers import ColumnKey, Published
@@ -204,6 +204,45 @@ def test_the_option(ocil_command: Call, example: Path, tmp_path: Path) -> None:
     assert "cannot read" in one_error(ocil_command(*words, tmp_path / "nowhere.toml"))
     example.write_text("x = 1")
     assert "'x' is not known" in one_error(ocil_command(*words, example))
+
+
+def test_a_paper_is_compared_with_only_if_results_belong_to_it(tmp_path: Path) -> None:
+    def concerned(root: Path) -> bool:
+        return bool(comparison.concerned(papers.load(), collect([root])).tables)
+
+    save(tmp_path / "own", resolve("er", "/data/birds.npz", memory=100))
+    assert not concerned(tmp_path / "own")
+    save(tmp_path / "own", resolve("fine-tune", "cifar100"))  # a bound alone
+    save(tmp_path / "own", resolve("er", "cifar100", memory=300))  # a memory that the paper does not have
+    save(tmp_path / "own", resolve("afs", "cifar100", settings={"lr": 0.3}))  # nor that learning rate
+    save(tmp_path / "own", resolve("afs", "cifar100", settings={"boundary": "blurry"}))
+    assert not concerned(tmp_path / "own")
+    for name, settings in (("er", {}), ("afs", {"alpha": 0.5}), ("er", {"precision": "bf16", "evaluate_every": 50})):
+        root = tmp_path / f"{name}-{len(settings)}"
+        save(root, resolve(name, "cifar100", settings=settings))
+        assert concerned(root), (name, settings)
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_results_of_the_paper_and_of_ones_own_are_kept_apart(ocil_command: Call, tmp_path: Path) -> None:
+    save(tmp_path / "runs", resolve("er", "cifar100"), level=0.2)
+    save(tmp_path / "runs", resolve("afs", "/data/birds.npz", memory=100), level=0.4)
+    save(tmp_path / "runs", resolve("er", "/data/birds.npz", memory=100), level=0.3)
+    words = ("report", tmp_path / "runs", "--out", tmp_path / "report")
+    assert ocil_command(*words).code == 0
+    tables = tmp_path / "report/tables"
+    assert "birds" not in (tables / "table1.csv").read_text()
+    assert re.findall(r"^## (.*)$", (tables / "methods.md").read_text(), re.MULTILINE) == ["CIFAR-100", "birds"]
+    assert "not measured" not in (tables / "methods.md").read_text()
+    text = (tmp_path / "report/index.html").read_text()
+    own, paper = text.split("Beside the paper")
+    assert "not measured" not in Page(own[own.index("<main>") + 6 : own.rindex("<section")]).text
+    assert "20 rows of the paper that were not measured" in paper
+    assert ocil_command(*words, "--against", "er").code == 0
+    assert "against er" in (tmp_path / "report/index.html").read_text()
+    assert "no run of 'mir'" in one_error(ocil_command(*words, "--against", "mir"))
+    assert ocil_command(*words, "--paper", "none").code == 0
+    assert "Beside the paper" not in (tmp_path / "report/index.html").read_text()
 
 
 def test_names_of_a_paper_are_no_formulas(example: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,13 @@ from ocil.report.cost import images_per_batch
 from ocil.report.entries import Entries, entries
 from ocil.report.quantities import named
 from ocil.report.ranking import average_ranks, paired_difference, ranking, read_seeds, seeds_text
-from ocil.report.standing_tables import leads_table, methods_document, side_by_side, standings_table
+from ocil.report.standing_tables import (
+    leads_table,
+    methods_document,
+    side_by_side,
+    standings_document,
+    standings_table,
+)
 from ocil.report.standings import Standings
 from ocil.report.table import csv, latex, markdown, markdown_table
 from ocil.runs.config import RunConfig, resolve
@@ -165,7 +172,7 @@ def test_the_leader_the_missing_and_what_seeds_are_shared(found: Entries) -> Non
     text = markdown_table(side_by_side(against_afs))
     assert "(no shared seed)" in text
     assert "-10.0 ± 0.0" in text
-    assert "mir on birds, memory 100: seeds 7, 8" in text
+    assert "- mir, seeds 7, 8: birds, memory 100, 200" in text
 
 
 def test_tables_of_own_runs_have_nothing_of_a_paper(found: Entries) -> None:
@@ -202,12 +209,37 @@ def test_the_first_table_says_who_leads_by_how_much_and_at_what_cost(found: Entr
     assert [value.text for value in lead.values[1:5]] == ["afs", "62.4 ± 3.0", "er", "10.3 ± 1.3"]
 
 
+def test_standings_as_numbers(found: Entries) -> None:
+    lines = {row["method"]: row for row in rows_of(csv(standings_document(Standings(found, chosen="afs")).records))}
+    er = lines["er"]
+    assert (er["mean_rank"], er["columns"], er["against"], er["shared_seeds"]) == ("3", "2", "afs", "2")
+    assert float(er["difference"]) == pytest.approx(-10.15)
+    assert float(er["mean"]) == pytest.approx((31 + 41) / 2)
+    assert lines["mir"]["difference"] == ""  # they share no seed
+
+
 def test_streams_are_columns_and_settings_are_rows(tmp_path: Path) -> None:
     for settings in ({}, {"boundary": "blurry"}, {"lr": 0.2}, {"evaluate_every": 5}):
         store(tmp_path, resolve("er", BIRDS, memory=100, settings=settings), {0: 0.5, 1: 0.5})
     found = entries(collect([tmp_path]).cells)
     assert [place.title for place in found.columns] == ["birds, memory 100", "birds, boundary=blurry, memory 100"]
     assert {row.name: len(row.cells) for row in found.rows} == {"er": 2, "er lr=0.2": 1}  # evaluating changes nothing
+
+
+def test_two_files_of_one_name_have_tables_of_their_own(tmp_path: Path) -> None:
+    for folder, value in (("a", 0.2), ("b", 0.4)):
+        config = replace(resolve("er", f"/{folder}/birds.npz", memory=100), fingerprint=folder)
+        store(tmp_path, config, {0: value, 1: value})
+    tables = methods_document(Standings(entries(collect([tmp_path]).cells))).tables
+    assert [(table.title, len(table.columns)) for table in tables] == [("birds", 2), ("birds", 2)]
+
+
+def test_a_long_name_of_the_reference_stands_below_the_table(tmp_path: Path) -> None:
+    for settings, value in (({}, 0.2), ({"lr": 0.2, "memory_batch": 5}, 0.4)):
+        store(tmp_path, resolve("er", BIRDS, memory=100, settings=settings), {0: value, 1: value})
+    table = standings_table(Standings(entries(collect([tmp_path]).cells)))
+    assert "difference" in [column.title for column in table.columns]
+    assert re.search(r"Differences are to er (lr=0\.2 memory_batch=5|memory_batch=5 lr=0\.2)\.$", table.note)
 
 
 def test_one_method_is_named_with_or_without_its_settings(tmp_path: Path) -> None:

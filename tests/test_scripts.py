@@ -51,7 +51,7 @@ def test_every_script_has_a_test_and_says_how_it_is_called() -> None:
         if path.stem in ELSEWHERE:
             assert path.stem in (ROOT / "tests" / f"{ELSEWHERE[path.stem]}.py").read_text(), name
         else:
-            assert re.search(rf'"({name}|{path.stem})"', here), name
+            assert re.search(rf'"({name}|{path.stem})(\.py)?"', here), name
 
 
 @pytest.mark.slow
@@ -269,11 +269,19 @@ def test_the_embedded_dataset_is_made_from_published_files(script: Script, tmp_p
     assert not (tmp_path / "no.npz").exists()
 
 
+def test_the_pictures_of_streams_are_those_of_the_page(script: Script, tmp_path: Path) -> None:
+    script("tools/stream_figures", "--out", ".")
+    made = {path.name for path in tmp_path.glob("*.svg")}
+    assert made == {path.name for path in (ROOT / "docs/images").glob("stream-*.svg")}
+    page = (ROOT / "docs/streams.md").read_text()
+    assert made == set(re.findall(r"images/(stream-[a-z-]+\.svg)", page))
+
+
 @pytest.mark.slow
 def test_the_picture_of_the_readme_has_the_numbers_of_its_table(script: Script, tmp_path: Path) -> None:
     rows = [line.strip("| ").split(" | ") for line in script("tools/readme_figure", "--out", "a.png").splitlines()]
-    readme = (ROOT / "README.md").read_text()
-    table = [line for line in readme.replace("*", "").splitlines() if line.startswith("|") and line.endswith(" s |")]
+    page = (ROOT / "docs/performance.md").read_text()
+    table = [line for line in page.replace("*", "").splitlines() if line.startswith("|") and line.endswith(" s |")]
     assert len(rows) == 9
     for _, precision, accuracy, *_ in rows:
         assert any(accuracy in line for line in table), (precision, accuracy)

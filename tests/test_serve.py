@@ -692,9 +692,9 @@ def test_the_key_of_a_lost_request_is_forgotten(tmp_path: Path, monkeypatch: pyt
     """The checkpoint knows keys of samples that it has not learned; their numbers may be given to others."""
     with running(tmp_path) as service:
         with monkeypatch.context() as patch:
-            patch.setattr(service.trainer, "_next_batch", list)  # nothing is learned
+            patch.setattr(service.trainer, "_next", list)  # nothing is learned
             receipts = {label: send(service, label, key=label) for label in "abc"}
-            service.checkpoints.save(0, service.trainer.counts)
+            service.checkpoints.save(0, service.trainer.counts, 0)
         keys = Model.load(tmp_path, "cpu").note["serve"]["keys"]
         assert list(keys) == ["a", "b", "c"]
         saved = (tmp_path / FILE).read_bytes()

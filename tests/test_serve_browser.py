@@ -1,7 +1,6 @@
 """The page of ``ocil serve`` in a real browser: drop, predict, correct, see it learned; no errors, no network."""
 
 import base64
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from ocil.online.model import Recipe
 from ocil.online.vectors import VectorFormat
 from ocil.serve.service import Service
-from tests.browsing import launched, needs_browser
+from tests.browsing import launched, needs_browser, served, until, visits
 from tests.serving import picture, png, running
 
 pytestmark = [
@@ -34,24 +33,6 @@ DROP = """([selector, content]) => {
 }"""
 
 
-def served(service: Service, token: str | None = None) -> Iterator[str]:
-    """A real server on a real port, in a thread."""
-    import uvicorn
-
-    from ocil.serve.app import create_app
-    from ocil.serve.run import address_of, listen
-
-    bound = listen("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(create_app(service, token), lifespan="off", log_config=None, ws="none"))
-    server.install_signal_handlers = lambda: None
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
-    thread.start()
-    yield address_of(bound, "127.0.0.1")
-    server.should_exit = True
-    thread.join()
-    bound.close()
-
-
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     with running(tmp_path_factory.mktemp("model")) as service:
@@ -70,36 +51,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def visit(browser: Any) -> Iterator[Any]:
-    """Open the page; at the end it must have said nothing on the console and asked nobody else."""
-    opened = []
-
-    def go(address: str, refused: str = "no status", **options: Any) -> Any:
-        """``refused``: the status of an expected answer, which the browser logs by itself."""
-        context = browser.new_context(**({"viewport": {"width": 1100, "height": 900}} | options))
-        page = context.new_page()
-        said: list[str] = []
-        asked: list[str] = []
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("dialog", lambda dialog: (said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        page.on("request", lambda request: asked.append(request.url))
-        page.goto(address)
-        opened.append((context, address, refused, said, asked))
-        return page
-
-    yield go
-    for context, address, refused, said, asked in opened:
-        context.close()
-        assert [text for text in said if f"status of {refused}" not in text] == []
-        assert {url for url in asked if not url.startswith((address.removesuffix("/docs"), "data:", "blob:"))} == set()
-
-
-def until(page: Any, condition: str) -> None:
-    """Asked from outside: the page's policy forbids to evaluate text inside it."""
-    end = time.monotonic() + 300
-    while not page.evaluate(condition):
-        assert time.monotonic() < end, condition
-        page.wait_for_timeout(20)
+    yield from visits(browser)
 
 
 def drop(page: Any, brightness: int, number: int = 0) -> None:
@@ -161,7 +113,7 @@ def test_a_label_that_is_html_is_text(visit: Any, address: str, service: Service
     assert page.locator("#said").inner_text() == ""
     assert page.locator("main b").count() == 0
     assert page.locator("img[src='x']").count() == 0
-    assert page.evaluate("document.querySelectorAll('script').length") == 1
+    assert page.evaluate("document.querySelectorAll('script').length") == 2  # its own
 
 
 def test_by_keyboard_and_file_chooser(visit: Any, address: str, service: Service) -> None:

@@ -518,16 +518,17 @@ def test_the_description_names_every_path_and_the_docs_show_it(client: Any) -> N
 
 
 def test_the_page_brings_all_it_needs(client: Any) -> None:
-    page = client.get("/")
-    policy = page.headers["content-security-policy"]
-    assert "default-src 'none'" in policy
-    assert "unsafe" not in policy
-    assert page.headers["x-content-type-options"] == "nosniff"
-    for path in re.findall(r'(?:src|href)="(/[^"]*)"', page.text):
-        assert client.get(path).status_code == 200
-        assert path in PATHS
-    assert not re.search(r"https?://", page.text + client.get("/page.js").text + client.get("/page.css").text)
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", client.get("/page.js").text)
+    for path in ("/", "/label"):
+        page = client.get(path)
+        policy = page.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert page.headers["x-content-type-options"] == "nosniff"
+        linked = {f"/{name.removeprefix('./')}" for name in re.findall(r'(?:src|href)="([^":]*)"', page.text)}
+        assert {"/page.css", "/shared.js", "/docs"} <= linked <= set(PATHS)
+        for text in (page.text, *(client.get(one).text for one in linked - {"/docs"})):
+            assert not re.search(r"https?://", text)
+            assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", text)
 
 
 TOKEN = "a-token-of-some-length"

@@ -21,9 +21,10 @@ from ocil.online.formats import InputFormat
 from ocil.online.model import FILE, Model, Recipe
 from ocil.online.vectors import VectorFormat
 from ocil.runs.environment import digest
+from ocil.serve.catalogue import FILE as CATALOGUE
 from tests.conftest import left_over
 from tests.forking import START, Driver
-from tests.serving import FORM, as_json, batches_of, picture, png
+from tests.serving import FORM, as_json, batches_of, changes_of, picture, png, relearned
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
@@ -112,6 +113,8 @@ class Client(threading.Thread):
         self.stopping = False
         self.acknowledged: dict[int, tuple[str, bytes]] = {}
         """By the number that the server gave: label and pixels."""
+        self.changes: dict[int, tuple[str, str]] = {}
+        """By the number that the server gave: what was asked for."""
         self.repeated = 0
         self.problems: list[str] = []
 
@@ -131,6 +134,20 @@ class Client(threading.Thread):
                 self.acknowledged[number] = (label, inputs.tobytes())
             self.repeated += answer["repeated"]
             self.sent += len(samples)
+            self.change(answer["first"])
+
+    def change(self, number: int) -> None:
+        """Correct, forget or review now and then; what was not acknowledged is repeated under its key."""
+        turn = (self.sent + self.number) % 4
+        asked = (("PUT", f"/samples/{number}"), ("DELETE", f"/samples/{max(1, number - 7)}"), ("POST", "/review"))
+        method, path = asked[turn % 3]
+        body = json.dumps({"label": f"class {self.sent % 6}"}).encode() if method == "PUT" else b""
+        answer = None
+        while turn < 3 and answer is None and not self.stopping:
+            answer = self.ask(method, path, body, f"{self.number}-change-{self.sent}")
+        if answer is not None and answer["change"]:
+            self.changes[answer["change"]] = (method, path)
+            self.repeated += answer["repeated"]
 
     def sample(self, place: int) -> tuple[str, np.ndarray]:
         kind = (place + self.number) % 5
@@ -140,9 +157,12 @@ class Client(threading.Thread):
         return json.dumps(as_json(*[(png(pixels), label) for label, pixels in samples])).encode()
 
     def post(self, body: bytes, key: str) -> dict[str, Any] | None:
+        return self.ask("POST", "/learn", body, key)
+
+    def ask(self, method: str, path: str, body: bytes, key: str) -> dict[str, Any] | None:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
         try:
-            connection.request("POST", "/learn", body, {"Content-Type": "application/json", "Idempotency-Key": key})
+            connection.request(method, path, body, {"Content-Type": "application/json", "Idempotency-Key": key})
             answer = connection.getresponse()
             content = json.loads(answer.read())
         except (OSError, http.client.HTTPException, ValueError):
@@ -152,6 +172,8 @@ class Client(threading.Thread):
             connection.close()
         if answer.status == 200:
             return dict(content)
+        if answer.status in (404, 409) and path.startswith("/samples/"):  # forgotten by another client
+            return {"change": 0, "repeated": False}
         if answer.status not in (429, 503):
             self.problems.append(f"{answer.status}: {content}")
         time.sleep(0.01)
@@ -191,14 +213,19 @@ def check(folder: Path, clients: Sequence[Client], recipe: Recipe = RECIPE, form
         assert by_number[number] == sample
     contents = [pixels.tobytes() for _, _, pixels in learned]
     assert len(set(contents)) == len(contents)  # no sample twice, though requests were repeated
-    model = Model(recipe, form)
-    for batch in batches:
-        assert len(batch) <= recipe.batch_size
-        model.learn(np.stack([pixels for _, _, pixels in batch]), [label for _, label, _ in batch])
+    assert all(len(batch) <= recipe.batch_size for batch in batches)
+    logged = changes_of(folder)
+    assert list(logged) == list(range(1, len(logged) + 1))
+    for client in clients:
+        for number, (method, path) in client.changes.items():
+            asked = {"PUT": "correct", "DELETE": "forget", "POST": "review"}[method]
+            assert (logged[number].action, logged[number].sample) == (asked, int(path.partition("s/")[2] or 0))
+    model = relearned(folder, recipe, form)
     served = Model.load(folder, "cpu")
     assert (served.samples, served.labels, served.batches) == (model.samples, model.labels, model.batches)
     assert digest(served.learner) == digest(model.learner)
-    assert sum(served.note["serve"]["counts"]["learned"]) == len(learned)
+    assert sum(served.note["serve"]["counts"]["learned"]) == served.samples <= len(learned)
+    assert served.note["serve"]["changes"] == len(logged)
     assert not left_over(folder)
 
 
@@ -266,7 +293,7 @@ def test_a_clean_stop_saves_what_was_learned(servers: Servers, tmp_path: Path) -
     os.kill(pid, signal.SIGINT)
     assert servers.exit_code() == 0
     assert Model.load(tmp_path, "cpu").samples == 3
-    assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] in (["log", FILE], [FILE, "log"])
+    assert {path.name for path in tmp_path.iterdir()} - {".lock"} == {"log", FILE, CATALOGUE}
 
 
 def test_a_signal_right_after_the_start_stops_it(servers: Servers, tmp_path: Path) -> None:
@@ -282,7 +309,7 @@ def test_killed_while_it_saved_for_the_first_time(servers: Servers, tmp_path: Pa
     pid, _ = servers.start(tmp_path)
     os.kill(pid, signal.SIGTERM)
     assert servers.exit_code() == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "log", FILE]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "log", FILE, CATALOGUE]
 
 
 def test_a_real_socket_reads_no_more_than_the_limit(servers: Servers, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from ocil.errors import OcilError, WriteError
 from ocil.serve.log import Log
-from ocil.serve.records import BODY, Cut, Record, SampleRecord
+from ocil.serve.records import BODY, Change, Cut, Record, SampleRecord
 from ocil.serve.segment import HEAD, HEADER, MARK, OLD_HEADER, OLD_MAGIC, DamagedError, Segment, framed, read
 from tests.conftest import Call, one_error
 
@@ -27,7 +27,9 @@ def samples(first: int, count: int = 2, key: str | None = None) -> SampleRecord:
 
 
 def plain(records: list[Record]) -> list[Any]:
-    return [r if isinstance(r, Cut) else (r.first, r.labels, r.inputs.tolist(), r.key, r.digest) for r in records]
+    return [
+        (r.first, r.labels, r.inputs.tolist(), r.key, r.digest) if isinstance(r, SampleRecord) else r for r in records
+    ]
 
 
 def left(folder: Path, position: int = 0) -> list[Any]:
@@ -65,7 +67,7 @@ def test_a_replay_begins_behind_the_position_even_within_a_record(folder: Path) 
     filled(folder)
     log = Log(folder, 4)
     rest = list(log.replay())
-    assert [record.last for record in rest] == [5, 6, 6]
+    assert [record.last for record in rest if not isinstance(record, Change)] == [5, 6, 6]
     assert isinstance(rest[0], SampleRecord)
     assert rest[0].first == 5
     assert rest[0].labels == ("class 5",)
@@ -465,9 +467,10 @@ def test_damage_in_an_earlier_segment_is_an_error_even_at_its_end(folder: Path) 
     path = filled(folder)
     Log(folder, 0).append([samples(7)])
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(DamagedError, match="is damaged at byte"):
-        Log(folder, 0)
-    assert left(folder, 6) == plain([samples(7)])  # but not if the model has learned all of it
+    for position in (0, 6):  # a change may follow the last sample that was learned
+        with pytest.raises(DamagedError, match="is damaged at byte"):
+            Log(folder, position)
+    assert left(folder, 7) == plain([])  # but not if the model has learned more than all of it
 
 
 def test_an_image_cannot_pass_for_a_record(folder: Path) -> None:

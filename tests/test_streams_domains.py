@@ -260,7 +260,27 @@ def test_names_that_stand_for_nothing(name: str, message: str, tmp_path: Path) -
 def test_a_path_with_a_plus_is_a_path(tmp_path: Path) -> None:
     place = tmp_path / "c++ and:noise"
     place.mkdir()
-    patterned(10, 2).save(place / "a+b.npz")
-    assert load(place / "a+b.npz").num_classes == 2
-    assert derived.parts_of(str(place / "a+b.npz")) == [str(place / "a+b.npz")]
-    assert derived.bases_of(f"{place / 'a+b.npz'}") == [str(place / "a+b.npz")]
+    patterned(10, 2).save(place / "mine.npz")
+    assert load(place / "mine.npz").num_classes == 2
+    assert not derived.is_derived(str(place / "mine.npz"))
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "short"),
+    [
+        ("cifar10", ["cifar10"], "cifar10"),
+        ("cifar10+cifar100", ["cifar10", "cifar100"], "cifar10+cifar100"),
+        (
+            "/data/one.npz+two:blur,strongest=2.5",
+            ["/data/one.npz", "two:blur,strongest=2.5"],
+            "one+two:blur,strongest=2.5",
+        ),
+        ("/a/x.npz+/b/y.npz", ["/a/x.npz", "/b/y.npz"], "x+y"),
+        ("/a+b/x.npz", ["/a+b/x.npz"], "x"),
+        ("a+", ["a+"], "a+"),
+        ("+", ["+"], "+"),
+    ],
+)
+def test_what_a_name_joins(name: str, parts: list[str], short: str) -> None:
+    assert derived.parts_of(name) == parts
+    assert derived.short_name(name) == short

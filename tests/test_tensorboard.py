@@ -14,7 +14,8 @@ from ocil.runs.folder import RunFolder
 from ocil.runs.protocol import Interrupted, Progress
 from ocil.runs.results import CURVES, Result
 from ocil.runs.stream_run import StreamRun
-from ocil.runs.trackers.tensorboard import Scalars, tensorboard
+from ocil.runs.trackers import tracking
+from ocil.runs.trackers.tensorboard import Scalars
 from tests.conftest import Call, one_error
 
 Points = dict[str, list[tuple[int, Any]]]
@@ -146,10 +147,10 @@ def test_a_resumed_run_takes_back_what_it_does_again(a_run: StreamRun, tmp_path:
     assert points == measured(result)
 
 
-def test_not_asked_for_is_not_imported(run_tiny: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_not_asked_for_is_not_imported(run_tiny: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     assert run_tiny("fine-tune", "--seeds", 1).code == 0
-    with tensorboard(None) as on_event:
+    with tracking((), tmp_path, print) as on_event:
         on_event(StreamRun(resolve("er")), Progress(1, 2))
 
 

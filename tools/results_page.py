@@ -12,7 +12,11 @@ from ocil.report import longtail, papers
 from ocil.report.cells import Collection, MeasuredCell
 from ocil.report.collect import collect
 from ocil.report.comparison import difference, overlap, published_accuracy
+from ocil.report.entries import entries
 from ocil.report.formatting import percent, points, published_percent
+from ocil.report.quantities import named
+from ocil.report.standing_tables import side_by_side
+from ocil.report.standings import Standings
 from ocil.report.table import Column, Row, Table, markdown_table
 from ocil.runs.config import command
 
@@ -30,8 +34,13 @@ QUESTIONS = {  # cells that change one of these settings answer one question, in
     "no task ends": {"boundary"},
     "class orders": {"class_order"},
     "memory batch": {"memory_batch"},
+    "any time": {"evaluate_every"},
 }
 IN_EVERY_COLUMN = ("afs", "er-rv", "scr")
+PAPER_SEEDS = range(10)  # as many as the paper has
+UNSEEN_SEEDS = range(10, 20)  # no search of stride's settings has seen them
+BESIDE = ("stride", "afs", "scr", "er-rv")
+AT_ANY_TIME = ("average_accuracy", "area_under_accuracy", "lowest_anytime_accuracy")
 HEAD = ("method", "memory", "seeds", "accuracy %", "published %", "difference", "forgetting %", "intransigence %")
 
 
@@ -130,13 +139,18 @@ def longtail_cells(found: Collection) -> str:
 
 
 def main() -> None:
-    found = collect([ROOT / "results"])
+    everything = collect([ROOT / "results"])
+    found = collect([ROOT / "results"], PAPER_SEEDS)
     cells = load(found)
+    unseen = collect([ROOT / "results"], UNSEEN_SEEDS)
+    for page in ("README.md", "docs/results.md", "docs/methods/stride.md"):
+        place(ROOT / page, "stride", beside(unseen))
+    place(ROOT / "docs/results.md", "any time", at_any_time(unseen))
     if found.longtail:
         place(ROOT / "docs/results.md", "longtail", longtail_tables(found))
         place(ROOT / "results/README.md", "longtail", longtail_cells(found))
     for dataset in DATASETS:
-        for kind in ("table", "ablation", *QUESTIONS, "further"):
+        for kind in ("table", "ablation", *QUESTIONS, "further"):  # "any time" has other seeds, and a place of its own
             if rows := [row(cell) for cell in cells if (cell.config.dataset, group(cell)) == (dataset, kind)]:
                 place(ROOT / "docs/results.md", f"{dataset} {kind}", table(HEAD, rows, code=1))
     for name in STUDIED:
@@ -144,15 +158,37 @@ def main() -> None:
         chosen.sort(key=lambda cell: getattr(cell.config.learner, name))
         place(ROOT / "docs/results.md", name, table(HEAD, [row(cell) for cell in chosen], code=1))
     place(ROOT / "docs/results.md", "sizes", sizes(cells, DATASETS))
-    place(ROOT / "README.md", "sizes", sizes(cells, {cell.config.dataset for cell in cells}))
     rows = [
         Row.of(cell.name, cell.command, len(cell.runs), percent(cell.summary.average_accuracy), seconds(cell))
-        for cell in sorted(cells, key=lambda cell: cell.config.dataset)
+        for cell in sorted(load(everything), key=lambda cell: cell.config.dataset)
     ]
-    place(ROOT / "README.md", "overview", overview(cells))
+    place(ROOT / "docs/results.md", "overview", overview(cells))
     place(
         ROOT / "results/README.md", "cells", table(("folder", "command", "seeds", "accuracy %", "time"), rows, code=2)
     )
+
+
+def beside(found: Collection) -> str:
+    """Stride and others on the same seeds, with paired differences."""
+    rows = entries([cell for cell in found.cells if group(cell) == "table"])
+    there = [name for name in BESIDE if any(row.name == name for row in rows.rows)]
+    return markdown_table(side_by_side(Standings(rows.only(there), named("accuracy"), "stride")), level=0)
+
+
+def at_any_time(found: Collection) -> str:
+    """Runs that were tested every so many batches: the accuracy at their end, and at all points."""
+    measures = [named(name) for name in AT_ANY_TIME]
+    cells = [cell for cell in load(found) if "evaluate_every" in changed(cell)]
+    rows = [
+        Row.of(
+            words_of(cell),
+            cell.config.learner.memory,
+            len(cell.runs),
+            *(measure.text(measure.estimate(cell)) for measure in measures),
+        )
+        for cell in cells
+    ]
+    return table(("method", "memory", "seeds", *(measure.title for measure in measures)), rows, code=1)
 
 
 def sizes(cells: list[MeasuredCell], datasets: Container[str]) -> str:

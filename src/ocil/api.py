@@ -29,7 +29,18 @@ def register(thing: "MethodInfo | NetworkInfo | DatasetInfo | DatasetSource | Me
     """Register a method, a network, a dataset or a measure: everything that takes such a name then takes this one.
 
     In a plugin file (``ocil.plugins``) it is known to every command and to worker processes; elsewhere to this process.
-    ``replace`` allows a name that is taken. Raises ``OcilError`` if the name is taken or not valid.
+
+    Args:
+        thing: What to register.
+        replace: Allows a name that is taken.
+
+    Raises:
+        OcilError: The name is taken or not valid.
+
+    Examples:
+        >>> ocil.register(ocil.MethodInfo("again", ocil.METHODS["er"].load(), "like er", "-"))
+        >>> "again" in ocil.METHODS
+        True
     """
     from ocil.data import DatasetInfo, DatasetSource
     from ocil.data import catalog as datasets
@@ -66,10 +77,27 @@ def run_many(
     """Carry out many runs where they are fastest, and return their results in the order of ``configs``.
 
     Every configuration is checked before the first run starts. Finished runs under ``root`` are read, unfinished ones
-    go on; the folders are those of ``ocil run``. ``workers`` is how many go on at a time; 0 leaves it
-    to the engine: as many as keep the cores busy, or ten on a GPU. ``engine="ray"`` uses the cluster at ``address``.
-    If a run fails, the others are finished first; then the first error is raised. In a script, call this below
-    ``if __name__ == "__main__":``, because worker processes import the script.
+    go on; the folders are those of ``ocil run``. If a run fails, the others are finished first; then the first error is
+    raised. In a script, call this below ``if __name__ == "__main__":``, because worker processes import the script.
+
+    Args:
+        configs: What to run, from ``ocil.resolve``.
+        root: The folder of all runs.
+        engine: ``local``: this machine; ``ray``: a cluster.
+        workers: How many runs go on at a time; 0: as many as keep the cores busy, or ten on a GPU.
+        device: auto, cpu, cuda or mps.
+        threads: CPU threads per run.
+        data_dir: The data folder; by default ``$OCIL_DATA``, else the user's.
+        address: The head of the Ray cluster.
+
+    Raises:
+        OcilError: A configuration cannot run, or a run failed.
+
+    Examples:
+        >>> configs = [ocil.resolve("fine-tune", seed=seed, settings={"width": 1}) for seed in (0, 1)]
+        >>> results = ocil.run_many(configs, "runs", workers=1, device="cpu")
+        >>> [result.config.seed for result in results]
+        [0, 1]
     """
     from ocil import engines
     from ocil.engines.job import Job
@@ -132,7 +160,17 @@ def _checked(config: "RunConfig", data_dir: Path | None) -> "RunConfig":
 
 @dataclass(frozen=True)
 class Comparison:
-    """Means and 95 % intervals over seeds, one entry per method and settings, as ``ocil compare`` prints them."""
+    """Means and 95 % intervals over seeds, one entry per method and settings, as ``ocil compare`` prints them.
+
+    ``str`` gives Markdown; a notebook shows a table.
+
+    Examples:
+        >>> configs = [ocil.resolve("fine-tune", seed=seed, settings={"width": 1}) for seed in (0, 1)]
+        >>> found = ocil.summarise(ocil.run_many(configs, "runs", workers=1, device="cpu"))
+        >>> found.names
+        ['fine-tune']
+        >>> found.save("accuracy.csv")
+    """
 
     summaries: "tuple[Summary, ...]"
 
@@ -195,6 +233,14 @@ def summarise(results: "Sequence[Result]") -> Comparison:
     """Group results that differ only by their seed, and average over seeds.
 
     Intransigence is against fine-tuned runs of the same seeds and settings, where these are among the results.
+
+    Raises:
+        OcilError: There are no results, or they are of several datasets.
+
+    Examples:
+        >>> results = [ocil.run(ocil.resolve("fine-tune", settings={"width": 1}), "runs", device="cpu")]
+        >>> 0 <= ocil.summarise(results).accuracy["fine-tune"].mean <= 1
+        True
     """
     from ocil.runs.results import summarise as summarise_cell
 
@@ -231,9 +277,36 @@ def tune(
     data_dir: Path | None = None,
 ) -> "Choice":
     """Choose settings on the first tasks alone: every point of ``space``, several seeds each, scored on training images
-    that are held out. No test image has an influence. ``choice.config`` is the best configuration for the whole stream.
+    that are held out. No test image has an influence.
 
-    ``space`` has the values to try by setting; several settings make a cross product.
+    Args:
+        method: A method from ``ocil.METHODS``.
+        space: The values to try by setting; several settings make a cross product. By default the method's own.
+        dataset: A name, or the path of a prepared file.
+        memory: Samples kept for replay.
+        review: Whether the memory is reviewed at task ends.
+        settings: Settings that all points share.
+        tasks: How many of the first tasks are learned.
+        seeds: Runs per point.
+        validation: The share of training images that is held out.
+        root: The folder of the search.
+        workers: How many runs go on at a time; 0 leaves it to the engine.
+        device: auto, cpu, cuda or mps.
+        threads: CPU threads per run.
+        data_dir: The data folder.
+
+    Returns:
+        ``choice.point`` has the best values, ``choice.config`` the configuration for the whole stream.
+
+    Raises:
+        OcilError: There is nothing to search, or every run failed.
+
+    Examples:
+        >>> small = {"width": 1, "memory_batch": 5}
+        >>> where = {"root": "search", "workers": 1, "device": "cpu"}
+        >>> choice = ocil.tune("er", {"lr": [0.03, 0.1]}, memory=50, settings=small, tasks=1, seeds=1, **where)
+        >>> choice.config.learner.lr in (0.03, 0.1)
+        True
     """
     from ocil import engines
     from ocil.engines.job import Job

@@ -8,7 +8,15 @@ from pathlib import Path
 
 
 class OcilError(Exception):
-    """An error that the user can fix: the message has what is wrong and what to do. The command line exits with 2."""
+    """An error that the user can fix: the message has what is wrong and what to do. The command line exits with 2.
+
+    Examples:
+        >>> try:
+        ...     ocil.resolve("ef")
+        ... except ocil.OcilError as error:
+        ...     print(error)
+        unknown method 'ef'. Did you mean 'er'? Known: ...
+    """
 
 
 class WriteError(OcilError):

@@ -5,6 +5,14 @@ A package lists them among its entry points. The groups are ``ocil.methods``, ``
 ``OCIL_PLUGINS``. Nothing of either is imported before a name is asked for that is not known, or a listing is made.
 
 A plugin that cannot be loaded is left out, with one line on standard error; the others are not affected.
+
+Examples:
+    >>> from pathlib import Path
+    >>> lines = 'import ocil; ocil.register(ocil.MethodInfo("other", ocil.METHODS["er"].load(), "like er", "-"))'
+    >>> _ = Path("mine.py").write_text(lines)
+    >>> _ = ocil.plugins.load(Path("mine.py"))
+    >>> "other" in ocil.METHODS
+    True
 """
 
 import hashlib

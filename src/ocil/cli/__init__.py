@@ -6,11 +6,29 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter
 
 import ocil
 from ocil import plugins
-from ocil.cli import bench, console, data, learn, longtail, networks, predict, report, run, serve, stream, sweep, tune
+from ocil.cli import (
+    bench,
+    completion,
+    console,
+    data,
+    doctor,
+    learn,
+    longtail,
+    methods,
+    networks,
+    predict,
+    report,
+    run,
+    serve,
+    start,
+    stream,
+    sweep,
+    tune,
+)
 from ocil.errors import OcilError
 
 app = App(
@@ -18,34 +36,60 @@ app = App(
     version=ocil.__version__,
     help="""Online class-incremental learning: methods, benchmark, command line.
 
-Try `ocil run afs`, which learns ten kinds of clothing two at a time. `ocil methods`, `ocil networks` and
-`ocil datasets` list what there is.
+Images arrive in a stream that is seen once, and new classes keep arriving. Try `ocil run afs --seeds 1`, which learns
+ten kinds of clothing two at a time. `ocil` alone shows more first steps, and `ocil COMMAND --help` has examples.
 """,
 )
-app.command(run.run)
-app.command(run.compare)
-app.command(sweep.sweep)
-app.command(tune.tune)
-app.command(report.report)
-app.command(report.show)
-app.command(run.methods)
-app.command(networks.networks)
-app.command(bench.bench)
-app.command(data.list_datasets, name="datasets")
-app.command(data.app)
-app.command(stream.app)
-app.command(longtail.app)
-app.command(learn.learn)
-app.command(predict.predict)
-app.command(predict.export)
-app.command(serve.serve)
+COMMANDS: tuple[tuple[Any, ...], ...] = (
+    (
+        "Compare methods",
+        ("run", run.run),
+        ("compare", run.compare),
+        ("sweep", sweep.sweep),
+        ("tune", tune.tune),
+        ("show", report.show),
+        ("report", report.report),
+    ),
+    (
+        "Learn from your own stream",
+        ("learn", learn.learn),
+        ("predict", predict.predict),
+        ("export", predict.export),
+        ("serve", serve.serve),
+    ),
+    (
+        "Look up",
+        ("methods", methods.methods),
+        ("networks", networks.networks),
+        ("datasets", data.list_datasets),
+        ("data", data.app),
+        ("stream", stream.app),
+    ),
+    (
+        "This machine",
+        ("doctor", doctor.doctor),
+        ("bench", bench.bench),
+        ("completion", completion.completion),
+    ),
+    ("Another study", ("longtail", longtail.app)),
+)
+"""The groups of the help page, with the commands in the order in which they are shown."""
+for _number, (_title, *_commands) in enumerate(COMMANDS):
+    _group = Group(_title, sort_key=_number)
+    for _place, (_name, _call) in enumerate(_commands):
+        app.command(_call, **({} if isinstance(_call, App) else {"name": _name}))
+        app[_name].group, app[_name].sort_key = (_group,), _place
+app["--help"].group = app["--version"].group = (Group("Options", sort_key=len(COMMANDS)),)
 app.meta.end_of_options_delimiter = ""  # a command sees `--` itself
 
 
 @app.meta.default
 def command(
     *words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
-    plugin: Annotated[tuple[Path, ...], Parameter(negative=(), show_default=False)] = (),
+    plugin: Annotated[
+        tuple[Path, ...],
+        Parameter(negative=(), show_default=False, group=Group("Options of all commands", sort_key=99)),
+    ] = (),
 ) -> Any:
     """Carry out a command with the options that all commands share.
 
@@ -57,6 +101,8 @@ def command(
     """
     for path in plugin:
         plugins.load_or_warn(path)
+    if not words:
+        return start.start()
     return app(words, exit_on_error=False, print_error=False, result_action="return_value")
 
 
@@ -64,10 +110,11 @@ def main(arguments: list[str] | None = None) -> None:
     """Run a command and exit: 0 done, 1 a run failed, 2 an error to correct, 130 stopped by Ctrl-C or SIGTERM."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        _refuse_empty(arguments)
+        if arguments[:1] != ["__complete"]:  # a shell asks for completions, also of an empty word
+            _refuse_empty(arguments)
         code = app.meta(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        _fail(f"{error} See --help.")
+        _fail(f"{error} See: {' '.join(['ocil', *(error.command_chain or ()), '--help'])}")
     except OcilError as error:
         _fail(str(error))
     except KeyboardInterrupt:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from ocil.cli import console
+from ocil.cli.names import DEVICE, METHOD
 from ocil.cli.options import WHOLE, Json, Seeds, Settings, check_seconds, read_settings
 from ocil.limits import check_threads
 
@@ -14,8 +15,8 @@ VECTOR = (512,)
 
 
 def bench(
-    *methods: str,
-    device: str = "auto",
+    *methods: Annotated[str, METHOD],
+    device: Annotated[str, DEVICE] = "auto",
     seeds: Seeds = None,
     set: Settings = (),  # noqa: A002
     seconds: float = 4.0,

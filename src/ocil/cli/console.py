@@ -56,6 +56,20 @@ def print_table(
     stdout().print(terminal(table, lines=lines, wrap=wrap))
 
 
+def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
+    """Names and their explanations in two columns, indented; long explanations are wrapped."""
+    from rich.table import Table
+
+    from ocil.report.table import literal
+
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in pairs:
+        table.add_row(literal(f"  {name}"), literal(text))
+    stdout().print(table)
+
+
 def stdout(width: int = WIDTH) -> "Console":
     """Standard output, as wide as the terminal, or ``width`` columns if it is not one."""
     from rich.console import Console

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import App
 
 from ocil.cli import console
+from ocil.cli.names import DATASET
 from ocil.cli.options import FLAG, DataDir, Json, MaybeWhole
 
 if TYPE_CHECKING:
@@ -114,7 +115,9 @@ def import_(
 
 
 @app.command
-def download(name: str, *, data_dir: DataDir = None, url: str | None = None, as_json: Json = False) -> None:
+def download(
+    name: Annotated[str, DATASET], *, data_dir: DataDir = None, url: str | None = None, as_json: Json = False
+) -> None:
     """Fetch a published dataset, check its md5 sum and prepare it.
 
     A download that was interrupted goes on where it stopped: run the same command again.
@@ -147,7 +150,7 @@ def download(name: str, *, data_dir: DataDir = None, url: str | None = None, as_
 
 
 @app.command
-def check(name: str, *, data_dir: DataDir = None, as_json: Json = False) -> None:
+def check(name: Annotated[str, DATASET], *, data_dir: DataDir = None, as_json: Json = False) -> None:
     """Read a dataset in full and compare it with what its name stands for.
 
     Example: `ocil data check cifar100`

@@ -4,13 +4,13 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ocil.cli import console
 from ocil.errors import OcilError, WriteError
 
 if TYPE_CHECKING:
+    from ocil.cli.options import Execution
     from ocil.cli.progress import Display
     from ocil.engines.job import Event, Job, Outcomes
     from ocil.runs.protocol import Run
@@ -22,7 +22,7 @@ def execute(
     runs: "Sequence[Run]",
     job: "Job",
     display: "Display",
-    tensorboard: Path | None = None,
+    execution: "Execution",
     describe: "Callable[[Run, Exception], str]" = lambda run, error: str(error),
 ) -> "tuple[Outcomes, list[str]]":
     """Carry out runs with live progress. Returns their outcomes by key, and one message per failure.
@@ -33,7 +33,7 @@ def execute(
     from ocil.cli.features import compute_for
     from ocil.engines.job import Observer
     from ocil.runs.protocol import Interrupted
-    from ocil.runs.trackers import tensorboard as tracker
+    from ocil.runs.trackers import tracking
 
     unwritable = False
     with stop_when_asked() as stopped:
@@ -42,7 +42,7 @@ def execute(
         except Interrupted:
             console.info(STOPPED)
             raise KeyboardInterrupt from None
-    with stop_when_asked() as stopped, tracker.tensorboard(tensorboard) as track, display:
+    with stop_when_asked() as stopped, tracking(execution.trackers, job.root, console.warning) as track, display:
 
         def on_event(run: "Run", event: "Event") -> None:
             nonlocal unwritable

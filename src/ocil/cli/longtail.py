@@ -251,7 +251,7 @@ def _execute(variants: Sequence[str], options: Options, execution: Execution, as
 
     runs = [LongTailRun(config) for config in plan(variants, options)]
     job = execution.job(options.out, options.data_dir)
-    outcomes, failed = execute(runs, job, RunBars(runs), execution.tensorboard)
+    outcomes, failed = execute(runs, job, RunBars(runs), execution)
     found = cells([outcome for outcome in outcomes.values() if isinstance(outcome, LongTailResult)])
     if as_json:
         folders = {run.key: str(run.folder(options.out).path) for run in runs}

@@ -1,6 +1,9 @@
 """``ocil networks``: what the setting ``network`` takes."""
 
+from typing import Annotated
+
 from ocil.cli import console
+from ocil.cli.names import NETWORK
 from ocil.cli.options import Json
 
 MORE = {
@@ -9,7 +12,7 @@ MORE = {
 }
 
 
-def networks(name: str | None = None, /, *, as_json: Json = False) -> None:
+def networks(name: Annotated[str | None, NETWORK] = None, /, *, as_json: Json = False) -> None:
     """List the networks, or every option of one with its default and meaning.
 
     A network is a setting: `--set network=resnet18`, with options `--set "network=mlp(hidden=512)"`. The settings

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter, Token
 
+from ocil.cli.names import DATASET, DEVICE, METHOD, TRACKER
 from ocil.engines.names import Engine
 from ocil.errors import OcilError
 from ocil.files import first_existing
@@ -77,7 +78,7 @@ Threads = Annotated[
 class Execution:
     """Where runs are run, and where their progress is logged."""
 
-    device: str = "auto"
+    device: Annotated[str, DEVICE] = "auto"
     """auto, cpu, cuda or mps."""
     workers: Annotated[Whole, Parameter(show_default=False)] = 0
     """Runs side by side. Default: as many as keep the cores busy on a CPU; on a GPU ten, of long tails six."""
@@ -89,8 +90,11 @@ class Execution:
     """HOST:PORT of the Ray cluster. Default: the one this machine belongs to."""
     gpu_share: float = 1.0
     """With `--engine ray`: how much of a GPU a worker takes. Below 1, several workers share it."""
+    track: Annotated[tuple[str, ...], WORDS, TRACKER] = ()
+    """Log loss and accuracy as runs go on: tensorboard, wandb, mlflow or trackio, each an extra to install. NAME=WHERE
+    also names a folder (tensorboard), project or experiment. See docs/scale.md."""
     tensorboard: Annotated[Path | None, FOLDER] = None
-    """Folder for TensorBoard: loss and accuracy as runs go on, and what is measured after each task or at the end."""
+    """Folder for TensorBoard: short for `--track tensorboard=FOLDER`."""
 
     def __post_init__(self) -> None:
         for name, value, least in (("workers", self.workers, 0), ("threads", self.threads, 1)):
@@ -104,6 +108,11 @@ class Execution:
             raise OcilError("--address is for a Ray cluster: add --engine ray.")
         if self.gpu_share != 1 and self.engine != "ray":
             raise OcilError("--gpu-share is for a Ray cluster: add --engine ray.")
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """All trackers that were asked for, as ``ocil.runs.trackers.tracking`` takes them."""
+        return (*self.track, *(() if self.tensorboard is None else (f"tensorboard={self.tensorboard}",)))
 
     def job(self, out: Path, data_dir: Path | None) -> "Job":
         from ocil.engines.job import Job
@@ -120,8 +129,9 @@ class Execution:
 class RunOptions:
     """The settings of a run. Everything left out has the published or default value."""
 
-    dataset: Annotated[str | None, Parameter(alias="-d")] = None
-    """A name from `ocil datasets`, or a prepared .npz. Default: the embedded fashion-mini."""
+    dataset: Annotated[str | None, Parameter(alias="-d"), DATASET] = None
+    """A name from `ocil datasets`, or a prepared .npz; also `cifar100:noise` for domains and `cifar10+cifar100` for one
+    after the other. Default: the embedded fashion-mini."""
     memory: MemorySize = None
     """Images kept for replay. Default: 200 for fashion-mini, 1000 for CIFAR-10, 5000 for CIFAR-100 and Mini-ImageNet;
     for your own data a tenth of the training images, at least one per class and at most 5000."""
@@ -155,7 +165,7 @@ class RunOptions:
 class ModelOptions:
     """The settings of a model. A model keeps them; a later command may repeat them or leave them out."""
 
-    method: str | None = None
+    method: Annotated[str | None, METHOD] = None
     """A name from `ocil methods`. Default of `ocil learn`: afs; `ocil serve` needs one to begin a model."""
     memory: MemorySize = None
     """Images or vectors kept for replay. Default: 1000."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Collection, Sequence
-from pathlib import Path
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ocil.cli import console
+from ocil.data.derived import short_name
 from ocil.engines.job import Event
 from ocil.evaluation.measures import average_accuracy
 from ocil.experiments.estimate import Forecast, roughly
@@ -23,6 +24,12 @@ from ocil.runs.config import RunConfig
 from ocil.runs.protocol import Interrupted, Progress, Run, RunKey
 from ocil.runs.results import Result
 from ocil.runs.stream_run import StreamRun
+
+LINE_SECONDS = 10.0
+"""Without a terminal, runs that go on are named at this interval."""
+REFERENCES = (
+    "(reference): fine-tuning on the same stream, which intransigence is measured against. It is run only once."
+)
 
 
 class Display:
@@ -54,6 +61,11 @@ def _outcome(event: Event) -> str:
     return f"{event.headline}   {event.wall_seconds:.1f} s"
 
 
+def _state(progress: Progress) -> str:
+    loss = "" if progress.loss is None else f"loss {progress.loss:.2f}"
+    return loss + ("" if progress.accuracy is None else f"  acc {100 * progress.accuracy:.1f} %")
+
+
 class RunBars(Display):
     """One bar per run under way. ``references``: runs that others are only compared with.
 
@@ -62,9 +74,11 @@ class RunBars(Display):
 
     def __init__(self, runs: Sequence[Run], references: Collection[RunKey] = ()) -> None:
         super().__init__()
-        self.names = {run.key: f"reference seed {run.seed}" if run.key in references else run.name for run in runs}
+        self.names = {run.key: run.name + (" (reference)" if run.key in references else "") for run in runs}
+        self.references = bool(references)
+        self.said = time.monotonic()
         self.live = self.bars = Bars(
-            TextColumn("{task.description:<20}"),
+            TextColumn("{task.description:<28}"),
             BarColumn(bar_width=12),
             TextColumn("{task.percentage:>3.0f} %"),
             TextColumn("{task.fields[state]:<24}"),
@@ -75,12 +89,21 @@ class RunBars(Display):
         self.begun: set[RunKey] = set()
         self.all = self.bars.add_task("all runs", total=len(self.names), state="")
 
+    def __enter__(self) -> Self:
+        if self.references:
+            self.console.print(REFERENCES, markup=False, highlight=False, soft_wrap=True)
+        return super().__enter__()
+
     def on_event(self, run: Run, event: Event) -> None:
         name = self.names.get(run.key, run.name)
         if isinstance(event, Progress):
             self.begun.add(run.key)
             if self.console.is_terminal:
                 self.show(run.key, name, event)
+            elif time.monotonic() - self.said >= LINE_SECONDS:
+                self.said = time.monotonic()
+                share = 100 * event.done / max(1, event.total)
+                self.console.print(f"{name}: {share:.0f} %   {_state(event)}".rstrip(), markup=False, soft_wrap=True)
             return
         if run.key in self.tasks:
             self.bars.remove_task(self.tasks.pop(run.key))
@@ -88,15 +111,14 @@ class RunBars(Display):
             return
         self.finished += 1
         before = "" if run.key in self.begun or isinstance(event, Exception) else ", finished before"
-        self.console.print(f"[{self.finished}/{len(self.names)}] {name:<20} {_outcome(event)}{before}", markup=False)
+        self.console.print(f"[{self.finished}/{len(self.names)}] {name:<28} {_outcome(event)}{before}", markup=False)
+        self.said = time.monotonic()
         self.bars.update(self.all, completed=self.finished)
 
     def show(self, key: RunKey, name: str, progress: Progress) -> None:
         if key not in self.tasks:
             self.tasks[key] = self.bars.add_task(name, total=progress.total, state="")
-        loss = "" if progress.loss is None else f"loss {progress.loss:.2f}"
-        accuracy = "" if progress.accuracy is None else f"  acc {100 * progress.accuracy:.1f} %"
-        self.bars.update(self.tasks[key], completed=progress.done, state=loss + accuracy)
+        self.bars.update(self.tasks[key], completed=progress.done, state=_state(progress))
 
 
 class CellTable(Display):
@@ -125,15 +147,20 @@ class CellTable(Display):
         self.parts = {run.key: 0.0 for run in runs if run.key not in self.known}
         self.before: dict[RunKey, float] = {}  # share of a run that was done at its first event
         self.stopped = False
-        self.started = time.monotonic()
+        self.started = self.said = time.monotonic()
         self.live = Live(console=self.console, get_renderable=self.table, refresh_per_second=2, transient=True)
 
     @classmethod
-    def of(cls, forecast: Forecast) -> Self:
-        """The table of a plan."""
+    def of(cls, forecast: Forecast, runs: Sequence[StreamRun] | None = None) -> Self:
+        """The table of a plan, or of some of its runs: then of their cells."""
         plan = forecast.plan
-        known = {run.key for run in plan.runs if run.config in plan.state.finished}
-        return cls(plan.cells, plan.runs, forecast.each, forecast.seconds(plan.configs), known)
+        chosen = plan.runs if runs is None else runs
+        configs = {run.config for run in chosen}
+        parts = [replace(c, configs=tuple(one for one in c.configs if one in configs)) for c in plan.cells]
+        seconds = dict(zip(plan.configs, forecast.each, strict=True))
+        known = {run.key for run in chosen if run.config in plan.state.finished}
+        each = [seconds[run.config] for run in chosen]
+        return cls([c for c in parts if c.configs], chosen, each, forecast.seconds([*configs]), known)
 
     def __enter__(self) -> Self:
         self.started = time.monotonic()
@@ -148,6 +175,8 @@ class CellTable(Display):
             share = event.done / max(1, event.total)
             self.before.setdefault(key, share)
             self.parts[key] = share
+            if not self.console.is_terminal and time.monotonic() - self.said >= 6 * LINE_SECONDS:
+                self.say(f"{len(self.begun_now)} running   {self.time_left()}")
             return
         row.running.discard(key)
         if isinstance(event, Result):
@@ -164,8 +193,17 @@ class CellTable(Display):
             self.stopped = self.stopped or isinstance(event, Interrupted)
         if not self.console.is_terminal:
             name = f"{row.label} {row.place} seed {run.seed}".replace("  ", " ")
-            line = f"[{self.finished}/{self.total}] {name}   {_outcome(event)}   {self.time_left()}".rstrip()
-            self.console.print(literal(line), highlight=False, soft_wrap=True)
+            self.say(f"{name}   {_outcome(event)}   {self.time_left()}")
+
+    @property
+    def begun_now(self) -> set[RunKey]:
+        return set[RunKey]().union(*(row.running for row in (*self.rows, self.references)))
+
+    def say(self, text: str) -> None:
+        """One line on standard error, where there is no terminal for a live table."""
+        self.said = time.monotonic()
+        line = f"[{self.finished}/{self.total}] {text}".rstrip()
+        self.console.print(literal(line), highlight=False, soft_wrap=True)
 
     def time_left(self) -> str:
         """Estimated from the pace so far; before there is one, from the forecast."""
@@ -214,4 +252,4 @@ class _CellRow:
 def _place(config: RunConfig) -> str:
     """``cifar100 m5000``"""
     memory = f" m{config.learner.memory}" if config.learner.memory else ""
-    return f"{Path(config.dataset).stem}{memory}"
+    return f"{short_name(config.dataset)}{memory}"

@@ -26,7 +26,9 @@ def _are_there(_: object, paths: tuple[Path, ...]) -> None:
 def report(
     *runs: Path,
     out: Out = Path("report"),
-    examples: Annotated[tuple[Path, ...], Parameter(name="--examples", negative=(), validator=_are_there)] = (),
+    examples: Annotated[
+        tuple[Path, ...], Parameter(name="--examples", negative=(), show_default=False, validator=_are_there)
+    ] = (),
     paper: Annotated[str, Parameter(name="--paper")] = "auto",
     against: Annotated[str, Parameter(name="--against", show_default=False)] = "",
     seeds: Annotated[str, Parameter(name="--seeds", show_default=False)] = "",

@@ -1,12 +1,12 @@
-"""``ocil run``, ``ocil compare`` and ``ocil methods``."""
+"""``ocil run`` and ``ocil compare``."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 from ocil.cli import console
 from ocil.cli.execute import execute
+from ocil.cli.names import METHOD
 from ocil.cli.options import Execution, Json, RunOptions
 from ocil.errors import OcilError
 from ocil.methods.review_label import Label
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def run(
-    method: str | None = None,
+    method: Annotated[str | None, METHOD] = None,
     /,
     *,
     options: RunOptions | None = None,
@@ -31,7 +31,12 @@ def run(
     a task it has just learned than plain fine-tuning. Stop the command with Ctrl-C, or kill it: the same command goes
     on where it stopped.
 
-    Example: `ocil run afs --dataset cifar100 --memory 5000 --seeds 10`
+    Examples:
+
+    * `ocil run afs --seeds 1` takes about 20 seconds and needs no download.
+    * `ocil run afs --dataset cifar100 --memory 5000 --seeds 10`
+    * `ocil run er --review --set lr=0.05 boundary=blurry` changes settings; `ocil methods er` lists them.
+    * `ocil run er --track tensorboard` logs curves while it learns.
 
     Parameters
     ----------
@@ -53,7 +58,7 @@ def run(
 
 
 def compare(
-    *methods: str,
+    *methods: Annotated[str, METHOD],
     options: RunOptions | None = None,
     execution: Execution | None = None,
     figure: Path | None = None,
@@ -63,7 +68,10 @@ def compare(
 
     A method with `-rv` or `-no-rv` behind its name, as tables write it, is run with or without the review trick.
 
-    Example: `ocil compare fine-tune er er-rv afs --seeds 3`
+    Examples:
+
+    * `ocil compare fine-tune er er-rv afs --seeds 3`
+    * `ocil compare er afs --dataset cifar100 --memory 1000 --figure er-afs.svg`
 
     Parameters
     ----------
@@ -106,67 +114,6 @@ def compare(
     return 1 if failed else 0
 
 
-def methods(name: str | None = None, /, *, as_json: Json = False) -> None:
-    """List the methods, or every setting of one with its default and meaning.
-
-    Every method has the settings `network`, `pretrained`, `freeze` and `optimizer`: see `ocil networks`.
-
-    Examples: `ocil methods`, `ocil methods afs`
-
-    Parameters
-    ----------
-    name
-        A method whose settings to show.
-    """
-    if name is not None:
-        _print_settings(_settings_of(name), as_json)
-        return
-    from ocil.methods import METHODS
-
-    if as_json:
-        names = ("name", "summary", "paper", "memory", "needs_task_ends", "offline", "capturable")
-        console.print_json({"methods": [{n: getattr(info, n) for n in names} for info in METHODS.values()]})
-        return
-    rows = []
-    for info in METHODS.values():
-        yes_no = ["yes" if flag else "no" for flag in (info.needs_task_ends, info.capturable)]
-        rows.append((info.name, info.summary, info.paper, *yes_no))
-    console.print_table(("name", "what it does", "paper", "needs task ends", "capturable"), rows)
-
-
-def _print_settings(settings: Sequence[dict[str, Any]], as_json: bool) -> None:
-    if as_json:
-        console.print_json({"settings": settings})
-        return
-    rows = []
-    for setting in settings:
-        values = setting.get("by_dataset", {"": setting["default"]})
-        default = "\n".join(f"{value}  {dataset}".rstrip() for dataset, value in values.items())
-        rows.append((setting["name"], default, setting["meaning"].replace("``", "")))
-    console.print_table(("setting", "default", "meaning"), rows)
-
-
-def _settings_of(name: str) -> list[dict[str, Any]]:
-    """Name, default and meaning of every field, a method's own first, then the stream's. If the default depends on the
-    dataset, ``by_dataset`` has it for each.
-    """
-    from ocil.data import CATALOG
-    from ocil.methods import method
-    from ocil.runs.config import resolve
-    from ocil.runs.settings import meanings
-    from ocil.streams import StreamConfig
-
-    runs = {dataset: resolve(name, dataset) for dataset in CATALOG}
-    found: list[dict[str, Any]] = []
-    for part, config in (("learner", method(name).load().Config), ("stream", StreamConfig)):
-        texts = meanings(config)
-        for f in fields(config):
-            values = {dataset: getattr(getattr(run, part), f.name) for dataset, run in runs.items()}
-            differ = {"by_dataset": values} if len(set(values.values())) > 1 else {}
-            found.append({"name": f.name, "default": f.default, "meaning": texts.get(f.name, "")} | differ)
-    return found
-
-
 def _nothing(failed: list[str], as_json: bool) -> int:
     """Returns the exit code if no run succeeded. The errors have been printed."""
     if as_json:
@@ -207,13 +154,16 @@ def _execute(
     plan = Plan(tuple(cells), options.out, options.reference)
     wanted = {config for cell in cells for config in cell.configs}
     references = {run.key for run in plan.runs if run.config not in wanted}
-    outcomes, failed = execute(plan.runs, job, RunBars(plan.runs, references), execution.tensorboard)
+    outcomes, failed = execute(plan.runs, job, RunBars(plan.runs, references), execution)
     found = [plan.summary(cell, outcomes) for cell in cells]
     return [cell for cell in found if cell is not None], failed
 
 
 def _print_table(cells: "Sequence[CellSummary]") -> None:
-    from ocil.report.result_tables import summary_table
+    from ocil.report.result_tables import legend, summary_table
     from ocil.report.table import terminal
 
-    console.stdout().print(terminal(summary_table([cell.summary for cell in cells])))
+    summaries = [cell.summary for cell in cells]
+    console.stdout().print(terminal(summary_table(summaries)))
+    for line in legend(summaries):
+        console.print_line(line)

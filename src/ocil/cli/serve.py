@@ -50,6 +50,29 @@ class LimitOptions:
         )
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class LabelStudioOptions:
+    """Labels from Label Studio."""
+
+    label_studio: str | None = None
+    """Address of a Label Studio, such as http://localhost:8080. Its backend is then this service, with
+    `/label-studio`."""
+    label_studio_host: Annotated[tuple[str, ...], WORDS] = ()
+    """Further hosts that images of its tasks may be read from."""
+
+    def attach(self, service: "Service") -> None:
+        """Give a service this Label Studio, if there is one."""
+        if self.label_studio is None:
+            if self.label_studio_host:
+                raise OcilError("--label-studio-host needs --label-studio ADDRESS.")
+            return
+        from ocil.serve.label_studio import LabelStudio
+        from ocil.serve.label_studio_images import Source
+
+        LabelStudio(service, Source(self.label_studio, self.label_studio_host, service.limits))
+
+
 def serve(
     *,
     model: ModelDir,
@@ -64,6 +87,7 @@ def serve(
     keep_log: Annotated[bool, FLAG] = False,
     set_aside_damage: Annotated[bool, FLAG] = False,
     limits: LimitOptions | None = None,
+    studio: LabelStudioOptions | None = None,
     as_json: Annotated[bool, Parameter(name="--json"), FLAG] = False,
 ) -> None:
     """Learn and predict over HTTP, with a page to try it on: drop an image, see the prediction, correct it.
@@ -116,6 +140,7 @@ def serve(
     place = pick_device(device)
     with listen(host, port) as bound, locked(model):
         service = Service(request.open(model, place), model, allowed, save_seconds, keep_log, threads, set_aside_damage)
+        (studio or LabelStudioOptions()).attach(service)
         address = address_of(bound, host)
         answer(service, bound, host, token, allow_host, lambda: _print_ready(service, address, model, as_json))
     if service.backlog and not service.failed:

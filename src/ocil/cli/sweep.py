@@ -4,10 +4,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from ocil.cli import console
+from ocil.cli.dry_run import DryRun, missing_text, names
 from ocil.cli.execute import execute
+from ocil.cli.names import EXPERIMENT
 from ocil.cli.options import FLAG, WORDS, DataDir, Execution, Json, Out, Seeds, Settings, nearest_folder, read_settings
 from ocil.errors import OcilError
 
@@ -15,17 +17,18 @@ if TYPE_CHECKING:
     from ocil.engines.job import Job
     from ocil.experiments.estimate import Forecast
     from ocil.experiments.files import Cell, Experiment
-    from ocil.experiments.plan import CellSummary, FeaturesToCompute
-    from ocil.runs.config import RunConfig
+    from ocil.experiments.part import Part
+    from ocil.experiments.plan import CellSummary
 
 
 def sweep(
-    file: Path,
+    file: Annotated[Path | None, EXPERIMENT] = None,
     /,
     *,
     only: Annotated[tuple[str, ...], WORDS] = (),
     seeds: Seeds = None,
     set: Settings = (),  # noqa: A002
+    part: str | None = None,
     execution: Execution | None = None,
     reference: bool = True,
     skip_missing: Annotated[bool, FLAG] = False,
@@ -38,20 +41,30 @@ def sweep(
 
     A cell is one entry of the table: one method with its settings, run with several seeds. A run that fails does not
     stop the others; the exit code is then 1. Stop the command with Ctrl-C, or kill it: the same command goes on where
-    it stopped. See docs/experiments.md for the files and their format.
+    it stopped. See docs/experiments.md for the files and their format. Without FILE, the experiments that come with
+    ocil are listed.
 
-    Example: `ocil sweep experiments/table1.toml --only 'dataset=cifar100 method=afs,er' --set precision=bf16`
+    Examples:
+
+    * `ocil sweep` lists the experiments.
+    * `ocil sweep table2 --dry-run` shows what would run, and about how long it would take.
+    * `ocil sweep table2 --set dataset=fashion-mini memory=200 --seeds 1` needs no download.
+    * `ocil sweep table1 --only 'dataset=cifar100 method=afs,er' --set precision=bf16`
+    * `ocil sweep my.toml --part 3/8 --out /shared/runs` is the third of eight jobs of a cluster.
 
     Parameters
     ----------
     file
-        The experiment, for example experiments/table1.toml.
+        A name from `ocil sweep`, for example table1, or a file of your own.
     only
         Keep the cells with these values, for example `--only 'dataset=cifar100 method=afs,er review=true'`.
     seeds
         How many seeds a cell has. Default: the file's.
     set
         A setting for every cell whose method has it, as FIELD=VALUE, for example `--set precision=bf16`.
+    part
+        K/N: carry out only the K-th of N equal parts of the runs. All parts write to the same folder, which the
+        machines must share; afterwards the same command without it prints the table. See examples/slurm_array.sh.
     reference
         Also run fine-tuning for each stream and seed, which intransigence is measured against.
     skip_missing
@@ -62,20 +75,25 @@ def sweep(
         Folder of the runs.
     """
     execution = execution or Execution()
+    if file is None:
+        return _list(as_json)
     place = nearest_folder(out)
     from ocil.experiments.datasets import Datasets
     from ocil.experiments.estimate import Estimator, Forecast
     from ocil.experiments.files import read
+    from ocil.experiments.part import Part
     from ocil.experiments.plan import Plan
     from ocil.runs.folder import make_folder
 
+    chosen = None if part is None else Part.parse(part)
     datasets = Datasets(data_dir)
     experiment = read(file, seeds=seeds, settings=read_settings(set), only=" ".join(only), source=datasets.source)
+    _note_left_out(experiment)
     missing = datasets.missing_from(experiment.cells)
     if missing and skip_missing:
         experiment, missing = _without(experiment, missing), {}
     elif missing and not dry_run:
-        raise OcilError(_missing_text(missing) + _other_datasets(experiment, missing))
+        raise OcilError(missing_text(missing) + _other_datasets(experiment, missing))
     plan = Plan(experiment.cells, out, reference)
     plan.check(datasets)
     job = execution.job(out, data_dir)
@@ -84,15 +102,13 @@ def sweep(
     forecast = Forecast(plan, Estimator.of(job, datasets.sizes), datasets.sizes)
     if dry_run:
         features = plan.features(datasets)
-        shown = DryRun(experiment, forecast, missing, features, on_cluster=execution.engine == "ray")
+        shown = DryRun(experiment, forecast, missing, features, execution.engine == "ray", chosen)
         console.print_json(shown.to_json()) if as_json else shown.print()
         return 0
     make_folder(out)
-    return _execute(experiment, forecast, job, execution.tensorboard, as_json)
-
-
-def _missing_text(missing: dict[str, str]) -> str:
-    return " ".join(text if text.endswith(".") else f"{text}." for text in missing.values())
+    if chosen is not None:
+        return _execute_part(chosen, experiment, forecast, job, execution, as_json)
+    return _execute(experiment, forecast, job, execution, as_json)
 
 
 def _other_datasets(experiment: "Experiment", missing: dict[str, str]) -> str:
@@ -104,23 +120,66 @@ def _other_datasets(experiment: "Experiment", missing: dict[str, str]) -> str:
 def _without(experiment: "Experiment", missing: dict[str, str]) -> "Experiment":
     kept = tuple(cell for cell in experiment.cells if cell.config.dataset not in missing)
     if not kept:
-        raise OcilError(f"nothing is left: {_missing_text(missing)}")
-    console.info(f"Left out, {len(experiment.cells) - len(kept)} cells: {_missing_text(missing)}")
+        raise OcilError(f"nothing is left: {missing_text(missing)}")
+    console.info(f"Left out, {len(experiment.cells) - len(kept)} cells: {missing_text(missing)}")
     return replace(experiment, cells=kept)
 
 
-def _execute(
-    experiment: "Experiment", forecast: "Forecast", job: "Job", tensorboard: Path | None, as_json: bool
+def _note_left_out(experiment: "Experiment") -> None:
+    """Say which rows --only leaves out as a whole: the bounds of a table among them."""
+    if not experiment.left_out:
+        return
+    kept = {cell.config.method for cell in experiment.cells}
+    gone = [name for name in dict.fromkeys(cell.config.method for cell in experiment.left_out) if name not in kept]
+    count = len(experiment.cells) + len(experiment.left_out)
+    rows = f", without {', '.join(gone)}" if gone else ""
+    console.info(f"--only keeps {len(experiment.cells)} of {count} cells{rows}.")
+
+
+def _list(as_json: bool) -> int:
+    from ocil.experiments.named import shipped
+    from ocil.files import read_toml
+
+    found = {name: read_toml(path) for name, path in shipped().items()}
+    if as_json:
+        about = [{"name": name} | {k: c.get(k, "") for k in ("title", "paper", "about")} for name, c in found.items()]
+        console.print_json({"experiments": about})
+        return 0
+    rows = [(name, content.get("title", ""), content.get("paper", "")) for name, content in found.items()]
+    console.print_table(("experiment", "what it shows", "in the paper"), rows, lines="head")
+    console.print_line("`ocil sweep table2 --dry-run` shows what would run, and about how long it would take.")
+    return 0
+
+
+def _execute_part(
+    part: "Part", experiment: "Experiment", forecast: "Forecast", job: "Job", execution: Execution, as_json: bool
 ) -> int:
+    """Carry out a part of the runs. What they found is summarised once all parts are finished."""
     from ocil.cli.progress import CellTable
 
     plan = forecast.plan
-    outcomes, failed = execute(plan.runs, job, CellTable.of(forecast), tensorboard, plan.describe)
+    runs = part.of(plan.runs)
+    outcomes, failed = execute(runs, job, CellTable.of(forecast, runs), execution, plan.describe) if runs else ({}, [])
+    finished = sum(not isinstance(outcome, Exception) for outcome in outcomes.values())
+    if as_json:
+        counts = {"part": part.number, "of": part.count, "runs": len(runs), "finished": finished}
+        console.print_json({"experiment": experiment.name, **counts, "failed": failed})
+    else:
+        console.print_line(f"Part {part}: {finished} of {len(runs)} runs are finished, in {job.root}.")
+        console.print_line("When all parts are finished, the same command without --part prints the table.")
+    return 1 if failed else 0
+
+
+def _execute(experiment: "Experiment", forecast: "Forecast", job: "Job", execution: Execution, as_json: bool) -> int:
+    from ocil.cli.progress import CellTable
+
+    plan = forecast.plan
+    outcomes, failed = execute(plan.runs, job, CellTable.of(forecast), execution, plan.describe)
     found = [(cell, plan.summary(cell, outcomes)) for cell in plan.cells]
     if as_json:
         cells = [
             {"label": cell.label, "wanted": len(cell.configs)}
-            | (_names(cell) | {"seeds": 0, "runs": []} if summary is None else summary.to_json())
+            | (names(cell) | {"seeds": 0, "runs": []} if summary is None else summary.to_json())
             for cell, summary in found
         ]
         console.print_json({"experiment": experiment.name, "title": experiment.title, "cells": cells, "failed": failed})
@@ -130,131 +189,26 @@ def _execute(
     return 1 if failed else 0
 
 
-def _names(cell: "Cell") -> dict[str, Any]:
-    config = cell.config
-    return {"method": config.label, "dataset": config.dataset, "memory": config.learner.memory}
-
-
 def _print_results(title: str, found: "Sequence[tuple[Cell, CellSummary | None]]") -> None:
-    from ocil.report.formatting import duration, percent
-    from ocil.report.result_tables import measure_columns, measure_values
+    from ocil.data.derived import short_name
+    from ocil.report.formatting import duration, percent_or_range
+    from ocil.report.result_tables import legend, measure_columns, measure_values
 
     summaries = [known.summary for _, known in found if known is not None]
     own = [column.title for column in measure_columns(summaries)]
     rows = []
     for cell, known in found:
-        place = (cell.label, Path(cell.config.dataset).stem, str(cell.config.learner.memory or "-"))
+        place = (cell.label, short_name(cell.config.dataset), str(cell.config.learner.memory or "-"))
         if known is None:
             rows.append((*place, f"0/{len(cell.configs)}", *["-"] * (4 + len(own))))
             continue
         count, summary = len(known.folders), known.summary
         measures = (summary.average_accuracy, summary.average_forgetting, summary.average_intransigence)
         seeds = str(count) if count == len(cell.configs) else f"{count}/{len(cell.configs)}"
-        numbers = (*map(percent, measures), *(value.text for value in measure_values(summary, summaries)))
+        numbers = (*map(percent_or_range, measures), *(value.text for value in measure_values(summary, summaries)))
         rows.append((*place, seeds, *numbers, duration(summary.wall_seconds.mean)))
     usual = ("row", "dataset", "memory", "seeds", "accuracy %", "forgetting %", "intransigence %")
     columns = (*usual, *own, "time / run")
     console.print_table(columns, rows, title, lines="head")
-
-
-class DryRun:
-    """What a sweep would run, and an estimate of how long it would take."""
-
-    def __init__(
-        self,
-        experiment: "Experiment",
-        forecast: "Forecast",
-        missing: dict[str, str],
-        features: "Sequence[FeaturesToCompute]",
-        on_cluster: bool,
-    ) -> None:
-        from ocil.runs.stream_run import StreamRun
-
-        self.experiment, self.forecast, self.plan, self.missing = experiment, forecast, forecast.plan, missing
-        self.features = [(each, self._seconds_of(each)) for each in features]
-        wanted = {config for cell in experiment.cells for config in cell.configs}
-        self.references = [config for config in self.plan.configs if config not in wanted]
-        self.seconds = round(forecast.seconds(self.plan.configs), 1)
-        self.source = forecast.estimator.source(self.plan.unfinished())
-        if on_cluster:
-            self.source += "; for this machine alone, not for the cluster"
-        self.failed = [self.plan.describe(StreamRun(config), error) for config, error in self.plan.state.broken.items()]
-
-    def to_json(self) -> dict[str, Any]:
-        from ocil.runs.config import command
-
-        return {
-            "experiment": self.experiment.name,
-            "title": self.experiment.title,
-            "about": self.experiment.about,
-            "cells": [
-                {
-                    "label": cell.label,
-                    **_names(cell),
-                    **self.plan.counts(cell.configs),
-                    "seconds": round(self.forecast.seconds(cell.configs), 1),
-                    "command": command(cell.config),
-                }
-                for cell in self.experiment.cells
-            ],
-            **self.plan.counts(self.plan.configs),
-            "references": len(self.references),
-            "features": [
-                {"dataset": each.dataset, "network": each.encoder.network, "images": each.images, "seconds": seconds}
-                for each, seconds in self.features
-            ],
-            "seconds": self.seconds,
-            "estimate": self.source,
-            "missing": [*self.missing.values()],
-            "failed": self.failed,
-        }
-
-    def print(self) -> None:
-        from ocil.experiments.estimate import roughly
-
-        columns = ("dataset", "row", "memory", "runs", "finished", "to run", "about")
-        console.print_table(columns, self._rows(), self.experiment.title, lines="head")
-        counts, to_run = self.plan.counts(self.plan.configs), self.plan.unfinished()
-        console.print_line(
-            f"{len(self.experiment.cells)} cells, {counts['runs']} runs ({len(self.references)} of them references): "
-            f"{counts['finished']} finished, {counts['begun']} begun, {counts['to_run']} to run."
-        )
-        if to_run:
-            estimator = self.forecast.estimator
-            workers = f"{min(estimator.side_by_side, len(to_run))} side by side"
-            console.print_line(f"About {roughly(self.seconds)} on {estimator.device}, {workers}, {self.source}.")
-        for each, seconds in self.features:
-            name = f"{each.images:,} images of {Path(each.dataset).stem}"
-            console.print_line(f"Before that, features of {name} by {each.encoder.network}: about {roughly(seconds)}.")
-        for message in self.failed:
-            console.print_line(f"The sweep would fail: {' '.join(message.split())}")
-        if self.missing:
-            console.print_line(f"The sweep would not start: {_missing_text(self.missing)}")
-        console.print_line(f"Nothing was run. Runs would be in {self.plan.root}.")
-
-    def _seconds_of(self, features: "FeaturesToCompute") -> float:
-        size = self.forecast.sizes[features.dataset]
-        return round(self.forecast.estimator.features(features.encoder, size, features.images), 1)
-
-    def _rows(self) -> list[tuple[str, ...]]:
-        """One row per dataset and label, whose cells differ in their memory; then the references."""
-        groups: dict[tuple[str, str], list[Cell]] = {}
-        for dataset in dict.fromkeys(cell.config.dataset for cell in self.experiment.cells):
-            for cell in self.experiment.cells:
-                if cell.config.dataset == dataset:
-                    groups.setdefault((dataset, cell.label), []).append(cell)
-        rows = []
-        for (dataset, label), cells in groups.items():
-            memories = ", ".join(str(cell.config.learner.memory or "-") for cell in cells)
-            configs = [config for cell in cells for config in cell.configs]
-            rows.append((Path(dataset).stem, label, memories, *self._counts(configs)))
-        if self.references:
-            rows.append(("", "references (fine-tune)", "", *self._counts(self.references)))
-        return rows
-
-    def _counts(self, configs: "Sequence[RunConfig]") -> tuple[str, ...]:
-        from ocil.experiments.estimate import roughly
-
-        counts = self.plan.counts(configs)
-        about = roughly(self.forecast.seconds(configs)) if counts["to_run"] else ""
-        return (*(str(counts[key]) for key in ("runs", "finished", "to_run")), about)
+    for line in legend(summaries) if summaries else []:
+        console.print_line(line)

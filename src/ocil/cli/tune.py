@@ -7,6 +7,7 @@ from cyclopts import Parameter
 
 from ocil.cli import console
 from ocil.cli.execute import execute
+from ocil.cli.names import DATASET, METHOD
 from ocil.cli.options import FOLDER, WHOLE, WORDS, DataDir, Execution, Json, MemorySize, Settings, Whole, read_settings
 from ocil.errors import OcilError
 
@@ -16,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def tune(
-    method: str,
+    method: Annotated[str, METHOD],
     /,
     *,
-    dataset: Annotated[str | None, Parameter(alias="-d")] = None,
+    dataset: Annotated[str | None, Parameter(alias="-d"), DATASET] = None,
     memory: MemorySize = None,
     review: bool | None = None,
     grid: Annotated[tuple[str, ...], WORDS] = (),
@@ -89,7 +90,7 @@ def tune(
     job, plan = execution.job(search.out, data_dir), search.plan()
     sizes = {str(search.data_path): Size.of(search.split.data)}
     display = CellTable.of(Forecast(plan, Estimator.of(job, sizes), sizes))
-    outcomes, failed = execute(plan.runs, job, display, execution.tensorboard, search.describe)
+    outcomes, failed = execute(plan.runs, job, display, execution, search.describe)
     scores = search.scores(outcomes)
     choice = search.choose(scores)
     if choice is None:

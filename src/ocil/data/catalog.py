@@ -16,7 +16,15 @@ CIFAR_HOSTS = ("https://www.cs.toronto.edu/~kriz", "https://dataset.bj.bcebos.co
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """The facts about a dataset: its images, the usual protocol, and how to get it."""
+    """The facts about a dataset: its images, the usual protocol, and how to get it.
+
+    Examples:
+        >>> shapes = (32, 32, 3), 5000, 1000  # of an image; training and test images
+        >>> birds = ocil.DatasetInfo("birds", "Birds", 20, *shapes, 10, 500, "CC0", "ocil data import birds FOLDER")
+        >>> ocil.register(birds)
+        >>> ocil.resolve("er", "birds").stream.tasks
+        10
+    """
 
     name: str
     title: str
@@ -73,7 +81,17 @@ def _cifar(classes: int, tasks: int, memory: int, md5: str, train_md5: str, size
 
 @dataclass(frozen=True)
 class DatasetSource:
-    """A dataset that a function of yours returns. Each process that needs it calls the function once."""
+    """A dataset that a function of yours returns. Each process that needs it calls the function once.
+
+    Examples:
+        >>> import numpy as np
+        >>> def stripes():
+        ...     images, labels = np.zeros((20, 8, 8, 1), np.uint8), np.arange(20) % 2
+        ...     return ocil.Dataset("stripes", images, labels, images, labels, ("across", "down"))
+        >>> ocil.register(ocil.DatasetSource("stripes", stripes))
+        >>> ocil.load_dataset("stripes").classes
+        ('across', 'down')
+    """
 
     name: str
     make: "Callable[[], Dataset]"

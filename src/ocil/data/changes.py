@@ -15,6 +15,7 @@ from ocil.seeds import derive
 NOISE_UNIT = 0.1 * 255  # standard deviation of noise of strength 1: a tenth of the range of a pixel
 TRUNCATE = 4.0  # standard deviations up to which the blur's kernel reaches
 CHUNK_BYTES = 4 * 2**20
+UNIT = 4096  # times 255 * 16 it is less than 2**24, up to which a float32 holds every whole number
 
 Images = NDArray[np.uint8]
 
@@ -38,19 +39,27 @@ def add_noise(images: Images, strength: float, rng: np.random.Generator) -> Imag
 
 
 def blur(images: Images, strength: float, rng: np.random.Generator) -> Images:
-    """A Gaussian blur of ``strength`` pixels' standard deviation. Pixels at the border stand for those beyond it."""
+    """A Gaussian blur of ``strength`` pixels' standard deviation. Pixels at the border stand for those beyond it.
+
+    Weights are whole numbers, and so is what lies between the two passes, in sixteenths of a gray level. No sum exceeds
+    what a float32 holds exactly, so that every machine makes the same images.
+    """
+    _, height, width, _ = images.shape
+    rows = np.einsum("hk,nkwc->nhwc", _weights(height, strength), images.astype(np.float32), optimize=True)
+    rows = np.rint(rows / (UNIT // 16))
+    return _bytes(np.einsum("wk,nhkc->nhwc", _weights(width, strength), rows, optimize=True) / (UNIT * 16))
+
+
+def _weights(side: int, strength: float) -> NDArray[np.float32]:
+    """``[side, side]``: how much each pixel of a line counts for each, in whole numbers that add up to ``UNIT``."""
     radius = int(TRUNCATE * strength + 0.5)
-    weights = np.exp(-0.5 * (np.arange(-radius, radius + 1) / strength) ** 2)
-    weights = (weights / weights.sum()).astype(np.float32)
-    found = images.astype(np.float32)
-    for axis in (1, 2):
-        side = found.shape[axis]
-        padded = np.pad(found, [(radius, radius) if each == axis else (0, 0) for each in range(4)], mode="edge")
-        rows = [np.take(padded, range(first, first + side), axis) for first in range(2 * radius + 1)]
-        found = rows[0] * weights[0]
-        for row, weight in zip(rows[1:], weights[1:], strict=True):
-            found += row * weight
-    return _bytes(found)
+    exact = np.exp(-0.5 * (np.arange(-radius, radius + 1) / strength) ** 2)
+    whole = np.rint(UNIT * exact / exact.sum())
+    whole[radius] += UNIT - whole.sum()
+    found = np.zeros((side, side), dtype=np.float32)
+    for place in range(side):
+        np.add.at(found[place], np.clip(np.arange(-radius, radius + 1) + place, 0, side - 1), whole)
+    return found
 
 
 def occlude(images: Images, strength: float, rng: np.random.Generator) -> Images:

@@ -40,6 +40,16 @@ class Dataset:
 
     A second label may name the domain of each sample: the weather, the camera, the dataset that it is from. Learners
     never see it; a stream may bring one domain after the other, and results are counted per domain.
+
+    Raises:
+        OcilError: Arrays do not fit together, a label has no name, or an input is not finite.
+
+    Examples:
+        >>> import numpy as np
+        >>> images, labels = np.zeros((4, 8, 8, 3), np.uint8), np.array([0, 1, 0, 1])
+        >>> data = ocil.Dataset("toy", images, labels, images[:2], labels[:2], ("cat", "dog"))
+        >>> data.image_shape, data.num_classes
+        ((8, 8, 3), 2)
     """
 
     name: str
@@ -126,13 +136,15 @@ class Dataset:
         warning); ``train_domain`` and ``test_domain``, the domain of each sample, labels of any kind. ``store``: a
         folder to write the dataset to; it is then mapped, and may be larger than memory.
 
-        Raises ``OcilError`` in one line if it cannot be told what the arrays are.
+        Raises:
+            OcilError: It cannot be told what the arrays are.
 
-        >>> import numpy as np
-        >>> x = np.zeros((8, 3, 16, 16), np.float32)
-        >>> data = Dataset.from_arrays(x, ["cat", "dog"] * 4, x, ["cat", "dog"] * 4)
-        >>> data.image_shape, data.classes
-        ((16, 16, 3), ('cat', 'dog'))
+        Examples:
+            >>> import numpy as np
+            >>> x = np.zeros((8, 3, 16, 16), np.float32)
+            >>> data = ocil.Dataset.from_arrays(x, ["cat", "dog"] * 4, x, ["cat", "dog"] * 4)
+            >>> data.image_shape, data.classes
+            ((16, 16, 3), ('cat', 'dog'))
         """
         from ocil.data.samples import from_arrays
 

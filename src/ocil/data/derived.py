@@ -1,9 +1,10 @@
 """Datasets made from others by their names: ``cifar10+cifar100`` joins two, ``cifar100:noise`` has domains of stronger
 and stronger noise.
 
-A name is a dataset or several with ``+`` between them. Behind a dataset may stand ``:noise``, ``:blur`` or
-``:occlusion``, with options such as ``:noise,domains=5,strongest=2``. What a name stands for depends on nothing else:
-not on the seed of a run, so that all runs on a device share the images. It is one copy of the images, in memory.
+A name is a dataset or several, names or .npz files, with ``+`` between them. Behind a dataset may stand ``:noise``,
+``:blur`` or ``:occlusion``, with options such as ``:noise,domains=5,strongest=2``. What a name stands for depends on
+nothing else: not on the seed of a run, so that all runs on a device share the images. It is one copy of the images, in
+memory.
 """
 
 import math
@@ -20,6 +21,8 @@ from ocil.errors import OcilError
 from ocil.seeds import derive
 
 MAX_DOMAINS = 1000
+_PLAIN = re.compile(r"[\w-]+|.+\.npz", re.IGNORECASE | re.DOTALL)
+"""What may be joined: a name or an .npz file. A folder may have a ``+`` in its path."""
 _CHANGED = re.compile(rf"(?P<base>.+):(?P<kind>{'|'.join(CHANGES)})(?P<options>(?:,[^,:+]*)*)", re.DOTALL)
 
 
@@ -40,16 +43,18 @@ class Change:
 
 def parts_of(name: str) -> list[str]:
     """The names of the datasets that a name joins, in their order; the name itself if it joins none."""
-    parts = name.split("+")
-    if len(parts) < 2 or not all(part.strip() for part in parts) or _is_there(name):
-        return [name]
-    return [part.strip() for part in parts]
+    parts = [part.strip() for part in name.split("+")]
+    return parts if len(parts) > 1 and all(_PLAIN.fullmatch(_base(part)) for part in parts) else [name]
 
 
 def base_of(name: str) -> str:
     """The dataset whose images are changed; the name itself if it is not of this form."""
-    found = _CHANGED.fullmatch(name) if len(parts_of(name)) == 1 else None
-    return name if found is None or _is_there(name) else found["base"]
+    return _base(name) if len(parts_of(name)) == 1 else name
+
+
+def _base(part: str) -> str:
+    found = _CHANGED.fullmatch(part)
+    return part if found is None else found["base"]
 
 
 def bases_of(name: str) -> list[str]:
@@ -64,6 +69,11 @@ def is_derived(name: str) -> bool:
 def renamed_bases(name: str, rename: Callable[[str], str]) -> str:
     """The same name with other names for the datasets in it."""
     return "+".join(f"{rename(base_of(part))}{part[len(base_of(part)) :]}" for part in parts_of(name))
+
+
+def short_name(name: str) -> str:
+    """A name without the folders of its files."""
+    return renamed_bases(name, lambda base: Path(base).stem)
 
 
 def make(name: str, load: Callable[[str], Dataset]) -> Dataset:
@@ -166,11 +176,3 @@ def _dealt(labels: np.ndarray, domains: int, split: str) -> np.ndarray:
         found[own] = (dealt + np.arange(len(own))) % domains
         dealt += len(own)
     return found
-
-
-def _is_there(name: str) -> bool:
-    """Whether it is a file or a folder, whose name may have any characters."""
-    try:
-        return Path(name).expanduser().exists()
-    except (OSError, ValueError, RuntimeError):
-        return False

@@ -43,7 +43,18 @@ def load(name: str | Path = DEFAULT, data_dir: Path | None = None, verify: bool 
 
     A name may join or change datasets, see ``ocil.data.derived``: ``cifar10+cifar100``, ``cifar100:noise``.
 
-    ``verify``: compare the digests of a folder that this machine has not read before.
+    Args:
+        name: A name from ``ocil datasets``, one that was imported or registered, or a path.
+        data_dir: The data folder; by default ``$OCIL_DATA``, else the user's.
+        verify: Compare the digests of a folder that this machine has not read before.
+
+    Raises:
+        OcilError: There is no such dataset, it has to be downloaded first, or its file is damaged.
+
+    Examples:
+        >>> data = ocil.load_dataset()
+        >>> data.name, data.image_shape, data.num_classes
+        ('fashion-mini', (14, 14, 1), 10)
     """
     if (source := SOURCES.find(str(name))) is not None:
         return _made(source)

@@ -23,7 +23,7 @@ def calibration_of(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """
     confidence, predicted = logits.softmax(1).max(1)
     bins = (confidence * BINS).ceil().long().clamp_(1, BINS) - 1
-    one_hot = torch.nn.functional.one_hot(bins, BINS).to(widest(y.device))
+    one_hot = (bins[:, None] == torch.arange(BINS, device=bins.device)).to(widest(y.device))
     hits = (predicted == y).to(one_hot.dtype)
     # A product: index_add_ adds fractions in no fixed order on a GPU.
     sums = torch.stack([torch.ones_like(hits), hits, confidence.to(one_hot.dtype)]) @ one_hot

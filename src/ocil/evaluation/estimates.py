@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(mean, t_quantile(n - 1) * error, tuple(values))
 
 
+@cache
 def t_quantile(degrees: int, probability: float = CONFIDENCE) -> float:
     """Quantile of Student's t for a whole number of degrees of freedom, by bisection of its distribution function."""
     low, high = 0.0, 1e4

@@ -55,7 +55,22 @@ class Evaluation:
 
 
 class Evaluator:
-    """Evaluates a learner after each class group, on the test set of the stream's dataset."""
+    """Evaluates a learner after each class group, on the test set of the stream's dataset.
+
+    Calling it with a learner and the number of an evaluation point (``batch.evaluation_point``) returns an evaluation:
+    ``accuracy`` is a row of the accuracy matrix, one share from 0 to 1 per group of classes, future ones among them.
+
+    Raises:
+        OcilError: A group of classes has no test image.
+
+    Examples:
+        >>> data = ocil.load_dataset()
+        >>> stream = ocil.Stream(data, seed=0)
+        >>> evaluate = ocil.Evaluator(stream)
+        >>> learner = ocil.make_learner("er", data, memory=50, width=1)
+        >>> len(evaluate(learner, 0).accuracy)
+        5
+    """
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream

@@ -2,6 +2,13 @@
 
 Measures of the accuracy matrix are in ``matrices``, of accuracy over time in ``over_time``, means over seeds in
 ``estimates``; all can be imported from here. docs/measures.md has the definitions.
+
+Examples:
+    Row i, column j of a matrix is the accuracy on group j after group i.
+
+    >>> matrix = [[0.9, 0.0], [0.5, 0.8]]
+    >>> round(ocil.metrics.average_accuracy(matrix), 2), round(ocil.metrics.average_forgetting(matrix), 2)
+    (0.65, 0.4)
 """
 
 import math
@@ -122,7 +129,16 @@ class RecordedResult(Protocol):
 @dataclass(frozen=True)
 class Measure:
     """A measure, ours or one of your own. Every table of results has a column of yours, with mean and interval over
-    seeds."""
+    seeds.
+
+    Raises:
+        OcilError: ``format`` is not a format of Python.
+
+    Examples:
+        >>> def last_task(result):
+        ...     return result.matrix[-1][-1]
+        >>> ocil.register(ocil.Measure("last-task", last_task, formula="accuracy on the last group at the end"))
+    """
 
     name: str
     function: Callable[[RecordedResult], float | None]

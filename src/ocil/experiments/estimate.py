@@ -3,8 +3,8 @@
 import math
 import platform
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -187,6 +187,8 @@ class Forecast:
     plan: "Plan"
     estimator: Estimator
     sizes: dict[str, Size]
+    _known: dict[tuple[Hashable, ...], float] = field(default_factory=dict, compare=False)
+    """Seconds of a run, which its seed does not change."""
 
     @property
     def each(self) -> list[float]:
@@ -198,7 +200,12 @@ class Forecast:
         return self.estimator.together([self._run(c) for c in self.plan.unfinished(configs) if c.dataset in self.sizes])
 
     def _run(self, config: RunConfig) -> float:
-        return self.estimator.seconds(config, self.sizes[config.dataset]) if config.dataset in self.sizes else 0.0
+        if config.dataset not in self.sizes:
+            return 0.0
+        key = (config.method, config.dataset, config.stream, config.learner)
+        if key not in self._known:
+            self._known[key] = self.estimator.seconds(config, self.sizes[config.dataset])
+        return self._known[key]
 
 
 def roughly(seconds: float) -> str:

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 from ocil.data import DEFAULT
 from ocil.data.catalog import find, same_name
 from ocil.errors import OcilError, suggest
+from ocil.experiments.named import find_file, shipped
 from ocil.files import read_toml
 from ocil.methods import MethodInfo, method
 from ocil.rng import MAX_SEED
@@ -68,6 +69,8 @@ class Experiment:
     paper: str
     """Which table or figure of a paper it is."""
     cells: tuple[Cell, ...]
+    left_out: tuple[Cell, ...] = ()
+    """The cells of the file that ``only`` leaves out."""
 
     @property
     def configs(self) -> list[RunConfig]:
@@ -103,11 +106,13 @@ def read(
     only: str = "",
     source: Callable[[str], DatasetFacts] = by_name,
 ) -> Experiment:
-    """Read and expand a file. Raises ``OcilError`` for any mistake in it.
+    """Read and expand a file, or the experiment of that name that comes with ocil (``Path("table1")``). Raises
+    ``OcilError`` for any mistake in it.
 
     ``seeds`` and ``settings`` win over the file's. ``only`` keeps some cells, see ``select``. ``source`` looks datasets
     up: give that of ``ocil.experiments.datasets.Datasets`` for datasets outside the catalog.
     """
+    path = find_file(path)
     content = _content(path)
     settings = dict(settings or {})
     seeds = _seeds(str(path), content.get("seeds", SEEDS)) if seeds is None else _seeds("--seeds", seeds)
@@ -124,12 +129,14 @@ def read(
             raise OcilError(f"{path}, cell {number}: {error}") from None
     expansion.refuse_unused(path)
     kept = select(list(cells.values()), only)
+    left_out = [cell for cell in cells.values() if cell not in kept] if only else []
     infos = [method(name) for name in dict.fromkeys(cell.config.method for cell in kept)]
     for key in sorted(set(settings) - set(NAMES)):
         if not any(key in settings_of(info) and meant_for(info, key) for info in infos):
             raise OcilError(f"--set {key}: it concerns no cell that --only '{only}' leaves.")
     title = _text_of(path, content, "title") or path.stem
-    return Experiment(path.stem, title, _text_of(path, content, "about"), _text_of(path, content, "paper"), tuple(kept))
+    about, paper = _text_of(path, content, "about"), _text_of(path, content, "paper")
+    return Experiment(path.stem, title, about, paper, tuple(kept), tuple(left_out))
 
 
 def select(cells: Sequence[Cell], only: str) -> list[Cell]:
@@ -306,7 +313,7 @@ def _text(value: Any) -> str:
 def _content(path: Path) -> dict[str, Any]:
     def others() -> str:
         there = sorted(str(other) for other in path.parent.glob("*.toml"))
-        return suggest(str(path), there) if there else ""
+        return suggest(str(path), [*there, *shipped()])
 
     content = read_toml(path, others)
     for key in content:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ocil.data import Dataset
+from ocil.data.derived import short_name
 from ocil.engines.job import Outcomes
 from ocil.errors import OcilError
 from ocil.evaluation.measures import estimate_json
@@ -111,7 +112,7 @@ class Plan:
         config = run.config
         memory = f", memory {config.learner.memory}" if config.learner.memory else ""
         name = next((cell.label for cell in self.cells if config in cell.configs), "reference")
-        return f"{name}, {Path(config.dataset).stem}{memory}, seed {config.seed}: {error}"
+        return f"{name}, {short_name(config.dataset)}{memory}, seed {config.seed}: {error}"
 
     def summary(self, cell: Cell, outcomes: Outcomes) -> "CellSummary | None":
         """Means over the finished runs of a cell, compared with their references; None if no run is finished."""

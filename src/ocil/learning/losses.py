@@ -5,6 +5,12 @@ float64 for float64 logits), whatever the network's precision, and hold no state
 
 Losses that depend on the number of classes take ``met`` ``[C]``, true for the classes met so far. The logits of other
 classes then have no effect.
+
+Examples:
+    >>> import torch
+    >>> logits, labels = torch.randn(32, 100, requires_grad=True), torch.randint(100, (32,))
+    >>> loss = ocil.losses.revised_focal(logits, labels) + ocil.losses.virtual_distillation(logits, labels, beta=0.1)
+    >>> loss.backward()
 """
 
 import math

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,12 @@ class Memory(nn.Module):
 
     All that changes is in buffers on the device, and once the memory is filled no step reads one back. There is one
     spare row: a sample that is not kept is written there, so that shapes do not depend on what is kept.
+
+    ``slot_rows`` names the tensors with one row per slot, here and in what other modules keep beside a memory
+    (``slot_columns``: those with one column per slot), so that a sample is moved with all that belongs to it.
     """
+
+    slot_rows: ClassVar[tuple[str, ...]] = ("images", "labels")
 
     def __init__(
         self, size: int, input_shape: InputShape, generator: torch.Generator, dtype: torch.dtype = torch.uint8
@@ -31,6 +37,8 @@ class Memory(nn.Module):
         self.images: Tensor = nn.Buffer(torch.zeros((size + 1, *input_shape), dtype=dtype, device=device))
         self.labels: Tensor = nn.Buffer(torch.zeros(size + 1, dtype=torch.int64, device=device))
         self.seen: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64, device=device))
+        self.numbers: SlotNumbers | None = None
+        """Which sample of its source is in which slot. It is not part of the state, and no step depends on it."""
 
     def __len__(self) -> int:
         """The number of filled slots. Reads the counter back: not for use inside a step."""
@@ -57,6 +65,8 @@ class Memory(nn.Module):
 
     def put(self, slot: Tensor, x: Tensor, y: Tensor) -> None:
         """Write samples to slots; slots below ``size`` must differ."""
+        if self.numbers is not None:
+            self.numbers.put(slot)
         if len(y) and kernels.present(x):
             kernels.put(self.images, self.labels, slot, x, y)
             return
@@ -64,6 +74,32 @@ class Memory(nn.Module):
         self.labels.index_copy_(0, slot, y)
         self.images[self.size].zero_()  # which of several samples ends up in the spare row is undefined
         self.labels[self.size].zero_()
+
+    def relabel(self, slot: int, label: int) -> None:
+        """Give the sample in a filled slot another label. Not for use inside a step."""
+        self.labels[slot] = label
+
+    def take_out(self, slot: int, also: Sequence[int] = ()) -> tuple[int, int | None]:
+        """Count the sample of a filled slot out. Not for use inside a step.
+
+        Returns the slot whose sample belongs there from now on, and the slot that is empty then, or None.
+
+        While every sample seen is stored, the last one moves to the free slot, and the next sample of the stream finds
+        a slot. Later the slot gets a copy of another sample, drawn at random: a free slot would be given to the next
+        sample for certain, however many were seen, and the memory would no longer be a fair draw from all of them.
+        ``also``: slots that are about to be taken out too, which are not copied.
+        """
+        if int(self.seen) > self.size:
+            others = torch.ones(self.size, dtype=torch.bool, device=self.labels.device)
+            others[[slot, *also]] = False
+            if bool(others.any()):
+                self.seen -= 1
+                key = torch.rand(self.size, generator=self.generator, device=self.labels.device)
+                return int(key.masked_fill(~others, 2.0).argmin()), None
+            self.seen.fill_(self.size)
+        self.seen -= 1
+        self.recount()
+        return len(self), len(self)
 
     def retrieve(self, count: int, classes: int = 0) -> tuple[Tensor, Tensor] | None:
         """``count`` distinct random samples; all samples, in slot order, while there are no more; None if empty.
@@ -114,6 +150,44 @@ class Memory(nn.Module):
     def epoch(self) -> Tensor:
         """All filled slots in random order."""
         return torch.randperm(len(self), generator=self.generator, device=self.labels.device)
+
+
+class SlotNumbers:
+    """The number of the sample in each slot of a memory, for those who correct or remove samples later.
+
+    Samples have the numbers that their source gave them; 0 is a sample of unknown number. Before each step announce
+    the numbers of its batch. They are written as the samples are, on the device, also by a captured step: the tensors
+    stay where they are.
+    """
+
+    def __init__(self, memory: Memory, batch_size: int) -> None:
+        """``batch_size``: of the largest batch."""
+        device = memory.labels.device
+        self.of_slot = torch.zeros(memory.size + 1, dtype=torch.int64, device=device)
+        """[size + 1]: as ``Memory.labels``, with the spare row."""
+        self._batch = torch.zeros(batch_size, dtype=torch.int64, device=device)
+        self._count = self._place = 0
+
+    def announce(self, numbers: Sequence[int]) -> None:
+        """The samples of the next batch, in its order."""
+        self._batch[: len(numbers)] = torch.tensor(numbers, dtype=torch.int64)
+        self._count, self._place = len(numbers), 0
+
+    def put(self, slot: Tensor) -> None:
+        """``Memory.put`` writes samples to these slots: the next ones of the batch, from its start after its end."""
+        first, self._place = self._place, self._place + len(slot)
+        if self._place <= self._count:
+            self.of_slot.index_copy_(0, slot, self._batch[first : self._place])
+        else:  # not a part of the batch announced
+            self.of_slot.index_fill_(0, slot, 0)
+        self.of_slot[-1].zero_()
+        if self._place >= self._count:
+            self._place = 0
+
+    def slots_of(self, number: int) -> list[int]:
+        """The slots that hold this sample: none, one, or several if it was copied to fill a slot."""
+        found: list[int] = (self.of_slot[:-1] == number).nonzero().flatten().tolist()
+        return found
 
 
 def refuse_what_cannot_fit(

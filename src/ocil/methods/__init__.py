@@ -1,4 +1,11 @@
-"""The methods by name. A new method is a file in this folder and an entry here, or comes from a plugin."""
+"""The methods by name. A new method is a file in this folder and an entry here, or comes from a plugin.
+
+Examples:
+    >>> ocil.METHODS["afs"].paper
+    'Liang et al., TCSVT 2023'
+    >>> ocil.METHODS["afs"].load().__name__
+    'AFS'
+"""
 
 import re
 from collections.abc import Iterable
@@ -16,7 +23,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MethodInfo:
-    """The facts about a method that are known without importing it."""
+    """The facts about a method that are known without importing it.
+
+    Examples:
+        >>> class Mine(ocil.METHODS["er"].load()):
+        ...     pass
+        >>> ocil.register(ocil.MethodInfo("mine", Mine, "like er", "-"))
+        >>> ocil.resolve("mine", memory=100).label
+        'mine'
+    """
 
     name: str
     target: "str | type[Learner]"
@@ -30,6 +45,11 @@ class MethodInfo:
     """Whether it sees the data mixed and many times: then it is a bound, not an online method."""
     capturable: bool = True
     """Whether a step with static shapes can be captured as a CUDA graph, see ``ocil.methods.capturable``."""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it comes with ocil, which has a page about it."""
+        return isinstance(self.target, str)
 
     def load(self) -> "type[Learner]":
         if not isinstance(self.target, str):

@@ -14,6 +14,8 @@ class StoredOutputs(nn.Module):
     """
 
     class_rows = ("logits", "known")
+    slot_rows = ("features",)
+    slot_columns = ("logits", "known")
 
     def __init__(self, memory: Memory, classes: int, feature_size: int = 0) -> None:
         super().__init__()

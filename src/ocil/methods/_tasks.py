@@ -9,6 +9,8 @@ from ocil.learning.memory import Memory
 class StoredTasks(nn.Module):
     """The number of the task in which each memory image was stored. It lies beside a memory and has its slots."""
 
+    slot_rows = ("numbers",)
+
     def __init__(self, memory: Memory) -> None:
         super().__init__()
         self.numbers: Tensor = nn.Buffer(torch.zeros(memory.size + 1, dtype=torch.int64, device=memory.labels.device))

@@ -2,7 +2,7 @@
 Online Class-Incremental Learning, TCSVT 2022). There is no public code: what the abstract leaves open is our choice."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -157,6 +157,22 @@ class AAER(Learner):
         )
         self.known |= stored
         self.taken.copy_(self.features(self.anchors))
+
+    def relabel(self, slots: Sequence[int], label: int) -> None:
+        self.drop_anchors(slots)
+        super().relabel(slots, label)
+
+    def forget(self, slots: Sequence[int]) -> None:
+        self.drop_anchors(slots)
+        super().forget(slots)
+
+    @torch.no_grad()
+    def drop_anchors(self, slots: Sequence[int]) -> None:
+        """A class whose anchor is a copy of one of these samples has none until the next task's end."""
+        for slot in slots:
+            same = (self.anchors == self.memory.images[slot]).flatten(1).all(1) & self.known
+            for rows in (self.anchors, self.known, self.centres, self.taken, self.moved):
+                rows[same] = 0
 
     def look_at_memory(self) -> tuple[Tensor, Tensor]:
         """Mean normalised feature ``[C, D]`` of each stored class (0 for the others), and each image's loss."""

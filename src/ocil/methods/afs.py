@@ -49,6 +49,7 @@ class AFSConfig(AugmentedConfig):
     beta: float = 0.1
     """Strength of the regulariser. Published values per dataset and memory size are filled in."""
     temperature: float = 20.0
+    """Temperature of virtual distillation: the higher, the softer the distributions that are compared."""
     epsilon: float = 0.01
     """Share that the virtual teacher, and label smoothing, give to the other classes."""
 

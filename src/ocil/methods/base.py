@@ -11,7 +11,7 @@ A method is one file whose ``learn`` shows the whole step. What it can rely on s
   scores come from the averaged network, with ``average``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -38,6 +38,21 @@ class Learner(GrowsByClass, Capturable):
 
     Images are uint8 ``[B, H, W, C]``, vectors float16 or float32 ``[B, D]``, labels int64 ``[B]``, all on the learner's
     device. A method writes ``learn`` out in full and overrides the other verbs where it differs.
+
+    Examples:
+        >>> from ocil.networks import to_float
+        >>> class Plain(ocil.Learner):
+        ...     def learn(self, x, y):
+        ...         self.optimizer.zero_grad()
+        ...         loss = ocil.losses.cross_entropy(self.network(to_float(x)), y)
+        ...         loss.backward()
+        ...         self.optimizer.step()
+        ...         self.record_loss(loss)
+        >>> ocil.register(ocil.MethodInfo("plain", Plain, "no memory", "-", memory=False))
+        >>> data = ocil.load_dataset()
+        >>> learner = ocil.make_learner("plain", data, width=2)
+        >>> for batch in ocil.Stream(data):
+        ...     learner.learn(batch.x, batch.y)
     """
 
     Config: ClassVar[type[LearnerConfig]] = LearnerConfig
@@ -234,6 +249,39 @@ class Learner(GrowsByClass, Capturable):
     def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
         """The loss of a review: the method's own classification loss."""
         return losses.cross_entropy(self.network(to_float(x)), y)
+
+    @torch.no_grad()
+    def relabel(self, slots: Sequence[int], label: int) -> None:
+        """Give the samples in these memory slots another label, that of a class that was met. Not inside a step.
+
+        The network keeps what it has learned, as do stored outputs. A method that copies samples extends this.
+        """
+        for slot in slots:
+            self.memory.relabel(slot, label)
+
+    @torch.no_grad()
+    def forget(self, slots: Sequence[int]) -> None:
+        """Remove the samples in these memory slots, with all that is kept beside them. Not inside a step.
+
+        The network keeps what it has learned. A method that copies samples, or that keeps more of them than
+        ``slot_rows`` names, extends this.
+        """
+        left = sorted(slots)
+        while left:
+            slot = left.pop()  # from the last: the sample that may move to its slot is none of these
+            source, empty = self.memory.take_out(slot, left)
+            for rows in self._slot_tensors():
+                rows[slot] = rows[source]
+                if empty is not None:
+                    rows[empty] = 0
+
+    def _slot_tensors(self) -> Iterator[Tensor]:
+        """All tensors with one row per memory slot."""
+        for part in self.modules():
+            yield from (getattr(part, name) for name in getattr(part, "slot_rows", ()))
+            yield from (getattr(part, name).T for name in getattr(part, "slot_columns", ()))
+        if self.memory.numbers is not None:
+            yield self.memory.numbers.of_slot
 
     def task_ended(self) -> None:
         """A task is over. Methods that are defined by task ends extend this."""

@@ -47,6 +47,13 @@ class LearnerConfig:
     ``minimum``, ``maximum``, ``above`` and ``below`` map the name of a field to its bound; a subclass extends them. A
     value out of bounds, or one that is not among the choices of a ``Literal``, raises an ``OcilError``. The metadata of
     a field may say ``needs``, the name of a setting without which this one has no effect: giving it then raises too.
+
+    Examples:
+        >>> ocil.LearnerConfig(memory=100, lr=0.05).memory_batch
+        10
+        >>> ocil.LearnerConfig(lr=-1)
+        Traceback (most recent call last):
+        ocil.errors.OcilError: ...
     """
 
     memory: int = field(default=0, metadata=MEMORY)
@@ -85,6 +92,7 @@ class LearnerConfig:
     review_every: int = field(default=0, metadata=REVIEW)
     """Stream batches between two reviews; 0 means at task ends (500 where the stream announces none)."""
     review_batch: int = field(default=10, metadata=REVIEW)
+    """Images in each batch of a review."""
     review_lr_scale: float = field(default=0.1, metadata=REVIEW)
     """The learning rate of a review as a share of ``lr``: 0.1 at lr 0.1 is the paper's 0.01. ``sgd`` multiplies its
     gradients by it; with another optimiser the weights go this part of the way."""
@@ -149,10 +157,15 @@ class AugmentedConfig(LearnerConfig):
     crop: float = 0.75
     """Smallest area of the random crop, as a share of the image; 1 switches the crop off."""
     flip: float = 0.5
+    """Probability that an image is mirrored."""
     brightness: float = 0.4
+    """Largest change of the brightness; 0: none."""
     contrast: float = 0.4
+    """Largest change of the contrast; 0: none."""
     saturation: float = 0.4
+    """Largest change of the saturation; 0: none."""
     hue: float = 0.1
+    """Largest turn of the hue, as a share of the colour circle; 0: none."""
     jitter: float = 0.8
     """Probability that an image's colours are changed."""
     gray: float = 0.0

@@ -1,6 +1,6 @@
 """GDumb (Prabhu et al., GDumb: A Simple Approach that Questions Our Progress in Continual Learning, ECCV 2020)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -124,6 +124,21 @@ class BalancedMemory(Memory):
         # One after the other: whether a sample is stored depends on those before it.
         slots = [self._add_one(x[i : i + 1], y[i : i + 1], keys[i]) for i in range(len(y))]
         return torch.cat(slots)
+
+    def relabel(self, slot: int, label: int) -> None:
+        old = int(self.labels[slot])
+        if old == label:
+            return
+        if not int(self.counts[label]):  # as if the class came now
+            self.since[label] = self.since.max() + 1
+        self.counts[old] -= 1
+        self.counts[label] += 1
+        super().relabel(slot, label)
+
+    def take_out(self, slot: int, also: Sequence[int] = ()) -> tuple[int, int | None]:
+        """The last sample moves to the free slot: here all counters are of stored samples."""
+        self.counts[self.labels[slot]] -= 1
+        return super().take_out(slot, also)
 
     def _add_one(self, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
         """``key`` ranks the slots at random."""

@@ -97,6 +97,8 @@ def similarities(products: Tensor, singles: int) -> tuple[Tensor, Tensor]:
 class ScoredMemory(Memory):
     """A memory that keeps each sample's score. A high score means that the memory held similar samples already."""
 
+    slot_rows = (*Memory.slot_rows, "score")
+
     def __init__(
         self, size: int, input_shape: InputShape, generator: torch.Generator, dtype: torch.dtype = torch.uint8
     ) -> None:

@@ -45,6 +45,7 @@ class OCMConfig(LearnerConfig):
     crop: float = 0.3
     """Smallest area of the random crop, as a share of the image; 1 switches the crop off."""
     flip: float = 0.5
+    """Probability that an image is mirrored."""
     gray: float = 0.25
     """Probability that an image turns gray."""
 

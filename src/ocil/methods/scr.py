@@ -24,6 +24,7 @@ class SCRConfig(AugmentedConfig):
     review: bool = True
     """Part of the method as published."""
     review_batch: int = 100
+    """Images in each batch of a review."""
 
     temperature: float = 0.1
     """Divides the similarities. 0.1 in the authors' configurations; their code's own default is 0.07."""

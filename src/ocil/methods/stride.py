@@ -58,6 +58,7 @@ class StrideConfig(AugmentedConfig):
     beta: float = 0.1
     """Strength of virtual distillation, which is added on stream and memory, not in a review; 0: none."""
     temperature: float = 20.0
+    """Temperature of virtual distillation: the higher, the softer the distributions that are compared."""
     epsilon: float = 0.01
     """Share that the virtual teacher gives to the other classes."""
     bn_momentum: float = 1 - 0.9**2

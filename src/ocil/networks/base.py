@@ -73,6 +73,9 @@ class Network(nn.Module):
             found.append(Outputs(features, self.head(features)))
         return found
 
+    def prepare(self) -> None:
+        """Make predictions fast, for weights that do not change from now on until the next call. Optional."""
+
     def train(self, mode: bool = True) -> "Network":
         super().train(mode)
         for name in self.frozen_parts:

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ocil import kernels
+from ocil.kernels import folded
 from ocil.kernels.convolution import Conv2d
 from ocil.networks.base import Network, Outputs, autocast
 from ocil.networks.inputs import ImageShape
@@ -38,6 +40,8 @@ class ReducedResNet18(Network):
     160 numbers for a 32x32 image, 640 for 84x84. ``head`` gives one logit for each class.
     """
 
+    _folded: folded.FoldedResNet | None = None  # for predictions by weights that do not change
+
     def __init__(self, image_shape: ImageShape, classes: int, width: int = 20, precision: Precision = "tf32") -> None:
         super().__init__()
         self.precision, self.width = precision, width
@@ -59,7 +63,14 @@ class ReducedResNet18(Network):
         self.multiply_adds = PRODUCTS * height * width_px * width**2
         self.head = nn.Linear(self.feature_size, classes)
 
+    def prepare(self) -> None:
+        large = self.multiply_adds >= folded.LARGE_WORK  # preparing takes a while, too
+        suits = folded.PAYS and large and self.conv1.weight.device.type == "cpu" and self.precision != "bf16"
+        self._folded = folded.FoldedResNet(self) if suits else None
+
     def features(self, x: Tensor) -> Tensor:
+        if self._folded is not None and not self.training and not torch.is_grad_enabled():
+            return self._folded(x)
         if not self.frozen_parts and kernels.usable(self, x):
             return kernels.features(self, x, into_grad=True)
         return self.plain_features(x)

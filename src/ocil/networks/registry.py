@@ -40,7 +40,16 @@ float inputs ``[B, C, H, W]`` in [0, 1], or ``[B, D]``, into features ``[B, d]``
 
 @dataclass(frozen=True)
 class NetworkInfo:
-    """The facts about a network that are known without importing it."""
+    """The facts about a network that are known without importing it.
+
+    Examples:
+        >>> from torch import nn
+        >>> def flat(input_shape, size=8):
+        ...     height, width, channels = input_shape
+        ...     return nn.Sequential(nn.Flatten(), nn.Linear(height * width * channels, size), nn.ReLU())
+        >>> ocil.register(ocil.NetworkInfo("flat", flat, "one layer"))
+        >>> learner = ocil.make_learner("er", ocil.load_dataset(), memory=50, network="flat(size=16)")
+    """
 
     name: str
     """What the setting ``network`` calls it."""

@@ -21,7 +21,8 @@ from ocil.online.sources import LabelledRows, LabelledSource
 from ocil.online.vectors import VectorFormat
 from ocil.runs.protocol import out_of_memory
 
-NOT_A_MODEL = {".lock", "log"}
+DATABASES = {f"{name}.sqlite{end}" for name in ("samples", "labelling") for end in ("", "-wal", "-shm")}
+NOT_A_MODEL = {".lock", "log"} | DATABASES
 """What a folder without a model may hold."""
 
 

@@ -3,9 +3,9 @@
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig
 from ocil.methods.growth import capacity_for
 from ocil.networks import pretrained
-from ocil.networks.registry import named
 from ocil.online.formats import InputFormat
 from ocil.online.header import (
     FORMAT,
@@ -35,76 +34,20 @@ from ocil.online.header import (
     check_tensors,
     format_problem,
     parsed,
-    refuse_unfit,
 )
 from ocil.online.images import ImageFormat
 from ocil.online.inputs import InputError
 from ocil.online.labels import ClassLabel, encoded
+from ocil.online.recipe import Recipe as Recipe
 from ocil.precision import numerics, widest
-from ocil.rng import check_seed
 from ocil.runs.captured_batches import batches_for
-from ocil.runs.config import REVIEW_EVERY, resolve
+from ocil.runs.config import REVIEW_EVERY
 from ocil.runs.environment import pick_device
-from ocil.streams import StreamConfig
 from ocil.threads import default_threads, using
 
 FILE = "model.safetensors"
 ENTRY = "ocil"  # the file's metadata that hold the header
 SCORED_TOGETHER = 256  # inputs in one pass
-OWN = {"memory", "batch_size", "review_every", "seed"}  # settings that have a place of their own in a recipe
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What a model is made of. Equal recipes that learn equal samples become equal models, bit for bit on a CPU."""
-
-    method: str = "afs"
-    memory: int = 1000
-    batch_size: int = 10
-    width: int = 20
-    review_every: int | None = None
-    """Batches between two reviews; 0: none. None: 500 for methods that review or need task ends, none for others."""
-    seed: int = 0
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-    def config(self, vectors: bool = False) -> LearnerConfig:
-        """Every setting of the learner, complete and checked. ``vectors``: whether it is to learn from vectors."""
-        info = method(self.method)
-        if info.offline:
-            raise OcilError(f"{info.name} sees the data mixed and many times: it cannot learn from a stream.")
-        check_seed(self.seed)
-        given = dict(self.settings)
-        if taken := given.keys() & OWN:
-            raise OcilError(f"give {min(taken)} by its own name, not among the settings.")
-        of_streams = {one.name for one in fields(StreamConfig)} - {one.name for one in fields(info.load().Config)}
-        if idle := given.keys() & of_streams:
-            raise OcilError(
-                f"{min(idle)} is a setting of a benchmark's stream, a model learns what it is given: leave it out."
-            )
-        if "network" in given:
-            given["network"] = named(given["network"])
-        usual: dict[str, Any] = {"growing": True}
-        if self.width != Recipe.width:  # the default is also the default of the one network that has a width
-            usual["width"] = self.width
-        if info.memory:
-            # A memory that is smaller than the method's usual draw from it, or a review's, is drawn from in full.
-            default = info.load().Config()
-            for name in ("memory_batch", "review_batch"):
-                if value := getattr(default, name):  # 0: the method finds its own
-                    usual[name] = max(1, min(value, self.memory))
-            given["memory"] = self.memory
-        given |= {name: value for name, value in usual.items() if given.get(name) is None}
-        config = resolve(info.name, "stream", settings=given | {"batch_size": self.batch_size}, vectors=vectors).learner
-        refuse_unfit(config)
-        info.load().refuse_average(config)
-        if config.pretrained and info.load().restarts:
-            raise OcilError(
-                f"{info.name} begins anew with the pretrained weights at each task end, and a model does not keep "
-                "them: leave out pretrained, or choose another method."
-            )
-        if vectors and (reason := info.load().needs_images(config)):
-            raise InputError(f"{info.name} cannot learn from vectors: {reason}.")
-        return config
 
 
 class Model:
@@ -184,11 +127,7 @@ class Model:
         for label in labels:
             if isinstance(label, float) and not math.isfinite(label):
                 raise InputError(f"{label} is no label: use text or a finite number.")
-        for label in labels:
-            if label not in self.numbers:
-                self.numbers[label] = len(self.labels)
-                self.labels.append(label)
-        numbers = [self.numbers[label] for label in labels]
+        numbers = [self._number(label) for label in labels]
         with self.computing():
             self.learner.meet(numbers)
             self.steps.learn(on_device(x, self.device), torch.tensor(numbers, device=self.device))
@@ -221,6 +160,30 @@ class Model:
                 for slots in learner.review_batches():
                     self.steps.review(slots)
                     after_batch()
+
+    def relabel(self, slots: Sequence[int], label: ClassLabel) -> None:
+        """Give the samples in these memory slots another label, which may be that of a new class.
+
+        The network does not change: what it has learned of them stays until later steps change it.
+        """
+        if slots:
+            number = self._number(label)
+            with self.computing():
+                self.learner.meet([number])
+                self.learner.relabel(slots, number)
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Remove the samples in these memory slots. The network does not change."""
+        with self.computing():
+            self.learner.forget(slots)
+            self.steps.memory_changed()
+
+    def _number(self, label: ClassLabel) -> int:
+        """The number of a class, which is new if the label is."""
+        if label not in self.numbers:
+            self.numbers[label] = len(self.labels)
+            self.labels.append(label)
+        return self.numbers[label]
 
     def check_loss(self) -> None:
         """Raise if a loss was not finite. Reads from the device: not after every batch."""

@@ -1,12 +1,16 @@
 """Tables and figures of results. Reads results and nothing else.
 
 ``collect``, ``cells``  find results, and group them to cells
+``entries``             rows and columns of any results: methods with their settings; datasets, streams, memory sizes
+``quantities``, ``cost``  what tables show of a run: measures and costs
+``ranking``, ``standings``  mean ranks, paired differences, who is ahead; ``headline`` says it in words
 ``papers``              a paper's tables as data: rows, settings, published numbers
 ``comparison``          measured cells in the rows and columns of a paper
-``result_tables``       which tables there are, and what stands in them
+``standing_tables``, ``measure_tables``, ``result_tables``  which tables there are, and what stands in them
 ``table``               the model of a table, written as Markdown, CSV, LaTeX, HTML or for a terminal
 ``longtail``            the tables of the long-tailed study
-``figures``, ``plots``  which figures there are, and how each is drawn; ``formulas``, ``style``
+``figures``, ``plots``  which figures there are, and how each is drawn; ``drawings``, ``formulas``, ``style``
+``records``, ``record_figures``, ``record_plots``  the same for what runs recorded: over time, per class, cost
 ``page``, ``write``     the offline page, and all files of a report
 ``show``                one cell on the terminal
 ``examples``            images of old classes with the scores of finished learners

@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ocil.data import CATALOG
+from ocil.data.derived import short_name
 from ocil.longtail.results import LongTailCell
 from ocil.methods import method
 from ocil.runs.config import RunConfig, code_of, command, concerns, for_seeds
 from ocil.runs.config import changed as changed_settings
+from ocil.runs.naming import short_digest
 from ocil.runs.results import Result, Summary
 from ocil.runs.settings import as_argument
 from ocil.streams import StreamConfig
@@ -23,6 +25,7 @@ MEASURING = frozenset(concerns(StreamConfig, "evaluation"))
 """Settings that say what is recorded of a run and leave what it learns as it is."""
 UNNAMED = MEASURING | {"precision"}
 """Settings that no paper names: they do not decide which row of a table a cell belongs to."""
+LONGEST = 100  # characters of what distinguishes a stream, where it stands in headings
 INPUT = frozenset(field.name for field in fields(StreamConfig)) | {"features", "pretrained"}
 """Settings that say what a method gets: runs that differ in them are in other columns, not in other rows."""
 
@@ -47,6 +50,8 @@ class MeasuredCell:
     summary: Summary
     common: bool = False
     """Whether most cells of its dataset have its precision."""
+    usual_tasks: bool = False
+    """Whether all cells of its dataset have its number of tasks, though the catalog knows none."""
 
     @property
     def config(self) -> RunConfig:
@@ -69,10 +74,12 @@ class MeasuredCell:
     def stream(self) -> str:
         """The changed settings of the stream and of pretrained weights, as text; an order of arrival by its file's name
         and digest."""
-        found = {name: value for name, value in self.changed.items() if name in INPUT - MEASURING}
+        ignored = MEASURING | ({"tasks"} if self.usual_tasks else set())
+        found = {name: value for name, value in self.changed.items() if name in INPUT - ignored}
         if digest := found.pop("order_digest", ""):
             found["order"] = f"{Path(str(found.get('order', ''))).stem}@{str(digest)[:8]}"
-        return settings_text(found)
+        text = settings_text(found)
+        return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({short_digest(text)})"
 
     @cached_property
     def learner_settings(self) -> dict[str, Any]:
@@ -103,7 +110,7 @@ class MeasuredCell:
         shortest = min(map(len, rows))
         return np.asarray(np.array([row[:shortest] for row in rows], dtype=float).mean(axis=0))
 
-    @property
+    @cached_property
     def command(self) -> str:
         """The command that gives all its seeds."""
         return for_seeds(command(self.config), [run.result.config.seed for run in self.runs])
@@ -129,7 +136,7 @@ class Place:
 
     @property
     def slug(self) -> str:
-        return "-".join(filter(None, (Path(self.dataset).stem, self.stream, f"m{self.memory}" if self.memory else "")))
+        return "-".join(filter(None, (short_name(self.dataset), self.stream, f"m{self.memory}" if self.memory else "")))
 
 
 @dataclass(frozen=True)
@@ -162,8 +169,13 @@ def memory_of(config: RunConfig) -> int:
 
 
 def title_of(dataset: str) -> str:
-    """The name of a dataset on pages and in tables and figures."""
-    return CATALOG[dataset].title if dataset in CATALOG else escaped(Path(dataset).stem)
+    """The name of a dataset on pages and in tables and figures: ``CIFAR-10 + CIFAR-100 (noise)``."""
+    parts = [part.split(":", 1) for part in dataset.split("+")]
+    if not all(name in CATALOG for name, *_ in parts):
+        return escaped(short_name(dataset))
+    return " + ".join(
+        escaped(" ".join([CATALOG[name].title, *(f"({word})" for word in more)])) for name, *more in parts
+    )
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:

@@ -39,7 +39,7 @@ def collect(paths: Sequence[Path], seeds: Container[int] | None = None) -> Colle
     found = _without_other_images(_with_one_name(found), warnings)
     _warn_of_other_images(found, warnings)
     cells = _by_cell_and_seed(found, warnings)
-    measured = _with_common_precision([_cell(runs, cells) for runs in cells.values()])
+    measured = _with_what_is_usual([_cell(runs, cells) for runs in cells.values()])
     tailed = longtail_cells([result for _, result in found if isinstance(result, LongTailResult)])
     texts = (warning.encode(errors="backslashreplace").decode() for warning in warnings)  # a path need not be text
     return Collection(tuple(sorted(measured, key=_order)), tuple(texts), tailed)
@@ -167,13 +167,24 @@ def _same_images(one: Result, other: Result) -> bool:
     return one.images == other.images or not (one.images and other.images)
 
 
-def _with_common_precision(cells: Sequence[MeasuredCell]) -> list[MeasuredCell]:
-    """Mark the cells of the precision that most cells of their dataset have."""
+def _with_what_is_usual(cells: Sequence[MeasuredCell]) -> list[MeasuredCell]:
+    """Mark the cells of the precision that most cells of their dataset have, and of the number of tasks that all have,
+    where the catalog knows no usual one."""
     counts: dict[str, Counter[str]] = {}
+    tasks: dict[str, set[int]] = {}
     for cell in cells:
         counts.setdefault(cell.config.dataset, Counter())[cell.config.learner.precision] += 1
+        tasks.setdefault(cell.config.dataset, set()).add(cell.config.stream.tasks)
     most = {dataset: max(found, key=lambda name: (found[name], name)) for dataset, found in counts.items()}
-    return [replace(cell, common=cell.config.learner.precision == most[cell.config.dataset]) for cell in cells]
+    same = {dataset for dataset, found in tasks.items() if len(found) == 1 and dataset not in CATALOG}
+    return [
+        replace(
+            cell,
+            common=cell.config.learner.precision == most[cell.config.dataset],
+            usual_tasks=cell.config.dataset in same,
+        )
+        for cell in cells
+    ]
 
 
 def _order(cell: MeasuredCell) -> tuple[Any, ...]:

@@ -36,12 +36,13 @@ def draw_all(collection: Collection, standings: Standings, paper: Paper) -> list
     largest = sorted((place for place, _ in places), key=lambda place: -len(standings.entries.at(place)))[:MOST_PLACES]
     places = [(place, cells) for place, cells in places if place in largest]
     bounds = {row.name for row in standings.entries.rows if row.bound}
-    found = [drawing for place, cells in places for drawing in _bias(place, plain(cells), paper, bounds)]
+    found: list[Drawing] = []
+    for place, cells in places:
+        found += [*_accuracy(place, plain(cells)), *recorded(place, standings), *_balance(place, plain(cells))]
+        found += _bias(place, plain(cells), paper, bounds)
     for name in paper.formulas:
         title, caption, paint = FORMULA_FIGURES[name]
         found.append(Drawing(file_name(name), title, caption, _rendered_once(paint)))
-    for place, cells in places:
-        found += [*_accuracy(place, plain(cells)), *recorded(place, standings), *_balance(place, plain(cells))]
     found += [*_times(collection), *_memory_batch(collection), *_differences(collection, paper)]
     taken: set[str] = set()
     for number, drawing in enumerate(found):

@@ -18,6 +18,14 @@ def percent(value: Estimate | None) -> str:
     return f"{100 * value.mean:z.1f} ± {100 * value.interval:.1f}"
 
 
+def percent_or_range(value: Estimate | None) -> str:
+    """``percent``; of two seeds the lowest and highest value. Their interval would be 12.7 times its standard error."""
+    if value is None or len(value.values) != 2:
+        return percent(value)
+    low, high = sorted(value.values)
+    return f"{100 * value.mean:z.1f} ({100 * low:z.1f} to {100 * high:z.1f})"
+
+
 def measured(value: Estimate | None, form: str) -> str:
     """A measure of a plugin with its interval. ``form`` is ``percent`` or a format of Python."""
     if form == "percent":

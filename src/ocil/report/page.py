@@ -222,7 +222,7 @@ def _longtail_details(cells: Sequence[LongTailCell]) -> list[dict[str, Any]]:
     for group, table in zip(longtail.groups(cells), longtail.measured_tables(cells, Paper()), strict=True):
         for cell, row in zip(group, table.rows, strict=True):
             config = cell.config
-            measures = zip(longtail.HEADINGS.values(), row.values[2:-1], strict=True)
+            measures = zip((column.title for column in table.columns[2:-1]), row.values[2:-1], strict=True)
             found.append(
                 _described(
                     f"{row.values[0].text} on {table.title}",

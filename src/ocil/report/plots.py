@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -12,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from ocil.data.derived import short_name
 from ocil.evaluation.measures import Estimate
 from ocil.report.cells import MeasuredCell
 from ocil.report.style import COLOURS, INK, LINES, MARKERS, PALETTE, STYLE, Look, new_figure
@@ -38,7 +38,7 @@ def accuracy_after_each_task(summaries: Sequence[Summary], names: Sequence[str] 
             _draw_curve(axes, points, look, label, alpha=0.15, markersize=5, linewidth=1.5)
         config, seeds = summaries[0].config, len(summaries[0].average_accuracy.values)
         memory = max(summary.config.learner.memory for summary in summaries)
-        title = f"{escaped(Path(config.dataset).stem)}, memory {memory}, {seeds} seed{'s' if seeds > 1 else ''}"
+        title = f"{escaped(short_name(config.dataset))}, memory {memory}, {seeds} seed{'s' if seeds > 1 else ''}"
         axes.set(xlabel="tasks learned", ylabel="accuracy on all classes so far, %", ylim=(0, 100), title=title)
         axes.set_xticks(range(1, max(len(summary.accuracy_curve) for summary in summaries) + 1))
         outside = {} if len(summaries) <= len(COLOURS) else OUTSIDE

@@ -71,7 +71,11 @@ def _heat_maps(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Draw
         return
     kind = next(iter(found.values())).rows
     found = {name: each for name, each in found.items() if each.rows == kind}
-    what, row = ("class", "class") if kind == "classes" else ("task", "group of classes that came with one task")
+    what, row = {
+        "classes": ("class", "class"),
+        "domains": ("domain", "domain"),
+        "tasks": ("task", "group of classes that came with one task"),
+    }[kind]
     yield drawing_of(
         place,
         f"accuracy-per-{what}",

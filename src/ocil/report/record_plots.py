@@ -33,7 +33,9 @@ def over_time(curves: Mapping[str, OverTime]) -> Figure:
         look = Look.number(number)
         mean = np.array([100 * point.mean for point in curve.accuracy])
         spread = np.array([100 * (point.interval or 0.0) for point in curve.accuracy])
-        axes.plot(curve.batches, mean, look.line, color=look.colour, linewidth=1.3, label=f"{name}  {mean[-1]:.1f}")
+        axes.plot(
+            curve.batches, mean, look.line, color=look.colour, linewidth=1.3, label=f"{_short(name)}  {mean[-1]:.1f}"
+        )
         low, high = (mean - spread).clip(0, 100), (mean + spread).clip(0, 100)
         axes.fill_between(curve.batches, low, high, color=look.colour, alpha=0.13, linewidth=0)
         if 0 < len(curve.reviews) <= MOST_MARKS:
@@ -80,7 +82,8 @@ def heat_maps(maps: Mapping[str, HeatMap]) -> Figure:
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
     first = next(iter(maps.values()))
-    panels[0].set_ylabel("class, by arrival" if first.rows == "classes" else "classes of task")
+    labels = {"classes": "class, by arrival", "domains": "domain, by arrival", "tasks": "classes of task"}
+    panels[0].set_ylabel(labels[first.rows])
     figure.colorbar(image, ax=panels, label="accuracy, %", shrink=0.9)
     return figure
 
@@ -130,7 +133,7 @@ def reliability(curves: Mapping[str, Calibration]) -> Figure:
     figure, (axes,) = new_figure(6.4, 4.0)
     axes.plot([0, 100], [0, 100], color=INK, linewidth=0.8, linestyle=":")
     for number, (name, curve) in enumerate(curves.items()):
-        label = f"{name}  {100 * curve.error:.1f}"
+        label = f"{_short(name)}  {100 * curve.error:.1f}"
         axes.plot(100 * curve.confidence, 100 * curve.accuracy, **Look.number(number).line_options, label=label)
     axes.set(xlabel="confidence, %", ylabel="accuracy, %", xlim=(0, 100), ylim=(0, 100))
     axes.legend(title="calibration error, %", **OUTSIDE)

@@ -38,7 +38,7 @@ class HeatMap:
     accuracy: Array
     """``[rows, times]``, mean over seeds: row k is the k-th class to arrive. NaN before it has arrived."""
     rows: str
-    """``classes`` or ``tasks``."""
+    """``classes``, ``domains`` or ``tasks``."""
     unit: str
     """What the times count."""
 
@@ -86,8 +86,28 @@ def over_time(cell: MeasuredCell) -> OverTime | None:
 
 
 def heat_map(cell: MeasuredCell) -> HeatMap | None:
-    """Per class between tasks, else per class after each task, else per group of classes after each task."""
-    return _classes_anytime(cell) or _classes_by_task(cell) or _groups(cell)
+    """Per domain in a stream of domains; else per class between tasks, per class after each task, or per task."""
+    return _domains_anytime(cell) or _classes_anytime(cell) or _classes_by_task(cell) or _groups(cell)
+
+
+def _domains_anytime(cell: MeasuredCell) -> HeatMap | None:
+    time, records = over_time(cell), [run.result.anytime for run in cell.runs]
+    if (
+        time is None
+        or cell.config.stream.scenario != "domain"
+        or not all("domains_arrived" in each for each in records)
+    ):
+        return None
+    if not 1 < len(records[0]["domains_arrived"]) <= MOST_CLASSES:
+        return None
+    found = []
+    for record in records:
+        points = {point["batch"]: point["correct_by_domain"] for point in record["points"]}
+        correct = np.array([points[batch] for batch in time.batches], dtype=float).sum(axis=2).T
+        tested = np.array(record["tested_by_domain"], dtype=float).sum(axis=1)
+        arrived = np.array(record["domains_arrived"], dtype=float)
+        found.append(_in_order(_share(correct, tested), arrived, np.array(time.batches, dtype=float)))
+    return _mean_map(found, time.batches, "domains", "stream batches")
 
 
 def _classes_anytime(cell: MeasuredCell) -> HeatMap | None:

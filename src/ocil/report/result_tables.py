@@ -2,32 +2,22 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from ocil.data.derived import short_name
 from ocil.evaluation import measures
 from ocil.evaluation.measures import MEASURES, Estimate
 from ocil.report.cells import MeasuredCell, settings_text, title_of
 from ocil.report.comparison import ComparedRow, ComparedTable, Comparison, Grid, difference, overlap, published_accuracy
-from ocil.report.formatting import count, duration, measured, percent, points, published_percent
+from ocil.report.formatting import count, duration, measured, percent, percent_or_range, points, published_percent
 from ocil.report.papers import ACCURACY, MEASURE_HEADINGS, ColumnKey, Paper
 from ocil.report.table import Column, Document, Row, Table, Value, columns, verdict
 from ocil.runs.results import Summary
 from ocil.text import escaped
 
 TEXT = {
-    "source",
-    "cell",
-    "dataset",
-    "stream",
-    "against",
-    "variant",
-    "method",
-    "row",
-    "measure",
-    "settings",
-    "device",
-    "command",
+    *("source", "cell", "dataset", "stream", "against", "not_run_on", "variant", "method", "row", "measure"),
+    *("settings", "device", "command"),
 }
 _NUMBERS = ("seeds", "mean", "interval", "published", "published_interval", "difference")
 ALL_METHODS_RECORD = ("dataset", "memory", "method", "review", *_NUMBERS, "wall_seconds", "device")
@@ -46,11 +36,12 @@ PUBLISHED_LEGEND = " In brackets: published, difference, whether the intervals o
 def summary_table(summaries: Sequence[Summary]) -> Table:
     """A row per cell, as ``ocil run`` and ``ocil compare`` print it."""
     seeds = max(len(summary.average_accuracy.values) for summary in summaries)
-    spread = f"{seeds} seeds (mean ± 95 % interval)" if seeds > 1 else "one seed, so no interval"
+    spreads = {1: "one seed, so no interval", 2: "2 seeds (mean, lowest and highest)"}
+    spread = spreads.get(seeds, f"{seeds} seeds (mean ± 95 % interval)")
     parts = sorted({summary.config.stream.evaluate_on for summary in summaries} - {0})
     part = f"; {ANYTIME} on {' or '.join(f'{count:,}' for count in parts)} test images" if parts else ""
     return Table(
-        f"{escaped(Path(summaries[0].config.dataset).stem)}, {spread}{part}",
+        f"{escaped(short_name(summaries[0].config.dataset))}, {spread}{part}",
         (
             *columns("method", "memory", "accuracy %", "forgetting %", "intransigence %", text=("method",)),
             *measure_columns(summaries),
@@ -60,15 +51,35 @@ def summary_table(summaries: Sequence[Summary]) -> Table:
             Row.of(
                 summary.config.label,
                 summary.config.learner.memory or "-",
-                percent(summary.average_accuracy),
-                percent(summary.average_forgetting),
-                percent(summary.average_intransigence),
+                percent_or_range(summary.average_accuracy),
+                percent_or_range(summary.average_forgetting),
+                percent_or_range(summary.average_intransigence),
                 *measure_values(summary, summaries),
                 duration(summary.wall_seconds.mean),
             )
             for summary in summaries
         ),
     )
+
+
+def legend(summaries: Sequence[Summary]) -> list[str]:
+    """What the columns of ``summary_table`` mean and what is better, in sentences for the terminal."""
+    seeds = max(len(summary.average_accuracy.values) for summary in summaries)
+    lines = [
+        "accuracy: mean over the tasks at the end of the stream; higher is better.",
+        "forgetting: how much accuracy on earlier tasks was lost since they were learned; lower is better.",
+    ]
+    if any(summary.average_intransigence is not None for summary in summaries):
+        lines.append(
+            "intransigence: how much less accurate a task is right after it was learned than with plain fine-tuning; "
+            "lower is better."
+        )
+    if seeds > 2:
+        few = f" It is wide because {seeds} seeds are few: --seeds 10 is usual." if seeds < 5 else ""
+        lines.append(f"±: the mean of many more seeds would lie in this range with 95 % confidence.{few}")
+    elif seeds == 2:
+        lines.append("Two seeds say little about the spread: with three or more there is an interval.")
+    return lines
 
 
 def measure_columns(summaries: Sequence[Summary]) -> tuple[Column, ...]:

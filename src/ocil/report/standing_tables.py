@@ -14,13 +14,20 @@ from ocil.report.quantities import KEPT, Quantity
 from ocil.report.ranking import seeds_text
 from ocil.report.result_tables import anchor, record_table
 from ocil.report.standings import Number, Standings
-from ocil.report.table import MINUS, Column, Document, Row, Table, Value
+from ocil.report.table import Column, Document, Row, Table, Value
 
 FEW = 6  # methods side by side in one table
 MOST_REMARKS = 20
+LONGEST = 16  # characters of a name in a heading
 RECORD = (
     *("dataset", "stream", "memory", "method", "seeds", "mean", "interval", "against", "difference"),
     *("difference_interval", "shared_seeds", "images_per_batch", "wall_seconds", "device"),
+)
+
+
+STANDINGS_RECORD = (
+    *("method", "mean_rank", "columns", "mean", "against", "difference", "difference_interval", "shared_seeds"),
+    *("images_per_batch", "wall_seconds", "not_run_on"),
 )
 
 
@@ -38,15 +45,18 @@ def methods_document(standings: Standings) -> Document:
 
 def standings_document(standings: Standings) -> Document:
     tables = standings_table(standings), leads_table(standings)
-    records = _plain(standings_table(standings, everything=True))
+    records = record_table(STANDINGS_RECORD, _standings_records(standings))
     return Document("standings", "Standings", tables, records, formats=("md", "csv"))
 
 
 def _caption(standings: Standings) -> str:
+    quantity = standings.quantity
+    title, unit = quantity.title.removesuffix(" %"), "the same unit"
+    if quantity.form == "percent":
+        title, unit = f"{title} in percent", "points"
     return (
-        f"{standings.quantity.title}, mean over seeds ± half of the 95 % interval. Differences are to "
-        f"{reference_text(standings)}, over the seeds that both have, in "
-        f"{'points' if standings.quantity.form == 'percent' else 'the same unit'}."
+        f"{title[:1].upper()}{title[1:]}, mean over seeds ± half of the 95 % interval. Differences are to "
+        f"{reference_text(standings)}, over the seeds that both have, in {unit}."
     )
 
 
@@ -61,10 +71,10 @@ def reference_text(standings: Standings) -> str:
 
 
 def methods_tables(standings: Standings) -> list[Table]:
-    problems: dict[str, list[Place]] = {}
+    problems: dict[tuple[str, str], list[Place]] = {}
     for place in standings.entries.columns:
-        problems.setdefault(place.problem, []).append(place)
-    return [_problem_table(standings, title, places) for title, places in problems.items()]
+        problems.setdefault((place.dataset, place.stream), []).append(place)
+    return [_problem_table(standings, places[0].problem, places) for places in problems.values()]
 
 
 def _problem_table(standings: Standings, title: str, places: Sequence[Place]) -> Table:
@@ -75,8 +85,9 @@ def _problem_table(standings: Standings, title: str, places: Sequence[Place]) ->
         found = standings.numbers[row.name]
         if any(place in found for place in places):
             values = [_value(standings, row, place, usual) for place in places]
-            alone = row.bound and all(not memory_of(cell.config) for cell in row.cells.values())
-            rows.append(Row.of(row.name, *(values[:1] if alone else values), bound=row.bound))
+            if row.bound and len(places) > 1 and not any(memory_of(cell.config) for cell in row.cells.values()):
+                values = [replace(values[0], paired="")]  # one number for all sizes, which each have their reference
+            rows.append(Row.of(row.name, *values, bound=row.bound))
     return Table(title, (Column("method"), *heads), tuple(rows), f"{count(usual, 'seed')} unless noted otherwise.")
 
 
@@ -117,20 +128,20 @@ def paired_text(standings: Standings, row: Entry, place: Place) -> str:
     return standings.quantity.difference(number.difference)
 
 
-def standings_table(standings: Standings, everything: bool = False) -> Table:
+def standings_table(standings: Standings) -> Table:
     """A row per method, best first: mean rank, mean, difference to the reference, cost, and what is missing.
 
-    Methods that miss more than half of the columns are left to a remark, unless ``everything`` is wanted.
+    Methods that miss more than half of the columns are left to a remark.
     """
     over = standings.ranking.columns
     one, quantity = len(over) == 1, standings.quantity
     kept = any(KEPT.by_seed(cell) for row in standings.entries.ranked for cell in row.cells.values())
-    ends = {row.name: row for row in standings.ranking.rows if everything or 2 * len(row.missing) <= len(over)}
+    ends = {row.name: row for row in standings.ranking.rows if 2 * len(row.missing) <= len(over)}
     heads = [
         Column("method"),
         Column("rank" if one else "mean rank", "number", lower_is_better=True),
         Column(quantity.title if one else f"mean {quantity.title}", "number", not quantity.higher_is_better),
-        Column(f"against {_short_reference(standings)}", "number", not quantity.higher_is_better),
+        Column(_against(standings), "number", not quantity.higher_is_better),
         Column("images / batch", "number", lower_is_better=True),
         *([Column("kept", "number", lower_is_better=True)] if kept else []),
         Column("time / run", "number", lower_is_better=True),
@@ -162,6 +173,12 @@ def images_text(standings: Standings, row: Entry) -> str:
     """Images per stream batch, as a range where columns differ."""
     images = standings.images(row)
     return "-" if images is None else _range(*images)
+
+
+def _against(standings: Standings) -> str:
+    """The heading of differences, which is short; the note below the table names the reference in full."""
+    name = _short_reference(standings)
+    return f"against {name}" if len(name) <= LONGEST else "difference"
 
 
 def _short_reference(standings: Standings) -> str:
@@ -198,10 +215,11 @@ def ranking_text(standings: Standings) -> str:
     complete = sum(row.mean_rank is not None for row in standings.ranking.rows)
     if not over:
         return "No column has two methods, so there are no ranks."
+    to = "" if len(_short_reference(standings)) <= LONGEST else f" Differences are to {_short_reference(standings)}."
     text = f"Ranks are among the {complete} methods that were run on all of: {_places(over)}."
     if rest := len(columns) - len(over):
         text += f" {count(rest, 'column')} with fewer of them {'is' if rest == 1 else 'are'} left out."
-    return text
+    return text + to
 
 
 def leads_table(standings: Standings) -> Table:
@@ -249,14 +267,18 @@ def side_by_side(standings: Standings) -> Table:
 
 
 def _other_seeds(standings: Standings) -> tuple[str, tuple[str, ...]]:
-    """The seeds of most numbers, and a remark for each number with others."""
+    """The seeds of most numbers, and a remark for each method with others."""
     found = {
         (row.name, place): seeds_text(number.seeds)
         for row in standings.entries.rows
         for place, number in standings.numbers[row.name].items()
     }
     usual = Counter(found.values()).most_common(1)[0][0] if found else ""
-    others = [f"{name} on {place.title}: seeds {seeds}" for (name, place), seeds in found.items() if seeds != usual]
+    groups: dict[tuple[str, str], list[Place]] = {}
+    for (name, place), seeds in found.items():
+        if seeds != usual:
+            groups.setdefault((name, seeds), []).append(place)
+    others = [f"{name}, seeds {seeds}: {_places(places)}" for (name, seeds), places in groups.items()]
     more = [f"and {len(others) - MOST_REMARKS} more"] if len(others) > MOST_REMARKS else []
     return usual, (*others[:MOST_REMARKS], *more)
 
@@ -299,10 +321,24 @@ def _exact(standings: Standings, value: float | None) -> str:
     return f"{100 * value:z.3f}" if standings.quantity.form == "percent" else f"{value:.6g}"
 
 
-def _plain(table: Table) -> Table:
-    """For CSV: minus signs that programs read."""
-    rows = (Row.of(*(value.text.replace(MINUS, "-") for value in row.values)) for row in table.rows)
-    return Table("", table.columns, tuple(rows))
+def _standings_records(standings: Standings) -> Iterable[dict[str, Any]]:
+    for standing in standings.ranking.rows:
+        row = next(row for row in standings.entries.ranked if row.name == standing.name)
+        difference, images = standings.mean_difference(row), standings.images(row)
+        seconds = [cell.summary.wall_seconds.mean for cell in standings.cells_of(row)]
+        yield {
+            "method": row.name,
+            "mean_rank": _sort(standing.mean_rank),
+            "columns": len(standings.ranking.columns) - len(standing.missing),
+            "mean": _exact(standings, standings.mean_value(row)),
+            "against": _short_reference(standings),
+            "difference": _exact(standings, difference.mean if difference else None),
+            "difference_interval": _exact(standings, difference.interval if difference else None),
+            "shared_seeds": len(difference.values) if difference else "",
+            "images_per_batch": _sort(images[1] if images else None),
+            "wall_seconds": f"{sum(seconds) / len(seconds):.3f}",
+            "not_run_on": _places(standing.missing),
+        }
 
 
 def _places(places: Sequence[Place]) -> str:

@@ -81,8 +81,25 @@ def make_learner(
 ) -> Learner:
     """A learner by its method's name, for images and classes like those of ``dataset``.
 
-    ``settings`` are fields of the method's config; those not given have the published or default value. ``batch_size``
-    is how many samples will arrive together, 10 by default: a memory must hold a batch.
+    Args:
+        name: A method from ``ocil.METHODS``.
+        dataset: It is asked for its shapes and classes only: a learner never sees a dataset.
+        memory: Samples to keep for replay; by default the published number for this dataset.
+        seed: What weights and all random choices are drawn from.
+        device: Where the learner is, and where batches must be.
+        settings: Fields of the method's config; those not given have the published or default value. ``batch_size`` is
+            how many samples will arrive together, 10 by default: a memory must hold a batch.
+
+    Raises:
+        OcilError: There is no such method or setting, or the method cannot learn from such inputs.
+
+    Examples:
+        >>> data = ocil.load_dataset()
+        >>> learner = ocil.make_learner("er", data, memory=50, width=2)
+        >>> batch = next(iter(ocil.Stream(data)))
+        >>> learner.learn(batch.x, batch.y)
+        >>> tuple(learner.scores(batch.x).shape)
+        (10, 10)
     """
     refuse_unknown(name, settings, {field.name for field in fields(method(name).load().Config)} | {"batch_size"})
     config = resolve(

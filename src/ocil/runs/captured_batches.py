@@ -28,6 +28,9 @@ class Batches:
         """One batch of the training that a method does at the end of a task."""
         self.learner.task_end_step(slots)
 
+    def memory_changed(self) -> None:
+        """Samples were removed from the memory between two steps."""
+
 
 class CapturedBatches(Batches):
     """Takes the same steps by replaying CUDA graphs.
@@ -62,6 +65,9 @@ class CapturedBatches(Batches):
     def rehearse(self, slots: Tensor) -> None:
         with self._beside():
             self.recordings.take("rehearsal", self.learner.task_end_step, slots)
+
+    def memory_changed(self) -> None:
+        self.static = False  # there may be fewer than a step draws
 
     @contextmanager
     def _beside(self) -> Iterator[None]:

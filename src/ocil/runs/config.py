@@ -1,7 +1,7 @@
 """The configuration of a class-incremental run, and how it is completed from a few names and settings."""
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,21 @@ OFFLINE = {"boundary": "iid", "epochs": 50, "batch_size": 128}
 REVIEW_EVERY = 500
 
 
+MOST_NAMES = 10_000
+_names: dict[tuple[Any, ...], str] = {}  # see RunConfig._named
+
+
 @dataclass(frozen=True)
 class RunConfig:
-    """All settings of one run. Runs with equal configurations have equal results on the same kind of device."""
+    """All settings of one run. Runs with equal configurations have equal results on the same kind of device.
+
+    ``ocil.resolve`` makes one with published settings filled in.
+
+    Examples:
+        >>> config = ocil.resolve("er", memory=50, review=True)
+        >>> config.label, config.learner.memory, config.stream.tasks
+        ('er-rv', 50, 5)
+    """
 
     method: str
     dataset: str = DEFAULT
@@ -87,12 +99,27 @@ class RunConfig:
     @property
     def cell(self) -> str:
         """The folder that the runs of all seeds share: a name for all settings but the seed."""
-        return cell_name(self.dataset, f"-{readable(self._words)}", self.identity)
+        return self._named("cell", lambda words: cell_name(self.dataset, f"-{readable(words)}", self.identity))
 
     @property
     def former_cell(self) -> str:
         """The name that ``cell`` had when its digest covered every setting and the path of the images."""
-        return f"{Path(self.dataset).stem}-{self._words}-{short_digest(self.as_formerly() | {'seed': None})}"
+
+        def name(words: str) -> str:
+            return f"{Path(self.dataset).stem}-{words}-{short_digest(self.as_formerly() | {'seed': None})}"
+
+        return self._named("former cell", name)
+
+    def _named(self, kind: str, make: Callable[[str], str]) -> str:
+        """The name that ``make`` gives, computed once for all seeds: a large sweep asks for thousands of names."""
+        words = self._words
+        parts = (self.dataset, repr(self.stream), repr(self.learner), self.fingerprint, self.weights, self.code)
+        key = (kind, words, type(self.learner), self.method, *parts)
+        if key not in _names:
+            if len(_names) >= MOST_NAMES:
+                _names.clear()
+            _names[key] = make(words)
+        return _names[key]
 
     def as_formerly(self) -> dict[str, Any]:
         """The settings that the digests of former names covered."""
@@ -151,12 +178,27 @@ def resolve(
 ) -> RunConfig:
     """Fill in every setting: the user's, else the published one for this dataset and memory, else the method's default.
 
-    ``settings`` holds any field of the method's config or of ``StreamConfig`` by its name; strings are parsed, and None
-    is the default (the text ``none`` is None, where a field may be that).
-    ``classes`` and ``train`` are the numbers of classes and training images, if known: a dataset outside the
-    catalog gets at most that many tasks, and a memory and reviews that fit its length. ``vectors``: whether its inputs
-    are vectors, which need another network and no views. ``domains`` is the number of its domains, and ``task_sizes``
-    are the sizes of its usual tasks, if they are not equal.
+    Args:
+        name: A method from ``ocil.METHODS``.
+        dataset: A name, or the path of a prepared file.
+        memory: Samples kept for replay.
+        review: Whether the memory is reviewed at task ends.
+        seed: What the stream, the weights and all random choices are drawn from.
+        settings: Any field of the method's config or of ``StreamConfig`` by its name; strings are parsed, and None is
+            the default (the text ``none`` is None, where a field may be that).
+        classes: The number of classes, if known: a dataset outside the catalog gets at most that many tasks.
+        train: The number of training images, if known: memory and reviews then fit it.
+        vectors: Whether inputs are vectors, which need another network and no views.
+        domains: The number of domains of the dataset.
+        task_sizes: The sizes of its usual tasks, if they are not equal.
+
+    Raises:
+        OcilError: There is no such method or setting, or a value is not allowed.
+
+    Examples:
+        >>> config = ocil.resolve("afs", "cifar100", memory=5000, settings={"beta": "0.2"})
+        >>> config.stream.tasks, config.learner.beta
+        (10, 0.2)
     """
     info = method(name)
     learner = info.load()

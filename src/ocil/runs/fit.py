@@ -40,7 +40,7 @@ def run_bytes(config: RunConfig, dataset: Dataset) -> int:
     size = math.prod(dataset.input_shape)
     batch = _images_held(config, dataset.num_classes)
     need = _network_needs(config, dataset)
-    order = 8 * len(dataset.train_y) * stream.epochs
+    order = 8 * len(dataset.train_y) * (stream.epochs + bool(stream.label_noise))  # wrong labels are the run's own
     step = COPIES * 4 * batch * (need.written + size)
     scored = min(batch_for("cuda", _places(dataset)), max(len(dataset.train_y), len(dataset.test_y)))
     evaluation = 4 * (scored * size + min(scored, need.together) * need.largest)

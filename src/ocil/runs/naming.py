@@ -8,8 +8,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
-from pathlib import Path
 from typing import Any
+
+from ocil.data.derived import short_name
 
 LONGEST = 48  # characters; with four bytes each, the whole name still fits into the 255 bytes of a file system
 RESERVED = frozenset('<>:"/\\|?*')
@@ -54,7 +55,7 @@ def cell_name(dataset: str, words: str, identity: Mapping[str, Any]) -> str:
     ``words`` begins with what separates it from the dataset. ``identity`` is what sets a run apart; the seed is not in
     the digest.
     """
-    return f"{readable(Path(dataset).stem)}{words}-{short_digest({**identity, 'seed': None})}"
+    return f"{readable(short_name(dataset))}{words}-{short_digest({**identity, 'seed': None})}"
 
 
 def seed_folder(seed: int) -> str:

@@ -45,7 +45,13 @@ ANYTIME = "anytime accuracy"  # its steps count stream batches
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one finished run. Accuracies are shares, 0 to 1."""
+    """The result of one finished run. Accuracies are shares, 0 to 1. ``ocil.run`` returns it.
+
+    Examples:
+        >>> result = ocil.run(ocil.resolve("er", memory=50, settings={"width": 1}), "runs", device="cpu")
+        >>> len(result.matrix), result.config.seed
+        (5, 0)
+    """
 
     config: RunConfig
     matrix: list[list[float]]

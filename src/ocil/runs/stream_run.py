@@ -130,11 +130,28 @@ def run(
     """Run a configuration in its folder under ``root``. It goes on from its checkpoint, if there is one; if it is
     finished, its result is read. A configuration that cannot run to its end is refused before anything is written.
 
-    ``dataset`` is used instead of the one that the configuration names. ``stream`` also gives the order of arrival, in
-    place of ``config.stream``: see ``Stream.from_batches``. A run goes on with the same samples in the same order only.
-    ``threads`` is how many CPU threads it takes, whatever PyTorch is set to: results depend on it in their last digits.
-    ``should_stop`` is called after every batch, also of a review or an evaluation; once it returns True, the run raises
-    ``Interrupted`` as soon as there is a checkpoint to go on from.
+    Args:
+        config: What to run, from ``ocil.resolve``.
+        root: The folder of all runs. This one is in ``CELL/seed-N`` below it.
+        device: auto, cpu, cuda or mps.
+        data_dir: The data folder; by default ``$OCIL_DATA``, else the user's.
+        dataset: Used instead of the one that the configuration names.
+        stream: Also gives the order of arrival, in place of ``config.stream``: see ``Stream.from_batches``. A run goes
+            on with the same samples in the same order only.
+        threads: How many CPU threads it takes, whatever PyTorch is set to: results depend on it in their last digits.
+        checkpoint_seconds: Seconds between two checkpoints.
+        on_progress: Called now and then with a ``Progress``.
+        should_stop: Called after every batch, also of a review or an evaluation; once it returns True, the run raises
+            ``Interrupted`` as soon as there is a checkpoint to go on from.
+
+    Raises:
+        OcilError: The configuration cannot run to its end, or another process holds the folder.
+
+    Examples:
+        >>> config = ocil.resolve("fine-tune", settings={"width": 1})
+        >>> result = ocil.run(config, "runs", device="cpu")
+        >>> 0 <= ocil.metrics.average_accuracy(result.matrix) <= 1
+        True
     """
     check_threads(threads)
     if stream is not None:

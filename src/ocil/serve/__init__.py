@@ -7,6 +7,7 @@ Learning and predicting:
 ``trainer``      the thread that learns what is in the log
 ``predictor``    the thread that predicts, by the newest snapshot
 ``snapshot``     copies of the learner that predictions read while it learns
+``changes``      what corrections, removals and reviews do to the model
 ``checkpoints``  saves the model with its place in the log
 ``idempotency``  keys of requests that may come again
 ``statistics``   what others see of the model
@@ -15,10 +16,21 @@ Learning and predicting:
 
 On the disk:
 
-``log``       the samples that were acknowledged
+``log``       the samples and changes that were acknowledged
 ``recovery``  reads the log at the start
 ``segment``   the format of a log's files
 ``records``   the records in these files
+``catalogue``  the list of all samples
+
+Labelling, at ``/label``:
+
+``labelling``         the queue of images, its order, and what a person does with them
+``labelling_store``   the database that keeps them
+``labelling_images``  how an image is kept
+``labelling_routes``  the paths of the page
+``label_studio``         learns from the annotations of Label Studio and predicts its tasks
+``label_studio_images``  reads the images of tasks from allowed hosts
+``label_studio_routes``  the paths of its machine learning backend
 
 What clients see:
 
@@ -26,9 +38,10 @@ What clients see:
 ``app``      the HTTP application
 ``guard``    which requests are let through
 ``routes``   what each path does
+``sample_routes``  what the paths about single samples do
 ``answers``  models of requests and answers
 ``bodies``   reads the bodies of requests
-``pages``    the page and the description of all requests
+``pages``    the pages and the description of all requests
 ``limits``   what a client may ask for
 ``labels``, ``pictures``, ``vectors``  labels, images and vectors from clients
 """

@@ -12,17 +12,23 @@ import ocil
 from ocil.serve import answers
 from ocil.serve.bodies import explained
 from ocil.serve.guard import LOOPBACK, Guard, refusal
+from ocil.serve.label_studio import LabelStudio
+from ocil.serve.label_studio_routes import BasicToken, LabelStudioRoutes
+from ocil.serve.labelling import Labelling
+from ocil.serve.labelling_routes import LabellingRoutes
 from ocil.serve.limits import RefusedError
 from ocil.serve.pages import add_pages
 from ocil.serve.routes import Routes
+from ocil.serve.sample_routes import add_sample_routes
 from ocil.serve.service import Service
 
 REFUSALS = {
     400: "The request cannot be read.",
     401: "The token is missing or wrong.",
     403: "From another site.",
+    404: "There is no such sample or version.",
     408: "The request came too slowly.",
-    409: "The Idempotency-Key came before with another request.",
+    409: "The Idempotency-Key came before with another request, or the change does not fit what is there.",
     413: "Too large.",
     415: "Neither a form nor JSON.",
     422: "Something in the request is wrong.",
@@ -67,9 +73,17 @@ def create_app(service: Service, token: str | None = None, hosts: tuple[str, ...
     memory = _refusals(*GUARD, 422, 429, 503)
     add("GET", routes.memory, "What the memory holds", memory, response_model=answers.MemoryState)
     add("GET", routes.metrics, "Numbers for Prometheus", TEXT | _refusals(*GUARD), response_class=Response)
+    add_sample_routes(app, service, _refusals)
+    LabellingRoutes(Labelling.of(service), routes.budget, routes.pool).add_to(app)
+    studio = LabelStudio.find(service)
+    if studio is not None:
+        LabelStudioRoutes(studio, routes.budget).add_to(app)
+    add_sample_routes(app, service, _refusals)
     app.openapi = lambda: _described(app, service, token)
     add_pages(app)
     app.add_middleware(Guard, metrics=service.metrics, token=token, hosts=hosts)
+    if studio is not None:
+        app.add_middleware(BasicToken)  # what is added last comes first
     app.add_exception_handler(RefusedError, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)

@@ -1,12 +1,13 @@
 """Reads the body of a request, a form or JSON, and keeps no more of it in memory than the limits allow."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
@@ -14,6 +15,10 @@ from starlette.requests import ClientDisconnect, Request
 from ocil.serve.answers import LEARN, OTHERS, PREDICT
 from ocil.serve.limits import Limits, RefusedError
 from ocil.serve.pictures import from_base64
+
+T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
+SMALL_BYTES = 2**16  # of a request without images
 
 
 @dataclass(frozen=True)
@@ -62,17 +67,62 @@ async def read_body(
     if kind == "multipart/form-data" and vectors is not None:
         raise _wrong_kind(vectors)
     stream = _bounded(request, limits, take)
+    async with _arriving(limits):
+        if kind == "multipart/form-data":
+            return await _read_form(request.headers, stream, limits, partial(_sorted_out, learning=learning))
+        content = b"".join([chunk async for chunk in stream])
+    return await asyncio.to_thread(_read_json, content, limits, learning, vectors)
+
+
+async def read_files(request: Request, limits: Limits, take: Callable[[int], None]) -> list[tuple[str, bytes]]:
+    """Name and content of each file of a form, all in fields called ``image``. Limits as for ``read_body``."""
+    if not request.headers.get("content-type", "").strip().lower().startswith("multipart/form-data"):
+        raise RefusedError(415, "send multipart/form-data.")
+    async with _arriving(limits):
+        files = await _read_form(request.headers, _bounded(request, limits, take), limits, _named_files)
+    if not 0 < len(files) <= limits.batch:
+        raise RefusedError(422, f"there are {len(files)} images, a request has 1 to {limits.batch}.")
+    return files
+
+
+async def read_model(
+    request: Request,
+    limits: Limits,
+    model: type[M],
+    take: Callable[[int], None] = lambda _: None,
+    most: int = SMALL_BYTES,
+    parts: int | None = None,
+) -> M:
+    """JSON of at most ``most`` bytes, as a model of it. ``parts``: the most commas that it may have."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise RefusedError(415, "send application/json.")
+    async with _arriving(limits):
+        stream = _bounded(request, replace(limits, body_bytes=most), take)
+        content = b"".join([chunk async for chunk in stream])
+    if parts is not None and content.count(b",") > parts:
+        raise RefusedError(422, "the JSON has far more parts than such a request.")
+    try:
+        found: M = model.model_validate_json(content)
+        return found
+    except ValidationError as error:
+        raise RefusedError(422, explained(error.errors(include_url=False, include_input=False))) from error
+
+
+@asynccontextmanager
+async def _arriving(limits: Limits) -> AsyncIterator[None]:
+    """A body is read inside the block, which has an end."""
     try:
         async with asyncio.timeout(limits.body_seconds):
-            if kind == "application/json":
-                content = b"".join([chunk async for chunk in stream])
-            else:
-                return await _read_form(request.headers, stream, limits, learning)
+            yield
     except TimeoutError as error:
         raise RefusedError(408, f"the request took more than {limits.body_seconds:g} s to arrive.") from error
     except ClientDisconnect as error:
         raise RefusedError(400, "the request broke off.") from error
-    return await asyncio.to_thread(_read_json, content, limits, learning, vectors)
+
+
+async def read_json(request: Request, limits: Limits, take: Callable[[int], None], kind: type[M]) -> M:
+    """A request of JSON alone, as a model of pydantic; few and short parts."""
+    return await read_model(request, limits, kind, take, limits.body_bytes, 2 * (limits.label + 10))
 
 
 async def _bounded(request: Request, limits: Limits, take: Callable[[int], None]) -> AsyncGenerator[bytes, None]:
@@ -115,14 +165,20 @@ class _InMemory(MultiPartParser):  # type: ignore[misc]
             file.close()
 
 
-async def _read_form(headers: Headers, stream: AsyncGenerator[bytes, None], limits: Limits, learning: bool) -> Sent:
+async def _read_form(
+    headers: Headers,
+    stream: AsyncGenerator[bytes, None],
+    limits: Limits,
+    sort: Callable[[list[tuple[str, Any]]], Awaitable[T]],
+) -> T:
+    """What ``sort`` makes of the form's fields. Their files are closed afterwards."""
     most = limits.batch + 1  # one more, so that the message can name the limit
     parser = _InMemory(headers, stream, max_files=most, max_fields=most, max_part_size=2**16)
     try:
         form = await parser.parse()
         if not parser.ended:
             raise RefusedError(400, "the form cannot be read: its end is missing.")
-        return await _sorted_out(form.multi_items(), learning)
+        return await sort(form.multi_items())
     except (RefusedError, TimeoutError, ClientDisconnect):
         raise
     except MultiPartException as error:
@@ -150,6 +206,12 @@ async def _sorted_out(items: list[tuple[str, Any]], learning: bool) -> Sent:
     if learning and len(images) != len(labels):
         raise RefusedError(422, f"there are {len(images)} images and {len(labels)} labels: each image needs one.")
     return Sent(images, labels)
+
+
+async def _named_files(items: list[tuple[str, Any]]) -> list[tuple[str, bytes]]:
+    if any(name != "image" or not isinstance(value, UploadFile) for name, value in items):
+        raise RefusedError(422, "a field of the form is not known: there is image, a file.")
+    return [(value.filename or "", await value.read()) for _, value in items]
 
 
 def _read_json(content: bytes, limits: Limits, learning: bool, vectors: int | None) -> Sent:

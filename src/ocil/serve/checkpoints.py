@@ -3,15 +3,19 @@
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from ocil.errors import WriteError
 from ocil.files import sync_folder
 from ocil.online.header import entry, whole
 from ocil.online.model import Model
+from ocil.serve.catalogue import Catalogue
+from ocil.serve.changes import numbers_of
 from ocil.serve.idempotency import KeyedRequest, Keys
 from ocil.serve.log import Log
 from ocil.serve.metrics import Metrics
@@ -32,22 +36,52 @@ class Note:
     """The number of the last sample of the log that the model has learned."""
     counts: Counts = field(default_factory=Counts)
     keys: Mapping[str, KeyedRequest] = field(default_factory=dict)
+    changes: int = 0
+    """The number of the last change that was made."""
+    change_keys: Mapping[str, KeyedRequest] = field(default_factory=dict)
+    numbers: Sequence[int] = ()
+    """Of the samples in the memory's slots; 0: not known. Fewer than slots: the others are not known."""
+    learned: int = 0
+    """Samples that the model had learned in its life. If it has learned more since, by other means, ``numbers`` are of
+    another memory."""
 
     def to_json(self) -> dict[str, Any]:
-        keys = {key: list(request) for key, request in self.keys.items()}
-        return {"position": self.position, "counts": self.counts.to_json(), "keys": keys}
+        return {
+            "position": self.position,
+            "counts": self.counts.to_json(),
+            "keys": {key: list(request) for key, request in self.keys.items()},
+            "changes": self.changes,
+            "change_keys": {key: list(request) for key, request in self.change_keys.items()},
+            "numbers": list(self.numbers),
+            "learned": self.learned,
+        }
 
     @classmethod
     def from_json(cls, content: dict[str, Any], classes: int) -> "Note":
         """A note from a model file, checked against the number of classes. Call it inside ``reading_note``."""
         content = cls().to_json() | content
-        if (position := whole(content, "position")) >= MOST_SAMPLES:
-            raise ValueError("its entry 'position' is not a number of samples")
-        keys = entry(content, "keys", dict)
-        if not all(map(_is_request, keys.values())):
-            raise ValueError("its entry 'keys' is not made of requests with a first number, a count and a digest")
+        position, changes, learned = (whole(content, name) for name in ("position", "changes", "learned"))
+        if max(position, changes, learned) >= MOST_SAMPLES:
+            raise ValueError("its entries 'position', 'changes' and 'learned' are not numbers of samples and changes")
+        numbers = entry(content, "numbers", list)
+        if not all(type(number) is int and 0 <= number < MOST_SAMPLES for number in numbers):
+            raise ValueError("its entry 'numbers' is not made of numbers of samples")
         counts = Counts.from_json(entry(content, "counts", dict), classes)
-        return cls(position, counts, {key: KeyedRequest(*parts) for key, parts in keys.items()})
+        keys, change_keys = (_requests(content, name) for name in ("keys", "change_keys"))
+        return cls(position, counts, keys, changes, change_keys, numbers, learned)
+
+    def number_memory(self, model: Model) -> None:
+        """Let the model's memory know the numbers of its samples, as far as they are known, and keep count."""
+        of_slot = numbers_of(model).of_slot
+        if self.learned == model.samples and len(self.numbers) < len(of_slot):
+            of_slot[: len(self.numbers)] = torch.tensor(self.numbers, dtype=torch.int64)
+
+
+def _requests(content: dict[str, Any], name: str) -> dict[str, KeyedRequest]:
+    keys = entry(content, name, dict)
+    if not all(map(_is_request, keys.values())):
+        raise ValueError(f"its entry '{name}' is not made of requests with a first number, a count and a digest")
+    return {key: KeyedRequest(*parts) for key, parts in keys.items()}
 
 
 def _is_request(parts: Any) -> bool:
@@ -63,42 +97,57 @@ class Checkpoints:
         self,
         model: Model,
         folder: Path,
-        position: int,
+        saved: Note,
         log: Log,
+        catalogue: Catalogue,
         keys: Keys,
+        change_keys: Keys,
         metrics: Metrics,
         seconds: float,
         keep_log: bool,
     ) -> None:
-        """``position``: the last sample that the model has learned. ``seconds``: between two checkpoints."""
-        self.model, self.folder, self.log, self.keys, self.metrics = model, folder, log, keys, metrics
+        """``saved``: what was saved with the model. ``seconds``: between two checkpoints."""
+        self.model, self.folder, self.log, self.catalogue, self.metrics = model, folder, log, catalogue, metrics
+        self.keys, self.change_keys = keys, change_keys
         self.seconds, self.keep_log = min(seconds, threading.TIMEOUT_MAX), keep_log
-        self.position = position
-        """The number of the last sample in the saved model."""
+        self.position, self.changes = saved.position, saved.changes
+        """The numbers of the last sample and of the last change in the saved model."""
         self.trouble: str | None = None
         """Why the last attempt failed."""
         self._tried_at, self._batches = time.monotonic(), model.batches
 
-    def due(self, position: int) -> bool:
-        if position == self.position:
+    def behind(self, position: int, changes: int) -> bool:
+        """Whether the saved model lacks samples or changes up to these."""
+        return (position, changes) != (self.position, self.changes)
+
+    def due(self, position: int, changes: int) -> bool:
+        if not self.behind(position, changes):
             return False
         late = time.monotonic() - self._tried_at >= self.seconds
         return late or self.model.batches - self._batches >= MOST_BATCHES
 
-    def save(self, position: int, counts: Counts) -> None:
-        """Save the model, which has learned all samples up to ``position``, and delete the log that it covers.
+    def note(self, position: int, counts: Counts, changes: int) -> Note:
+        """What is to be known of the model beside it, after these samples and changes."""
+        stored = len(self.model.learner.memory)
+        numbers = numbers_of(self.model).of_slot[:stored].tolist()
+        return Note(position, counts, self.keys.copy(), changes, self.change_keys.copy(), numbers, self.model.samples)
+
+    def save(self, position: int, counts: Counts, changes: int) -> None:
+        """Save the model, which has all samples up to ``position`` and all changes up to ``changes``, and delete the
+        log that it covers.
 
         If a file cannot be written, the log is still there, and the next attempt follows later.
         """
         started = self._tried_at = time.monotonic()
         try:
             self.log.sync()  # or a log that is kept could miss a cut that the checkpoint has
-            self.model.note[NOTE] = Note(position, counts, self.keys.copy()).to_json()
+            self.model.note[NOTE] = self.note(position, counts, changes).to_json()
             self.model.save(self.folder)
             sync_folder(self.folder)
-            self.position, self._batches = position, self.model.batches
+            self.position, self.changes, self._batches = position, changes, self.model.batches
+            self.catalogue.commit()
             if not self.keep_log:
-                self.log.covered(position)
+                self.log.covered(position, changes)
             self.trouble = None
         except (WriteError, OSError) as error:
             self.trouble = f"the model could not be saved: {error}"

@@ -52,7 +52,7 @@ class Guard:
                 status = message["status"]
                 had = {name.lower() for name, _ in message["headers"]}
                 more = [(name.encode(), value.encode()) for name, value in HEADERS.items() if name.encode() not in had]
-                if status >= 400 and scope["method"] == "POST":  # its body may go on for ever
+                if status >= 400 and scope["method"] in ("POST", "PUT"):  # its body may go on for ever
                     more.append((b"connection", b"close"))
                 message["headers"] = [*message["headers"], *more]
             await send(message)

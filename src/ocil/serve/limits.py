@@ -39,6 +39,10 @@ class Limits:
     """Seconds that a request with ``wait=true`` waits."""
     keys: int = 10_000
     """Idempotency keys that are remembered."""
+    label_images: int = 10_000
+    """Images that are kept for labelling, with and without a label."""
+    label_bytes: int = 2 * 2**30
+    """Bytes of these images on the disk."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -8,13 +8,14 @@ import errno
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ocil.errors import WriteError
 from ocil.files import open_regular, sync_folder
 from ocil.online.formats import InputFormat
-from ocil.serve.records import Record, SampleRecord
+from ocil.serve.records import Change, Record, SampleRecord
 from ocil.serve.recovery import recover, write_missing
 from ocil.serve.segment import SALT, Segment, framed, header, needed_segments, read, segments_of
 
@@ -37,30 +38,43 @@ class Log:
         input_format: InputFormat | None = None,
         segment_bytes: int = SEGMENT_BYTES,
         set_aside: bool = False,
+        changes: int = 0,
     ) -> None:
-        """``input_format``: what the model takes, if the log is to be checked for it."""
-        self.folder, self.position, self.segment_bytes = folder, position, segment_bytes
+        """``input_format``: what the model takes, if the log is to be checked for it. ``changes``: the number of the
+        last change that was made to the model on disk.
+        """
+        self.folder, self.position, self.segment_bytes, self.changes = folder, position, segment_bytes, changes
         self.broken: str | None = None
         """Why nothing can be written any more."""
         self._lock = threading.Lock()
         self._file: int | None = None  # a descriptor: a buffer would hide when something is written
-        self._salt, self._end, self._has_samples = b"", 0, False
-        self.recovered = recover(folder, position, input_format, set_aside)
+        self._salt, self._end, self._has_requests = b"", 0, False
+        self.recovered = recover(folder, position, input_format, set_aside, changes)
         self.last = self.recovered.last
         """The number of the last sample written."""
+        self.last_change = self.recovered.last_change
+        """The number of the last change written."""
 
     def segments(self) -> list[Segment]:
         return segments_of(self.folder)
 
     def replay(self) -> Iterator[Record]:
-        """What the model on disk has not learned, in order. Samples that it has are left out of their record."""
+        """What the model on disk has not learned, in order. Samples that it has are left out of their record.
+
+        A change that was made to a sample in the queue is there as long as its sample is, for the queue is not saved.
+        """
         for segment, end in self.recovered.segments:
             for record in read(segment.path, end):
+                if isinstance(record, Change):
+                    if record.number > self.changes or record.sample > self.position:
+                        yield record
+                    continue
                 if record.last <= self.position:
                     continue
                 if isinstance(record, SampleRecord) and record.first <= self.position:
                     known = self.position + 1 - record.first
-                    record = SampleRecord(self.position + 1, record.labels[known:], record.inputs[known:])
+                    part: dict[str, Any] = {"first": self.position + 1, "labels": record.labels[known:]}
+                    record = replace(record, **part, inputs=record.inputs[known:], key=None, digest="")
                 yield record
 
     def append(self, records: Sequence[Record], sync: bool = True) -> None:
@@ -69,7 +83,7 @@ class Log:
             if self.broken:
                 raise WriteError(self.broken)
             file = self._file
-            if file is None or (self._has_samples and self._end >= self.segment_bytes):
+            if file is None or (self._has_requests and self._end >= self.segment_bytes):
                 file = self._begin_segment()
             content = b"".join(framed(record.body(), self._salt) for record in records)
             try:
@@ -84,7 +98,9 @@ class Log:
             self._end += len(content)
             for record in records:
                 if isinstance(record, SampleRecord):
-                    self.last, self._has_samples = record.last, True
+                    self.last, self._has_requests = record.last, True
+                elif isinstance(record, Change):
+                    self.last_change, self._has_requests = record.number, True
 
     def _take_back(self, file: int, error: OSError, full: bool) -> NoReturn:
         """Remove what was written of a failed append. Raises always. ``full``: the disk is full, but works."""
@@ -129,7 +145,7 @@ class Log:
                 raise
         except OSError as error:
             raise WriteError(f"cannot write to {self.folder.name}: {error.strerror}. Free some space.") from error
-        self._file, self._salt, self._end, self._has_samples = file, salt, len(start), False
+        self._file, self._salt, self._end, self._has_requests = file, salt, len(start), False
         return file
 
     def sync(self) -> None:
@@ -141,13 +157,19 @@ class Log:
                 except OSError as error:
                     self._break(error)
 
-    def covered(self, position: int) -> None:
-        """The model on disk has learned all samples up to ``position``: delete what it needs no more."""
+    def covered(self, position: int, changes: int | None = None) -> None:
+        """The model on disk has learned all samples up to ``position``: delete what it needs no more.
+
+        ``changes``: those that were made to it; None: all. A change that was not came after all of these samples: it
+        waits only while a step is under way.
+        """
+        changes = self.last_change if changes is None else changes
         with self._lock:
-            if self._has_samples:
+            if self._has_requests:
                 self._close()  # so that this segment can go with a later checkpoint
-            all_of_it = self._file is None and self.last <= position
-            needed = set() if all_of_it else set(needed_segments(self.folder, position))
+            all_made = self.last_change <= changes
+            all_of_it = self._file is None and self.last <= position and all_made
+            needed = set() if all_of_it else set(needed_segments(self.folder, position if all_made else position - 1))
             for segment in self.segments():
                 if segment not in needed:
                     segment.path.unlink(missing_ok=True)
@@ -162,7 +184,7 @@ class Log:
 
     def _close(self) -> None:
         if self._file is not None:
-            file, self._file, self._has_samples = self._file, None, False
+            file, self._file, self._has_requests = self._file, None, False
             try:
                 os.fsync(file)
             except OSError as error:

@@ -1,4 +1,4 @@
-"""What a browser shows: the page to try the model on, and the description of all requests."""
+"""What a browser shows: the page to try the model on, the one to label on, and the description of all requests."""
 
 import json
 from pathlib import Path
@@ -13,11 +13,15 @@ PAGE_FILES = {
     "/": ("page.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/shared.js": ("shared.js", "text/javascript; charset=utf-8"),
+    "/label": ("label.html", "text/html; charset=utf-8"),
+    "/label.css": ("label.css", "text/css; charset=utf-8"),
+    "/label.js": ("label.js", "text/javascript; charset=utf-8"),
 }
 
 
 def add_pages(app: FastAPI) -> None:
-    """Add the page at ``/`` with its files, and ``/docs``."""
+    """Add the pages at ``/`` and ``/label`` with their files, and ``/docs``."""
     for path, (name, kind) in PAGE_FILES.items():
         app.add_route(path, _file(FILES / name, kind), methods=["GET"], include_in_schema=False)
     app.add_route("/docs", _docs(app), methods=["GET"], include_in_schema=False)

@@ -21,7 +21,7 @@ from ocil.files import open_regular, read_regular, sync_folder, write_bytes
 from ocil.online.formats import InputFormat
 from ocil.online.labels import ClassLabel
 from ocil.serve.idempotency import KeyedRequest
-from ocil.serve.records import SampleRecord
+from ocil.serve.records import Change, SampleRecord
 from ocil.serve.segment import Condition, DamagedError, Segment, examine, needed_segments, read
 from ocil.tensorfile import DamagedFileError
 
@@ -41,21 +41,28 @@ class Recovered:
     """Requests by their key, as far as their records are still there."""
     labels: set[ClassLabel] = field(default_factory=set)
     """Labels of the samples that the model on disk has not learned."""
+    last_change: int = 0
+    """The number of the last change in the log; that of the last one made to the model if there is none behind it."""
+    change_keys: dict[str, KeyedRequest] = field(default_factory=dict)
+    """Changes by their key, as far as their records are still there."""
     missing: tuple[range, ...] = ()
     """Gaps among the samples that the user has accepted."""
     segments: list[tuple[Segment, int]] = field(default_factory=list)
     """What a replay has to read: segments, and where their last whole record ends."""
 
 
-def recover(folder: Path, position: int, input_format: InputFormat | None, set_aside: bool) -> Recovered:
+def recover(
+    folder: Path, position: int, input_format: InputFormat | None, set_aside: bool, changes: int = 0
+) -> Recovered:
     """Read the log in ``folder``, which is made if it is not there.
 
     All segments are read before any is changed, so an error leaves them as they were; then a record that was never
     finished is cut off. ``DamagedError`` for anything else that cannot be read, unless ``set_aside`` asks to go on
-    without it. ``input_format``: what the model takes, if the log is to be checked for it.
+    without it. ``input_format``: what the model takes, if the log is to be checked for it. ``changes``: the number of
+    the last change that was made to the model on disk.
     """
     _make_folder(folder)
-    found = Recovered(position, last=position)
+    found = Recovered(position, last=position, last_change=changes)
     try:
         listed: tuple[range, ...] | None = None  # None: the list is damaged and is written anew
         try:
@@ -63,7 +70,8 @@ def recover(folder: Path, position: int, input_format: InputFormat | None, set_a
         except DamagedError:
             if not set_aside:
                 raise
-        needed = needed_segments(folder, position)
+        # One sample back: a change that was not made yet may follow the last one that was learned.
+        needed = needed_segments(folder, position - 1)
         conditions = {segment: _examined(segment, segment is needed[-1], set_aside) for segment in needed}
         following: int | None = None
         for segment, condition in conditions.items():
@@ -111,6 +119,8 @@ def _add_segment(
     With ``set_aside``, samples may be missing that are not known to be. Returns the number after its last sample.
     """
     for record in read(segment.path, end):
+        if isinstance(record, Change):
+            _add_change(found, record, segment, set_aside)
         if not isinstance(record, SampleRecord):
             continue
         expected = found.position + 1 if following is None else following
@@ -134,6 +144,20 @@ def _add_segment(
         if record.last > found.position:
             found.labels.update(record.labels)
     return following
+
+
+def _add_change(found: Recovered, change: Change, segment: Segment, set_aside: bool) -> None:
+    if change.number > found.last_change + 1 and not set_aside:
+        raise DamagedError(
+            f"{segment.path} goes on with change {change.number} where {found.last_change + 1} should be. Restore the "
+            "whole folder from one and the same copy, or start with --set-aside-damage to go on with what is there."
+        )
+    if change.number > found.last_change:
+        found.last_change = change.number
+    if change.action == "correct":
+        found.labels.add(change.label)
+    if change.key is not None:
+        found.change_keys[change.key] = KeyedRequest(change.number, 1, change.digest)
 
 
 def _fits(record: SampleRecord, input_format: InputFormat) -> bool:

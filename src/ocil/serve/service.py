@@ -4,22 +4,38 @@ import time
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
 
 from ocil.online.header import reading_note
+from ocil.online.labels import ClassLabel
 from ocil.online.model import Model, has_model
 from ocil.online.vectors import VectorFormat
 from ocil.precision import numerics
-from ocil.serve.checkpoints import NOTE, Checkpoints, Note
+from ocil.serve.catalogue import FILE as CATALOGUE
+from ocil.serve.catalogue import Catalogue, SampleState
+from ocil.serve.changes import numbers_of
+from ocil.serve.checkpoints import MOST_SAMPLES, NOTE, Checkpoints, Note
 from ocil.serve.idempotency import Keys, restored
-from ocil.serve.limits import Limits
+from ocil.serve.limits import Limits, RefusedError
 from ocil.serve.log import Log
 from ocil.serve.metrics import Metrics
 from ocil.serve.predictor import Predictor
+from ocil.serve.records import Change
+from ocil.serve.segment import read
 from ocil.serve.statistics import Statistics, StoredImages
 from ocil.serve.trainer import Trainer
-from ocil.serve.writer import Writer
+from ocil.serve.writer import Receipt, Writer
 
 LOG = "log"
+
+
+class Part(Protocol):
+    """Something that begins and ends with a service."""
+
+    def start(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Service:
@@ -46,33 +62,119 @@ class Service:
         self.metrics = Metrics()
         with reading_note("its service"):
             note = Note.from_json(model.note.get(NOTE, {}), len(model.labels))
-        self.log = log = Log(folder / LOG, note.position, model.input_format, set_aside=set_aside_damage)
+            note.number_memory(model)
+        self.log = log = Log(
+            folder / LOG, note.position, model.input_format, set_aside=set_aside_damage, changes=note.changes
+        )
+        self.catalogue = Catalogue(folder / CATALOGUE, log.last, log.last_change)
+        self._fill_catalogue()
         self._numerics = ExitStack()
         self._numerics.enter_context(numerics(model.config.precision))  # once: threads must not switch it to and fro
         keys = Keys(self.limits.keys, restored(note.keys, note.position, log.recovered.keys))
-        self.checkpoints = Checkpoints(model, folder, note.position, log, keys, self.metrics, save_seconds, keep_log)
+        change_keys = Keys(self.limits.keys, restored(note.change_keys, note.changes, log.recovered.change_keys))
+        self.checkpoints = Checkpoints(
+            model, folder, note, log, self.catalogue, keys, change_keys, self.metrics, save_seconds, keep_log
+        )
         self.trainer = Trainer(model, log, note.position, note.counts, self.checkpoints, self.metrics)
         labels = (*model.labels, *sorted(log.recovered.labels, key=repr))
-        self.writer = Writer(log, labels, keys, self.trainer, self.limits, self.metrics)
+        self.writer = Writer(log, labels, keys, change_keys, self.catalogue, self.trainer, self.limits, self.metrics)
         self.predictor = Predictor(self.trainer.snapshots, self.limits, self.metrics)
         self.metrics.add_gauges(self.gauges)
+        self.attached: list[Part] = []
+        """Parts that others added."""
+        self._started = False
+
+    def attach(self, part: Part) -> None:
+        """A further part: it starts after the others, or now if these have started, and closes before them."""
+        self.attached.append(part)
+        if self._started:
+            part.start()
 
     def start(self) -> None:
         """Begin to learn what the log holds and the model does not, and to take requests."""
         if not has_model(self.folder):
             # The recipe must be on the disk before any sample.
-            self.checkpoints.save(self.trainer.position, self.trainer.counts)
-        for part in (self.writer, self.trainer, self.predictor):
+            self.trainer.save()
+        for part in (self.writer, self.trainer, self.predictor, *self.attached):
             part.start()
+        self._started = True
 
     def close(self, finish_seconds: float = 5.0) -> None:
         """Refuse new requests, learn for at most so long, and save. The log keeps the rest for the next start."""
         stop_at = time.monotonic() + finish_seconds
+        for part in reversed(self.attached):
+            part.close()
         self.writer.close()  # before the trainer, which then gets all that was acknowledged
         self.trainer.finish(stop_at)
         self.predictor.close()
         self.log.close()
+        self.catalogue.close()
         self._numerics.close()
+
+    def correct(self, number: int, label: ClassLabel, key: str | None = None) -> "Future[Receipt]":
+        """Give a sample another label: in the log, in the list, in the memory, and in the queue if it still waits.
+
+        The receipt has the number of the change, which ``made`` waits for. ``RefusedError``: 404 for a sample that is
+        not known, 409 for one that was forgotten.
+        """
+        return self.writer.change(Change(0, "correct", sample=number, label=label, key=key), self._check_correctable)
+
+    def forget(self, number: int, key: str | None = None) -> "Future[Receipt]":
+        """Remove a sample from the memory, or from the queue. Otherwise as ``correct``; to forget again is no error."""
+        return self.writer.change(Change(0, "forget", sample=number, key=key), self._check_known)
+
+    def review(self, key: str | None = None) -> "Future[Receipt]":
+        """Relearn from the memory: a pass over all of it, as methods with a review make it."""
+        return self.writer.change(Change(0, "review", key=key))
+
+    def made(self, change: int) -> "Future[bool]":
+        """True once this change is made; False if the service stops before."""
+        return self.trainer.change_waiters.wait_for(change)
+
+    def sample(self, number: int) -> SampleState:
+        """What is known of a sample. ``RefusedError`` with 404 if that is nothing."""
+        found = self.catalogue.sample(number) if 0 < number < MOST_SAMPLES else None
+        if found is None:
+            why = "came before the service kept a list" if 0 < number <= self.writer.acknowledged else "never came"
+            raise RefusedError(404, f"there is no sample {number} here: it {why}.")
+        return found
+
+    def samples(
+        self,
+        label: ClassLabel | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        after: int = 0,
+        limit: int = 100,
+    ) -> list[SampleState]:
+        """Samples that are not forgotten, by their numbers; see ``Catalogue.search``."""
+        meant = label if label is None else self.writer.meant(label)
+        return self.catalogue.search(meant, since, until, after, limit)
+
+    def stored_input(self, number: int) -> "Future[NDArray[Any] | None]":
+        """The input of a sample, as the learner takes it, if the memory still holds it; copied between two steps."""
+
+        def find() -> NDArray[Any] | None:
+            slots = numbers_of(self.model).slots_of(number)
+            return self.model.learner.memory.images[slots[0]].cpu().numpy().copy() if slots else None
+
+        return self.trainer.between_steps(find)
+
+    def _check_known(self, change: Change) -> None:
+        self.sample(change.sample)
+
+    def _check_correctable(self, change: Change) -> None:
+        if self.sample(change.sample).forgotten:
+            raise RefusedError(409, f"sample {change.sample} was forgotten: send it anew.")
+
+    def _fill_catalogue(self) -> None:
+        """Add what the log has: all of it to a list that is new, else what may have been lost in a crash."""
+        if self.catalogue.empty:
+            for segment in self.log.segments():
+                self.catalogue.add(read(segment.path))
+        else:
+            for segment, end in self.log.recovered.segments:
+                self.catalogue.add(read(segment.path, end))
 
     def stored(self, per_class: int, first: int, count: int, most: int) -> "Future[StoredImages]":
         """Some images of the memory, copied between two steps; see ``StoredImages.of``."""
@@ -104,7 +206,7 @@ class Service:
     @property
     def problem(self) -> str | None:
         """What keeps the service from learning or saving."""
-        for_now = filter(None, (self.trainer.trouble, self.checkpoints.trouble))
+        for_now = filter(None, (self.trainer.trouble, self.checkpoints.trouble, self.catalogue.broken))
         return self.failed or self.log.broken or "; ".join(for_now) or None
 
     def gauges(self) -> list[tuple[str, str, float]]:

@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -18,11 +18,12 @@ from ocil.errors import OcilError, WriteError
 from ocil.methods.base import Learner
 from ocil.online.labels import ClassLabel
 from ocil.online.model import Model
+from ocil.serve.changes import Corrections, Outcome, numbers_of
 from ocil.serve.checkpoints import Checkpoints
 from ocil.serve.futures import ServiceThread, Waiters, answer
 from ocil.serve.log import Log
 from ocil.serve.metrics import Metrics
-from ocil.serve.records import Cut, SampleRecord
+from ocil.serve.records import Change, Cut, SampleRecord
 from ocil.serve.snapshot import Snapshots
 from ocil.serve.statistics import UNKNOWN, Counts, Statistics
 from ocil.threads import set_threads
@@ -30,10 +31,15 @@ from ocil.threads import set_threads
 EXPENSIVE_EVERY = 10  # batches between two snapshots that are expensive to make, while more batches wait
 PROBE = 2  # inputs of a batch that a new snapshot must have finite scores of
 RETRY_SECONDS = 1.0  # after the disk was full
+OUTCOMES = 1000  # of the last changes that are remembered
 
 T = TypeVar("T")
 
 logger = logging.getLogger("ocil.serve")
+
+
+class _TooLateError(Exception):
+    """The service must stop before a change is made."""
 
 
 class NumberedSample(NamedTuple):
@@ -41,7 +47,8 @@ class NumberedSample(NamedTuple):
 
     number: int
     label: ClassLabel
-    inputs: NDArray[Any]
+    inputs: NDArray[Any] | None
+    """None: the sample was forgotten before it was learned."""
 
     @classmethod
     def of(cls, record: SampleRecord) -> "Iterator[NumberedSample]":
@@ -51,9 +58,10 @@ class NumberedSample(NamedTuple):
 class Trainer(ServiceThread):
     """Learns what is in the log: first what the model on disk has not learned, then what the writer adds.
 
-    It takes what waits, up to a batch, writes down in the log where the batch ends, predicts the batch, learns it, and
-    publishes a snapshot. So a model loaded from a checkpoint that replays the rest of the log takes the steps that were
-    taken, or would have been. The model belongs to this thread; others see ``snapshots`` and ``statistics``.
+    It makes the changes that wait; then it takes the samples that wait, up to a batch, writes down in the log where the
+    batch ends and which changes were made before, predicts the batch, learns it, and publishes a snapshot. So a model
+    loaded from a checkpoint that replays the rest of the log takes the steps that were taken, or would have been. The
+    model belongs to this thread; others see ``snapshots`` and ``statistics``.
     """
 
     def __init__(
@@ -62,6 +70,11 @@ class Trainer(ServiceThread):
         """``position``: the number of the last sample that the model has learned. ``counts``: those saved with it."""
         super().__init__("ocil-learn")
         self.model, self.log, self.counts = model, log, counts
+        self.changed = log.changes
+        """The number of the last change that was made."""
+        self.corrections = Corrections(model)
+        self.outcomes: OrderedDict[int, Outcome] = OrderedDict()
+        """What became of the last changes, by their numbers."""
         self.checkpoints, self.metrics = checkpoints, metrics
         self.snapshots = Snapshots(model)
         self.statistics = Statistics.of(model, position, counts)
@@ -73,12 +86,16 @@ class Trainer(ServiceThread):
         self.step_seconds = 1.0
         """How long a step takes, averaged over the last ones."""
         self._ready: deque[NumberedSample] = deque()
+        self._pending: list[NumberedSample] = []  # while the log is replayed: samples that were read and not learned
+        self._changes: deque[Change] = deque()
         self._calls: deque[Callable[[], None]] = deque()
         self.waiters = Waiters(position)
+        self.change_waiters = Waiters(self.changed)
         self._replaying = True
         self._stale = False  # the newest snapshot is older than the model
         self._expensive = type(model.learner).scorer is not Learner.scorer  # it has class means to compute
         self._stop_at = float("inf")
+        self._abandoned = False  # a change was broken off: the model is of no more use
 
     @property
     def position(self) -> int:
@@ -90,11 +107,19 @@ class Trainer(ServiceThread):
         self._stop_at = stop_at
         self.close()
 
-    def add(self, samples: Iterable[NumberedSample]) -> None:
-        """Add samples that are in the log and follow those added before."""
+    def add(self, records: Iterable[SampleRecord | Change]) -> None:
+        """Add what is in the log and follows what was added before. All of it is seen at once."""
         with self._changed:
-            self._ready.extend(samples)
+            for record in records:
+                if isinstance(record, Change):
+                    self._changes.append(record)
+                else:
+                    self._ready.extend(NumberedSample.of(record))
             self._changed.notify_all()
+
+    @property
+    def waiting_changes(self) -> int:
+        return len(self._changes)
 
     def between_steps(self, function: Callable[[], T]) -> "Future[T]":
         """Call ``function`` in the learning thread, when no step is under way. It may read the model."""
@@ -117,36 +142,42 @@ class Trainer(ServiceThread):
         set_threads(self.model.threads_used)
         if sys.platform == "linux":  # there a thread has a priority of its own: predictions come first
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
-        batches = self._batches()
+        work = self._work()
         while self._wait_for_work():
             self._run_calls()
             if self.failed:
                 continue
             with self._stops_on_error():
-                if batch := next(batches):
-                    self._step(batch)
+                if isinstance(item := next(work), Change):
+                    self._make(item)
+                elif item:
+                    self._step(item)
                 elif self._stale:
-                    form = self.model.input_format
-                    self._publish(np.zeros((1, *form.network_shape), form.dtype))
-                if self.checkpoints.due(self.position):
-                    self.checkpoints.save(self.position, self.counts)
-        if not self.failed and self.position > self.checkpoints.position:
+                    self._publish(self._blank())
+                if not self._abandoned and self.checkpoints.due(self.position, self.changed):
+                    self.save()
+        if not self.failed and not self._abandoned and self.checkpoints.behind(self.position, self.changed):
             with self._stops_on_error():
-                self.checkpoints.save(self.position, self.counts)
+                self.save()
         self.waiters.close()
+        self.change_waiters.close()
         self._run_calls()
+
+    def save(self) -> None:
+        """Make a checkpoint. Call it in the learning thread, between two steps."""
+        self.checkpoints.save(self.position, self.counts, self.changed)
 
     def _wait_for_work(self) -> bool:
         """Return when there is something to learn, to call or to save; False when it is time to stop."""
 
         def work() -> bool:
-            return bool(self._calls or ((self._replaying or self._ready) and not self.failed))
+            return bool(self._calls or ((self._replaying or self._ready or self._changes) and not self.failed))
 
         with self._changed:
             self._changed.wait_for(lambda: work() or self._stopping, timeout=self.checkpoints.seconds)
             if not self._stopping:
                 return True
-            return work() and not self.failed and time.monotonic() < self._stop_at
+            return work() and not self.failed and not self._abandoned and time.monotonic() < self._stop_at
 
     def _run_calls(self) -> None:
         while self._calls:
@@ -168,37 +199,50 @@ class Trainer(ServiceThread):
         logger.error("learning has stopped: %s", reason)
         self.failed = reason
         self.waiters.close()
+        self.change_waiters.close()
 
-    def _batches(self) -> Iterator[list[NumberedSample]]:
-        """One batch after the other, without an end; an empty one if nothing waits."""
+    def _work(self) -> Iterator[list[NumberedSample] | Change]:
+        """One batch or change after the other, without an end; an empty batch if nothing waits."""
         yield from self._replayed()
         self._replaying = False
         while True:
-            yield self._next_batch()
+            yield self._next()
 
-    def _replayed(self) -> Iterator[list[NumberedSample]]:
-        """Batches of the log that the model on disk has not learned, as they were cut; the rest gets ready."""
-        pending: list[NumberedSample] = []
+    def _replayed(self) -> Iterator[list[NumberedSample] | Change]:
+        """What the log has and the model on disk does not: changes and batches in their order; the rest gets ready."""
+        changes: deque[Change] = deque()
         for record in self.log.replay():
             if isinstance(record, SampleRecord):
-                pending += NumberedSample.of(record)
-                continue
-            batch = [sample for sample in pending if sample.number <= record.last]
-            pending = pending[len(batch) :]
-            if batch:
-                yield batch
+                self._pending += NumberedSample.of(record)
+            elif isinstance(record, Change) and record.number <= self.log.changes:
+                self._change_waiting(record)  # it was made, but its sample waits again
+            elif isinstance(record, Change):
+                changes.append(record)
+            else:
+                while changes and changes[0].number <= record.changes:
+                    yield changes.popleft()
+                batch = [sample for sample in self._pending if sample.number <= record.last]
+                self._pending = self._pending[len(batch) :]
+                if batch:
+                    yield batch
         with self._changed:
-            self._ready.extendleft(reversed(pending))
+            self._ready.extendleft(reversed(self._pending))
+            self._changes.extendleft(reversed(changes))
+            self._pending = []
 
-    def _next_batch(self) -> list[NumberedSample]:
-        """Up to a batch of the samples that are ready; none if the disk is too full to write down where it ends."""
+    def _next(self) -> list[NumberedSample] | Change:
+        """The next change that waits, else up to a batch of the samples that are ready; none if the disk is too full to
+        write down where it ends.
+        """
         with self._changed:
+            if self._changes:
+                return self._changes.popleft()
             size = min(len(self._ready), self.model.recipe.batch_size)
             batch = [self._ready[number] for number in range(size)]
         if not batch:
             return []
         try:  # not synced: a cut that is lost with the machine was not learned either
-            self.log.append([Cut(batch[-1].number)], sync=False)
+            self.log.append([Cut(batch[-1].number, self.changed)], sync=False)
         except WriteError as error:
             self.trouble = f"learning waits: {error}"
             if self.log.broken:
@@ -211,12 +255,60 @@ class Trainer(ServiceThread):
                 self._ready.popleft()
         return batch
 
+    def _make(self, change: Change) -> None:
+        """Make a change and publish it."""
+        try:
+            outcome = self.corrections.make(change, self._change_waiting(change), self._stop_if_late)
+        except _TooLateError:  # the log has it: the next start makes it
+            self._abandoned = True
+            return
+        self.changed = change.number
+        self.outcomes[change.number] = outcome
+        while len(self.outcomes) > OUTCOMES:
+            self.outcomes.popitem(last=False)
+        self._stale = True
+        if self.model.labels and not self._changes:
+            self._publish(self._blank())
+        self.statistics = Statistics.of(self.model, self.position, self.counts)
+        self.change_waiters.advance(self.changed)
+
+    def _change_waiting(self, change: Change) -> bool:
+        """Correct or forget a sample that is still to be learned. Whether it was one."""
+        if change.sample <= self.position:
+            return False
+        update = {"label": change.label} if change.action == "correct" else {"inputs": None}
+        with self._changed:
+            for samples in (self._pending, self._ready):
+                for place, sample in enumerate(samples):
+                    if sample.number == change.sample:
+                        samples[place] = sample._replace(**update)
+                        return True
+        return False
+
+    def _stop_if_late(self) -> None:
+        if self._stopping and time.monotonic() > self._stop_at:
+            raise _TooLateError
+
+    def _blank(self) -> NDArray[Any]:
+        """An input to try a snapshot on."""
+        form = self.model.input_format
+        return np.zeros((1, *form.network_shape), form.dtype)
+
     def _step(self, batch: list[NumberedSample]) -> None:
         """Predict, learn, publish."""
         started = time.monotonic()
-        inputs, labels = np.stack([sample.inputs for sample in batch]), [sample.label for sample in batch]
-        known = len(self.model.labels)
+        if kept := [sample for sample in batch if sample.inputs is not None]:
+            self._learn(kept, np.stack([sample.inputs for sample in kept if sample.inputs is not None]))
+        self.statistics = Statistics.of(self.model, batch[-1].number, self.counts)
+        seconds = time.monotonic() - started
+        self.step_seconds = 0.8 * self.step_seconds + 0.2 * seconds
+        self.metrics.step_seconds.observe(seconds)
+        self.waiters.advance(self.position)
+
+    def _learn(self, batch: list[NumberedSample], inputs: NDArray[Any]) -> None:
+        labels, known = [sample.label for sample in batch], len(self.model.labels)
         guesses = self.snapshots.newest.probabilities(inputs).argmax(1).tolist() if known else [UNKNOWN] * len(batch)
+        numbers_of(self.model).announce([sample.number for sample in batch])
         self.model.learn(inputs, labels)
         self.model.check_loss()
         self._stale = True
@@ -225,11 +317,6 @@ class Trainer(ServiceThread):
         if first or not self._expensive or not more or self.model.batches % EXPENSIVE_EVERY == 0:
             self._publish(inputs[:PROBE])
         self.counts.add([self.model.numbers[label] for label in labels], guesses, known)
-        self.statistics = Statistics.of(self.model, batch[-1].number, self.counts)
-        seconds = time.monotonic() - started
-        self.step_seconds = 0.8 * self.step_seconds + 0.2 * seconds
-        self.metrics.step_seconds.observe(seconds)
-        self.waiters.advance(self.position)
 
     def _publish(self, probe: NDArray[Any]) -> None:
         self.snapshots.publish(probe)

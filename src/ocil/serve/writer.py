@@ -4,23 +4,25 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ocil.errors import WriteError
 from ocil.online.labels import ClassLabel
+from ocil.serve.catalogue import Catalogue
 from ocil.serve.futures import ServiceThread, answer
 from ocil.serve.idempotency import KeyedRequest, Keys
 from ocil.serve.labels import KnownLabels
 from ocil.serve.limits import Limits, RefusedError
 from ocil.serve.log import Log
 from ocil.serve.metrics import Metrics
-from ocil.serve.records import SampleRecord
-from ocil.serve.trainer import NumberedSample, Trainer
+from ocil.serve.records import Change, SampleRecord
+from ocil.serve.trainer import Trainer
 
 GROUP = 256  # samples that one sync may take
 
@@ -29,7 +31,10 @@ logger = logging.getLogger("ocil.serve")
 
 @dataclass(frozen=True)
 class Receipt:
-    """The numbers that the samples of a request have in the log, where they are synced to the disk."""
+    """The numbers that the samples of a request have in the log, where they are synced to the disk.
+
+    Of a change, ``first`` is its number among the changes.
+    """
 
     first: int
     count: int
@@ -43,13 +48,22 @@ class Receipt:
 
 @dataclass
 class _QueuedRequest:
-    """A request on its way to the log."""
+    """A request on its way to the log: samples, or a change."""
 
     labels: tuple[ClassLabel, ...]
-    inputs: NDArray[Any]
+    inputs: NDArray[Any] | None
     key: str | None
     digest: str
+    change: Change | None = None
+    """Its number is given when it is written."""
     receipt: "Future[Receipt]" = field(default_factory=Future)
+
+    def record(self, number: int, change: int) -> SampleRecord | Change:
+        """The record with these numbers of the next sample and the next change."""
+        if self.change is not None:
+            return replace(self.change, number=change, time=time.time())
+        inputs = np.empty(0) if self.inputs is None else self.inputs
+        return SampleRecord(number, self.labels, inputs, self.key, self.digest, time.time())
 
 
 class Writer(ServiceThread):
@@ -59,15 +73,25 @@ class Writer(ServiceThread):
     """
 
     def __init__(
-        self, log: Log, labels: Iterable[ClassLabel], keys: Keys, trainer: Trainer, limits: Limits, metrics: Metrics
+        self,
+        log: Log,
+        labels: Iterable[ClassLabel],
+        keys: Keys,
+        change_keys: Keys,
+        catalogue: Catalogue,
+        trainer: Trainer,
+        limits: Limits,
+        metrics: Metrics,
     ) -> None:
         """``labels``: of all classes that the model or the log knows."""
         super().__init__("ocil-write")
-        self.log, self.keys, self.trainer, self.limits, self.metrics = log, keys, trainer, limits, metrics
+        self.log, self.keys, self.change_keys, self.catalogue = log, keys, change_keys, catalogue
+        self.trainer, self.limits, self.metrics = trainer, limits, metrics
         self.acknowledged = log.last
         """The number of the last sample that is acknowledged."""
         self._queue: deque[_QueuedRequest] = deque()
         self._unwritten = 0  # samples of requests in the queue or on their way to the disk
+        self._unwritten_changes = 0
         self._by_key: dict[str, _QueuedRequest] = {}  # these requests, as far as they have a key
         self._logged_labels: dict[ClassLabel, None] = dict.fromkeys(labels)
         self._labels = KnownLabels(self._logged_labels)
@@ -86,25 +110,55 @@ class Writer(ServiceThread):
         what distinguishes it from others. Raises ``RefusedError``, as may the future.
         """
         with self._changed:
-            if key is not None and (known := self._repeated(key, digest)) is not None:
+            if key is not None and (known := self._repeated(key, digest, self.keys)) is not None:
                 return known
             request = _QueuedRequest(self._labels.meant(labels), inputs, key, digest)
-            self._refuse(request.labels)
-            self._labels.update(request.labels)
+            self._refuse(request.labels, len(labels))
             self._unwritten += len(labels)
-            self._queue.append(request)
-            if key is not None:
-                self._by_key[key] = request
-            self._changed.notify_all()
+            return self._queued(request)
+
+    def change(self, change: Change, check: Callable[[Change], None] = lambda change: None) -> "Future[Receipt]":
+        """Accept a change, whose number does not count. A label means the class that it means for ``submit``.
+
+        ``check`` may refuse a change that is not the repetition of an earlier one. The receipt comes once the change is
+        synced to the disk; it is made before any later batch. Raises ``RefusedError``, as may the future.
+        """
+        with self._changed:
+            if change.action == "correct":
+                change = replace(change, label=self._labels.meant([change.label])[0])
+            if change.key is not None and (known := self._repeated(change.key, change.digest, self.change_keys)):
+                return known
+            labels = (change.label,) if change.action == "correct" else ()
+            self._refuse(labels, 0)
+            if self._unwritten_changes + self.trainer.waiting_changes >= self.limits.queue:
+                raise RefusedError(429, f"{self.limits.queue} changes wait to be made, which is the most.", 1)
+            check(change)
+            self._unwritten_changes += 1
+            return self._queued(_QueuedRequest(labels, None, change.key, change.digest, change))
+
+    def meant(self, label: ClassLabel) -> ClassLabel:
+        """The label of the known class that this label means."""
+        with self._changed:
+            return self._labels.meant([label])[0]
+
+    def _queued(self, request: _QueuedRequest) -> "Future[Receipt]":
+        self._labels.update(request.labels)
+        self._queue.append(request)
+        if request.key is not None:
+            self._by_key[request.key] = request
+        self._changed.notify_all()
         return request.receipt
 
-    def _repeated(self, key: str, digest: str) -> "Future[Receipt] | None":
-        """The receipt of the request that came before under this key; None if there was none."""
+    def _repeated(self, key: str, digest: str, keys: Keys) -> "Future[Receipt] | None":
+        """The receipt of the request that came before under this key; None if there was none. ``keys``: of its kind."""
         again: Future[Receipt] = Future()
+        other = self.change_keys if keys is self.keys else self.keys
         if (waiting := self._by_key.get(key)) is not None:
             same = waiting.digest == digest
             waiting.receipt.add_done_callback(lambda done: _copy_receipt(done, again))
-        elif (known := self.keys.get(key)) is not None:
+        elif other.get(key) is not None:
+            same = False
+        elif (known := keys.get(key)) is not None:
             same = known.digest == digest
             again.set_result(Receipt(known.first, known.samples, repeated=True))
         else:
@@ -113,12 +167,12 @@ class Writer(ServiceThread):
             raise RefusedError(409, "this Idempotency-Key came before with another request: use a new one.")
         return again
 
-    def _refuse(self, labels: tuple[ClassLabel, ...]) -> None:
-        """Raise if samples of these labels cannot be accepted now."""
+    def _refuse(self, labels: tuple[ClassLabel, ...], samples: int) -> None:
+        """Raise if so many samples of these labels, or a change to one of them, cannot be accepted now."""
         self._refuse_if_stopping()
         if self.trainer.failed or self.log.broken:
             raise RefusedError(503, f"learning has stopped: {self.trainer.failed or self.log.broken}")
-        if self.backlog + len(labels) > self.limits.queue:
+        if samples and self.backlog + samples > self.limits.queue:
             message = f"{self.backlog} samples wait to be learned, the most there may be is {self.limits.queue}."
             raise RefusedError(429, message, max(1, min(60, round(self.trainer.step_seconds))))
         new = self._labels.new(labels)  # a model may have more classes than a lower limit allows; it keeps them
@@ -134,10 +188,14 @@ class Writer(ServiceThread):
                 if not self._queue:
                     return
                 group = self._take_group()
-            number, records = self.log.last + 1, []
+            number, change = self.log.last + 1, self.log.last_change + 1
+            records: list[SampleRecord | Change] = []
             for one in group:
-                records.append(SampleRecord(number, one.labels, one.inputs, one.key, one.digest))
-                number = records[-1].last + 1
+                records.append(record := one.record(number, change))
+                if isinstance(record, Change):
+                    change += 1
+                else:
+                    number = record.last + 1
             try:
                 started = time.monotonic()
                 self.log.append(records)
@@ -150,23 +208,30 @@ class Writer(ServiceThread):
     def _take_group(self) -> list[_QueuedRequest]:
         group, size = [self._queue.popleft()], 0
         while self._queue and size + len(group[-1].labels) < GROUP:
-            size += len(group[-1].labels)
+            size += max(1, len(group[-1].labels))
             group.append(self._queue.popleft())
         return group
 
-    def _written(self, group: list[_QueuedRequest], records: list[SampleRecord]) -> None:
+    def _written(self, group: list[_QueuedRequest], records: list[SampleRecord | Change]) -> None:
+        self.catalogue.add(records)
+        receipts = []
         with self._changed:
             for one, record in zip(group, records, strict=True):
+                if isinstance(record, Change):
+                    keys, keyed = self.change_keys, KeyedRequest(record.number, 1, record.digest)
+                else:
+                    keys, keyed = self.keys, KeyedRequest(record.first, len(record.labels), record.digest)
+                    self.acknowledged = record.last
                 if one.key is not None:
-                    self.keys.add(one.key, KeyedRequest(record.first, len(record.labels), record.digest))
-                self._logged_labels.update(dict.fromkeys(record.labels))
+                    keys.add(one.key, keyed)
+                receipts.append(Receipt(keyed.first, keyed.samples))
+                self._logged_labels.update(dict.fromkeys(one.labels))
             self._forget(group)
-            self.acknowledged = records[-1].last
         # Only now: a checkpoint that has learned these samples must know their keys.
-        self.trainer.add([sample for record in records for sample in NumberedSample.of(record)])
-        for one, record in zip(group, records, strict=True):
-            answer(one.receipt, Receipt(record.first, len(record.labels)))
-        self.metrics.acknowledged.inc(sum(len(one.labels) for one in group))
+        self.trainer.add(records)
+        for one, receipt in zip(group, receipts, strict=True):
+            answer(one.receipt, receipt)
+        self.metrics.acknowledged.inc(sum(len(one.labels) for one in group if one.change is None))
 
     def _not_written(self, group: list[_QueuedRequest], error: Exception) -> None:
         """Refuse these requests. Their labels name no class, and their keys may be used again."""
@@ -177,12 +242,15 @@ class Writer(ServiceThread):
             waiting = itertools.chain.from_iterable(one.labels for one in self._queue)
             self._labels = KnownLabels((*self._logged_labels, *waiting))
         for one in group:
-            answer(one.receipt, RefusedError(503, f"nothing was learned: {error}", 10))
+            answer(one.receipt, RefusedError(503, f"nothing was learned or changed: {error}", 10))
 
     def _forget(self, group: list[_QueuedRequest]) -> None:
         """These requests do not wait any more."""
         for one in group:
-            self._unwritten -= len(one.labels)
+            if one.change is None:
+                self._unwritten -= len(one.labels)
+            else:
+                self._unwritten_changes -= 1
             if one.key is not None:
                 self._by_key.pop(one.key)
 

@@ -40,7 +40,18 @@ NOT_WITH_ORDER = (
 
 @dataclass(frozen=True)
 class StreamConfig:
-    """How a dataset becomes a stream. The defaults are the paper's protocol."""
+    """How a dataset becomes a stream. The defaults are the paper's protocol.
+
+    Raises:
+        OcilError: A value is out of its bounds, or does not go with another.
+
+    Examples:
+        >>> ocil.StreamConfig(tasks=10, boundary="blurry", blurry_share=0.3).batch_size
+        10
+        >>> ocil.StreamConfig(tasks=0)
+        Traceback (most recent call last):
+        ocil.errors.OcilError: ...
+    """
 
     tasks: int = 5
     """Number of class groups. They arrive one after the other; the accuracy matrix has one column per group."""

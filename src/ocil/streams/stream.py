@@ -30,6 +30,11 @@ class Batch:
 
     ``evaluation_point`` is the number of the group that is complete after this batch (0, 1, ...), where the learner is
     evaluated, else None. ``ends_task`` is true if the stream announces this to methods.
+
+    Examples:
+        >>> batch = next(iter(ocil.Stream(ocil.load_dataset(), seed=0)))
+        >>> tuple(batch.x.shape), tuple(batch.y.shape), batch.ends_task
+        ((10, 14, 14, 1), (10,), False)
     """
 
     x: Tensor
@@ -43,8 +48,23 @@ class Stream:
     """The samples of a dataset in arrival order, on a device. ``batches(start)`` continues from any batch.
 
     The whole order is drawn from the seed at the start: two streams of the same dataset, configuration and seed are
-    equal. It may also be given: as the file ``config.order``, or as ``arrivals``. ``resident`` is the dataset on the
-    device, to share it between streams.
+    equal. It may also be given: as the file ``config.order``, or as ``arrivals``.
+
+    Args:
+        data: The dataset.
+        config: Which kind of stream; by default the usual one of the dataset.
+        seed: What the order is drawn from.
+        device: Where batches are.
+        resident: The dataset on the device, to share it between streams.
+        arrivals: The order itself, in place of one that is drawn.
+
+    Raises:
+        OcilError: The dataset does not suit the configuration, for example if it has fewer classes than tasks.
+
+    Examples:
+        >>> stream = ocil.Stream(ocil.load_dataset(), ocil.StreamConfig(tasks=5), seed=0)
+        >>> [batch.evaluation_point for batch in stream if batch.ends_task]
+        [0, 1, 2, 3, 4]
     """
 
     def __init__(

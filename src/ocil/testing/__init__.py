@@ -12,6 +12,10 @@ Or one by one, for example as parameters of a test, so that a report has a line 
         check()
 
 Nothing here imports pytest.
+
+Examples:
+    >>> checks = ocil.testing.method_checks("er")
+    >>> checks[0]()
 """
 
 from ocil.testing.contract import Check, ContractError

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from ocil.errors import OcilError, suggest
 from ocil.files import read_toml
 from ocil.longtail.config import VARIANTS
+from ocil.longtail.metrics import LATER
 from ocil.longtail.metrics import MEASURES as LONGTAIL_MEASURES
 
 DEFAULT = "afs"
@@ -163,13 +164,15 @@ def load(name: str = DEFAULT) -> Paper:
     return _Reader(Path(name)).paper()
 
 
+FIRST_MEASURES = [measure for measure in LONGTAIL_MEASURES if measure not in LATER]
+"""What the numbers of a long-tailed row are, if a file does not say: measures that came later change no older file."""
 KEYS: dict[str, dict[str, Any]] = {
     "file": {"citation": str, "figures": {}, "tables": [], "longtail": {}},
     "figures": {"recency_bias": [], "formulas": []},
     "table": dict.fromkeys(("name", "title", "caption", "heading"), str)
     | {"memory": dict, "measures": [ACCURACY], "label": "", "all_methods": False, "all_values": "", "rows": []},
     "row": {"name": "", "label": "", "settings": {}, "bound": False, "optional": False, "published": {}},
-    "longtail": {"title": str, "dataset": str, "measures": list(LONGTAIL_MEASURES), "rows": [], "claims": []},
+    "longtail": {"title": str, "dataset": str, "measures": FIRST_MEASURES, "rows": [], "claims": []},
     "longtail row": {"name": str, "numbers": list},
     "claim": {"text": str, "variant": str, "than": str, "measure": str, "direction": str},
 }

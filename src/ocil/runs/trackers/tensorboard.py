@@ -1,37 +1,25 @@
 """Runs in TensorBoard: one set of curves per run, written by the observer's process from the events of the runs."""
 
 import importlib
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ocil.errors import optional
 from ocil.runs.folder import make_folder
-from ocil.runs.protocol import Progress, Run, RunKey, RunResult
-from ocil.runs.results import BY_GROUP, CURVES, evaluation_curves
+from ocil.runs.protocol import Progress, Run, RunKey
+from ocil.runs.results import evaluation_curves
+from ocil.runs.trackers import Event
+from ocil.runs.trackers.curves import Point, by_batch, counts_groups
 
-Event = Progress | RunResult | Exception
 
-
-@contextmanager
-def tensorboard(folder: Path | None) -> Iterator[Callable[[Run, Event], None]]:
-    """Gives the function to call with every event of a run. If ``folder`` is None, nothing is logged."""
-    if folder is None:
-        yield lambda run, event: None
-        return
-    with optional("--tensorboard needs a package", "tensorboard", "tensorboard", "torch.utils.tensorboard"):
+def open_tracker(where: str, root: Path) -> "Scalars":
+    """``where``: the folder, by default ``tensorboard`` in the folder of the runs."""
+    with optional("--track tensorboard needs a package", "tensorboard", "tensorboard", "torch.utils.tensorboard"):
         writer: Any = importlib.import_module("torch.utils.tensorboard").SummaryWriter
+    folder = Path(where).expanduser() if where else root / "tensorboard"
     make_folder(folder)
-    with closing(Scalars(folder, writer)) as scalars:
-        yield scalars.on_event
-
-
-class Point(NamedTuple):
-    tag: str
-    step: int
-    value: float
-    time: float | None = None
+    return Scalars(folder, writer)
 
 
 class Scalars:
@@ -96,24 +84,8 @@ class Curves:
 
     def add_progress(self, event: Progress) -> None:
         if event.done > self.begun:
-            self.add((tag, event.done, value) for tag, value in _by_batch(event))
+            self.add((tag, event.done, value) for tag, value in by_batch(event))
         self.add(evaluation_curves([evaluation.to_json() for evaluation in event.evaluations]))
-
-
-def _by_batch(event: Progress) -> Iterator[tuple[str, float]]:
-    """The scalars whose steps are batches or epochs: accuracy, losses, and the terms of losses."""
-    if event.accuracy is not None:
-        yield "progress/accuracy", event.accuracy
-    losses = {} if event.loss is None else {"stream": event.loss}
-    for name, value in {**losses, **event.losses}.items():
-        phase, _, part = name.partition("/")
-        loss = "loss" if phase == "stream" else f"{phase} loss"
-        yield (f"{loss}/{part}" if part else f"progress/{loss}"), value
-
-
-def counts_groups(tag: str) -> bool:
-    """Whether a scalar's steps are groups, not batches."""
-    return tag in CURVES.values() or tag.startswith(BY_GROUP)
 
 
 def has_events(path: Path) -> bool:

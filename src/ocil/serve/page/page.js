@@ -1,8 +1,6 @@
 "use strict";
 // Whatever comes from the service is shown as text: textContent, value, and image addresses that it made itself.
 
-const at = (id) => document.getElementById(id);
-const percent = (share) => (share === null || share === undefined ? "–" : `${(100 * share).toFixed(1)} %`);
 const POLL = 2000;
 
 let image = null;        // the file that is shown
@@ -13,44 +11,6 @@ let known = new Map();   // labels by how they read: a class may be called by a 
 let thumbnails = new Map();
 let seen = -1;           // samples that the thumbnails are of
 let asking = 0;
-
-function make(tag, text, className) {
-  const node = document.createElement(tag);
-  if (text !== undefined) node.textContent = text;
-  if (className) node.className = className;
-  return node;
-}
-
-const reads = (label) => (typeof label === "string" ? label : JSON.stringify(label));
-
-async function request(path, options = {}) {
-  const headers = new Headers(options.headers || {});
-  const token = sessionStorage.getItem("token");
-  if (token) headers.set("Authorization", `Bearer ${token}`);
-  const answer = await fetch(path, { ...options, headers });
-  if (answer.status === 401) {
-    await askForToken();
-    return request(path, options);
-  }
-  const content = await answer.json();
-  if (!answer.ok) throw new Error(content.detail);
-  return content;
-}
-
-let asked = null;
-function askForToken() {
-  asked ??= new Promise((resolve) => {
-    const dialog = at("ask");
-    at("token").value = "";
-    dialog.addEventListener("close", () => {
-      sessionStorage.setItem("token", at("token").value.trim());
-      asked = null;
-      resolve();
-    }, { once: true });
-    dialog.showModal();
-  });
-  return asked;
-}
 
 function notify(text, wrong = false) {
   at("said").textContent = text;
@@ -76,7 +36,7 @@ async function predict() {
   at("verdict").textContent = "Looking…";
   at("classes").replaceChildren();
   try {
-    const [found] = (await request("/predict?top=5", { method: "POST", ...question() })).predictions;
+    const [found] = (await request("predict?top=5", { method: "POST", ...question() })).predictions;
     if (turn === asking) showPrediction(found);
   } catch (error) {
     if (turn !== asking) return;
@@ -91,8 +51,6 @@ function question() {
   body.append("image", image);
   return { body };
 }
-
-const asJson = (content) => ({ body: JSON.stringify(content), headers: { "Content-Type": "application/json" } });
 
 async function chooseVector() {
   const words = at("vector").value.split(/[\s,;[\]]+/).filter(Boolean);
@@ -152,7 +110,7 @@ async function learn(event) {
     const key = Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
     const { body, headers } = asJson({ samples: [sample] });
     headers["Idempotency-Key"] = key;
-    const answer = await request("/learn?wait=true", { method: "POST", body, headers });
+    const answer = await request("learn?wait=true", { method: "POST", body, headers });
     notify(answer.applied ? `Learned as ${text}: sample ${answer.first}.` : `Kept as ${text}: sample ${answer.first} waits its turn.`);
     await Promise.all([refresh(), predict()]);
     at("label").value = text;
@@ -163,13 +121,13 @@ async function learn(event) {
 }
 
 async function refresh() {
-  const status = await request("/status");
+  const status = await request("status");
   show(status);
   if (status.model_samples !== seen && status.queue === 0) await refreshMemory();
 }
 
 async function refreshMemory() {
-  const memory = await request("/memory?per_class=6&count=100");
+  const memory = await request("memory?per_class=6&count=100");
   seen = memory.model_samples;
   thumbnails = new Map(memory.classes.map((one) => [reads(one.label), one.images]));
   for (const row of at("table").tBodies[0].rows) fillThumbnails(row);
@@ -202,6 +160,7 @@ function show(status) {
 
 function showKind(status) {
   size = status.vector;
+  at("label-link").hidden = size !== null;
   at("drop").hidden = size !== null;
   at("numbers").hidden = size === null;
   if (size !== null) {

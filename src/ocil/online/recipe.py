@@ -1,0 +1,70 @@
+"""What a model is made of."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from ocil.errors import OcilError
+from ocil.methods import method
+from ocil.methods.config import LearnerConfig
+from ocil.networks.registry import named
+from ocil.online.header import refuse_unfit
+from ocil.online.inputs import InputError
+from ocil.rng import check_seed
+from ocil.runs.config import resolve
+from ocil.streams import StreamConfig
+
+OWN = {"memory", "batch_size", "review_every", "seed"}  # settings that have a place of their own in a recipe
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a model is made of. Equal recipes that learn equal samples become equal models, bit for bit on a CPU."""
+
+    method: str = "afs"
+    memory: int = 1000
+    batch_size: int = 10
+    width: int = 20
+    review_every: int | None = None
+    """Batches between two reviews; 0: none. None: 500 for methods that review or need task ends, none for others."""
+    seed: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def config(self, vectors: bool = False) -> LearnerConfig:
+        """Every setting of the learner, complete and checked. ``vectors``: whether it is to learn from vectors."""
+        info = method(self.method)
+        if info.offline:
+            raise OcilError(f"{info.name} sees the data mixed and many times: it cannot learn from a stream.")
+        check_seed(self.seed)
+        given = dict(self.settings)
+        if taken := given.keys() & OWN:
+            raise OcilError(f"give {min(taken)} by its own name, not among the settings.")
+        of_streams = {one.name for one in fields(StreamConfig)} - {one.name for one in fields(info.load().Config)}
+        if idle := given.keys() & of_streams:
+            raise OcilError(
+                f"{min(idle)} is a setting of a benchmark's stream, a model learns what it is given: leave it out."
+            )
+        if "network" in given:
+            given["network"] = named(given["network"])
+        usual: dict[str, Any] = {"growing": True}
+        if self.width != Recipe.width:  # the default is also the default of the one network that has a width
+            usual["width"] = self.width
+        if info.memory:
+            # A memory that is smaller than the method's usual draw from it, or a review's, is drawn from in full.
+            default = info.load().Config()
+            for name in ("memory_batch", "review_batch"):
+                if value := getattr(default, name):  # 0: the method finds its own
+                    usual[name] = max(1, min(value, self.memory))
+            given["memory"] = self.memory
+        given |= {name: value for name, value in usual.items() if given.get(name) is None}
+        config = resolve(info.name, "stream", settings=given | {"batch_size": self.batch_size}, vectors=vectors).learner
+        refuse_unfit(config)
+        info.load().refuse_average(config)
+        if config.pretrained and info.load().restarts:
+            raise OcilError(
+                f"{info.name} begins anew with the pretrained weights at each task end, and a model does not keep "
+                "them: leave out pretrained, or choose another method."
+            )
+        if vectors and (reason := info.load().needs_images(config)):
+            raise InputError(f"{info.name} cannot learn from vectors: {reason}.")
+        return config

@@ -1,0 +1,181 @@
+"""The list of all samples: their numbers, labels and times, and what became of them.
+
+The log is deleted once the model has learned it; this list stays, in a file of SQLite. It holds nothing that the log
+did not hold first. What is added waits in a transaction that is committed, synced to the disk, before the log is
+deleted. So after a crash the log still has what the list has lost, and it is added again; adding a record twice
+changes nothing.
+"""
+
+import json
+import sqlite3
+import stat
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ocil.errors import OcilError, WriteError
+from ocil.online.labels import ClassLabel, decoded, encoded
+from ocil.serve.records import Change, Record, SampleRecord
+
+FILE = "samples.sqlite"
+COLUMNS = "number, label, time, first_label, forgotten, changed"
+TABLES = """
+create table if not exists samples (
+    number integer primary key, label text, time real, first_label text, forgotten integer not null default 0,
+    changed integer not null default 0
+) without rowid;
+create index if not exists by_label on samples (label, number);
+create index if not exists by_time on samples (time);
+"""
+NEWEST_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class SampleState:
+    """A sample of the list."""
+
+    number: int
+    label: ClassLabel | None
+    """None: it was forgotten."""
+    time: float | None
+    """When it came, in seconds since 1970; None: an earlier version did not write that down."""
+    first_label: ClassLabel | None
+    """What it was called when it came, if that was corrected."""
+    forgotten: bool
+    changed: int
+    """The number of the change that corrected or forgot it; 0: none did."""
+
+
+class Catalogue:
+    """The list of samples in one file. Safe to use from any thread."""
+
+    def __init__(self, path: Path, last: int, last_change: int) -> None:
+        """``last`` and ``last_change``: the newest sample and change that are known. The list is cut to them: the end
+        of a log that was given up after damage may have had more.
+        """
+        self.path = path
+        self.broken: str | None = None
+        """Why something could not be added. A start reads it from the log, which is kept until then."""
+        self._lock = threading.Lock()
+        try:
+            if path.is_symlink() or (path.exists() and not stat.S_ISREG(path.lstat().st_mode)):
+                raise OcilError(f"{path} is not a regular file: the list of samples needs one.")
+            self._base = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._base.execute("pragma journal_mode = wal")
+            self._base.execute("pragma synchronous = full")
+            version = self._base.execute("pragma user_version").fetchone()[0]
+            if version > NEWEST_FORMAT:
+                raise OcilError(f"{path} was written by a later version of ocil: update it.")
+            self._base.executescript(TABLES)
+            self._base.execute(f"pragma user_version = {NEWEST_FORMAT}")
+            self._base.execute("delete from samples where number > ?", (last,))
+            self._base.execute("update samples set changed = ? where changed > ?", (last_change, last_change))
+            self._base.execute("begin")
+        except sqlite3.Error as error:
+            raise OcilError(
+                f"{path} cannot be used: {error}. Restore it from a copy, or move it away: then the samples so far can "
+                "no longer be listed, corrected or forgotten, and all else goes on."
+            ) from error
+
+    def add(self, records: Iterable[Record]) -> None:
+        """Add what records of the log say. An error is kept in ``broken``."""
+        with self._lock:
+            try:
+                for record in records:
+                    self._add(record)
+            except sqlite3.Error as error:
+                self.broken = (
+                    f"the list of samples cannot be written: {error}. Restart the service once the disk works."
+                )
+
+    def _add(self, record: Record) -> None:
+        if isinstance(record, SampleRecord):
+            rows = [(record.first + n, _text(label), record.time) for n, label in enumerate(record.labels)]
+            self._base.executemany("insert or ignore into samples (number, label, time) values (?, ?, ?)", rows)
+        elif isinstance(record, Change) and record.action == "correct":
+            self._base.execute(
+                "update samples set first_label = coalesce(first_label, label), label = ?, changed = ? "
+                "where number = ? and changed < ? and not forgotten",
+                (_text(record.label), record.number, record.sample, record.number),
+            )
+        elif isinstance(record, Change) and record.action == "forget":
+            self._base.execute(
+                "update samples set label = null, first_label = null, forgotten = 1, changed = ? "
+                "where number = ? and changed < ?",
+                (record.number, record.sample, record.number),
+            )
+
+    def commit(self) -> None:
+        """All that was added is on the disk when this returns. ``WriteError`` if it could not be written."""
+        with self._lock:
+            if self.broken:
+                raise WriteError(self.broken)
+            try:
+                if self._base.in_transaction:
+                    self._base.execute("commit")
+                self._base.execute("begin")
+            except sqlite3.Error as error:
+                raise WriteError(f"the list of samples could not be written: {error}") from error
+
+    def sample(self, number: int) -> SampleState | None:
+        found = self._find("where number = ?", (number,))
+        return found[0] if found else None
+
+    def search(
+        self,
+        label: ClassLabel | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        after: int = 0,
+        limit: int = 100,
+    ) -> list[SampleState]:
+        """Samples that are not forgotten, by number from ``after`` on: of a class, and of a time (the end left out)."""
+        parts: list[tuple[str, Any]] = [("number > ?", after)]
+        parts += [("label = ?", _text(label))] if label is not None else []
+        parts += [("time >= ?", since)] if since is not None else []
+        parts += [("time < ?", until)] if until is not None else []
+        where = " and ".join(part for part, _ in parts)
+        values = (*(value for _, value in parts), limit)
+        return self._find(f"where not forgotten and {where} order by number limit ?", values)
+
+    def _find(self, rest: str, values: tuple[Any, ...]) -> list[SampleState]:
+        with self._lock:
+            rows = self._base.execute(f"select {COLUMNS} from samples {rest}", values).fetchall()  # noqa: S608
+        return [
+            SampleState(number, _label(label), time, _label(first), bool(forgotten), changed)
+            for number, label, time, first, forgotten, changed in rows
+        ]
+
+    def copy_to(self, path: Path) -> None:
+        """Write the list as it is now to another file."""
+        with self._lock, sqlite3.connect(path) as other:
+            if self._base.in_transaction:
+                self._base.execute("commit")
+            self._base.backup(other)
+            self._base.execute("begin")
+        other.close()
+
+    @property
+    def empty(self) -> bool:
+        with self._lock:
+            return not self._base.execute("select 1 from samples limit 1").fetchall()
+
+    def close(self) -> None:
+        with self._lock:
+            try:
+                if self._base.in_transaction:
+                    self._base.execute("rollback" if self.broken else "commit")
+            except sqlite3.Error:  # the log has what is lost with it
+                pass
+            finally:
+                self._base.close()
+
+
+def _text(label: ClassLabel) -> str:
+    return json.dumps(encoded(label))
+
+
+def _label(text: str | None) -> ClassLabel | None:
+    return None if text is None else decoded(json.loads(text))

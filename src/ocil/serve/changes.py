@@ -1,0 +1,58 @@
+"""Changes that were asked for: what each of them does to the model, in the learning thread."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ocil.learning.memory import SlotNumbers
+from ocil.online.model import Model
+from ocil.serve.records import Change
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a change."""
+
+    learned: bool = False
+    """Whether the sample had been learned before: the network keeps what it learned of it."""
+    stored: bool | None = None
+    """Whether the memory held the sample, which was corrected or removed there. None: it holds samples of unknown
+    number, from before the service kept count, and this may be one of them."""
+    refused: str | None = None
+    """Why nothing was changed."""
+
+
+class Corrections:
+    """Makes the changes that concern samples. It belongs to the learning thread.
+
+    What it does depends on the model, the samples that wait, and the change alone: so a replay does the same.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    def make(self, change: Change, waiting: bool, after_batch: Callable[[], None]) -> Outcome:
+        """``waiting``: whether the sample was still to be learned; then it is changed there, and here is nothing to do.
+        ``after_batch``: called after each batch of a review. If it raises, the model is of no more use.
+        """
+        if change.action == "review":
+            self.model.review(after_batch)
+            self.model.check_loss()
+            return Outcome()
+        if waiting:
+            return Outcome(learned=False, stored=False)
+        numbers = numbers_of(self.model)
+        slots = numbers.slots_of(change.sample)
+        if change.action == "correct":
+            self.model.relabel(slots, change.label)
+        else:
+            self.model.forget(slots)
+        unknown = bool((numbers.of_slot[: len(self.model.learner.memory)] == 0).any())
+        return Outcome(learned=True, stored=True if slots else None if unknown else False)
+
+
+def numbers_of(model: Model) -> SlotNumbers:
+    """Which samples the memory holds. From the first call on the memory keeps count of them."""
+    memory = model.learner.memory
+    if memory.numbers is None:
+        memory.numbers = SlotNumbers(memory, model.recipe.batch_size)
+    return memory.numbers

@@ -1,0 +1,48 @@
+"use strict";
+// What both pages use. Whatever comes from the service is shown as text: textContent, value, and image addresses.
+
+const at = (id) => document.getElementById(id);
+const percent = (share) => (share === null || share === undefined ? "–" : `${(100 * share).toFixed(1)} %`);
+const asJson = (content) => ({ body: JSON.stringify(content), headers: { "Content-Type": "application/json" } });
+
+function make(tag, text, className) {
+  const node = document.createElement(tag);
+  if (text !== undefined) node.textContent = text;
+  if (className) node.className = className;
+  return node;
+}
+
+const reads = (label) => (typeof label === "string" ? label : JSON.stringify(label));
+
+async function request(path, options = {}) {
+  return (await fetched(path, options)).json();
+}
+
+async function fetched(path, options = {}) {
+  const headers = new Headers(options.headers || {});
+  const token = sessionStorage.getItem("token");
+  if (token) headers.set("Authorization", `Bearer ${token}`);
+  const answer = await fetch(path, { ...options, headers });
+  if (answer.status === 401) {
+    await askForToken();
+    return fetched(path, options);
+  }
+  if (!answer.ok) throw new Error((await answer.json()).detail);
+  return answer;
+}
+
+let asked = null;
+function askForToken() {
+  asked ??= new Promise((resolve) => {
+    const dialog = at("ask");
+    at("token").value = "";
+    dialog.addEventListener("close", () => {
+      sessionStorage.setItem("token", at("token").value.trim());
+      asked = null;
+      resolve();
+    }, { once: true });
+    dialog.showModal();
+  });
+  return asked;
+}
+

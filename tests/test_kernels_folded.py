@@ -1,0 +1,61 @@
+"""Predictions with folded weights and Winograd's convolution give what the modules give."""
+
+import pytest
+import torch
+
+from ocil.kernels import folded
+from ocil.kernels.folded import FoldedResNet
+from ocil.networks.reduced_resnet18 import ReducedResNet18
+
+
+def trained(shape: tuple[int, int, int], width: int) -> ReducedResNet18:
+    """A network whose batch statistics, scales and shifts are those of no fresh one."""
+    torch.manual_seed(0)
+    network = ReducedResNet18(shape, 5, width)
+    for module in network.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            torch.nn.init.uniform_(module.weight, 0.5, 2)
+            torch.nn.init.uniform_(module.bias, -1, 1)
+            torch.nn.init.uniform_(module.running_mean, -1, 1)
+            torch.nn.init.uniform_(module.running_var, 0.5, 2)
+    return network.eval()
+
+
+@pytest.mark.parametrize("shape", [(32, 32, 3), (12, 12, 1), (9, 30, 3), (84, 84, 3), (5, 7, 1)])
+@pytest.mark.parametrize("count", [1, 3])
+def test_features_are_those_of_the_modules(shape: tuple[int, int, int], count: int) -> None:
+    network = trained(shape, 4)
+    x = torch.rand(count, shape[2], shape[0], shape[1])
+    with torch.no_grad():
+        expected = network.plain_features(x)
+    found = FoldedResNet(network)(x)
+    assert found.shape == expected.shape
+    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 5, 8, 11])
+def test_a_convolution_by_hand(width: int) -> None:
+    """In double precision only the method's own error would be left."""
+    x, weight, bias = torch.randn(2, 3, 4, width).double(), torch.randn(6, 3, 3, 3).double(), torch.randn(6).double()
+    expected = torch.nn.functional.conv2d(x, weight, bias, padding=1)
+    for convolve in (folded._winograd(weight, bias), folded._patches(weight, bias, 1)):
+        torch.testing.assert_close(convolve(x.permute(2, 0, 3, 1)).permute(1, 3, 0, 2), expected)
+
+
+def test_only_a_prepared_network_in_evaluation_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folded, "PAYS", True)
+    monkeypatch.setattr(folded, "LARGE_WORK", 0)
+    network, x = trained((12, 12, 1), 2), torch.rand(2, 1, 12, 12)
+    with torch.no_grad():
+        before = network.features(x)
+        network.prepare()
+        assert network._folded is not None
+        monkeypatch.setattr(FoldedResNet, "__call__", lambda *_: "folded")
+        assert network.features(x) == "folded"
+        network.conv1.weight.mul_(2)  # the next call of prepare sees it
+        assert torch.equal(network.train().features(x) * 0, before * 0)
+    network.eval()
+    assert network.features(x).requires_grad
+    monkeypatch.setattr(folded, "PAYS", False)
+    network.prepare()
+    assert network._folded is None

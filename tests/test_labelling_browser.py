@@ -1,0 +1,210 @@
+"""The labelling page of ``ocil serve`` in a real browser, used as a person would."""
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ocil.online.model import Recipe
+from ocil.serve.service import Service
+from tests.browsing import launched, needs_browser, served, until, visits
+from tests.serving import picture, png, running
+
+pytestmark = [
+    pytest.mark.slow,
+    needs_browser("fastapi", "uvicorn", "python_multipart"),
+    pytest.mark.usefixtures("quick_convolution"),
+]
+HOSTILE = "<img src=x onerror=alert(1)><b>bold</b>"
+TOKEN = "a-token-of-some-length"
+RECIPE = Recipe("er", memory=40, width=1, batch_size=4)
+DROP = """(files) => {
+  const transfer = new DataTransfer();
+  for (const [name, content] of files) {
+    const bytes = Uint8Array.from(atob(content), (c) => c.charCodeAt(0));
+    transfer.items.add(new File([bytes], name, { type: name.endsWith(".txt") ? "text/plain" : "image/png" }));
+  }
+  for (const kind of ["dragenter", "dragover", "drop"]) {
+    const event = new DragEvent(kind, { bubbles: true, cancelable: true, dataTransfer: transfer });
+    document.getElementById("drop").dispatchEvent(event);
+  }
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    yield from launched()
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Any]:
+    yield from visits(browser)
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    with running(tmp_path / "model", RECIPE) as service:
+        yield service
+
+
+@pytest.fixture
+def address(service: Service) -> Iterator[str]:
+    for address in served(service):
+        yield f"{address}/label"
+
+
+def drop(page: Any, *files: tuple[str, bytes]) -> None:
+    page.evaluate(DROP, [(name, base64.b64encode(content).decode()) for name, content in files])
+    until(page, "/added|refused|no image/.test(document.getElementById('sent').textContent)")
+
+
+def images(count: int) -> list[tuple[str, bytes]]:
+    """Dark and light ones in turn."""
+    return [(f"{n}.png", png(picture(200 * (n % 2), n))) for n in range(count)]
+
+
+def shown(page: Any) -> str:
+    return str(page.locator("#name").inner_text())
+
+
+def name_it(page: Any, label: str) -> None:
+    before = shown(page)
+    page.keyboard.press("n")
+    page.keyboard.type(label)
+    page.keyboard.press("Enter")
+    until(page, f"document.getElementById('name').textContent !== '{before}'")
+
+
+def press(page: Any, key: str) -> None:
+    before = shown(page)
+    page.keyboard.press(key)
+    until(page, f"document.getElementById('name').textContent !== '{before}'")
+
+
+def text(page: Any, name: str) -> str:
+    return str(page.locator(f"#{name}").inner_text())
+
+
+def test_a_person_labels_with_keys(visit: Any, address: str, service: Service) -> None:
+    page = visit(address)
+    assert not page.locator("#now").is_visible()
+    drop(page, *images(8), ("notes.txt", b"text"))
+    assert text(page, "sent") == "8 added."
+    until(page, "document.getElementById('image').naturalWidth === 12")
+    assert text(page, "verdict") == "The model knows no class yet. Name this one."
+    truth = {name: ("dark", "light")[n % 2] for n, (name, _) in enumerate(images(8))}
+    name_it(page, truth[shown(page)])
+    while len(service.statistics.labels) < 2:  # until both have a key
+        page.wait_for_timeout(30)
+        if page.locator("#keys li").count():
+            names = page.locator("#keys .name").all_inner_texts()
+            wanted = truth[shown(page)]
+            if wanted in names:
+                press(page, str(names.index(wanted) + 1))
+                continue
+        name_it(page, truth[shown(page)])
+    assert page.evaluate("document.activeElement.id") != "label"  # digits choose classes again
+    press(page, "s")
+    while page.locator("#keys").is_visible():
+        wanted = truth[shown(page)]
+        names = page.locator("#keys .name").all_inner_texts()
+        if wanted in names:
+            press(page, str(names.index(wanted) + 1))
+        else:
+            name_it(page, wanted)
+    assert text(page, "verdict") == "All images have a label."
+    assert (text(page, "labelled"), text(page, "waiting")) == ("8", "0")
+    assert text(page, "accuracy").endswith("%")
+    saved = {name: label for name, label, _ in next(iter(service.attached)).open().labels()}  # type: ignore[attr-defined]
+    assert saved == truth
+
+
+def test_undo_correct_and_put_back(visit: Any, address: str, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(service, "correct", lambda *given: calls.append(("correct", *given)), raising=False)
+    monkeypatch.setattr(service, "forget", lambda *given: calls.append(("forget", *given)), raising=False)
+    page = visit(address)
+    drop(page, *images(4))
+    first = shown(page)
+    name_it(page, "dark")
+    press(page, "z")  # undo
+    assert shown(page) == first
+    assert calls == [("forget", 1)]
+    name_it(page, "dark")
+    second = shown(page)
+    press(page, "s")
+    page.reload()  # the steps are still known
+    until(page, "document.getElementById('name').textContent !== ''")
+    page.locator("#undo").click()
+    until(page, f"document.getElementById('name').textContent === '{second}'")
+    name_it(page, "light")
+    page.locator("#chips button", has_text="light").click()
+    page.locator("#grid img").first.wait_for()
+    assert text(page, "panel-title") == "light: 1 image"
+    until(page, "document.querySelector('#grid img').naturalWidth === 12")
+    page.locator("#grid button").click()
+    page.locator("#change-label").fill("dark")
+    page.keyboard.press("Enter")
+    until(page, "document.getElementById('panel-title').textContent === 'light: 0 images'")
+    assert calls[1:] == [("correct", 3, "dark")]
+    page.keyboard.press("z")
+    until(page, "document.getElementById('panel-title').textContent === 'light: 1 image'")
+    assert calls[2:] == [("correct", 3, "light")]
+    page.locator("#grid button").click()
+    page.get_by_role("button", name="Back to the queue").click()
+    until(page, "document.getElementById('waiting').textContent === '3'")
+    assert calls[3:] == [("forget", 3)]
+    page.locator("#remove").click()
+    page.get_by_role("button", name="Keep it").click()
+    page.locator("#remove").click()
+    page.get_by_role("button", name="Remove it").click()
+    until(page, "document.getElementById('waiting').textContent === '2'")
+
+
+def test_a_folder_from_the_file_chooser_and_a_refusal(visit: Any, address: str, tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    (folder / "inner").mkdir(parents=True)
+    for name, content in images(20):
+        (folder / "inner" / name).write_bytes(content)
+    (folder / "broken.png").write_bytes(b"no image")
+    (folder / ".DS_Store").write_bytes(b"other")
+    page = visit(address)
+    page.locator("#folder").set_input_files(folder)
+    until(page, "document.getElementById('sent').textContent.includes('refused')")
+    assert "20 added, 1 refused: photos/broken.png is not a readable image" in text(page, "sent")
+    assert shown(page) == "photos/inner/0.png"
+    assert text(page, "waiting") == "20"
+
+
+def test_labels_are_text_and_the_phone_has_no_sideways_scroll(visit: Any, address: str, service: Service) -> None:
+    page = visit(address, viewport={"width": 360, "height": 740}, color_scheme="dark", has_touch=True, is_mobile=True)
+    drop(page, *images(3))
+    page.locator("#label").fill(HOSTILE)
+    page.get_by_role("button", name="Label", exact=True).tap()
+    until(page, "document.getElementById('labelled').textContent === '1'")
+    until(page, "document.querySelectorAll('#keys button').length === 1 || true")
+    page.locator("#label").fill("x" * 60)
+    page.get_by_role("button", name="Label", exact=True).tap()
+    until(page, "document.getElementById('labelled').textContent === '2'")
+    assert page.locator("main b").count() == 0
+    assert page.locator("img[src='x']").count() == 0
+    assert HOSTILE in text(page, "chips")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    heights = page.evaluate("[...document.querySelectorAll('.answer button')].map((b) => b.offsetHeight)")
+    assert min(height for height in heights if height) >= 40  # large enough for a thumb
+    page.locator("#keys button").first.tap()
+    until(page, "document.getElementById('waiting').textContent === '0'")
+    assert service.writer.acknowledged == 3
+
+
+def test_the_token_is_asked_for_and_images_come_with_it(visit: Any, service: Service) -> None:
+    for address in served(service, TOKEN):
+        page = visit(f"{address}/label", refused="401")
+        page.get_by_role("dialog").wait_for()
+        page.locator("#token").fill(TOKEN)
+        page.keyboard.press("Enter")
+        drop(page, *images(1))
+        until(page, "document.getElementById('image').naturalWidth === 12")
+        page.close()

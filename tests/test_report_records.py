@@ -1,0 +1,343 @@
+"""Figures of what runs recorded: accuracy over time, per class, confusion, calibration, cost; each against numbers that
+are computed by hand."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+
+from ocil.evaluation.measures import Estimate, expected_calibration_error
+from ocil.report import record_figures, record_plots, records
+from ocil.report.cells import FinishedRun, MeasuredCell, title_of
+from ocil.report.collect import collect
+from ocil.report.cost import bytes_kept, images_passed, images_per_batch
+from ocil.report.entries import entries
+from ocil.report.formatting import duration, kilo
+from ocil.report.headline import headline
+from ocil.report.measure_tables import measures_document
+from ocil.report.standings import Standings
+from ocil.report.style import REPORT_STYLE, render
+from ocil.report.table import csv
+from ocil.report.write import write
+from ocil.runs.config import resolve
+from ocil.runs.folder import RunFolder
+from ocil.runs.results import Result, summarise
+from tests.test_report_page import HOSTILE, Page, blank_figures, made_up, rows_of
+
+__all__ = ["blank_figures"]
+
+DATA = "/data/birds.npz"
+TESTED = [10, 20, 10, 10]
+
+
+def bins(count: int, correct: int, confidence: float) -> dict[str, Any]:
+    """All images in the twelfth bin."""
+    found: dict[str, list[Any]] = {"count": [0] * 15, "correct": [0] * 15, "confidence": [0.0] * 15}
+    found["count"][11], found["correct"][11], found["confidence"][11] = count, correct, confidence
+    return found
+
+
+def recorded(name: str, seed: int, level: float = 0.5, memory: int = 100, **settings: Any) -> Result:
+    """A run of 4 classes in 2 tasks over 40 batches. In the second seed the classes come in another order."""
+    config = resolve(name, DATA, memory=memory, seed=seed, settings={"tasks": 2, "evaluate_every": 10} | settings)
+    groups = [[0, 1], [2, 3]] if seed == 0 else [[3, 2], [1, 0]]
+    arrived = [0] * 4
+    for task, classes in enumerate(groups):
+        for place, c in enumerate(classes):
+            arrived[c] = 1 + 20 * task + place
+    points = []
+    for batch in (10, 20, 30, 40):
+        correct = [round(level * TESTED[c]) if arrived[c] <= batch else 0 for c in range(4)]
+        correct[groups[0][0]] = batch // 10  # the first class to arrive: 1, 2, 3, 4 of its images
+        points.append({"batch": batch, "accuracy": level + 0.01 * seed + 0.001 * batch, "correct": correct})
+    wrong = [[TESTED[c] if k == groups[1][1] else 0 for k in range(4)] for c in range(4)]  # all are taken for the last
+    return replace(
+        made_up(config, level),
+        anytime={
+            "every": 10,
+            "tested": TESTED,
+            "arrived": arrived,
+            "points": points,
+            "reviews": [20],
+            "tasks": [20, 40],
+        },
+        tested=TESTED,
+        groups=groups,
+        confusion=wrong,
+        calibration=bins(50, 20, 38.0),
+        cost={"images": 8000, "forward": 3000, "memory_bytes": 1_000_000, "state_bytes": 500_000},
+    )
+
+
+def cell(name: str = "er", level: float = 0.5, **settings: Any) -> MeasuredCell:
+    results = [recorded(name, seed, level, **settings) for seed in (0, 1)]
+    runs = tuple(FinishedRun(Path(str(number)), result) for number, result in enumerate(results))
+    return MeasuredCell(runs, summarise(results))
+
+
+def test_accuracy_over_time() -> None:
+    found = records.over_time(cell())
+    assert found is not None
+    assert (found.batches, found.reviews, found.tasks, found.subset) == ((10, 20, 30, 40), (20,), (20, 40), 0)
+    assert [point.mean for point in found.accuracy] == pytest.approx([0.515, 0.525, 0.535, 0.545])
+    assert found.accuracy[0].values == pytest.approx((0.51, 0.52))
+    assert found.accuracy[0].interval == pytest.approx(12.7062 * 0.005, rel=1e-5)
+    other = records.over_time(cell(level=0.2))
+    assert other is not None
+    (axes,) = record_plots.over_time({"low": other, "high": found}).axes
+    curves = {str(line.get_label()): line for line in axes.lines if len(line.get_xydata()) == 4}  # type: ignore[arg-type]
+    assert list(curves) == ["high  54.5", "low  24.5"]  # the best first
+    assert np.asarray(curves["high  54.5"].get_ydata()) == pytest.approx([51.5, 52.5, 53.5, 54.5])
+    points = [np.asarray(line.get_xdata()).tolist() for line in axes.lines]
+    assert [20, 20] in points  # task ends
+    assert [40, 40] in points
+    marks = [line for line in axes.lines if line.get_marker() == "^"]
+    assert [np.asarray(line.get_xydata()).tolist()[0] for line in marks] == [
+        [20, pytest.approx(52.5)],
+        [20, pytest.approx(22.5)],
+    ]
+    assert len(axes.collections) == 2  # a band each
+    band = axes.collections[0].get_paths()[0].vertices
+    assert np.asarray(band)[:, 1].max() == pytest.approx(54.5 + 100 * 12.7062 * 0.005, rel=1e-4)
+
+
+def test_points_that_not_all_seeds_have_are_left_out() -> None:
+    one, two = recorded("er", 0), recorded("er", 1)
+    two = replace(two, anytime=two.anytime | {"points": two.anytime["points"][1:]})
+    both = MeasuredCell((FinishedRun(Path("a"), one), FinishedRun(Path("b"), two)), summarise([one, two]))
+    found = records.over_time(both)
+    assert found is not None
+    assert found.batches == (20, 30, 40)
+    bare = replace(two, anytime={})
+    assert records.over_time(replace(both, runs=(both.runs[0], FinishedRun(Path("b"), bare)))) is None
+
+
+def test_accuracy_per_class_in_the_order_of_arrival() -> None:
+    """Row 0 is class 0 in one seed and class 3 in the other: 10 test images each, 1 to 4 of them correct."""
+    found = records.heat_map(cell())
+    assert found is not None
+    assert (found.times, found.rows, found.unit) == ((10, 20, 30, 40), "classes", "stream batches")
+    expected = [[0.1, 0.2, 0.3, 0.4], [0.5] * 4, [np.nan, np.nan, 0.5, 0.5], [np.nan, np.nan, 0.5, 0.5]]
+    np.testing.assert_allclose(found.accuracy, expected)
+    axes, *_ = record_plots.heat_maps({"er": found}).axes
+    (image,) = axes.images
+    shown = np.ma.filled(np.ma.asarray(image.get_array()).astype(float), np.nan)
+    assert shown.shape[0] == 4
+    assert shown[0, [0, -1]] == pytest.approx([10, 40])
+    assert np.isnan(shown[2:, 0]).all()
+    assert (axes.get_title(), axes.get_ylabel()) == ("er", "class, by arrival")
+
+
+def test_accuracy_per_class_after_each_task_and_per_task() -> None:
+    results = []
+    for seed in (0, 1):
+        result = recorded("er", seed)
+        first = result.groups[0]
+        correct = [[5 if c in first else 0 for c in range(4)], [1, 1, 1, 1]]
+        evaluations = [each | {"correct": row} for each, row in zip(result.evaluations, correct, strict=True)]
+        results.append(replace(result, anytime={}, evaluations=evaluations))
+    both = MeasuredCell(tuple(FinishedRun(Path("x"), result) for result in results), summarise(results))
+    found = records.heat_map(both)
+    assert found is not None
+    assert (found.times, found.rows) == ((1, 2), "classes")
+    np.testing.assert_allclose(
+        found.accuracy,
+        [[0.5, 0.1], [(0.25 + 0.5) / 2, (0.05 + 0.1) / 2], [np.nan, 0.1], [np.nan, (0.1 + 0.05) / 2]],
+    )  # class 1 has 20 test images; within a task classes are by number
+    bare = [replace(result, evaluations=[], tested=[], groups=[], confusion=[]) for result in results]
+    tasks = records.heat_map(MeasuredCell(tuple(FinishedRun(Path("x"), r) for r in bare), summarise(bare)))
+    assert tasks is not None
+    assert (tasks.rows, tasks.unit) == ("tasks", "tasks learned")
+    matrix = np.mean([result.matrix for result in bare], axis=0)
+    np.testing.assert_allclose(tasks.accuracy, [[matrix[0, 0], matrix[1, 0]], [np.nan, matrix[1, 1]]])
+
+
+def test_accuracy_per_domain() -> None:
+    """Two domains of two classes; the second domain arrives after 15 batches."""
+    config = resolve("er", DATA, memory=100, settings={"tasks": 2, "scenario": "domain", "evaluate_every": 10})
+    points = [
+        {"batch": 10, "accuracy": 0.5, "correct": [1, 2], "correct_by_domain": [[1, 2], [0, 0]]},
+        {"batch": 20, "accuracy": 0.5, "correct": [2, 5], "correct_by_domain": [[1, 1], [1, 4]]},
+    ]
+    anytime = {"every": 10, "tested": [10, 10], "arrived": [1, 1], "points": points}
+    anytime |= {"tested_by_domain": [[4, 4], [6, 6]], "domains_arrived": [1, 15]}
+    result = replace(made_up(config), anytime=anytime)
+    found = records.heat_map(MeasuredCell((FinishedRun(Path("x"), result),), summarise([result])))
+    assert found is not None
+    assert found.rows == "domains"
+    np.testing.assert_allclose(found.accuracy, [[3 / 8, 2 / 8], [np.nan, 5 / 12]])
+
+
+def test_titles_of_datasets_that_are_made_of_others() -> None:
+    assert title_of("cifar100") == "CIFAR-100"
+    assert title_of("cifar10+cifar100:noise") == "CIFAR-10 + CIFAR-100 (noise)"
+    assert title_of("/data/a+b.npz") == "a+b"
+
+
+def test_a_long_list_of_settings_is_cut_and_stays_distinct() -> None:
+    names = {}
+    for last in (5, 6):
+        counts = (*[10] * 99, last)
+        config = resolve("er", DATA, memory=100, settings={"class_counts": counts})
+        result = made_up(config)
+        found = MeasuredCell((FinishedRun(Path("x"), result),), summarise([result])).place
+        names[found.title] = len(found.stream)
+    assert len(names) == 2
+    assert max(names.values()) < 130
+
+
+def test_confusion_is_by_arrival_over_seeds() -> None:
+    found = records.confusion(cell())
+    assert found is not None
+    assert found.by_arrival
+    np.testing.assert_allclose(found.shares, [[0, 0, 0, 1]] * 4)  # the last class to arrive, in both orders
+    axes, *_ = record_plots.confusions({"er": found}).axes
+    assert [text.get_text() for text in axes.texts] == ["0", "0", "0", "100"] * 4
+    assert np.asarray(axes.images[0].get_array()).tolist() == [[0, 0, 0, 100]] * 4
+    alone = replace(recorded("er", 0), anytime={}, groups=[])
+    bare = records.confusion(MeasuredCell((FinishedRun(Path("x"), alone),), summarise([alone])))
+    assert bare is not None
+    assert not bare.by_arrival
+
+
+def test_calibration_is_that_of_the_measure() -> None:
+    found = records.calibration(cell())
+    assert found is not None
+    assert [found.confidence.tolist(), found.accuracy.tolist(), found.count.tolist()] == [[0.76], [0.4], [100]]
+    assert found.error == pytest.approx(expected_calibration_error(bins(50, 20, 38.0)))
+    (axes,) = record_plots.reliability({"er": found}).axes
+    (line,) = (line for line in axes.lines if str(line.get_label()).startswith("er"))
+    assert line.get_label() == "er  36.0"
+    assert np.asarray(line.get_xydata()) == pytest.approx(np.array([[76, 40]]))
+
+
+def test_costs() -> None:
+    one = cell()
+    assert images_passed(one.runs[0]) == 9000  # forward alone counts a third
+    assert bytes_kept(one.runs[0]) == 1_500_000
+    assert images_per_batch(one) == 225  # of 40 batches
+    bare = [replace(run.result, cost={}) for run in one.runs]
+    stated = MeasuredCell(tuple(FinishedRun(Path("x"), r) for r in bare), one.summary)
+    assert images_per_batch(stated) == 20  # ten of the stream, ten of the memory
+    curves = {
+        "a": [(300.0, Estimate(0.5, 0.01, ())), (30.0, Estimate(0.4, None, ()))],
+        "b": [(20.0, Estimate(0.3, 0.0, ()))],
+    }
+    with mpl.rc_context(REPORT_STYLE):
+        (axes,) = record_plots.against_cost(curves, "images").axes
+    assert axes.get_xscale() == "log"
+    assert np.asarray(axes.lines[0].get_xydata()) == pytest.approx(np.array([[30, 40], [300, 50]]))
+    names = {text.get_text(): text.xy for text in axes.texts}  # type: ignore[attr-defined]
+    assert names == {"a": (300.0, 50.0), "b": (20.0, pytest.approx(30.0))}
+    assert not re.search(r"\$", render(record_plots.against_cost, curves, "images"))  # ticks are numbers, no formulas
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0"), (20.2, "20.2"), (999.6, "1 k"), (2794, "2.79 k"), (5e6, "5 M"), (1e300, "1e+288 T")]
+)
+def test_counts_are_short(number: float, text: str) -> None:
+    assert kilo(number) == text
+
+
+def save(root: Path, name: str, level: float, **settings: Any) -> None:
+    for seed in (0, 1):
+        result = recorded(name, seed, level, **settings)
+        RunFolder.of(root, result.config).save_result(result)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    save(root, "er", 0.3)
+    save(root, "mir", 0.5)
+    save(root, "mir", 0.4, memory=200)
+    return root
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_a_report_of_own_runs(root: Path, tmp_path: Path) -> None:
+    found = collect([root])
+    assert not found.warnings
+    written = write(found, tmp_path)
+    names = {path.stem for path in written.figures}
+    kinds = ("accuracy", "over-time", "accuracy-per-class", "confusion", "calibration", "paired-differences")
+    for kind in kinds:
+        assert f"{kind}-birds-m100" in names  # not with the number of tasks, which all have
+    tables = {path.name for path in written.tables}
+    assert tables == {
+        *("standings.md", "standings.csv", "methods.md", "methods.csv", "methods.tex", "cells.md", "cells.csv"),
+        *("measures.md", "measures.csv", "measures.tex"),
+    }
+    page = Page(written.page.read_text())
+    for text in (page.text, *(path.read_text() for path in written.tables)):
+        assert "not measured" not in text.lower()
+    assert "published" not in page.text
+    ids = {attributes.get("id") for _, attributes in page.tags}
+    assert {"standings", "methods", "measures", "figures", "cells"} <= ids
+    assert "table1" not in ids
+    assert page.text.index("mir is ahead") < page.text.index("mean rank")
+    rows = rows_of((tmp_path / "tables/measures.csv").read_text())
+    (ece,) = {row["mean"] for row in rows if row["measure"] == "expected_calibration_error"}
+    assert float(ece) == pytest.approx(0.36)
+    (area,) = (
+        row["mean"]
+        for row in rows
+        if (row["measure"], row["method"], row["memory"]) == ("area_under_accuracy", "er", "100")
+    )
+    assert float(area) == pytest.approx(0.3 + 0.005 + 0.025)
+
+
+def test_figures_hold_the_names_and_are_svg(root: Path) -> None:
+    standings = Standings(entries(collect([root]).cells))
+    drawing = next(record_figures.recorded(standings.entries.columns[0], standings))
+    assert drawing.name.startswith("over-time-birds")
+    text = " ".join(ElementTree.fromstring(drawing.svg.encode()).itertext())
+    assert "mir  54.5" in text
+    assert "er  34.5" in text
+    assert "Triangles are reviews." in drawing.caption
+    assert "ends of tasks" in drawing.caption
+
+
+def test_words_on_who_is_ahead(root: Path) -> None:
+    words = " ".join(headline(Standings(entries(collect([root]).cells))))
+    assert words.startswith("mir is ahead on birds")
+    assert "over 2 shared seeds." in words
+    assert "Images passed per stream batch: mir 225, er 225." in words
+    assert headline(Standings(entries([]))) == []
+
+
+def test_measures_of_one_table(root: Path) -> None:
+    document = measures_document(Standings(entries(collect([root]).cells)))
+    assert document is not None
+    first, second = document.tables
+    titles = [column.title for column in first.columns]
+    for title in ("accuracy %", "A_AUC %", "WC-ACC %", "ECE %", "images passed", "samples kept", "time / run"):
+        assert title in titles
+    assert [row.values[0].text for row in first.rows] == ["mir", "er"]
+    best = first.rows[0].values[titles.index("accuracy %")]
+    assert best.rank == 1
+    assert first.rows[0].values[titles.index("samples kept")].text == "1 MB"
+    assert len(second.rows) == 1
+    assert csv(document.records).startswith("dataset,stream,memory,method,measure,seeds,mean,interval\n")
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_hostile_records_stay_harmless(tmp_path: Path) -> None:
+    """A name of a file that is markup, times beyond all bounds: text on the page, and short."""
+    config = replace(resolve("er", DATA, memory=100), dataset=f"/data/{HOSTILE.replace('/', '')}.npz")
+    for seed in (0, 1):
+        one = replace(config, seed=seed)
+        result = replace(made_up(one), wall_seconds=1e300, cost=dict.fromkeys(recorded("er", 0).cost, 1 << 53))
+        RunFolder.of(tmp_path / "runs", one).save_result(result)
+    written = write(collect([tmp_path / "runs"]), tmp_path / "out")
+    page = Page(written.page.read_text())
+    assert [tag for tag, _ in page.tags].count("script") == 1
+    assert "1.0e+300 s" in page.text
+    assert max(map(len, re.findall(r"\d+", page.text))) < 20
+    assert duration(-1e300) == "-1.0e+300 s"
+    assert duration(float("inf")) == "inf s"

@@ -1,0 +1,359 @@
+"""Samples of a service that are corrected and forgotten, and reviews that are asked for."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ocil.online.model import Model, Recipe
+from ocil.runs.environment import digest
+from ocil.serve.catalogue import FILE as CATALOGUE
+from ocil.serve.catalogue import Catalogue
+from ocil.serve.changes import numbers_of
+from ocil.serve.limits import Limits, RefusedError
+from ocil.serve.log import Log
+from ocil.serve.records import Change, Cut, SampleRecord, parsed
+from ocil.serve.segment import DamagedError
+from ocil.serve.service import Service
+from ocil.serve.trainer import _TooLateError
+from tests.serving import FORM, picture, relearned, running
+
+pytestmark = pytest.mark.usefixtures("quick_convolution")
+SECONDS = 300.0
+
+
+def send(service: Service, count: int, first: int = 1, key: str | None = None, wait: bool = True) -> int:
+    """Samples of two classes, no two alike. Returns the number of the last."""
+    places = range(first, first + count)
+    inputs = FORM.read(np.stack([picture(40 * (place % 2), place) for place in places]))
+    last = service.writer.submit(inputs, ["ab"[place % 2] for place in places], key).result(SECONDS).last
+    if wait:
+        assert service.trainer.waiters.wait_for(last).result(SECONDS)
+    return last
+
+
+def make(service: Service, receipt: Any) -> Any:
+    number = receipt.result(SECONDS).first
+    assert service.made(number).result(SECONDS)
+    return service.trainer.outcomes[number]
+
+
+def labels_in_memory(service: Service) -> dict[int, Any]:
+    def look() -> dict[int, Any]:
+        memory, model = service.model.learner.memory, service.model
+        numbers = numbers_of(model).of_slot[: len(memory)].tolist()
+        return {n: model.labels[label] for n, label in zip(numbers, memory.labels.tolist(), strict=False)}
+
+    return service.trainer.between_steps(look).result(SECONDS)
+
+
+def refused(call: Callable[[], Any], status: int, words: str) -> None:
+    with pytest.raises(RefusedError, match=words) as caught:
+        call().result(SECONDS)
+    assert caught.value.status == status
+
+
+@contextmanager
+def held_up(service: Service) -> Iterator[None]:
+    """Nothing is learned or changed inside the block."""
+    begun, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        begun.set()
+        done.wait(SECONDS)
+
+    service.trainer.between_steps(hold)
+    begun.wait(SECONDS)
+    try:
+        yield
+    finally:
+        done.set()
+
+
+def test_correct_and_forget_what_was_learned(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        send(service, 8)
+        before = labels_in_memory(service)
+        assert before == {n: "ab"[n % 2] for n in range(1, 9)}
+        outcome = make(service, service.correct(3, "new"))
+        assert (outcome.learned, outcome.stored) == (True, True)
+        assert labels_in_memory(service) == before | {3: "new"}
+        assert service.statistics.labels == ("b", "a", "new")  # a class that only the memory knows yet
+        assert service.predictor.ask(FORM.read(picture(1)[None])).result(SECONDS).labels == ("b", "a", "new")
+        outcome = make(service, service.forget(4))
+        assert (outcome.learned, outcome.stored) == (True, True)
+        assert labels_in_memory(service) == {n: label for n, label in (before | {3: "new"}).items() if n != 4}
+        one, other = service.sample(3), service.sample(4)
+        assert (one.label, one.first_label, one.forgotten) == ("new", "b", False)
+        assert (other.label, other.first_label, other.forgotten) == (None, None, True)
+        make(service, service.review())
+        send(service, 4, first=9)
+    assert digest(Model.load(tmp_path, "cpu").learner) == digest(relearned(tmp_path).learner)
+    with running(tmp_path) as service:  # the memory still knows
+        assert 3 in labels_in_memory(service)
+        assert service.sample(3).label == "new"
+
+
+def test_what_waits_is_changed_before_it_is_learned(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        send(service, 2)
+        with held_up(service):
+            send(service, 6, first=3, wait=False)
+            changes = [service.correct(4, "c"), service.forget(5), service.forget(6)]
+            numbers = [change.result(SECONDS).first for change in changes]
+        refused(lambda: service.correct(6, "e"), 409, "was forgotten")
+        assert service.made(numbers[-1]).result(SECONDS)
+        for number in numbers:
+            outcome = service.trainer.outcomes[number]
+            assert (outcome.learned, outcome.stored) == (False, False)
+        assert service.trainer.waiters.wait_for(8).result(SECONDS)
+        assert labels_in_memory(service) == {1: "b", 2: "a", 3: "b", 4: "c", 7: "b", 8: "a"}
+        assert service.statistics.samples == 6
+        with held_up(service):  # a batch of which nothing is left
+            send(service, 1, first=9, wait=False)
+            service.forget(9).result(SECONDS)
+        assert service.trainer.waiters.wait_for(9).result(SECONDS)
+    saved = Model.load(tmp_path, "cpu")
+    assert saved.samples == 6
+    assert digest(saved.learner) == digest(relearned(tmp_path).learner)
+
+
+def test_a_sample_that_the_memory_has_lost(tmp_path: Path) -> None:
+    with running(tmp_path, Recipe("er", memory=4, width=1, batch_size=4)) as service:
+        send(service, 12)
+        gone = next(n for n in range(1, 13) if n not in labels_in_memory(service))
+        outcome = make(service, service.correct(gone, "other"))
+        assert (outcome.learned, outcome.stored) == (True, False)
+        assert service.sample(gone).label == "other"
+        assert "other" not in service.statistics.labels  # nothing of that class was learned
+        assert make(service, service.forget(gone)).stored is False
+        assert make(service, service.forget(gone)).stored is False  # again: no error
+        refused(lambda: service.correct(gone, "a"), 409, f"sample {gone} was forgotten: send it anew")
+
+
+def test_samples_that_never_came(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        send(service, 1)
+        for number in (0, 2, 2**63, 2**70):
+            refused(partial(service.correct, number, "a"), 404, "never came")
+            refused(partial(service.forget, number), 404, "never came")
+        assert service.log.last_change == 0  # nothing was written
+
+
+def test_limits_and_keys(tmp_path: Path) -> None:
+    with running(tmp_path, limits=Limits(batch=4, queue=4, classes=2)) as service:
+        send(service, 3, key="samples")
+        refused(lambda: service.correct(1, "third"), 422, "more than 2 classes")
+        first = service.correct(1, "a", key="k").result(SECONDS)
+        assert (first.first, first.repeated) == (1, False)
+        make(service, service.correct(1, "b"))
+        again = service.correct(1, "a", key="k").result(SECONDS)
+        assert (again.first, again.repeated) == (1, True)
+        assert service.sample(1).label == "b"  # what was repeated is not made again
+        refused(lambda: service.forget(1, key="k"), 409, "came before with another request")
+        refused(lambda: service.forget(1, key="samples"), 409, "came before with another request")
+        with pytest.raises(RefusedError, match="came before"):
+            send(service, 1, key="k")
+        with held_up(service):
+            for _ in range(4):
+                service.review()
+            refused(service.review, 429, "4 changes wait")
+    with running(tmp_path, limits=Limits(batch=4, queue=4, classes=2)) as service:
+        assert service.correct(1, "a", key="k").result(SECONDS).repeated
+        assert service.forget(1, key="k2").result(SECONDS).first == 7
+
+
+def test_a_label_means_the_class_that_reads_like_it(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        service.writer.submit(FORM.read(np.stack([picture(1), picture(90)])), [1, "x"]).result(SECONDS)
+        make(service, service.correct(2, "1"))
+        assert service.sample(2).label == 1
+        assert [one.number for one in service.samples("1")] == [1, 2]
+
+
+def test_search(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        send(service, 3)
+        middle = time.time()
+        send(service, 3, first=4)
+        make(service, service.forget(2))
+        assert [one.number for one in service.samples()] == [1, 3, 4, 5, 6]
+        assert [one.number for one in service.samples("a")] == [4, 6]
+        assert [one.number for one in service.samples("b", until=middle)] == [1, 3]
+        assert [one.number for one in service.samples(since=middle, limit=2)] == [4, 5]
+        assert [one.number for one in service.samples(after=4)] == [5, 6]
+        assert service.samples("nothing") == []
+
+
+def test_changes_survive_a_crash_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is never saved, so the next start replays all."""
+    folder = tmp_path / "a"
+    with running(folder, save_seconds=1e9) as service:
+        send(service, 6)
+        make(service, service.correct(1, "c"))
+        make(service, service.review())
+        send(service, 3, first=7)
+        make(service, service.forget(2))
+        make(service, service.correct(3, "c"))
+        bits = digest(service.model.learner)
+        monkeypatch.setattr(service.checkpoints, "save", lambda *_: None)
+        monkeypatch.setattr(service.catalogue, "close", lambda: service.catalogue._base.close())  # nothing committed
+    assert Model.load(folder, "cpu").samples == 0
+    with running(folder) as service:
+        assert service.made(4).result(SECONDS)
+        assert digest(service.model.learner) == bits
+        assert service.sample(3).label == "c"
+        assert service.sample(2).forgotten
+        assert labels_in_memory(service)[1] == "c"
+        assert 2 not in labels_in_memory(service)
+    assert digest(relearned(folder).learner) == bits
+
+
+def test_a_change_that_waits_keeps_its_segment(tmp_path: Path) -> None:
+    """The log before a checkpoint is deleted, but not with a change that the checkpoint does not have."""
+    log = Log(tmp_path / "log", 0)
+    log.append([SampleRecord(1, ("a",), np.zeros((1, 2, 2, 1), np.uint8))])
+    log.append([Change(1, "forget", sample=1)])
+    log.covered(1, 0)
+    log.append([SampleRecord(2, ("a",), np.zeros((1, 2, 2, 1), np.uint8))])
+    found = list(Log(tmp_path / "log", 1).replay())
+    assert [type(record) for record in found] == [Change, SampleRecord]
+    log.covered(1, 1)
+    assert len(log.segments()) == 1
+    assert [type(record) for record in Log(tmp_path / "log", 1, changes=1).replay()] == [SampleRecord]
+
+
+def test_a_missing_change_is_an_error(tmp_path: Path) -> None:
+    log = Log(tmp_path / "log", 0)
+    log.append([Change(2, "review")])
+    log.close()
+    with pytest.raises(DamagedError, match="goes on with change 2 where 1 should be"):
+        Log(tmp_path / "log", 0)
+    assert Log(tmp_path / "log", 0, set_aside=True).last_change == 2
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        Change(7, "correct", sample=3, label=("a", 1), time=1.5, key="k"),
+        Change(8, "forget", sample=2**62),
+        Change(9, "restore", version=4, relearn=True),
+        Change(10, "correct", sample=1, label=0),
+        Change(11, "save", name="before lunch"),
+        Cut(5, 3),
+        Cut(5),
+    ],
+)
+def test_records_are_read_as_they_were_written(record: Change | Cut) -> None:
+    assert parsed(record.body()) == record
+
+
+def test_records_of_a_later_version_are_refused() -> None:
+    body = Change(1, "review").body().replace(b'"review"', b'"revise"')
+    with pytest.raises(ValueError, match="revise"):
+        parsed(body)
+    with pytest.raises(ValueError, match="unexpected keyword"):
+        parsed(Change(1, "review").body().replace(b'"action"', b'"actiom"'))
+
+
+def test_a_model_from_before_changes(tmp_path: Path) -> None:
+    """Its note has no numbers, and there is no list: what it has learned cannot be named, what comes can."""
+    with running(tmp_path, keep_log=False) as service:
+        send(service, 4)
+    (tmp_path / CATALOGUE).unlink()
+    model = Model.load(tmp_path, "cpu")
+    for name in ("changes", "change_keys", "numbers", "learned"):
+        del model.note["serve"][name]
+    model.save(tmp_path)
+    with running(tmp_path) as service:
+        refused(lambda: service.correct(1, "a"), 404, "came before the service kept a list")
+        send(service, 2, first=5)
+        assert make(service, service.correct(5, "c")).stored is True
+        with service.trainer._changed:  # as if the memory had lost it
+            numbers_of(service.model).of_slot[:] = 0
+        assert make(service, service.correct(6, "c")).stored is None
+
+
+def test_a_model_that_learned_elsewhere_does_not_trust_its_numbers(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        send(service, 4)
+    model = Model.load(tmp_path, "cpu")
+    model.learn(FORM.read(picture(5)[None]), ["a"])
+    model.save(tmp_path)
+    with running(tmp_path) as service:
+        assert set(labels_in_memory(service)) == {0}
+
+
+def test_a_list_that_is_lost_is_made_from_a_kept_log(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        send(service, 3)
+        make(service, service.forget(2))
+    (tmp_path / CATALOGUE).unlink()
+    with running(tmp_path) as service:
+        assert [one.number for one in service.samples()] == [1, 3]
+
+
+@pytest.mark.parametrize("content", [b"not a list of samples at all, but long enough for a header" * 20, "link"])
+def test_a_list_that_is_none(tmp_path: Path, content: Any) -> None:
+    path = tmp_path / CATALOGUE
+    if content == "link":
+        path.symlink_to(tmp_path / "elsewhere")
+    else:
+        path.write_bytes(content)
+    with pytest.raises(Exception, match=r"cannot be used|not a regular file"):
+        Catalogue(path, 0, 0)
+
+
+def test_a_review_is_broken_off_by_a_stop_and_made_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop() -> None:
+        raise _TooLateError
+
+    recipe = Recipe("er", memory=20, width=1, batch_size=4, settings={"review_batch": 1})
+    with running(tmp_path, recipe) as service:
+        send(service, 8)
+        with held_up(service):
+            service.review().result(SECONDS)
+            monkeypatch.setattr(service.trainer, "_stop_if_late", stop)
+    assert Model.load(tmp_path, "cpu").note["serve"]["changes"] == 0  # half of a review is not saved
+    with running(tmp_path) as service:
+        assert service.made(1).result(SECONDS)
+    assert digest(Model.load(tmp_path, "cpu").learner) == digest(relearned(tmp_path, recipe).learner)
+
+
+def test_a_checkpoint_between_a_change_and_its_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The saved model has the change; the sample that it concerns still waits, and waits again after a crash."""
+    with running(tmp_path) as service:
+        send(service, 2)
+        with held_up(service):
+            send(service, 3, first=3, wait=False)
+            last = [change.result(SECONDS).first for change in (service.forget(4), service.correct(5, "c"))][1]
+            monkeypatch.setattr(service.trainer, "_step", lambda batch: None)
+        assert service.made(last).result(SECONDS)
+        service.trainer.between_steps(service.trainer.save).result(SECONDS)
+        monkeypatch.setattr(service.checkpoints, "save", lambda *_: None)
+    assert Model.load(tmp_path, "cpu").note["serve"]["changes"] == 2
+    assert Model.load(tmp_path, "cpu").samples == 2
+    with running(tmp_path) as service:
+        assert service.trainer.waiters.wait_for(5).result(SECONDS)
+        assert labels_in_memory(service) == {1: "b", 2: "a", 3: "b", 5: "c"}
+    assert digest(Model.load(tmp_path, "cpu").learner) == digest(relearned(tmp_path).learner)
+
+
+def test_corrections_teach(tmp_path: Path) -> None:
+    """After the labels of a class were corrected, a review moves predictions to the new label."""
+    with running(tmp_path, Recipe("er", memory=20, width=4, batch_size=4)) as service:
+        send(service, 16)
+        for number in range(1, 17, 2):
+            make(service, service.correct(number, "c"))
+        for _ in range(30):
+            service.review()
+        make(service, service.review())
+        seen = FORM.read(np.stack([picture(40, 100 + n) for n in range(5)]))
+        found = service.predictor.ask(seen).result(SECONDS)
+        assert found.probabilities[:, found.labels.index("c")].mean() > found.probabilities[:, 0].mean()
