@@ -24,6 +24,7 @@ from ocil.serve.routes import Routes
 from ocil.serve.sample_routes import add_sample_routes
 from ocil.serve.service import Service
 from ocil.serve.tokens import Access
+from ocil.serve.version_routes import add_version_routes
 
 REFUSALS = {
     400: "The request cannot be read.",
@@ -89,6 +90,7 @@ def create_app(
     add("GET", routes.memory, "What the memory holds", memory, response_model=answers.MemoryState)
     add("GET", routes.metrics, "Numbers for Prometheus", TEXT | refusals(*GUARD), response_class=Response)
     add_sample_routes(app, service, refusals)
+    add_version_routes(app, service, refusals)
     LabellingRoutes(Labelling.of(service), routes.budget, routes.pool).add_to(app)
     studio = LabelStudio.find(service)
     if studio is not None:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from ocil.online.labels import encoded
 from ocil.serve.answers import Count, JsonLabel, Number, Text, _Request
-from ocil.serve.bodies import read_model
+from ocil.serve.bodies import read_small
 from ocil.serve.catalogue import SampleState
 from ocil.serve.guard import asked
 from ocil.serve.labels import BIGGEST_NUMBER, checked_label
@@ -105,7 +105,7 @@ class SampleRoutes:
 
         The network keeps what it has learned from the wrong label, until later steps or a review outweigh it.
         """
-        sent = await read_model(request, self.limits, Correction)
+        sent = await read_small(request, self.limits, Correction)
         label = checked_label(sent.label, self.limits)
         return await self._changed(request, number, self.service.correct(number, label, idempotency_key))
 
