@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Path, Request
 from fastapi.responses import StreamingResponse
+from numpy.typing import NDArray
 from pydantic import BaseModel, Field, StrictBool, StrictStr
 
 from ocil.serve import answers, pictures, vectors
@@ -117,7 +118,9 @@ class VersionRoutes:
         with self.budget.lease() as take:
             sent = await read_body(request, limits, take, learning=True, vectors=self.service.vectors)
             labels = [checked_label(label, self.limits) for label in sent.labels]
-            decode: Any = pictures.decode_all if self.service.vectors is None else vectors.decode_all
+            decode: Callable[..., NDArray[Any]] = (
+                pictures.decode_all if self.service.vectors is None else vectors.decode_all
+            )
             inputs = await asyncio.to_thread(decode, sent.inputs, self.service.model.input_format, limits)
             await asyncio.to_thread(self.service.held_out.put, inputs, labels)
         return HeldOutState(count=len(labels))
