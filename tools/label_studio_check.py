@@ -38,8 +38,8 @@ TOKEN = "a-token-for-label-studio"  # of a service that lives for two minutes
 EMAIL, PASSWORD = "someone@example.org", "not-a-secret-1"
 CONFIG = """<View><Image name="image" value="$image"/><Choices name="kind" toName="image" choice="single">
 <Choice value="dark"/><Choice value="light"/></Choices></View>"""
-IMAGES = 16  # dark and light in turn
-LEARNED = 6  # labelled before predictions are asked for
+IMAGES = 24  # dark and light in turn
+LEARNED = 16  # labelled before predictions are asked for
 RECORDED_HEADERS = ("content-type", "user-agent", "authorization")
 
 
@@ -267,7 +267,7 @@ def main() -> None:
                 300,
             )
             key = studio.log_in()
-            words = f"serve --model {folder}/model --method er --size 12 --gray --width 2 --memory 40 --port {ports[1]}"
+            words = f"serve --model {folder}/model --method er --size 12 --gray --width 8 --memory 40 --port {ports[1]}"
             environment = os.environ | {"OCIL_TOKEN": TOKEN, "LABEL_STUDIO_API_KEY": key, "OMP_NUM_THREADS": "1"}
             serve = [sys.executable, "-m", "ocil", *words.split(), "--label-studio", addresses[0]]
             started.append(subprocess.Popen(serve, env=environment))

@@ -78,7 +78,6 @@ def create_app(service: Service, token: str | None = None, hosts: tuple[str, ...
     studio = LabelStudio.find(service)
     if studio is not None:
         LabelStudioRoutes(studio, routes.budget).add_to(app)
-    add_sample_routes(app, service, _refusals)
     app.openapi = lambda: _described(app, service, token)
     add_pages(app)
     app.add_middleware(Guard, metrics=service.metrics, token=token, hosts=hosts)
