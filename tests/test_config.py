@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Optional, get_args, get_origin, get_type_hints
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -460,3 +461,24 @@ def test_the_help_names_the_memories_of_the_catalog() -> None:
     for size, names in by_size.items():
         assert f"{size} for {' and '.join(names)}" in text
     assert f"at most {DEFAULT_MEMORY}" in text
+
+
+def test_a_gpu_may_have_another_default_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the one-line change of ``ON_GPU`` would do."""
+    from ocil import precision
+    from ocil.longtail import config as tailed
+
+    before = resolve("afs", "cifar100").cell
+    chosen = resolve("afs", "cifar100", settings={"precision": "bf16"})
+    monkeypatch.setattr(precision, "ON_GPU", "bf16")
+    for there, able, expected in ((True, True, "bf16"), (True, False, "tf32"), (False, True, "tf32")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda able=able, **_: able)
+        assert resolve("afs", "cifar100").learner.precision == expected
+        assert resolve("afs", "cifar100", settings={"precision": "fp32"}).learner.precision == "fp32"
+        assert tailed.resolve("oltr", "cifar100").precision == expected
+        # Folders keep their names, and a command says what it runs on any machine.
+        assert resolve("afs", "cifar100", settings={"precision": "tf32"}).cell == before
+        assert resolve("afs", "cifar100", settings={"precision": "bf16"}) == chosen
+        assert "precision=bf16" in command(chosen)
+        assert "precision=tf32" in tailed.command(tailed.resolve("oltr", settings={"precision": "tf32"}))

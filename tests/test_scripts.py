@@ -293,3 +293,63 @@ def test_the_picture_of_the_readme_has_the_numbers_of_its_table(script: Script, 
 def test_reading_ahead(script: Script, tmp_path: Path) -> None:
     out = script("benchmarks/large_data", "prefetch", "--folder", tmp_path / "large", "--count", 300)
     assert len(re.findall(r"^(in the loop|read ahead), .*: \d+ us waited per batch$", out, re.MULTILINE)) == 4
+
+
+CASE = '<testcase classname="tests.test_kernels" name="{}" time="{}">{}</testcase>'
+PASSED, FAILED, SKIPPED = (
+    CASE.format("test_one", 1.5, ""),
+    CASE.format("test_two", 0.5, '<failure message="assert 1 == 2">1</failure>'),
+    CASE.format("test_three", 0, '<skipped message="float32 is for others"/>'),
+)
+
+
+def test_the_outcome_of_the_tests_on_a_gpu_is_kept(script: Script, tmp_path: Path) -> None:
+    def write(*cases: str) -> None:
+        (tmp_path / "gpu.xml").write_text(f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>")
+
+    write(PASSED, FAILED, SKIPPED)
+    words = ("gpu.xml", "kept.json", "--device", "a GPU", "--note", "before Table I")
+    assert "1 passed, 1 failed, 1 skipped" in script("tools/gpu_tests", *words, code=1)
+    write(PASSED, SKIPPED)
+    script("tools/gpu_tests", *words[:4])
+    first, second = json.loads((tmp_path / "kept.json").read_text())
+    assert (first["device"], first["seconds"], first["note"]) == ("a GPU", 2.0, "before Table I")
+    assert first["failures"] == ["tests.test_kernels.test_two"]
+    assert first["reasons"] == {"float32 is for others": 1}
+    assert (second["passed"], second["failed"], "note" in second) == (1, 0, False)
+    for entry in json.loads((ROOT / "results/performance/h200-gpu-tests.json").read_text()):
+        assert {"device", "torch", "command", "passed", "failed", "skipped", "seconds"} <= entry.keys()
+
+
+@pytest.mark.slow
+def test_our_half_of_the_comparison_with_peers(script: Script, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (70, 32, 32, 3), dtype=np.uint8)
+    labels = np.arange(70) % 2
+    np.savez(tmp_path / "task.npz", train_x=images[:60], train_y=labels[:60], test_x=images[60:], test_y=labels[60:])
+    out = script("benchmarks/peers", "--worker", "ours", "--worker-method", "er", "--task", "task.npz", "--skip", 1)
+    found = json.loads(out)
+    assert found["steps"] == 6
+    assert found["package"].startswith("ocil ")
+    assert found["wall_ms"] > 0
+    assert 0 <= found["accuracy"] <= 1
+    assert found["peak_bytes"] > 2**20
+
+
+@pytest.mark.slow
+def test_a_search_in_stages(script: Script, tiny_npz: Path, tmp_path: Path) -> None:
+    words = (tiny_npz, "width=1", "tasks=2", "memory_batch=5", "--memory", 20, "--tasks", 1, "--seeds", 2)
+    stages = ("--stage", "drift_weight=1,0", "--stage", "lr=1e-6,0.1", "updates=1")
+    more = ("--device", "cpu", "--workers", 1, "--json", "out.json")
+    out = script("benchmarks/staged_search", "aaer", *words, *stages, *more)
+    found = json.loads((tmp_path / "out.json").read_text())
+    first, second = found["stages"]
+    # Anchors come at a task's end: in the first task the pull has no influence, and the default stays.
+    assert first["points"][0]["runs"] == first["points"][1]["runs"]
+    assert first["chosen"] == {"drift_weight": "1"}
+    assert second["before"]["drift_weight"] == "1"
+    assert [len(point["runs"]) for point in second["points"]] == [2, 2]
+    assert found["chosen"].keys() == {"width", "tasks", "memory_batch", "drift_weight", "lr", "updates"}
+    assert "ocil run aaer" in out
+    by_chance = script("benchmarks/staged_search", "aaer", *words, *stages, *more)  # finished runs are not run again
+    assert by_chance.splitlines()[-1].partition("]")[2] == out.splitlines()[-1].partition("]")[2]

@@ -8,6 +8,18 @@ import torch
 
 Precision = Literal["fp32", "tf32", "bf16"]
 
+DEFAULT: Precision = "tf32"
+ON_GPU: Precision = "tf32"
+"""The default on a GPU that computes in bfloat16. To change it, write ``bf16`` here: folders of runs keep their names,
+and commands that are printed then always name the precision. experiments/precision.toml measures what speaks for it."""
+
+
+def usual() -> Precision:
+    """The precision of a run whose settings name none, on this machine."""
+    if ON_GPU != DEFAULT and torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False):
+        return ON_GPU
+    return DEFAULT
+
 
 def widest(device: torch.device) -> torch.dtype:
     """The widest floating type of a device: an Apple GPU has no float64."""

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from tests.data import tiny_sources as tiny
 
-from ocil.data import CATALOG, DEFAULT, load
+from ocil.data import CATALOG, DEFAULT, Dataset, load
 from ocil.data.importers import READERS, import_dataset
 from ocil.errors import OcilError
 
@@ -169,6 +169,54 @@ def test_mini_imagenet(write: Any, classes: str, tmp_path: Path) -> None:
         order = rng.permutation(6) + 10 * int(name[1:])
         assert dataset.test_x[dataset.test_y == label][:, 0, 0, 0].tolist() == order[:1].tolist()
         assert dataset.train_x[dataset.train_y == label][:, 40, 40, 2].tolist() == order[1:].tolist()
+
+
+def prepared_mini(path: Path, classes: str) -> Path:
+    """A copy that is split by file name: five images of each class are learned, the last one tests."""
+    names = classes.split()
+    images = [tiny.mini_images(int(name[1:])) for name in names]
+    train, test = (np.concatenate([each[part] for each in images]) for part in (slice(5), slice(5, None)))
+    labels = np.arange(len(names))
+    Dataset("copy", train, labels.repeat(5), test, labels, tuple(names)).save(path)
+    return path
+
+
+def test_a_prepared_copy_is_split_as_the_published_pickles_are(tmp_path: Path) -> None:
+    import_dataset("mini_imagenet", tiny.write_mini_pickles(tmp_path / "pickles"), tmp_path, expect=tiny.TINY_MINI)
+    from_pickles = load("mini_imagenet", tmp_path)
+    source = prepared_mini(tmp_path / "copy.npz", " ".join(from_pickles.classes))
+    import_dataset("mini_imagenet", source, tmp_path / "as-it-is", expect=tiny.TINY_MINI)
+    assert load("mini_imagenet", tmp_path / "as-it-is").test_x[:, 0, 0, 0].tolist() == [35, 15, 25, 115, 105, 205]
+    import_dataset("mini_imagenet", source, tmp_path / "random", random_split=0, expect=tiny.TINY_MINI)
+    assert load("mini_imagenet", tmp_path / "random").fingerprint == from_pickles.fingerprint
+
+
+def test_a_random_split_keeps_images_and_counts(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    train_y, test_y = (
+        rng.permutation(np.repeat(np.arange(4), [7, 5, 9, 6])),
+        rng.permutation(np.repeat(np.arange(4), 3)),
+    )
+    pixels = np.arange(39, dtype=np.uint8)  # each image has a number
+    x = np.broadcast_to(pixels[:, None, None, None], (39, 8, 8, 1))
+    Dataset("own", x[:27], train_y, x[27:], test_y, tuple("abcd")).save(tmp_path / "own.npz")
+    found = []
+    for seed in (0, 0, 1):
+        import_dataset("own-random", tmp_path / "own.npz", tmp_path / "data", random_split=seed)
+        found.append(load("own-random", tmp_path / "data"))
+    one, again, other = found
+    assert one.fingerprint == again.fingerprint != other.fingerprint
+    label_of = dict(zip(pixels.tolist(), [*train_y, *test_y], strict=True))
+    for split in (one, other):
+        assert np.bincount(split.train_y).tolist() == [7, 5, 9, 6]
+        assert np.bincount(split.test_y).tolist() == [3] * 4
+        numbers = [*split.train_x[:, 0, 0, 0].tolist(), *split.test_x[:, 0, 0, 0].tolist()]
+        assert sorted(numbers) == pixels.tolist()
+        assert [label_of[number] for number in numbers] == [*split.train_y, *split.test_y]
+    with refused("random-split is for a prepared .npz"):
+        import_dataset("own-random", tmp_path / "data", tmp_path / "data", random_split=0)
+    with refused("must be from 0"):
+        import_dataset("own-random", tmp_path / "own.npz", tmp_path / "data", random_split=2**32)
 
 
 def test_mini_imagenet_counts_are_checked(tmp_path: Path) -> None:

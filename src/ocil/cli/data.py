@@ -51,6 +51,7 @@ def import_(
     data_dir: DataDir = None,
     size: MaybeWhole = None,
     test_share: float | None = None,
+    random_split: MaybeWhole = None,
     strict: Annotated[bool, FLAG] = False,
     form: Literal["auto", "npz", "folder"] = "auto",
     as_json: Json = False,
@@ -68,7 +69,7 @@ def import_(
       images or vectors.
     * for cifar10 and cifar100: the published `*-python.tar.gz` or its unpacked folder.
     * for mini_imagenet: the folder with the three `mini-imagenet-cache-*.pkl`, or with train.csv, val.csv, test.csv and
-      images/.
+      images/. A prepared .npz keeps its split; the protocol's is random, `--random-split 0`.
 
     Example: `ocil data import my-birds photos/birds --size 64`
 
@@ -82,6 +83,9 @@ def import_(
         Resize the images of a folder to squares of this side.
     test_share:
         Share of each class that is held out to test with where there are no test images. Default: a sixth.
+    random_split:
+        A seed: the training and test samples of a prepared .npz are joined and split again at random, with as many test
+        samples of each class as before.
     strict:
         Refuse a folder with images that cannot be read, instead of leaving them out.
     form:
@@ -101,6 +105,7 @@ def import_(
             data_dir,
             size,
             test_share=test_share,
+            random_split=random_split,
             strict=strict,
             form=form,
             note=notes.append,

@@ -20,6 +20,7 @@ from ocil.data.places import data_dir as folder_of
 from ocil.data.raw import MANIFEST, is_store, open_store
 from ocil.data.raw_writer import StoreWriter
 from ocil.data.samples import Progress, Samples
+from ocil.data.split import split_again
 from ocil.errors import OcilError, WriteError
 from ocil.files import first_existing
 
@@ -42,6 +43,7 @@ def import_dataset(
     size: int | None = None,
     *,
     test_share: float | None = None,
+    random_split: int | None = None,
     strict: bool = False,
     form: Form = "auto",
     note: Callable[[str], None] = lambda _: None,
@@ -52,7 +54,8 @@ def import_dataset(
 
     Returns that path. Under a catalog name, ``source`` must be what the catalog describes. Under any other name it is a
     folder of images or a label file (see ``ImageFiles`` for ``size``, ``test_share``, ``strict`` and ``note``), a
-    folder of .npy arrays, a prepared .npz, or a folder that was imported before. ``form`` decides whether a dataset of
+    folder of .npy arrays, a prepared .npz, or a folder that was imported before. ``random_split`` is the seed by which
+    the samples of a prepared .npz are split again, see ``split_again``. ``form`` decides whether a dataset of
     one's own becomes a file or a folder, instead of its size. ``expect`` replaces the catalog entry, for tests with a
     few images.
     """
@@ -67,6 +70,8 @@ def import_dataset(
         raise OcilError(f"{info.title} is stored as one file. Leave out --form.")
     if not source.exists():
         raise OcilError(f"{source} does not exist. Give the archive, folder or .npz file to import.")
+    if random_split is not None and source.suffix.lower() != ".npz":
+        raise OcilError(f"--random-split is for a prepared .npz file, which {source} is not. Leave it out.")
     target = folder_of(data_dir) / (info.name if info else name)
     try:
         if info is None and _holds_pictures(source):
@@ -75,6 +80,8 @@ def import_dataset(
         if size is not None or (test_share is not None and not _is_npy_folder(source)):
             raise OcilError("--size and --test-share are for images; what you import has its own. Leave them out.")
         samples = _read(target.name, source, info, test_share, note)
+        if random_split is not None:
+            samples = Samples.of(split_again(samples.dataset(), random_split))
         if info is None and _as_folder(form, samples.nbytes):
             samples.write(target, progress)
             return _only_form(target)

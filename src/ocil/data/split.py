@@ -1,10 +1,12 @@
-"""Holds out samples to test with, where a dataset has none."""
+"""Holds out samples to test with, where a dataset has none, or draws them anew where it has."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ocil.data.dataset import Dataset
 from ocil.errors import OcilError
 
 USUAL = 6  # one in six of each class is held out
@@ -30,6 +32,38 @@ def hold_out(labels: ArrayLike, classes: Sequence[str], share: float | None = No
         chosen = rng.permutation(count)[: min(max(1, wanted), count - 1) if count else 0]
         held[members[chosen]] = True
     return held
+
+
+def split_again(dataset: Dataset, seed: int) -> Dataset:
+    """All samples of a dataset, training and test, split at random by a seed: one permutation per class, in the order
+    of the classes. Each class has as many test samples as before, the first of its permutation.
+
+    This is the protocol of Mini-ImageNet in online class-incremental learning: 100 of the 600 images of each class are
+    drawn as test images.
+    """
+    if not 0 <= seed < 2**32:
+        raise OcilError(f"the seed {seed} of a random split must be from 0 to {2**32 - 1}.")
+    if dataset.domains or dataset.unseen:
+        raise OcilError(f"{dataset.name} has domains or unseen classes: it cannot be split again.")
+    rng = np.random.RandomState(seed)  # its permutations are the same in every numpy version
+    train: list[NDArray[np.int64]] = []
+    test: list[NDArray[np.int64]] = []
+    count = len(dataset.train_y)
+    for label in range(dataset.num_classes):
+        held = np.flatnonzero(dataset.test_y == label)
+        members = np.concatenate([np.flatnonzero(dataset.train_y == label), count + held])
+        order = members[rng.permutation(len(members))]
+        test.append(order[: len(held)])
+        train.append(order[len(held) :])
+
+    def chosen(parts: list[NDArray[np.int64]]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        index = np.concatenate(parts)
+        x = np.empty((len(index), *dataset.input_shape), dataset.train_x.dtype)
+        x[index < count] = dataset.train_x[index[index < count]]
+        x[index >= count] = dataset.test_x[index[index >= count] - count]
+        return x, np.repeat(np.arange(dataset.num_classes), [len(part) for part in parts])
+
+    return Dataset(dataset.name, *chosen(train), *chosen(test), dataset.classes)
 
 
 def in_words(share: float | None) -> str:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from ocil import precision
 from ocil.data import CATALOG, DEFAULT
 from ocil.errors import OcilError, suggest
 from ocil.precision import Precision
@@ -257,6 +258,7 @@ def resolve(
     given = dict(settings or {})
     refuse_unknown(variant, given, {f.name for f in fields(LongTailConfig)} - NOT_SETTINGS)
     chosen: dict[str, Any] = {"variant": variant, "dataset": dataset, "seed": seed, "fingerprint": fingerprint}
+    chosen["precision"] = precision.usual()
     if image_side is not None and image_side <= SMALL_IMAGE:
         chosen["crop_scale"] = SMALL_CROP
     return fill(LongTailConfig, chosen | {name: value for name, value in given.items() if value is not None})
@@ -275,6 +277,8 @@ def command(config: LongTailConfig) -> str:
     different = changed(config)
     if not config.imbalance:  # the dataset is not cut
         different = {name: value for name, value in different.items() if name not in CUTTING}
+    if precision.ON_GPU != precision.DEFAULT:  # what a command without it runs depends on the machine
+        different["precision"] = config.precision
     return with_settings(
         ["ocil", "longtail", "run", config.variant, "--dataset", shlex.quote(config.dataset)], different
     )

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ocil import precision
 from ocil.data import CATALOG, DEFAULT
 from ocil.data.catalog import SOURCES, find
 from ocil.data.derived import base_of
@@ -75,7 +76,7 @@ class RunConfig:
     def label(self) -> str:
         """How tables name it: ``er-rv`` is ER with the review trick. AFS has it by definition."""
         review = self.learner.review
-        defined = method(self.method).load().Config().review
+        defined = method(self.method).load().Config.review  # the default of the field
         return str(Label(self.method, None if review == defined else review))
 
     @property
@@ -219,7 +220,9 @@ def resolve(
             if str(given.get(key)).lower() not in ("none", "false", "no", "0"):
                 raise OcilError(f"{info.name} keeps no memory: leave out --{key}.")
     usual = _defaults(info, dataset, given, classes, train)
-    chosen: dict[str, Any] = dict(usual)
+    chosen: dict[str, Any] = usual | (
+        {"precision": precision.usual()} if precision.usual() != precision.DEFAULT else {}
+    )
     if vectors or given.get("features"):
         chosen |= {"network": FOR_VECTORS} | learner.vector_settings
     if "optimizer" in given and (lr := optimizers.default_lr(str(given["optimizer"]))) is not None:
@@ -316,6 +319,8 @@ def command(config: RunConfig) -> str:
     if method(config.method).memory:
         words += ["--memory", str(config.learner.memory)]
     different = changed(config)
+    if precision.ON_GPU != precision.DEFAULT:  # what a command without it runs depends on the machine
+        different["precision"] = config.learner.precision
     if "review" in different:
         words.append("--review" if different.pop("review") else "--no-review")
     return with_settings([*words, *plugin_words(config)], different)
