@@ -44,6 +44,7 @@ def test_the_page_on_long_tails_names_every_setting_and_its_default() -> None:
 
 def test_links_between_pages_lead_somewhere() -> None:
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("results/*.md")]:
+        assert not re.search(r"^(<{7}|>{7}) ", page.read_text(), re.MULTILINE), f"{page.name} has marks of a merge"
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 

@@ -22,7 +22,7 @@ import pytest
 import ocil
 import ocil.cli
 from ocil.data import store
-from ocil.data.catalog import SOURCES
+from ocil.data.catalog import DEFAULT, SOURCES
 from ocil.evaluation.measures import MEASURES
 from ocil.methods import METHODS
 from ocil.networks import NETWORKS
@@ -71,7 +71,7 @@ def few(few_images: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     place_of = store.place_of
 
     def place(name: str | Path, *rest: Any) -> Any:
-        return contextlib.nullcontext(few_images) if name == store.DEFAULT else place_of(name, *rest)
+        return contextlib.nullcontext(few_images) if name == DEFAULT else place_of(name, *rest)
 
     monkeypatch.setattr(store, "place_of", place)
     monkeypatch.chdir(tmp_path)
@@ -184,7 +184,7 @@ def test_notebooks_run_and_show_what_they_keep(path: Path, tmp_path: Path, monke
 
     def kinds(notebook: dict[str, Any]) -> list[list[str]]:
         cells = [cell["outputs"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
-        return [[kind for output in outputs for kind in output.get("data", {"text": 0})] for outputs in cells]
+        return [sorted(kind for output in outputs for kind in output.get("data", {"text": 0})) for outputs in cells]
 
     assert kinds(shown) == kinds(kept)
     assert "image/png" in str(kinds(kept))

@@ -41,11 +41,14 @@ def setting() -> None:
     parts = []
     for task, colour in enumerate(COLOURS):
         left = 20 + 146 * task
-        parts.append(text(left, 28, f"task {task + 1}" + ": 2 new classes" * (task == 0), "start"))
+        parts.append(text(left, 28, f"task {task + 1}", "start"))
         for number in range(12):
             shade = 1 if (number * 7 + task) % 3 else 0.45
             parts.append(box(left + 11 * number, 40, 9, 28, colour, opacity=shade))
-    parts += [arrow((20, 84), (748, 84)), text(748, 104, "time: each batch is seen once", "end", 13, GREY)]
+    parts += [
+        arrow((20, 84), (748, 84)),
+        text(748, 104, "each task brings two new classes; each batch is seen once", "end", 13, GREY),
+    ]
     parts += [arrow((166, 72), (166, 138)), text(176, 124, "a batch of 10 images", "start", 13)]
     parts += [
         box(60, 142, 250, 56, "#eef4fa", COLOURS[0]),

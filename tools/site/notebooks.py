@@ -83,7 +83,7 @@ def main() -> None:
         if len(sys.argv) == 1 or path.stem in sys.argv[1:]:
             start = time.process_time()
             notebook = run(json.loads(path.read_text()))
-            path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
+            path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
             print(f"{path.stem}: {time.process_time() - start:.1f} s")
 
 
