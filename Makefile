@@ -44,7 +44,7 @@ demo: $(READY)  ## fine-tuning, ER and AFS on the embedded dataset: a table and 
 
 docs: $(READY)  ## build the documentation into site/: open site/index.html, search works offline
 	@$(BIN)/python -c 'import mkdocs, material, mkdocstrings' 2>/dev/null || $(INSTALL) --editable '.[docs]'
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --clean  # --quiet would hide warnings from its strictness
 	@echo "site/index.html"
 
 test: $(TEST_READY) lint  ## every check and every test, as continuous integration runs them (under 15 minutes on 2 cores)

@@ -211,7 +211,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     """Strict: a link to a page, a file or a heading that is not there ends it, and so does a page outside the menu."""
     for package in ("mkdocs", "material", "mkdocstrings"):
         pytest.importorskip(package, reason=f"{package} is not installed: pip install 'ocil[docs]'")
-    words = (sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path / "site"))
+    words = (sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site"))  # not --quiet
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert built.returncode == 0, built.stderr

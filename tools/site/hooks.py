@@ -56,6 +56,14 @@ def targets(path: str, text: str) -> set[str]:
     return found
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put pages that the menu of mkdocs.yml does not name at the end of "How to", so that none is lost."""
+    listed = json.dumps(config.nav)
+    section = next(entry["How to"] for entry in config.nav or [] if "How to" in entry)
+    section += [path.name for path in sorted((ROOT / "docs").glob("*.md")) if f'"{path.name}"' not in listed]
+    return config
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what pages link to outside docs/, and a page for each notebook."""
     for path in PAGES:
