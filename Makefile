@@ -15,7 +15,7 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 # Every process that tests start would compile ocil again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo docs test quick lint format clean
+.PHONY: help setup demo docs package test quick lint format clean
 
 help:  ## what there is
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -25,6 +25,8 @@ setup: $(READY)  ## create .venv and install ocil with its pinned dependencies
 # What is installed is compiled on all cores, but for tests of packages. Some files are for newer versions of Python.
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "ocil needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 2; }
+	@echo "Installing into $(VENV): pip prints nothing meanwhile, and takes 1 to 5 minutes."
+	@[ "`uname -s`-`uname -m`" != Linux-x86_64 ] || [ -n "$(PIP_FLAGS)" ] || command -v nvidia-smi >/dev/null || echo "PyTorch comes with 5.6 GB of CUDA packages here. To get its CPU build, stop and give pip the address of PyTorch's CPU wheels: make PIP_FLAGS='--extra-index-url ADDRESS' ..."
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) --editable '.[$(1)]'
 	@$(BIN)/python -m compileall -qq -j 0 -x '/tests/|/torch/testing/_internal/' $(VENV)/lib || true
@@ -47,6 +49,10 @@ docs: $(READY)  ## build the documentation into site/: open site/index.html, sea
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --clean  # --quiet would hide warnings from its strictness
 	@echo "site/index.html"
 
+package: $(READY)  ## build sdist and wheel into dist/, install the wheel into a fresh environment and use it there
+	@$(INSTALL) 'setuptools>=77'
+	PIP_FLAGS='$(PIP_FLAGS)' $(BIN)/python tools/check_package.py
+
 test: $(TEST_READY) lint  ## every check and every test, as continuous integration runs them (under 15 minutes on 2 cores)
 	OCIL_NO_SKIP=$(OCIL_NO_SKIP) $(PYTEST)
 
@@ -66,4 +72,4 @@ format: $(READY)  ## let ruff format and mend
 	$(BIN)/ruff check --fix .
 
 clean:  ## remove what make made
-	rm -rf $(VENV) runs/demo site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs/demo site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -108,7 +108,7 @@ def measure(port: int, clients: int, size: int, seconds: float, learning: bool) 
                 acknowledged.append(time.perf_counter() - started)
                 number += 1
             else:
-                stop.wait(0.05)
+                stop.wait(0.25)
 
     before, used = status_of(port), time.process_time()
     threads = [threading.Thread(target=predict) for _ in range(clients)]

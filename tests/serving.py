@@ -13,6 +13,7 @@ from PIL import Image
 from ocil.online.formats import InputFormat
 from ocil.online.images import ImageFormat
 from ocil.online.model import Model, Recipe, has_model, locked
+from ocil.runs.environment import digest
 from ocil.serve.records import Change, Cut, SampleRecord
 from ocil.serve.segment import read
 from ocil.serve.service import Service
@@ -72,16 +73,29 @@ def changes_of(folder: Path) -> dict[int, Change]:
     return {record.number: record for record in records if isinstance(record, Change)}
 
 
-def relearned(folder: Path, recipe: Recipe = RECIPE, form: InputFormat = FORM) -> Model:
+def relearned(
+    folder: Path, recipe: Recipe = RECIPE, form: InputFormat = FORM, saved: dict[int, str] | None = None
+) -> Model:
     """A model that learned the same batches and was never served, stopped or loaded.
 
     Changes are made as the log orders them. Which memory slot holds a sample is found by its content, so all samples of
-    a test must differ: nothing here uses the numbers that the service keeps.
+    a test must differ: nothing here uses the numbers that the service keeps. ``saved`` gets the digests of versions.
     """
     model = Model(recipe, form)
     inputs: dict[int, np.ndarray] = {}
     waiting: dict[int, Any] = {}
     changes: list[Change] = []
+    made: list[Change] = []
+    versions: dict[int, tuple[Model, int, int]] = {}
+    labels: dict[int, Any] = {}
+    position = pinned = 0
+
+    def forgotten() -> set[int]:
+        return {change.sample for change in made if change.action == "forget"}
+
+    def newest_label(number: int) -> Any:
+        corrected = [change.label for change in made if (change.action, change.sample) == ("correct", number)]
+        return [labels[number], *corrected][-1]
 
     def slots_of(number: int) -> list[int]:
         memory = model.learner.memory
@@ -89,8 +103,32 @@ def relearned(folder: Path, recipe: Recipe = RECIPE, form: InputFormat = FORM) -
         return [slot for slot, one in enumerate(held) if one.tobytes() == inputs[number].tobytes()]
 
     def make(change: Change) -> None:
+        nonlocal model, pinned
+        made.append(change)
         if change.action == "review":
             model.review()
+        elif change.action == "save":
+            versions[change.number] = model.copy("cpu"), position, len(made)
+            if saved is not None:
+                saved[change.number] = digest(model.learner)
+        elif change.action == "pin":
+            pinned = change.version if change.version in versions or not change.version else pinned
+        elif change.action == "drop":
+            if change.version != pinned:
+                versions.pop(change.version, None)
+        elif change.action == "restore" and change.version in versions:
+            kept, since, changed = versions[change.version]
+            model = kept.copy("cpu")
+            for one in [one for one in made[changed:-1] if one.sample]:
+                if one.action == "correct" and slots_of(one.sample):
+                    model.relabel(slots_of(one.sample), one.label)
+                elif one.action == "forget":
+                    model.forget(slots_of(one.sample))
+            if change.relearn:
+                again = [n for n in range(since + 1, position + 1) if n not in forgotten()]
+                for first in range(0, len(again), recipe.batch_size):
+                    batch = again[first : first + recipe.batch_size]
+                    model.learn(np.stack([inputs[n] for n in batch]), [newest_label(n) for n in batch])
         elif change.sample in waiting:
             if waiting[change.sample] is not FORGOTTEN:
                 waiting[change.sample] = change.label if change.action == "correct" else FORGOTTEN
@@ -105,16 +143,16 @@ def relearned(folder: Path, recipe: Recipe = RECIPE, form: InputFormat = FORM) -
                 numbers = range(record.first, record.last + 1)
                 inputs |= dict(zip(numbers, record.inputs, strict=True))
                 waiting |= dict(zip(numbers, record.labels, strict=True))
+                labels |= dict(zip(numbers, record.labels, strict=True))
             elif isinstance(record, Change):
                 changes.append(record)
             else:
                 while changes and changes[0].number <= record.changes:
                     make(changes.pop(0))
-                batch = [number for number in waiting if number <= record.last]
-                labels = {number: waiting.pop(number) for number in batch}
-                kept = [number for number in batch if labels[number] is not FORGOTTEN]
-                if kept:
-                    model.learn(np.stack([inputs[number] for number in kept]), [labels[number] for number in kept])
+                batch = {number: waiting.pop(number) for number in list(waiting) if number <= record.last}
+                if left := [number for number in batch if batch[number] is not FORGOTTEN]:
+                    model.learn(np.stack([inputs[number] for number in left]), [batch[number] for number in left])
+                position = max([position, *batch])
     for change in changes:
         make(change)
     return model

@@ -194,6 +194,44 @@ def test_a_step_by_hand(steps: int, augment: bool, ended: bool, monkeypatch: pyt
     slow.agrees()
 
 
+def test_the_pull_with_a_margin_against_a_loop() -> None:
+    torch.manual_seed(0)
+    raw = torch.randn(9, 3, dtype=torch.float64, requires_grad=True)
+    anchors, known = F.normalize(torch.randn(5, 3, dtype=torch.float64)), torch.tensor([True, True, False, True, True])
+    labels = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2, 3])
+    found = drift(raw, anchors, labels, known, margin=0.7)
+    total = torch.zeros((), dtype=torch.float64)
+    active = 0
+    for feature, label in zip(raw, labels.tolist(), strict=True):
+        if known[label]:
+            away = [((feature / feature.norm() - anchors[j]) ** 2).sum() for j in range(5)]
+            hinge = 0.7 + away[label] - min(away[j] for j in range(5) if j != label and known[j])
+            active += hinge > 0
+            total = total + torch.clamp(hinge, min=0) / 9
+    assert 0 < active < 7  # some images are near enough
+    torch.testing.assert_close(found, total)
+    torch.testing.assert_close(*(torch.autograd.grad(value, raw)[0] for value in (found, total)))
+    alone = torch.tensor([True, False, False, False, False])  # no other anchor: nothing to be nearer than
+    assert drift(raw, anchors, labels, alone, margin=0.7) == 0
+
+
+def test_updates_repeat_the_step_with_new_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    once, twice = make(), make(updates=2)
+    learn(once, range(3))
+    once.task_ended()
+    twice.load_state(frozen(once))
+    with monkeypatch.context() as patch:
+        patch.setattr(once.memory, "add", lambda x, y: None)
+        once.learn(*batch(3))
+    for learner in (once, twice):
+        learner.learn(*batch(3))
+    for name, value in once.network.state_dict().items():
+        assert torch.equal(value, twice.network.state_dict()[name]), name
+    assert torch.equal(once.memory.labels, twice.memory.labels)
+    classes = NOISE.num_classes
+    assert AAER.passes(twice.config, BATCH, classes) == 2 * AAER.passes(once.config, BATCH, classes)
+
+
 def test_a_review_minimises_both_terms() -> None:
     learner = make(drift_weight=0.6)
     learn(learner, range(4))

@@ -14,6 +14,8 @@ def trained(shape: tuple[int, int, int], width: int) -> ReducedResNet18:
     network = ReducedResNet18(shape, 5, width)
     for module in network.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
+            assert module.running_mean is not None
+            assert module.running_var is not None
             torch.nn.init.uniform_(module.weight, 0.5, 2)
             torch.nn.init.uniform_(module.bias, -1, 1)
             torch.nn.init.uniform_(module.running_mean, -1, 1)

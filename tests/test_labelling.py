@@ -160,33 +160,18 @@ def test_two_people_are_shown_different_images(service: Service) -> None:
         labelling.label(1, "y")
 
 
-class Verbs:
-    """What a service is asked to correct and to forget."""
-
-    def __init__(self, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls: list[Any] = []
-        monkeypatch.setattr(service, "correct", lambda *given: self._called("correct", *given), raising=False)
-        monkeypatch.setattr(service, "forget", lambda *given: self._called("forget", *given), raising=False)
-
-    def _called(self, *call: Any) -> "Future[None]":
-        self.calls.append(call)
-        found: Future[None] = Future()
-        found.set_result(None)
-        return found
-
-
-def test_undo_and_corrections(client: Any, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    verbs = Verbs(service, monkeypatch)
+def test_undo_and_corrections(client: Any, service: Service) -> None:
     send(client, *[(f"{n}.png", png(picture(50 * n))) for n in range(3)])
     client.put("/label/images/1/label", json={"label": "a"})
     state = client.delete("/label/images/1/label").json()
-    assert verbs.calls == [("forget", 1)]
+    assert service.sample(1).forgotten
     assert (state["images"][0]["number"], state["waiting"], state["labelled"]) == (1, 3, 0)
     assert client.delete("/label/images/1/label").status_code == 409
     client.put("/label/images/1/label", json={"label": "a"})  # again: it is a new sample
-    until(lambda: service.statistics.samples == 2)
+    until(lambda: service.statistics.position == 2)
     assert client.put("/label/images/1/label", json={"label": "b", "again": True}).status_code == 200
-    assert verbs.calls == [("forget", 1), ("correct", 2, "b")]
+    assert (service.sample(2).label, service.sample(2).first_label) == ("b", "a")
+    until(lambda: service.statistics.stored == (0, 1))  # of a and b
     assert client.get("/label/images?label=a").json() == {"total": 0, "images": []}
     found = client.get("/label/images?label=b").json()
     assert (found["total"], found["images"][0]["sample"]) == (1, 2)
@@ -230,7 +215,7 @@ def test_all_of_it_survives_a_restart(tmp_path: Path) -> None:
         assert labelling.totals().labelled == 2
 
 
-def test_what_a_crash_left_undone_is_done_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_crash_left_undone_is_done_once(tmp_path: Path) -> None:
     with running(tmp_path) as service:
         labelling = Labelling.of(service)
         labelling.add([content(10 * n) for n in range(4)])
@@ -244,7 +229,6 @@ def test_what_a_crash_left_undone_is_done_once(tmp_path: Path, monkeypatch: pyte
     store.save(first, second, third)
     store.close()
     with running(tmp_path) as service:
-        verbs = Verbs(service, monkeypatch)
         labelling = Labelling.of(service)
         until(lambda: not any(one.change for one in labelling._entries.values()))
         found = labelling._entries
@@ -254,7 +238,7 @@ def test_what_a_crash_left_undone_is_done_once(tmp_path: Path, monkeypatch: pyte
             (3, "c"),
             (None, None),
         ]
-        assert verbs.calls == [("forget", 2)]
+        assert [service.sample(number).label for number in (1, 2, 3)] == ["a", None, "c"]
         assert service.writer.acknowledged == 3
     assert fourth.waits
 

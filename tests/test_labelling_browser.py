@@ -121,17 +121,14 @@ def test_a_person_labels_with_keys(visit: Any, address: str, service: Service) -
     assert saved == truth
 
 
-def test_undo_correct_and_put_back(visit: Any, address: str, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[Any] = []
-    monkeypatch.setattr(service, "correct", lambda *given: calls.append(("correct", *given)), raising=False)
-    monkeypatch.setattr(service, "forget", lambda *given: calls.append(("forget", *given)), raising=False)
+def test_undo_correct_and_put_back(visit: Any, address: str, service: Service) -> None:
     page = visit(address)
     drop(page, *images(4))
     first = shown(page)
     name_it(page, "dark")
     press(page, "z")  # undo
     assert shown(page) == first
-    assert calls == [("forget", 1)]
+    assert service.sample(1).forgotten
     name_it(page, "dark")
     second = shown(page)
     press(page, "s")
@@ -148,14 +145,14 @@ def test_undo_correct_and_put_back(visit: Any, address: str, service: Service, m
     page.locator("#change-label").fill("dark")
     page.keyboard.press("Enter")
     until(page, "document.getElementById('panel-title').textContent === 'light: 0 images'")
-    assert calls[1:] == [("correct", 3, "dark")]
+    assert service.sample(3).label == "dark"
     page.keyboard.press("z")
     until(page, "document.getElementById('panel-title').textContent === 'light: 1 image'")
-    assert calls[2:] == [("correct", 3, "light")]
+    assert service.sample(3).label == "light"
     page.locator("#grid button").click()
     page.get_by_role("button", name="Back to the queue").click()
     until(page, "document.getElementById('waiting').textContent === '3'")
-    assert calls[3:] == [("forget", 3)]
+    assert service.sample(3).forgotten
     page.locator("#remove").click()
     page.get_by_role("button", name="Keep it").click()
     page.locator("#remove").click()

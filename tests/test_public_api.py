@@ -48,7 +48,8 @@ def test_star_import_brings_all_names() -> None:
 
 
 def test_the_version_is_said_once() -> None:
-    assert f'version = "{ocil.__version__}"' in (ROOT / "pyproject.toml").read_text()
+    assert 'version = { attr = "ocil.__version__" }' in (ROOT / "pyproject.toml").read_text()
+    assert f"\nversion: {ocil.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_import_brings_nothing_heavy(start_python: Start) -> None:

@@ -334,3 +334,22 @@ def test_our_half_of_the_comparison_with_peers(script: Script, tmp_path: Path) -
     assert found["wall_ms"] > 0
     assert 0 <= found["accuracy"] <= 1
     assert found["peak_bytes"] > 2**20
+
+
+@pytest.mark.slow
+def test_a_search_in_stages(script: Script, tiny_npz: Path, tmp_path: Path) -> None:
+    words = (tiny_npz, "width=1", "tasks=2", "memory_batch=5", "--memory", 20, "--tasks", 1, "--seeds", 2)
+    stages = ("--stage", "drift_weight=1,0", "--stage", "lr=1e-6,0.1", "updates=1")
+    more = ("--device", "cpu", "--workers", 1, "--json", "out.json")
+    out = script("benchmarks/staged_search", "aaer", *words, *stages, *more)
+    found = json.loads((tmp_path / "out.json").read_text())
+    first, second = found["stages"]
+    # Anchors come at a task's end: in the first task the pull has no influence, and the default stays.
+    assert first["points"][0]["runs"] == first["points"][1]["runs"]
+    assert first["chosen"] == {"drift_weight": "1"}
+    assert second["before"]["drift_weight"] == "1"
+    assert [len(point["runs"]) for point in second["points"]] == [2, 2]
+    assert found["chosen"].keys() == {"width", "tasks", "memory_batch", "drift_weight", "lr", "updates"}
+    assert "ocil run aaer" in out
+    by_chance = script("benchmarks/staged_search", "aaer", *words, *stages, *more)  # finished runs are not run again
+    assert by_chance.splitlines()[-1].partition("]")[2] == out.splitlines()[-1].partition("]")[2]

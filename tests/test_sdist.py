@@ -4,10 +4,13 @@ import os
 import shutil
 import subprocess
 import tarfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+import ocil
 
 ROOT = Path(__file__).parents[1]
 WRITTEN = {"PKG-INFO", "setup.cfg"}  # by setuptools itself, beside a folder ocil.egg-info
@@ -58,3 +61,22 @@ def test_the_sdist_holds_every_tracked_file_and_its_tests_are_found(unpacked: Pa
     here = {str(path.relative_to(ROOT)) for name in some for path in (ROOT / name).glob("**/test_*.py")} | {*some[1:]}
     skipped = {name for name in here if "importorskip" in (ROOT / name).read_text()}
     assert here - skipped <= found <= here
+
+
+def test_the_wheel_holds_every_file_of_the_package(start_python: Start, tmp_path: Path) -> None:
+    """`make package` also installs it into a fresh environment: tools/check_package.py."""
+    pytest.importorskip("setuptools", minversion="77")
+    source = [name for name in tracked() if name.startswith("src/ocil/")]
+    for name in (*source, "pyproject.toml", "README.md", "LICENSE"):
+        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, tmp_path / "tree" / name)
+    code = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
+    process = start_python("-c", code, tmp_path, cwd=tmp_path / "tree")
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    wheel = tmp_path / out.split()[-1]
+    assert wheel.name.startswith(f"ocil-{ocil.__version__}-")
+    assert wheel.stat().st_size < 4 * 2**20
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if not name.startswith(f"ocil-{ocil.__version__}.dist-info/")}
+    assert names == {name.removeprefix("src/") for name in source}

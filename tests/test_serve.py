@@ -694,7 +694,7 @@ def test_the_key_of_a_lost_request_is_forgotten(tmp_path: Path, monkeypatch: pyt
         with monkeypatch.context() as patch:
             patch.setattr(service.trainer, "_next", list)  # nothing is learned
             receipts = {label: send(service, label, key=label) for label in "abc"}
-            service.checkpoints.save(0, service.trainer.counts, 0)
+            service.trainer.save()
         keys = Model.load(tmp_path, "cpu").note["serve"]["keys"]
         assert list(keys) == ["a", "b", "c"]
         saved = (tmp_path / FILE).read_bytes()

@@ -319,7 +319,7 @@ def test_a_review_is_broken_off_by_a_stop_and_made_later(tmp_path: Path, monkeyp
         send(service, 8)
         with held_up(service):
             service.review().result(SECONDS)
-            monkeypatch.setattr(service.trainer, "_stop_if_late", stop)
+            monkeypatch.setattr(service.trainer, "stop_if_late", stop)
     assert Model.load(tmp_path, "cpu").note["serve"]["changes"] == 0  # half of a review is not saved
     with running(tmp_path) as service:
         assert service.made(1).result(SECONDS)

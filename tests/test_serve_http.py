@@ -31,6 +31,7 @@ from starlette.testclient import TestClient
 
 from ocil.serve.app import create_app
 from ocil.serve.guard import LOOPBACK, PATHS
+from ocil.serve.tokens import digest_of
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
 HERE = "http://127.0.0.1:8000"
@@ -51,7 +52,8 @@ def client(service: Service) -> Iterator[Any]:
 
 def refused(answer: Any, status: int, pattern: str) -> None:
     assert answer.status_code == status, answer.text
-    assert list(answer.json()) == ["detail"]
+    assert answer.json().keys() == {"detail", "request_id"}
+    assert answer.json()["request_id"] == answer.headers["x-request-id"]
     assert re.search(pattern, answer.json()["detail"]), answer.text
     assert "\n" not in answer.json()["detail"]
 
@@ -504,7 +506,8 @@ def test_the_bounds_of_numbers_are_described(client: Any) -> None:
 
 def test_the_description_names_every_path_and_the_docs_show_it(client: Any) -> None:
     described = client.get("/openapi.json").json()
-    assert set(described["paths"]) == {"/learn", "/predict", "/status", "/memory", "/metrics"}
+    health = {"/health", "/health/live", "/health/ready"}
+    assert set(described["paths"]) == {"/learn", "/predict", "/status", "/memory", "/metrics"} | health
     assert described["paths"]["/learn"]["post"]["requestBody"]["content"].keys() == {
         "application/json",
         "multipart/form-data",
@@ -573,7 +576,7 @@ def test_tokens_are_compared_in_constant_time(guarded: Any, monkeypatch: pytest.
     real = hmac.compare_digest
     monkeypatch.setattr("hmac.compare_digest", lambda a, b: (compared.append((a, b)), real(a, b))[1])
     guarded.get("/status", headers={"authorization": "Bearer wrong"})
-    assert compared == [(b"wrong", TOKEN.encode())]
+    assert compared == [(digest_of("wrong"), digest_of(TOKEN))]
 
 
 @pytest.mark.parametrize(

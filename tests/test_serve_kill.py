@@ -22,6 +22,7 @@ from ocil.online.model import FILE, Model, Recipe
 from ocil.online.vectors import VectorFormat
 from ocil.runs.environment import digest
 from ocil.serve.catalogue import FILE as CATALOGUE
+from ocil.serve.versions import Versions
 from tests.conftest import left_over
 from tests.forking import START, Driver
 from tests.serving import FORM, as_json, batches_of, changes_of, picture, png, relearned
@@ -76,6 +77,15 @@ LIMITS = ["--max-queue", "100", "--max-batch", "10"]
 VECTOR_RECIPE, VECTOR_FORM = Recipe("er", memory=20, batch_size=4), VectorFormat(6)
 VECTOR_WORDS = ["--method", "er", "--memory", "20", "--batch-size", "4", "--vectors", "6", "--keep-log"]
 KILLS, CLIENTS = 8, 4
+ACTIONS = {
+    ("PUT", "samples", 2): "correct",
+    ("DELETE", "samples", 2): "forget",
+    ("POST", "review", 1): "review",
+    ("POST", "versions", 1): "save",
+    ("POST", "versions", 3): "restore",
+    ("PUT", "versions", 2): "pin",
+    ("DELETE", "versions", 2): "drop",
+}
 
 
 class Servers(Driver):
@@ -137,13 +147,21 @@ class Client(threading.Thread):
             self.change(answer["first"])
 
     def change(self, number: int) -> None:
-        """Correct, forget or review now and then; what was not acknowledged is repeated under its key."""
-        turn = (self.sent + self.number) % 4
-        asked = (("PUT", f"/samples/{number}"), ("DELETE", f"/samples/{max(1, number - 7)}"), ("POST", "/review"))
-        method, path = asked[turn % 3]
-        body = json.dumps({"label": f"class {self.sent % 6}"}).encode() if method == "PUT" else b""
+        """Correct, forget, review, save, restore and so on; what was not acknowledged is repeated under its key."""
+        turn = (0, 1, 3, 2, 0, 4, 1, 5, 0, 1, 6, 0)[(self.sent + self.number) % 12]
+        version = f"{self.number}-{self.sent % 2}"
+        method, path, content = (
+            ("PUT", f"/samples/{number}", {"label": f"class {self.sent % 6}"}),
+            ("DELETE", f"/samples/{max(1, number - 7)}", None),
+            ("POST", "/review", None),
+            ("POST", "/versions", {"name": version}),
+            ("POST", f"/versions/{version}/restore", {"relearn": self.sent % 3 == 0}),
+            ("PUT", "/versions/pinned", {"name": version}),
+            ("DELETE", f"/versions/{version}", None),
+        )[turn]
+        body = b"" if content is None else json.dumps(content).encode()
         answer = None
-        while turn < 3 and answer is None and not self.stopping:
+        while answer is None and not self.stopping:
             answer = self.ask(method, path, body, f"{self.number}-change-{self.sent}")
         if answer is not None and answer["change"]:
             self.changes[answer["change"]] = (method, path)
@@ -172,7 +190,7 @@ class Client(threading.Thread):
             connection.close()
         if answer.status == 200:
             return dict(content)
-        if answer.status in (404, 409) and path.startswith("/samples/"):  # forgotten by another client
+        if answer.status in (404, 409) and path != "/learn":  # forgotten by another client, or no such version
             return {"change": 0, "repeated": False}
         if answer.status not in (429, 503):
             self.problems.append(f"{answer.status}: {content}")
@@ -218,14 +236,18 @@ def check(folder: Path, clients: Sequence[Client], recipe: Recipe = RECIPE, form
     assert list(logged) == list(range(1, len(logged) + 1))
     for client in clients:
         for number, (method, path) in client.changes.items():
-            asked = {"PUT": "correct", "DELETE": "forget", "POST": "review"}[method]
-            assert (logged[number].action, logged[number].sample) == (asked, int(path.partition("s/")[2] or 0))
-    model = relearned(folder, recipe, form)
+            assert logged[number].action == ACTIONS[method, path.split("/")[1], path.count("/")]
+            assert logged[number].sample == int(path.partition("samples/")[2] or 0)
+    saved: dict[int, str] = {}
+    model = relearned(folder, recipe, form, saved)
     served = Model.load(folder, "cpu")
     assert (served.samples, served.labels, served.batches) == (model.samples, model.labels, model.batches)
     assert digest(served.learner) == digest(model.learner)
     assert sum(served.note["serve"]["counts"]["learned"]) == served.samples <= len(learned)
     assert served.note["serve"]["changes"] == len(logged)
+    for version in Versions(folder).all:  # each is as it was when it was saved
+        assert logged[version.number].name == version.name
+        assert digest(Model.load(Versions(folder).path(version.number), "cpu").learner) == saved[version.number]
     assert not left_over(folder)
 
 

@@ -56,6 +56,7 @@ COMMANDS: tuple[tuple[Any, ...], ...] = (
         ("predict", predict.predict),
         ("export", predict.export),
         ("serve", serve.serve),
+        ("token", serve.token),
     ),
     (
         "Look up",

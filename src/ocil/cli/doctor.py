@@ -4,7 +4,6 @@ import os
 import platform
 import re
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -91,6 +90,8 @@ def devices() -> dict[str, Any]:
 
 def extras() -> dict[str, Any]:
     """Each extra of the package: the versions of what it needs, or the command that installs it."""
+    from importlib import metadata  # slow to import, and help needs this module
+
     try:
         required = metadata.requires("ocil") or []
     except metadata.PackageNotFoundError:
@@ -142,6 +143,8 @@ def speed() -> dict[str, Any]:
 
 
 def _version(name: str) -> str | None:
+    from importlib import metadata
+
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

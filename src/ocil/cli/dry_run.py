@@ -108,7 +108,7 @@ class DryRun:
     def _part_json(self, part: "Part") -> dict[str, Any]:
         configs = part.of(self.plan.configs)
         seconds = round(self.forecast.seconds(configs), 1)
-        return {"number": part.number, "of": part.count, **self.plan.counts(configs), "seconds": seconds}
+        return {"number": part.number, "of": part.parts, **self.plan.counts(configs), "seconds": seconds}
 
     def _seconds_of(self, features: "FeaturesToCompute") -> float:
         size = self.forecast.sizes[features.dataset]

@@ -1,18 +1,21 @@
 """``ocil serve``: a model behind HTTP. The work is done in ocil.serve."""
 
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from ocil.cli import console
-from ocil.cli.options import FLAG, WORDS, ModelDir, ModelOptions, Threads, Whole, check_seconds
+from ocil.cli.options import FLAG, FOLDER, WORDS, MaybeWhole, ModelOptions, Threads, Whole, check_seconds
 from ocil.errors import OcilError, optional
 
 if TYPE_CHECKING:
     from ocil.serve.limits import Limits
+    from ocil.serve.run import Settings
     from ocil.serve.service import Service
 
 
@@ -52,6 +55,58 @@ class LimitOptions:
 
 @Parameter(name="*")
 @dataclass(frozen=True)
+class AccessOptions:
+    """Who may reach the service."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Any but a loopback address needs a token."""
+    port: Whole = 8000
+    """0 takes a free one."""
+    token_file: Path | None = None
+    """File with the token that clients must send; else the variable OCIL_TOKEN is read."""
+    tokens: Path | None = None
+    """File of several tokens with scopes, as `ocil token` makes it."""
+    allow_host: Annotated[tuple[str, ...], WORDS] = ()
+    """Further names that the service is reached by, as behind a proxy."""
+    max_rate: MaybeWhole = None
+    """Most requests per minute and token; then requests are answered with 429."""
+    drain_seconds: float = 0.0
+    """Seconds for which requests are still answered after SIGTERM, while `/health/ready` says 503."""
+    log_format: Literal["text", "json"] = "text"
+    """How the log on standard error is written."""
+    log_requests: Annotated[bool, FLAG] = False
+    """Log every request."""
+
+    @property
+    def settings(self) -> "Settings":
+        from ocil.serve.limits import MOST
+        from ocil.serve.run import Settings, read_token
+        from ocil.serve.tokens import Access
+
+        check_seconds("drain-seconds", self.drain_seconds, zero=True)
+        if self.max_rate is not None and not 1 <= self.max_rate <= MOST:
+            raise OcilError(f"--max-rate {self.max_rate} must be at least 1 and at most {MOST}.")
+        token = read_token(self.host, self.token_file, others=self.tokens is not None)
+        access = Access(token, self.tokens, self.max_rate)
+        return Settings(self.host, self.allow_host, access, self.drain_seconds, self.log_format, self.log_requests)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class KeepingOptions:
+    """What is kept on the disk."""
+
+    save_seconds: float = 30.0
+    """Seconds between two saves of the model. After a crash, what came after the last one is learned again from the
+    log."""
+    keep_log: Annotated[bool, FLAG] = False
+    """Never delete the log: every sample that was learned, in order, as an audit trail."""
+    set_aside_damage: Annotated[bool, FLAG] = False
+    """Go on without what cannot be read of a damaged log. The damaged file is kept under another name."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
 class LabelStudioOptions:
     """Labels from Label Studio."""
 
@@ -75,17 +130,13 @@ class LabelStudioOptions:
 
 def serve(
     *,
-    model: ModelDir,
-    host: str = "127.0.0.1",
-    port: Whole = 8000,
-    token_file: Path | None = None,
-    allow_host: Annotated[tuple[str, ...], WORDS] = (),
+    model: Annotated[Path | None, FOLDER] = None,
+    models: Annotated[Path | None, FOLDER] = None,
+    access: AccessOptions | None = None,
     options: ModelOptions | None = None,
     device: str = "auto",
     threads: Threads = None,
-    save_seconds: float = 30.0,
-    keep_log: Annotated[bool, FLAG] = False,
-    set_aside_damage: Annotated[bool, FLAG] = False,
+    keeping: KeepingOptions | None = None,
     limits: LimitOptions | None = None,
     studio: LabelStudioOptions | None = None,
     as_json: Annotated[bool, Parameter(name="--json"), FLAG] = False,
@@ -93,7 +144,8 @@ def serve(
     """Learn and predict over HTTP, with a page to try it on: drop an image, see the prediction, correct it.
 
     `POST /learn` acknowledges a sample once it is on the disk; it is then learned, whatever happens to the process.
-    `POST /predict` answers while learning goes on. `GET /status`, `/memory`, `/metrics` (Prometheus), `/docs`.
+    `POST /predict` answers while learning goes on. `GET /status`, `/memory`, `/metrics` (Prometheus), `/health` and
+    `/docs`.
 
     A model made by `ocil learn` goes on learning. In a folder without one, name a method and a new model begins.
     Without a token the service can be reached from this machine only.
@@ -103,58 +155,138 @@ def serve(
 
     Parameters
     ----------
-    host
-        Address to listen on. Any but a loopback address needs a token.
-    port
-        0 takes a free one.
-    token_file
-        File with the token that clients must send; else the variable OCIL_TOKEN is read.
-    allow_host
-        Further names that the service is reached by, as behind a proxy.
+    model
+        Folder of the model.
+    models
+        Folder with several models, one folder each. They are served as `/models/NAME/...`; a file `serve.toml` may
+        give each limits of its own.
     device
         auto, cpu, cuda or mps.
-    save_seconds
-        Seconds between two saves of the model. After a crash, what came after the last one is learned again from the
-        log.
-    keep_log
-        Never delete the log: every sample that was learned, in order, as an audit trail.
-    set_aside_damage
-        Go on without what cannot be read of a damaged log. The damaged file is kept under another name.
     as_json
         Print the addresses as one JSON object, when the service is ready.
     """
-    check_seconds("save-seconds", save_seconds)
+    keeping, limits, access = keeping or KeepingOptions(), limits or LimitOptions(), access or AccessOptions()
+    check_seconds("save-seconds", keeping.save_seconds)
+    if (model is None) == (models is None):
+        raise OcilError("give --model FOLDER for one model, or --models FOLDER for several.")
     from ocil.online.folder import check_folder
 
-    check_folder(model, new=options not in (None, ModelOptions()))
+    if model is not None:
+        check_folder(model, new=options not in (None, ModelOptions()))
+    elif studio not in (None, LabelStudioOptions()):
+        raise OcilError("--label-studio is for one model: serve it with --model.")
+    elif options not in (None, ModelOptions()):
+        raise OcilError("--models serves models that exist: make a new one with `ocil serve --model` or `ocil learn`.")
     with optional("ocil serve needs packages", "serve", "fastapi", "uvicorn", "python_multipart", "prometheus_client"):
-        from ocil.serve.run import address_of, listen, read_token
+        from ocil.serve.run import address_of, listen
         from ocil.serve.run import serve as answer
+    request, settings = (options or ModelOptions()).request, access.settings
+    allowed = limits.limits
+    if model is not None:
+        request.check(model)
+    with listen(access.host, access.port) as bound, ExitStack() as held:
+        address = address_of(bound, access.host)
+        if model is not None:
+            opened = _opened(model, options or ModelOptions(), device, threads, keeping, allowed)
+            service = held.enter_context(opened)
+            (studio or LabelStudioOptions()).attach(service)
+            answer(service, bound, settings, lambda: _print_ready({"": service}, address, str(model), as_json))
+            services = {"": service}
+        else:
+            assert models is not None  # noqa: S101
+            services = _open_all(models, held, device, threads or 1, keeping, limits)
+            answer(services, bound, settings, lambda: _print_ready(services, address, str(models), as_json))
+    _report(services)
+
+
+@contextmanager
+def _opened(
+    folder: Path, options: ModelOptions, device: str, threads: int | None, keeping: KeepingOptions, limits: "Limits"
+) -> "Iterator[Service]":
+    """The service of one model, whose folder is locked inside the block."""
     from ocil.online.model import locked
     from ocil.runs.environment import pick_device
     from ocil.serve.service import Service
 
-    allowed, request = (limits or LimitOptions()).limits, (options or ModelOptions()).request
-    token = read_token(host, token_file)
-    request.check(model)
     place = pick_device(device)
-    with listen(host, port) as bound, locked(model):
-        service = Service(request.open(model, place), model, allowed, save_seconds, keep_log, threads, set_aside_damage)
-        (studio or LabelStudioOptions()).attach(service)
-        address = address_of(bound, host)
-        answer(service, bound, host, token, allow_host, lambda: _print_ready(service, address, model, as_json))
-    if service.backlog and not service.failed:
-        console.info(f"{service.backlog} samples are in the log and will be learned after the next start.")
-    if service.failed:
-        raise OcilError(f"learning had stopped: {service.failed}")
+    with locked(folder):
+        kept = (keeping.save_seconds, keeping.keep_log, threads, keeping.set_aside_damage)
+        yield Service(options.request.open(folder, place), folder, limits, *kept)
 
 
-def _print_ready(service: "Service", address: str, model: Path, as_json: bool) -> None:
+def _open_all(
+    folder: Path, held: ExitStack, device: str, threads: int, keeping: KeepingOptions, limits: LimitOptions
+) -> "dict[str, Service]":
+    """All models of a folder by name. What the folder's file of options says of a model comes before the options."""
+    from ocil.serve.models import model_folders, refuse_mixed
+
+    kept: Mapping[str, Any] = asdict(keeping)
+    known: dict[str, Any] = dict.fromkeys(asdict(limits), int) | {"save_seconds": (int, float), "keep_log": bool}
+    services = {}
+    for one in model_folders(folder, known):
+        own = replace(limits, **{name: value for name, value in one.options.items() if name not in kept})
+        how = replace(keeping, **{name: value for name, value in one.options.items() if name in kept})
+        check_seconds(f"save_seconds of {one.name}", how.save_seconds)
+        opened = _opened(one.folder, ModelOptions(), device, threads, how, own.limits)
+        services[one.name] = held.enter_context(opened)
+    refuse_mixed(services)
+    return services
+
+
+def _report(services: "Mapping[str, Service]") -> None:
+    """Say what is left to do, when the service has stopped."""
+    for name, service in services.items():
+        if service.backlog and not service.failed:
+            of = f" of {name}" if name else ""
+            console.info(f"{service.backlog} samples{of} are in the log and will be learned after the next start.")
+    for name, service in services.items():
+        if service.failed:
+            raise OcilError(f"learning {f'of {name} ' if name else ''}had stopped: {service.failed}")
+
+
+def _print_ready(services: "Mapping[str, Service]", address: str, model: str, as_json: bool) -> None:
+    backlog = sum(service.backlog for service in services.values())
+    one = "" in services
     if as_json:
-        ready = {"address": address, "docs": f"{address}/docs", "model": str(model), "pid": os.getpid()}
-        console.print_json(ready | {"replay": service.backlog})
+        ready = {"address": address, "docs": f"{address}/docs", "model": model, "pid": os.getpid()}
+        if not one:
+            ready = {"address": address, "models": list(services), "pid": os.getpid()}
+        console.print_json(ready | {"replay": backlog})
         return
-    print(f"{address}  (docs: {address}/docs, metrics: {address}/metrics)", flush=True)
-    if service.backlog:
-        print(f"{service.backlog} samples of the log are learned first.", flush=True)
+    if one:
+        print(f"{address}  (docs: {address}/docs, metrics: {address}/metrics)", flush=True)
+    for name in () if one else services:
+        print(f"{address}/models/{name}/", flush=True)
+    if backlog:
+        print(f"{backlog} samples of the log are learned first.", flush=True)
     print("Stop it with Ctrl-C: what was learned is saved.", flush=True)
+
+
+def token(
+    name: str,
+    *,
+    file: Path,
+    scope: Literal["read", "write"] = "read",
+    models: Annotated[tuple[str, ...], WORDS] = (),
+    per_minute: MaybeWhole = None,
+) -> None:
+    """Add a token for `ocil serve --tokens FILE` and print it. The file keeps its hash: note it down now.
+
+    Delete its table in the file to withdraw it; a running service notices within a second.
+
+    Parameters
+    ----------
+    name
+        Who uses it, as the audit names it.
+    file
+        The file of tokens. It is made if it is not there.
+    scope
+        read: status and predictions. write: also learning, corrections and versions.
+    models
+        The models that it is for. Default: all.
+    per_minute
+        Most requests per minute. Default: what --max-rate says.
+    """
+    from ocil.serve.tokens import add_token
+
+    print(add_token(file, name, scope, models, per_minute))

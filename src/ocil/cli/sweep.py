@@ -162,7 +162,7 @@ def _execute_part(
     outcomes, failed = execute(runs, job, CellTable.of(forecast, runs), execution, plan.describe) if runs else ({}, [])
     finished = sum(not isinstance(outcome, Exception) for outcome in outcomes.values())
     if as_json:
-        counts = {"part": part.number, "of": part.count, "runs": len(runs), "finished": finished}
+        counts = {"part": part.number, "of": part.parts, "runs": len(runs), "finished": finished}
         console.print_json({"experiment": experiment.name, **counts, "failed": failed})
     else:
         console.print_line(f"Part {part}: {finished} of {len(runs)} runs are finished, in {job.root}.")

@@ -7,7 +7,7 @@ SHIPPED = Path(__file__).parent / "shipped"
 
 def shipped() -> dict[str, Path]:
     """The files that come with ocil, by name."""
-    return {path.stem: path for path in sorted(SHIPPED.glob("*.toml"))}
+    return {path.stem: path for path in sorted(SHIPPED.glob("*.toml"), key=lambda path: path.stem)}
 
 
 def find_file(given: Path) -> Path:

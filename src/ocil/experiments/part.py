@@ -11,10 +11,10 @@ MOST_PARTS = 100_000
 
 
 class Part(NamedTuple):
-    """The ``number``-th of ``count`` parts, from 1."""
+    """The ``number``-th of ``parts`` parts, from 1."""
 
     number: int
-    count: int
+    parts: int
 
     @classmethod
     def parse(cls, text: str) -> "Part":
@@ -28,11 +28,11 @@ class Part(NamedTuple):
         return cls(number, count)
 
     def of(self, runs: Sequence[T]) -> list[T]:
-        """Every ``count``-th run. The seeds of a cell follow one another, so all parts take about the same time.
+        """Every ``parts``-th run. The seeds of a cell follow one another, so all parts take about the same time.
 
         It depends on the order of the runs alone, not on what is finished: all jobs divide them in the same way.
         """
-        return list(runs[self.number - 1 :: self.count])
+        return list(runs[self.number - 1 :: self.parts])
 
     def __str__(self) -> str:
-        return f"{self.number}/{self.count}"
+        return f"{self.number}/{self.parts}"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -186,7 +186,17 @@ class CellSummary(NamedTuple):
 
 def references(configs: Iterable[RunConfig]) -> dict[RunConfig, RunConfig]:
     """The fine-tuned run that intransigence compares each run with. A stream that mixes all classes has none."""
-    return {config: config.reference() for config in configs if config.stream.boundary != "iid"}
+    known: dict[tuple[object, ...], RunConfig] = {}  # of the first seed of each cell: a table has thousands of runs
+    found = {}
+    for config in configs:
+        if config.stream.boundary == "iid":
+            continue
+        facts = (config.fingerprint, config.weights, config.code)
+        key = (config.method, config.dataset, config.stream, config.learner, *facts)
+        if key not in known:
+            known[key] = config.reference()
+        found[config] = replace(known[key], seed=config.seed)
+    return found
 
 
 def check_names(configs: Iterable[RunConfig], root: Path) -> None:

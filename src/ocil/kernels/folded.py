@@ -14,14 +14,14 @@ and the three rows of the kernel are three matrix products that add up.
 
 import platform
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from ocil.networks.reduced_resnet18 import Block, ReducedResNet18
+    from ocil.networks.reduced_resnet18 import ReducedResNet18
 
 PAYS = platform.machine().lower() in ("aarch64", "arm64")
 """Whether it is faster than oneDNN's convolutions, which are good on Intel's and AMD's processors."""
@@ -57,7 +57,8 @@ class FoldedResNet:
         return F.avg_pool2d(y.permute(1, 3, 0, 2), self.window).flatten(1)
 
 
-def _block(block: "Block") -> Convolution:
+def _block(block: Any) -> Convolution:
+    """A ``Block`` of the network: two convolutions and a shortcut."""
     stride = block.conv1.stride[0]
     first = _folded(block.conv1, block.bn1)
     one = _winograd(*first) if stride == 1 else _patches(*first, stride)
@@ -70,11 +71,11 @@ def _block(block: "Block") -> Convolution:
     return forward
 
 
-def _folded(convolution: nn.Module, norm: nn.Module) -> tuple[Tensor, Tensor]:
+def _folded(convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
     """The weight [out, in, k, k] and the bias [out] of a convolution with the batch normalisation after it."""
-    mean, variance, eps = norm.running_mean, norm.running_var, norm.eps
-    assert isinstance(mean, Tensor) and isinstance(variance, Tensor) and isinstance(eps, float)  # noqa: S101, PT018
-    scale = norm.weight * (variance + eps).rsqrt()
+    mean, variance = norm.running_mean, norm.running_var
+    assert mean is not None and variance is not None  # noqa: S101, PT018
+    scale = norm.weight * (variance + norm.eps).rsqrt()
     return convolution.weight * scale[:, None, None, None], norm.bias - mean * scale
 
 

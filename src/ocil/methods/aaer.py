@@ -20,6 +20,7 @@ from ocil.methods.passes import ExtraState, Pass, replayed
 from ocil.methods.recorded_losses import total
 from ocil.networks import Outputs, to_float
 
+FAR = 1e4  # the squared distance to an anchor that does not count; others are at most 4
 TASK_END_BATCH = 500  # memory images per pass at a task's end
 
 
@@ -32,10 +33,15 @@ class AAERConfig(LearnerConfig):
     moved. ``backward``: each test feature moves back by as much as its nearest anchor has moved. ``none``: neither."""
     drift_weight: float = 1.0
     """Strength of the pull of replayed images towards the anchor of their class."""
+    anchor_margin: float = 0.0
+    """0: the pull is the squared distance to the own anchor. Above 0: it ends where the own anchor is nearer than every
+    other one by so much, in squared distances of unit vectors (at most 4)."""
+    updates: int = 1
+    """SGD steps per stream batch, each with a memory batch of its own."""
     augment: bool = True
     """Whether each memory image is replayed raw and augmented, as in AFS, or only raw."""
 
-    minimum: ClassVar[dict[str, float]] = LearnerConfig.minimum | {"drift_weight": 0}
+    minimum: ClassVar[dict[str, float]] = LearnerConfig.minimum | {"drift_weight": 0, "anchor_margin": 0, "updates": 1}
 
 
 class AAER(Learner):
@@ -82,7 +88,7 @@ class AAER(Learner):
     @classmethod
     def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
         memory = Pass(replayed(config) * (2 if config.augment else 1))
-        return [Pass(batch_size), memory, *cls.anchor_passes(config, classes)]
+        return [Pass(batch_size), memory, *cls.anchor_passes(config, classes)] * config.updates
 
     @classmethod
     def review_passes(cls, config: Any, classes: int) -> list[Pass]:
@@ -98,18 +104,19 @@ class AAER(Learner):
         return [Pass(classes, trains=False)] if config.drift_weight else []
 
     def learn(self, x: Tensor, y: Tensor) -> None:
-        replay = self.memory.retrieve(self.config.memory_batch)
-        batches = [(to_float(x), y)]
-        if replay is not None:
-            batches.append(self.views(*replay))
-        self.optimizer.zero_grad()
-        outputs = self.network.outputs_of([images for images, _ in batches])
-        parts = {"stream": losses.cross_entropy(outputs[0].scores, y)}
-        if replay is not None:
-            parts["memory"] = self.anchored_loss(outputs[1], batches[1][1])
-        loss = total(parts)
-        loss.backward()
-        self.optimizer.step()
+        for _ in range(self.config.updates):
+            replay = self.memory.retrieve(self.config.memory_batch)
+            batches = [(to_float(x), y)]
+            if replay is not None:
+                batches.append(self.views(*replay))
+            self.optimizer.zero_grad()
+            outputs = self.network.outputs_of([images for images, _ in batches])
+            parts = {"stream": losses.cross_entropy(outputs[0].scores, y)}
+            if replay is not None:
+                parts["memory"] = self.anchored_loss(outputs[1], batches[1][1])
+            loss = total(parts)
+            loss.backward()
+            self.optimizer.step()
         self.memory.add(x, y)
         self.record_loss(loss, **parts)
 
@@ -123,7 +130,9 @@ class AAER(Learner):
         features, scores = outputs
         loss = losses.cross_entropy(scores, labels)
         if self.task_number and self.config.drift_weight:
-            loss = loss + self.config.drift_weight * drift(features, self.features(self.anchors), labels, self.known)
+            anchors = self.features(self.anchors)
+            pull = drift(features, anchors, labels, self.known, self.config.anchor_margin)
+            loss = loss + self.config.drift_weight * pull
         return loss
 
     def step_variant(self) -> int:
@@ -210,9 +219,17 @@ class AAER(Learner):
         return scores
 
 
-def drift(features: Tensor, anchors: Tensor, labels: Tensor, known: Tensor) -> Tensor:
-    """Mean over the batch of ``||f(x) - f(a_y)||²``, features normalised; 0 for a label without anchor."""
-    apart = (F.normalize(features) - anchors[labels].detach()).square().sum(1)
+def drift(features: Tensor, anchors: Tensor, labels: Tensor, known: Tensor, margin: float = 0.0) -> Tensor:
+    """Mean over the batch of ``||f(x) - f(a_y)||²``, features normalised; 0 for a label without anchor.
+
+    With a margin: of ``max(0, margin + ||f(x) - f(a_y)||² - min_j ||f(x) - f(a_j)||²)`` over the other anchors j.
+    """
+    features, anchors = F.normalize(features), anchors.detach()
+    apart = (features - anchors[labels]).square().sum(1)
+    if margin:
+        others = 2 - 2 * features @ anchors.T  # squared distances of unit vectors
+        own = labels[:, None] == torch.arange(len(anchors), device=labels.device)
+        apart = (margin + apart - others.masked_fill(own | ~known, FAR).min(1).values).clamp_min(0)
     return torch.where(known[labels], apart, 0).mean()
 
 

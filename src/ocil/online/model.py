@@ -303,6 +303,10 @@ class Model:
         made.threads = self.threads
         return made
 
+    def adopt(self, other: "Model") -> None:
+        """Become another model, which must not be used any more: all that refer to this object have the other one."""
+        self.__dict__.update(other.__dict__)
+
     def __reduce__(self) -> tuple[Any, ...]:
         """How ``copy`` and ``pickle`` copy a model, also to other processes. To keep a model, use ``save``."""
         tensors = safetensors.torch.save(tensorfile.on_host(self.learner.state()))

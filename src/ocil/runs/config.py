@@ -76,7 +76,7 @@ class RunConfig:
     def label(self) -> str:
         """How tables name it: ``er-rv`` is ER with the review trick. AFS has it by definition."""
         review = self.learner.review
-        defined = method(self.method).load().Config().review
+        defined = method(self.method).load().Config.review  # the default of the field
         return str(Label(self.method, None if review == defined else review))
 
     @property

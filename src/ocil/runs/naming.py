@@ -41,6 +41,8 @@ ADDED_SINCE = frozenset(
         "class_counts",
         "label_noise",
         "noise_among",
+        "anchor_margin",
+        "updates",
     }
 )
 """Settings that the digests of former names did not cover at their default. A new setting must be added here too, so

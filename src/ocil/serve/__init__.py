@@ -8,6 +8,7 @@ Learning and predicting:
 ``predictor``    the thread that predicts, by the newest snapshot
 ``snapshot``     copies of the learner that predictions read while it learns
 ``changes``      what corrections, removals and reviews do to the model
+``version_changes``  what changes about versions do
 ``checkpoints``  saves the model with its place in the log
 ``idempotency``  keys of requests that may come again
 ``statistics``   what others see of the model
@@ -21,6 +22,9 @@ On the disk:
 ``segment``   the format of a log's files
 ``records``   the records in these files
 ``catalogue``  the list of all samples
+``versions``  named snapshots of the model
+``held_out``  a labelled set to compare them on
+``backup``    a copy of all files while learning goes on
 
 Labelling, at ``/label``:
 
@@ -34,14 +38,24 @@ Labelling, at ``/label``:
 
 What clients see:
 
+``client``   the requests as methods, for programs in Python
 ``run``      socket, server and clean stop
 ``app``      the HTTP application
+``models``   several models in one process
 ``guard``    which requests are let through
+``tokens``   who may ask for what, and how often
+``audit``    a line per change
+``health``   answers to probes
+``logs``     text or JSON lines
 ``routes``   what each path does
-``sample_routes``  what the paths about single samples do
+``sample_routes``, ``version_routes``  what the paths about samples and versions do
 ``answers``  models of requests and answers
 ``bodies``   reads the bodies of requests
 ``pages``    the pages and the description of all requests
 ``limits``   what a client may ask for
 ``labels``, ``pictures``, ``vectors``  labels, images and vectors from clients
 """
+
+from ocil.serve.client import Client, ServiceError
+
+__all__ = ["Client", "ServiceError"]

@@ -1,6 +1,6 @@
 """Models of requests and answers. The OpenAPI description is made from them."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr
@@ -18,6 +18,12 @@ class Refusal(BaseModel):  # type: ignore[misc]
     """Why a request was refused."""
 
     detail: str
+    request_id: str = Field(description="The request's name in the service's log: its X-Request-Id, or a new one.")
+
+
+class Health(BaseModel):  # type: ignore[misc]
+    status: Literal["UP", "DOWN"]
+    reason: str | None = Field(None, description="Why the service is not ready.")
 
 
 class Learned(BaseModel):  # type: ignore[misc]
@@ -87,6 +93,19 @@ class Status(BaseModel):  # type: ignore[misc]
     bias: BiasState | None
     problem: str | None = Field(description="What keeps the service from learning or saving.")
     uptime_seconds: Annotated[float, Field(ge=0)]
+
+
+class ModelSummary(BaseModel):  # type: ignore[misc]
+    name: str
+    path: str = Field(description="Where its requests go: /models/NAME/predict, and so on.")
+    method: str
+    model_samples: Count = Field(description="Samples the model has learned in its life.")
+    classes: Count
+    problem: str | None = Field(description="What keeps it from learning or saving.")
+
+
+class Models(BaseModel):  # type: ignore[misc]
+    models: list[ModelSummary]
 
 
 class StoredClass(BaseModel):  # type: ignore[misc]

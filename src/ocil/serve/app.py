@@ -10,8 +10,10 @@ from starlette.exceptions import HTTPException
 
 import ocil
 from ocil.serve import answers
+from ocil.serve.audit import Audit
 from ocil.serve.bodies import explained
-from ocil.serve.guard import LOOPBACK, Guard, refusal
+from ocil.serve.guard import LOOPBACK, Guard, asked, refusal, refused
+from ocil.serve.health import add_health
 from ocil.serve.label_studio import LabelStudio
 from ocil.serve.label_studio_routes import BasicToken, LabelStudioRoutes
 from ocil.serve.labelling import Labelling
@@ -21,11 +23,13 @@ from ocil.serve.pages import add_pages
 from ocil.serve.routes import Routes
 from ocil.serve.sample_routes import add_sample_routes
 from ocil.serve.service import Service
+from ocil.serve.tokens import Access
+from ocil.serve.version_routes import add_version_routes
 
 REFUSALS = {
     400: "The request cannot be read.",
     401: "The token is missing or wrong.",
-    403: "From another site.",
+    403: "From another site, or beyond the scope of the token.",
     404: "There is no such sample or version.",
     408: "The request came too slowly.",
     409: "The Idempotency-Key came before with another request, or the change does not fit what is there.",
@@ -35,20 +39,32 @@ REFUSALS = {
     429: "Too much at once: try again after Retry-After seconds.",
     503: "Learning has stopped, the disk is full, or the service is stopping.",
 }
-GUARD = (401, 403)  # what the guard may answer to any request
-BODY = (400, *GUARD, 408, 413, 415, 422, 429, 503)  # what may be answered to a request with images
+GUARD = (401, 403, 429)  # what the guard may answer to any request
+BODY = (400, *GUARD, 408, 413, 415, 422, 503)  # what may be answered to a request with images
 Responses = dict[int | str, dict[str, Any]]
 TEXT: Responses = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
 
-def create_app(service: Service, token: str | None = None, hosts: tuple[str, ...] | None = LOOPBACK) -> FastAPI:
-    """``hosts``: names that a request may call this service by; None: any, which only a token makes safe."""
+def create_app(
+    service: Service,
+    token: str | None = None,
+    hosts: tuple[str, ...] | None = LOOPBACK,
+    access: Access | None = None,
+    audit: Audit | None = None,
+    prefix: str = "",
+) -> FastAPI:
+    """``hosts``: names that a request may call this service by; None: any, which only a token makes safe.
+
+    ``token``: one that may do everything, or ``access`` for several. ``prefix``: where the app lies, if not at ``/``.
+    """
+    access = access or Access(token)
     app = FastAPI(
         title="ocil serve",
         version=ocil.__version__,
         description="A classifier that learns from every labelled sample it is sent, while it predicts.",
         docs_url=None,
         redoc_url=None,
+        servers=[{"url": prefix}] if prefix else None,
     )
     routes = Routes(service)
     limits = service.limits
@@ -64,60 +80,68 @@ def create_app(service: Service, token: str | None = None, hosts: tuple[str, ...
         "POST",
         routes.learn,
         f"Learn labelled {'images' if vectors is None else 'vectors'}",
-        _refusals(409, *BODY),
+        refusals(409, *BODY),
         **posted,
     )
     posted = {"response_model": answers.Predicted, "openapi_extra": answers.predict_body(limits, vectors)}
-    add("POST", routes.predict, f"Classify {'images' if vectors is None else 'vectors'}", _refusals(*BODY), **posted)
-    add("GET", routes.status, "What it has learned", _refusals(*GUARD))
-    memory = _refusals(*GUARD, 422, 429, 503)
+    add("POST", routes.predict, f"Classify {'images' if vectors is None else 'vectors'}", refusals(*BODY), **posted)
+    add("GET", routes.status, "What it has learned", refusals(*GUARD))
+    memory = refusals(*GUARD, 422, 503)
     add("GET", routes.memory, "What the memory holds", memory, response_model=answers.MemoryState)
-    add("GET", routes.metrics, "Numbers for Prometheus", TEXT | _refusals(*GUARD), response_class=Response)
-    add_sample_routes(app, service, _refusals)
+    add("GET", routes.metrics, "Numbers for Prometheus", TEXT | refusals(*GUARD), response_class=Response)
+    add_sample_routes(app, service, refusals)
+    add_version_routes(app, service, refusals)
     LabellingRoutes(Labelling.of(service), routes.budget, routes.pool).add_to(app)
     studio = LabelStudio.find(service)
     if studio is not None:
         LabelStudioRoutes(studio, routes.budget).add_to(app)
-    add_sample_routes(app, service, _refusals)
-    app.openapi = lambda: _described(app, service, token)
+    add_health(app, [service])
+    app.openapi = lambda: _described(app, service, access.required)
     add_pages(app)
-    app.add_middleware(Guard, metrics=service.metrics, token=token, hosts=hosts)
+    guarded(app, metrics=service.metrics, access=access, hosts=hosts, model=service.folder.name, audit=audit)
     if studio is not None:
         app.add_middleware(BasicToken)  # what is added last comes first
+    return app
+
+
+def guarded(app: FastAPI, **options: Any) -> None:
+    """Put an app behind a ``Guard`` of these options, and answer all errors in one form."""
+    app.add_middleware(Guard, **options)
     app.add_exception_handler(RefusedError, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unexpected)
-    return app
 
 
-async def _refused(_: Request, error: RefusedError) -> Response:
-    retry = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
-    return refusal(error.status, str(error), retry)
+async def _refused(request: Request, error: RefusedError) -> Response:
+    return refused(error, asked(request.scope).request_id)
 
 
-async def _invalid(_: Request, error: RequestValidationError) -> Response:
-    return refusal(422, explained(error.errors()))
+async def _invalid(request: Request, error: RequestValidationError) -> Response:
+    return refusal(422, explained(error.errors()), None, asked(request.scope).request_id)
 
 
-async def _http_error(_: Request, error: HTTPException) -> Response:
-    return refusal(error.status_code, str(error.detail), dict(error.headers or {}))
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    headers = dict(error.headers or {})
+    return refusal(error.status_code, str(error.detail), headers, asked(request.scope).request_id)
 
 
-async def _unexpected(_: Request, error: Exception) -> Response:
-    return refusal(500, "an unexpected error; the service's log has more.")
+async def _unexpected(request: Request, error: Exception) -> Response:
+    request_id = asked(request.scope).request_id
+    headers = {"x-request-id": request_id}  # this answer does not pass the guard
+    return refusal(500, "an unexpected error; the service's log has more.", headers, request_id)
 
 
-def _refusals(*codes: int) -> Responses:
+def refusals(*codes: int) -> Responses:
     return {code: {"model": answers.Refusal, "description": REFUSALS[code]} for code in sorted(codes)}
 
 
-def _described(app: FastAPI, service: Service, token: str | None) -> dict[str, Any]:
+def _described(app: FastAPI, service: Service, tokens: bool) -> dict[str, Any]:
     """The OpenAPI description, with the bodies of requests, which FastAPI does not parse here."""
     if app.openapi_schema is None:
         schema: dict[str, Any] = FastAPI.openapi(app)
         schema["components"]["schemas"] |= answers.request_schemas(service.limits, service.vectors)
-        if token is not None:
+        if tokens:
             schema["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
             schema["security"] = [{"token": []}]
         app.openapi_schema = schema

@@ -85,22 +85,19 @@ async def read_files(request: Request, limits: Limits, take: Callable[[int], Non
     return files
 
 
-async def read_model(
+async def read_small(
     request: Request,
     limits: Limits,
     model: type[M],
     take: Callable[[int], None] = lambda _: None,
     most: int = SMALL_BYTES,
-    parts: int | None = None,
 ) -> M:
-    """JSON of at most ``most`` bytes, as a model of it. ``parts``: the most commas that it may have."""
+    """JSON of at most ``most`` bytes, as a model of it."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise RefusedError(415, "send application/json.")
     async with _arriving(limits):
         stream = _bounded(request, replace(limits, body_bytes=most), take)
         content = b"".join([chunk async for chunk in stream])
-    if parts is not None and content.count(b",") > parts:
-        raise RefusedError(422, "the JSON has far more parts than such a request.")
     try:
         found: M = model.model_validate_json(content)
         return found
@@ -118,11 +115,6 @@ async def _arriving(limits: Limits) -> AsyncIterator[None]:
         raise RefusedError(408, f"the request took more than {limits.body_seconds:g} s to arrive.") from error
     except ClientDisconnect as error:
         raise RefusedError(400, "the request broke off.") from error
-
-
-async def read_json(request: Request, limits: Limits, take: Callable[[int], None], kind: type[M]) -> M:
-    """A request of JSON alone, as a model of pydantic; few and short parts."""
-    return await read_model(request, limits, kind, take, limits.body_bytes, 2 * (limits.label + 10))
 
 
 async def _bounded(request: Request, limits: Limits, take: Callable[[int], None]) -> AsyncGenerator[bytes, None]:

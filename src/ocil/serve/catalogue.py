@@ -148,15 +148,6 @@ class Catalogue:
             for number, label, time, first, forgotten, changed in rows
         ]
 
-    def copy_to(self, path: Path) -> None:
-        """Write the list as it is now to another file."""
-        with self._lock, sqlite3.connect(path) as other:
-            if self._base.in_transaction:
-                self._base.execute("commit")
-            self._base.backup(other)
-            self._base.execute("begin")
-        other.close()
-
     @property
     def empty(self) -> bool:
         with self._lock:

@@ -20,6 +20,7 @@ from ocil.serve.idempotency import KeyedRequest, Keys
 from ocil.serve.log import Log
 from ocil.serve.metrics import Metrics
 from ocil.serve.statistics import Counts
+from ocil.serve.versions import Versions
 
 NOTE = "serve"  # the service's entry in the note of a model
 MOST_BATCHES = 1000  # between two checkpoints
@@ -44,6 +45,11 @@ class Note:
     learned: int = 0
     """Samples that the model had learned in its life. If it has learned more since, by other means, ``numbers`` are of
     another memory."""
+    pinned: int = 0
+    """The version that predictions come from; 0: the model itself."""
+    scored: tuple[int, int] = (0, 0)
+    """Samples that were predicted before they were learned, in the service's life, and how many correctly. A version
+    that is restored does not bring back its own."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -54,6 +60,8 @@ class Note:
             "change_keys": {key: list(request) for key, request in self.change_keys.items()},
             "numbers": list(self.numbers),
             "learned": self.learned,
+            "pinned": self.pinned,
+            "scored": list(self.scored),
         }
 
     @classmethod
@@ -68,7 +76,11 @@ class Note:
             raise ValueError("its entry 'numbers' is not made of numbers of samples")
         counts = Counts.from_json(entry(content, "counts", dict), classes)
         keys, change_keys = (_requests(content, name) for name in ("keys", "change_keys"))
-        return cls(position, counts, keys, changes, change_keys, numbers, learned)
+        scored = entry(content, "scored", list)
+        if [type(number) for number in scored] != [int, int] or not 0 <= scored[1] <= scored[0]:
+            raise ValueError("its entry 'scored' is not made of two counts")
+        pinned = whole(content, "pinned")
+        return cls(position, counts, keys, changes, change_keys, numbers, learned, pinned, (scored[0], scored[1]))
 
     def number_memory(self, model: Model) -> None:
         """Let the model's memory know the numbers of its samples, as far as they are known, and keep count."""
@@ -105,10 +117,12 @@ class Checkpoints:
         metrics: Metrics,
         seconds: float,
         keep_log: bool,
+        versions: Versions,
     ) -> None:
         """``saved``: what was saved with the model. ``seconds``: between two checkpoints."""
         self.model, self.folder, self.log, self.catalogue, self.metrics = model, folder, log, catalogue, metrics
-        self.keys, self.change_keys = keys, change_keys
+        self.keys, self.change_keys, self.versions = keys, change_keys, versions
+        self.pinned = saved.pinned
         self.seconds, self.keep_log = min(seconds, threading.TIMEOUT_MAX), keep_log
         self.position, self.changes = saved.position, saved.changes
         """The numbers of the last sample and of the last change in the saved model."""
@@ -126,28 +140,29 @@ class Checkpoints:
         late = time.monotonic() - self._tried_at >= self.seconds
         return late or self.model.batches - self._batches >= MOST_BATCHES
 
-    def note(self, position: int, counts: Counts, changes: int) -> Note:
+    def note(self, position: int, counts: Counts, changes: int, scored: tuple[int, int]) -> Note:
         """What is to be known of the model beside it, after these samples and changes."""
-        stored = len(self.model.learner.memory)
-        numbers = numbers_of(self.model).of_slot[:stored].tolist()
-        return Note(position, counts, self.keys.copy(), changes, self.change_keys.copy(), numbers, self.model.samples)
+        model, keys, change_keys = self.model, self.keys.copy(), self.change_keys.copy()
+        numbers = numbers_of(model).of_slot[: len(model.learner.memory)].tolist()
+        return Note(position, counts, keys, changes, change_keys, numbers, model.samples, self.pinned, scored)
 
-    def save(self, position: int, counts: Counts, changes: int) -> None:
-        """Save the model, which has all samples up to ``position`` and all changes up to ``changes``, and delete the
-        log that it covers.
+    def save(self, note: Note) -> None:
+        """Save the model with this note, and delete the log that it covers and that no version needs.
 
         If a file cannot be written, the log is still there, and the next attempt follows later.
         """
         started = self._tried_at = time.monotonic()
         try:
             self.log.sync()  # or a log that is kept could miss a cut that the checkpoint has
-            self.model.note[NOTE] = self.note(position, counts, changes).to_json()
+            self.model.note[NOTE] = note.to_json()
             self.model.save(self.folder)
             sync_folder(self.folder)
-            self.position, self.changes, self._batches = position, changes, self.model.batches
+            self.position, self.changes, self._batches = note.position, note.changes, self.model.batches
             self.catalogue.commit()
             if not self.keep_log:
-                self.log.covered(position, changes)
+                needed = self.versions.needed_from
+                position = note.position if needed is None else min(note.position, max(0, needed - 1))
+                self.log.covered(position, note.changes)
             self.trouble = None
         except (WriteError, OSError) as error:
             self.trouble = f"the model could not be saved: {error}"

@@ -16,7 +16,7 @@ from ocil.online.labels import ClassLabel
 from ocil.serve.futures import ServiceThread
 from ocil.serve.idempotency import digest
 from ocil.serve.label_studio_images import Source
-from ocil.serve.labelling import Labelling, corrected, forgotten, margin
+from ocil.serve.labelling import Labelling, forgotten, margin
 from ocil.serve.labelling_store import Annotation
 from ocil.serve.labels import checked_label, reading
 from ocil.serve.limits import RefusedError
@@ -174,8 +174,10 @@ class LabelStudio(ServiceThread):
             try:
                 self.labelling.open().settle(self._given(one))
                 self._later.pop(one.name, None)
-            except RefusedError as error:
-                busy = error.status in (429, 503)
+            except Exception as error:  # one annotation must not keep the others from being learned
+                if not isinstance(error, RefusedError):
+                    logger.exception("annotation %s of Label Studio", one.name)
+                busy = isinstance(error, RefusedError) and error.status in (429, 503)
                 self._later[one.name] = tries + (not busy), time.monotonic() + RETRY_SECONDS
                 if tries + 1 >= TRIES and not busy:
                     self._later.pop(one.name)
@@ -192,7 +194,7 @@ class LabelStudio(ServiceThread):
                 forgotten(service, sample)
             return one._replace(label=None, sample=None, turn=one.turn + 1)
         if sample is not None:
-            corrected(service, sample, one.wanted)
+            service.correct(sample, one.wanted).result()
             return one._replace(label=one.wanted, sample=sample)
         inputs = self._image(one.address)[None]
         self.labelling.open().settle(one._replace(label=""))  # a crash must not hide that the log may have it

@@ -141,11 +141,11 @@ class Source:
         """Status, where it was redirected to, and content."""
         connection = http.client.HTTPConnection(origin.host, origin.port)
         try:
-            connection.sock = self._connected(origin, end)
+            connection.sock = connected = self._connected(origin, end)
             connection.request(method, path, body, headers)
             answer = connection.getresponse()
             location = answer.getheader("location") if 300 <= answer.status < 400 else None
-            return answer.status, location, b"" if location else self._read(answer, connection.sock, end)
+            return answer.status, location, b"" if location else self._read(answer, connected, end)
         except (OSError, http.client.HTTPException, UnicodeError, ValueError) as error:
             raise RefusedError(422, f"the image of the task cannot be read: {type(error).__name__}.") from error
         finally:
@@ -173,7 +173,7 @@ class Source:
         if answer.getheader("content-encoding", "identity") != "identity":
             raise RefusedError(422, "the image of the task is compressed once more, which was not asked for.")
         while True:
-            if connected.fileno() >= 0:  # the answer closes it when it has all
+            if connected.fileno() >= 0:  # it is closed once the answer has all
                 connected.settimeout(_left(end))
             chunk = answer.read1(CHUNK)
             if not chunk:

@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel, Field
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ocil.serve.bodies import Budget, read_model
+from ocil.serve.bodies import Budget, read_small
 from ocil.serve.label_studio import LabelStudio, Project, chosen, read_project
 
 PREFIX = "/label-studio"
@@ -78,7 +78,7 @@ class LabelStudioRoutes:
         }
 
     async def setup(self, request: Request) -> dict[str, str]:
-        asked = await read_model(request, self.limits, SetupRequest, most=2**20)
+        asked = await read_small(request, self.limits, SetupRequest, most=2**20)
         read_project(asked.label_schema)
         if asked.access_token:
             self.studio.source.offer_key(asked.access_token)
@@ -86,7 +86,7 @@ class LabelStudioRoutes:
 
     async def predict(self, request: Request) -> dict[str, Any]:
         with self.budget.lease() as take:
-            asked = await read_model(request, self.limits, PredictRequest, take, self.limits.body_bytes)
+            asked = await read_small(request, self.limits, PredictRequest, take, self.limits.body_bytes)
             project, version = read_project(asked.label_config), self.studio.version
             addresses = [_address(project, task) for task in asked.tasks]
             guesses = await self._in(self.studio.predict, project, addresses)
@@ -100,7 +100,7 @@ class LabelStudioRoutes:
 
     async def webhook(self, request: Request) -> dict[str, int]:
         with self.budget.lease() as take:
-            asked = await read_model(request, self.limits, WebhookRequest, take, self.limits.body_bytes)
+            asked = await read_small(request, self.limits, WebhookRequest, take, self.limits.body_bytes)
         return {"changed": await self._in(self._note, asked)}
 
     def _note(self, asked: WebhookRequest) -> int:

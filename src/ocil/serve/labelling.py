@@ -5,7 +5,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -239,7 +238,7 @@ class Labelling:
                 sent = self.service.writer.submit(inputs, [change.label], key, digest(inputs, [change.label]))
                 sample: int | None = sent.result().first
             elif change.verb == "correct":
-                corrected(self.service, one.sample or 0, change.label)
+                self.service.correct(one.sample or 0, change.label).result()
                 sample = one.sample
             else:
                 forgotten(self.service, one.sample or 0)
@@ -354,27 +353,13 @@ def margin(probabilities: NDArray[np.float64]) -> float:
     return float(first - second)
 
 
-def corrected(service: Service, sample: int, label: ClassLabel) -> None:
-    """The sample gets another label. ``RefusedError`` if it cannot."""
-    _settled(service, "correct", sample, label)
-
-
 def forgotten(service: Service, sample: int) -> None:
-    """The sample leaves the memory. One that is gone already is as good as forgotten."""
+    """The sample leaves the memory. One that is not known any more is as good as forgotten."""
     try:
-        _settled(service, "forget", sample)
+        service.forget(sample).result()
     except RefusedError as error:
-        if error.status not in (404, 410):
+        if error.status != 404:
             raise
-
-
-def _settled(service: Service, verb: str, *arguments: Any) -> None:
-    function = getattr(service, verb, None)
-    if function is None:
-        raise RefusedError(501, f"this service cannot {verb} samples.")
-    found = function(*arguments)
-    if isinstance(found, Future):
-        found.result()
 
 
 def _order(one: Entry) -> tuple[int, float, int]:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from ocil.online.images import ImageFormat
 from ocil.online.labels import encoded
 from ocil.serve.answers import JsonLabel, Number, Share, Text
-from ocil.serve.bodies import Budget, read_files, read_model
+from ocil.serve.bodies import Budget, read_files, read_small
 from ocil.serve.labelling import Added, Labelling, Shown
 from ocil.serve.labelling_images import media_type, prepare
 from ocil.serve.labelling_store import Content
@@ -141,7 +141,7 @@ class LabellingRoutes:
         return Response(content, media_type=media_type(content))
 
     async def label(self, number: ImageNumber, request: Request, person: Person = "") -> QueueState:
-        asked = await read_model(request, self.limits, LabelRequest)
+        asked = await read_small(request, self.limits, LabelRequest)
         label = checked_label(asked.label, self.limits)
         await self._in(self.labelling.label, number, label, asked.again)
         return await self.queue(person)

@@ -43,6 +43,12 @@ class Limits:
     """Images that are kept for labelling, with and without a label."""
     label_bytes: int = 2 * 2**30
     """Bytes of these images on the disk."""
+    versions: int = 16
+    """Versions of the model that are kept."""
+    versions_bytes: int = 8 * 2**30
+    """Bytes that they take."""
+    held_out: int = 2000
+    """Inputs of the held-out set that versions are compared on."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

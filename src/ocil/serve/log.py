@@ -8,6 +8,7 @@ import errno
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -177,6 +178,12 @@ class Log:
             if still_missing != self.recovered.missing:
                 write_missing(self.folder, still_missing)
                 self.recovered.missing = still_missing
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Nothing is written or deleted inside the block."""
+        with self._lock:
+            yield
 
     def close(self) -> None:
         with self._lock:

@@ -1,6 +1,6 @@
 """Numbers for Prometheus."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, generate_latest
@@ -35,6 +35,30 @@ class Metrics:
         """Everything in Prometheus' text format."""
         content: bytes = generate_latest(self._registry)
         return content
+
+
+def text_of(several: "Mapping[str, Metrics]") -> bytes:
+    """The numbers of several models in one text: each has the label ``model``."""
+    families: dict[str, Metric] = {}
+    for name, metrics in several.items():
+        for metric in metrics._registry.collect():
+            family = families.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+            for sample in metric.samples:
+                family.add_sample(sample.name, {"model": name} | sample.labels, sample.value)
+    registry = _Registry()
+    registry.register(_Families(list(families.values())))
+    content: bytes = generate_latest(registry)
+    return content
+
+
+class _Families:
+    """A collector of numbers that are known already."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self.families = families
+
+    def collect(self) -> list[Metric]:
+        return self.families
 
 
 class _Registry(CollectorRegistry):  # type: ignore[misc]

@@ -19,6 +19,7 @@ import ocil
 from ocil.online.labels import encoded
 from ocil.serve import answers, pictures, vectors
 from ocil.serve.bodies import Budget, read_body
+from ocil.serve.guard import asked
 from ocil.serve.idempotency import digest
 from ocil.serve.labels import checked_label
 from ocil.serve.limits import RefusedError
@@ -71,6 +72,7 @@ class Routes:
             labels = [checked_label(label, self.limits) for label in sent.labels]
             inputs = await self._decoded(sent.inputs)
         receipt = await _result(service.writer.submit(inputs, labels, idempotency_key, digest(inputs, labels)))
+        asked(request.scope).changed |= {"first": receipt.first, "last": receipt.last, "repeated": receipt.repeated}
         if wait == "true":
             with suppress(TimeoutError):
                 await asyncio.wait_for(

@@ -3,13 +3,14 @@
 import asyncio
 import errno
 import ipaddress
-import logging
 import os
 import signal
 import socket
-import stat
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,13 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ocil.errors import OcilError
+from ocil.serve import logs
 from ocil.serve.app import create_app
+from ocil.serve.audit import FILE, Audit
 from ocil.serve.guard import LOOPBACK
+from ocil.serve.models import Models
 from ocil.serve.service import Service
+from ocil.serve.tokens import Access, refuse_readable
 
 TOKEN = "OCIL_TOKEN"  # noqa: S105 # the name of a variable
 SHORTEST_TOKEN = 16
@@ -123,13 +128,20 @@ class Connection(H11Protocol):  # type: ignore[misc]
 
 
 class Server(uvicorn.Server):  # type: ignore[misc]
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, *services: Service, drain_seconds: float = 0.0) -> None:
+        """``drain_seconds``: how long requests are still taken after the signal to stop; probes see that it stops."""
         super().__init__(config)
-        self.service = service
+        self.services, self.drain_seconds = services, drain_seconds
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End all waiting: uvicorn would answer these requests with an error though their samples are acknowledged."""
-        self.service.trainer.waiters.close()
+        for service in self.services:
+            service.draining = True
+        until = time.monotonic() + self.drain_seconds
+        while time.monotonic() < until and not self.force_exit:
+            await asyncio.sleep(0.1)
+        for service in self.services:
+            service.trainer.waiters.close()
         await super().shutdown(sockets)
 
 
@@ -142,20 +154,22 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def read_token(host: str, file: Path | None) -> str | None:
-    """The token in the file, else in the environment; None if there is none, which only a loopback address allows."""
+def read_token(host: str, file: Path | None, others: bool = False) -> str | None:
+    """The token in the file, else in the environment; None if there is none, which only a loopback address allows.
+
+    ``others``: there is a file of further tokens, so that none is needed here.
+    """
     token, source = os.environ.get(TOKEN, ""), TOKEN
     if file is not None:
         source = str(file)
         try:
             token = file.read_text(encoding="utf-8").strip()
-            if stat.S_IMODE(file.stat().st_mode) & 0o004:
-                raise OcilError(f"{file} can be read by everybody: chmod 600 {file}")
+            refuse_readable(file)
         except (OSError, UnicodeDecodeError) as error:
             raise OcilError(f"the token file {file} cannot be read: {error}.") from None
-    if not token and (file is not None or not is_loopback(host)):
+    if not token and (file is not None or not (is_loopback(host) or others)):
         why = f"{file} is empty" if file is not None else f"{host} can be reached from elsewhere"
-        raise OcilError(f"{why}: set a token in {TOKEN} or in the file of --token-file.")
+        raise OcilError(f"{why}: set a token in {TOKEN} or in the file of --token-file, or give --tokens.")
     if token and (len(token) < SHORTEST_TOKEN or not token.isascii() or any(c.isspace() for c in token)):
         raise OcilError(
             f"the token in {source} must have at least {SHORTEST_TOKEN} characters, plain and without blanks."
@@ -188,22 +202,44 @@ def address_of(bound: socket.socket, host: str) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}"
 
 
+@dataclass(frozen=True)
+class Settings:
+    """How a process serves its models, whichever they are."""
+
+    host: str = "127.0.0.1"
+    allowed: tuple[str, ...] = ()
+    """Further names that the service is reached by."""
+    access: Access = field(default_factory=Access)
+    drain_seconds: float = 0.0
+    log_format: str = logs.TEXT
+    log_requests: bool = False
+
+    @property
+    def hosts(self) -> tuple[str, ...] | None:
+        """Names that a request may call this service by; None: any."""
+        if not is_loopback(self.host) and not self.allowed:
+            return None
+        host = f"[{self.host}]" if ":" in self.host else self.host.lower()
+        return tuple(dict.fromkeys((*LOOPBACK, host, *map(str.lower, self.allowed))))
+
+
 def serve(
-    service: Service,
+    services: Service | Mapping[str, Service],
     bound: socket.socket,
-    host: str,
-    token: str | None,
-    allowed: tuple[str, ...] = (),
+    settings: Settings,
     ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Answer requests until SIGTERM or Ctrl-C; then refuse new ones, learn what is queued, and save."""
+    """Answer requests until SIGTERM or Ctrl-C; then refuse new ones, learn what is queued, and save.
+
+    ``services``: one, or several by the names of their models, which then lie behind ``/models/NAME``.
+    """
     warnings.filterwarnings("ignore", module=r"PIL\.")  # of odd palettes and the like, which the service cannot fix
-    hosts: tuple[str, ...] | None = None
-    if is_loopback(host) or allowed:
-        hosts = tuple(
-            dict.fromkeys((*LOOPBACK, f"[{host}]" if ":" in host else host.lower(), *map(str.lower, allowed)))
-        )
-    app = create_app(service, token, hosts)
+    app: Any
+    if isinstance(services, Service):
+        audit = Audit(services.folder / FILE)
+        app, all_of_them = create_app(services, None, settings.hosts, settings.access, audit), [services]
+    else:
+        app, all_of_them = Models(services, settings.access, settings.hosts, audited=True), list(services.values())
     config = uvicorn.Config(
         app,
         http=Connection,
@@ -217,22 +253,33 @@ def serve(
         timeout_keep_alive=REQUEST_SECONDS,
         timeout_graceful_shutdown=STOP_SECONDS,
     )
-    logging.basicConfig(level=logging.WARNING, format="ocil: %(message)s")
-    server = Server(config, service)
+    logs.set_up(settings.log_format, settings.log_requests)
+    server = Server(config, *all_of_them, drain_seconds=settings.drain_seconds)
     # uvicorn raises the signal once more when it has stopped; saving comes after that.
     # One that comes before uvicorn listens to them stops it as soon as it has begun.
     before = {
         number: signal.signal(number, lambda *_: setattr(server, "should_exit", True))
         for number in (signal.SIGTERM, signal.SIGINT)
     }
-    service.start()
+    for service in all_of_them:
+        service.start()
     try:
         bound.listen(2048)
         ready()
         server.run(sockets=[bound])
         signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on Ctrl-C stops at once
     finally:
-        service.close(STOP_SECONDS)
+        close_all(all_of_them)
         bound.close()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def close_all(services: Sequence[Service]) -> None:
+    """Close them at the same time: each may take some seconds to learn what waits."""
+    if len(services) == 1:
+        services[0].close(STOP_SECONDS)
+        return
+    with ThreadPoolExecutor(len(services), "ocil-close") as pool:
+        for done in [pool.submit(service.close, STOP_SECONDS) for service in services]:
+            done.result()

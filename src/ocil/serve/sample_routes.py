@@ -16,6 +16,7 @@ from ocil.online.labels import encoded
 from ocil.serve.answers import Count, JsonLabel, Number, Text, _Request
 from ocil.serve.bodies import read_small
 from ocil.serve.catalogue import SampleState
+from ocil.serve.guard import asked
 from ocil.serve.labels import BIGGEST_NUMBER, checked_label
 from ocil.serve.limits import Limits, RefusedError
 from ocil.serve.pictures import as_png
@@ -106,18 +107,19 @@ class SampleRoutes:
         """
         sent = await read_small(request, self.limits, Correction)
         label = checked_label(sent.label, self.limits)
-        return await self._changed(number, self.service.correct(number, label, idempotency_key))
+        return await self._changed(request, number, self.service.correct(number, label, idempotency_key))
 
-    async def forget_sample(self, number: SampleNumber, idempotency_key: Key = None) -> ChangedSample:
+    async def forget_sample(self, number: SampleNumber, request: Request, idempotency_key: Key = None) -> ChangedSample:
         """Remove a sample from the memory, or from the queue if it was not learned yet.
 
         The network keeps what it has learned from it; so do versions and backups that were saved before.
         """
-        return await self._changed(number, self.service.forget(number, idempotency_key))
+        return await self._changed(request, number, self.service.forget(number, idempotency_key))
 
-    async def review(self, idempotency_key: Key = None) -> Changed:
+    async def review(self, request: Request, idempotency_key: Key = None) -> Changed:
         """Relearn from the memory: one pass over all that it holds, with the labels as they are now."""
         receipt, made = await self.wait_for(self.service.review(idempotency_key))
+        asked(request.scope).changed |= {"change": receipt.first, "repeated": receipt.repeated}
         return Changed(change=receipt.first, repeated=receipt.repeated, made=made)
 
     async def wait_for(self, accepted: "Future[Receipt]") -> tuple[Receipt, bool]:
@@ -127,9 +129,12 @@ class SampleRoutes:
             made = await asyncio.wait_for(_result(self.service.made(receipt.first)), self.limits.wait_seconds)
         return receipt, made
 
-    async def _changed(self, number: int, accepted: "Future[Receipt]") -> ChangedSample:
+    async def _changed(self, request: Request, number: int, accepted: "Future[Receipt]") -> ChangedSample:
         receipt, made = await self.wait_for(accepted)
         outcome = self.service.trainer.outcomes.get(receipt.first)
+        label = encoded(self.service.sample(number).label)
+        audited = {"change": receipt.first, "sample": number, "label": label, "repeated": receipt.repeated}
+        asked(request.scope).changed |= audited
         return ChangedSample(
             change=receipt.first,
             repeated=receipt.repeated,
@@ -177,7 +182,7 @@ def label_body(limits: Limits) -> dict[str, Any]:
 def add_sample_routes(app: FastAPI, service: Service, refusals: Callable[..., Any]) -> None:
     """``refusals``: describes the answers of these statuses."""
     routes = SampleRoutes(service)
-    common = (401, 403, 422, 503)
+    common = (401, 403, 422, 429, 503)
 
     def add(method: str, path: str, answer: Callable[..., Any], summary: str, *codes: int, **options: Any) -> None:
         described = {"summary": summary, "responses": refusals(*common, *codes), "operation_id": answer.__name__}
@@ -187,6 +192,6 @@ def add_sample_routes(app: FastAPI, service: Service, refusals: Callable[..., An
     add("GET", "/samples", routes.find_samples, "Search for samples")
     add("GET", one, routes.find_sample, "One sample", 404)
     body = {"openapi_extra": label_body(service.limits)}
-    add("PUT", one, routes.correct_sample, "Correct a sample's label", 400, 404, 408, 409, 413, 415, 429, **body)
-    add("DELETE", one, routes.forget_sample, "Forget a sample", 404, 409, 429)
-    add("POST", "/review", routes.review, "Relearn from the memory", 409, 429)
+    add("PUT", one, routes.correct_sample, "Correct a sample's label", 400, 404, 408, 409, 413, 415, **body)
+    add("DELETE", one, routes.forget_sample, "Forget a sample", 404, 409)
+    add("POST", "/review", routes.review, "Relearn from the memory", 409)

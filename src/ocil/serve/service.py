@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 
 from ocil.online.header import reading_note
 from ocil.online.labels import ClassLabel
-from ocil.online.model import Model, has_model
+from ocil.online.model import FILE, Model, has_model
 from ocil.online.vectors import VectorFormat
 from ocil.precision import numerics
 from ocil.serve.catalogue import FILE as CATALOGUE
 from ocil.serve.catalogue import Catalogue, SampleState
 from ocil.serve.changes import numbers_of
 from ocil.serve.checkpoints import MOST_SAMPLES, NOTE, Checkpoints, Note
+from ocil.serve.held_out import HeldOut
 from ocil.serve.idempotency import Keys, restored
 from ocil.serve.limits import Limits, RefusedError
 from ocil.serve.log import Log
@@ -26,6 +27,7 @@ from ocil.serve.records import Change
 from ocil.serve.segment import read
 from ocil.serve.statistics import Statistics, StoredImages
 from ocil.serve.trainer import Trainer
+from ocil.serve.versions import Version, Versions, checked_name
 from ocil.serve.writer import Receipt, Writer
 
 LOG = "log"
@@ -60,6 +62,8 @@ class Service:
         self.model, self.folder, self.limits = model, folder, limits or Limits()
         model.threads = threads or model.threads_used
         self.metrics = Metrics()
+        self.draining = False
+        """The service is about to stop: it answers, but new requests should go elsewhere."""
         with reading_note("its service"):
             note = Note.from_json(model.note.get(NOTE, {}), len(model.labels))
             note.number_memory(model)
@@ -72,10 +76,13 @@ class Service:
         self._numerics.enter_context(numerics(model.config.precision))  # once: threads must not switch it to and fro
         keys = Keys(self.limits.keys, restored(note.keys, note.position, log.recovered.keys))
         change_keys = Keys(self.limits.keys, restored(note.change_keys, note.changes, log.recovered.change_keys))
-        self.checkpoints = Checkpoints(
-            model, folder, note, log, self.catalogue, keys, change_keys, self.metrics, save_seconds, keep_log
-        )
-        self.trainer = Trainer(model, log, note.position, note.counts, self.checkpoints, self.metrics)
+        self.saved_versions = Versions(folder)
+        parts = (self.catalogue, keys, change_keys, self.metrics)
+        self.checkpoints = Checkpoints(model, folder, note, log, *parts, save_seconds, keep_log, self.saved_versions)
+        self.trainer = Trainer(model, log, note, self.checkpoints, self.saved_versions, self.metrics)
+        if note.pinned:
+            self.trainer.version_changes.pin(self.saved_versions.find(note.pinned))
+        self.held_out = HeldOut(self)
         labels = (*model.labels, *sorted(log.recovered.labels, key=repr))
         self.writer = Writer(log, labels, keys, change_keys, self.catalogue, self.trainer, self.limits, self.metrics)
         self.predictor = Predictor(self.trainer.snapshots, self.limits, self.metrics)
@@ -127,6 +134,34 @@ class Service:
         """Relearn from the memory: a pass over all of it, as methods with a review make it."""
         return self.writer.change(Change(0, "review", key=key))
 
+    def save_version(self, name: str, key: str | None = None) -> "Future[Receipt]":
+        """Save the model as it is before the next batch under a name, from which it can be restored."""
+        return self.writer.change(Change(0, "save", name=checked_name(name), key=key), self._check_room)
+
+    def restore_version(self, name: str, relearn: bool = False, key: str | None = None) -> "Future[Receipt]":
+        """Go back to a version; with ``relearn``, learn what came after it again, with the labels as they are now."""
+        version = self.saved_versions.named(name).number
+        return self.writer.change(Change(0, "restore", version=version, relearn=relearn, key=key))
+
+    def drop_version(self, name: str, key: str | None = None) -> "Future[Receipt]":
+        """Delete a version."""
+        return self.writer.change(Change(0, "drop", version=self.saved_versions.named(name).number, key=key))
+
+    def pin_version(self, name: str | None, key: str | None = None) -> "Future[Receipt]":
+        """Predict by a version while learning goes on; None: by the model that learns."""
+        version = 0 if name is None else self.saved_versions.named(name).number
+        return self.writer.change(Change(0, "pin", version=version, key=key))
+
+    @property
+    def versions(self) -> tuple[Version, ...]:
+        """All versions, from the oldest to the newest."""
+        return self.saved_versions.all
+
+    @property
+    def pinned(self) -> Version | None:
+        """The version that predictions come from; None: they come from the model that learns."""
+        return self.saved_versions.find(self.checkpoints.pinned)
+
     def made(self, change: int) -> "Future[bool]":
         """True once this change is made; False if the service stops before."""
         return self.trainer.change_waiters.wait_for(change)
@@ -166,6 +201,16 @@ class Service:
     def _check_correctable(self, change: Change) -> None:
         if self.sample(change.sample).forgotten:
             raise RefusedError(409, f"sample {change.sample} was forgotten: send it anew.")
+
+    def _check_room(self, change: Change) -> None:
+        versions, limits = self.saved_versions, self.limits
+        if any(one.name == change.name for one in versions.all):
+            raise RefusedError(409, "there is a version of this name: choose another one, or delete it first.")
+        if len(versions.all) >= limits.versions:
+            raise RefusedError(409, f"there are {limits.versions} versions, which is the limit here: delete one.")
+        if versions.bytes + (self.folder / FILE).stat().st_size > limits.versions_bytes:
+            most = f"{limits.versions_bytes} bytes, which is the limit here"
+            raise RefusedError(409, f"the versions would take more than {most}: delete one.")
 
     def _fill_catalogue(self) -> None:
         """Add what the log has: all of it to a list that is new, else what may have been lost in a crash."""

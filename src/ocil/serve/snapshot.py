@@ -56,6 +56,8 @@ class Snapshots:
     def __init__(self, model: Model) -> None:
         self.model = model
         self._lock = threading.Lock()
+        self.pinned: Snapshot | None = None
+        """What predictions read instead of the newest one. It is of another model, which does not learn."""
         self._copies: list[Learner] = []
         self._read: Learner | None = None
         self.newest = self._taken(self._copied())
@@ -82,15 +84,19 @@ class Snapshots:
 
     @contextmanager
     def reading(self) -> Iterator[Snapshot]:
-        """The newest snapshot, which stays as it is inside the block, however many steps are learned meanwhile."""
+        """The newest snapshot, or the pinned one. It stays as it is inside the block, whatever is learned meanwhile."""
         with self._lock:
-            found = self.newest
+            found = self.pinned or self.newest
             self._read = found.learner
         try:
             yield found
         finally:
             with self._lock:
                 self._read = None
+
+    def begin_anew(self) -> None:
+        """The model has another learner now. The newest snapshot stays until the next is published."""
+        self._copies = []
 
     def _copied(self) -> Learner:
         learner = self.model.learner

@@ -19,13 +19,15 @@ from ocil.methods.base import Learner
 from ocil.online.labels import ClassLabel
 from ocil.online.model import Model
 from ocil.serve.changes import Corrections, Outcome, numbers_of
-from ocil.serve.checkpoints import Checkpoints
+from ocil.serve.checkpoints import Checkpoints, Note
 from ocil.serve.futures import ServiceThread, Waiters, answer
 from ocil.serve.log import Log
 from ocil.serve.metrics import Metrics
 from ocil.serve.records import Change, Cut, SampleRecord
 from ocil.serve.snapshot import Snapshots
-from ocil.serve.statistics import UNKNOWN, Counts, Statistics
+from ocil.serve.statistics import UNKNOWN, Statistics
+from ocil.serve.version_changes import VersionChanges
+from ocil.serve.versions import Versions
 from ocil.threads import set_threads
 
 EXPENSIVE_EVERY = 10  # batches between two snapshots that are expensive to make, while more batches wait
@@ -65,19 +67,22 @@ class Trainer(ServiceThread):
     """
 
     def __init__(
-        self, model: Model, log: Log, position: int, counts: Counts, checkpoints: Checkpoints, metrics: Metrics
+        self, model: Model, log: Log, saved: Note, checkpoints: Checkpoints, versions: Versions, metrics: Metrics
     ) -> None:
-        """``position``: the number of the last sample that the model has learned. ``counts``: those saved with it."""
+        """``saved``: what was saved with the model."""
         super().__init__("ocil-learn")
-        self.model, self.log, self.counts = model, log, counts
+        self.model, self.log, self.counts = model, log, saved.counts
+        self.scored = saved.scored
+        """Samples that were predicted before they were learned, in the service's life, and how many correctly."""
         self.changed = log.changes
         """The number of the last change that was made."""
         self.corrections = Corrections(model)
+        self.version_changes = VersionChanges(self, versions)
         self.outcomes: OrderedDict[int, Outcome] = OrderedDict()
         """What became of the last changes, by their numbers."""
         self.checkpoints, self.metrics = checkpoints, metrics
         self.snapshots = Snapshots(model)
-        self.statistics = Statistics.of(model, position, counts)
+        self.statistics = Statistics.of(model, saved.position, saved.counts)
         """The model after the last step, in numbers."""
         self.failed: str | None = None
         """Why learning has stopped for good."""
@@ -89,7 +94,7 @@ class Trainer(ServiceThread):
         self._pending: list[NumberedSample] = []  # while the log is replayed: samples that were read and not learned
         self._changes: deque[Change] = deque()
         self._calls: deque[Callable[[], None]] = deque()
-        self.waiters = Waiters(position)
+        self.waiters = Waiters(saved.position)
         self.change_waiters = Waiters(self.changed)
         self._replaying = True
         self._stale = False  # the newest snapshot is older than the model
@@ -165,7 +170,11 @@ class Trainer(ServiceThread):
 
     def save(self) -> None:
         """Make a checkpoint. Call it in the learning thread, between two steps."""
-        self.checkpoints.save(self.position, self.counts, self.changed)
+        self.checkpoints.save(self.note())
+
+    def note(self) -> Note:
+        """What is to be known of the model beside it."""
+        return self.checkpoints.note(self.position, self.counts, self.changed, self.scored)
 
     def _wait_for_work(self) -> bool:
         """Return when there is something to learn, to call or to save; False when it is time to stop."""
@@ -258,7 +267,10 @@ class Trainer(ServiceThread):
     def _make(self, change: Change) -> None:
         """Make a change and publish it."""
         try:
-            outcome = self.corrections.make(change, self._change_waiting(change), self._stop_if_late)
+            if change.action in ("correct", "forget", "review"):
+                outcome = self.corrections.make(change, self._change_waiting(change), self.stop_if_late)
+            else:
+                outcome = self.version_changes.make(change)
         except _TooLateError:  # the log has it: the next start makes it
             self._abandoned = True
             return
@@ -285,7 +297,8 @@ class Trainer(ServiceThread):
                         return True
         return False
 
-    def _stop_if_late(self) -> None:
+    def stop_if_late(self) -> None:
+        """Called within a long change: it is broken off if the service must stop now."""
         if self._stopping and time.monotonic() > self._stop_at:
             raise _TooLateError
 
@@ -316,7 +329,10 @@ class Trainer(ServiceThread):
         more = self._replaying or self._ready
         if first or not self._expensive or not more or self.model.batches % EXPENSIVE_EVERY == 0:
             self._publish(inputs[:PROBE])
-        self.counts.add([self.model.numbers[label] for label in labels], guesses, known)
+        truth = [self.model.numbers[label] for label in labels]
+        self.counts.add(truth, guesses, known)
+        right = sum(one == guess for one, guess in zip(truth, guesses, strict=True))
+        self.scored = self.scored[0] + len(batch), self.scored[1] + right
 
     def _publish(self, probe: NDArray[Any]) -> None:
         self.snapshots.publish(probe)

@@ -60,10 +60,11 @@ class _QueuedRequest:
 
     def record(self, number: int, change: int) -> SampleRecord | Change:
         """The record with these numbers of the next sample and the next change."""
+        now = round(time.time(), 6)  # as exact as answers are
         if self.change is not None:
-            return replace(self.change, number=change, time=time.time())
+            return replace(self.change, number=change, time=now)
         inputs = np.empty(0) if self.inputs is None else self.inputs
-        return SampleRecord(number, self.labels, inputs, self.key, self.digest, time.time())
+        return SampleRecord(number, self.labels, inputs, self.key, self.digest, now)
 
 
 class Writer(ServiceThread):

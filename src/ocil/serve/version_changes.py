@@ -1,0 +1,148 @@
+"""What changes about versions do, in the learning thread."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ocil.errors import OcilError, WriteError
+from ocil.online.header import reading_note
+from ocil.serve.changes import Outcome, numbers_of
+from ocil.serve.checkpoints import NOTE, Note
+from ocil.serve.records import Change, SampleRecord
+from ocil.serve.segment import read
+from ocil.serve.snapshot import Snapshot, Snapshots
+from ocil.serve.versions import Version, Versions
+
+if TYPE_CHECKING:
+    from ocil.serve.trainer import NumberedSample, Trainer
+
+
+class VersionChanges:
+    """Saves, restores, drops and pins versions. What a restored model is depends on the log alone, so a replay restores
+    the same one.
+    """
+
+    def __init__(self, trainer: "Trainer", versions: Versions) -> None:
+        self.trainer, self.versions = trainer, versions
+
+    def make(self, change: Change) -> Outcome:
+        version = self.versions.find(change.version)
+        if change.action == "save":
+            return self._save(change)
+        if version is None and change.version:
+            return Outcome(refused="the version was deleted in the meantime.")
+        if version is not None and change.action == "restore":
+            return self._restore(version, change)
+        try:
+            if change.action == "pin":
+                self.pin(version)
+            elif version is not None and change.action == "drop":
+                return self._drop(version)
+        except OcilError as error:
+            return Outcome(refused=str(error))
+        return Outcome()
+
+    def pin(self, version: Version | None) -> None:
+        """Predict by this version from now on; None: by the model that learns."""
+        trainer = self.trainer
+        if version is not None:
+            trainer.snapshots.pinned = self.snapshot(version)
+            trainer.checkpoints.pinned = version.number
+        else:
+            trainer.snapshots.pinned, trainer.checkpoints.pinned = None, 0
+
+    def snapshot(self, version: Version) -> Snapshot:
+        return Snapshots(self.versions.load(version.number, self.trainer.model)).newest
+
+    def _save(self, change: Change) -> Outcome:
+        trainer = self.trainer
+        if self.versions.find(change.number) is not None:  # a replay, and it was saved before
+            return Outcome()
+        if any(one.name == change.name for one in self.versions.all):
+            return Outcome(refused="there is a version of this name.")
+        try:
+            trainer.model.note[NOTE] = trainer.note().to_json()
+            self.versions.save(change, trainer.model, trainer.position, *trainer.scored)
+        except WriteError as error:
+            return Outcome(refused=str(error))
+        return Outcome()
+
+    def _drop(self, version: Version) -> Outcome:
+        """The checkpoint comes first: a replay must not need a version that is gone."""
+        trainer = self.trainer
+        if trainer.checkpoints.pinned == version.number:
+            return Outcome(refused="predictions are pinned to it.")
+        trainer.save()
+        if trainer.checkpoints.behind(trainer.position, trainer.changed):
+            return Outcome(refused=trainer.checkpoints.trouble or "the model could not be saved.")
+        self.versions.drop(version.number)
+        return Outcome()
+
+    def _restore(self, version: Version, change: Change) -> Outcome:
+        trainer = self.trainer
+        if change.relearn and (lost := self._lost(version)):
+            return Outcome(refused=f"{lost} samples that came after the version are no longer in the log.")
+        try:
+            found = self.versions.load(version.number, trainer.model)
+            with reading_note("the version's service"):
+                note = Note.from_json(found.note.get(NOTE, {}), len(found.labels))
+        except OcilError as error:
+            return Outcome(refused=str(error))
+        note.number_memory(found)
+        found.note = trainer.model.note
+        trainer.model.adopt(found)
+        trainer.counts = note.counts
+        trainer.snapshots.begin_anew()
+        labels: dict[int, Change] = {}
+        for one in self._changes_since(version, change):
+            trainer.corrections.make(one, False, trainer.stop_if_late)
+            labels[one.sample] = one
+        if change.relearn:
+            self._relearn(version, labels)
+        return Outcome()
+
+    def _relearn(self, version: Version, changes: "dict[int, Change]") -> None:
+        """Learn what came after a version, in full batches, with the labels as they are now."""
+        model, batch = self.trainer.model, list["NumberedSample"]()
+        size = model.recipe.batch_size
+        for sample in self._samples_since(version):
+            change = changes.get(sample.number)
+            if change is not None and change.action == "forget":
+                continue
+            batch.append(sample if change is None else sample._replace(label=change.label))
+            if len(batch) == size:
+                self._learn(batch)
+                batch = []
+        if batch:
+            self._learn(batch)
+        model.check_loss()
+
+    def _learn(self, batch: "list[NumberedSample]") -> None:
+        model = self.trainer.model
+        numbers_of(model).announce([sample.number for sample in batch])
+        model.learn(np.stack([s.inputs for s in batch if s.inputs is not None]), [s.label for s in batch])
+        self.trainer.stop_if_late()
+
+    def _samples_since(self, version: Version) -> "Iterator[NumberedSample]":
+        from ocil.serve.trainer import NumberedSample
+
+        for segment in self.trainer.log.segments():
+            for record in read(segment.path):
+                if isinstance(record, SampleRecord) and record.last > version.position:
+                    for sample in NumberedSample.of(record):
+                        if version.position < sample.number <= self.trainer.position:
+                            yield sample
+
+    def _lost(self, version: Version) -> int:
+        """How many samples after a version the log does not have, without those that the user has given up."""
+        wanted = set(range(version.position + 1, self.trainer.position + 1))
+        for gap in self.trainer.log.recovered.missing:
+            wanted -= set(gap)
+        return len(wanted - {sample.number for sample in self._samples_since(version)})
+
+    def _changes_since(self, version: Version, until: Change) -> list[Change]:
+        """Corrections and removals that a version does not have, in their order."""
+        records = (record for segment in self.trainer.log.segments() for record in read(segment.path))
+        changes = (record for record in records if isinstance(record, Change) and record.sample)
+        return [change for change in changes if version.changes < change.number < until.number]

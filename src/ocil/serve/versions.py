@@ -1,0 +1,153 @@
+"""Named snapshots of a model, which can be compared, pinned for predictions, and restored.
+
+A version is a folder ``versions/NUMBER`` with a model file and a short description, which is written last: without it
+there is no version. NUMBER is that of the change that saved it, so no name from a request reaches the file system, and
+a number is never given twice.
+"""
+
+import json
+import os
+import re
+import shutil
+import stat
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ocil.errors import OcilError, WriteError
+from ocil.files import read_regular, sync_folder, write_bytes
+from ocil.online.header import entry, reading_note, whole
+from ocil.online.model import FILE, Model
+from ocil.serve.limits import RefusedError
+from ocil.serve.records import Change
+
+FOLDER, DESCRIPTION = "versions", "version.json"
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+RESERVED = ("pinned", "compare")  # they are paths beside the versions
+
+
+@dataclass(frozen=True)
+class Version:
+    """A saved model in numbers."""
+
+    number: int
+    """Of the change that saved it."""
+    name: str
+    time: float
+    position: int
+    """The number of the last sample that it has learned, or that an earlier one had learned when it was restored."""
+    changes: int
+    """The number of the last change that was made to it."""
+    samples: int
+    """Samples that it has learned in its life."""
+    classes: int
+    scored: int
+    """Samples that the service had predicted before it learned them, in its life, when this version was saved."""
+    correct: int
+    """How many of them it had predicted correctly."""
+    bytes: int = 0
+
+    @classmethod
+    def from_json(cls, content: Any) -> "Version":
+        numbers = {
+            name: whole(content, name)
+            for name in ("number", "position", "changes", "samples", "classes", "scored", "correct", "bytes")
+        }
+        return cls(name=entry(content, "name", str), time=entry(content, "time", float), **numbers)
+
+
+def checked_name(name: str) -> str:
+    if not re.fullmatch(NAME, name, re.ASCII) or name in RESERVED:
+        raise RefusedError(
+            422,
+            "a version's name has 1 to 64 English letters, digits, dots, dashes and underscores, begins with a letter "
+            f"or a digit, and is not {' or '.join(RESERVED)}.",
+        )
+    return name
+
+
+class Versions:
+    """The versions of one model. The learning thread writes; others read."""
+
+    def __init__(self, folder: Path) -> None:
+        """``folder``: of the model."""
+        self.folder = folder / FOLDER
+        self.all: tuple[Version, ...] = ()
+        """From the oldest to the newest. Each change makes a new tuple."""
+        if os.path.lexists(self.folder):
+            if not stat.S_ISDIR(self.folder.lstat().st_mode):
+                raise OcilError(f"{self.folder} is a symbolic link or a file: versions need a folder of their own.")
+            places = [place for place in self.folder.iterdir() if re.fullmatch(r"\d{20}", place.name)]
+            self.all = tuple(_described(place) for place in sorted(places) if (place / DESCRIPTION).exists())
+
+    def path(self, number: int) -> Path:
+        return self.folder / f"{number:020d}"
+
+    def named(self, name: str) -> Version:
+        """``RefusedError`` with 404 if there is none."""
+        found = next((one for one in self.all if one.name == name), None)
+        if found is None:
+            raise RefusedError(404, "there is no version of this name.")
+        return found
+
+    def find(self, number: int) -> Version | None:
+        return next((one for one in self.all if one.number == number), None)
+
+    @property
+    def bytes(self) -> int:
+        return sum(one.bytes for one in self.all)
+
+    @property
+    def needed_from(self) -> int | None:
+        """The log is needed from this sample on, for versions to be restored; None: there are none."""
+        return min((one.position for one in self.all), default=None)
+
+    def save(self, change: Change, model: Model, position: int, scored: int, correct: int) -> None:
+        """Save the model, with its note as it is. ``WriteError`` if it cannot be written."""
+        place = self.path(change.number)
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            model.save(place)
+            size = (place / FILE).stat().st_size
+            made = Version(
+                change.number,
+                change.name,
+                change.time,
+                position,
+                change.number - 1,
+                model.samples,
+                len(model.labels),
+                scored,
+                correct,
+                size,
+            )
+            write_bytes(place / DESCRIPTION, json.dumps(asdict(made)).encode())
+            for written in (place, self.folder, self.folder.parent):
+                sync_folder(written)
+        except OSError as error:
+            shutil.rmtree(place, ignore_errors=True)
+            raise WriteError(f"the version could not be saved: {error.strerror or error}") from error
+        self.all = (*self.all, made)
+
+    def load(self, number: int, like: Model) -> Model:
+        """The model of a version, on the device of another one. ``OcilError`` if its file is damaged."""
+        model = Model.load(self.path(number), like.device, trust=like.config.network)
+        model.threads = like.threads
+        return model
+
+    def drop(self, number: int) -> None:
+        place = self.path(number)
+        try:
+            (place / DESCRIPTION).unlink(missing_ok=True)
+            sync_folder(place)
+            shutil.rmtree(place)
+            sync_folder(self.folder)
+        except OSError as error:
+            raise WriteError(f"the version could not be deleted: {error.strerror or error}") from error
+        finally:
+            self.all = tuple(one for one in self.all if one.number != number)
+
+
+def _described(place: Path) -> Version:
+    with reading_note(f"the version in {place}"):
+        return Version.from_json(json.loads(read_regular(place / DESCRIPTION)))

@@ -1,0 +1,205 @@
+"""What a new user meets first: the start page, help, completion, errors, `ocil doctor`."""
+
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cyclopts import App
+
+import ocil
+from ocil.cli import COMMANDS, app
+from ocil.cli.names import experiments
+from ocil.experiments.named import find_file, shipped
+from ocil.experiments.part import Part
+from tests.conftest import Call, one_error
+
+ROOT = Path(__file__).parents[1]
+
+
+def commands(of: App = app, before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Every command and subcommand, as words."""
+    found = []
+    for name in of:
+        if not name.startswith("-"):
+            found += [(*before, name), *commands(of[name], (*before, name))]
+    return found
+
+
+def test_without_arguments_the_first_steps_are_shown(ocil_command: Call) -> None:
+    said = ocil_command()
+    assert (said.code, said.err) == (0, "")
+    assert "ocil run afs --seeds 1" in said.out
+    assert ocil.__version__ in said.out
+    for line in said.out.splitlines():
+        if line.startswith("  ocil "):
+            assert line.split()[1] in {name[0] for name in commands()} | {"--help"}
+
+
+def test_every_command_is_in_a_group_and_its_help_has_an_example(ocil_command: Call) -> None:
+    grouped = {name for _, *group in COMMANDS for name, _ in group}
+    assert grouped == {name for name in app if not name.startswith("-")}
+    for words in commands():
+        said = ocil_command(*words, "--help")
+        assert said.code == 0
+        if len(words) == 1 and len(list(app[words[0]])) > 2:
+            continue  # a group of commands
+        assert f"ocil {' '.join(words)}" in said.out.partition("Usage")[2].partition("\n")[2].replace("\n", " ") or (
+            words == ("datasets",)
+        ), words
+        assert "[default: ()]" not in said.out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["rnu"], 'Did you mean "run"?'),
+        (["data", "lst"], "See: ocil data --help"),
+        (["run", "--sed", "3"], "Did you mean --seed? See: ocil run --help"),
+        (["sweep", "tabel1"], "Did you mean 'table1'?"),
+        (["sweep", "table1", "--part", "9/8"], "K must lie between 1 and N"),
+        (["sweep", "table1", "--part", "x"], "write K/N"),
+        (["completion", "tcsh"], "bash"),
+    ],
+)
+def test_mistakes_have_the_nearest_name(words: list[str], message: str, ocil_command: Call) -> None:
+    assert message in one_error(ocil_command(*words))
+
+
+def completed(*words: str) -> list[str]:
+    """What the shell gets for the last word, through the command that the script of cyclopts calls."""
+    code = "from ocil.cli import main; import sys; main(sys.argv[1:])"
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", code, "__complete", *words],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [line.partition("\t")[0] for line in done.stdout.partition("\x1fbegin\n")[2].splitlines()]
+
+
+def test_methods_are_completed() -> None:
+    assert {"er", "er-ace"} <= set(completed("run", "er"))
+    assert "afs" not in completed("run", "er")
+
+
+@pytest.mark.parametrize(("words", "expected"), [(("sweep", "table"), "table1"), (("run", "afs", "-d", ""), "cifar10")])
+def test_names_are_completed_by_the_callbacks(words: tuple[str, ...], expected: str) -> None:
+    from ocil.cli.names import DATASET, EXPERIMENT
+
+    completer: Any = (EXPERIMENT if words[0] == "sweep" else DATASET).completer
+    assert expected in completer(type("Context", (), {"incomplete": words[-1]}))
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_of_a_shell(shell: str, ocil_command: Call, tmp_path: Path) -> None:
+    script = ocil_command("completion", shell).out
+    assert all(name in script for name in ("compare", "dry-run", "doctor"))
+    if shutil.which(shell):  # it has no syntax error
+        file = tmp_path / "script"
+        file.write_text(script)
+        subprocess.run([shell, "-n", file], check=True)
+
+
+def test_doctor(ocil_command: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = json.loads(ocil_command("doctor", "--quick", "--json").out)
+    assert found["problems"] == []
+    assert found["versions"]["ocil"].startswith(ocil.__version__)
+    assert found["data"]["fashion-mini"] == "ready"
+    assert {"serve", "timm", "sklearn"} <= set(found["extras"])
+    assert not {"all", "dev", "test"} & set(found["extras"])
+    from ocil.cli import doctor
+
+    monkeypatch.setattr(doctor, "speed", lambda: {"problem": "a training step fails: because"})
+    said = ocil_command("doctor")
+    assert said.code == 1
+    assert "Extras" in said.out
+    assert "a training step fails" in said.err
+
+
+def test_no_color() -> None:
+    """On a terminal, with NO_COLOR, no colours are sent."""
+
+    def shown(**variables: str) -> bytes:
+        parent, child = pty.openpty()
+        code = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r}); from ocil.cli import main; main(['--help'])"
+        environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
+        environment |= {"TERM": "xterm-256color", **variables}
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=child, env=environment)
+        os.close(child)
+        found = b""
+        try:
+            while part := os.read(parent, 65536):
+                found += part
+        except OSError:  # the other end is closed
+            pass
+        os.close(parent)
+        assert process.wait() == 0
+        return found
+
+    assert b"\x1b[3" in shown()
+    assert b"\x1b[3" not in shown(NO_COLOR="1")
+
+
+# Experiments by name, and parts
+
+
+def test_experiments_are_found_by_name_anywhere(
+    ocil_command: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = shipped()["table1"]
+    assert experiments() == list(shipped())
+    assert {find_file(Path(name)) for name in ("table1", "table1.toml", "experiments/table1.toml")} == {table}
+    assert find_file(Path("elsewhere/table1.toml")) == Path("elsewhere/table1.toml")
+    Path("table1.toml").write_text("")
+    assert find_file(Path("table1.toml")) == Path("table1.toml")  # a file that is there wins
+    listed = json.loads(ocil_command("sweep", "--json").out)["experiments"]
+    assert [each["name"] for each in listed] == list(shipped())
+    assert all(each["title"] for each in listed)
+
+
+def test_parts_are_all_runs_once() -> None:
+    for count in (1, 3, 8, 20):
+        parts = [Part(number, count).of(range(17)) for number in range(1, count + 1)]
+        assert sorted(run for part in parts for run in part) == list(range(17))
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    assert str(Part.parse(" 3/8 ")) == "3/8"
+
+
+def test_a_sweep_in_parts_is_the_sweep(ocil_command: Call, tiny_npz: Path, tmp_path: Path) -> None:
+    file = tmp_path / "small.toml"
+    settings = f'dataset = "{tiny_npz}"\nmemory = 20\nwidth = 2\ntasks = 2\nmemory_batch = 5\n'
+    file.write_text(f'title = "Small"\nseeds = 2\n[settings]\n{settings}[[cells]]\nmethod = ["er", "fine-tune"]\n')
+    words = ("sweep", file, "--out", tmp_path / "runs", "--workers", 1)
+    dry = json.loads(ocil_command(*words, "--part", "2/3", "--dry-run", "--json").out)
+    assert dry["part"] == {"number": 2, "of": 3, "runs": 1, "finished": 0, "begun": 0, "to_run": 1, **_seconds(dry)}
+    done = []
+    for number in (1, 2, 3):
+        said = ocil_command(*words, "--part", f"{number}/3", "--json")
+        assert said.code == 0, said.err
+        done.append(json.loads(said.out)["finished"])
+    assert done == [2, 1, 1]
+    assert len(list((tmp_path / "runs").rglob("result.json"))) == 4
+    all_of_them = ocil_command(*words)
+    assert "4 runs are finished already" in all_of_them.err
+    assert "lower is better" in all_of_them.out
+    said = ocil_command(*words, "--part", "7/9")  # more parts than runs
+    assert (said.code, said.out.startswith("Part 7/9: 0 of 0 runs")) == (0, True)
+
+
+def _seconds(dry: dict[str, Any]) -> dict[str, Any]:
+    return {"seconds": dry["part"]["seconds"]}
+
+
+def test_only_names_the_methods_that_it_leaves_out(ocil_command: Call, tmp_path: Path) -> None:
+    said = ocil_command("sweep", "table2", "--only", "regulariser=none", "--dry-run", "--out", tmp_path / "runs")
+    assert said.code == 0
+    assert "--only keeps" in said.err

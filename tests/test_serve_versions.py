@@ -1,0 +1,234 @@
+"""Versions of a served model: saved, compared, pinned, restored, deleted; and backups of a live one."""
+
+import io
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ocil.errors import OcilError, WriteError
+from ocil.online.model import FILE, Model
+from ocil.runs.environment import digest
+from ocil.serve.backup import backup
+from ocil.serve.limits import Limits, RefusedError
+from ocil.serve.service import Service
+from tests.serving import FORM, picture, relearned, running
+from tests.test_serve_changes import SECONDS, held_up, labels_in_memory, make, refused, send
+
+pytestmark = pytest.mark.usefixtures("quick_convolution")
+
+
+def bits(service: Service) -> str:
+    return service.trainer.between_steps(lambda: digest(service.model.learner)).result(SECONDS)
+
+
+def test_restored_bit_for_bit(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        send(service, 6)
+        make(service, service.save_version("good"))
+        before = bits(service)
+        inputs = FORM.read(picture(40)[None])
+        answer = service.predictor.ask(inputs).result(SECONDS)
+        service.writer.submit(FORM.read(picture(90)[None]), ["new class"]).result(SECONDS)
+        send(service, 4, first=8)
+        assert "new class" in service.statistics.labels
+        make(service, service.restore_version("good"))
+        assert bits(service) == before
+        assert service.statistics.labels == ("b", "a")
+        assert service.statistics.position == service.writer.acknowledged == 11  # nothing acknowledged is lost
+        assert np.array_equal(service.predictor.ask(inputs).result(SECONDS).probabilities, answer.probabilities)
+        send(service, 4, first=12)  # and on it goes
+        assert service.sample(9).label == "b"
+    assert digest(Model.load(tmp_path, "cpu").learner) == digest(relearned(tmp_path).learner)
+    with running(tmp_path) as service:
+        assert [one.name for one in service.versions] == ["good"]
+
+
+def test_what_was_forgotten_stays_forgotten(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        send(service, 4)
+        make(service, service.save_version("v"))
+        make(service, service.forget(2))
+        make(service, service.correct(3, "c"))
+        send(service, 2, first=5)
+        make(service, service.restore_version("v"))
+        assert labels_in_memory(service) == {1: "b", 3: "c", 4: "a"}
+    assert digest(Model.load(tmp_path, "cpu").learner) == digest(relearned(tmp_path).learner)
+
+
+def test_relearned_with_the_labels_as_they_are_now(tmp_path: Path) -> None:
+    with running(tmp_path, keep_log=False, save_seconds=1e9) as service:
+        send(service, 4)
+        make(service, service.save_version("v"))
+        for first in (5, 8):
+            send(service, 3, first=first)
+        service.trainer.between_steps(service.trainer.save).result(SECONDS)  # the log would go, but for the version
+        make(service, service.forget(5))
+        make(service, service.correct(6, "c"))
+        make(service, service.restore_version("v", relearn=True))
+        held = labels_in_memory(service)
+        assert held == {n: "ab"[n % 2] for n in range(1, 11) if n != 5} | {6: "c"}
+        last = bits(service)
+    assert digest(relearned(tmp_path).learner) == last
+    with running(tmp_path, keep_log=False) as service:
+        for segment in service.log.segments():
+            segment.path.unlink()
+        outcome = make(service, service.restore_version("v", relearn=True))
+        assert outcome.refused == "6 samples that came after the version are no longer in the log."
+        make(service, service.drop_version("v"))
+    with running(tmp_path, keep_log=False, save_seconds=0.01) as service:
+        send(service, 1, first=20)
+    assert not list((tmp_path / "log").glob("*.log"))  # no version needs it any more
+
+
+def test_pinned_while_learning_goes_on(tmp_path: Path) -> None:
+    inputs = FORM.read(picture(40)[None])
+    with running(tmp_path) as service:
+        send(service, 4)
+        make(service, service.save_version("v"))
+        before = service.predictor.ask(inputs).result(SECONDS)
+        make(service, service.pin_version("v"))
+        send(service, 8, first=5)
+        assert np.array_equal(service.predictor.ask(inputs).result(SECONDS).probabilities, before.probabilities)
+        assert make(service, service.drop_version("v")).refused == "predictions are pinned to it."
+    with running(tmp_path) as service:  # also after a restart
+        assert service.pinned is not None
+        assert service.predictor.ask(inputs).result(SECONDS).samples == 4
+        make(service, service.pin_version(None))
+        assert service.predictor.ask(inputs).result(SECONDS).samples == 12
+        make(service, service.drop_version("v"))
+        assert service.versions == ()
+        refused(lambda: service.restore_version("v"), 404, "no version of this name")
+
+
+def test_compared_on_a_held_out_set(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        send(service, 4)
+        make(service, service.save_version("v"))
+        alone = service.held_out.compare()
+        assert [(one.tested, one.correct) for one in alone] == [(0, 0), (0, 0)]
+        inputs = FORM.read(np.stack([picture(40 * (n % 2), 500 + n) for n in range(10)]))
+        labels = ["ab"[n % 2] for n in range(10)]
+        service.held_out.put(inputs, labels)
+        send(service, 20, first=5)
+        version, now = service.held_out.compare()
+        for one, model in ((version, Model.load(service.saved_versions.path(1), "cpu")), (now, service.model)):
+            guesses = [model.labels[n] for n in model.probabilities(inputs).argmax(1)]
+            assert (one.tested, one.correct) == (10, sum(a == b for a, b in zip(guesses, labels, strict=True)))
+        counts = service.statistics.counts
+        assert (now.scored, now.scored_correct) == (24, sum(counts.correct))
+        assert version.scored == 20
+        assert service.held_out.compare()[0] == version
+        service.held_out.path.write_bytes(b"no")
+        with pytest.raises(OcilError, match="Send the held-out set again"):
+            service.held_out.compare()
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../x", "a/b", "a\0", "pinned", "compare", "x" * 65, "-a", "a b", "ä", "a\n", "%2e%2e"]
+)
+def test_names_that_are_refused(tmp_path: Path, name: str) -> None:
+    with running(tmp_path) as service:
+        refused(lambda: service.save_version(name), 422, "a version's name has")
+
+
+def test_limits_and_names(tmp_path: Path) -> None:
+    with running(tmp_path, limits=Limits(versions=2)) as service:
+        send(service, 2)
+        make(service, service.save_version("one", key="k"))
+        assert service.save_version("one", key="k").result(SECONDS).repeated
+        refused(lambda: service.save_version("one"), 409, "there is a version of this name")
+        make(service, service.save_version("two"))
+        refused(lambda: service.save_version("three"), 409, "there are 2 versions")
+        make(service, service.drop_version("one"))
+        make(service, service.save_version("one"))  # the name is free again
+        assert [one.name for one in service.versions] == ["two", "one"]
+    with running(tmp_path, limits=Limits(versions_bytes=1000)) as service:
+        refused(lambda: service.save_version("more"), 409, "more than 1000 bytes")
+
+
+def test_a_version_that_cannot_be_written_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise WriteError("No space left")
+
+    with running(tmp_path) as service:
+        send(service, 2)
+        with monkeypatch.context() as patch:
+            patch.setattr("ocil.serve.versions.write_bytes", full)
+            assert make(service, service.save_version("v")).refused == "No space left"
+        assert service.versions == ()
+        send(service, 2, first=3)
+    with running(tmp_path) as service:
+        assert service.versions == ()
+
+
+def test_a_crash_in_the_middle_of_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No checkpoint after the start: all is replayed, and a version that is there already is not saved again."""
+    with running(tmp_path) as service:
+        send(service, 4)
+        make(service, service.save_version("v"))
+        send(service, 3, first=5)
+        make(service, service.restore_version("v", relearn=True))
+        send(service, 3, first=8)
+        last = bits(service)
+        saved = (service.saved_versions.path(1) / FILE).read_bytes()
+        monkeypatch.setattr(service.checkpoints, "save", lambda *_: None)
+    with running(tmp_path) as service:
+        assert service.trainer.waiters.wait_for(10).result(SECONDS)
+        assert bits(service) == last
+        assert (service.saved_versions.path(1) / FILE).read_bytes() == saved
+    (path,) = (tmp_path / "versions").iterdir()
+    (path / "version.json").unlink()  # as if it had died before
+    (tmp_path / FILE).unlink()
+    with running(tmp_path) as service:
+        assert service.trainer.waiters.wait_for(10).result(SECONDS)
+        assert bits(service) == last
+        assert [one.name for one in service.versions] == ["v"]
+        assert digest(Model.load(path, "cpu").learner) == digest(service.saved_versions.load(1, service.model).learner)
+
+
+def test_versions_behind_a_link(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "versions").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OcilError, match="symbolic link"), running(tmp_path):
+        pass
+
+
+def test_a_backup_of_a_live_model(tmp_path: Path) -> None:
+    """What waits when it is made is in it, and learned when it is restored."""
+    folder, copy = tmp_path / "a", tmp_path / "b"
+    with running(folder, keep_log=False) as service:
+        send(service, 4)
+        make(service, service.save_version("v"))
+        service.held_out.put(FORM.read(picture(40)[None]), ["a"])
+        with held_up(service):
+            send(service, 3, first=5, wait=False)
+        chunks = backup(service)
+        first = next(chunks)
+        send(service, 5, first=8)  # it goes on while the archive is read
+        content = first + b"".join(chunks)
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        archive.extractall(copy, filter="data")
+    with running(copy) as service:
+        count = service.writer.acknowledged
+        assert 7 <= count < 12
+        assert service.trainer.waiters.wait_for(count).result(SECONDS)
+        assert set(labels_in_memory(service)) == set(range(1, count + 1))
+        assert [one.name for one in service.versions] == ["v"]
+        assert service.held_out.compare()[0].tested == 1
+        assert len(service.samples()) == count
+
+
+def test_a_backup_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(tmp_path) as service:
+        send(service, 4)
+
+        def full(*_: Any) -> None:
+            raise WriteError("No space left")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(service.model, "save", full)
+            with pytest.raises(RefusedError, match="No space left"):
+                backup(service)
