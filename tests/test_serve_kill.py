@@ -320,7 +320,7 @@ def test_a_clean_stop_saves_what_was_learned(servers: Servers, tmp_path: Path) -
     os.kill(pid, signal.SIGINT)
     assert servers.exit_code() == 0
     assert Model.load(tmp_path, "cpu").samples == 3
-    assert {path.name for path in tmp_path.iterdir()} - {".lock"} == {"log", FILE, CATALOGUE}
+    assert {path.name for path in tmp_path.iterdir()} - {".lock"} == {"log", FILE, CATALOGUE, "audit.jsonl"}
 
 
 def test_a_signal_right_after_the_start_stops_it(servers: Servers, tmp_path: Path) -> None:
