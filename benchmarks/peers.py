@@ -6,10 +6,11 @@
 Avalanche has an environment of its own, and only its public API is called:
 ``python -m venv VENV && VENV/bin/pip install avalanche-lib==0.6.0 torch==2.13.0``.
 
-Each process learns one task: the images of the dataset's first task, in batches of 10, once, in the same order, with
-the reduced ResNet-18, SGD at 0.1 and a memory of 1000. ER replays 10 images in one pass with the stream's, MIR the 10
-most interfered of 50, SCR 100 with a second view of everything. Our methods have these settings too, whatever their
-defaults are, and no review. The packages take turns, ``--repeats`` times, each in a process of its own.
+Each process learns one task: the images of the dataset's first task, each once, in batches of 10 (in an order of each
+package's own), with the reduced ResNet-18, SGD at 0.1 and a memory of 1000. ER replays 10 images in one pass with the
+stream's, MIR the 10 most interfered of 50, SCR 100 with a second view of everything. Our methods have these settings
+too, whatever their defaults are, and no review. The packages take turns, ``--repeats`` times, each in a process of its
+own.
 
 A table has the median of the repeats: milliseconds of wall time and of processor time per step, the largest memory of
 the process up to the last step (on a GPU: of the device), and the accuracy on the task's test images. Ratios are taken
