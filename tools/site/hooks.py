@@ -19,7 +19,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"(\]\()([^)#:\s]+)(#[^)\s]*)?(\))")
 FENCE = re.compile(r"^( *(?:```|~~~)).*?^\1 *$", re.MULTILINE | re.DOTALL)
-PAGES = ("CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "results/README.md")
+PAGES = ("CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md", "results/README.md")
 
 
 def repository_path(uri: str) -> str:
