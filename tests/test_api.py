@@ -61,7 +61,7 @@ def test_a_summary_is_the_table_and_the_plot_of_the_same_numbers(results: list[R
     er = [ocil.metrics.average_accuracy(result.matrix) for result in results if result.config.method == "er"]
     assert found.accuracy["er"].mean == pytest.approx(sum(er) / 2)
     assert found.summaries[1].average_intransigence is not None  # the references are among the results
-    shown = f"{100 * found.accuracy['er'].mean:.1f} ±"
+    shown = f"{100 * found.accuracy['er'].mean:.1f} ("  # of two seeds, the lowest and the highest
     assert shown in str(found)
     assert shown in found._repr_html_()
     legend = found.plot().axes[0].get_legend()

@@ -10,9 +10,9 @@ import pytest
 
 from ocil.errors import WriteError
 from ocil.evaluation.measures import Estimate, estimate
-from ocil.report.formatting import duration, percent
+from ocil.report.formatting import duration, percent, percent_or_range
 from ocil.report.plots import accuracy_after_each_task
-from ocil.report.result_tables import summary_table
+from ocil.report.result_tables import legend, summary_table
 from ocil.report.style import save
 from ocil.report.table import markdown_table
 from ocil.runs.config import resolve
@@ -66,6 +66,7 @@ def test_duration(seconds: float, text: str) -> None:
 def test_heading() -> None:
     assert summary_table([summary(seeds=10)]).title == "cifar10, 10 seeds (mean ± 95 % interval)"
     assert summary_table([summary(seeds=1)]).title == "cifar10, one seed, so no interval"
+    assert summary_table([summary(seeds=2)]).title == "cifar10, 2 seeds (mean, lowest and highest)"
     assert summary_table([summary(dataset="/data/my birds.npz")]).title.startswith("my birds, 3 seeds")
 
 
@@ -129,3 +130,19 @@ def test_a_figure_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(WriteError, match="cannot write"):
         save(figure, tmp_path / "file" / "a.png")
     assert not plt.get_fignums()
+
+
+def test_two_seeds_have_a_range() -> None:
+    """Their interval would be 12.7 standard errors wide: 41.6 ± 158.2."""
+    assert percent_or_range(Estimate(0.416, 1.582, (0.541, 0.291))) == "41.6 (29.1 to 54.1)"
+    assert percent_or_range(Estimate(0.4, 0.1, (0.3, 0.4, 0.5))) == "40.0 ± 10.0"
+    assert percent_or_range(None) == "-"
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 3, 10])
+def test_a_legend_says_what_is_better(seeds: int) -> None:
+    text = " ".join(legend([summary(seeds=seeds)]))
+    assert "higher is better" in text
+    assert "lower is better" in text
+    assert ("±" in text) == (seeds > 2)
+    assert ("seeds are few" in text) == (seeds == 3)

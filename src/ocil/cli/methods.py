@@ -8,6 +8,8 @@ from ocil.cli import console
 from ocil.cli.names import METHOD
 from ocil.cli.options import Json
 
+NARROW = 110
+"""Columns of a terminal below which a table leaves out what matters least."""
 TITLES = {
     "method": "Settings of {name} alone",
     "common": "Settings of all methods",
@@ -37,13 +39,16 @@ def methods(name: Annotated[str | None, METHOD] = None, /, *, as_json: Json = Fa
         names = ("name", "summary", "paper", "memory", "needs_task_ends", "offline", "capturable")
         console.print_json({"methods": [{n: getattr(info, n) for n in names} for info in METHODS.values()]})
         return
+    columns = 3 if console.stdout().width < NARROW else 5
     rows = []
     for info in METHODS.values():
         yes_no = ["yes" if flag else "no" for flag in (info.needs_task_ends, info.capturable)]
-        rows.append((info.name, info.summary, info.paper, *yes_no))
-    console.print_table(("name", "what it does", "paper", "needs task ends", "capturable"), rows)
+        rows.append((info.name, info.summary, info.paper, *yes_no)[:columns])
+    titles = ("name", "what it does", "paper", "needs task ends", "capturable")
+    console.print_table(titles[:columns], rows, lines="head" if columns == 3 else "all")
     console.print_line("`ocil methods afs` shows the settings of one.")
-    console.print_line("capturable: on a GPU its steps run as CUDA graphs, so that many seeds share the GPU.")
+    if columns == 5:
+        console.print_line("capturable: on a GPU its steps run as CUDA graphs, so that many seeds share the GPU.")
 
 
 def _print_settings(name: str, settings: Sequence[dict[str, Any]], as_json: bool) -> None:
