@@ -38,6 +38,7 @@ ELSEWHERE = {
     "longtail": "test_longtail_runs",
     "rename_runs": "test_naming",
     "results_page": "test_docs",
+    "label_studio_check": "test_label_studio",
 }  # scripts that have a test there
 
 Start = Callable[..., "subprocess.Popen[str]"]
