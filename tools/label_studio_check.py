@@ -38,8 +38,8 @@ TOKEN = "a-token-for-label-studio"  # of a service that lives for two minutes
 EMAIL, PASSWORD = "someone@example.org", "not-a-secret-1"
 CONFIG = """<View><Image name="image" value="$image"/><Choices name="kind" toName="image" choice="single">
 <Choice value="dark"/><Choice value="light"/></Choices></View>"""
-IMAGES = 16  # dark and light in turn
-LEARNED = 6  # labelled before predictions are asked for
+IMAGES = 24  # dark and light in turn
+LEARNED = 16  # labelled before predictions are asked for
 RECORDED_HEADERS = ("content-type", "user-agent", "authorization")
 
 
@@ -242,6 +242,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("program", type=Path, help="the program label-studio, version 1.23.2")
     parser.add_argument("--record", type=Path, help="write down what Label Studio asked")
+    parser.add_argument("--data", type=Path, help="a folder for Label Studio's data, to start faster the next time")
     arguments = parser.parse_args()
     ports = [free_port() for _ in range(3)]
     addresses = [f"http://127.0.0.1:{port}" for port in ports]
@@ -253,10 +254,16 @@ def main() -> None:
             "FRONTEND_SENTRY_DSN": "",
         }
         local = {"ML_BLOCK_LOCAL_IP": "false", "SSRF_PROTECTION_ENABLED": "false"}  # the backend is on this machine
-        words = (
-            f"start --no-browser --data-dir {folder}/studio --internal-host 127.0.0.1 --port {ports[0]} --init check"
-        )
-        login = ["--username", EMAIL, "--password", PASSWORD, "--log-level", "ERROR"]
+        words = f"start --no-browser --internal-host 127.0.0.1 --port {ports[0]} --init check --data-dir"
+        login = [
+            str(arguments.data or f"{folder}/studio"),
+            "--username",
+            EMAIL,
+            "--password",
+            PASSWORD,
+            "--log-level",
+            "ERROR",
+        ]
         environment = os.environ | quiet | local
         started = [subprocess.Popen([arguments.program, *words.split(), *login], env=environment)]
         try:
@@ -264,10 +271,10 @@ def main() -> None:
             until(
                 lambda: urllib.request.urlopen(f"{addresses[0]}/health", timeout=2).status == 200,
                 "Label Studio starts",
-                300,
+                900,
             )
             key = studio.log_in()
-            words = f"serve --model {folder}/model --method er --size 12 --gray --width 2 --memory 40 --port {ports[1]}"
+            words = f"serve --model {folder}/model --method er --size 12 --gray --width 8 --memory 40 --port {ports[1]}"
             environment = os.environ | {"OCIL_TOKEN": TOKEN, "LABEL_STUDIO_API_KEY": key, "OMP_NUM_THREADS": "1"}
             serve = [sys.executable, "-m", "ocil", *words.split(), "--label-studio", addresses[0]]
             started.append(subprocess.Popen(serve, env=environment))
@@ -288,15 +295,19 @@ def main() -> None:
                 process.terminate()
                 process.wait(60)
     if arguments.record:
-        arguments.record.write_text(json.dumps(_cleaned(recorder.requests), indent=1) + "\n")
+        lines = ",\n".join(json.dumps(one) for one in _cleaned(recorder.requests))
+        arguments.record.write_text(f"[\n{lines}\n]\n")
     print("all as it should be")
 
 
 def _cleaned(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Without the keys of the Label Studio that asked."""
     for one in requests:
-        if one["body"] and "access_token" in one["body"]:
-            one["body"]["access_token"] = "a-key-of-label-studio"
+        body = one["body"] or {}
+        if "access_token" in body:
+            body["access_token"] = "a-key-of-label-studio"
+        if "token" in body.get("project", ()) and isinstance(body["project"], dict):
+            body["project"]["token"] = "a-token-of-the-project"
         sent = one["headers"].get("Authorization", "")
         if sent.startswith("Basic") and base64.b64decode(sent[6:]).decode() != f"ocil:{TOKEN}":
             raise SystemExit("Label Studio sent another password than it was given.")

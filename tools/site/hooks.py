@@ -19,7 +19,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"(\]\()([^)#:\s]+)(#[^)\s]*)?(\))")
 FENCE = re.compile(r"^( *(?:```|~~~)).*?^\1 *$", re.MULTILINE | re.DOTALL)
-PAGES = ("CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "results/README.md")
+PAGES = (*sorted(path.name for path in ROOT.glob("*.md") if path.name != "README.md"), "results/README.md")
 
 
 def repository_path(uri: str) -> str:
@@ -29,8 +29,9 @@ def repository_path(uri: str) -> str:
 
 def site_path(path: str) -> str:
     """Where a file of the repository lies in the site."""
-    path = path.removeprefix("docs/")
-    return re.sub(r"\.(py|ipynb)$", ".md", path)
+    if (ROOT / path).is_dir():
+        return f"{path}/index.md"
+    return re.sub(r"\.(py|ipynb)$", ".md", path.removeprefix("docs/"))
 
 
 def outside_code(text: str, change: Any) -> str:
@@ -56,6 +57,19 @@ def targets(path: str, text: str) -> set[str]:
     return found
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put pages that the menu of mkdocs.yml does not name at the end of one of its parts, so that none is lost."""
+    listed, docs = json.dumps(config.nav), ROOT / "docs"
+    pages = {"How to": docs.glob("*.md"), "Methods": docs.glob("methods/*.md"), "Project": map(ROOT.joinpath, PAGES)}
+    for entry in config.nav or []:
+        for title, section in entry.items():
+            names = sorted(
+                str(path.relative_to(docs if docs in path.parents else ROOT)) for path in pages.get(title, ())
+            )
+            section += [name for name in names if f'"{name}"' not in listed]
+    return config
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what pages link to outside docs/, and a page for each notebook."""
     for path in PAGES:
@@ -64,11 +78,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for file in files.documentation_pages():
         linked |= targets(repository_path(file.src_uri), Path(str(file.abs_src_path)).read_text())
     for path in sorted(linked):
-        if path.startswith(("docs/", "..")) or path in PAGES or not (ROOT / path).is_file():
+        if path.startswith(("docs/", "..")) or path in PAGES or not (ROOT / path).exists():
             continue
-        if path.endswith(".py"):
-            code = f"# {posixpath.basename(path)}\n\n```python\n{(ROOT / path).read_text()}```\n"
-            files.append(File.generated(config, site_path(path), content=code))
+        if (ROOT / path).is_dir() or path.endswith(".py"):
+            files.append(File.generated(config, site_path(path), content=shown(ROOT / path)))
         else:
             files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
     for file in list(files):
@@ -78,6 +91,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def shown(path: Path) -> str:
+    """A page with the text of a file, or of all files of a folder."""
+    if path.is_file():
+        return f"# {path.name}\n\n{fenced(path)}"
+    parts = [f"## {file.name}\n\n{fenced(file)}" for file in sorted(path.iterdir()) if file.is_file()]
+    return "\n".join((f"# {path.name}\n", *parts))
+
+
+def fenced(path: Path) -> str:
+    return f"````{'python' if path.suffix == '.py' else ''}\n{path.read_text()}````\n"
+
+
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Change links from places in the repository to places in the site."""
     here = repository_path(page.file.src_uri)
@@ -85,7 +110,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
     def moved(link: re.Match[str]) -> str:
         path = posixpath.normpath(posixpath.join(posixpath.dirname(here), link[2]))
-        if not (ROOT / path).is_file():
+        if not (ROOT / path).exists():
             return link[0]
         return f"{link[1]}{posixpath.relpath(site_path(path), start)}{link[3] or ''}{link[4]}"
 

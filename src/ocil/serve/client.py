@@ -5,8 +5,8 @@
         client.predict(["what.jpg"])[0]["label"]
 
 A request that fails for a reason that passes (no connection, 429, 502, 503, 504) is sent again, after the time that the
-service asks for. ``learn``, ``correct``, ``forget`` and ``review`` carry an Idempotency-Key, so that each is done once
-however often it is sent.
+service asks for. Every request that changes something carries an Idempotency-Key, so that it is done once however often
+it is sent.
 """
 
 import base64
@@ -83,14 +83,16 @@ class Client:
         return self.ask("GET", "/versions")
 
     def save_version(self, name: str) -> Any:
-        return self.ask("POST", "/versions", {"name": name}, again=False)
+        return self.ask("POST", "/versions", {"name": name}, headers=_key())
 
-    def restore(self, name: str) -> Any:
-        return self.ask("POST", f"/versions/{urllib.parse.quote(name, safe='')}/restore", again=False)
+    def restore(self, name: str, relearn: bool = False) -> Any:
+        """Go back to a version. ``relearn``: learn again what came after it."""
+        path = f"/versions/{urllib.parse.quote(name, safe='')}/restore"
+        return self.ask("POST", path, {"relearn": relearn}, headers=_key())
 
     def pin(self, name: str | None) -> Any:
         """Predict by this version while learning goes on; None: by the newest step again."""
-        return self.ask("PUT", "/versions/pinned", {"name": name})
+        return self.ask("PUT", "/versions/pinned", {"name": name}, headers=_key())
 
     def ask(
         self,
@@ -99,14 +101,11 @@ class Client:
         body: Any = None,
         query: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
-        again: bool = True,
     ) -> Any:
-        """The JSON answer to a request. ``again``: it may be sent twice, so also when an answer did not come."""
+        """The JSON answer to a request, which must be safe to send twice."""
         words = urllib.parse.urlencode({name: value for name, value in (query or {}).items() if value is not None})
         content = None if body is None else json.dumps(body).encode()
         sent = self.headers | dict(headers or {}) | ({} if content is None else {"Content-Type": "application/json"})
-        if not again:
-            self.connection.close()  # a new one: the service may have ended an idle one just now
         attempt = 0
         while True:
             try:
@@ -120,7 +119,7 @@ class Client:
                 problem = ServiceError(0, f"no answer from {self.connection.host}: {error or type(error).__name__}.")
             if problem is None:
                 return json.loads(found) if found else None
-            if attempt >= self.retries or not (status in PASSING or (status == 0 and again)):
+            if attempt >= self.retries or status not in (0, *PASSING):
                 raise problem
             backoff = random.uniform(0.5, 1) * 0.2 * 2**attempt
             attempt += 1

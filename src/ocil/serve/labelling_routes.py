@@ -15,6 +15,7 @@ from ocil.online.images import ImageFormat
 from ocil.online.labels import encoded
 from ocil.serve.answers import JsonLabel, Number, Share, Text
 from ocil.serve.bodies import Budget, read_files, read_small
+from ocil.serve.guard import asked as note
 from ocil.serve.labelling import Added, Labelling, Shown
 from ocil.serve.labelling_images import media_type, prepare
 from ocil.serve.labelling_store import Content
@@ -143,7 +144,8 @@ class LabellingRoutes:
     async def label(self, number: ImageNumber, request: Request, person: Person = "") -> QueueState:
         asked = await read_small(request, self.limits, LabelRequest)
         label = checked_label(asked.label, self.limits)
-        await self._in(self.labelling.label, number, label, asked.again)
+        one = await self._in(self.labelling.label, number, label, asked.again)
+        note(request.scope).changed |= {"sample": one.sample, "label": encoded(one.label)}
         return await self.queue(person)
 
     async def unlabel(self, number: ImageNumber, person: Person = "") -> QueueState:

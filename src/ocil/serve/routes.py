@@ -33,6 +33,7 @@ T = TypeVar("T")
 SEND_BYTES = 2**16  # of a long answer that are written at once
 ANSWER_BYTES = 2**16  # that an answer about the memory takes in addition to its images
 COPIES = 4  # of these images while the answer is made: pixels, PNG in base64, and JSON twice
+SHORT = 100  # classes that a prediction may name and be written at once
 CLASS_BYTES = 2**10  # that a class of a prediction takes, while the answer is made
 
 Wait = Annotated[Literal["true", "false"], Query(description="Answer only once the samples are learned.")]
@@ -94,13 +95,17 @@ class Routes:
         with self.budget.lease() as take:
             sent = await read_body(request, self.limits, take, learning=False, vectors=self.service.vectors)
             inputs = await self._decoded(sent.inputs)
-        size = len(inputs) * min(top, len(self.service.statistics.labels)) * CLASS_BYTES
+        named = len(inputs) * min(top, len(self.service.statistics.labels))
+        size = named * CLASS_BYTES
         if size > self.budget.limit:
             raise RefusedError(422, f"{top} classes for each of {len(inputs)} inputs are too many: ask for fewer.")
         with ExitStack() as held:
             held.enter_context(self.budget.lease())(size)
             found = await _result(self.service.predictor.ask(inputs))
-            return _Held(await _in(self.pool, _predictions, found, top), held.pop_all())
+            # A short answer takes less time than another thread takes to begin.
+            short = named <= SHORT
+            content = _predictions(found, top) if short else await _in(self.pool, _predictions, found, top)
+            return _Held(content, held.pop_all())
 
     async def status(self) -> answers.Status:
         """All that the page shows."""

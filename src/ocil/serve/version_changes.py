@@ -94,12 +94,14 @@ class VersionChanges:
         trainer.model.adopt(found)
         trainer.counts = note.counts
         trainer.snapshots.begin_anew()
-        labels: dict[int, Change] = {}
-        for one in self._changes_since(version, change):
-            trainer.corrections.make(one, False, trainer.stop_if_late)
-            labels[one.sample] = one
+        last: dict[int, Change] = {}  # by sample; what was forgotten stays so
+        for one in self._changes_before(change):
+            if one.number > version.changes:
+                trainer.corrections.make(one, False, trainer.stop_if_late)
+            if one.sample not in last or last[one.sample].action != "forget":
+                last[one.sample] = one
         if change.relearn:
-            self._relearn(version, labels)
+            self._relearn(version, last)
         return Outcome()
 
     def _relearn(self, version: Version, changes: "dict[int, Change]") -> None:
@@ -141,8 +143,10 @@ class VersionChanges:
             wanted -= set(gap)
         return len(wanted - {sample.number for sample in self._samples_since(version)})
 
-    def _changes_since(self, version: Version, until: Change) -> list[Change]:
-        """Corrections and removals that a version does not have, in their order."""
+    def _changes_before(self, until: Change) -> list[Change]:
+        """Corrections and removals that are still in the log, in their order: all those of samples after a version, and
+        all that a version does not have.
+        """
         records = (record for segment in self.trainer.log.segments() for record in read(segment.path))
         changes = (record for record in records if isinstance(record, Change) and record.sample)
-        return [change for change in changes if version.changes < change.number < until.number]
+        return [change for change in changes if change.number < until.number]

@@ -16,6 +16,7 @@ from ocil.serve import answers, pictures, vectors
 from ocil.serve.answers import Count, _Request
 from ocil.serve.backup import backup
 from ocil.serve.bodies import Budget, read_body, read_small
+from ocil.serve.guard import asked
 from ocil.serve.held_out import Known
 from ocil.serve.labels import checked_label
 from ocil.serve.limits import Limits, RefusedError
@@ -90,21 +91,21 @@ class VersionRoutes:
     async def save_version(self, request: Request, idempotency_key: Key = None) -> Changed:
         """Save the model, as it is before the next batch, under a name."""
         sent = await read_small(request, self.limits, NewVersion)
-        return await self._changed(self.service.save_version(sent.name, idempotency_key))
+        return await self._changed(request, self.service.save_version(sent.name, idempotency_key), sent.name)
 
     async def restore_version(self, name: VersionName, request: Request, idempotency_key: Key = None) -> Changed:
         """Go back to a version. Samples that came after it stay in the log; with `relearn` they are learned again."""
         sent = await read_small(request, self.limits, Restoration)
-        return await self._changed(self.service.restore_version(name, sent.relearn, idempotency_key))
+        return await self._changed(request, self.service.restore_version(name, sent.relearn, idempotency_key), name)
 
-    async def delete_version(self, name: VersionName, idempotency_key: Key = None) -> Changed:
+    async def delete_version(self, name: VersionName, request: Request, idempotency_key: Key = None) -> Changed:
         """Delete a version. The log that only it needed goes with the next save of the model."""
-        return await self._changed(self.service.drop_version(name, idempotency_key))
+        return await self._changed(request, self.service.drop_version(name, idempotency_key), name)
 
     async def pin_version(self, request: Request, idempotency_key: Key = None) -> Changed:
         """Answer predictions by a version while learning goes on."""
         sent = await read_small(request, self.limits, Pin)
-        return await self._changed(self.service.pin_version(sent.name, idempotency_key))
+        return await self._changed(request, self.service.pin_version(sent.name, idempotency_key), sent.name)
 
     async def compare_versions(self) -> Comparison:
         """The accuracy of each version on the held-out set, and of what was learned since it was saved."""
@@ -130,8 +131,9 @@ class VersionRoutes:
         headers = {"content-disposition": 'attachment; filename="ocil-model.tar"'}
         return StreamingResponse(chunks, media_type="application/x-tar", headers=headers)
 
-    async def _changed(self, accepted: "Future[Receipt]") -> Changed:
+    async def _changed(self, request: Request, accepted: "Future[Receipt]", name: str | None) -> Changed:
         receipt, made = await self.changes.wait_for(accepted)
+        asked(request.scope).changed |= {"change": receipt.first, "version": name, "repeated": receipt.repeated}
         outcome = self.service.trainer.outcomes.get(receipt.first)
         if outcome is not None and outcome.refused:
             raise RefusedError(409, outcome.refused)
