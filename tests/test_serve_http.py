@@ -699,3 +699,18 @@ def test_an_unexpected_error_tells_no_more_than_that(tmp_path: Path) -> None:
 
 def test_hosts_are_the_loopback_ones_by_default() -> None:
     assert LOOPBACK == ("localhost", "127.0.0.1", "[::1]")
+
+
+def test_a_large_photo_has_the_same_pixels_in_a_request_and_in_a_file(tmp_path: Path) -> None:
+    """It is decoded at a smaller scale in both, which changes pixels by a few levels at most."""
+    across, down = np.meshgrid(np.arange(900), np.arange(600))
+    photo = np.stack([across / 4, down / 3, (across + down) / 7], axis=2).astype(np.uint8)
+    path = tmp_path / "photo.jpg"
+    Image.fromarray(photo).save(path, quality=95)
+    form = ImageFormat((16, 24, 3))
+    sent = pictures.decode(path.read_bytes(), form, Limits(), "photo")
+    assert (sent == form.read([path])[0]).all()
+    with Image.open(path) as image:
+        image.load()
+        whole = form.read([image])[0]
+    assert np.abs(sent.astype(int) - whole).max() <= 3

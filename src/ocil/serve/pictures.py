@@ -13,10 +13,6 @@ from ocil.data.images import FORMATS
 from ocil.online.images import ImageFormat
 from ocil.serve.limits import Limits, RefusedError
 
-KEPT = 4
-"""A large JPEG is decoded at a smaller scale as long as it stays so many times larger than the model's images. It is
-resized afterwards in any case: pixels differ by about one level in 256, and it takes a tenth of the time."""
-
 
 def decode(content: bytes, form: ImageFormat, limits: Limits, name: str) -> NDArray[np.uint8]:
     """One image file as an array [H, W, C] in the model's format. ``name`` stands for it in the message of an error."""
@@ -26,7 +22,7 @@ def decode(content: bytes, form: ImageFormat, limits: Limits, name: str) -> NDAr
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             if image.width * image.height > limits.pixels:  # known from the header, nothing is decoded yet
                 raise _too_large(name, limits)
-            image.draft(None, (KEPT * max(form.shape[:2]),) * 2)  # of a JPEG: decode halves, quarters or eighths
+            form.decode_small(image)
             image.load()
             pixels: NDArray[np.uint8] = form.read([image])[0]
             return pixels
