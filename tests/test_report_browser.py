@@ -295,6 +295,8 @@ def test_figures_have_size_names_and_captions(visit: Any) -> None:
         assert figure.locator("h3").inner_text()
         assert figure.locator("figcaption").inner_text()
         image = figure.get_by_role("img", name=figure.locator("h3").inner_text(), exact=True)
+        image.scroll_into_view_if_needed()  # which loads it
+        page.wait_for_function("image => image.complete && image.naturalWidth", arg=image.element_handle())
         assert image.evaluate("image => image.complete && image.naturalWidth") > 300  # it could be read
         box = image.bounding_box()
         assert box["width"] > 300

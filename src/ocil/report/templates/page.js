@@ -137,7 +137,7 @@
     parent.append(made);
     return made;
   };
-  const times = (found) => `${found.length} (${found.filter(settled).length} with an interval that leaves out zero)`;
+  const times = (found) => (found.length ? `${found.length} (in ${found.filter(settled).length} of these the interval leaves out zero)` : "none");
   const compare = () => {
     const row = (name) => numbers.rows.find((each) => each.name === name);
     const [first, second] = [row(pair.elements.first.value), row(pair.elements.second.value)];
