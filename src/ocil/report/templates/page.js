@@ -61,10 +61,11 @@
     const heads = [...table.tHead.rows[0].cells];
     const shown = heads.map((head) => matches(head.dataset));
     heads.forEach((head, column) => { head.hidden = !shown[column]; });
+    const empty = (row) => [...row.cells].every((cell, column) => !column || !shown[column] || cell.textContent === "–");
     let rows = 0;
     for (const body of table.tBodies) {
       for (const row of body.rows) {
-        row.hidden = !matches(row.dataset);
+        row.hidden = !matches(row.dataset) || (shown.includes(false) && empty(row));
         rows += row.hidden ? 0 : 1;
         if (row.cells.length < heads.length) row.cells[1].colSpan = Math.max(1, shown.filter(Boolean).length - 1);
         else [...row.cells].forEach((cell, column) => { cell.hidden = !shown[column]; });
@@ -144,7 +145,7 @@
     const table = explore.querySelector("table.paired");
     table.replaceChildren();
     const head = add(add(table, "thead", ""), "tr", "");
-    for (const title of ["column", `${first.name}, ${numbers.title}`, `${second.name}, ${numbers.title}`, "difference", "shared seeds"]) add(head, "th", title, { scope: "col" });
+    for (const title of ["column", "difference", `${first.name}, ${numbers.title}`, `${second.name}, ${numbers.title}`, "shared seeds"]) add(head, "th", title, { scope: "col" });
     const body = add(table, "tbody", "");
     const found = [];
     let both = 0;
@@ -157,10 +158,10 @@
       if (difference) found.push(difference);
       const line = add(body, "tr", "");
       add(line, "th", column.title, { scope: "row" });
-      add(line, "td", written(estimate(Object.values(mine))));
-      add(line, "td", written(estimate(Object.values(other))));
       const text = difference ? written(difference, difference.mean >= 0 ? "+" : "") : "no shared seed";
       add(line, "td", text, difference && settled(difference) ? { class: "settled" } : {});
+      add(line, "td", written(estimate(Object.values(mine))));
+      add(line, "td", written(estimate(Object.values(other))));
       add(line, "td", String(shared.length));
     });
     const better = (sign) => found.filter(({ mean }) => sign * mean * (numbers.higher ? 1 : -1) > 0);
