@@ -61,7 +61,7 @@
     const heads = [...table.tHead.rows[0].cells];
     const shown = heads.map((head) => matches(head.dataset));
     heads.forEach((head, column) => { head.hidden = !shown[column]; });
-    const empty = (row) => [...row.cells].every((cell, column) => !column || !shown[column] || cell.textContent === "–");
+    const empty = (row) => row.cells.length === heads.length && [...row.cells].every((cell, column) => !column || !shown[column] || cell.textContent === "–");
     let rows = 0;
     for (const body of table.tBodies) {
       for (const row of body.rows) {
