@@ -15,7 +15,7 @@ from ocil.report.ranking import paired_difference
 from ocil.report.standings import Standings
 from ocil.report.write import Written, write
 from ocil.runs.config import resolve
-from tests.browsing import axe_script, launched, needs_browser, violations
+from tests.browsing import axe_script, launched, needs_browser, until, violations
 from tests.test_report_page import HOSTILE, hostile, save
 
 pytestmark = [needs_browser(), pytest.mark.slow]
@@ -98,7 +98,7 @@ def test_filter_by_dataset_memory_and_method(visit: Any) -> None:
     assert headings(page) == []
     assert "void" in page.locator("#methods").get_attribute("class")
     page.get_by_role("button", name="Show all").press("Enter")
-    page.wait_for_function("location.hash === ''")
+    until(page, "location.hash === ''")
     assert len(headings(page)) == 3
 
 
@@ -109,7 +109,7 @@ def test_the_address_keeps_what_was_chosen(visit: Any) -> None:
     assert page.locator("#pair select[name=first]").input_value() == "er"
     assert page.locator("#cells h2").bounding_box()["y"] < 900
     page.get_by_role("link", name="How to read this").click()
-    page.wait_for_function("location.hash.endsWith('at=how')")
+    until(page, "location.hash.endsWith('at=how')")
     assert names(page) == ["er"]  # a jump inside the page leaves the filter as it is
     unknown = visit("#?dataset=nowhere&memory=-1&second=nobody&at=%22%5D")
     assert len(headings(unknown)) == 3
@@ -145,14 +145,14 @@ def test_a_table_copied_as_latex_is_that_of_its_file(visit: Any, written: Writte
     page = visit(permissions=["clipboard-read", "clipboard-write"])
     button = page.locator("#methods button.latex").first
     button.press("Enter")
-    page.wait_for_function("document.querySelector('#methods button.latex').textContent === 'Copied'")
+    until(page, "document.querySelector('#methods button.latex').textContent === 'Copied'")
     copied = page.evaluate("navigator.clipboard.readText()")
     (path,) = (path for path in written.tables if path.name == "methods.tex")
     assert copied.startswith(r"\begin{table")
     assert copied.strip() in path.read_text()
     page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(); }")
     page.locator("#standings button.latex").press("Enter")
-    page.wait_for_function("document.querySelector('#standings button.latex').textContent === 'Copied'")
+    until(page, "document.querySelector('#standings button.latex').textContent === 'Copied'")
     assert "mean rank" in page.evaluate("navigator.clipboard.readText()")
     assert page.locator("textarea").count() == 0
 
