@@ -72,4 +72,4 @@ format: $(READY)  ## let ruff format and mend
 	$(BIN)/ruff check --fix .
 
 clean:  ## remove what make made
-	rm -rf $(VENV) runs/demo site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .npm runs/demo site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

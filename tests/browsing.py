@@ -2,10 +2,14 @@
 
 import os
 import shutil
+import subprocess
+import tarfile
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +21,10 @@ if TYPE_CHECKING:
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 NO_BROWSER = "there is no chromium: apt-get install chromium, or brew install --cask chromium"
+
+
+AXE = "axe-core-4.14.0"
+AXE_FOLDER = Path(__file__).parents[1] / ".npm"  # not in git
 
 
 def needs_browser(*packages: str) -> pytest.MarkDecorator:
@@ -36,6 +44,39 @@ def launched() -> Iterator[Any]:
         running = play.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"] if os.getuid() == 0 else [])
         yield running
         running.close()
+
+
+def axe_script() -> str:
+    """The script of axe-core, which checks a page for readers with a keyboard or a screen reader. npm fetches it once;
+    without npm or a network the test is skipped."""
+    kept = AXE_FOLDER / f"{AXE}.js"
+    if not kept.exists():
+        npm = shutil.which("npm")
+        if npm is None:
+            pytest.skip("there is no npm to fetch axe-core with")
+        with tempfile.TemporaryDirectory() as folder:
+            package = AXE.replace("core-", "core@")
+            command = [npm, "pack", package, "--silent", "--fetch-retries=0", "--pack-destination", folder]
+            try:
+                subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=60)
+            except (subprocess.SubprocessError, OSError):
+                pytest.skip(f"npm could not fetch {package}")
+            with tarfile.open(Path(folder) / f"{AXE}.tgz") as packed:
+                member = packed.extractfile("package/axe.min.js")
+                assert member is not None
+                text = member.read()
+        AXE_FOLDER.mkdir(exist_ok=True)
+        part = kept.with_suffix(f".{os.getpid()}")
+        part.write_bytes(text)
+        part.replace(kept)
+    return kept.read_text()
+
+
+def violations(page: Any, script: str, within: str = "html") -> list[str]:
+    """What axe-core finds wrong with what the page shows: the rule and the first element of each."""
+    page.evaluate(script)
+    found = page.evaluate("within => axe.run(within, {resultTypes: ['violations']})", within)
+    return [f"{each['id']}: {each['nodes'][0]['html'][:200]}" for each in found["violations"]]
 
 
 def served(service: "Service", token: str | None = None) -> Iterator[str]:

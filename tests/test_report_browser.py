@@ -13,7 +13,7 @@ from ocil.report.cells import Collection
 from ocil.report.collect import collect
 from ocil.report.write import write
 from ocil.runs.config import resolve
-from tests.browsing import launched, needs_browser
+from tests.browsing import launched, needs_browser, until
 from tests.test_report_page import RESULTS, hostile, paper_like, save
 
 pytestmark = [needs_browser(), pytest.mark.slow]
@@ -152,7 +152,7 @@ def test_a_number_opens_its_runs_settings_and_command(visit: Any, collection: Co
     assert settings.locator("dl").is_visible()
     assert "memory_batch" in settings.inner_text()
     dialog.get_by_role("button", name="Copy").click()
-    page.wait_for_function("document.querySelector('dialog .copy').textContent === 'Copied'")
+    until(page, "document.querySelector('dialog .copy').textContent === 'Copied'")
     assert page.evaluate("navigator.clipboard.readText()") == cell.command
     page.keyboard.press("Escape")
     assert not dialog.is_visible()
@@ -295,6 +295,8 @@ def test_figures_have_size_names_and_captions(visit: Any) -> None:
         assert figure.locator("h3").inner_text()
         assert figure.locator("figcaption").inner_text()
         image = figure.get_by_role("img", name=figure.locator("h3").inner_text(), exact=True)
+        image.scroll_into_view_if_needed()  # which loads it
+        image.evaluate("image => image.decode()")
         assert image.evaluate("image => image.complete && image.naturalWidth") > 300  # it could be read
         box = image.bounding_box()
         assert box["width"] > 300

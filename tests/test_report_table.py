@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ocil.report.table import Column, Document, Row, Table, Value, columns, csv, html, latex, markdown, terminal
+from ocil.report.html_table import html
+from ocil.report.table import Column, Document, Row, Table, Value, columns, csv, latex, markdown, terminal
 from ocil.report.table import markdown_table as md
 from tests.test_report_page import HOSTILE, Page, check_latex
 

@@ -224,7 +224,7 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """For notebooks: the table."""
-        from ocil.report.table import html
+        from ocil.report.html_table import html
 
         return html(self.table, self.table.title)
 

@@ -8,7 +8,7 @@ from ocil.report.cells import MeasuredCell, Place
 from ocil.report.quantities import Quantity, recorded
 from ocil.report.result_tables import anchor, record_table
 from ocil.report.standings import Standings
-from ocil.report.table import Column, Document, Row, Table, Value
+from ocil.report.table import About, Column, Document, Row, Table, Value
 
 EVERY_RUN = {
     *("average_accuracy", "average_incremental_accuracy", "average_forgetting", "average_forgetting_common"),
@@ -48,10 +48,12 @@ def _table(
             Value(name, anchor=anchor(cell.name)),
             *(_value(each, values[each.name][name], ranks[each.name].get(name, 0)) for each in quantities),
             bound=name in bounds,
+            about=About(method=name),
         )
         for name, cell in cells.items()
     )
-    return Table(place.title, (Column("method"), *heads), tuple(rows))
+    about = About(place.dataset, str(place.memory))
+    return Table(place.title, (Column("method"), *heads), tuple(rows), about=about)
 
 
 def _value(quantity: Quantity, value: Estimate | None, rank: int) -> Value:

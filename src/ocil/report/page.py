@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
@@ -15,13 +16,15 @@ from ocil.report import longtail
 from ocil.report.cells import Collection, FinishedRun, MeasuredCell, settings_text, title_of
 from ocil.report.comparison import ComparedTable, one_per_place, overlap, published_accuracy
 from ocil.report.drawings import Drawing
+from ocil.report.explore import choices, first_pair, numbers
 from ocil.report.formatting import count, duration, percent, published_percent, versions
 from ocil.report.headline import headline
+from ocil.report.html_table import about_html, html
 from ocil.report.papers import Paper
 from ocil.report.result_tables import anchor, cells_table
-from ocil.report.standing_tables import leads_table, standings_table
+from ocil.report.standing_tables import leads_table, standings_document, standings_table
 from ocil.report.standings import Standings
-from ocil.report.table import MINUS, Column, Document, Row, Table, columns, html
+from ocil.report.table import MINUS, Column, Document, Row, Table, columns, latex_table
 from ocil.runs.settings import as_argument
 
 Settings = Mapping[str, Any]
@@ -67,8 +70,12 @@ def page(
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         tables=[_compared(table, document) for table, document in tables.values()],
-        drawings=[(drawing, data_address(drawing.svg)) for drawing in drawings],
+        drawings=[(drawing, data_address(drawing.svg), _size(drawing.svg)) for drawing in drawings],
         places=_places(collection, drawings),
+        choices=choices(collection, standings) if collection.cells else None,
+        numbers=numbers(standings),
+        pair=first_pair(standings),
+        rows=[row.name for row in standings.rows],
         longtail=_longtail(collection.longtail, paper) if collection.longtail else None,
         count=len(collection.cells),
         cells=html(_listed(collection.cells, paper), "Every cell", "sortable list wide", "scroll whole"),
@@ -80,6 +87,12 @@ def page(
 def data_address(svg: str) -> str:
     """An image as an address, for a page that is one file: shorter than base64, and safe in quotes."""
     return "data:image/svg+xml," + quote(svg, safe=" :/<>=,;+!@*?|[]{}")
+
+
+def _size(svg: str) -> tuple[int, int] | None:
+    """Width and height, so that the page keeps the place of a figure free before it is loaded."""
+    found = re.search(r'<svg[^>]*? viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
+    return (round(float(found[1])), round(float(found[2]))) if found else None
 
 
 def lead(collection: Collection) -> str:
@@ -138,6 +151,7 @@ def _standings(standings: Standings) -> dict[str, Any]:
     return {
         "words": headline(standings),
         "note": table.note,
+        "latex": latex_table(table, standings_document(standings)),
         "first": html(first, "Standings", "sortable list"),
         "rest": html(rest, "Standings, continued", "sortable list") if rest.rows else "",
         "left": len(rest.rows),
@@ -152,6 +166,8 @@ def _own(document: Document) -> dict[str, Any]:
             "title": table.title,
             "html": html(table, f"{document.title}, {table.title}", "numbers sortable"),
             "note": table.note,
+            "about": about_html(table.about),
+            "latex": latex_table(table, document),
         }
         for table in document.tables
     ]
@@ -171,6 +187,8 @@ def _compared(compared: ComparedTable, document: Document) -> dict[str, Any]:
         parts.append(
             {
                 "title": table.title,
+                "about": about_html(table.about),
+                "latex": "" if table.empty else latex_table(table, document),
                 "empty": table.empty,
                 "html": html(shown, name, "numbers sortable"),
                 "rest": html(rest, f"{name}, not measured", "numbers") if rest.rows and not table.empty else "",
@@ -182,12 +200,18 @@ def _compared(compared: ComparedTable, document: Document) -> dict[str, Any]:
 
 
 def _longtail(cells: Sequence[LongTailCell], paper: Paper) -> dict[str, Any]:
+    document = longtail.document(cells, paper)
     parts = [
-        {"title": table.title, "html": html(table, table.title, "sortable list wide"), "remarks": table.remarks}
+        {
+            "title": table.title,
+            "html": html(table, table.title, "sortable list wide"),
+            "remarks": table.remarks,
+            "latex": latex_table(table, document),
+        }
         for table in longtail.measured_tables(cells, paper)
     ]
     if published := longtail.published_table(paper.longtail):
-        parts.append({"title": published.title, "html": html(published, published.title), "remarks": ()})
+        parts.append({"title": published.title, "html": html(published, published.title), "remarks": (), "latex": ""})
     return {"title": longtail.TITLE, "caption": longtail.CAPTION, "parts": parts}
 
 

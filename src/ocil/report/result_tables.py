@@ -11,7 +11,7 @@ from ocil.report.cells import MeasuredCell, settings_text, title_of
 from ocil.report.comparison import ComparedRow, ComparedTable, Comparison, Grid, difference, overlap, published_accuracy
 from ocil.report.formatting import count, duration, measured, percent, percent_or_range, points, published_percent
 from ocil.report.papers import ACCURACY, MEASURE_HEADINGS, ColumnKey, Paper
-from ocil.report.table import Column, Document, Row, Table, Value, columns, verdict
+from ocil.report.table import About, Column, Document, Row, Table, Value, columns, verdict
 from ocil.runs.results import Summary
 from ocil.text import escaped
 
@@ -111,16 +111,26 @@ def compared_document(compared: ComparedTable) -> Document:
 
 def _grid_table(grid: Grid, heading: str) -> Table:
     kinds = [column.measure for column in grid.columns] or [ACCURACY]
-    heads = (Column(head, "compared", kind != ACCURACY) for head, kind in zip(grid.headings, kinds, strict=True))
+    sizes = [About(memory=str(column.memory)) for column in grid.columns] or [About()]
+    heads = (
+        Column(head, "compared", kind != ACCURACY, size)
+        for head, kind, size in zip(grid.headings, kinds, sizes, strict=True)
+    )
     return Table(
         grid.title,
         (Column(heading), *heads),
         tuple(
-            Row.of(row.name, *(_value(number, grid.usual_seeds) for number in row.numbers), bound=bound)
+            Row.of(
+                row.name,
+                *(_value(number, grid.usual_seeds) for number in row.numbers),
+                bound=bound,
+                about=About(method=row.name if row.name.startswith(row.method) else row.method),
+            )
             for bound, rows in ((True, grid.bounds), (False, grid.rows))
             for row in rows
         ),
         f"{_precisions(grid)} {_seeds(grid)}" if grid.measured else "Nothing measured.",
+        about=About(grid.all_rows[0].numbers[0].column.dataset if grid.all_rows else ""),
     )
 
 
@@ -213,6 +223,7 @@ def _cell_row(cell: MeasuredCell, paper: Paper, summaries: Sequence[Summary]) ->
         Value(duration(seconds), f"{seconds:.3f}"),
         cell.devices,
         cell.command,
+        about=About(cell.config.dataset, str(memory), f"{cell.label} {settings}".strip()),
     )
 
 

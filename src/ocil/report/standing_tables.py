@@ -14,7 +14,7 @@ from ocil.report.quantities import KEPT, Quantity
 from ocil.report.ranking import seeds_text
 from ocil.report.result_tables import anchor, record_table
 from ocil.report.standings import Number, Standings
-from ocil.report.table import Column, Document, Row, Table, Value
+from ocil.report.table import About, Column, Document, Row, Table, Value
 
 FEW = 6  # methods side by side in one table
 MOST_REMARKS = 20
@@ -78,7 +78,8 @@ def methods_tables(standings: Standings) -> list[Table]:
 
 
 def _problem_table(standings: Standings, title: str, places: Sequence[Place]) -> Table:
-    heads = (Column(_memory(place), "paired", not standings.quantity.higher_is_better) for place in places)
+    lower = not standings.quantity.higher_is_better
+    heads = (Column(_memory(place), "paired", lower, About(memory=str(place.memory))) for place in places)
     usual = _usual_seeds(standings, places)
     rows = []
     for row in standings.rows:
@@ -87,8 +88,9 @@ def _problem_table(standings: Standings, title: str, places: Sequence[Place]) ->
             values = [_value(standings, row, place, usual) for place in places]
             if row.bound and len(places) > 1 and not any(memory_of(cell.config) for cell in row.cells.values()):
                 values = [replace(values[0], paired="")]  # one number for all sizes, which each have their reference
-            rows.append(Row.of(row.name, *values, bound=row.bound))
-    return Table(title, (Column("method"), *heads), tuple(rows), f"{count(usual, 'seed')} unless noted otherwise.")
+            rows.append(Row.of(row.name, *values, bound=row.bound, about=About(method=row.name)))
+    note = f"{count(usual, 'seed')} unless noted otherwise."
+    return Table(title, (Column("method"), *heads), tuple(rows), note, about=About(places[0].dataset))
 
 
 def _memory(place: Place) -> str:

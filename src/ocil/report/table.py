@@ -1,4 +1,4 @@
-"""One model of a table, and one writer each for Markdown, CSV, LaTeX, HTML and a terminal.
+"""One model of a table, and one writer each for Markdown, CSV, LaTeX and a terminal; that for HTML has its own file.
 
 A table holds plain text. Names in it may come from anywhere, so each writer escapes them in its own way.
 """
@@ -23,6 +23,18 @@ NOT_MEASURED = "not measured"
 
 
 @dataclass(frozen=True)
+class About:
+    """What a table, a column or a row is about, so that the page can be filtered. Empty: nothing in particular."""
+
+    dataset: str = ""
+    memory: str = ""
+    method: str = ""
+
+
+NOTHING = About()
+
+
+@dataclass(frozen=True)
 class Column:
     title: str
     kind: str = "text"
@@ -30,6 +42,7 @@ class Column:
     to another row), ``code``, ``settings``, ``dataset`` or ``path``. A spreadsheet gets no formula from a column that
     is not of numbers."""
     lower_is_better: bool = False
+    about: About = NOTHING
 
 
 @dataclass(frozen=True)
@@ -59,10 +72,11 @@ class Row:
     """One per column, or a name and a single value that holds for all other columns."""
     bound: bool = False
     """Whether the row is a bound of the others: it is set apart above them and is not sorted."""
+    about: About = NOTHING
 
     @classmethod
-    def of(cls, *values: object, bound: bool = False) -> "Row":
-        return cls(tuple(v if isinstance(v, Value) else Value(str(v)) for v in values), bound)
+    def of(cls, *values: object, bound: bool = False, about: About = NOTHING) -> "Row":
+        return cls(tuple(v if isinstance(v, Value) else Value(str(v)) for v in values), bound, about)
 
 
 @dataclass(frozen=True)
@@ -74,6 +88,7 @@ class Table:
     """Text above the table in Markdown, in its caption in LaTeX."""
     remarks: tuple[str, ...] = ()
     """A list below the table, except in LaTeX."""
+    about: About = NOTHING
 
     @property
     def empty(self) -> bool:
@@ -187,11 +202,12 @@ def latex(document: Document) -> str:
     A table with more than four columns spans both columns of a two-column page. What is wider than its place even in
     small print is scaled down to it.
     """
-    tables = [_latex_table(table, document) for table in document.tables if not table.empty]
+    tables = [latex_table(table, document) for table in document.tables if not table.empty]
     return "\n".join(["% \\usepackage{booktabs,adjustbox}", *tables])
 
 
-def _latex_table(table: Table, document: Document) -> str:
+def latex_table(table: Table, document: Document) -> str:
+    """One of the document's tables."""
     published = any(value.published for row in table.rows for value in row.values)
     compared = [published and column.kind == "compared" for column in table.columns]
     words = [f"{latex_text(document.title)}. {latex_text(table.title)}.", latex_text(document.caption)]
@@ -269,87 +285,6 @@ _LATEX = {
 
 def latex_text(text: str) -> str:
     return "".join(_LATEX.get(letter, letter) for letter in " ".join(text.split()) if letter.isprintable())
-
-
-# HTML
-
-
-def html(table: Table, label: str, kind: str = "list", scroll: str = "scroll") -> str:
-    """A table that scrolls inside its own place. ``label`` names it for those who cannot see it; ``kind`` and
-    ``scroll`` are classes of the page's style, and a ``sortable`` one is sorted by the page's script."""
-    heads = "".join(
-        f'<th scope="col"{_attribute("data-kind", "number" if _is_number(column) else "")}'
-        f"{_attribute('data-first', 'ascending' if column.lower_is_better else '')}>{_html_text(column.title)}</th>"
-        for column in table.columns
-    )
-    bodies = []
-    for bound in (True, False):
-        rows = [_html_row(row, table) for row in table.rows if row.bound == bound]
-        if rows or not bound:
-            bodies += ['<tbody class="fixed">' if bound else "<tbody>", *rows, "</tbody>"]
-    place = f'<div class="{scroll}" role="region" tabindex="0"{_attribute("aria-label", label)}>'
-    head = f'<table class="{kind}">\n<thead><tr>{heads}</tr></thead>'
-    return "\n".join([place, head, *bodies, "</table>", "</div>"])
-
-
-def _html_row(row: Row, table: Table) -> str:
-    name, *values = row.values
-    span = len(table.columns) - 1 if len(values) < len(table.columns) - 1 else 1
-    columns = table.columns[1:] if span == 1 else table.columns[1:2]
-    sort = _attribute("data-sort", name.sort or name.text)
-    words = [f'<th scope="row"{sort}>{_linked(name, table.columns[0])}</th>']
-    for value, column in zip(values, columns, strict=True):
-        attributes = f' colspan="{span}"' if span > 1 else ""
-        if _is_number(column) or value.sort is not None:
-            sort = value.text if value.sort is None else value.sort
-            attributes += f' data-sort="{_html_text(sort)}"'
-        kinds = [column.kind] if column.kind not in ("text", "compared", "paired") else []
-        if column.kind in ("compared", "paired"):
-            kinds += [] if value.text else ["none"]
-            content = _html_compared(value, column)
-        else:
-            kinds += ["apart"] if value.overlap is False else []
-            content = _linked(value, column)
-        words.append(f"<td{attributes}{_attribute('class', ' '.join(kinds))}>{content}</td>")
-    return f"<tr>{''.join(words)}</tr>"
-
-
-def _html_compared(value: Value, column: Column) -> str:
-    if value.text:
-        classes = {1: "value best", 2: "value second"}.get(value.rank, "value")
-        text = _linked(value, column, classes)
-        text += f' <span class="note">{_html_text(value.note)}</span>' if value.note else ""
-    else:
-        text = f'<span class="value">{NOT_MEASURED}</span>'
-    if value.paired:
-        text += f'<span class="paper">{_html_text(value.paired.replace("-", MINUS))}</span>'
-    if not value.published:
-        return text
-    kind = verdict(value.overlap)
-    words = f"{value.difference.replace('-', MINUS)} {kind}".strip()
-    change = f' <span class="difference {kind}">{words}</span>' if value.difference else ""
-    published = _html_text(value.published.replace("-", MINUS))
-    return f'{text}<span class="paper">paper {published}{change}</span>'
-
-
-def _linked(value: Value, column: Column, classes: str = "") -> str:
-    text = "–" if value.text == "-" else value.text
-    text = _html_text(text.replace("-", MINUS) if _is_number(column) else text)
-    if not value.anchor:
-        return f'<span class="{classes}">{text}</span>' if classes else text
-    return f'<a{_attribute("class", classes)} href="#{value.anchor}" data-cell="{value.anchor}">{text}</a>'
-
-
-def _is_number(column: Column) -> bool:
-    return column.kind in ("number", "compared", "paired")
-
-
-def _attribute(name: str, value: str) -> str:
-    return f' {name}="{_html_text(value)}"' if value else ""
-
-
-def _html_text(text: str) -> str:
-    return html_module.escape(text)
 
 
 # Terminal

@@ -49,29 +49,189 @@
     });
   }
 
-  // Figures: those of one dataset and memory size, or all.
-  const chips = document.querySelector(".chips");
-  if (chips) {
-    const figures = document.querySelectorAll(".figures figure");
-    const choose = (chip) => {
-      for (const other of chips.children) other.setAttribute("aria-pressed", String(other === chip));
-      const { dataset, memory, stream } = chip.dataset;
-      for (const figure of figures) {
-        const about = figure.dataset;
-        figure.hidden = dataset !== undefined && about.dataset !== undefined
-          && (about.dataset !== dataset || about.stream !== stream || !["0", memory].includes(about.memory));
+  // The filter: what a table, row, column or figure says that it is about must match; what says nothing always does.
+  const explore = document.getElementById("explore");
+  const filter = document.getElementById("filter");
+  const wanted = { dataset: "", memory: "", words: [] };
+  const matches = ({ dataset, memory, method }) =>
+    (!wanted.dataset || dataset === undefined || dataset === wanted.dataset)
+    && (!wanted.memory || memory === undefined || ["0", wanted.memory].includes(memory))
+    && (!wanted.words.length || method === undefined || wanted.words.some((word) => method.toLowerCase().startsWith(word)));
+  const filterTable = (table) => {
+    const heads = [...table.tHead.rows[0].cells];
+    const shown = heads.map((head) => matches(head.dataset));
+    heads.forEach((head, column) => { head.hidden = !shown[column]; });
+    const empty = (row) => row.cells.length === heads.length && [...row.cells].every((cell, column) => !column || !shown[column] || cell.textContent === "–");
+    let rows = 0;
+    for (const body of table.tBodies) {
+      for (const row of body.rows) {
+        row.hidden = !matches(row.dataset) || (shown.includes(false) && empty(row));
+        rows += row.hidden ? 0 : 1;
+        if (row.cells.length < heads.length) row.cells[1].colSpan = Math.max(1, shown.filter(Boolean).length - 1);
+        else [...row.cells].forEach((cell, column) => { cell.hidden = !shown[column]; });
       }
-    };
+    }
+    return shown.filter(Boolean).length > 1 ? rows : 0;
+  };
+  const filterTables = () => {
+    for (const piece of document.querySelectorAll(".piece")) {
+      const rows = [...piece.querySelectorAll("table")].map(filterTable);
+      piece.hidden = !matches(piece.dataset) || !rows.some(Boolean);
+      for (const folded of piece.querySelectorAll("details.empty")) {
+        folded.hidden = ![...folded.querySelectorAll("tbody tr")].some((row) => !row.hidden);
+      }
+    }
+    for (const section of document.querySelectorAll("section:has(> .piece)")) {
+      section.classList.toggle("void", !section.querySelector(":scope > .piece:not([hidden])"));
+    }
+    const all = document.querySelectorAll("#cells table.sortable tbody tr");
+    const left = filterTable(document.querySelector("#cells table.sortable"));
+    explore.querySelector(".shown").textContent = left === all.length ? `All ${left} cells are shown.` : `${left} of ${all.length} cells are shown.`;
+  };
+
+  // Figures: those of one dataset and memory size, or all; of these, what the filter leaves.
+  const chips = document.querySelector(".chips");
+  const figures = document.querySelectorAll(".figures figure");
+  const showFigures = () => {
+    const { dataset, memory, stream } = chips ? chips.querySelector("[aria-pressed=true]").dataset : {};
+    for (const figure of figures) {
+      const about = figure.dataset;
+      const elsewhere = dataset !== undefined && about.dataset !== undefined
+        && (about.dataset !== dataset || about.stream !== stream || !["0", memory].includes(about.memory));
+      figure.hidden = elsewhere || !matches(about);
+    }
+  };
+  const choose = (chip) => {
+    for (const other of chips.children) other.setAttribute("aria-pressed", String(other === chip));
+    showFigures();
+  };
+  const filterFigures = () => {
+    if (chips) {
+      for (const chip of chips.children) chip.hidden = !matches(chip.dataset);
+      if (chips.querySelector("[aria-pressed=true]").hidden) choose(chips.querySelector(":not([hidden])"));
+    }
+    showFigures();
+  };
+  if (chips) {
     chips.hidden = false;
     chips.addEventListener("click", (event) => { if (event.target !== chips) choose(event.target); });
-    const follow = () => {
-      const wanted = location.hash.startsWith("#figure-") && document.getElementById(location.hash.slice(1));
-      if (wanted && wanted.hidden) { choose(chips.lastElementChild); wanted.scrollIntoView(); }
-    };
-    choose(chips.querySelector("[aria-pressed=true]"));
-    addEventListener("hashchange", follow);
-    follow();
   }
+  showFigures();
+
+  // Two rows, paired: the difference is over the seeds that both have, with Student's 95 % interval of its mean.
+  const pair = document.getElementById("pair");
+  const numbers = explore ? JSON.parse(explore.dataset.numbers) : null;
+  const estimate = (values) => {
+    const n = values.length;
+    if (!n) return null;
+    const mean = values.reduce((sum, value) => sum + value, 0) / n;
+    const square = values.reduce((sum, value) => sum + (value - mean) ** 2, 0);
+    return { mean, n, interval: n > 1 ? numbers.t[n - 2] * Math.sqrt(square / (n - 1) / n) : null };
+  };
+  const fixed = (value) => { const text = value.toFixed(1); return Number(text) === 0 ? "0.0" : text.replace("-", "\u2212"); };
+  const written = (found, sign = "") => sign + fixed(found.mean) + (found.interval === null ? " (one seed)" : ` ± ${fixed(found.interval)}`);
+  const settled = (found) => found.interval !== null && Math.abs(found.mean) > found.interval;
+  const add = (parent, name, text, more = {}) => {
+    const made = document.createElement(name);
+    made.textContent = text;
+    for (const [key, value] of Object.entries(more)) made.setAttribute(key, value);
+    parent.append(made);
+    return made;
+  };
+  const times = (found) => (found.length ? `${found.length} (in ${found.filter(settled).length} of these the interval leaves out zero)` : "none");
+  const compare = () => {
+    const row = (name) => numbers.rows.find((each) => each.name === name);
+    const [first, second] = [row(pair.elements.first.value), row(pair.elements.second.value)];
+    const table = explore.querySelector("table.paired");
+    table.replaceChildren();
+    const head = add(add(table, "thead", ""), "tr", "");
+    for (const title of ["column", "difference", `${first.name}, ${numbers.title}`, `${second.name}, ${numbers.title}`, "shared seeds"]) add(head, "th", title, { scope: "col" });
+    const body = add(table, "tbody", "");
+    const found = [];
+    let both = 0;
+    numbers.columns.forEach((column, place) => {
+      const [mine, other] = [first.values[place], second.values[place]];
+      if (!mine || !other || !matches({ dataset: column.dataset, memory: column.memory })) return;
+      const shared = Object.keys(mine).filter((seed) => seed in other);
+      const difference = estimate(shared.map((seed) => mine[seed] - other[seed]));
+      both += 1;
+      if (difference) found.push(difference);
+      const line = add(body, "tr", "");
+      add(line, "th", column.title, { scope: "row" });
+      const text = difference ? written(difference, difference.mean >= 0 ? "+" : "") : "no shared seed";
+      add(line, "td", text, difference && settled(difference) ? { class: "settled" } : {});
+      add(line, "td", written(estimate(Object.values(mine))));
+      add(line, "td", written(estimate(Object.values(other))));
+      add(line, "td", String(shared.length));
+    });
+    const better = (sign) => found.filter(({ mean }) => sign * mean * (numbers.higher ? 1 : -1) > 0);
+    explore.querySelector(".verdict").textContent = first === second ? "Choose two different methods."
+      : !both ? `${first.name} and ${second.name} have no column in common${wanted.dataset || wanted.memory ? " under this filter" : ""}.`
+        : `Of ${both} ${both === 1 ? "column" : "columns"} that both have, ${first.name} is ahead in ${times(better(1))} and behind in ${times(better(-1))}.`;
+    table.parentElement.hidden = first === second || !both;
+  };
+
+  // The address holds what was chosen: "#?dataset=cifar100&memory=1000&method=afs&at=figures".
+  const NAMES = ["dataset", "memory", "method", "first", "second"];
+  const control = (name) => (filter && filter.elements[name]) || (pair && pair.elements[name]);
+  const usual = Object.fromEntries(NAMES.map((name) => [name, control(name) ? control(name).value : ""]));
+  const apply = () => {
+    wanted.dataset = filter.elements.dataset.value;
+    wanted.memory = filter.elements.memory.value;
+    wanted.words = filter.elements.method.value.toLowerCase().split(",").map((word) => word.trim()).filter(Boolean);
+    filterTables();
+    filterFigures();
+    if (pair) compare();
+  };
+  const remember = (at = "") => {
+    const kept = new URLSearchParams();
+    for (const name of NAMES) if (control(name) && control(name).value !== usual[name]) kept.set(name, control(name).value);
+    if (!at && !kept.size && !location.hash.startsWith("#?")) return;
+    if (at && !kept.size) return;
+    if (at) kept.set("at", at);
+    try { history.replaceState(null, "", kept.size ? `#?${kept}` : "#"); } catch { /* some places allow no change */ }
+  };
+  const recall = () => {
+    if (!location.hash.startsWith("#?")) { remember(location.hash.slice(1)); return; }
+    const kept = new URLSearchParams(location.hash.slice(2));
+    for (const name of NAMES) {
+      if (!control(name)) continue;
+      const value = kept.get(name) ?? usual[name];
+      const known = control(name).options === undefined || [...control(name).options].some((option) => option.value === value);
+      control(name).value = known ? value : usual[name];
+    }
+    apply();
+    const at = document.getElementById(kept.get("at") ?? "");
+    if (at) at.scrollIntoView();
+  };
+  const follow = () => {
+    const target = location.hash.startsWith("#figure-") && document.getElementById(location.hash.slice(1));
+    if (!target || !target.hidden) return;
+    if (filter && !matches(target.dataset)) { filter.reset(); apply(); }
+    if (chips) choose(chips.lastElementChild);
+    target.scrollIntoView();
+  };
+  addEventListener("hashchange", follow); // before the address is rewritten
+  if (explore) {
+    explore.hidden = false;
+    const changed = () => { apply(); remember(); };
+    for (const form of [filter, pair].filter(Boolean)) {
+      form.addEventListener("input", changed);
+      form.addEventListener("submit", (event) => event.preventDefault());
+    }
+    filter.addEventListener("reset", () => setTimeout(changed));
+    if (pair) {
+      pair.querySelector(".swap").addEventListener("click", () => {
+        const { first, second } = pair.elements;
+        [first.value, second.value] = [second.value, first.value];
+        changed();
+      });
+    }
+    apply();
+    addEventListener("hashchange", recall);
+    recall();
+  }
+  follow();
 
   // A cell's runs, settings and command.
   const detail = document.getElementById("detail");
@@ -91,23 +251,37 @@
     const link = event.target.closest("a[data-cell]");
     if (link && open(link.dataset.cell)) event.preventDefault();
     const button = event.target.closest("button.copy");
-    if (button) copyText(button);
+    if (button) copyText(button, button.parentElement.querySelector("code").textContent);
+    const latex = event.target.closest("button.latex");
+    if (latex) copyText(latex, latex.nextElementSibling.content.textContent);
   });
   document.getElementById("close").addEventListener("click", () => detail.close());
   detail.addEventListener("click", (event) => { if (event.target === detail) detail.close(); });
   if (location.hash.startsWith("#cell-")) open(location.hash.slice(1));
 
-  const copyText = async (button) => {
-    const code = button.parentElement.querySelector("code");
+  const copyText = async (button, text) => {
+    const label = button.dataset.label ?? button.textContent;
+    button.dataset.label = label;
     let done = true;
     try {
-      await navigator.clipboard.writeText(code.textContent);
+      await navigator.clipboard.writeText(text);
     } catch {
-      getSelection().selectAllChildren(code);
+      const area = add(button.parentElement, "textarea", text);
+      area.select();
       done = document.execCommand("copy");
+      area.remove();
+      button.focus();
     }
-    button.textContent = done ? "Copied" : "Press Ctrl-C";
-    setTimeout(() => { button.textContent = "Copy"; }, 1600);
+    button.textContent = done ? "Copied" : "The browser does not allow it";
+    setTimeout(() => { button.textContent = label; }, 1600);
   };
-  for (const button of document.querySelectorAll("button.copy")) button.hidden = false;
+  for (const hidden of document.querySelectorAll("button.copy, .tool")) hidden.hidden = false;
+
+  // What is folded in tables is printed too.
+  let opened = [];
+  addEventListener("beforeprint", () => {
+    opened = [...document.querySelectorAll("details.empty:not([open])")];
+    for (const folded of opened) folded.open = true;
+  });
+  addEventListener("afterprint", () => { for (const folded of opened) folded.open = false; });
 })();

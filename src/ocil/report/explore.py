@@ -1,0 +1,60 @@
+"""What the page's script filters and compares by: datasets, memory sizes, methods, and the values of each seed."""
+
+import json
+from typing import Any
+
+from ocil.evaluation.estimates import t_quantile
+from ocil.report.cells import Collection, title_of
+from ocil.report.standings import Standings
+
+
+def choices(collection: Collection, standings: Standings) -> dict[str, Any]:
+    """What a reader may filter by: datasets with their titles, memory sizes, labels of methods."""
+    return {
+        "datasets": {cell.config.dataset: title_of(cell.config.dataset) for cell in collection.cells},
+        "sizes": sorted({cell.place.memory for cell in collection.cells} - {0}),
+        "labels": list(dict.fromkeys(row.label for row in standings.rows)),
+    }
+
+
+def numbers(standings: Standings) -> str:
+    """The value of every seed by row and column, as JSON, for paired differences between any two rows.
+
+    ``t`` holds the quantiles of Student's t for one degree of freedom and more: the script has no such function.
+    ``values`` of a row: the number of a column, then the seed.
+    """
+    columns = list(standings.entries.columns)
+    factor = 100 if standings.quantity.form == "percent" else 1
+    rows = [
+        {
+            "name": row.name,
+            "values": {
+                columns.index(place): {seed: round(factor * value, 6) for seed, value in found.items()}
+                for place, found in standings.by_seed[row.name].items()
+            },
+        }
+        for row in standings.rows
+    ]
+    most = max((len(found) for each in standings.by_seed.values() for found in each.values()), default=1)
+    return json.dumps(
+        {
+            "title": standings.quantity.title,
+            "higher": standings.quantity.higher_is_better,
+            "t": [round(t_quantile(degrees), 6) for degrees in range(1, most)],
+            "columns": [
+                {"title": place.title, "dataset": place.dataset, "memory": str(place.memory)} for place in columns
+            ],
+            "rows": rows,
+        },
+        separators=(",", ":"),
+    )
+
+
+def first_pair(standings: Standings) -> tuple[str, str] | None:
+    """The rows to compare at first: the two that stand first and share a column. None where no two do."""
+    ranked = [row for row in standings.rows if not row.bound] + [row for row in standings.rows if row.bound]
+    for place, one in enumerate(ranked):
+        for other in ranked[place + 1 :]:
+            if standings.by_seed[one.name].keys() & standings.by_seed[other.name].keys():
+                return one.name, other.name
+    return None
