@@ -306,8 +306,8 @@ def test_a_node_that_is_not_fit(npz: Path, tmp_path: Path) -> None:
     assert why(fit, str(fit["torch"])) is None
     assert "install the same on all" in str(why(fit, "1.0"))
     assert "all nodes must share it" in str(why(examine(str(marker), packed([]), None)))
-    birds = packed([StreamRun(resolve("er", "birds"))])
-    assert "lacks a dataset: there is no dataset 'birds'" in str(why(examine(None, birds, str(tmp_path))))
+    owls = packed([StreamRun(resolve("er", "owls"))])
+    assert "lacks a dataset: there is no dataset 'owls'" in str(why(examine(None, owls, str(tmp_path))))
     assert "lacks a dataset: " in str(why(examine(None, b"of another version", None)))
     assert "install it there" in str(why({"import": "No module named 'ocil'"}))
     assert "has another ocil (0.0.1)" in str(why(fit | {"ocil": "0.0.1"}))

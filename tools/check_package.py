@@ -1,6 +1,6 @@
 """Builds the source distribution and the wheel, installs the wheel into a fresh environment, and uses it there.
 
-    make package
+    make package        # or: python tools/check_package.py [--borrow] [--out FOLDER]
 
 With ``--borrow`` the environment uses the packages of this Python, so that nothing is downloaded: only ocil itself
 comes from the wheel. The files are left in ``dist/``, or in the folder that ``--out`` names.
