@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 
 from ocil.report.cells import MeasuredCell
-from ocil.report.collect import collect
+from ocil.report.collect import FoundResults, find
 from ocil.report.formatting import percent
 from ocil.report.plots import accuracy_after_each_task
 from ocil.report.style import save
@@ -25,12 +25,10 @@ def name_of(cell: MeasuredCell) -> str:
     return "afs, cross-entropy alone" if cell.identity == {"loss": "ce", "regulariser": "none"} else ""
 
 
-def cells_of(seeds: range) -> dict[tuple[str, str], MeasuredCell]:
+def cells_of(results: FoundResults, seeds: range) -> dict[tuple[str, str], MeasuredCell]:
     """The cells of CIFAR-100 with the largest memory, by name and precision."""
-    found = collect(sorted((ROOT / "results").glob("cifar100-*")), seeds).cells
-    found = sorted(
-        found, key=lambda cell: len(cell.runs)
-    )  # of cells that differ in how often they were tested, the largest
+    # Of cells that differ in how often they were tested, the largest.
+    found = sorted(results.collection(seeds).cells, key=lambda cell: len(cell.runs))
     return {(name_of(c), c.config.learner.precision): c for c in found if c.place.memory in (0, 5000)}
 
 
@@ -38,7 +36,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "docs/images/cifar100-accuracy.png")
     options = parser.parse_args()
-    cells = cells_of(PAPER_SEEDS)
+    results = find(sorted((ROOT / "results").glob("cifar100-*")))
+    cells = cells_of(results, PAPER_SEEDS)
     for name in ORDER:
         for precision in ("tf32", "bf16"):
             if cell := cells.get((name, precision)):
@@ -46,7 +45,7 @@ def main() -> None:
                 summary = cell.summary
                 measures = (summary.average_accuracy, summary.average_forgetting, summary.average_intransigence)
                 print(f"| {name} | {precision} | " + " | ".join(map(percent, measures)) + f" | {seconds} s |")
-    drawn = cells | cells_of(UNSEEN_SEEDS)
+    drawn = cells | cells_of(results, UNSEEN_SEEDS)
     shown = {name: drawn[name, "bf16"].summary for name in SHOWN}
     save(accuracy_after_each_task(list(shown.values()), list(shown)), options.out)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from ocil.methods import METHODS
 from ocil.report import longtail, papers
 from ocil.report.cells import Collection, MeasuredCell
-from ocil.report.collect import collect
+from ocil.report.collect import find
 from ocil.report.comparison import difference, overlap, published_accuracy
 from ocil.report.entries import entries
 from ocil.report.formatting import percent, points, published_percent
@@ -139,10 +139,9 @@ def longtail_cells(found: Collection) -> str:
 
 
 def main() -> None:
-    everything = collect([ROOT / "results"])
-    found = collect([ROOT / "results"], PAPER_SEEDS)
+    results = find([ROOT / "results"])
+    everything, found, unseen = (results.collection(seeds) for seeds in (None, PAPER_SEEDS, UNSEEN_SEEDS))
     cells = load(found)
-    unseen = collect([ROOT / "results"], UNSEEN_SEEDS)
     for page in ("README.md", "docs/results.md", "docs/methods/stride.md"):
         place(ROOT / page, "stride", beside(unseen))
     place(ROOT / "docs/results.md", "any time", at_any_time(unseen))

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +25,42 @@ def collect(paths: Sequence[Path], seeds: Container[int] | None = None) -> Colle
     Intransigence is against fine-tuned runs of the same seed and settings, where they are among what was found. Raises
     an ``OcilError`` if a path does not exist or no result can be read.
     """
+    return find(paths).collection(seeds)
+
+
+@dataclass(frozen=True)
+class FoundResults:
+    """Every result under some paths, read and checked once; cells can be made of them more than once."""
+
+    where: str
+    found: Sequence[Found]
+    warnings: Sequence[str]
+
+    def collection(self, seeds: Container[int] | None = None) -> Collection:
+        """The cells of all runs, or of those with one of these seeds. See ``collect``."""
+        found, warnings = list(self.found), list(self.warnings)
+        if seeds is not None:
+            found = [(path, result) for path, result in found if result.config.seed in seeds]
+            if not found:
+                raise OcilError(f"no finished run under {self.where} has one of these seeds.")
+        found = _without_other_images(_with_one_name(found), warnings)
+        _warn_of_other_images(found, warnings)
+        cells = _by_cell_and_seed(found, warnings)
+        measured = _with_what_is_usual([_cell(runs, cells) for runs in cells.values()])
+        tailed = longtail_cells([result for _, result in found if isinstance(result, LongTailResult)])
+        texts = (warning.encode(errors="backslashreplace").decode() for warning in warnings)  # a path need not be text
+        return Collection(tuple(sorted(measured, key=_order)), tuple(texts), tailed)
+
+
+def find(paths: Sequence[Path]) -> FoundResults:
+    """Read every result under ``paths``. See ``collect``."""
     warnings: list[str] = []
-    found = _read_all(_files(paths), warnings)
+    found, where = _read_all(_files(paths), warnings), ", ".join(map(str, paths))
     if not found:
-        where = ", ".join(map(str, paths))
         if warnings:
             raise OcilError(f"no result under {where} can be read: {warnings[0]}")
         raise OcilError(f"no finished run (result.json) under {where}. Run something first: ocil run afs")
-    if seeds is not None:
-        found = [(path, result) for path, result in found if result.config.seed in seeds]
-        if not found:
-            raise OcilError(f"no finished run under {', '.join(map(str, paths))} has one of these seeds.")
-    found = _without_other_images(_with_one_name(found), warnings)
-    _warn_of_other_images(found, warnings)
-    cells = _by_cell_and_seed(found, warnings)
-    measured = _with_what_is_usual([_cell(runs, cells) for runs in cells.values()])
-    tailed = longtail_cells([result for _, result in found if isinstance(result, LongTailResult)])
-    texts = (warning.encode(errors="backslashreplace").decode() for warning in warnings)  # a path need not be text
-    return Collection(tuple(sorted(measured, key=_order)), tuple(texts), tailed)
+    return FoundResults(where, found, warnings)
 
 
 def read(path: Path) -> Result:
