@@ -225,6 +225,11 @@ def _ours(
     return Measure(name, function, higher_is_better, form, heading, formula, bounds, paper, needs, column)
 
 
+def _bytes(name: str, heading: str) -> Measure:
+    """One of the numbers of bytes in the record of cost."""
+    return _ours(name, heading, lambda r: r.cost.get(name), "", COUNT, "", higher_is_better=LESS, form=NUMBER)
+
+
 OUR_MEASURES = (
     _ours("average_accuracy", "accuracy", lambda r: average_accuracy(r.matrix), "1/T sum_j a[T,j]", SHARE, "all"),
     _ours(
@@ -350,26 +355,8 @@ OUR_MEASURES = (
     ),
     _ours("wall_seconds", "seconds", lambda r: r.wall_seconds, "", COUNT, "", higher_is_better=LESS, form=".1f"),
     _ours("images_passed", "images passed", _images_passed, "", COUNT, "", higher_is_better=LESS, form=NUMBER),
-    _ours(
-        "memory_bytes",
-        "bytes of samples",
-        lambda r: r.cost.get("memory_bytes"),
-        "",
-        COUNT,
-        "",
-        higher_is_better=LESS,
-        form=NUMBER,
-    ),
-    _ours(
-        "state_bytes",
-        "bytes of all else",
-        lambda r: r.cost.get("state_bytes"),
-        "",
-        COUNT,
-        "",
-        higher_is_better=LESS,
-        form=NUMBER,
-    ),
+    _bytes("memory_bytes", "bytes of samples"),
+    _bytes("state_bytes", "bytes of all else"),
 )
 
 MEASURES: Registry[Measure] = Registry("measure", "ocil.measures", OUR_MEASURES, _read)
