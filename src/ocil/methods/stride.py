@@ -139,6 +139,8 @@ class Stride(Learner):
         self.frequency: Tensor = nn.Buffer(torch.zeros(problem.classes, device=self.device))
         """How often each class was seen in the last steps, on any scale."""
         self.seen_classes: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
+        self.drawn = config.memory_batch or config.images // config.copies
+        """Memory images of a step; until the first stream batch tells its size, the most there can be."""
         if config.balanced_memory:
             sizes = (config.memory, problem.input_shape, problem.classes)
             self.memory = BalancedMemory(*sizes, self.rng["memory"], problem.dtype)
@@ -152,7 +154,7 @@ class Stride(Learner):
         return steps * [Pass(batch_size), Pass(config.copies * replayed(config, count))]
 
     def shapes_are_static(self) -> bool:
-        return self.memory.holds_more_than(self.config.memory_batch or self.config.images // self.config.copies)
+        return self.memory.holds_more_than(self.drawn)
 
     def step_variant(self) -> int:
         """The number of steps, which may follow the number of classes met."""
@@ -164,9 +166,9 @@ class Stride(Learner):
         return self.problem.classes if self.met is None else len(self.classes_met)
 
     def learn(self, x: Tensor, y: Tensor) -> None:
-        steps, count = plan(self.config, len(y), self.classes_known)
+        steps, self.drawn = plan(self.config, len(y), self.classes_known)
         # The memory stays as it is until the last step, so the images of all steps are drawn at once.
-        slots = self.memory.draws(steps, count, self.problem.classes if self.config.balanced else 0)
+        slots = self.memory.draws(steps, self.drawn, self.problem.classes if self.config.balanced else 0)
         replays = [] if slots is None else self.replays(slots)
         stream, parts = to_float(x), []
         for step in range(steps):
