@@ -5,6 +5,7 @@ python tools/results_page.py
 
 import re
 from collections.abc import Container
+from dataclasses import replace
 from pathlib import Path
 
 from ocil.methods import METHODS
@@ -15,9 +16,9 @@ from ocil.report.comparison import difference, overlap, published_accuracy
 from ocil.report.entries import entries
 from ocil.report.formatting import percent, points, published_percent
 from ocil.report.quantities import named
-from ocil.report.standing_tables import side_by_side
+from ocil.report.standing_tables import images_text, methods_tables, side_by_side
 from ocil.report.standings import Standings
-from ocil.report.table import Column, Row, Table, markdown_table
+from ocil.report.table import Column, Row, Table, Value, markdown_table
 from ocil.runs.config import command
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,6 +41,7 @@ IN_EVERY_COLUMN = ("afs", "er-rv", "scr")
 PAPER_SEEDS = range(10)  # as many as the paper has
 UNSEEN_SEEDS = range(10, 20)  # no search of stride's settings has seen them
 BESIDE = ("stride", "afs", "scr", "er-rv")
+SINCE = ("pcr", "derpp", "rar", "mkd", "mose", "gsa")  # methods that came after AFS
 AT_ANY_TIME = ("average_accuracy", "area_under_accuracy", "lowest_anytime_accuracy")
 HEAD = ("method", "memory", "seeds", "accuracy %", "published %", "difference", "forgetting %", "intransigence %")
 
@@ -144,6 +146,7 @@ def main() -> None:
     cells = load(found)
     for page in ("README.md", "docs/results.md", "docs/methods/stride.md"):
         place(ROOT / page, "stride", beside(unseen))
+    place(ROOT / "docs/results.md", "field", field(unseen))
     place(ROOT / "docs/results.md", "any time", at_any_time(unseen))
     if found.longtail:
         place(ROOT / "docs/results.md", "longtail", longtail_tables(found))
@@ -172,6 +175,28 @@ def beside(found: Collection) -> str:
     rows = entries([cell for cell in found.cells if group(cell) == "table"])
     there = [name for name in BESIDE if any(row.name == name for row in rows.rows)]
     return markdown_table(side_by_side(Standings(rows.only(there), named("accuracy"), "stride")), level=0)
+
+
+def field(found: Collection) -> str:
+    """Methods since AFS beside stride and AFS on the same seeds, with what they cost, in the columns that they have."""
+    since = [cell for cell in found.cells if cell.config.method in SINCE]
+    columns = {(cell.config.dataset, cell.config.learner.memory) for cell in since}
+    beside = [
+        cell
+        for cell in found.cells
+        if cell.config.label in BESIDE
+        and group(cell) == "table"
+        and (cell.config.dataset, cell.config.learner.memory) in columns
+    ]
+    standings = Standings(entries([*since, *beside]), named("accuracy"), "stride")
+    images = {row.name: images_text(standings, row) for row in standings.rows}
+    tables = []
+    for each in methods_tables(standings):
+        rows = (replace(row, values=(*row.values, Value(images[row.values[0].text]))) for row in each.rows)
+        heads = (*each.columns, Column("images / batch", "number"))
+        note = "Seeds 10 to 12; stride, afs and er-rv have 10 to 19. Differences are over the seeds that both have."
+        tables.append(replace(each, columns=heads, rows=tuple(rows), note=note))
+    return "\n\n".join(markdown_table(each, level=0) for each in tables)
 
 
 def at_any_time(found: Collection) -> str:
