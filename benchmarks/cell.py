@@ -1,12 +1,14 @@
 """Cells of a table from start to end, without the command line's libraries: all seeds, the table, the time.
 
 python benchmarks/cell.py DATASET METHOD [FIELD=VALUE ...] [+ METHOD [FIELD=VALUE ...]] ...
-python benchmarks/cell.py EXPERIMENT.toml [FIELD=VALUE ...] [--only 'FIELD=VALUE ...']
-                          [--seeds N] [--workers N] [--device auto] [--root runs] [--data-dir DIR] [--json OUT]
+python benchmarks/cell.py EXPERIMENT[,EXPERIMENT...] [FIELD=VALUE ...] [--only 'FIELD=VALUE ...']
+                          [--seeds N] [--workers N] [--limit SECONDS] [--device auto] [--root runs] [--data-dir DIR]
+                          [--json OUT]
 
-Several cells, joined by ``+`` or from a file, share the GPU: a run begins when another ends. ``seeds=N`` among a cell's
-settings is for that cell alone. On Ctrl-C runs are saved; the same command goes on. OUT is written anew whenever a run
-ends.
+An experiment is a file, or the name of one that comes with ocil. Several cells, joined by ``+`` or from experiments,
+share the GPU: a run begins when another ends. ``seeds=N`` among a cell's settings is for that cell alone. On Ctrl-C and
+after ``--limit`` runs are saved; the same command goes on. OUT is written anew whenever a run ends, and at last with
+the runs that had finished before.
 """
 
 import time
@@ -34,10 +36,11 @@ from ocil.runs.stream_run import StreamRun  # noqa: E402
 
 
 def plan(place: str, words: list[str], seeds: int | None, only: str = "") -> list[RunConfig]:
-    """``place``: a dataset, or an experiment's file."""
-    if place.endswith(".toml"):
+    """``place``: a dataset, or experiments; a dataset is followed by a method."""
+    if all("=" in word for word in words):
         settings = dict(word.split("=", 1) for word in words)
-        return experiments.read(Path(place), seeds=seeds, settings=settings, only=only).configs
+        files = (experiments.read(Path(name), seeds=seeds, settings=settings, only=only) for name in place.split(","))
+        return list(dict.fromkeys(config for each in files for config in each.configs))
     found = []
     for is_plus, group in groupby(words, "+".__eq__):
         if not is_plus:
@@ -50,11 +53,12 @@ def plan(place: str, words: list[str], seeds: int | None, only: str = "") -> lis
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("place", help="a dataset, or the file of an experiment")
+    parser.add_argument("place", help="a dataset, or experiments")
     parser.add_argument("cells", nargs="*")
     parser.add_argument("--only", default="")
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--limit", type=float, default=float("inf"), help="seconds after which runs are saved")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--root", type=Path, default=Path("runs"))
     parser.add_argument("--data-dir", type=Path)
@@ -77,20 +81,27 @@ def main() -> None:
             results.append(event)
             now, config = f"{time.perf_counter() - STARTED:6.1f} s", event.config
             print(f"{now}  {config.label} seed {config.seed}: {average_accuracy(event.matrix):.4f}", flush=True)
-            if options.json:
-                seconds = round(time.perf_counter() - STARTED, 1)
-                content = {"seconds_for_all": seconds, "runs": [result.to_json() for result in results]}
-                write_bytes(options.json, json.dumps(content).encode())
+            save(results)
+
+    def save(finished: list[Result]) -> None:
+        if options.json:
+            seconds = round(time.perf_counter() - STARTED, 1)
+            content = {"seconds_for_all": seconds, "runs": [result.to_json() for result in finished]}
+            write_bytes(options.json, json.dumps(content).encode())
+
+    def stopped() -> bool:
+        return asked or time.perf_counter() - STARTED > options.limit
 
     signal.signal(signal.SIGINT, stop)
     job = Job(options.root, str(pick_device(options.device)), options.data_dir, options.workers)
-    outcomes = execute([StreamRun(config) for config in configs], job, Observer(on_event, lambda: asked))
+    outcomes = execute([StreamRun(config) for config in configs], job, Observer(on_event, stopped))
     for key, outcome in outcomes.items():
         if not isinstance(outcome, Result):
             far = f" ({latest[key].done} of {latest[key].total} batches)" if key in latest else ""
             print(f"not finished: {outcome}{far}")
     keys = [StreamRun(config).key for config in configs]
     finished = [outcome for key in keys if isinstance(outcome := outcomes[key], Result)]
+    save(finished)
     if cells := [list(group) for _, group in groupby(finished, lambda result: result.config.cell)]:
         print(markdown_table(summary_table([summarise(cell) for cell in cells]), level=0), end="\n\n")
     alone = max((result.wall_seconds for result in finished), default=0.0)

@@ -73,6 +73,20 @@ def test_cells_from_start_to_table(script: Script, tiny_npz: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
+def test_cells_of_experiments_end_at_a_limit_and_go_on(script: Script, tiny_npz: Path, tmp_path: Path) -> None:
+    for name, method in (("one", "er"), ("two", "fine-tune")):
+        cell = f'[[cells]]\nmethod = "{method}"\ndataset = "{tiny_npz}"\nwidth = 1\ntasks = 2\n'
+        (tmp_path / f"{name}.toml").write_text(f"seeds = 1\n{cell}")
+    words = ("one.toml,two.toml", "--json", "out.json", "--workers", 1, "--device", "cpu")
+    script("benchmarks/cell", *words, "--limit", 0, code=1)
+    assert json.loads((tmp_path / "out.json").read_text())["runs"] == []
+    script("benchmarks/cell", *words)
+    script("benchmarks/cell", *words)  # which finds both runs finished
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert [run["config"]["method"] for run in content["runs"]] == ["er", "fine-tune"]
+
+
+@pytest.mark.slow
 def test_convolutions_beside_each_other(script: Script) -> None:
     *_, row = script("benchmarks/cpu_convolution", "--quick").splitlines()
     assert re.fullmatch(r"\| 2 \| 8 \| 2 \|( [\d.]+ \|){4}", row)
