@@ -430,7 +430,7 @@ def test_a_growing_learner_learns(name: str) -> None:
         **GENTLE,
     }
     memory = {"memory": 40} if METHODS[name].memory else {}
-    settings: dict[str, Any] = {"width": 4, "lr": 0.05} | memory | needs.get(name, {})
+    settings: dict[str, Any] = {"lr": 0.1} | memory | needs.get(name, {})
     learner = make(name, data=data, **settings)
     for last in range(1, 4):
         learn(learner, range(4), list(range(last)), data)
