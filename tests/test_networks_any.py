@@ -5,7 +5,6 @@ import json
 import platform
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -312,13 +311,7 @@ def test_without_timm_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         build(IMAGE, 3, spec="timm:test_resnet")
 
 
-@pytest.fixture
-def registry() -> Iterator[None]:
-    with NETWORKS.preserved():
-        yield
-
-
-def test_a_registered_network_and_a_factory_itself(registry: None) -> None:
+def test_a_registered_network_and_a_factory_itself() -> None:
     register(NetworkInfo("tiny", Tiny, "a test's"))
     register(NetworkInfo("tiny", Tiny, "a test's"))
     for network in ("tiny(channels=4)", "Tiny"):
