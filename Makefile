@@ -10,12 +10,14 @@ READY := $(VENV)/.ready
 TEST_READY := $(VENV)/.ready-test
 # pip compiles what it installs in one process, which takes as long as the installation: see compile.
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_FLAGS) --constraint constraints.txt
+TYPES = $(BIN)/mypy && $(BIN)/lint-imports
+TYPES_LOG = $(VENV)/types.log
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # Every process that tests start would compile ocil again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo docs package test quick lint format clean
+.PHONY: help setup demo docs package test quick lint style types format clean
 
 help:  ## what there is
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -53,19 +55,27 @@ package: $(READY)  ## build sdist and wheel into dist/, install the wheel into a
 	@$(INSTALL) 'setuptools>=77'
 	PIP_FLAGS='$(PIP_FLAGS)' $(BIN)/python tools/check_package.py
 
-test: $(TEST_READY) lint  ## every check and every test, as continuous integration runs them (under 15 minutes on 2 cores)
-	OCIL_NO_SKIP=$(OCIL_NO_SKIP) $(PYTEST)
+# Types and layers are checked beside the tests, and what is found is printed after them. Style takes a second.
+test: $(TEST_READY) style  ## every check and every test, as continuous integration runs them (under 15 minutes on 2 cores)
+	@echo "mypy and lint-imports run beside the tests: what they print follows at the end."
+	@{ $(TYPES); } >$(TYPES_LOG) 2>&1 & types=$$!; \
+	OCIL_NO_SKIP=$(OCIL_NO_SKIP) $(PYTEST); tests=$$?; \
+	wait $$types; types=$$?; echo "$(TYPES)"; cat $(TYPES_LOG); \
+	[ $$types -eq 0 ] || echo "mypy or lint-imports failed: see above."; \
+	[ $$tests -eq 0 ] || echo "The tests failed: see above."; \
+	[ $$types -eq 0 ] && [ $$tests -eq 0 ]
 
-quick: $(READY)  ## ruff and the tests that are not slow (under 2 minutes on 2 cores)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+quick: style  ## ruff and the tests that are not slow (under 2 minutes on 2 cores)
 	$(PYTEST) -m 'not slow'
 
-lint: $(READY)  ## ruff, mypy --strict, import-linter
+lint: style types  ## ruff, mypy --strict, import-linter
+
+style: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+
+types: $(READY)
+	$(TYPES)
 
 format: $(READY)  ## let ruff format and mend
 	$(BIN)/ruff format .

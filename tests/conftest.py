@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from ocil import plugins
 from ocil.data import Dataset
 from tests.skipping import pytest_configure, pytest_runtest_setup, pytest_terminal_summary  # noqa: F401  (hooks)
 
@@ -54,6 +55,13 @@ def one_thread() -> None:
     from ocil.threads import set_threads
 
     set_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def own_plugins() -> Iterator[None]:
+    """What a test registers or loads as a plugin is unknown to the next one."""
+    with plugins.preserved():
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

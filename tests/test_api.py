@@ -3,7 +3,6 @@
 import ast
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,11 @@ import pytest
 import torch
 
 import ocil
-from ocil.data.catalog import SOURCES
 from ocil.methods import METHODS
-from ocil.networks import NETWORKS
 from ocil.runs.results import Result
 
 PAGE = (Path(__file__).parents[1] / "docs" / "api.md").read_text()
 SMALL = {"width": 2, "tasks": 2, "memory_batch": 5}
-
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    with METHODS.preserved(), SOURCES.preserved(), NETWORKS.preserved():
-        yield
 
 
 def configs(npz: Path, *names: str, seeds: int = 2) -> list[ocil.RunConfig]:

@@ -47,7 +47,7 @@ def averaged(learner: Learner) -> Network:
 
 def test_it_is_the_weighted_sum_of_all_steps() -> None:
     """Against the explicit sum: the weights of step s count by 1 - d_s times all later d."""
-    decay, learner = 0.7, make("er", average=0.7, review=True)
+    decay, learner = 0.7, make("er", average=0.7, review=True, width=2)
     seen = [weights(learner.network)]
     assert learner.optimizer.after_step is not None
     update = learner.optimizer.after_step
@@ -153,7 +153,7 @@ def test_it_grows_with_the_head() -> None:
 
 
 def test_only_what_trains_is_averaged_and_kept() -> None:
-    learner = make("er", average=0.9, freeze="blocks.0", momentum=0.9)
+    learner = make("er", average=0.9, freeze="blocks.0", momentum=0.9, width=2)
     learn(learner, range(3))
     kept = {name.removeprefix("average.network.") for name in learner.state() if name.startswith("average.network.")}
     shared = {name for name in kept if name.startswith(("conv1.", "bn1.", "blocks.0."))}
@@ -164,7 +164,7 @@ def test_only_what_trains_is_averaged_and_kept() -> None:
         mine = each.network.get_submodule("blocks.0.conv1").weight
         assert averaged(each).get_submodule("blocks.0.conv1").weight is mine
     assert averaged(copied).get_submodule("conv1").weight is not learner.network.get_submodule("conv1").weight
-    other = make("er", average=0.9, freeze="blocks.0", momentum=0.9)
+    other = make("er", average=0.9, freeze="blocks.0", momentum=0.9, width=2)
     other.load_state(frozen(learner))
     for each in (learner, other, copied):
         learn(each, range(3, 5))

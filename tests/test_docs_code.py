@@ -8,7 +8,6 @@ import json
 import re
 import shlex
 import textwrap
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -19,10 +18,7 @@ import pytest
 import ocil
 import ocil.cli
 from ocil.data import store
-from ocil.data.catalog import DEFAULT, SOURCES
-from ocil.evaluation.measures import MEASURES
-from ocil.methods import METHODS
-from ocil.networks import NETWORKS
+from ocil.data.catalog import DEFAULT
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -45,12 +41,6 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 
 
 WITH_CODE = [page for page in PAGES if blocks(page) and name_of(page) not in ELSEWHERE]
-
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    with METHODS.preserved(), SOURCES.preserved(), NETWORKS.preserved(), MEASURES.preserved():
-        yield
 
 
 @pytest.fixture(scope="module")

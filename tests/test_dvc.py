@@ -245,7 +245,7 @@ def test_patterns_are_learned_and_views_agree() -> None:
     x, y = torch.from_numpy(data.test_x), torch.from_numpy(data.test_y)
     gap, hits = {0.0: 0.0, 4.0: 0.0}, []
     for weight, seed in itertools.product(gap, range(3)):
-        learner = make("dvc", seed, data, width=4, memory=40, lr=0.02, crop=0.7, jitter=0.0, dl_weight=weight)
+        learner = make("dvc", seed, data, memory=40, lr=0.1, crop=0.7, jitter=0.0, dl_weight=weight)
         assert isinstance(learner, DVC)
         for number in range(30):
             learner.learn(*batch(number, data))

@@ -14,7 +14,7 @@ from ocil.methods.passes import images_held
 from ocil.runs.build import build, network_of
 from ocil.runs.config import resolve
 from ocil.runs.fit import RESERVE, dataset_bytes, how_many_fit, run_bytes
-from tests.networks_to_try import quick_network
+from tests.networks_to_try import TINY
 from tests.reference.datasets import noise
 from tests.test_methods import QUICK
 
@@ -36,7 +36,7 @@ def test_what_a_run_takes_grows_with_what_it_keeps() -> None:
 def test_every_pass_of_a_step_is_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is estimated is no less than what a network is given at once, also before the memory is full."""
     data = noise(160, 4, (8, 8, 1))
-    usual: dict[str, Any] = quick_network(name) | {"tasks": 2} | QUICK.get(name, {})
+    usual: dict[str, Any] = {"network": TINY, "tasks": 2} | QUICK.get(name, {})
     settings = usual | ({"review": False, "memory": 120} if METHODS[name].memory else {})
     config = resolve(name, "cifar10", settings=settings)
     learner, seen = build(config, data), [0]

@@ -24,7 +24,7 @@ from ocil.runs.results import Result
 from ocil.runs.stepper import Stepper
 from ocil.runs.stream_run import ActiveStreamRun, StreamRun, run
 from ocil.streams import DeviceData
-from tests.networks_to_try import quick_network
+from tests.networks_to_try import TINY
 from tests.reference.datasets import patterned
 
 SETTINGS = {"tasks": 2, "width": 2, "batch_size": 5}
@@ -103,8 +103,13 @@ def test_a_result_says_that_runs_of_other_cells_shared_the_device(tmp_path: Path
 )
 def test_captured_steps_are_the_written_steps(tmp_path: Path, dataset: Dataset, name: str, keep_last: bool) -> None:
     """Also with batches that are not full and a review that ends on an incomplete batch."""
-    settings = {"review": True, "review_keep_last": keep_last, "drop_last": not keep_last, "memory": 22}
-    settings |= quick_network(name)
+    settings = {
+        "review": True,
+        "review_keep_last": keep_last,
+        "drop_last": not keep_last,
+        "memory": 22,
+        "network": TINY,
+    }
     (config,) = configs(tmp_path, name, 1, **settings)
     digests = []
     for stepper in (Stepper, FakeCapture):

@@ -3,7 +3,6 @@
 import copy
 import importlib.util
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -35,12 +34,6 @@ def example(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture
-def methods() -> Iterator[None]:
-    with METHODS.preserved():
-        yield
 
 
 def test_each_is_short_and_tested() -> None:
@@ -109,7 +102,7 @@ def test_from_generator(tmp_path: Path) -> None:
     assert result.parent.parent.name.startswith("sensor-er-m50-")
 
 
-def test_own_method(methods: None, tiny_npz: Path, tmp_path: Path) -> None:
+def test_own_method(tiny_npz: Path, tmp_path: Path) -> None:
     module = example("own_method")
     settings = {"memory": 20, "memory_batch": 5, "width": 2, "tasks": 2, "repeats": 3}
     config = ocil.resolve("repeat", str(tiny_npz), settings=settings)
@@ -119,8 +112,7 @@ def test_own_method(methods: None, tiny_npz: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def der(methods: None, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.setattr(plugins, "_files", {})
+def der() -> ModuleType:
     return plugins.load(EXAMPLES / "der_plus_plus.py")
 
 
@@ -178,8 +170,7 @@ def test_a_step_of_der_is_its_formula(der: ModuleType, monkeypatch: pytest.Monke
         torch.testing.assert_close(new, old - learner.config.lr * slope, rtol=1e-4, atol=1e-6)
 
 
-def test_der_runs_as_a_plugin(methods: None, run_tiny: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "_files", {})
+def test_der_runs_as_a_plugin(run_tiny: Call) -> None:
     said = run_tiny("der-pp", "--plugin", EXAMPLES / "der_plus_plus.py", "--no-reference", "--json", "--seeds", 1)
     assert said.code == 0, said
     assert json.loads(said.out)["method"] == "der-pp"
@@ -203,7 +194,7 @@ class _Layers(ER):
     Config = _LayersConfig
 
 
-def test_settings_of_any_type_can_be_read_again(methods: None, tiny_npz: Path, tmp_path: Path) -> None:
+def test_settings_of_any_type_can_be_read_again(tiny_npz: Path, tmp_path: Path) -> None:
     register(MethodInfo("layers", _Layers, "layers", "-"))
     settings = {"memory": 20, "memory_batch": 5, "width": 2, "tasks": 2}
     config = ocil.resolve("layers", str(tiny_npz), settings=settings)
@@ -211,7 +202,7 @@ def test_settings_of_any_type_can_be_read_again(methods: None, tiny_npz: Path, t
     assert ocil.run(config, tmp_path, device="cpu").digest == ocil.run(config, tmp_path, device="cpu").digest
 
 
-def test_a_name_is_registered_once(methods: None) -> None:
+def test_a_name_is_registered_once() -> None:
     info = MethodInfo("mine", ER, "mine", "-")
     register(info)
     register(info)
@@ -226,12 +217,12 @@ def test_a_name_is_registered_once(methods: None) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "My_Method", "a b", "x/y", "../../etc", "-x", "x-", "x--y", "ä", "x\n"])
-def test_names_that_cannot_be_a_folder_or_a_setting(name: str, methods: None) -> None:
+def test_names_that_cannot_be_a_folder_or_a_setting(name: str) -> None:
     with pytest.raises(ocil.OcilError, match="a method's name has small letters and digits"):
         register(MethodInfo(name, ER, "mine", "-"))
 
 
 @pytest.mark.parametrize("name", ["mine-rv", "mine-no-rv"])
-def test_names_that_tables_give_to_reviews(name: str, methods: None) -> None:
+def test_names_that_tables_give_to_reviews(name: str) -> None:
     with pytest.raises(ocil.OcilError, match="how tables name a method with or without reviews"):
         register(MethodInfo(name, ER, "mine", "-"))

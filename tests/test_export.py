@@ -16,7 +16,7 @@ from ocil.online.export import export
 from ocil.online.images import ImageFormat
 from ocil.online.model import Model, Recipe
 from ocil.runs.environment import digest
-from tests.networks_to_try import MODULE
+from tests.networks_to_try import MODULE, TINY
 
 ONLINE = {name: info.load() for name, info in METHODS.items() if not info.offline}
 ALIKE = ("rar", "gsa", "mkd")  # they score as scr, pcr and er do
@@ -26,7 +26,6 @@ OWN = [
     if (cls.scorer, cls.inputs) != (Learner.scorer, Learner.inputs) and name not in ALIKE
 ]
 """Methods that score in a way of their own. The others have one and the same program, and an export takes seconds."""
-TINY = f"{MODULE}Tiny"
 """An export takes seconds for a ResNet: what does not depend on the network is tested with a few layers."""
 FORMS = {"gray, enlarged": ImageFormat((8, 8, 1)), "colours": ImageFormat((12, 12, 3))}
 

@@ -16,7 +16,6 @@ from ocil.cli import main
 from ocil.data import Dataset
 from ocil.errors import OcilError
 from ocil.files import locked
-from ocil.networks import NETWORKS
 from ocil.runs import features as module
 from ocil.runs.build import check
 from ocil.runs.config import command
@@ -143,16 +142,15 @@ def test_a_network_that_has_changed_is_refused(tmp_path: Path, monkeypatch: pyte
 
 def test_another_plugin_file_makes_other_features(tmp_path: Path) -> None:
     folders, plugin = [], tmp_path / "mine.py"
-    with NETWORKS.preserved():
-        for length in (3, 4):
-            plugin.write_text(
-                "import ocil\nfrom tests.test_features import Tiny\n"
-                f"make = lambda shape: Tiny(shape, {length})\n"
-                "ocil.register(ocil.NetworkInfo('mine', make, 'mine', 'images'))\n"
-            )
-            ocil.plugins.load(plugin)
-            folders.append(Encoder("mine").folder(DATA, tmp_path))
-            assert features_once(DATA, Encoder("mine"), tmp_path, torch.device("cpu")).input_shape == (length,)
+    for length in (3, 4):
+        plugin.write_text(
+            "import ocil\nfrom tests.test_features import Tiny\n"
+            f"make = lambda shape: Tiny(shape, {length})\n"
+            "ocil.register(ocil.NetworkInfo('mine', make, 'mine', 'images'))\n"
+        )
+        ocil.plugins.load(plugin)
+        folders.append(Encoder("mine").folder(DATA, tmp_path))
+        assert features_once(DATA, Encoder("mine"), tmp_path, torch.device("cpu")).input_shape == (length,)
     assert folders[0] != folders[1]
 
 

@@ -36,7 +36,7 @@ from ocil.runs.stream_run import ActiveStreamRun
 from ocil.streams import DeviceData
 from ocil.testing.subject import changed, end_task, frozen
 from ocil.testing.watch import HostWatch
-from tests.networks_to_try import MODULE
+from tests.networks_to_try import MODULE, TINY
 from tests.reference.datasets import noise, patterned
 from tests.test_engine_gpu import FakeCapture, Replayed
 from tests.test_methods import DISTINCT, FROZEN, GENTLE, QUICK, REHEARSES
@@ -60,7 +60,7 @@ def make(name: str, capacity: int = 2, data: Dataset = DATA, growing: bool = Tru
     if name == "gdumb":
         memory["rehearsal_epochs"] = 2
     chosen = QUICK.get(name, {}) | memory | chosen
-    network = {} if "width" in chosen else {"network": f"{MODULE}Tiny"}  # growth is that of the head
+    network = {} if "width" in chosen else {"network": TINY}  # growth is that of the head
     config = resolve(name, "none", settings=network | {"batch_size": BATCH, "growing": growing} | chosen)
     return method(name).load()(config.learner, Problem(data.image_shape, capacity), seed=3)
 
@@ -430,7 +430,7 @@ def test_a_growing_learner_learns(name: str) -> None:
         **GENTLE,
     }
     memory = {"memory": 40} if METHODS[name].memory else {}
-    settings: dict[str, Any] = {"width": 4, "lr": 0.05} | memory | needs.get(name, {})
+    settings: dict[str, Any] = {"lr": 0.1} | memory | needs.get(name, {})
     learner = make(name, data=data, **settings)
     for last in range(1, 4):
         learn(learner, range(4), list(range(last)), data)
@@ -556,7 +556,7 @@ def config(path: Path, name: str, **chosen: Any) -> RunConfig:
     memory = {"memory": 20, "memory_batch": 6, "review": True, "review_batch": 10} if METHODS[name].memory else {}
     if name == "gdumb":
         memory["rehearsal_epochs"] = 2
-    network = {"width": 2} if name == "er" else {"network": f"{MODULE}Tiny"}
+    network = {"width": 2} if name == "er" else {"network": TINY}
     usual = network | {"tasks": 3, "batch_size": 4, "growing": True, "class_order": "seeded"}
     return resolve(name, str(path), settings=usual | QUICK.get(name, {}) | memory | chosen)
 

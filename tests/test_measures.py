@@ -207,18 +207,16 @@ def test_every_measure_of_ours_is_described() -> None:
 
 
 def test_tables_show_what_was_recorded_and_what_plugins_bring() -> None:
-    with MEASURES.preserved():
-        MEASURES.register(Measure("mine", lambda result: 1.0))
-        assert [measure.name for measure in measures.shown([])] == ["mine"]
-        known = {"area_under_accuracy": measures.estimate([0.5]), "average_accuracy": measures.estimate([0.5])}
-        assert [measure.name for measure in measures.shown([{}, known])] == ["area_under_accuracy", "mine"]
+    MEASURES.register(Measure("mine", lambda result: 1.0))
+    assert [measure.name for measure in measures.shown([])] == ["mine"]
+    known = {"area_under_accuracy": measures.estimate([0.5]), "average_accuracy": measures.estimate([0.5])}
+    assert [measure.name for measure in measures.shown([{}, known])] == ["area_under_accuracy", "mine"]
 
 
 def test_the_example_of_the_page_is_a_measure() -> None:
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    with MEASURES.preserved():
-        exec(code, {})
-        result: Any = SimpleNamespace(evaluations=[{}, {"correct": [3, 1, 0]}], tested=[4, 2, 0])
-        assert MEASURES["worst-class"].of(result) == 0.5
-        result.evaluations = [{}]
-        assert MEASURES["worst-class"].of(result) is None
+    exec(code, {})
+    result: Any = SimpleNamespace(evaluations=[{}, {"correct": [3, 1, 0]}], tested=[4, 2, 0])
+    assert MEASURES["worst-class"].of(result) == 0.5
+    result.evaluations = [{}]
+    assert MEASURES["worst-class"].of(result) is None

@@ -13,7 +13,7 @@ import ocil
 from ocil.errors import OcilError
 from ocil.methods.mkd import MKD, distillation
 from ocil.networks import to_float
-from tests.networks_to_try import MODULE
+from tests.networks_to_try import TINY
 from tests.test_methods import BATCH, REPLAY, SlowStep, batch, make, record, warm
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
@@ -94,7 +94,7 @@ def test_the_mean_of_both_predicts(growing: bool) -> None:
 def test_what_is_frozen_is_not_averaged() -> None:
     x, y = torch.randint(256, (12, 9, 9, 3), dtype=torch.uint8), torch.arange(12) % 3
     data = ocil.Dataset("tiny", x.numpy(), y.numpy(), x.numpy(), y.numpy(), ("a", "b", "c"))
-    learner = ocil.make_learner("mkd", data, network=f"{MODULE}Tiny", freeze="backbone", memory=12, memory_batch=4)
+    learner = ocil.make_learner("mkd", data, network=TINY, freeze="backbone", memory=12, memory_batch=4)
     assert isinstance(learner, MKD)
     assert learner.trained == ["head.weight", "head.bias"]
     for name, weight in learner.teacher.named_parameters():

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("quick_convolution")
 
 
 def mose(steps: int, **changes: Any) -> MOSE:
-    learner = warm("mose", steps, **changes)
+    learner = warm("mose", steps, **{"width": 2} | changes)
     assert isinstance(learner, MOSE)
     return learner
 

@@ -5,7 +5,6 @@ import json
 import platform
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +37,14 @@ from ocil.runs.fit import run_bytes
 from ocil.testing import check_network
 from ocil.testing.watch import watched
 from tests.conftest import Call, one_error
-from tests.networks_to_try import MODULE, Tiny
+from tests.networks_to_try import MODULE, TINY, Tiny
 
 IMAGE, VECTOR = (9, 8, 3), (5,)
 FOR_IMAGES = [
     "reduced-resnet18(width=2)",
     "resnet18(width=2)",
     "resnet18(width=2, stem='imagenet', input_size=32)",
-    f"{MODULE}Tiny",
+    TINY,
     f"{MODULE}Tokens",
 ]
 FOR_VECTORS = ["linear", "linear(normalise=True)", "mlp(hidden=6)", f"{MODULE}Residual"]
@@ -157,7 +156,7 @@ def test_images_and_weights_are_channels_last(spec: str) -> None:
 
 
 def test_a_large_evaluation_is_cut_into_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    network = build(IMAGE, 3, spec=f"{MODULE}Tiny")
+    network = build(IMAGE, 3, spec=TINY)
     assert isinstance(network, WrappedNetwork)
     x = inputs(IMAGE, 7)
     sizes: list[int] = []
@@ -272,7 +271,7 @@ def test_networks_and_their_options_are_listed(ocil_command: Call) -> None:
     assert [(one["name"], one["default"]) for one in options[:2]] == [("width", 64), ("stem", "small")]
     assert all(one["meaning"] for one in options)
     assert "hidden" in ocil_command("networks", "mlp").out
-    assert "channels" in ocil_command("networks", f"{MODULE}Tiny").out
+    assert "channels" in ocil_command("networks", TINY).out
     assert "unknown network 'mpl'. Did you mean 'mlp'?" in one_error(ocil_command("networks", "mpl"))
 
 
@@ -312,13 +311,7 @@ def test_without_timm_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         build(IMAGE, 3, spec="timm:test_resnet")
 
 
-@pytest.fixture
-def registry() -> Iterator[None]:
-    with NETWORKS.preserved():
-        yield
-
-
-def test_a_registered_network_and_a_factory_itself(registry: None) -> None:
+def test_a_registered_network_and_a_factory_itself() -> None:
     register(NetworkInfo("tiny", Tiny, "a test's"))
     register(NetworkInfo("tiny", Tiny, "a test's"))
     for network in ("tiny(channels=4)", "Tiny"):
@@ -329,7 +322,7 @@ def test_a_registered_network_and_a_factory_itself(registry: None) -> None:
     with pytest.raises(OcilError, match="a network's name has small letters"):
         register(NetworkInfo("My Net", Tiny, "mine"))
     learner = ocil.make_learner("er", IMAGES, network=Tiny, memory=20)
-    assert learner.config.network == f"{MODULE}Tiny"
+    assert learner.config.network == TINY
     assert named(Tiny.Inner) == f"{MODULE}Tiny.Inner"
     with pytest.raises(OcilError, match="cannot be found by its name"):
         ocil.make_learner("er", IMAGES, network=lambda shape: Tiny(shape), memory=20)
@@ -339,15 +332,15 @@ def test_a_file_of_a_stranger_imports_nothing(tmp_path: Path) -> None:
     assert not names_code("mlp")
     assert not names_code("")
     assert names_code(f"{MODULE}Tiny(channels=3)")
-    model = Model(Recipe("er", memory=20, settings={"network": f"{MODULE}Tiny"}), ImageFormat((16, 16, 3)))
+    model = Model(Recipe("er", memory=20, settings={"network": TINY}), ImageFormat((16, 16, 3)))
     model.learn(IMAGES.train_x[:8].repeat(2, 1).repeat(2, 2), IMAGES.train_y[:8].tolist())
     model.save(tmp_path)
-    for trust in (True, f"{MODULE}Tiny"):
+    for trust in (True, TINY):
         assert isinstance(Model.load(tmp_path, "cpu", trust).learner.network, WrappedNetwork)
     tensors, texts = tensorfile.read(tmp_path / FILE)
     texts = {key: text.replace("tests.networks_to_try:Tiny", "antigravity:fly") for key, text in texts.items()}
     tensorfile.write(tmp_path / FILE, tensors, texts)
-    for trust in (False, f"{MODULE}Tiny"):
+    for trust in (False, TINY):
         with pytest.raises(OcilError, match="has Python code for a network, module:antigravity:fly"):
             Model.load(tmp_path, "cpu", trust)
     assert "antigravity" not in sys.modules
@@ -405,7 +398,7 @@ def test_methods_leave_the_range_to_a_network_that_normalises(name: str) -> None
 @pytest.mark.parametrize(
     ("network", "data"),
     [
-        (f"{MODULE}Tiny", IMAGES),
+        (TINY, IMAGES),
         ("mlp(hidden=8)", VECTORS),
         pytest.param("resnet18(width=4)", IMAGES, marks=pytest.mark.slow),
     ],
@@ -455,7 +448,7 @@ def test_views_of_vectors_are_refused(name: str, setting: str) -> None:
 @every_method
 @pytest.mark.parametrize("until", ["backbone", "stem"])
 def test_what_is_frozen_does_not_move_by_one_bit(name: str, until: str) -> None:
-    learner = make(name, f"{MODULE}Tiny", IMAGES, freeze=until)
+    learner = make(name, TINY, IMAGES, freeze=until)
     network = learner.network
     before = {key: value.clone() for key, value in network.state_dict().items()}
     learn(learner, IMAGES, range(5))
@@ -545,7 +538,7 @@ def test_steady_steps_read_nothing_and_keep_their_shapes(name: str, network: str
     assert traces[0] == traces[1]
 
 
-@pytest.mark.parametrize("network", [f"{MODULE}Tiny", f"{MODULE}Tokens", f"{MODULE}Residual", "mlp(hidden=6)"])
+@pytest.mark.parametrize("network", [TINY, f"{MODULE}Tokens", f"{MODULE}Residual", "mlp(hidden=6)"])
 def test_gradients_of_single_samples_with_any_layers(network: str) -> None:
     """GSS's inner products against gradients taken one after the other."""
     data = VECTORS if network.endswith("Residual") or network.startswith("mlp") else IMAGES
@@ -622,7 +615,7 @@ def test_a_network_written_in_another_way_is_the_same_cell(same: tuple[dict[str,
 
 def test_costs_of_a_network_by_hand() -> None:
     """A 3x3 convolution with stride 2 from 9x8x3 to 5x4x8, one in two groups to 3x2x16."""
-    network = build(IMAGE, 10, spec=f"{MODULE}Tiny")
+    network = build(IMAGE, 10, spec=TINY)
     assert isinstance(network, WrappedNetwork)
     assert network.multiply_adds == 5 * 4 * 8 * 27 + 3 * 2 * 16 * (9 * 4)
     assert sum(network.numbers_written.values()) == 3 * 5 * 4 * 8 + 2 * 3 * 2 * 16
@@ -631,8 +624,8 @@ def test_costs_of_a_network_by_hand() -> None:
     assert network.trained_numbers_written == 2 * 3 * 2 * 16
     network.freeze("backbone")
     assert network.trained_numbers_written == 0
-    assert build((8, 8, 3), 1, spec=f"{MODULE}Tiny").smallest_batch == 1
-    assert build((4, 4, 3), 1, spec=f"{MODULE}Tiny").smallest_batch == 2  # one place is left: no batch statistics
+    assert build((8, 8, 3), 1, spec=TINY).smallest_batch == 1
+    assert build((4, 4, 3), 1, spec=TINY).smallest_batch == 2  # one place is left: no batch statistics
 
 
 def test_full_resnet18_has_the_published_size() -> None:

@@ -285,7 +285,7 @@ def test_slice_of_wide_features() -> None:
 
 
 def test_features_of_large_images_are_averaged_over_the_image() -> None:
-    learner = make("ocm", data=noise(count=6, shape=(64, 64, 3)), memory_batch=2, memory=6)
+    learner = make("ocm", data=noise(count=6, shape=(64, 64, 3)), memory_batch=2, memory=6, width=2)
     assert isinstance(learner, OCM)
     assert learner.network.feature_size == 4 * 16
     images = torch.rand(3, 3, 64, 64, generator=torch.Generator().manual_seed(0))
@@ -408,7 +408,7 @@ def test_impossible_settings(name: str) -> None:
 def test_two_tasks_are_learned() -> None:
     """Four easy classes of two tasks; those of the second are learned from the memory alone."""
     data = patterned(per_class=40)
-    learner = make("ocm", data=data, width=4, memory=40, memory_batch=16, lr=0.03, crop=0.7)
+    learner = make("ocm", data=data, memory=40, memory_batch=16, lr=0.1, crop=1.0, gray=0.0)
     images, labels = torch.from_numpy(data.train_x), torch.from_numpy(data.train_y)
     for task, steps in ((0, 16), (1, 40)):
         of_task = (labels // 2 == task).nonzero()[:, 0]

@@ -17,7 +17,7 @@ from ocil.runs.captured import can_be_captured
 from ocil.runs.config import resolve
 from ocil.testing.watch import HostWatch
 from tests.conftest import Call, one_error
-from tests.networks_to_try import MODULE
+from tests.networks_to_try import MODULE, TINY
 from tests.test_networks_any import IMAGES, batch, learn, make
 
 SPECS = [
@@ -176,7 +176,7 @@ def test_growth_keeps_states_and_new_rows_begin_anew(spec: str) -> None:
 )
 def test_wrong_optimisers_are_one_line(spec: str, reason: str) -> None:
     with pytest.raises(OcilError) as raised:
-        make("er", f"{MODULE}Tiny", IMAGES, optimizer=spec)
+        make("er", TINY, IMAGES, optimizer=spec)
     assert reason in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -206,7 +206,7 @@ def test_a_review_at_a_tenth_of_the_rate_moves_a_tenth_as_far() -> None:
     """Adam divides by the size of the gradients: a tenth of the loss alone would change nothing."""
 
     def moved(spec: str, scale: float) -> Tensor:
-        learner = make("er", f"{MODULE}Tiny", IMAGES, optimizer=spec, lr=0.01, review_lr_scale=scale)
+        learner = make("er", TINY, IMAGES, optimizer=spec, lr=0.01, review_lr_scale=scale)
         learn(learner, IMAGES, range(4))
         before = torch.cat([p.detach().flatten() for p in learner.optimizer.parameters])
         learner.review_step(torch.arange(8))
@@ -325,13 +325,13 @@ def test_a_growing_learner_with_states_per_class(spec: str) -> None:
 
 
 def test_mir_looks_ahead_with_plain_sgd() -> None:
-    learner = make("mir", f"{MODULE}Tiny", IMAGES, optimizer="adam", candidates=10)
+    learner = make("mir", TINY, IMAGES, optimizer="adam", candidates=10)
     learn(learner, IMAGES, range(6))
     assert learner.last_loss.isfinite()
     assert learner.config.lr == 0.001
 
 
 def test_adam_learns() -> None:
-    learner = ocil.make_learner("er", IMAGES, network=f"{MODULE}Tiny", memory=30, optimizer="adam", lr=0.01)
+    learner = ocil.make_learner("er", IMAGES, network=TINY, memory=30, optimizer="adam", lr=0.01)
     lost = learn(learner, IMAGES, range(30))
     assert sum(lost[-5:]) < 0.6 * sum(lost[2:7])

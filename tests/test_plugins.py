@@ -5,8 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,18 +69,26 @@ ocil.register(ocil.Measure("odd", broken, higher_is_better=False, format=".2f"))
 
 
 @pytest.fixture
-def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test loads is forgotten after it."""
+def clean(own_plugins: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable, and entry points are looked up anew."""
     monkeypatch.delenv(plugins.VARIABLE, raising=False)
-    for name in ("_files", "_broken_files", "_said"):
-        value: Any = getattr(plugins, name)
-        monkeypatch.setattr(plugins, name, type(value)())
-    with ExitStack() as stack:
-        for registry in (METHODS, NETWORKS, CATALOG, SOURCES, MEASURES):
-            monkeypatch.setattr(registry, "_waiting", None)
-            monkeypatch.setattr(registry, "_broken", {})
-            stack.enter_context(registry.preserved())
-        yield
+    for registry in (METHODS, NETWORKS, CATALOG, SOURCES, MEASURES):
+        registry._waiting = None
+
+
+def test_what_a_block_loads_and_registers_is_forgotten_after_it(mine: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("1 / 0")
+    before = set(METHODS), plugins.loaded()
+    for _ in range(2):  # the second time everything is as new
+        with plugins.preserved():
+            plugins.load_or_warn(broken)
+            ocil.register(ocil.DatasetSource("odd", lambda: ocil.load_dataset()))
+            assert METHODS["mine" if plugins.load(mine) else ""].name == "mine"
+            assert "A plugin that may have it is broken" in str(METHODS.unknown("theirs"))
+        assert (set(METHODS), plugins.loaded()) == before
+        assert "odd" not in SOURCES
+        assert "broken" not in str(METHODS.unknown("theirs"))
 
 
 @pytest.fixture
@@ -257,7 +264,7 @@ def test_a_changed_file_makes_another_run_and_the_report_tells_them_apart(
 def test_a_report_names_the_plugin_that_it_lacks(
     mine: Path, run_tiny: Call, ocil_command: Call, tmp_path: Path
 ) -> None:
-    with METHODS.preserved():
+    with plugins.preserved():
         run_tiny("mine", "--plugin", mine, "--seeds", 1, "--no-reference")
     said = ocil_command("report", tmp_path / "runs", "--out", tmp_path / "page")
     assert "unknown method 'mine'" in one_error(said)

@@ -20,10 +20,10 @@ from ocil.online.images import ImageFormat
 from ocil.online.model import Model, Recipe
 from ocil.runs.config import resolve
 from tests.conftest import Call, one_error
-from tests.networks_to_try import MODULE
+from tests.networks_to_try import TINY
 from tests.test_networks_any import IMAGE, IMAGES, inputs, learn, make
 
-SPEC = f"{MODULE}Tiny"
+SPEC = TINY
 State = dict[str, Tensor]
 
 

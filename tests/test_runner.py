@@ -23,7 +23,7 @@ from ocil.runs.protocol import Interrupted, Progress, SaveTimes, Workspace
 from ocil.runs.results import Result
 from ocil.runs.stream_run import StreamRun, run
 from tests.conftest import CLASSES, TEST, left_over
-from tests.networks_to_try import MODULE
+from tests.networks_to_try import TINY
 
 BATCHES = 8  # of the tiny stream
 
@@ -123,7 +123,7 @@ def test_stopped_at_every_point_it_ends_bit_identical(
 ) -> None:
     """Also inside a review, an evaluation and a rehearsal. Every question whether to stop is answered with yes once."""
     monkeypatch.setitem(BATCH, "cpu", 20)  # so that an evaluation has several batches
-    config = tiny_config(**settings, network=f"{MODULE}Tiny")
+    config = tiny_config(**settings, network=TINY)
     asked: list[int] = []
     undisturbed = run(config, tmp_path / "a", dataset=tiny, device="cpu", should_stop=lambda: bool(asked.append(1)))
     assert len(asked) > BATCHES + 2 * 2 * (TEST * CLASSES // 20)

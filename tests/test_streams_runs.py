@@ -18,7 +18,7 @@ from ocil.runs.stepper import Stepper, arrivals
 from ocil.runs.stream_run import ActiveStreamRun, StreamRun
 from ocil.streams import KINDS, Stream
 from tests.conftest import Call
-from tests.networks_to_try import MODULE
+from tests.networks_to_try import TINY
 from tests.reference.datasets import patterned
 
 FEW = "class_counts=" + ",".join(["10"] * 10)  # of the embedded images: a run takes a moment
@@ -39,7 +39,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"label_noise": 0.5},
     {"scenario": "domain", "tasks": 3},
 ]
-NETWORK = f"{MODULE}Tiny"
+NETWORK = TINY
 DATA = derived.with_domains(patterned(12, 4), derived.Change("noise", 3, 1.0), "noisy")
 
 

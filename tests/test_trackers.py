@@ -198,10 +198,9 @@ def test_a_tool_that_fails_does_not_stop_the_runs(kept: dict[str, Kept], tmp_pat
 def test_a_tracker_of_another_package(tmp_path: Path) -> None:
     seen: list[Any] = []
     opened = SimpleNamespace(on_event=lambda run, event: seen.append(event), close=lambda: seen.append("closed"))
-    with TRACKERS.preserved():
-        TRACKERS.register(TrackerInfo("mine", lambda where, root: seen.append((where, root)) or opened))
-        with tracking(["mine=here"], tmp_path, pytest.fail) as on_event:
-            on_event(a_run(), Progress(0, 8))
+    TRACKERS.register(TrackerInfo("mine", lambda where, root: seen.append((where, root)) or opened))
+    with tracking(["mine=here"], tmp_path, pytest.fail) as on_event:
+        on_event(a_run(), Progress(0, 8))
     assert seen == [("here", tmp_path), Progress(0, 8), "closed"]
     assert next(iter(trackers._read("Other_One", lambda where, root: opened))).name == "other-one"
     with pytest.raises(TypeError, match="not a function"):

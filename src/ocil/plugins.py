@@ -21,7 +21,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, partial
@@ -152,11 +152,12 @@ class Registry(MutableMapping[str, T]):
     @contextmanager
     def preserved(self) -> Iterator[None]:
         """What is registered inside the block is forgotten after it."""
-        before = dict(self._things), dict(self._origins)
+        waiting = None if self._waiting is None else self._waiting.copy()
+        before = dict(self._things), dict(self._origins), waiting, dict(self._broken)
         try:
             yield
         finally:
-            self._things, self._origins = before
+            self._things, self._origins, self._waiting, self._broken = before
 
     def _search(self, name: str, known: Callable[[], T | None]) -> T | None:
         """What ``known`` returns, before or after plugins are loaded. Those that seem to have the name come first."""
@@ -298,6 +299,20 @@ def load_named() -> None:
 def loaded() -> tuple[PluginFile, ...]:
     """The plugin files of this process, for other processes to ``install``."""
     return tuple(_files.values())
+
+
+@contextmanager
+def preserved() -> Iterator[None]:
+    """What is loaded or registered inside the block, from whatever plugin, is forgotten after it."""
+    global _files, _broken_files, _said
+    before = dict(_files), dict(_broken_files), set(_said)
+    with ExitStack() as stack:
+        for registry in _registries:
+            stack.enter_context(registry.preserved())
+        try:
+            yield
+        finally:
+            _files, _broken_files, _said = before
 
 
 def install(files: Iterable[PluginFile]) -> None:
