@@ -48,11 +48,25 @@ def test_a_convolution_by_hand(width: int) -> None:
     """In double precision only the method's own error would be left."""
     x, weight, bias = torch.randn(2, 3, 4, width).double(), torch.randn(6, 3, 3, 3).double(), torch.randn(6).double()
     expected = torch.nn.functional.conv2d(x, weight, bias, padding=1)
-    rows = x.permute(2, 0, 3, 1)
-    by_winograd = folded._winograd(rows, *folded._for_winograd(weight, bias))
-    by_patches = folded._patches(rows, *folded._for_patches(weight, bias), stride=1)
+    by_winograd = folded._winograd(x, *folded._for_winograd(weight, bias))
+    by_patches = folded._patches(x, *folded._for_patches(weight, bias), stride=1)
     for found in (by_winograd, by_patches):
-        torch.testing.assert_close(found.permute(1, 3, 0, 2), expected)
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.skipif(not torch._nnpack_available(), reason="this PyTorch has no NNPACK")
+@pytest.mark.parametrize(("height", "width"), [(32, 32), (10, 10), (11, 20)])
+def test_a_convolution_by_nnpack(height: int, width: int) -> None:
+    assert folded._suits_nnpack(height, width)
+    x, weight, bias = torch.randn(2, 3, height, width), torch.randn(6, 3, 3, 3), torch.randn(6)
+    found = folded._nnpack(x, *folded._for_nnpack(weight, bias))
+    expected = torch.nn.functional.conv2d(x, weight, bias, padding=1)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(("height", "width"), [(8, 8), (4, 4), (7, 40), (2, 2)])
+def test_maps_that_nnpack_does_not_suit(height: int, width: int) -> None:
+    assert not folded._suits_nnpack(height, width)
 
 
 def test_a_pass_is_traced_once_and_takes_new_weights() -> None:

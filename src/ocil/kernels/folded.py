@@ -4,12 +4,13 @@ Two things make it faster than the modules themselves, which compute all but the
 
 - Batch normalisation by running statistics is a scale and a shift per channel. They are folded into the weights and a
   bias of the convolution before it.
-- A 3x3 convolution of stride 1 takes half the multiplications by Winograd's F(4, 3) along the width: four neighbouring
-  outputs come from six products instead of twelve. PyTorch's ARM build has no such convolution. Along the width only:
-  in both directions the transforms of a map of few channels cost what the products save.
+- A 3x3 convolution of stride 1 takes a fraction of the multiplications by Winograd's way. NNPACK, which PyTorch's ARM
+  build has but does not use, does it in tiles of 6x6 outputs. On maps for which these tiles are too large it is done
+  here by F(4, 3) along the width: four neighbouring outputs come from six products instead of twelve. Along the width
+  only: in both directions the transforms of so small a map cost what the products save.
 
-Maps are kept as [height, images, width, channels], so that a row above or below is a contiguous part of the same array,
-and the three rows of the kernel are three matrix products that add up.
+For F(4, 3) maps are kept as [height, images, width, channels], so that a row above or below is a contiguous part of the
+same array, and the three rows of the kernel are three matrix products that add up.
 
 Where PyTorch can still trace a function, a pass is one call into it, which does not hold Python's lock: some hundred
 small operations would each wait for it while other threads answer requests.
@@ -19,7 +20,8 @@ import platform
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +33,11 @@ if TYPE_CHECKING:
 PAYS = platform.machine().lower() in ("aarch64", "arm64")
 """Whether it is faster than oneDNN's convolutions, which are good on Intel's and AMD's processors."""
 LARGE_WORK = 5_000_000  # multiply-adds for the features of an image: from here on it pays
+NNPACK_TILE = 6  # outputs of a tile in each direction
+LARGE_MAP, MOST_COVERED = (
+    100,
+    1.7,
+)  # places of a map, and of the tiles that cover it for each, from and up to which it pays
 OUTPUTS, TILE = 4, 6  # outputs of a tile, and the inputs that they depend on
 
 # Winograd's F(4, 3) for the points 0, 1, -1, 2, -2 and infinity: outputs = RESULT @ ((KERNEL @ k) * (INPUT @ inputs)).
@@ -44,16 +51,38 @@ CONSTANT = 1  # the product that counts once in each of the four outputs: a bias
 Pass = Callable[..., Tensor]
 
 
+class Block(NamedTuple):
+    """How a block of the network is computed."""
+
+    stride: int
+    shortcut: bool
+    """Whether its shortcut is a convolution."""
+    tiled: bool
+    """Whether NNPACK computes its convolutions of stride 1."""
+
+
 class Form(NamedTuple):
     """All that a pass depends on, besides weights and the number of images."""
 
     image: tuple[int, int, int]
     """Channels, height and width."""
-    channels: int
-    """Of the first stage."""
+    width: int
     window: tuple[int, int]
-    blocks: tuple[tuple[int, bool], ...]
-    """The stride of each block, and whether its shortcut is a convolution."""
+    tiled: bool
+    """Whether NNPACK computes the first convolution."""
+    blocks: tuple[Block, ...]
+
+    @classmethod
+    def of(cls, network: "ReducedResNet18") -> "Form":
+        height, width, channels = network.image_shape
+        places, blocks, modules = (height, width), [], cast(list[Any], network.blocks)
+        for block in modules:
+            stride = block.conv1.stride[0]
+            places = (-(-places[0] // stride), -(-places[1] // stride))
+            blocks.append(Block(stride, len(block.shortcut) > 0, _suits_nnpack(*places)))
+        return cls(
+            (channels, height, width), network.width, network.window, _suits_nnpack(height, width), tuple(blocks)
+        )
 
 
 class FoldedResNet:
@@ -61,12 +90,10 @@ class FoldedResNet:
 
     @torch.no_grad()
     def __init__(self, network: "ReducedResNet18") -> None:
-        height, width, channels = network.image_shape
-        blocks: list[Any] = list(network.blocks)
-        kinds = tuple((block.conv1.stride[0], len(block.shortcut) > 0) for block in blocks)
-        self.form = Form((channels, height, width), network.width, network.window, kinds)
-        self.weights = [*_for_patches(*_folded(network.conv1, network.bn1))]
-        self.weights += [part for block in blocks for part in _weights(block)]
+        self.form = Form.of(network)
+        self.weights = [*(_for_nnpack if self.form.tiled else _for_patches)(*_folded(network.conv1, network.bn1))]
+        for form, block in zip(self.form.blocks, network.blocks, strict=True):
+            self.weights += _weights(form, block)
         _trace(self.form, self.weights)
 
     @torch.no_grad()
@@ -76,27 +103,50 @@ class FoldedResNet:
         return found
 
 
-def _weights(block: Any) -> Iterator[Tensor]:
+def _suits_nnpack(height: int, width: int) -> bool:
+    """Whether NNPACK's tiles cover a map of this size without much that lies outside."""
+    covered = -(-height // NNPACK_TILE) * -(-width // NNPACK_TILE) * NNPACK_TILE**2
+    suits = height * width >= LARGE_MAP and covered <= MOST_COVERED * height * width
+    return suits and _nnpack_started()
+
+
+@cache
+def _nnpack_started() -> bool:
+    """Whether this PyTorch has NNPACK. It keeps the number of threads of its first call: one, as predictions have."""
+    if not torch._nnpack_available():  # without this call it fails
+        return False
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        _nnpack(torch.zeros(1, 1, 6, 6), torch.zeros(1, 1, 3, 3), torch.zeros(1))
+    finally:
+        torch.set_num_threads(before)
+    return True
+
+
+def _weights(form: Block, block: Any) -> Iterator[Tensor]:
     """The weights of a block's convolutions in their order, two tensors for each, as the functions below take them."""
+    prepared = _for_nnpack if form.tiled else _for_winograd
     first = _folded(block.conv1, block.bn1)
-    yield from _for_winograd(*first) if block.conv1.stride == (1, 1) else _for_patches(*first)
-    yield from _for_winograd(*_folded(block.conv2, block.bn2))
-    if len(block.shortcut):
+    yield from prepared(*first) if form.stride == 1 else _for_patches(*first)
+    yield from prepared(*_folded(block.conv2, block.bn2))
+    if form.shortcut:
         yield from _for_patches(*_folded(*block.shortcut))
 
 
 def _pass_of(form: Form) -> Pass:
-    """A function of images and these weights."""
+    """A function of images and these weights. Between its parts maps are [N, C, H, W], whatever their strides."""
 
     def features(x: Tensor, *weights: Tensor) -> Tensor:
         left = iter(weights)
-        y = _patches(x.permute(2, 0, 3, 1), next(left), next(left), stride=1).relu_()
-        for stride, shortcut in form.blocks:
-            before, given = y, (next(left), next(left))
-            y = (_winograd(y, *given) if stride == 1 else _patches(y, *given, stride)).relu_()
-            y = _winograd(y, next(left), next(left))
-            y = y.add_(_pointwise(before, next(left), next(left), stride) if shortcut else before).relu_()
-        return F.avg_pool2d(y.permute(1, 3, 0, 2), form.window).flatten(1)
+        y = (_nnpack if form.tiled else _patches)(x, next(left), next(left)).relu_()
+        for block in form.blocks:
+            before, given, convolution = y, (next(left), next(left)), _nnpack if block.tiled else _winograd
+            y = (convolution(y, *given) if block.stride == 1 else _patches(y, *given, block.stride)).relu_()
+            y = convolution(y, next(left), next(left))
+            shortcut = _pointwise(before, next(left), next(left), block.stride) if block.shortcut else before
+            y = y.add_(shortcut).relu_()
+        return F.avg_pool2d(y, form.window).flatten(1)
 
     return features
 
@@ -126,18 +176,29 @@ def _for_patches(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     return weight.permute(2, 3, 1, 0).flatten(0, 2).contiguous(), bias
 
 
-def _patches(x: Tensor, matrix: Tensor, bias: Tensor, stride: int) -> Tensor:
+def _patches(x: Tensor, matrix: Tensor, bias: Tensor, stride: int = 1) -> Tensor:
     """A 3x3 convolution as one matrix product over unfolded patches."""
-    windows = F.pad(x, (0, 0, 1, 1, 0, 0, 1, 1)).unfold(0, 3, stride).unfold(2, 3, stride)  # [H', N, W', C, 3, 3]
+    padded = F.pad(x.permute(2, 0, 3, 1), (0, 0, 1, 1, 0, 0, 1, 1))
+    windows = padded.unfold(0, 3, stride).unfold(2, 3, stride)  # [H', N, W', C, 3, 3]
     seen = windows.permute(0, 1, 2, 4, 5, 3).reshape(-1, matrix.shape[0])
-    return torch.addmm(bias, seen, matrix).view(windows.shape[0], windows.shape[1], windows.shape[2], -1)
+    y = torch.addmm(bias, seen, matrix)
+    return y.view(windows.shape[0], windows.shape[1], windows.shape[2], -1).permute(1, 3, 0, 2)
 
 
 def _pointwise(x: Tensor, matrix: Tensor, bias: Tensor, stride: int) -> Tensor:
     """A 1x1 convolution."""
-    seen = x[::stride, :, ::stride]
+    seen = x.permute(2, 0, 3, 1)[::stride, :, ::stride]
     y = torch.addmm(bias, seen.reshape(-1, matrix.shape[0]), matrix)
-    return y.view(seen.shape[0], seen.shape[1], seen.shape[2], -1)
+    return y.view(seen.shape[0], seen.shape[1], seen.shape[2], -1).permute(1, 3, 0, 2)
+
+
+def _for_nnpack(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    return weight.contiguous(), bias
+
+
+def _nnpack(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A 3x3 convolution of stride 1."""
+    return torch._nnpack_spatial_convolution(x.contiguous(), weight, bias, padding=(1, 1), stride=(1, 1))
 
 
 def _for_winograd(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -149,9 +210,9 @@ def _for_winograd(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
 
 def _winograd(x: Tensor, rows: Tensor, shift: Tensor) -> Tensor:
     """A 3x3 convolution of stride 1."""
-    height, count, width, channels = x.shape
+    count, channels, height, width = x.shape
     tiles = (width + OUTPUTS - 1) // OUTPUTS
-    padded = F.pad(x, (0, 0, 1, 1 + tiles * OUTPUTS - width, 0, 0, 1, 1))
+    padded = F.pad(x.permute(2, 0, 3, 1), (0, 0, 1, 1 + tiles * OUTPUTS - width, 0, 0, 1, 1))
     seen = padded.unfold(2, TILE, OUTPUTS).permute(4, 0, 1, 2, 3).reshape(TILE, -1)
     inputs = (x.new_tensor(INPUT) @ seen).view(TILE, -1, channels)  # of all rows, with one above and one below
     row = count * tiles
@@ -159,4 +220,5 @@ def _winograd(x: Tensor, rows: Tensor, shift: Tensor) -> Tensor:
     for below in (1, 2):
         y.baddbmm_(inputs[:, below * row : (below + height) * row], rows[below])
     outputs = (x.new_tensor(RESULT) @ y.view(TILE, -1)).view(OUTPUTS, height, count, tiles, -1)
-    return outputs.permute(1, 2, 3, 0, 4).reshape(height, count, tiles * OUTPUTS, -1)[:, :, :width]
+    found = outputs.permute(1, 2, 3, 0, 4).reshape(height, count, tiles * OUTPUTS, -1)[:, :, :width]
+    return found.permute(1, 3, 0, 2)
