@@ -691,7 +691,7 @@ def test_an_unexpected_error_tells_no_more_than_that(tmp_path: Path) -> None:
         def broken(*_: Any) -> None:
             raise RuntimeError("a secret")
 
-        service.predictor.ask = broken  # type: ignore[assignment]
+        service.predictor.predict = broken  # type: ignore[assignment]
         answer = client.post("/predict", files={"image": png(picture(0))})
         refused(answer, 500, "unexpected")
         assert "secret" not in answer.text
