@@ -250,6 +250,8 @@ class Settings:
     drain_seconds: float = 0.0
     log_format: str = logs.TEXT
     log_requests: bool = False
+    connections: int = CONNECTIONS
+    """Connections at the same time."""
 
     @property
     def hosts(self) -> tuple[str, ...] | None:
@@ -286,7 +288,7 @@ def serve(
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=CONNECTIONS,
+        limit_concurrency=settings.connections,
         timeout_keep_alive=REQUEST_SECONDS,
         timeout_graceful_shutdown=STOP_SECONDS,
     )
