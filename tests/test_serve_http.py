@@ -31,7 +31,9 @@ pytest.importorskip("httpx2")
 from starlette.testclient import TestClient
 
 from ocil.serve.app import create_app
-from ocil.serve.guard import LOOPBACK, PATHS
+from ocil.serve.guard import LOOPBACK, PATHS, PUBLIC
+from ocil.serve.label_studio import LabelStudio
+from ocil.serve.label_studio_images import Source
 from ocil.serve.tokens import digest_of
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
@@ -548,6 +550,28 @@ def test_the_description_names_every_path_and_the_docs_show_it(client: Any) -> N
     assert "http://" not in docs
     assert "https://" not in docs
     assert "<script" not in docs
+
+
+def test_the_description_has_every_path_that_is_answered(tmp_path: Path) -> None:
+    """Only the files of the pages are left out."""
+    with running(tmp_path) as service:
+        LabelStudio(service, Source("http://localhost:8080", (), service.limits))
+        app = create_app(service)
+        answered = {(method, route.path) for route in app.routes for method in route.methods or () if method != "HEAD"}
+        described = app.openapi()
+        named = {(method.upper(), path) for path, methods in described["paths"].items() for method in methods}
+        assert answered - named == {("GET", path) for path in PUBLIC}
+        assert named <= answered
+        assert {("PUT", "/label/images/{number}/label"), ("POST", "/label-studio/webhook")} <= named
+        identifiers = [one["operationId"] for methods in described["paths"].values() for one in methods.values()]
+        assert len(set(identifiers)) == len(identifiers)
+        referred = set(re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(described)))
+        assert referred <= described["components"]["schemas"].keys()
+        for methods in described["paths"].values():
+            for one in methods.values():
+                assert one["summary"]
+                assert one.get("description")
+                assert ("requestBody" in one) <= ("413" in one["responses"])
 
 
 def test_the_page_brings_all_it_needs(client: Any) -> None:
