@@ -725,6 +725,18 @@ def test_hosts_are_the_loopback_ones_by_default() -> None:
     assert LOOPBACK == ("localhost", "127.0.0.1", "[::1]")
 
 
+def test_only_small_png_files_are_decoded_at_once() -> None:
+    small = png(picture(0))
+    assert pictures.is_quick(small)
+    assert not pictures.is_quick(small[:20])
+    assert not pictures.is_quick(b"")
+    assert not pictures.is_quick(small + b"\0" * 2**13)
+    assert not pictures.is_quick(png(np.zeros((64, 65), np.uint8)))
+    file = io.BytesIO()
+    Image.fromarray(picture(0)).save(file, "JPEG")
+    assert not pictures.is_quick(file.getvalue())
+
+
 def test_a_large_photo_has_the_same_pixels_in_a_request_and_in_a_file(tmp_path: Path) -> None:
     """It is decoded at a smaller scale in both, which changes pixels by a few levels at most."""
     across, down = np.meshgrid(np.arange(900), np.arange(600))
