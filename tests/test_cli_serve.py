@@ -8,6 +8,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ocil.cli.serve import LIMITS, LimitOptions
 from ocil.online.model import FILE, Model
+from ocil.serve.limits import Limits
 from tests.conftest import Call, one_error
 from tests.serving import picture
 
@@ -52,8 +55,11 @@ def test_settings_that_are_wrong(ocil_command: Call, tmp_path: Path) -> None:
         (("--method", "er", "--set", "lr"), "FIELD=VALUE"),
         (("--method", "er", "--threads", 0), "at least 1"),
         (("--method", "er", "--save-seconds", 0), "more than 0"),
-        (("--method", "er", "--max-queue", 5), "must not be below batch"),
-        (("--method", "er", "--max-body", 0), "more than 0"),
+        (("--method", "er", "--max-queue", 5), "--max-queue 5 must not be below --max-batch 64"),
+        (("--method", "er", "--max-predictions", 5), "--max-predictions 5 must not be below --max-batch 64"),
+        (("--method", "er", "--max-bodies", 5), "--max-bodies 5 must not be below --max-body 16"),
+        (("--method", "er", "--max-connections", 0), "--max-connections 0 must be at least 1"),
+        (("--method", "er", "--max-body", "much"), "much"),
         (("--method", "er", "--port", 70000), "70000"),
         (("--method", "er", "--host", "no such host"), "no such host"),
         (("--method", "er", "--width", 0), "at least 1"),
@@ -62,6 +68,27 @@ def test_settings_that_are_wrong(ocil_command: Call, tmp_path: Path) -> None:
     ):
         assert message in one_error(ocil_command("serve", "--model", tmp_path / "m", *words)), words
     assert not (tmp_path / "m" / FILE).exists()
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_limits_out_of_bounds(ocil_command: Call, tmp_path: Path, name: str) -> None:
+    option = f"--{name.replace('_', '-')}"
+    for value in (0, -1, 10**13):
+        said = one_error(ocil_command("serve", "--model", tmp_path / "m", *SMALL, option, value))
+        assert f"{option} {value} must be more than 0 and at most" in said
+    assert not (tmp_path / "m").exists()
+
+
+def test_each_limit_has_one_option() -> None:
+    """Their defaults are those of the limits, and each option reaches its own limit."""
+    assert LimitOptions().limits == Limits()
+    assert sorted(limit for limit, _ in LIMITS.values()) == sorted(field.name for field in fields(Limits))
+    assert list(LIMITS) == [field.name for field in fields(LimitOptions)]
+    for name, (limit, unit) in LIMITS.items():
+        value = 600 if name in ("max_queue", "max_predictions", "max_bodies") else 3
+        assert getattr(LimitOptions(**{name: value}).limits, limit) == value * unit
+    large = LimitOptions(max_batch=300, max_body=400).limits
+    assert (large.predictions, large.bodies_bytes) == (300, 400 * 2**20)
 
 
 def test_a_port_in_use(ocil_command: Call, tmp_path: Path) -> None:

@@ -237,6 +237,26 @@ def test_load_on_the_service(start_python: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_soaking_the_service(start_python: Start, tmp_path: Path) -> None:
+    for package in ("fastapi", "uvicorn", "python_multipart"):
+        pytest.importorskip(package)
+    words = ("out.json", "--minutes", 0.25, "--kill-minutes", 0.06, "--calm-minutes", 0.1)
+    process = start_python((ROOT / "benchmarks/serve_soak").with_suffix(".py"), *words, cwd=tmp_path)
+    try:
+        out, err = process.communicate(timeout=600)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, out + err
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["differences"] == []
+    assert len(found["lives"]) == found["kills"] + 1 > 1
+    assert found["samples_acknowledged"] > 0
+    assert found["predictions"] > 0
+    assert all(megabytes > 10 for life in found["lives"] for _, megabytes, _ in life["memory"])
+
+
+@pytest.mark.slow
 def test_hardness_of_a_split(script: Script, tmp_path: Path) -> None:
     """Training images are stripes one way, test images the other way: nothing is near, until images are mixed."""
     stripes = np.indices((8, 8))[..., None] % 2 * 200  # across, down

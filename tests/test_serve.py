@@ -1,5 +1,6 @@
 """The service behind ``ocil serve``: what it acknowledges it learns, in order, once, and predicts meanwhile."""
 
+import asyncio
 import errno
 import json
 import os
@@ -23,6 +24,7 @@ from ocil.runs.environment import digest
 from ocil.serve.futures import Waiters
 from ocil.serve.limits import Limits, RefusedError
 from ocil.serve.metrics import Metrics
+from ocil.serve.predictor import Prediction
 from ocil.serve.service import Service
 from ocil.serve.snapshot import Snapshots
 from ocil.serve.statistics import UNKNOWN, WINDOW, Counts
@@ -572,6 +574,45 @@ def test_predictions_have_a_limit_too(tmp_path: Path) -> None:
         assert (caught.value.status, caught.value.retry_after) == (429, 1)
         gate.set()
         assert [len(one.result(SECONDS).probabilities) for one in waiting] == [2, 1]
+
+
+def test_an_event_loop_is_woken_once_for_all_that_was_predicted_together(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        send(service, "a")
+        settle(service)
+        gate, woken = threading.Event(), list[Any]()
+        newest = service.trainer.snapshots.newest
+        real = newest.probabilities
+        object.__setattr__(newest, "probabilities", lambda x: (gate.wait(SECONDS), real(x))[1])
+
+        async def ask() -> list[Prediction]:
+            loop = asyncio.get_running_loop()
+            wake = loop.call_soon_threadsafe
+            loop.call_soon_threadsafe = lambda *call: (woken.append(call), wake(*call))[1]
+            first = asyncio.ensure_future(service.predictor.predict(pixels(0)))
+            while service.predictor._questions or not service.predictor.waiting:
+                await asyncio.sleep(0.01)
+            others = [asyncio.ensure_future(service.predictor.predict(pixels(n, n))) for n in range(1, 5)]
+            await asyncio.sleep(0)
+            others[3].cancel()  # its client went away
+            gate.set()
+            return [await first, *[await one for one in others[:3]]]
+
+        found = asyncio.run(ask())
+        assert [len(one.probabilities) for one in found] == [1, 2, 2, 2]
+        assert len(woken) == 2
+
+
+def test_the_learning_thread_is_nicer_than_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To ask for less niceness than the process has is refused to most users, and would end learning."""
+    monkeypatch.setattr("sys.platform", "linux")
+    set_to: list[int] = []
+    monkeypatch.setattr("os.getpriority", lambda *_: 17, raising=False)
+    monkeypatch.setattr("os.setpriority", lambda _kind, _who, value: set_to.append(value), raising=False)
+    with running(tmp_path) as service:
+        send(service, "a")
+        settle(service)
+    assert set_to == [19]
 
 
 def test_limits_are_checked() -> None:

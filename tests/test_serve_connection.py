@@ -1,5 +1,6 @@
 """Connections on which no request comes, or no answer is read, are ended; a half-closed one gets its answer."""
 
+import asyncio
 import http.client
 import json
 import re
@@ -196,3 +197,42 @@ def _ended(connections: list[socket.socket], within: float) -> int:
     for connection in connections:
         connection.close()
     return len(connections) - len(left)
+
+
+class Recorder:
+    """A transport that notes down what it is told."""
+
+    def __init__(self) -> None:
+        self.done: list[Any] = []
+
+    def write(self, data: bytes) -> None:
+        self.done.append(data)
+
+    def close(self) -> None:
+        self.done.append("closed")
+
+    def get_write_buffer_size(self) -> int:
+        return 3
+
+    def is_closing(self) -> bool:
+        return "closed" in self.done
+
+
+def test_headers_and_body_are_sent_at_once() -> None:
+    async def write() -> list[Any]:
+        under = Recorder()
+        transport = run.Gathering(under, asyncio.get_running_loop())  # type: ignore[arg-type]
+        transport.write(b"headers ")
+        transport.write(b"body")
+        assert (under.done, transport.get_write_buffer_size()) == ([], 15)
+        await asyncio.sleep(0)
+        transport.write(b"more ")
+        transport.write(b"x" * run.GATHERED_BYTES)
+        assert len(under.done) == 2
+        transport.write(b"the end")
+        transport.close()
+        assert transport.is_closing()
+        await asyncio.sleep(0)
+        return under.done
+
+    assert asyncio.run(write()) == [b"headers body", b"more " + b"x" * run.GATHERED_BYTES, b"the end", "closed"]

@@ -69,6 +69,16 @@ CHANGES = (
     ("GET", "/health"),
     ("GET", "/health/live"),
     ("GET", "/health/ready"),
+    ("POST", "/label/images"),
+    ("GET", "/label/images"),
+    ("GET", "/label/queue"),
+    ("GET", "/label/labels.csv"),
+    ("GET", "/label/images/{number}"),
+    ("DELETE", "/label/images/{number}"),
+    ("PUT", "/label/images/{number}/label"),
+    ("DELETE", "/label/images/{number}/label"),
+    ("POST", "/label/images/{number}/skip"),
+    ("DELETE", "/label/images/{number}/skip"),
 )
 """Few requests of each: many of them name a sample or a version that is not there."""
 

@@ -31,7 +31,9 @@ pytest.importorskip("httpx2")
 from starlette.testclient import TestClient
 
 from ocil.serve.app import create_app
-from ocil.serve.guard import LOOPBACK, PATHS
+from ocil.serve.guard import LOOPBACK, PATHS, PUBLIC
+from ocil.serve.label_studio import LabelStudio
+from ocil.serve.label_studio_images import Source
 from ocil.serve.tokens import digest_of
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
@@ -550,6 +552,28 @@ def test_the_description_names_every_path_and_the_docs_show_it(client: Any) -> N
     assert "<script" not in docs
 
 
+def test_the_description_has_every_path_that_is_answered(tmp_path: Path) -> None:
+    """Only the files of the pages are left out."""
+    with running(tmp_path) as service:
+        LabelStudio(service, Source("http://localhost:8080", (), service.limits))
+        app = create_app(service)
+        answered = {(method, route.path) for route in app.routes for method in route.methods or () if method != "HEAD"}
+        described = app.openapi()
+        named = {(method.upper(), path) for path, methods in described["paths"].items() for method in methods}
+        assert answered - named == {("GET", path) for path in PUBLIC}
+        assert named <= answered
+        assert {("PUT", "/label/images/{number}/label"), ("POST", "/label-studio/webhook")} <= named
+        identifiers = [one["operationId"] for methods in described["paths"].values() for one in methods.values()]
+        assert len(set(identifiers)) == len(identifiers)
+        referred = set(re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(described)))
+        assert referred <= described["components"]["schemas"].keys()
+        for methods in described["paths"].values():
+            for one in methods.values():
+                assert one["summary"]
+                assert one.get("description")
+                assert ("requestBody" in one) <= ("413" in one["responses"])
+
+
 def test_the_page_brings_all_it_needs(client: Any) -> None:
     for path in ("/", "/label"):
         page = client.get(path)
@@ -691,7 +715,7 @@ def test_an_unexpected_error_tells_no_more_than_that(tmp_path: Path) -> None:
         def broken(*_: Any) -> None:
             raise RuntimeError("a secret")
 
-        service.predictor.ask = broken  # type: ignore[assignment]
+        service.predictor.predict = broken  # type: ignore[assignment]
         answer = client.post("/predict", files={"image": png(picture(0))})
         refused(answer, 500, "unexpected")
         assert "secret" not in answer.text
@@ -699,6 +723,18 @@ def test_an_unexpected_error_tells_no_more_than_that(tmp_path: Path) -> None:
 
 def test_hosts_are_the_loopback_ones_by_default() -> None:
     assert LOOPBACK == ("localhost", "127.0.0.1", "[::1]")
+
+
+def test_only_small_png_files_are_decoded_at_once() -> None:
+    small = png(picture(0))
+    assert pictures.is_quick(small)
+    assert not pictures.is_quick(small[:20])
+    assert not pictures.is_quick(b"")
+    assert not pictures.is_quick(small + b"\0" * 2**13)
+    assert not pictures.is_quick(png(np.zeros((64, 65), np.uint8)))
+    file = io.BytesIO()
+    Image.fromarray(picture(0)).save(file, "JPEG")
+    assert not pictures.is_quick(file.getvalue())
 
 
 def test_a_large_photo_has_the_same_pixels_in_a_request_and_in_a_file(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from ocil.online.model import FILE, Model, Recipe
 from ocil.online.vectors import VectorFormat
 from ocil.runs.environment import digest
 from ocil.serve.catalogue import FILE as CATALOGUE
+from ocil.serve.labelling_store import FILE as QUEUE
+from ocil.serve.labelling_store import Store
 from ocil.serve.versions import Versions
 from tests.conftest import left_over
 from tests.forking import START, Driver
@@ -77,6 +79,7 @@ LIMITS = ["--max-queue", "100", "--max-batch", "10"]
 VECTOR_RECIPE, VECTOR_FORM = Recipe("er", memory=20, batch_size=4), VectorFormat(6)
 VECTOR_WORDS = ["--method", "er", "--memory", "20", "--batch-size", "4", "--vectors", "6", "--keep-log"]
 KILLS, CLIENTS = 8, 4
+PATIENCE = 120.0  # seconds in which the service must be up again
 ACTIONS = {
     ("PUT", "samples", 2): "correct",
     ("DELETE", "samples", 2): "forget",
@@ -308,6 +311,151 @@ def load_and_kill(servers: Servers, folder: Path, clients: Sequence[Client], kil
     os.kill(pid, signal.SIGTERM)
     assert servers.exit_code() == 0
     assert is_enough()
+
+
+class Labeller(threading.Thread):
+    """A person at the labelling page: adds images, labels them, takes labels back, corrects them and puts images off.
+
+    A request that was cut off is sent again; 409 then says that it was done before.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.port, self.stopping, self.sent, self.turns = 0, False, 0, 0
+        self.images: dict[str, bytes] = {}
+        """The pixels of all images that were acknowledged, by name."""
+        self.labels: dict[str, str] = {}
+        """The label of each image that has one."""
+        self.last: tuple[int, str] | None = None
+        self.done_before = 0
+        self.problems: list[str] = []
+
+    def run(self) -> None:
+        while not self.stopping:
+            self.turns += 1
+            queue = self.ask("GET", "/label/queue?count=1")
+            if queue is None:
+                continue
+            if queue["waiting"] < 4:
+                self.add()
+            elif queue["images"]:
+                self.label(queue["images"][0])
+            if self.turns % 3 == 0 and self.last is not None:
+                self.change(*self.last)
+
+    def add(self) -> None:
+        new = {f"{self.sent + n}.png": picture(5 * (self.sent + n) % 200, self.sent + n) for n in range(3)}
+        parts = [
+            f'--b\r\nContent-Disposition: form-data; name="image"; filename="{name}"\r\n\r\n'.encode() + png(pixels)
+            for name, pixels in new.items()
+        ]
+        body = b"\r\n".join([*parts, b"--b--\r\n"])
+        if (found := self.repeat("POST", "/label/images", body, "multipart/form-data; boundary=b")) is not None:
+            self.sent += 3
+            self.images |= {name: pixels.tobytes() for name, pixels in new.items()}
+            if found["added"] + found["known"] != 3:
+                self.problems.append(f"images were not added: {found}")
+
+    def label(self, image: dict[str, Any]) -> None:
+        label = f"class {self.turns % 5}"
+        if image["name"] in self.labels:
+            self.problems.append(f"{image['name']} has a label and is in the queue")
+        path = f"/label/images/{image['number']}/label"
+        if self.repeat("PUT", path, json.dumps({"label": label}).encode(), done=label) is not None:
+            self.labels[image["name"]], self.last = label, (image["number"], image["name"])
+
+    def change(self, number: int, name: str) -> None:
+        """Take a label back, or give another one."""
+        if self.turns % 2:
+            if self.repeat("DELETE", f"/label/images/{number}/label", b"", done="no label") is not None:
+                del self.labels[name]
+                self.last = None
+        else:
+            label = f"class {self.turns % 7}"
+            body = json.dumps({"label": label, "again": True}).encode()
+            if self.repeat("PUT", f"/label/images/{number}/label", body) is not None:
+                self.labels[name] = label
+
+    def repeat(self, method: str, path: str, body: bytes, kind: str = "application/json", done: str = "") -> Any:
+        """The answer, however often it takes. ``done``: the word of a refusal because it was done before."""
+        cut_off, until = False, time.monotonic() + PATIENCE
+        while time.monotonic() < until:
+            found = self.ask(method, path, body, kind)
+            if isinstance(found, str) and cut_off and done and done in found:
+                self.done_before += 1
+                return {}
+            if isinstance(found, str) and "being labelled already" not in found:
+                self.problems.append(f"{method} {path}: {found}")
+                return None
+            if isinstance(found, dict):
+                return found
+            cut_off = True
+        self.problems.append(f"{method} {path} is never done")
+        return None
+
+    def ask(self, method: str, path: str, body: bytes = b"", kind: str = "application/json") -> Any:
+        """The answer, a message why it was refused, or None if there is no service."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request(method, path, body or None, {"Content-Type": kind} if body else {})
+            answer = connection.getresponse()
+            content = json.loads(answer.read())
+        except (OSError, http.client.HTTPException, ValueError):
+            time.sleep(0.01)
+            return None
+        finally:
+            connection.close()
+        if answer.status in (429, 503):
+            time.sleep(0.05)
+            return None
+        return content if answer.status == 200 else str(content["detail"])
+
+
+@pytest.mark.usefixtures("quick_convolution")
+def test_killed_while_a_person_labels(servers: Servers, tmp_path: Path) -> None:
+    """Each label that was acknowledged is learned once, and each image without one is still in the queue."""
+    folder, person, moment = tmp_path / "model", Labeller(), random.Random(3)
+
+    def enough(kills: int) -> bool:
+        return kills >= KILLS and len(person.labels) > 20 and len(person.images) > len(person.labels)
+
+    for kill in takewhile(lambda kill: not enough(kill) and kill < 10 * KILLS, count()):
+        # Every other time when the log is synced: a label is in it then, and not yet in the queue's database.
+        die_at_sync = moment.randint(1, 12) if kill % 2 else 0
+        pid, person.port = servers.start(folder, "--save-seconds", "0.2", die_at_sync=die_at_sync)
+        if not person.is_alive():
+            person.start()
+        if not die_at_sync:
+            time.sleep(moment.uniform(0.0, 0.5))
+            os.kill(pid, signal.SIGKILL)
+        assert servers.exit_code() == -signal.SIGKILL
+    pid, person.port = servers.start(folder)
+    person.stopping = True
+    person.join()
+    while status(person.port)["queue"]:
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGTERM)
+    assert servers.exit_code() == 0
+    assert person.problems == []
+    assert len(person.labels) > 20
+
+    store = Store(folder / QUEUE)
+    entries = {one.name: one for one in store.entries()}
+    store.close()
+    assert entries.keys() == person.images.keys()
+    assert {name: one.label for name, one in entries.items() if not one.waits} == person.labels
+    waiting = [name for name, one in entries.items() if one.waits]
+    assert waiting
+    assert not any(one.change for one in entries.values())
+
+    samples = {number: (label, pixels) for batch in batches_of(folder) for number, label, pixels in batch}
+    labels = {number: label for number, (label, _) in samples.items()}
+    for change in changes_of(folder).values():
+        labels[change.sample] = change.label if change.action == "correct" else None
+    alive = [(samples[number][1].tobytes(), label) for number, label in labels.items() if label is not None]
+    assert sorted(alive) == sorted((person.images[name], label) for name, label in person.labels.items())
+    model, served = relearned(folder), Model.load(folder, "cpu")
+    assert digest(served.learner) == digest(model.learner)
 
 
 def test_a_clean_stop_saves_what_was_learned(servers: Servers, tmp_path: Path) -> None:

@@ -26,6 +26,9 @@ class LimitOptions:
 
     max_body: Whole = 16
     """Largest request in MiB."""
+    max_bodies: MaybeWhole = None
+    """Most MiB of all requests, and answers to `/predict`, at the same time. Default: 256, or --max-body if that is
+    more."""
     max_pixels: Whole = 16
     """Largest image in million pixels."""
     max_batch: Whole = 64
@@ -34,23 +37,76 @@ class LimitOptions:
     """Most classes."""
     max_queue: Whole = 1000
     """Most samples that wait to be learned; then requests are answered with 429."""
+    max_predictions: MaybeWhole = None
+    """Most images that wait for a prediction; then requests are answered with 429. Default: 256, or --max-batch if that
+    is more."""
     max_label: Whole = 100
     """Most characters of a label."""
+    max_keys: Whole = 10_000
+    """Idempotency keys that are remembered."""
+    max_versions: Whole = 16
+    """Most versions of the model."""
+    max_versions_disk: Whole = 8
+    """Most GiB that they take."""
+    max_held_out: Whole = 2000
+    """Most images of the held-out set."""
+    max_label_images: Whole = 10_000
+    """Most images that are kept for labelling."""
+    max_label_disk: Whole = 2
+    """Most GiB that they take."""
+    max_memory_images: Whole = 600
+    """Most images in an answer to `/memory`."""
+    max_memory_pixels: Whole = 8
+    """Most MiB of pixels in such an answer."""
+    max_memory_answers: Whole = 128
+    """Most MiB of all such answers at the same time."""
+    request_seconds: Whole = 30
+    """Seconds that a client may take to send the body of a request."""
+    wait_seconds: Whole = 30
+    """Seconds after which a request that waits, as with `wait=true`, is answered anyway."""
 
     @property
     def limits(self) -> "Limits":
-        from ocil.serve.limits import Limits
+        from ocil.serve.limits import MOST, Limits
 
-        return Limits(
-            body_bytes=self.max_body * 2**20,
-            pixels=self.max_pixels * 1_000_000,
-            batch=self.max_batch,
-            classes=self.max_classes,
-            queue=self.max_queue,
-            label=self.max_label,
-            predictions=max(256, self.max_batch),
-            bodies_bytes=max(256, self.max_body) * 2**20,
-        )
+        given: dict[str, int] = asdict(self)
+        given["max_bodies"] = max(256, self.max_body) if self.max_bodies is None else self.max_bodies
+        given["max_predictions"] = max(256, self.max_batch) if self.max_predictions is None else self.max_predictions
+        for name, (_, unit) in LIMITS.items():
+            if not 0 < given[name] <= MOST // unit:
+                raise OcilError(f"{_option(name)} {given[name]} must be more than 0 and at most {MOST // unit}.")
+        for high, low in (("max_queue", "max_batch"), ("max_predictions", "max_batch"), ("max_bodies", "max_body")):
+            if given[high] < given[low]:
+                raise OcilError(f"{_option(high)} {given[high]} must not be below {_option(low)} {given[low]}.")
+        return Limits(**{limit: given[name] * unit for name, (limit, unit) in LIMITS.items()})
+
+
+LIMITS = {
+    "max_body": ("body_bytes", 2**20),
+    "max_bodies": ("bodies_bytes", 2**20),
+    "max_pixels": ("pixels", 1_000_000),
+    "max_batch": ("batch", 1),
+    "max_classes": ("classes", 1),
+    "max_queue": ("queue", 1),
+    "max_predictions": ("predictions", 1),
+    "max_label": ("label", 1),
+    "max_keys": ("keys", 1),
+    "max_versions": ("versions", 1),
+    "max_versions_disk": ("versions_bytes", 2**30),
+    "max_held_out": ("held_out", 1),
+    "max_label_images": ("label_images", 1),
+    "max_label_disk": ("label_bytes", 2**30),
+    "max_memory_images": ("memory_images", 1),
+    "max_memory_pixels": ("memory_bytes", 2**20),
+    "max_memory_answers": ("memories_bytes", 2**20),
+    "request_seconds": ("body_seconds", 1),
+    "wait_seconds": ("wait_seconds", 1),
+}
+"""The limit that each option sets, and the unit of the option."""
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 @Parameter(name="*")
@@ -70,6 +126,8 @@ class AccessOptions:
     """Further names that the service is reached by, as behind a proxy."""
     max_rate: MaybeWhole = None
     """Most requests per minute and token; then requests are answered with 429."""
+    max_connections: Whole = 512
+    """Most connections at the same time; then requests are answered with 503."""
     drain_seconds: float = 0.0
     """Seconds for which requests are still answered after SIGTERM, while `/health/ready` says 503."""
     log_format: Literal["text", "json"] = "text"
@@ -86,9 +144,12 @@ class AccessOptions:
         check_seconds("drain-seconds", self.drain_seconds, zero=True)
         if self.max_rate is not None and not 1 <= self.max_rate <= MOST:
             raise OcilError(f"--max-rate {self.max_rate} must be at least 1 and at most {MOST}.")
+        if not 1 <= self.max_connections <= MOST:
+            raise OcilError(f"--max-connections {self.max_connections} must be at least 1 and at most {MOST}.")
         token = read_token(self.host, self.token_file, others=self.tokens is not None)
         access = Access(token, self.tokens, self.max_rate)
-        return Settings(self.host, self.allow_host, access, self.drain_seconds, self.log_format, self.log_requests)
+        logs = (self.log_format, self.log_requests)
+        return Settings(self.host, self.allow_host, access, self.drain_seconds, *logs, self.max_connections)
 
 
 @Parameter(name="*")

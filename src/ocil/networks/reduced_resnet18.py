@@ -44,7 +44,7 @@ class ReducedResNet18(Network):
 
     def __init__(self, image_shape: ImageShape, classes: int, width: int = 20, precision: Precision = "tf32") -> None:
         super().__init__()
-        self.precision, self.width = precision, width
+        self.precision, self.width, self.image_shape = precision, width, image_shape
         height, width_px, channels = image_shape
         self.conv1 = Conv2d(channels, width, 3)
         self.bn1 = nn.BatchNorm2d(width)

@@ -202,6 +202,21 @@ def predict_body(limits: Limits, vectors: int | None) -> dict[str, Any]:
     return _body("PredictRequest", {"image": _form_images(limits)})
 
 
+def files_body(limits: Limits) -> dict[str, Any]:
+    """The description of a form of images, without labels."""
+    described = _body("", {"image": _form_images(limits)})
+    del described["requestBody"]["content"]["application/json"]
+    return described
+
+
+def model_body(model: Any, prefix: str, schemas: dict[str, Any]) -> dict[str, Any]:
+    """The description of JSON that is read as a model. ``schemas`` gets its parts, named after ``prefix``."""
+    schema = model.model_json_schema(ref_template=f"#/components/schemas/{prefix}{{model}}")
+    schemas |= {f"{prefix}{name}": part for name, part in schema.pop("$defs", {}).items()}
+    schemas[f"{prefix}{model.__name__}"] = schema
+    return _body(f"{prefix}{model.__name__}")
+
+
 def _form_images(limits: Limits) -> dict[str, Any]:
     image = {"type": "string", "format": "binary", "contentMediaType": "image/*"}
     return {"type": "array", "minItems": 1, "maxItems": limits.batch, "items": image, "description": "Image files."}

@@ -91,12 +91,13 @@ def create_app(
     add("GET", routes.metrics, "Numbers for Prometheus", TEXT | refusals(*GUARD), response_class=Response)
     add_sample_routes(app, service, refusals)
     add_version_routes(app, service, refusals)
-    LabellingRoutes(Labelling.of(service), routes.budget, routes.pool).add_to(app)
+    LabellingRoutes(Labelling.of(service), routes.budget, routes.pool).add_to(app, refusals)
+    schemas = answers.request_schemas(limits, vectors)
     studio = LabelStudio.find(service)
     if studio is not None:
-        LabelStudioRoutes(studio, routes.budget).add_to(app)
+        LabelStudioRoutes(studio, routes.budget).add_to(app, refusals, schemas)
     add_health(app, [service])
-    app.openapi = lambda: _described(app, service, access.required)
+    app.openapi = lambda: _described(app, schemas, access.required)
     add_pages(app)
     guarded(app, metrics=service.metrics, access=access, hosts=hosts, model=service.folder.name, audit=audit)
     if studio is not None:
@@ -136,11 +137,11 @@ def refusals(*codes: int) -> Responses:
     return {code: {"model": answers.Refusal, "description": REFUSALS[code]} for code in sorted(codes)}
 
 
-def _described(app: FastAPI, service: Service, tokens: bool) -> dict[str, Any]:
-    """The OpenAPI description, with the bodies of requests, which FastAPI does not parse here."""
+def _described(app: FastAPI, schemas: dict[str, Any], tokens: bool) -> dict[str, Any]:
+    """The OpenAPI description. ``schemas``: of the bodies of requests, which FastAPI does not parse here."""
     if app.openapi_schema is None:
         schema: dict[str, Any] = FastAPI.openapi(app)
-        schema["components"]["schemas"] |= answers.request_schemas(service.limits, service.vectors)
+        schema["components"]["schemas"] |= schemas
         if tokens:
             schema["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
             schema["security"] = [{"token": []}]

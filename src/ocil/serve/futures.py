@@ -1,9 +1,13 @@
 """What the service's threads have in common, and answers that one thread waits for and another one gives."""
 
+import asyncio
 import heapq
 import itertools
 import threading
+from collections import defaultdict
+from collections.abc import Iterable
 from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from typing import TypeVar
 
 from ocil.serve.limits import RefusedError
@@ -20,6 +24,29 @@ def answer(future: "Future[T]", found: T | Exception) -> None:
             future.set_result(found)
     except InvalidStateError:
         pass
+
+
+def answer_all(answers: "Iterable[tuple[Future[T] | asyncio.Future[T], T | Exception]]") -> None:
+    """Answer futures of threads and of event loops. A loop is woken once for all of its futures."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[T], T | Exception]]] = defaultdict(list)
+    for future, found in answers:
+        if isinstance(future, Future):
+            answer(future, found)
+        else:
+            by_loop[future.get_loop()].append((future, found))
+    for loop, own in by_loop.items():
+        with suppress(RuntimeError):  # it is closed: nobody waits any more
+            loop.call_soon_threadsafe(_answer_in_loop, own)
+
+
+def _answer_in_loop(answers: "Iterable[tuple[asyncio.Future[T], T | Exception]]") -> None:
+    for future, found in answers:
+        if future.done():  # its client is gone
+            continue
+        if isinstance(found, Exception):
+            future.set_exception(found)
+        else:
+            future.set_result(found)
 
 
 class ServiceThread:

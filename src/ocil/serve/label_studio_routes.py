@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import binascii
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel, Field
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ocil.serve.answers import model_body
 from ocil.serve.bodies import Budget, read_small
 from ocil.serve.label_studio import LabelStudio, Project, chosen, read_project
 
@@ -56,15 +58,20 @@ class LabelStudioRoutes:
         self.studio, self.budget, self.limits = studio, budget, studio.service.limits
         self.pool = ThreadPoolExecutor(2, "ocil-label-studio-ask")
 
-    def add_to(self, app: FastAPI) -> None:
-        for method, answer in (
-            ("GET", self.health),
-            ("POST", self.setup),
-            ("POST", self.predict),
-            ("POST", self.webhook),
+    def add_to(self, app: FastAPI, refusals: Callable[..., Any], schemas: dict[str, Any]) -> None:
+        """``refusals``: describes the answers of these statuses. ``schemas``: gets those of the requests."""
+        body = (400, 408, 413, 415, 422)
+        for method, answer, summary, request, codes in (
+            ("GET", self.health, "Label Studio: whether the backend lives", None, ()),
+            ("POST", self.setup, "Label Studio: a project is connected", SetupRequest, body),
+            ("POST", self.predict, "Label Studio: predictions for tasks", PredictRequest, body),
+            ("POST", self.webhook, "Label Studio: annotations were changed", WebhookRequest, body),
         ):
-            path = f"{PREFIX}/{answer.__name__}"
-            app.add_api_route(path, answer, methods=[method], include_in_schema=False)
+            described: dict[str, Any] = {"summary": summary, "operation_id": f"label_studio_{answer.__name__}"}
+            described["responses"] = refusals(401, 403, 429, 503, *codes)
+            if request is not None:
+                described["openapi_extra"] = model_body(request, "LabelStudio", schemas)
+            app.add_api_route(f"{PREFIX}/{answer.__name__}", answer, methods=[method], **described)
 
     async def health(self) -> dict[str, Any]:
         """Also how many annotations wait to be learned, and how many were given up."""
@@ -78,6 +85,7 @@ class LabelStudioRoutes:
         }
 
     async def setup(self, request: Request) -> dict[str, str]:
+        """The project must have single choices for images."""
         asked = await read_small(request, self.limits, SetupRequest, most=2**20)
         read_project(asked.label_schema)
         if asked.access_token:
@@ -85,6 +93,7 @@ class LabelStudioRoutes:
         return {"model_version": self.studio.version}
 
     async def predict(self, request: Request) -> dict[str, Any]:
+        """The likeliest choice of each task, and how sure the model is of it."""
         with self.budget.lease() as take:
             asked = await read_small(request, self.limits, PredictRequest, take, self.limits.body_bytes)
             project, version = read_project(asked.label_config), self.studio.version
@@ -99,6 +108,7 @@ class LabelStudioRoutes:
         return {"results": results, "model_version": version}
 
     async def webhook(self, request: Request) -> dict[str, int]:
+        """They are learned, corrected or forgotten as soon as their images are read."""
         with self.budget.lease() as take:
             asked = await read_small(request, self.limits, WebhookRequest, take, self.limits.body_bytes)
         return {"changed": await self._in(self._note, asked)}

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from ocil.online.images import ImageFormat
 from ocil.online.labels import encoded
-from ocil.serve.answers import JsonLabel, Number, Share, Text
+from ocil.serve.answers import JsonLabel, Number, Share, Text, files_body
 from ocil.serve.bodies import Budget, read_files, read_small
 from ocil.serve.guard import asked as note
 from ocil.serve.labelling import Added, Labelling, Shown
@@ -21,15 +21,20 @@ from ocil.serve.labelling_images import media_type, prepare
 from ocil.serve.labelling_store import Content
 from ocil.serve.labels import checked_label, reading
 from ocil.serve.limits import RefusedError
+from ocil.serve.sample_routes import label_body
 
 T = TypeVar("T")
 
-ImageNumber = Annotated[int, Path(ge=1, le=2**62)]
+IMAGE: dict[int | str, dict[str, Any]] = {
+    200: {"content": {kind: {"schema": {"type": "string", "format": "binary"}} for kind in ("image/png", "image/jpeg")}}
+}
+TABLE: dict[int | str, dict[str, Any]] = {200: {"content": {"text/csv": {"schema": {"type": "string"}}}}}
+ImageNumber = Annotated[int, Path(ge=1, le=2**62, description="The number of an image of the queue.")]
 Person = Annotated[str, Query(max_length=64, description="Who asks: two people are not shown the same image.")]
-Ahead = Annotated[int, Query(ge=1, le=8)]
-FirstImage = Annotated[int | None, Query(ge=1, le=2**62)]
-First = Annotated[int, Query(ge=0, le=10**6)]
-Count = Annotated[int, Query(ge=1, le=100)]
+Ahead = Annotated[int, Query(ge=1, le=8, description="Images to name.")]
+FirstImage = Annotated[int | None, Query(ge=1, le=2**62, description="An image to begin with.")]
+First = Annotated[int, Query(ge=0, le=10**6, description="Leave out so many images.")]
+Count = Annotated[int, Query(ge=1, le=100, description="Images to name.")]
 
 
 class LabelRequest(BaseModel):  # type: ignore[misc]
@@ -103,22 +108,31 @@ class LabellingRoutes:
         self.service, self.limits = labelling.service, labelling.limits
         self.pool = ThreadPoolExecutor(4, "ocil-label")
 
-    def add_to(self, app: FastAPI) -> None:
-        for method, path, answer in (
-            ("POST", "/label/images", self.add),
-            ("GET", "/label/queue", self.queue),
-            ("GET", "/label/images", self.of_class),
-            ("GET", "/label/labels.csv", self.labels),
-            ("GET", "/label/images/{number}", self.image),
-            ("DELETE", "/label/images/{number}", self.remove),
-            ("PUT", "/label/images/{number}/label", self.label),
-            ("DELETE", "/label/images/{number}/label", self.unlabel),
-            ("POST", "/label/images/{number}/skip", self.skip),
-            ("DELETE", "/label/images/{number}/skip", self.unskip),
+    def add_to(self, app: FastAPI, refusals: Callable[..., Any]) -> None:
+        """``refusals``: describes the answers of these statuses."""
+        common, body, one = (400, 401, 403, 422, 429, 503), (408, 413, 415), (404, 409)
+        files = {"openapi_extra": files_body(self.limits)}
+        label = {"openapi_extra": label_body(self.limits, LabelRequest)}
+        image = {"response_class": Response, "responses": IMAGE}
+        table = {"response_class": Response, "responses": TABLE}
+        for method, path, answer, summary, codes, options in (
+            ("POST", "images", self.add, "Put images into the queue", body, files),
+            ("GET", "queue", self.queue, "The images to label next", one, {}),
+            ("GET", "images", self.of_class, "The images of a class, the doubtful first", (), {}),
+            ("GET", "labels.csv", self.labels, "All labels that were given", (), table),
+            ("GET", "images/{number}", self.image, "A preview of an image", one, image),
+            ("DELETE", "images/{number}", self.remove, "Take an image out of the queue", one, {}),
+            ("PUT", "images/{number}/label", self.label, "Label an image", (*body, *one), label),
+            ("DELETE", "images/{number}/label", self.unlabel, "Take a label back", one, {}),
+            ("POST", "images/{number}/skip", self.skip, "Put an image off", one, {}),
+            ("DELETE", "images/{number}/skip", self.unskip, "Take that back", one, {}),
         ):
-            app.add_api_route(path, answer, methods=[method], include_in_schema=False)
+            described: dict[str, Any] = {"summary": summary, "operation_id": f"labelling_{answer.__name__}"}
+            described["responses"] = options.get("responses", {}) | refusals(*common, *codes)
+            app.add_api_route(f"/label/{path}", answer, methods=[method], **(options | described))
 
     async def add(self, request: Request) -> AddedImages:
+        """A form has the field `image`, repeated. Files that cannot be read are named, and the others added once."""
         form = self.service.model.input_format
         if not isinstance(form, ImageFormat):
             raise RefusedError(400, "this model takes vectors: there are no images to label.")
@@ -135,13 +149,16 @@ class LabellingRoutes:
         return AddedImages(added=added.added, known=added.known, refused=refused)
 
     async def queue(self, person: Person = "", count: Ahead = 2, first: FirstImage = None) -> QueueState:
+        """Those that the model is least sure of come first."""
         return await self._in(self._state, person, count, first)
 
     async def image(self, number: ImageNumber, thumbnail: bool = False) -> Response:
+        """As PNG or JPEG, whatever was sent."""
         content = await self._in(self.labelling.image, number, thumbnail)
         return Response(content, media_type=media_type(content))
 
     async def label(self, number: ImageNumber, request: Request, person: Person = "") -> QueueState:
+        """The model learns the image with this label, or `again`, with another one: that corrects the sample."""
         asked = await read_small(request, self.limits, LabelRequest)
         label = checked_label(asked.label, self.limits)
         one = await self._in(self.labelling.label, number, label, asked.again)
@@ -149,22 +166,27 @@ class LabellingRoutes:
         return await self.queue(person)
 
     async def unlabel(self, number: ImageNumber, person: Person = "") -> QueueState:
+        """The image comes back into the queue, and the model forgets the sample."""
         await self._in(self.labelling.unlabel, number)
         return await self.queue(person, first=number)
 
     async def skip(self, number: ImageNumber, person: Person = "") -> QueueState:
+        """It comes again behind all that were put off less often."""
         await self._in(self.labelling.skip, number, 1)
         return await self.queue(person)
 
     async def unskip(self, number: ImageNumber, person: Person = "") -> QueueState:
+        """The image comes next."""
         await self._in(self.labelling.skip, number, -1)
         return await self.queue(person, first=number)
 
     async def remove(self, number: ImageNumber, person: Person = "") -> QueueState:
+        """For good: it is deleted here. An image with a label stays."""
         await self._in(self.labelling.remove, number)
         return await self.queue(person)
 
     async def of_class(self, label: str, first: First = 0, count: Count = 60) -> ClassImages:
+        """Only images that were labelled here."""
         total, found = await self._in(self.labelling.of_class, label, first, count)
         images = [
             ClassImage(number=one.number, name=one.name, sample=one.sample or 0, probability=one.certainty)

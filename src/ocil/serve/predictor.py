@@ -1,5 +1,7 @@
 """The thread that predicts. It reads snapshots and never waits for a step."""
 
+import asyncio
+import itertools
 import logging
 from collections import deque
 from concurrent.futures import Future
@@ -11,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from ocil.online.labels import ClassLabel
-from ocil.serve.futures import ServiceThread, answer
+from ocil.serve.futures import ServiceThread, answer_all
 from ocil.serve.limits import Limits, RefusedError
 from ocil.serve.metrics import Metrics
 from ocil.serve.snapshot import NotFiniteError, Snapshots
@@ -32,6 +34,10 @@ class Prediction:
     probabilities: NDArray[np.float64]
     """[inputs, classes]"""
 
+    def part(self, first: int, last: int) -> "Prediction":
+        """That for some of the inputs."""
+        return replace(self, probabilities=self.probabilities[first:last])
+
 
 class Predictor(ServiceThread):
     """Classifies inputs by the newest snapshot. Those that wait together are classified together."""
@@ -41,11 +47,21 @@ class Predictor(ServiceThread):
         self.snapshots, self.limits, self.metrics = snapshots, limits, metrics
         self.waiting = 0
         """Inputs that wait for a prediction."""
-        self._questions: deque[tuple[NDArray[Any], Future[Prediction]]] = deque()
+        self._questions: deque[tuple[NDArray[Any], Future[Prediction] | asyncio.Future[Prediction]]] = deque()
 
     def ask(self, inputs: NDArray[Any]) -> "Future[Prediction]":
         """Classify inputs, as the learner takes them. ``RefusedError``, here or in the future, if it cannot."""
         found: Future[Prediction] = Future()
+        self._add(inputs, found)
+        return found
+
+    async def predict(self, inputs: NDArray[Any]) -> Prediction:
+        """``ask`` in an event loop, which wakes once for all that were predicted together."""
+        found: asyncio.Future[Prediction] = asyncio.get_running_loop().create_future()
+        self._add(inputs, found)
+        return await found
+
+    def _add(self, inputs: NDArray[Any], found: "Future[Prediction] | asyncio.Future[Prediction]") -> None:
         with self._changed:
             self._refuse_if_stopping()
             if self.waiting + len(inputs) > self.limits.predictions:
@@ -54,7 +70,6 @@ class Predictor(ServiceThread):
             self.waiting += len(inputs)
             self._questions.append((inputs, found))
             self._changed.notify_all()
-        return found
 
     def _run(self) -> None:
         """The predicting thread."""
@@ -68,14 +83,12 @@ class Predictor(ServiceThread):
                 while self._questions and sum(len(x) for x, _ in asked) + len(self._questions[0][0]) <= TOGETHER:
                     asked.append(self._questions.popleft())
             together = np.concatenate([inputs for inputs, _ in asked])
-            found, first = self._predicted(together), 0
-            for inputs, future in asked:
-                rows = slice(first, first + len(inputs))
-                first = rows.stop
-                part = (
-                    found if isinstance(found, Exception) else replace(found, probabilities=found.probabilities[rows])
-                )
-                answer(future, part)
+            found = self._predicted(together)
+            lasts = itertools.accumulate(len(inputs) for inputs, _ in asked)
+            answer_all(
+                (future, found if isinstance(found, Exception) else found.part(last - len(inputs), last))
+                for (inputs, future), last in zip(asked, lasts, strict=True)
+            )
             if isinstance(found, Prediction):
                 self.metrics.predicted.inc(len(together))
             with self._changed:

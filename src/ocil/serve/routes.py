@@ -101,7 +101,7 @@ class Routes:
             raise RefusedError(422, f"{top} classes for each of {len(inputs)} inputs are too many: ask for fewer.")
         with ExitStack() as held:
             held.enter_context(self.budget.lease())(size)
-            found = await _result(self.service.predictor.ask(inputs))
+            found = await self.service.predictor.predict(inputs)
             # A short answer takes less time than another thread takes to begin.
             short = named <= SHORT
             content = _predictions(found, top) if short else await _in(self.pool, _predictions, found, top)
@@ -163,8 +163,12 @@ class Routes:
         return Response(self.service.metrics.text(), media_type=CONTENT_TYPE)
 
     async def _decoded(self, inputs: list[Any]) -> NDArray[Any]:
-        decode = pictures.decode_all if self.service.vectors is None else vectors.decode_all
-        return await _in(self.pool, decode, inputs, self.service.model.input_format, self.limits)
+        images = self.service.vectors is None
+        decode: Callable[..., NDArray[Any]] = pictures.decode_all if images else vectors.decode_all
+        wanted = (inputs, self.service.model.input_format, self.limits)
+        if images and len(inputs) == 1 and pictures.is_quick(inputs[0]):
+            return decode(*wanted)
+        return await _in(self.pool, decode, *wanted)
 
 
 def _predictions(found: Prediction, top: int) -> bytes:

@@ -36,8 +36,43 @@ ANSWER_SECONDS = 60
 """Seconds for which a client may read nothing of an answer that does not fit into the connection's buffers."""
 WHOLE_ANSWER_SECONDS = 600
 """Seconds for which a client may read such an answer, however steadily it does."""
+GATHERED_BYTES = 2**14
+"""A part of an answer from this size on is sent at once."""
 SEND_BUFFER = 2**17
 """Bytes that the system buffers for a client. By itself it buffers megabytes, which hide whether a client reads."""
+
+
+class Gathering:
+    """A transport that sends what is written in one step of the event loop at once: an answer's headers and its body.
+
+    Each sending is a system call and a moment in which another thread takes Python's lock.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._written: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self._written:
+            self._loop.call_soon(self.flush)
+        self._written.append(data)
+        if len(data) >= GATHERED_BYTES:  # the client may be slow: that must be noticed now
+            self.flush()
+
+    def get_write_buffer_size(self) -> int:
+        return self._transport.get_write_buffer_size() + sum(map(len, self._written))
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def flush(self) -> None:
+        written, self._written = self._written, []
+        if written:
+            self._transport.write(b"".join(written))
 
 
 class Connection(H11Protocol):  # type: ignore[misc]
@@ -60,10 +95,12 @@ class Connection(H11Protocol):  # type: ignore[misc]
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
+        self.transport = Gathering(transport, self.loop)
         self._wait_for_request(self.cycle)
 
     def eof_received(self) -> bool:
         """True keeps the connection open, to answer requests that came whole."""
+        self.transport.flush()
         answering = self.cycle is not None and not self.cycle.response_complete
         self._half_closed = answering and not self.cycle.more_body
         return self._half_closed
@@ -213,6 +250,8 @@ class Settings:
     drain_seconds: float = 0.0
     log_format: str = logs.TEXT
     log_requests: bool = False
+    connections: int = CONNECTIONS
+    """Connections at the same time."""
 
     @property
     def hosts(self) -> tuple[str, ...] | None:
@@ -249,7 +288,7 @@ def serve(
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=CONNECTIONS,
+        limit_concurrency=settings.connections,
         timeout_keep_alive=REQUEST_SECONDS,
         timeout_graceful_shutdown=STOP_SECONDS,
     )

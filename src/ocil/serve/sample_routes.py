@@ -169,9 +169,9 @@ def _shown(stored: NDArray[Any] | None, vectors: int | None) -> dict[str, Any]:
     return {"image": None, "vector": stored.astype(float).tolist()}
 
 
-def label_body(limits: Limits) -> dict[str, Any]:
+def label_body(limits: Limits, request: type[BaseModel] = Correction) -> dict[str, Any]:
     """The description of a request with a label."""
-    schema = Correction.model_json_schema()
+    schema = request.model_json_schema()
     schema["properties"]["label"]["anyOf"][0] |= {
         "maxLength": limits.label,
         "pattern": r"^[^\s\x00-\x1f\x7f-\x9f]([^\x00-\x1f\x7f-\x9f]*[^\s\x00-\x1f\x7f-\x9f])?$",

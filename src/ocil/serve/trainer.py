@@ -33,6 +33,7 @@ from ocil.threads import set_threads
 EXPENSIVE_EVERY = 10  # batches between two snapshots that are expensive to make, while more batches wait
 PROBE = 2  # inputs of a batch that a new snapshot must have finite scores of
 RETRY_SECONDS = 1.0  # after the disk was full
+NICER = 5  # the learning thread than the others
 OUTCOMES = 1000  # of the last changes that are remembered
 
 T = TypeVar("T")
@@ -146,7 +147,9 @@ class Trainer(ServiceThread):
         """The learning thread."""
         set_threads(self.model.threads_used)
         if sys.platform == "linux":  # there a thread has a priority of its own: predictions come first
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
+            this = threading.get_native_id()
+            # Relative to what the process has: to raise a priority again is not allowed to everybody.
+            os.setpriority(os.PRIO_PROCESS, this, min(19, os.getpriority(os.PRIO_PROCESS, this) + NICER))
         work = self._work()
         while self._wait_for_work():
             self._run_calls()
