@@ -1,8 +1,10 @@
 """The report's page in a real browser: sorting, details, light and dark, a phone; no errors, no network."""
 
 import io
+import runpy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -372,3 +374,15 @@ def test_a_link_to_a_figure_that_is_not_chosen_shows_it(visit: Any) -> None:
     assert hidden is not None
     page.evaluate(f"location.hash = '#{hidden}'")
     page.locator(f"#{hidden}").wait_for(state="visible")
+
+
+def test_the_pictures_of_the_docs_are_taken(browser: Any, address: str, tmp_path: Path) -> None:
+    """tools/screenshots.py takes them of all results, which would take a minute."""
+    made = runpy.run_path(str(RESULTS.parent / "tools/screenshots.py"), run_name="screenshots")
+    page, out = Path(address.removeprefix("file://")), tmp_path / "both.png"
+    made["picture"](browser, page, page, out)
+    with Image.open(out) as picture, Image.open(RESULTS.parent / "docs/images/report.png") as shown:
+        assert picture.size == shown.size
+        gray = np.asarray(picture.convert("L"))
+    assert gray[5, 5] > 200  # light on the left, dark on the right
+    assert gray[5, -5] < 60

@@ -40,7 +40,7 @@ def picture(browser: Any, wide: Path, phone: Path, out: Path, width: int = WIDE)
     both.paste(left, (0, 0))
     both.paste(right, (left.width + GAP, 0))
     both.quantize(COLOURS).save(out, optimize=True)
-    print(f"{out.relative_to(ROOT)}  {out.stat().st_size / 1000:.0f} kB")
+    print(f"{out.name}  {out.stat().st_size / 1000:.0f} kB")
 
 
 def main() -> None:
