@@ -2,6 +2,8 @@
 # PIP_FLAGS goes to pip. On Linux x86 without a GPU, point it at PyTorch's index of CPU wheels to save several GB.
 PYTHON ?= python3
 PIP_FLAGS ?=
+# The public address of the repository, for the links in the README of a package.
+ADDRESS ?=
 # What must not be skipped by `make test`: "packages" that it installs itself; "browser" where one is sure to be there.
 OCIL_NO_SKIP ?= packages
 VENV := .venv
@@ -53,7 +55,7 @@ docs: $(READY)  ## build the documentation into site/: open site/index.html, sea
 
 package: $(READY)  ## build sdist and wheel into dist/, install the wheel into a fresh environment and use it there
 	@$(INSTALL) 'setuptools>=77'
-	PIP_FLAGS='$(PIP_FLAGS)' $(BIN)/python tools/check_package.py
+	PIP_FLAGS='$(PIP_FLAGS)' $(BIN)/python tools/check_package.py --address '$(ADDRESS)'
 
 # Types and layers are checked beside the tests, and what is found is printed after them. Style takes a second.
 test: $(TEST_READY) style  ## every check and every test, as continuous integration runs them (under 15 minutes on 2 cores)

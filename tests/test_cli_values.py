@@ -13,6 +13,7 @@ from PIL import Image
 from ocil.cli import app
 from ocil.data import Dataset
 from ocil.errors import OcilError
+from ocil.serve.service import Service
 from tests.conftest import Call, one_error
 
 FORMS = {"--help", "-h", "--version"}
@@ -49,7 +50,11 @@ def command(
 ) -> dict[tuple[str, ...], tuple[object, ...]]:
     """Words with which each command would work; the work itself is not done."""
 
-    def reached(*_: Any, **__: Any) -> Any:
+    def reached(*given: Any, **_: Any) -> Any:
+        for service in given:
+            if isinstance(service, Service):  # which the command would have closed
+                service.log.close()
+                service.catalogue.close()
         raise Reached
 
     for name in (

@@ -1,8 +1,10 @@
 """The report's page in a real browser: sorting, details, light and dark, a phone; no errors, no network."""
 
 import io
+import runpy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -241,8 +243,42 @@ def test_headings_are_whole_words_and_nothing_overflows(visit: Any, width: int) 
       return room && heading.textContent.trim().split(/\\s+/).some((word) => pen.measureText(word).width > room + 1);
     }).map((heading) => heading.textContent)""")
     assert cut == []
-    first = page.locator("#standings table").first.bounding_box()
-    assert first["y"] < 900  # who is ahead is on the first screen
+
+
+@pytest.mark.parametrize(("width", "height"), [(390, 844), (900, 900), (1400, 900)])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_first_screen_answers_with_words_and_a_figure(visit: Any, width: int, height: int, scheme: str) -> None:
+    page = visit(viewport={"width": width, "height": height}, color_scheme=scheme).page
+    answers = page.locator("#standings .headline")
+    box = answers.bounding_box()
+    assert box["y"] + box["height"] < height
+    questions = answers.locator("dt").all_inner_texts()
+    assert questions == ["Who", "By how much", "At what cost"]
+    (figure,) = page.locator("#standings figure svg").filter(visible=True).all()
+    assert figure.get_attribute("role") == "img"
+    assert "afs" in figure.get_attribute("aria-label")
+    box = figure.bounding_box()
+    assert 0 <= box["x"] <= box["x"] + box["width"] <= width
+    assert box["y"] + 0.6 * box["height"] < height  # the leaders are in its upper part
+    size = figure.locator(".label").first.evaluate(
+        "label => label.getScreenCTM().a * parseFloat(getComputedStyle(label).fontSize)"
+    )
+    assert size > 10.5  # readable
+    leader = page.locator(".point.leader circle").filter(visible=True)
+    ink, paper = (
+        leader.evaluate(f"dot => getComputedStyle({of}).{name}")
+        for of, name in (("dot", "fill"), ("document.body", "backgroundColor"))
+    )
+    assert ink != paper
+    boxes = [label.bounding_box() for label in figure.locator(".label").all()]
+    assert not [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if overlapping(a, b)]
+
+
+def overlapping(one: dict[str, float], other: dict[str, float]) -> bool:
+    """By more than the space around letters."""
+    ways = (("x", "width"), ("y", "height"))
+    shared = [min(one[at] + one[by], other[at] + other[by]) - max(one[at], other[at]) for at, by in ways]
+    return min(shared) > 3
 
 
 def test_what_is_folded_away_opens_by_keyboard(visit: Any) -> None:
@@ -288,7 +324,7 @@ def test_it_can_be_read_without_scripts(visit: Any, collection: Collection) -> N
 def test_figures_have_size_names_and_captions(visit: Any) -> None:
     page = visit().page
     page.get_by_role("group", name="Figures of").get_by_text("all").click()
-    figures = page.locator("figure")
+    figures = page.locator(".figures figure")
     assert figures.count() >= 9
     for number in range(figures.count()):
         figure = figures.nth(number)
@@ -315,21 +351,21 @@ def test_nothing_hostile_runs(visit: Any) -> None:
 
 def test_figures_of_one_dataset_and_memory_at_a_time(visit: Any) -> None:
     page = visit().page
-    chips, figures = page.get_by_role("group", name="Figures of"), page.locator("figure")
+    chips, figures = page.get_by_role("group", name="Figures of"), page.locator(".figures figure")
     everything = figures.count()
     assert figures.filter(visible=True).count() < everything
     first = chips.locator("[aria-pressed=true]").inner_text()
-    assert page.locator("figure:visible h3", has_text=first).count() > 0
+    assert page.locator(".figures figure:visible h3", has_text=first).count() > 0
     other = chips.locator("button[data-dataset=cifar10]").first
     other.click()
     assert chips.locator("[aria-pressed=true]").all_inner_texts() == [other.inner_text()]
-    shown = page.locator("figure:visible h3").all_inner_texts()
+    shown = page.locator(".figures figure:visible h3").all_inner_texts()
     assert any(title.endswith("CIFAR-10") for title in shown)
     assert not any("CIFAR-100" in title for title in shown)
     assert any("focal" in title for title in shown)  # of no dataset: always there
     chips.locator("button").last.click()
     assert figures.filter(visible=True).count() == everything
-    assert visit(java_script_enabled=False).page.locator("figure:visible").count() == everything
+    assert visit(java_script_enabled=False).page.locator(".figures figure:visible").count() == everything
 
 
 def test_a_link_to_a_figure_that_is_not_chosen_shows_it(visit: Any) -> None:
@@ -338,3 +374,15 @@ def test_a_link_to_a_figure_that_is_not_chosen_shows_it(visit: Any) -> None:
     assert hidden is not None
     page.evaluate(f"location.hash = '#{hidden}'")
     page.locator(f"#{hidden}").wait_for(state="visible")
+
+
+def test_the_pictures_of_the_docs_are_taken(browser: Any, address: str, tmp_path: Path) -> None:
+    """tools/screenshots.py takes them of all results, which would take a minute."""
+    made = runpy.run_path(str(RESULTS.parent / "tools/screenshots.py"), run_name="screenshots")
+    page, out = Path(address.removeprefix("file://")), tmp_path / "both.png"
+    made["picture"](browser, page, page, out)
+    with Image.open(out) as picture, Image.open(RESULTS.parent / "docs/images/report.png") as shown:
+        assert picture.size == shown.size
+        gray = np.asarray(picture.convert("L"))
+    assert gray[5, 5] > 200  # light on the left, dark on the right
+    assert gray[5, -5] < 60

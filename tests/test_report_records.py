@@ -280,7 +280,7 @@ def test_a_report_of_own_runs(root: Path, tmp_path: Path) -> None:
     ids = {attributes.get("id") for _, attributes in page.tags}
     assert {"standings", "methods", "measures", "figures", "cells"} <= ids
     assert "table1" not in ids
-    assert page.text.index("mir is ahead") < page.text.index("mean rank")
+    assert page.text.index("First of 2 methods") < page.text.index("mean rank")
     rows = rows_of((tmp_path / "tables/measures.csv").read_text())
     (ece,) = {row["mean"] for row in rows if row["measure"] == "expected_calibration_error"}
     assert float(ece) == pytest.approx(0.36)
@@ -304,11 +304,13 @@ def test_figures_hold_the_names_and_are_svg(root: Path) -> None:
 
 
 def test_words_on_who_is_ahead(root: Path) -> None:
-    words = " ".join(headline(Standings(entries(collect([root]).cells))))
-    assert words.startswith("mir is ahead on birds")
-    assert "over 2 shared seeds." in words
-    assert "Images passed per stream batch: mir 225, er 225." in words
-    assert headline(Standings(entries([]))) == []
+    found = headline(Standings(entries(collect([root]).cells)))
+    assert found is not None
+    who, by, cost = found.answers
+    assert (who.short, who.words.split(":")[0]) == ("mir", "First of 2 methods on birds, memory 100")
+    assert by.words == "Over er, which is second, on 2 shared seeds."
+    assert (cost.short, cost.words) == ("225 images", "Passed per stream batch; er passes 225.")
+    assert headline(Standings(entries([]))) is None
 
 
 def test_measures_of_one_table(root: Path) -> None:

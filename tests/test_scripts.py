@@ -41,6 +41,7 @@ ELSEWHERE = {
     "try_trackers": "test_trackers",
     "check_package": "test_sdist",
     "label_studio_check": "test_label_studio",
+    "screenshots": "test_report_browser",
 }  # scripts that have a test there
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -304,6 +305,25 @@ def test_the_embedded_dataset_is_made_from_published_files(script: Script, tmp_p
     assert np.array_equal(made.train_x[13, ..., 0], expected)
     assert "cannot read" in script("tools/make_embedded", "nowhere", "--output", "no.npz", code=1)
     assert not (tmp_path / "no.npz").exists()
+
+
+@pytest.mark.slow
+def test_times_of_commands_are_kept_and_written(script: Script, tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text("before\n<!-- times -->\n<!-- end -->\nafter\n")
+    words = ("--machine", "one machine", "--kept", "kept.json", "--page", "page.md", "--only")
+    script("benchmarks/command_times", *words, "methods")
+    kept = json.loads((tmp_path / "kept.json").read_text())
+    (found,) = kept["commands"].values()
+    assert found["processor_seconds"] > 0
+    page = (tmp_path / "page.md").read_text()
+    assert page.startswith("before\n<!-- times -->\nMeasured on one machine.")
+    assert "| `ocil methods` | the list of methods |" in page
+    kept["commands"]["demo"] = {"seconds": 125.3, "processor_seconds": 240.0}
+    (tmp_path / "kept.json").write_text(json.dumps(kept))
+    script("benchmarks/command_times", *words, "methods")
+    assert (
+        "| `make demo` | three methods, three seeds | 2 min 05 s | 4 min 00 s |" in (tmp_path / "page.md").read_text()
+    )
 
 
 def test_the_pictures_of_streams_are_those_of_the_page(script: Script, tmp_path: Path) -> None:

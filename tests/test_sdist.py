@@ -1,6 +1,7 @@
 """The source distribution holds what its tests need."""
 
 import os
+import runpy
 import shutil
 import subprocess
 import tarfile
@@ -61,6 +62,21 @@ def test_the_sdist_holds_every_tracked_file_and_its_tests_are_found(unpacked: Pa
     here = {str(path.relative_to(ROOT)) for name in some for path in (ROOT / name).glob("**/test_*.py")} | {*some[1:]}
     skipped = {name for name in here if "importorskip" in (ROOT / name).read_text()}
     assert here - skipped <= found <= here
+
+
+def test_readme_has_whole_links_in_a_package_with_an_address() -> None:
+    tool = runpy.run_path(str(ROOT / "tools/check_package.py"), run_name="check_package")
+    text = (ROOT / "README.md").read_text()
+    relative = {path for _, _, path in tool["LINK"].findall(text)}
+    assert {"docs/start.md", "docs/images/cifar100-accuracy.png"} <= relative
+    assert all((ROOT / path).exists() for path in relative)
+    whole = tool["whole_links"](text, "https://example.org/us/ocil", "v1")
+    assert tool["LINK"].findall(whole) == []
+    assert "](https://example.org/us/ocil/blob/v1/docs/start.md)" in whole
+    assert "](https://example.org/us/ocil/raw/v1/docs/images/cifar100-accuracy.png)" in whole
+    assert "git clone https://example.org/us/ocil" in whole
+    other = "[a](https://example.org) [b](#part) [c](mailto:a@example.org)"
+    assert tool["whole_links"](other, "https://example.org/us/ocil", "v1") == other
 
 
 def test_the_wheel_holds_every_file_of_the_package(start_python: Start, tmp_path: Path) -> None:

@@ -84,7 +84,8 @@ def database(folder: Path, accuracy: float) -> str:
     (path,) = (folder / "trackio").glob("ocil*.db")
     with sqlite3.connect(path) as found:
         rows = found.execute("select run_name, metrics from metrics").fetchall()
-    last = {name: json.loads(text)["progress/accuracy"] for name, text in rows if "progress/accuracy" in text}
+    logged = [(name, json.loads(text)) for name, text in rows]  # text, or bytes since trackio 0.3
+    last = {name: found["progress/accuracy"] for name, found in logged if "progress/accuracy" in found}
     mean = sum(last.values()) / len(last)
     if abs(mean - accuracy) > 1e-6:
         raise RuntimeError(f"accuracy {mean}, not {accuracy}")

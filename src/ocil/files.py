@@ -158,7 +158,7 @@ def is_link(path: Path) -> bool:
 def must_be_free(path: Path) -> None:
     """Raise ``WriteError`` if a folder is at ``path``, or if a file is where one of its folders should be."""
     try:
-        if path.is_dir():
+        if is_there(path) and path.is_dir():
             raise WriteError(f"cannot write {path}: it is a folder. Choose another place.")
         if not (there := first_existing(path.parent)).is_dir():
             raise WriteError(f"cannot write {path}: {there} is not a folder. Choose another place.")
@@ -166,9 +166,21 @@ def must_be_free(path: Path) -> None:
         raise WriteError(f"cannot write {path}: {error.strerror}. Choose another place.") from error
 
 
+def is_there(path: Path) -> bool:
+    """Whether something is at the path. Raises ``OSError`` if nothing can be: the name is too long, or the folder above
+    may not be read. ``Path.exists`` has said no in these cases since Python 3.14."""
+    try:
+        path.stat()
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return False
+        raise
+    return True
+
+
 def first_existing(path: Path) -> Path:
     """The path itself if it exists, else the nearest of the folders above it that does."""
-    return next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+    return next(place for place in (path.absolute(), *path.absolute().parents) if is_there(place))
 
 
 def read_toml(path: Path, hint: Callable[[], str] = str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ocil.data.mapped import mapped
 from ocil.data.npy import ArrayHeader, read_header
 from ocil.errors import OcilError
-from ocil.files import machine_memory
+from ocil.files import is_there, machine_memory
 
 T = TypeVar("T")
 LOCAL_HEADER = 30  # bytes before the name of a member of a zip file
@@ -71,7 +71,7 @@ def names_in(array: NDArray[Any], path: Path, advice: str) -> tuple[str, ...]:
 
 def _read(path: Path, read: Callable[[zipfile.ZipFile], T], advice: str) -> T:
     try:
-        if not path.is_file():
+        if not (is_there(path) and path.is_file()):
             raise _RefusedError("there is no such file")
         if not zipfile.is_zipfile(path):  # numpy would take a bare array or a pickle as well
             raise _RefusedError("it is cut short or not an .npz file")

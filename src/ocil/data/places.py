@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from ocil.errors import OcilError
+from ocil.files import is_there
 
 
 def data_dir(explicit: Path | None = None) -> Path:
@@ -20,7 +21,7 @@ def data_dirs(explicit: Path | None = None) -> list[Path]:
     """The folders in which datasets are looked up: ``data_dir``, then the one in the user's cache folder, which was
     the default up to version 0.2. A folder that was named is the only one."""
     folder = data_dir(explicit)
-    if folder.exists() and not folder.is_dir():
+    if is_there(folder) and not folder.is_dir():
         raise OcilError(f"{folder} is a file, not the folder of the datasets. Name one with --data-dir or OCIL_DATA.")
     former = user_cache_dir(sys.platform)
     named = explicit is not None or os.environ.get("OCIL_DATA")

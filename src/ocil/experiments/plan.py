@@ -14,7 +14,7 @@ from ocil.errors import OcilError
 from ocil.evaluation.measures import estimate_json
 from ocil.experiments.datasets import Datasets
 from ocil.experiments.files import Cell
-from ocil.files import first_existing
+from ocil.files import first_existing, is_there
 from ocil.methods.config import LearnerConfig
 from ocil.runs.build import check, refuse_wrong_inputs
 from ocil.runs.config import RunConfig, concerns
@@ -202,7 +202,7 @@ def references(configs: Iterable[RunConfig]) -> dict[RunConfig, RunConfig]:
 def check_names(configs: Iterable[RunConfig], root: Path) -> None:
     """Raise if the folders of these runs cannot be made because their names are too long."""
     try:
-        (first_existing(root) / max((config.cell for config in configs), key=len)).exists()
+        is_there(first_existing(root) / max((config.cell for config in configs), key=len))
     except OSError as error:
         raise OcilError(f"cannot write to {root}: {error.strerror}. Give the dataset a shorter name.") from None
 

@@ -4,6 +4,7 @@
 ``entries``             rows and columns of any results: methods with their settings; datasets, streams, memory sizes
 ``quantities``, ``cost``  what tables show of a run: measures and costs
 ``ranking``, ``standings``  mean ranks, paired differences, who is ahead; ``headline`` says it in words
+``cost_figure``         the first figure of the page: accuracy against cost
 ``papers``              a paper's tables as data: rows, settings, published numbers
 ``comparison``          measured cells in the rows and columns of a paper
 ``standing_tables``, ``measure_tables``, ``result_tables``  which tables there are, and what stands in them

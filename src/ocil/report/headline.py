@@ -1,6 +1,6 @@
 """The first words of a report: who is ahead, by how much, at what cost."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ocil.evaluation.measures import Estimate
 from ocil.report.entries import Entry
@@ -10,42 +10,70 @@ from ocil.report.standing_tables import images_text
 from ocil.report.standings import Standings
 
 
-def headline(standings: Standings) -> list[str]:
-    """A few sentences; none where there is nothing to compare."""
+@dataclass(frozen=True)
+class Answer:
+    """To one question: a name or a number, and what it is about."""
+
+    question: str
+    short: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Headline:
+    answers: tuple[Answer, ...]
+    """Who is ahead; by how much, if there is a second; at what cost, if it is known."""
+    elsewhere: str = ""
+    """Who is best in how many columns."""
+
+
+def headline(standings: Standings) -> Headline | None:
+    """The answers; None where there is nothing to compare."""
     leader = standings.leader
     if leader is None:
-        return []
+        return None
     others = [row for row in standings.rows if not row.bound and row != leader and _is_ranked(standings, row)]
     second = others[0] if others else None
-    return [*_lead(standings, leader, second), *_wins(standings, leader), *_cost(standings, leader, second)]
+    found = (
+        _who(standings, leader),
+        _by(standings, leader, second) if second else None,
+        _cost(standings, leader, second),
+    )
+    return Headline(tuple(answer for answer in found if answer), _elsewhere(standings, leader))
 
 
 def _is_ranked(standings: Standings, row: Entry) -> bool:
     return any(each.name == row.name and each.mean_rank is not None for each in standings.ranking.rows)
 
 
-def _lead(standings: Standings, leader: Entry, second: Entry | None) -> list[str]:
+def _who(standings: Standings, leader: Entry) -> Answer:
     over, quantity = standings.ranking.columns, standings.quantity
     title = quantity.title.removesuffix(" %")
+    ranked = [row for row in standings.ranking.rows if row.mean_rank is not None]
     if len(over) == 1:
         number = standings.numbers[leader.name][over[0]]
         unit = " %" if quantity.form == "percent" else ""
-        words = [f"{leader.name} is ahead on {over[0].title}: {title} {quantity.text(number.value)}{unit}."]
+        words = (
+            f"First of {count(len(ranked), 'method')} on {over[0].title}: {title} {quantity.text(number.value)}{unit}."
+        )
     else:
-        rank = next(row.mean_rank for row in standings.ranking.rows if row.name == leader.name)
-        words = [f"{leader.name} is ahead: by {title} its mean rank is {rank:.3g} over {len(over)} columns."]
-    if second is None:
-        return words
+        rank = f"mean rank {ranked[0].mean_rank:.3g} by {title} over {len(over)} columns"
+        words = f"First of {count(len(ranked), 'method')}: {rank}."
+    return Answer("Who", leader.name, words)
+
+
+def _by(standings: Standings, leader: Entry, second: Entry) -> Answer:
+    quantity, question = standings.quantity, "By how much"
     behind = Standings(standings.entries, quantity, leader.name).mean_difference(second)
     if behind is None:
-        return [*words, f"{second.name} follows; they share no seed, so no difference is known."]
+        return Answer(question, "Not known", f"{second.name} is second, and the two share no seed.")
     points = " points" if quantity.form == "percent" else ""
-    words.append(f"{second.name} follows, {_size(quantity, behind)}{points} behind over {_seeds(len(behind.values))}.")
+    words = f"Over {second.name}, which is second, on {_seeds(len(behind.values))}."
     if behind.interval is None:
-        words.append("One seed has no interval, so the order is not settled.")
+        words += " One seed has no interval, so the order is not settled."
     elif abs(behind.mean) <= behind.interval:
-        words.append("That interval holds zero, so the order of the two is not settled.")
-    return words
+        words += " That interval holds zero, so the order of the two is not settled."
+    return Answer(question, f"{_size(quantity, behind)}{points}", words)
 
 
 def _size(quantity: Quantity, difference: Estimate) -> str:
@@ -58,20 +86,24 @@ def _seeds(number: int) -> str:
     return "one shared seed" if number == 1 else f"{number} shared seeds"
 
 
-def _wins(standings: Standings, leader: Entry) -> list[str]:
+def _cost(standings: Standings, leader: Entry, second: Entry | None) -> Answer | None:
+    mine, other = (images_text(standings, row) if row else "-" for row in (leader, second))
+    if mine == "-":
+        return None
+    words = "Passed per stream batch" + (f"; {second.name} passes {other}." if second and other != "-" else ".")
+    return Answer("At what cost", f"{mine} images", words)
+
+
+def _elsewhere(standings: Standings, leader: Entry) -> str:
     leads = [lead for lead in standings.leads if lead.second]
     if len(leads) < 2:
-        return []
+        return ""
     wins: dict[str, int] = {}
     for lead in leads:
         wins[lead.best.name] = wins.get(lead.best.name, 0) + 1
-    mine = wins.pop(leader.name, 0)
-    rest = ", ".join(f"{name} in {number}" for name, number in sorted(wins.items(), key=lambda each: -each[1])[:4])
-    of = f"of {count(len(leads), 'column')} with two methods or more"
-    return [f"{leader.name} is best in {mine} {of}" + (f"; {rest}." if rest else ".")]
-
-
-def _cost(standings: Standings, leader: Entry, second: Entry | None) -> list[str]:
-    found = [(row.name, images_text(standings, row)) for row in (leader, second) if row]
-    words = [f"{name} {text}" for name, text in found if text != "-"]
-    return [f"Images passed per stream batch: {', '.join(words)}."] if words else []
+    mine, ran = wins.pop(leader.name, 0), sum(lead.place in standings.by_seed[leader.name] for lead in leads)
+    ordered = sorted(wins.items(), key=lambda each: -each[1])[:4]
+    rest = ", ".join(f"{name} in {number}" for name, number in ordered)
+    columns = f"Of {count(len(leads), 'column')} with two methods or more"
+    words = f"{columns}, {leader.name} was run on {ran} and is best in {mine}"
+    return f"{words}; {rest}." if rest else f"{words}."

@@ -15,6 +15,7 @@ from ocil.longtail.results import LongTailCell, LongTailResult
 from ocil.report import longtail
 from ocil.report.cells import Collection, FinishedRun, MeasuredCell, settings_text, title_of
 from ocil.report.comparison import ComparedTable, one_per_place, overlap, published_accuracy
+from ocil.report.cost_figure import cost_figure
 from ocil.report.drawings import Drawing
 from ocil.report.explore import choices, first_pair, numbers
 from ocil.report.formatting import count, duration, percent, published_percent, versions
@@ -150,6 +151,7 @@ def _standings(standings: Standings) -> dict[str, Any]:
     leads = leads_table(standings)
     return {
         "words": headline(standings),
+        "figure": cost_figure(standings),
         "note": table.note,
         "latex": latex_table(table, standings_document(standings)),
         "first": html(first, "Standings", "sortable list"),
