@@ -393,9 +393,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         soak = Soak(Path(place) / "model")
         soak.run(60 * given.minutes, 60 * given.kill_minutes, 60 * given.calm_minutes)
-        found = {"ocil": ocil.__version__, "torch": torch.__version__, "command": " ".join(sys.argv[1:])}
+        found = {"ocil": ocil.__version__, "torch": torch.__version__, "minutes_asked_for": given.minutes}
         found |= soak.report() | {"differences": soak.differences()}
-    given.out.write_text(json.dumps(found, indent=1) + "\n")
+    lives = ",\n".join(f"  {json.dumps(life)}" for life in found["lives"])  # one per line
+    rest = json.dumps({name: value for name, value in found.items() if name != "lives"}, indent=1).removesuffix("\n}")
+    given.out.write_text(f'{rest},\n "lives": [\n{lives}\n ]\n}}\n')
     print(json.dumps({name: found[name] for name in found if name not in ("lives", "answers")}, indent=1))
     sys.exit(1 if found["differences"] else 0)
 
