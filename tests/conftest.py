@@ -1,5 +1,6 @@
 """A dataset that learns in a moment, and ways to call the command line and scripts."""
 
+import gc
 import importlib
 import importlib.util
 import io
@@ -48,6 +49,11 @@ class Said(NamedTuple):
 
 Call = Callable[..., Said]
 Script = Callable[..., str]
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: no later search for garbage, of half a second each, looks at it again."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
