@@ -1,5 +1,6 @@
 """A dataset that learns in a moment, and ways to call the command line and scripts."""
 
+import gc
 import importlib
 import importlib.util
 import io
@@ -20,6 +21,7 @@ import pytest
 
 from ocil import plugins
 from ocil.data import Dataset
+from tests.browsing import launched, visits
 from tests.skipping import pytest_configure, pytest_runtest_setup, pytest_terminal_summary  # noqa: F401  (hooks)
 
 with suppress(ImportError):  # some machines that run a few tests have no hypothesis
@@ -47,6 +49,11 @@ class Said(NamedTuple):
 
 Call = Callable[..., Said]
 Script = Callable[..., str]
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: no later search for garbage, of half a second each, looks at it again."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -117,6 +124,17 @@ def timm() -> Any:
                 operator = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
                 torch.library.define(f"torchvision::{name}", operator)
         return importlib.import_module("timm")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Not for the whole session: tests of other files could not use asyncio while it is there."""
+    yield from launched()
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Any]:
+    yield from visits(browser)
 
 
 @pytest.fixture(scope="session")

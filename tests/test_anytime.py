@@ -25,13 +25,14 @@ from ocil.runs.protocol import Interrupted, Workspace
 from ocil.runs.results import Result, sealed
 from ocil.runs.stream_run import StreamRun, run
 from ocil.streams import Stream, StreamConfig
+from tests.networks_to_try import TINY
 from tests.test_runner import stop_at, told
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
 
 
 def configured(**settings: Any) -> RunConfig:
-    usual = {"width": 2, "tasks": 2, "memory": 20, "memory_batch": 5, "evaluate_every": 3}
+    usual = {"network": TINY, "tasks": 2, "memory": 20, "memory_batch": 5, "evaluate_every": 3}
     return resolve("er", "tiny", settings=usual | settings)
 
 

@@ -25,6 +25,7 @@ from ocil.runs.fit import run_bytes
 from ocil.serve.snapshot import Snapshots
 from ocil.testing import method_checks
 from ocil.testing.subject import changed, frozen
+from tests.networks_to_try import TINY
 from tests.reference.datasets import noise
 from tests.test_methods import BATCH, DISTINCT, batch, learn, make
 
@@ -122,7 +123,7 @@ CHECKED = {
     [
         pytest.param(check, id=f"{name}-{check}", marks=pytest.mark.slow)
         for name, chosen in CHECKED.items()
-        for check in method_checks(name, average=0.9, **({"head": "cosine"} if name == "er-ace" else {}))
+        for check in method_checks(name, network=TINY, average=0.9, **({"head": "cosine"} if name == "er-ace" else {}))
         if str(check) in chosen
     ],
 )

@@ -4,14 +4,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ocil
-from tests.browsing import launched, needs_browser
+from tests.browsing import needs_browser
 
 ROOT = Path(__file__).parents[1]
 WIDTHS = {"phone": 390, "desktop": 1280}
@@ -49,11 +48,6 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
     shown = "".join(page.read_text() for page in (site / "reference").glob("*.html"))
     missing = [name for name in ocil.__all__ if f">{name}<" not in shown]
     assert not missing
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    yield from launched()
 
 
 @needs_browser()

@@ -9,7 +9,7 @@ import pytest
 
 from ocil.online.model import Recipe
 from ocil.serve.service import Service
-from tests.browsing import launched, needs_browser, served, until, visits
+from tests.browsing import needs_browser, served, until
 from tests.serving import picture, png, running
 
 pytestmark = [
@@ -31,16 +31,6 @@ DROP = """(files) => {
     document.getElementById("drop").dispatchEvent(event);
   }
 }"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    yield from launched()
-
-
-@pytest.fixture
-def visit(browser: Any) -> Iterator[Any]:
-    yield from visits(browser)
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ from ocil.runs.stepper import Stepper
 from ocil.runs.stream_run import ActiveStreamRun, run
 from ocil.streams import DeviceData, Stream
 from ocil.testing.watch import HostWatch
+from tests.networks_to_try import TINY
 from tests.reference.datasets import patterned
 from tests.test_engine_gpu import FakeCapture
 from tests.test_runner import stop_at, told
@@ -44,7 +45,7 @@ ALL: dict[str, Any] = {"evaluate_every": 3, "evaluate_on": 4, "prequential": 2, 
 
 
 def configured(name: str = "er", **settings: Any) -> RunConfig:
-    usual = {"width": 2, "tasks": 2, "memory": 20, "memory_batch": 5}
+    usual = {"network": TINY, "tasks": 2, "memory": 20, "memory_batch": 5}
     return resolve(name, "tiny", settings=usual | settings)
 
 
@@ -183,7 +184,7 @@ def test_points_on_a_part_are_a_slow_versions(tiny: Dataset, measured: Result) -
 @pytest.mark.parametrize("domains", [False, True])
 def test_points_at_task_ends_take_over_what_is_known(domains: bool) -> None:
     data = with_domains(patterned(per_class=10)) if domains else patterned(per_class=10)
-    settings = {"width": 2, "tasks": 2, "memory": 20, "batch_size": 5, "memory_batch": 5, "evaluate_every": 4}
+    settings = {"network": TINY, "tasks": 2, "memory": 20, "batch_size": 5, "memory_batch": 5, "evaluate_every": 4}
     config = resolve("er", "patterned", settings=settings, classes=4)
     learner, stream = build(config, data), Stream(data, config.stream)
     learner.learn(*stream.fetch(0))
@@ -198,7 +199,9 @@ def test_points_at_task_ends_take_over_what_is_known(domains: bool) -> None:
 
 def test_the_probe_is_ridge_regression_on_frozen_features() -> None:
     data = patterned()
-    config = resolve("er", "patterned", settings={"width": 2, "tasks": 2, "memory": 20, "batch_size": 5}, classes=4)
+    config = resolve(
+        "er", "patterned", settings={"network": TINY, "tasks": 2, "memory": 20, "batch_size": 5}, classes=4
+    )
     stream = Stream(data, config.stream)
     learner = build(config, data)
     for part in stream:
@@ -258,7 +261,7 @@ def with_domains(data: Dataset) -> Dataset:
 
 def test_counts_by_domain_add_up(tmp_path: Path) -> None:
     data = with_domains(patterned(per_class=10))
-    settings = {"width": 2, "tasks": 2, "memory": 20, "batch_size": 5, "memory_batch": 5, "evaluate_every": 4}
+    settings = {"network": TINY, "tasks": 2, "memory": 20, "batch_size": 5, "memory_batch": 5, "evaluate_every": 4}
     config = resolve("er", "patterned", settings=settings, classes=4)
     result = run(config, tmp_path, dataset=data, device="cpu")
     assert np.sum(result.tested_by_domain, axis=0).tolist() == result.tested
@@ -275,7 +278,7 @@ def test_counts_by_domain_add_up(tmp_path: Path) -> None:
 def test_tasks_of_domains(tmp_path: Path) -> None:
     """Two tasks of three domains: the columns of the matrix, and what measures over time compare."""
     data = with_domains(patterned(per_class=12))
-    settings = {"width": 2, "tasks": 2, "memory": 20, "batch_size": 4, "memory_batch": 5, "evaluate_every": 2}
+    settings = {"network": TINY, "tasks": 2, "memory": 20, "batch_size": 4, "memory_batch": 5, "evaluate_every": 2}
     config = resolve("er", "patterned", settings=settings | {"scenario": "domain"}, classes=4, domains=3)
     result = run(config, tmp_path, dataset=data, device="cpu")
     assert not result.groups

@@ -15,7 +15,7 @@ from ocil.report.cells import Collection
 from ocil.report.collect import collect
 from ocil.report.write import write
 from ocil.runs.config import resolve
-from tests.browsing import launched, needs_browser, until
+from tests.browsing import needs_browser, until
 from tests.test_report_page import RESULTS, hostile, paper_like, save
 
 pytestmark = [needs_browser(), pytest.mark.slow]
@@ -43,11 +43,6 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Collection:
 @pytest.fixture(scope="module")
 def address(collection: Collection, tmp_path_factory: pytest.TempPathFactory) -> str:
     return write(collection, tmp_path_factory.mktemp("report")).page.as_uri()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    yield from launched()
 
 
 @pytest.fixture

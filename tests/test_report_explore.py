@@ -15,7 +15,7 @@ from ocil.report.ranking import paired_difference
 from ocil.report.standings import Standings
 from ocil.report.write import Written, write
 from ocil.runs.config import resolve
-from tests.browsing import axe_script, launched, needs_browser, until, violations
+from tests.browsing import axe_script, needs_browser, until, violations
 from tests.test_report_page import HOSTILE, hostile, save
 
 pytestmark = [needs_browser(), pytest.mark.slow]
@@ -38,11 +38,6 @@ def written(collection: Collection, tmp_path_factory: pytest.TempPathFactory) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writing, "draw_all", lambda *_: [])
         return write(collection, tmp_path_factory.mktemp("report"))
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    yield from launched()
 
 
 @pytest.fixture

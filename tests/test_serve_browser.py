@@ -11,7 +11,7 @@ import pytest
 from ocil.online.model import Recipe
 from ocil.online.vectors import VectorFormat
 from ocil.serve.service import Service
-from tests.browsing import launched, needs_browser, served, until, visits
+from tests.browsing import needs_browser, served, until
 from tests.serving import picture, png, running
 
 pytestmark = [
@@ -42,16 +42,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 @pytest.fixture(scope="module")
 def address(service: Service) -> Iterator[str]:
     yield from served(service)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    yield from launched()
-
-
-@pytest.fixture
-def visit(browser: Any) -> Iterator[Any]:
-    yield from visits(browser)
 
 
 def drop(page: Any, brightness: int, number: int = 0) -> None:

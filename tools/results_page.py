@@ -144,6 +144,7 @@ def main() -> None:
     results = find([ROOT / "results"])
     everything, found, unseen = (results.collection(seeds) for seeds in (None, PAPER_SEEDS, UNSEEN_SEEDS))
     cells = load(found)
+    places = [(cell.config.dataset, group(cell)) for cell in cells]
     for page in ("README.md", "docs/results.md", "docs/methods/stride.md"):
         place(ROOT / page, "stride", beside(unseen))
     place(ROOT / "docs/results.md", "field", field(unseen))
@@ -153,7 +154,7 @@ def main() -> None:
         place(ROOT / "results/README.md", "longtail", longtail_cells(found))
     for dataset in DATASETS:
         for kind in ("table", "ablation", *QUESTIONS, "further"):  # "any time" has other seeds, and a place of its own
-            if rows := [row(cell) for cell in cells if (cell.config.dataset, group(cell)) == (dataset, kind)]:
+            if rows := [row(cell) for cell, its in zip(cells, places, strict=True) if its == (dataset, kind)]:
                 place(ROOT / "docs/results.md", f"{dataset} {kind}", table(HEAD, rows, code=1))
     for name in STUDIED:
         chosen = [cell for cell in cells if studied(cell) and changed(cell) <= {name}]

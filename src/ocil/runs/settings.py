@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from itertools import pairwise
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from ocil.errors import LaterVersionError, OcilError, suggest
+from ocil.methods.config import hints_of
 
 T = TypeVar("T")
 
@@ -35,7 +36,7 @@ def fill(kind: type[T], chosen: Mapping[str, Any]) -> T:
 
 def values(kind: type, chosen: Mapping[str, Any]) -> dict[str, Any]:
     """The chosen values of a config class's fields, each read as the field's type. Other names are left out."""
-    hints = get_type_hints(kind)
+    hints = hints_of(kind)
     names = [f.name for f in fields(kind) if f.init and f.name in chosen]
     return {name: read_as(name, chosen[name], hints[name]) for name in names}
 
