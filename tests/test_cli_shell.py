@@ -6,14 +6,16 @@ import pty
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cyclopts import App
+from rich.console import Console
 
 import ocil
-from ocil.cli import COMMANDS, app
+from ocil.cli import COMMANDS, app, console
 from ocil.cli.names import experiments
 from ocil.experiments.named import find_file, shipped
 from ocil.experiments.part import Part
@@ -146,6 +148,20 @@ def test_no_color() -> None:
 
     assert b"\x1b[3" in shown()
     assert b"\x1b[3" not in shown(NO_COLOR="1")
+
+
+def test_a_narrow_terminal_cuts_nothing_off(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("ocil data download birds", "missing", "50000/10000")
+    for columns in (60, 100):
+        monkeypatch.setattr(console, "stdout", partial(Console, width=columns, highlight=False))
+        titles = ("name", "images", "state of it", "how to get it")
+        console.print_table(titles, [("birds" * 5, *reversed(words))], "Data", "none", "last")
+        shown = capsys.readouterr().out
+        assert max(map(len, shown.splitlines())) <= columns
+        assert all(word in shown for word in words)
+        assert (f"{'birds' * 5}\n" in shown) == (columns == 60)
 
 
 # Experiments by name, and parts

@@ -1011,7 +1011,7 @@ def test_a_class_with_a_hostile_name() -> None:
     ("words", "message"),
     [
         ((), "name the folders of the runs"),
-        (("nowhere",), "there is no nowhere"),
+        (("nowhere",), "there is nothing at nowhere"),
         (("empty",), "no finished run (result.json) under empty"),
         (("spoilt",), "spoilt/result.json is not a result of ocil"),
         (("good", "--out", "file"), "is a file. Name a folder"),

@@ -20,6 +20,10 @@ LOCAL_HEADER = 30  # bytes before the name of a member of a zip file
 ENCRYPTED = 0x1
 
 
+class _AbsentError(Exception):
+    """There is no file."""
+
+
 class _RefusedError(Exception):
     """An archive that cannot be used; its message is written for the user."""
 
@@ -72,11 +76,13 @@ def names_in(array: NDArray[Any], path: Path, advice: str) -> tuple[str, ...]:
 def _read(path: Path, read: Callable[[zipfile.ZipFile], T], advice: str) -> T:
     try:
         if not (is_there(path) and path.is_file()):
-            raise _RefusedError("there is no such file")
+            raise _AbsentError
         if not zipfile.is_zipfile(path):  # numpy would take a bare array or a pickle as well
             raise _RefusedError("it is cut short or not an .npz file")
         with zipfile.ZipFile(path) as archive:
             return read(archive)
+    except _AbsentError:
+        raise OcilError(f"cannot read {path}: there is no such file. Check its name and folder.") from None
     except Exception as error:  # a broken archive can fail in any way, down to numpy's parsing of Python source
         raise OcilError(f"cannot read {path}: {_reason(error)}. {advice}") from error
 

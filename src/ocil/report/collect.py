@@ -96,7 +96,7 @@ def _files(paths: Sequence[Path]) -> list[Path]:
         except OSError:  # its name is too long, for example
             there = False
         if not there:
-            raise OcilError(f"there is no {path}: name folders of runs, such as the --out of ocil run.")
+            raise OcilError(f"there is nothing at {path}: name folders of runs, such as the --out of ocil run.")
         for file in inside:
             found.setdefault(file.parent.resolve() / file.name, file)
     return list(found.values())
