@@ -78,7 +78,7 @@ WORDS = [
 LIMITS = ["--max-queue", "100", "--max-batch", "10"]
 VECTOR_RECIPE, VECTOR_FORM = Recipe("er", memory=20, batch_size=4), VectorFormat(6)
 VECTOR_WORDS = ["--method", "er", "--memory", "20", "--batch-size", "4", "--vectors", "6", "--keep-log"]
-KILLS, CLIENTS = 8, 4
+KILLS, CLIENTS = int(os.environ.get("OCIL_KILLS", "8")), 4  # each kill takes about two seconds
 PATIENCE = 120.0  # seconds in which the service must be up again
 ACTIONS = {
     ("PUT", "samples", 2): "correct",
