@@ -840,7 +840,7 @@ def test_a_single_run_of_another_process_is_in_use(made: Path, tmp_path: Path) -
         (("run", "oltr", "--set", "validation=48"), "validation"),
         (("run", "oltr", "--set", "batch_size=4096"), "batch_size"),
         (("table",), "name the folders"),
-        (("table", "nowhere"), "there is no nowhere"),
+        (("table", "nowhere"), "there is nothing at nowhere"),
     ],
 )
 def test_mistakes(ocil_command: Call, made: Path, tmp_path: Path, words: tuple[object, ...], message: str) -> None:

@@ -13,6 +13,7 @@ from ocil.report import longtail, papers
 from ocil.report.cells import Collection, MeasuredCell
 from ocil.report.collect import find
 from ocil.report.comparison import difference, overlap, published_accuracy
+from ocil.report.cost import images_per_batch
 from ocil.report.entries import entries
 from ocil.report.formatting import percent, points, published_percent
 from ocil.report.quantities import named
@@ -40,6 +41,16 @@ QUESTIONS = {  # cells that change one of these settings answer one question, in
 IN_EVERY_COLUMN = ("afs", "er-rv", "scr")
 PAPER_SEEDS = range(10)  # as many as the paper has
 UNSEEN_SEEDS = range(10, 20)  # no search of stride's settings has seen them
+COLUMNS = {"cifar100": 5000, "cifar10": 1000}  # the memory size of an overview
+IN_SHORT = {
+    "fine-tune": "no memory: the lower bound",
+    "er": "experience replay",
+    "er-rv": "the same with reviews",
+    "scr": "supervised contrastive replay",
+    "afs": "the paper's method",
+    "stride": "our own",
+    "iid-offline": "not online: all images, again and again",
+}  # the rows of README.md
 BESIDE = ("stride", "afs", "scr", "er-rv")
 SINCE = ("pcr", "derpp", "rar", "mkd", "mose", "gsa")  # methods that came after AFS
 AT_ANY_TIME = ("average_accuracy", "area_under_accuracy", "lowest_anytime_accuracy")
@@ -145,7 +156,8 @@ def main() -> None:
     everything, found, unseen = (results.collection(seeds) for seeds in (None, PAPER_SEEDS, UNSEEN_SEEDS))
     cells = load(found)
     places = [(cell.config.dataset, group(cell)) for cell in cells]
-    for page in ("README.md", "docs/results.md", "docs/methods/stride.md"):
+    place(ROOT / "README.md", "in short", in_short(load(everything)))
+    for page in ("docs/results.md", "docs/methods/stride.md"):
         place(ROOT / page, "stride", beside(unseen))
     place(ROOT / "docs/results.md", "field", field(unseen))
     place(ROOT / "docs/results.md", "any time", at_any_time(unseen))
@@ -234,19 +246,44 @@ def sizes(cells: list[MeasuredCell], datasets: Container[str]) -> str:
 
 def overview(cells: list[MeasuredCell]) -> str:
     """Every method, with and without review, with the published number: one column per dataset."""
-    columns = {"cifar100": 5000, "cifar10": 1000}
-    found = {
+    found = in_columns(cells)
+    rows = [
+        Row.of(label, *(shown(found.get((label, dataset))) for dataset in COLUMNS))
+        for label in dict.fromkeys(label for label, _ in found)
+    ]
+    return table(("method", *(f"{DATASETS[name]}, memory {memory}" for name, memory in COLUMNS.items())), rows)
+
+
+def in_short(cells: list[MeasuredCell]) -> str:
+    """A few methods from the lower bound to the upper one, with all their seeds."""
+    found = in_columns(cells)
+    rows = [
+        Row.of(
+            label,
+            words,
+            *(percent(found[label, dataset].summary.average_accuracy) for dataset in COLUMNS),
+            images_of(found[label, "cifar100"]),
+        )
+        for label, words in IN_SHORT.items()
+    ]
+    heads = (f"{DATASETS[dataset]}, memory {memory}" for dataset, memory in COLUMNS.items())
+    return table(("method", "what it is", *heads, "images per stream batch"), rows, code=1)
+
+
+def images_of(cell: MeasuredCell) -> str:
+    images = images_per_batch(cell)
+    return "-" if images is None or cell.config.method == "iid-offline" else f"{images:.0f}"
+
+
+def in_columns(cells: list[MeasuredCell]) -> dict[tuple[str, str], MeasuredCell]:
+    """The cells of ``COLUMNS`` and the bounds, by method and dataset."""
+    return {
         (cell.config.label, cell.config.dataset): cell
         for cell in cells
         if group(cell) == "table"
         and cell.config.learner.precision == "bf16"
-        and cell.config.learner.memory in (0, columns.get(cell.config.dataset))
+        and cell.config.learner.memory in (0, COLUMNS.get(cell.config.dataset))
     }
-    rows = [
-        Row.of(label, *(shown(found.get((label, dataset))) for dataset in columns))
-        for label in dict.fromkeys(label for label, _ in found)
-    ]
-    return table(("method", *(f"{DATASETS[name]}, memory {memory}" for name, memory in columns.items())), rows)
 
 
 def shown(cell: MeasuredCell | None) -> str:
