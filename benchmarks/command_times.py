@@ -23,7 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 OCIL = f"{shlex.quote(sys.executable)} -m ocil"
-IDLE = 0.7  # the load of the last minute below which the machine counts as idle
+IDLE = 0.1  # the share of the processors that others may take in a second in which the machine counts as idle
 COMMANDS = {
     "methods": ("ocil methods", "the list of methods"),
     "doctor": ("ocil doctor", "what is installed, and how fast a step is"),
@@ -41,7 +41,7 @@ FOLDER = "ocil"  # commands that begin with it run in an empty folder
 
 def measure(name: str, words: str) -> dict[str, Any]:
     """Seconds of the wall and of the processor. ``SystemExit`` if the command fails."""
-    load = os.getloadavg()[0]
+    taken = busy()
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     with tempfile.TemporaryDirectory() as empty:
         if words.startswith(FOLDER):
@@ -54,8 +54,23 @@ def measure(name: str, words: str) -> dict[str, Any]:
     if done.returncode:
         raise SystemExit(f"{words} failed:\n{done.stdout[-1500:]}{done.stderr[-1500:]}")
     processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    print(f"{name}: {wall:.1f} s, {processor:.1f} s of the processor, load {load:.1f} before", flush=True)
-    return {"seconds": round(wall, 1) if load < IDLE else None, "processor_seconds": round(processor, 1)}
+    print(f"{name}: {wall:.1f} s, {processor:.1f} s of the processor, {taken:.0%} of it taken before", flush=True)
+    return {"seconds": round(wall, 1) if taken < IDLE else None, "processor_seconds": round(processor, 1)}
+
+
+def busy() -> float:
+    """The share of the processors that was taken in the last second; where Linux does not tell, the load per core."""
+    try:
+        before, _, after = jiffies(), time.sleep(1), jiffies()
+    except OSError:
+        return os.getloadavg()[0] / (os.cpu_count() or 1)
+    return 1 - (after[1] - before[1]) / max(1, after[0] - before[0])
+
+
+def jiffies() -> tuple[int, int]:
+    """All time of all processors, and that in which they had nothing to do or waited for a disk."""
+    numbers = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return sum(numbers), numbers[3] + numbers[4]
 
 
 def table(kept: dict[str, Any]) -> str:
