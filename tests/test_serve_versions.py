@@ -14,6 +14,7 @@ from ocil.runs.environment import digest
 from ocil.serve.backup import backup
 from ocil.serve.limits import Limits, RefusedError
 from ocil.serve.service import Service
+from tests.conftest import left_over
 from tests.serving import FORM, picture, relearned, running
 from tests.test_serve_changes import SECONDS, held_up, labels_in_memory, make, refused, send
 
@@ -197,11 +198,13 @@ def test_a_crash_in_the_middle_of_versions(tmp_path: Path, monkeypatch: pytest.M
         assert (service.saved_versions.path(1) / FILE).read_bytes() == saved
     (path,) = (tmp_path / "versions").iterdir()
     (path / "version.json").unlink()  # as if it had died before
+    (path / f".{FILE}.0123456789ab.tmp").touch()
     (tmp_path / FILE).unlink()
     with running(tmp_path) as service:
         assert service.trainer.waiters.wait_for(10).result(SECONDS)
         assert bits(service) == last
         assert [one.name for one in service.versions] == ["v"]
+        assert not left_over(tmp_path)
         assert digest(Model.load(path, "cpu").learner) == digest(service.saved_versions.load(1, service.model).learner)
 
 

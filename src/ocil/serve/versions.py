@@ -106,6 +106,8 @@ class Versions:
         """Save the model, with its note as it is. ``WriteError`` if it cannot be written."""
         place = self.path(change.number)
         try:
+            if not (place / DESCRIPTION).exists():
+                shutil.rmtree(place, ignore_errors=True)  # what a process that was killed while it saved left there
             place.mkdir(parents=True, exist_ok=True)
             model.save(place)
             size = (place / FILE).stat().st_size
