@@ -80,8 +80,9 @@ async function show(state) {
   at("image").classList.toggle("tiny", at("image").naturalWidth < 200);
   at("name").textContent = first.name;
   at("label").value = "";
-  showKeys(first.classes);
   shown = first;
+  showKeys(first.classes);
+  if (!first.classes.length && state.labelled) later(first);
   for (const one of ahead) preview(one.number).catch(() => {});
   forgetPreviews(state.images.map((one) => one.number));
 }
@@ -112,6 +113,17 @@ function showKeys(classes) {
     row.append(button);
     return row;
   }));
+}
+
+function later(image) {  // the first labels are learned in a moment: then the model has classes to offer
+  setTimeout(async () => {
+    if (shown !== image || busy) return;
+    const state = await request(asMe(`label/queue?count=1&first=${image.number}`)).catch(() => null);
+    if (shown !== image || busy) return;
+    const now = state?.images.find((one) => one.number === image.number);
+    if (now?.classes.length) showKeys(now.classes);
+    else later(image);
+  }, 1000);
 }
 
 async function step(work) {
