@@ -14,8 +14,7 @@ TEST_READY := $(VENV)/.ready-test
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_FLAGS) --constraint constraints.txt
 TYPES = $(BIN)/mypy && $(BIN)/lint-imports
 TYPES_LOG = $(VENV)/types.log
-# One process more than there are cores, since some tests mostly wait: for a browser, a cluster, a service.
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # Every process that tests start would compile ocil again.
 unexport PYTHONDONTWRITEBYTECODE
