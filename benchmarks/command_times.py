@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ocil.report.formatting import duration
+
 ROOT = Path(__file__).resolve().parent.parent
 OCIL = f"{shlex.quote(sys.executable)} -m ocil"
 IDLE = 0.1  # the share of the processors that others may take in a second in which the machine counts as idle
@@ -77,13 +79,9 @@ def table(kept: dict[str, Any]) -> str:
     rows = ["| command | gives | time | processor time |", "|---|---|---|---|"]
     for name, (words, gives) in COMMANDS.items():
         if found := kept["commands"].get(name):
-            wall = written(found["seconds"]) if found["seconds"] is not None else "not measured"
-            rows.append(f"| `{words}` | {gives} | {wall} | {written(found['processor_seconds'])} |")
+            wall = duration(found["seconds"]) if found["seconds"] is not None else "not measured"
+            rows.append(f"| `{words}` | {gives} | {wall} | {duration(found['processor_seconds'])} |")
     return "\n".join([f"Measured on {kept['machine']}.", "", *rows])
-
-
-def written(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 60 else f"{seconds // 60:.0f} min {seconds % 60:02.0f} s"
 
 
 def main() -> None:

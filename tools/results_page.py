@@ -42,6 +42,7 @@ IN_EVERY_COLUMN = ("afs", "er-rv", "scr")
 PAPER_SEEDS = range(10)  # as many as the paper has
 UNSEEN_SEEDS = range(10, 20)  # no search of stride's settings has seen them
 COLUMNS = {"cifar100": 5000, "cifar10": 1000}  # the memory size of an overview
+COLUMN_HEADS = tuple(f"{DATASETS[dataset]}, memory {memory}" for dataset, memory in COLUMNS.items())
 IN_SHORT = {
     "fine-tune": "no memory: the lower bound",
     "er": "experience replay",
@@ -251,7 +252,7 @@ def overview(cells: list[MeasuredCell]) -> str:
         Row.of(label, *(shown(found.get((label, dataset))) for dataset in COLUMNS))
         for label in dict.fromkeys(label for label, _ in found)
     ]
-    return table(("method", *(f"{DATASETS[name]}, memory {memory}" for name, memory in COLUMNS.items())), rows)
+    return table(("method", *COLUMN_HEADS), rows)
 
 
 def in_short(cells: list[MeasuredCell]) -> str:
@@ -266,8 +267,7 @@ def in_short(cells: list[MeasuredCell]) -> str:
         )
         for label, words in IN_SHORT.items()
     ]
-    heads = (f"{DATASETS[dataset]}, memory {memory}" for dataset, memory in COLUMNS.items())
-    return table(("method", "what it is", *heads, "images per stream batch"), rows, code=1)
+    return table(("method", "what it is", *COLUMN_HEADS, "images per stream batch"), rows, code=1)
 
 
 def images_of(cell: MeasuredCell) -> str:

@@ -34,10 +34,8 @@ PAYS = platform.machine().lower() in ("aarch64", "arm64")
 """Whether it is faster than oneDNN's convolutions, which are good on Intel's and AMD's processors."""
 LARGE_WORK = 5_000_000  # multiply-adds for the features of an image: from here on it pays
 NNPACK_TILE = 6  # outputs of a tile in each direction
-LARGE_MAP, MOST_COVERED = (
-    100,
-    1.7,
-)  # places of a map, and of the tiles that cover it for each, from and up to which it pays
+LARGE_MAP = 100  # places of a map: from here on NNPACK pays
+MOST_COVERED = 1.7  # places of the tiles for each place of the map that they cover: up to here
 OUTPUTS, TILE = 4, 6  # outputs of a tile, and the inputs that they depend on
 
 # Winograd's F(4, 3) for the points 0, 1, -1, 2, -2 and infinity: outputs = RESULT @ ((KERNEL @ k) * (INPUT @ inputs)).

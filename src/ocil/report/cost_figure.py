@@ -97,7 +97,7 @@ def _seconds(standings: Standings, row: Entry) -> list[float]:
 
 def _point(standings: Standings, row: Entry, costs: Sequence[float]) -> Point | None:
     mean = standings.mean_value(row)
-    if mean is None or not costs or not all(math.isfinite(value) and value > 0 for value in (*costs,)):
+    if mean is None or not costs or not all(math.isfinite(value) and value > 0 for value in costs):
         return None
     per_column = [standings.by_seed[row.name][place] for place in standings.ranking.columns]
     shared = set.intersection(*(set(values) for values in per_column))
