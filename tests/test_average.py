@@ -141,6 +141,22 @@ def test_a_new_network_begins_a_new_average() -> None:
     assert not changed(weights(learner.network), weights(averaged(learner)))
 
 
+def test_it_has_only_reviewed_weights_if_it_restarts() -> None:
+    """Against a learner whose average begins at the review, because it is loaded without one."""
+    learner = make("er", average=0.9, average_restarts=True, review=True, width=2)
+    learn(learner, range(6))
+    begun = frozen(learner)
+    learner.review()
+    late = make("er", average=0.9, review=True, width=2)
+    late.load_state(begun)
+    assert late.average is not None
+    late.average.restart()
+    late.review()
+    assert not changed(learner.state(), late.state())
+    assert learner.average is not None
+    assert int(learner.average.steps) == len(learner.memory) // learner.config.review_batch
+
+
 def test_it_grows_with_the_head() -> None:
     learner = make("er", average=0.9, growing=True)
     x, y = batch(0)

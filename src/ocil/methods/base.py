@@ -229,7 +229,9 @@ class Learner(GrowsByClass, Capturable):
             self.review_step(slots)
 
     def review_batches(self) -> list[Tensor]:
-        """The memory slots of each batch of a review."""
+        """Begin a review, and return the memory slots of each of its batches."""
+        if self.average is not None and self.config.average_restarts:
+            self.average.restart()
         order, size = self.memory.epoch(), self.config.review_batch
         end = len(order) if self.config.review_keep_last else len(order) - len(order) % size
         slots = list(order[:end].split(size)) if end else []

@@ -83,6 +83,8 @@ class LearnerConfig:
     average: float = 0.0
     """Decay per step of an average of the weights, which takes the network's place in a test; 0: none. 0.99 averages
     over about 100 steps. The first steps have a smaller decay, ``(1 + t) / (10 + t)`` in step t."""
+    average_restarts: bool = False
+    """Whether that average begins anew with each review, so that it has only weights that were reviewed."""
     precision: Precision = "tf32"
     """Precision on a GPU. ``fp32``: exact and repeatable bit for bit (your own loop needs ``precision.numerics``).
     ``tf32``: convolutions round their factors to TF32, as PyTorch does by default. ``bf16``: the network computes in
