@@ -118,7 +118,8 @@ def visits(browser: Any) -> Iterator[Any]:
     yield go
     for context, address, refused, said, asked in opened:
         context.close()
-        assert [text for text in said if f"status of {refused}" not in text] == []
+        unexpected = [text for text in said if f"status of {refused}" not in text]
+        assert not unexpected, unexpected
         assert {
             url for url in asked if not url.startswith(("/".join(address.split("/")[:3]), "data:", "blob:"))
         } == set()

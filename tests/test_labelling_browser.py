@@ -45,6 +45,12 @@ def address(service: Service) -> Iterator[str]:
         yield f"{address}/label"
 
 
+@pytest.fixture
+def visit(address: str, visit: Any) -> Any:
+    """Its pages are closed before the service stops: an open page goes on asking for its queue."""
+    return visit
+
+
 def drop(page: Any, *files: tuple[str, bytes]) -> None:
     page.evaluate(DROP, [(name, base64.b64encode(content).decode()) for name, content in files])
     until(page, "/added|refused|no image/.test(document.getElementById('sent').textContent)")
