@@ -240,11 +240,14 @@ class Reader(Client):
     def turn(self) -> None:
         self.turns += 1
         if self.turns % 12 == 1:
-            before = [number for learner in self.learners for number in list(learner.acknowledged)]
-            if (found := self.ask("GET", "/backup")) is not None:
-                self.backup = before, found
+            self.take_backup()
         else:
             self.ask("GET", self.random.choice(READS))
+
+    def take_backup(self) -> None:
+        before = [number for learner in self.learners for number in list(learner.acknowledged)]
+        if (found := self.ask("GET", "/backup")) is not None:
+            self.backup = before, found
 
 
 class Soak:
@@ -269,7 +272,7 @@ class Soak:
                 if client.ident is None:
                     client.start()
             left = self.started + seconds - born
-            calm = left < calm_seconds + kill_seconds / 2
+            calm = left < calm_seconds + kill_seconds / 2 and len(self.lives) > 1
             until = born + max(5.0, left) if calm else born + kill_seconds * moment.uniform(0.5, 1.5)
             self.watch(server, until)
             if calm:
@@ -295,6 +298,8 @@ class Soak:
         Client.stopping.clear()
         while (status := self.reader.ask_json("GET", "/status")) and status["queue"]:
             time.sleep(0.2)
+        if not self.reader.backup[1]:  # a short soak on a slow machine
+            self.reader.take_backup()
         self.listed = self.list_samples()
         if code := server.end(signal.SIGTERM):
             self.reader.problems.append(f"the service ended with {code}")
