@@ -20,6 +20,8 @@ from ocil.methods import METHODS, method
 from ocil.methods._frozen import FrozenLearner
 from ocil.methods.afs import AFS
 from ocil.methods.base import Learner
+from ocil.methods.config import LearnerConfig, Problem
+from ocil.methods.fine_tune import FineTune
 from ocil.networks import to_float
 from ocil.rng import Rng, derive
 from ocil.runs.build import build
@@ -88,6 +90,25 @@ def batch(number: int, data: Dataset = NOISE) -> tuple[Tensor, Tensor]:
 def learn(learner: Learner, numbers: range) -> None:
     for number in numbers:
         learner.learn(*batch(number))
+
+
+@pytest.mark.parametrize(
+    ("verb", "instead"), [("scores", "`scorer`"), ("review", "`review_loss`"), ("end_task", "`task_ended`")]
+)
+def test_a_verb_that_runs_take_apart_is_not_overridden(verb: str, instead: str) -> None:
+    with pytest.raises(OcilError, match=f"^Mine overrides `{verb}`, which runs do not call: override {instead}"):
+        type("Mine", (FineTune,), {verb: lambda self, *x: None})
+    mixin = type("Mixin", (), {verb: lambda self, *x: None})
+    with pytest.raises(OcilError, match=f"^Mine overrides `{verb}`"):
+        type("Mine", (mixin, FineTune), {})
+
+
+def test_a_method_without_a_step_says_so() -> None:
+    class Empty(Learner):
+        pass
+
+    with pytest.raises(NotImplementedError, match=r"Empty has no `learn\(self, x, y\)`"):
+        Empty(LearnerConfig(width=1), Problem((8, 8, 1), 2)).learn(torch.zeros(2, 8, 8, 1), torch.zeros(2).long())
 
 
 @functools.cache

@@ -4,6 +4,9 @@
 - ``learn`` first meets the classes of its batch, unless the caller announces them (see ``growth``): a class that was
   not met has no weights to learn.
 - ``scores`` and ``scorer`` see the averaged network as ``self.network``, if there is one (the setting ``average``).
+
+A run takes ``scores``, ``review`` and ``end_task`` apart, to stop or to capture steps in between: a method overrides
+their parts, never the whole.
 """
 
 from collections.abc import Callable
@@ -12,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch import Tensor
 
+from ocil.errors import OcilError
 from ocil.threads import default_if_free
 
 if TYPE_CHECKING:
@@ -19,6 +23,19 @@ if TYPE_CHECKING:
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 VERBS = ("learn", "scores", "review", "end_task")  # what a user calls; end_task calls task_ended
+PARTS = {
+    "scores": "`scorer`, which returns the function that scores",
+    "review": "`review_loss`, `review_step` or `review_batches`",
+    "end_task": "`task_ended`, `task_end_batches` or `task_end_step`",
+}
+"""What a method overrides in the place of a verb that a run does not call as a whole."""
+
+
+def refuse_whole_verbs(cls: "type[Learner]", base: "type[Learner]") -> None:
+    """Raise an ``OcilError`` if a method overrides a verb that a run does not call: it would have no effect there."""
+    for name, parts in PARTS.items():
+        if getattr(cls, name) is not getattr(base, name):
+            raise OcilError(f"{cls.__name__} overrides `{name}`, which runs do not call: override {parts}.")
 
 
 def wrap_verbs(cls: "type[Learner]") -> None:
