@@ -20,6 +20,7 @@ import os
 import re
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -338,7 +339,9 @@ def _load_file(file: PluginFile) -> ModuleType:
                 registry._things, registry._origins = things, origins
             if not isinstance(error, Exception | SystemExit):
                 raise
-            raise OcilError(f"the plugin {file.path} cannot be loaded: {_reason(error)}") from error
+            lines = [place.lineno for place in traceback.extract_tb(error.__traceback__) if place.filename == file.path]
+            where = f" (line {lines[-1]})" if lines else ""  # a SyntaxError has its line in its text
+            raise OcilError(f"the plugin {file.path} cannot be loaded{where}: {_reason(error)}") from error
         _files[file.path] = file
         _broken_files.pop(file.path, None)
         return module
