@@ -192,6 +192,7 @@ def test_line_ends_do_not_make_another_file(tmp_path: Path) -> None:
         ("import json\njson.loads('')", "(line 2): JSONDecodeError: "),
         (MINE.replace('"mine"', '"er"'), "there is a method 'er' already, from the package ocil; "),
         (MINE.replace('"mine"', '"My Own"'), "a method's name has small letters and digits"),
+        (MINE + MINE.replace('"like er"', '"another"'), "(line 16): there is a method 'mine' already: choose another"),
         ("import ocil\nocil.register(3)", "cannot register a int"),
     ],
 )
@@ -369,6 +370,7 @@ def test_networks_datasets_and_measures(tmp_path: Path, ocil_command: Call, caps
     said = ocil_command("run", "er", *words, *out, *small)
     assert "last task %" in said.out
     assert "odd" in said.out
+    assert "±" not in said.out  # of two seeds the lowest and highest, as its title says
     shown = ocil_command("show", tmp_path / "runs", "--plugin", path)
     assert "last task %" in shown.out
     listed = ocil_command("datasets", "--plugin", path, "--json")

@@ -110,16 +110,16 @@ class Registry(MutableMapping[str, T]):
         _registries.append(self)
 
     def register(self, thing: T, replace: bool = False) -> None:
-        """Add a thing. Its name must be free, unless ``replace`` is given or the same file is loaded again."""
+        """Add a thing. Its name must be free, unless ``replace`` is given or a file is loaded again after a change."""
         name, origin = thing.name, _origin.get()
         if not NAME.fullmatch(name):
             raise OcilError(
                 f"a {self.kind}'s name has small letters and digits, and '-' or '_' between them, not {name!r}."
             )
         owner = self._origins.get(name, origin)
-        again = origin.path != "" and owner.path == origin.path
+        again = origin.path != "" and owner.path == origin.path and owner.digest != origin.digest
         if self._things.get(name, thing) != thing and not replace and not again:
-            other = "" if owner == origin == PROGRAM else f", from {owner}; {origin} has one too"
+            other = "" if owner == origin else f", from {owner}; {origin} has one too"
             raise OcilError(
                 f"there is a {self.kind} '{name}' already{other}: choose another name, or give replace=True."
             )
