@@ -156,7 +156,7 @@ def test_growth_keeps_states_and_new_rows_begin_anew(spec: str) -> None:
     ("spec", "reason"),
     [
         ("adan", "unknown optimizer 'adan'. Did you mean 'adam'?"),
-        ("adam(beta=(0.9, 0.99))", "unexpected keyword argument 'beta'"),
+        ("adam(beta=(0.9, 0.99))", ": Adam got an unexpected keyword argument 'beta'"),
         ("adam(betas=(2, 3))", "Invalid beta"),
         ("adam(betas=0.9)", "optimizer = adam(betas=0.9): "),
         ("adam(eps='x')", "optimizer = adam(eps='x'): "),
