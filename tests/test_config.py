@@ -517,6 +517,12 @@ def test_a_setting_with_the_name_of_one_of_the_stream(monkeypatch: pytest.Monkey
         resolve("own")
 
 
+@pytest.mark.parametrize("seed", [1.5, "1", True, None])
+def test_a_seed_is_a_whole_number(seed: Any) -> None:
+    with pytest.raises(OcilError, match=r"^seed = .* is not a whole number\.$"):
+        resolve("er", seed=seed)
+
+
 @pytest.mark.parametrize("name", ["batch_size", "memory_batch", "memory", "lr"])
 def test_none_is_the_default(name: str) -> None:
     sizes: dict[str, Any] = {"train": 100, "classes": 5}
