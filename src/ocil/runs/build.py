@@ -32,7 +32,13 @@ def build(config: RunConfig, dataset: Dataset, device: torch.device | str = "cpu
     features are computed from."""
     classes = capacity_for(0) if config.learner.growing else dataset.num_classes + dataset.unseen
     problem = problem_of(dataset, classes, config.learner)
-    return method(config.method).load()(config.learner, problem, config.seed, device)
+    learner = method(config.method).load()(config.learner, problem, config.seed, device)
+    if isinstance(learner.optimizer, torch.optim.Optimizer):
+        raise OcilError(
+            f"the optimiser of {config.method} comes from torch.optim as it is, and cannot be saved: use the setting "
+            "optimizer, or ocil.learning.optimizers.make."
+        )
+    return learner
 
 
 def problem_of(dataset: Dataset, classes: int, config: LearnerConfig | None = None) -> Problem:
