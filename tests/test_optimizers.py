@@ -191,7 +191,7 @@ def test_an_optimiser_of_pytorch_as_it_is_is_refused_before_a_run(monkeypatch: p
             return torch.optim.SGD(self.parameters(), 0.1)
 
     monkeypatch.setitem(METHODS, "mine", MethodInfo("mine", Mine, "mine", "-"))
-    with pytest.raises(OcilError, match="^the optimiser of mine comes from torch.optim as it is, and cannot"):
+    with pytest.raises(OcilError, match="the optimiser of mine comes from "):
         make_learner("mine", noise(classes=2), memory=20, width=1)
 
 
