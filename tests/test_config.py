@@ -504,6 +504,13 @@ def test_what_is_no_class_of_a_method(target: Any, words: str) -> None:
     assert str(error.value) == words
 
 
+def test_a_class_that_only_bounds_settings_is_no_dataclass() -> None:
+    class Bounded(ERConfig):
+        minimum: ClassVar[dict[str, float]] = ERConfig.minimum | {"memory": 5}
+
+    refuse_odd_class(Bounded, "Mine")
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_the_config_classes_of_our_methods(name: str) -> None:
     refuse_odd_class(METHODS[name].load().Config, name)

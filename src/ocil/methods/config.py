@@ -158,7 +158,8 @@ def refuse_odd_class(kind: Any, owner: str) -> None:
     names = {setting.name for setting in fields(kind)}
     for each in kind.__mro__[: kind.__mro__.index(LearnerConfig)]:
         typed = get_annotations(each)
-        if typed and "__dataclass_params__" not in vars(each):
+        settings = [name for name, hint in typed.items() if "ClassVar" not in str(hint)]
+        if settings and "__dataclass_params__" not in vars(each):
             raise OcilError(f"{each.__name__} has settings, and the line @dataclass(frozen=True) is missing above it.")
         for name in sorted(names & vars(each).keys() - typed.keys()):
             raise OcilError(f"{each.__name__}: {name} = ... does not change the default: write {name}: TYPE = ...")
