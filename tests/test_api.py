@@ -3,6 +3,7 @@
 import ast
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +146,16 @@ def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
         exec(block, names)
     assert (tmp_path / "accuracy.png").is_file()
     assert names["choice"].config.learner.lr in (0.03, 0.1)
+
+
+def test_a_name_in_the_place_of_a_dataset() -> None:
+    for wants in (ocil.Stream, partial(ocil.make_learner, "er")):
+        with pytest.raises(ocil.OcilError, match=r"an ocil.Dataset is needed, not a str: ocil\.load_dataset\('toy'\)"):
+            wants("toy")  # type: ignore[arg-type]
+    with pytest.raises(ocil.OcilError, match=r"the settings of a stream are an ocil\.StreamConfig, not a dict\."):
+        ocil.Stream(ocil.load_dataset(), {"tasks": 2})  # type: ignore[arg-type]
+
+
+def test_a_dataset_of_lists_is_one_line() -> None:
+    with pytest.raises(ocil.OcilError, match="dataset 'x': train_x must be a numpy array, not a list"):
+        ocil.Dataset("x", [[0.0]], [0], [[0.0]], [0], ("a",))  # type: ignore[arg-type]

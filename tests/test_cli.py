@@ -268,6 +268,13 @@ def test_a_mistake_in_a_method_is_one_line(run_tiny: Call, monkeypatch: pytest.M
     )
 
 
+def test_a_mistake_that_pytorch_finds_is_where_the_method_made_it(
+    run_tiny: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FineTune, "learn", lambda self, x, y: self.network(x.flatten()))
+    assert "(test_cli.py, line" in one_error(run_tiny("fine-tune", "--seeds", 1))
+
+
 def test_names_from_the_disk_are_no_markup(run_tiny: Call, tiny_npz: Path, tmp_path: Path) -> None:
     odd = tmp_path / "[bold]odd[.npz"
     odd.write_bytes(tiny_npz.read_bytes())

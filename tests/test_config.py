@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 from ocil.cli.options import RunOptions
 from ocil.data import CATALOG, DEFAULT, Dataset
 from ocil.errors import OcilError
-from ocil.methods import METHODS, MethodInfo
+from ocil.methods import METHODS, MethodInfo, register
 from ocil.methods.afs import AFSConfig
-from ocil.methods.config import LearnerConfig
+from ocil.methods.config import LearnerConfig, refuse_odd_class
 from ocil.methods.er import ER, ERConfig
 from ocil.runs.build import make_learner
 from ocil.runs.config import DEFAULT_MEMORY, RunConfig, command, concerns, memory_settings, resolve
 from ocil.runs.settings import as_argument, fill, meanings
 from ocil.streams import StreamConfig
+from tests.conftest import Call
 
 with_memory = [name for name, info in METHODS.items() if info.memory]
 
@@ -442,6 +443,91 @@ def test_what_fits_none_of_several_types(name: str, given_value: Any, words: str
 def test_a_config_of_several_types_survives_json(own: str) -> None:
     config = OwnConfig(temp=None, mode="auto", sizes=(1, 2), pair=(1, "b"), table=[(0.5, 1.5)])
     assert fill(OwnConfig, json.loads(json.dumps(asdict(config)))) == config
+
+
+def test_configurations_with_a_list_can_be_told_apart(own: str) -> None:
+    one, same, other = (resolve(own, settings={"table": [[1, last]]}) for last in (2, 2, 3))
+    assert list(dict.fromkeys([one, same, other])) == [one, other]
+    assert hash(replace(one, learner=replace(one.learner, lr=1))) == hash(
+        replace(one, learner=replace(one.learner, lr=1.0))
+    )
+
+
+def test_settings_of_a_method_with_a_list_are_listed(own: str, ocil_command: Call) -> None:
+    said = ocil_command("methods", own, "--json")
+    defaults = {setting["name"]: setting["default"] for setting in json.loads(said.out)["settings"]}
+    assert (defaults["table"], defaults["sizes"]) == ([], [])
+    assert "│ table " in ocil_command("methods", own).out
+
+
+class NoDataclass(ERConfig):
+    strength: float = 0.5
+
+
+@dataclass(frozen=True)
+class NoType(ERConfig):
+    memory_batch = 30
+
+
+@dataclass(frozen=True)
+class BoundsNothing(ERConfig):
+    strength: float = 0.5
+    minimum = ERConfig.minimum | {"strenght": 0}
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (NoDataclass, "NoDataclass has settings, and the line @dataclass(frozen=True) is missing above it."),
+        (NoType, "NoType: memory_batch = ... does not change the default: write memory_batch: TYPE = ..."),
+        (BoundsNothing, "BoundsNothing: minimum has a bound of 'strenght', which is not one of its settings."),
+        (dict, "Mine.Config must be a class derived from ocil.LearnerConfig."),
+    ],
+)
+def test_a_config_class_that_does_not_do_what_it_says(config: Any, words: str) -> None:
+    with pytest.raises(OcilError) as error:
+        register(MethodInfo("mine", type("Mine", (ER,), {"Config": config}), "mine", "-"))
+    assert str(error.value) == words
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("my_package.mine:Mine", "ocil has no class 'my_package.mine:Mine': give the method 'mine' its class itself."),
+        (int, "the method 'mine' must be a subclass of ocil.Learner, not <class 'int'>."),
+        (3, "the method 'mine' must be a subclass of ocil.Learner, not 3."),
+    ],
+)
+def test_what_is_no_class_of_a_method(target: Any, words: str) -> None:
+    with pytest.raises(OcilError) as error:
+        register(MethodInfo("mine", target, "mine", "-"))
+    assert str(error.value) == words
+
+
+def test_a_class_that_only_bounds_settings_is_no_dataclass() -> None:
+    class Bounded(ERConfig):
+        minimum: ClassVar[dict[str, float]] = ERConfig.minimum | {"memory": 5}
+
+    refuse_odd_class(Bounded, "Mine")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_config_classes_of_our_methods(name: str) -> None:
+    refuse_odd_class(METHODS[name].load().Config, name)
+    resolve(name, "cifar10")  # no setting has the name of one of the stream's
+
+
+def test_a_setting_with_the_name_of_one_of_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = dataclasses.make_dataclass("Config", [("tasks", int, 3)], bases=(ERConfig,), frozen=True)
+    monkeypatch.setitem(METHODS, "own", MethodInfo("own", type("Mine", (ER,), {"Config": config}), "own", "-"))
+    with pytest.raises(OcilError, match=r"^own has a setting 'tasks', as streams have: give it another name\.$"):
+        resolve("own")
+
+
+@pytest.mark.parametrize("seed", [1.5, "1", True, None])
+def test_a_seed_is_a_whole_number(seed: Any) -> None:
+    with pytest.raises(OcilError, match=r"^seed = .* is not a whole number\.$"):
+        resolve("er", seed=seed)
 
 
 @pytest.mark.parametrize("name", ["batch_size", "memory_batch", "memory", "lr"])

@@ -1,14 +1,19 @@
 """What a run notes after each group, against a slow version that goes over the samples one by one."""
 
+from collections.abc import Callable
 from statistics import fmean
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import ocil
 from ocil.data import Dataset
 from ocil.evaluation.evaluator import EASY, HARD, Evaluation, Evaluator
 from ocil.methods.base import Learner
+from ocil.methods.config import LearnerConfig, Problem
+from ocil.methods.fine_tune import FineTune
 from tests.reference.datasets import patterned
 
 TASKS, BATCH = 2, 5
@@ -91,3 +96,20 @@ def test_distances_are_no_logits(name: str) -> None:
     assert found.correct == [counts[name][name] for name in range(4)]
     right = (scores == torch.from_numpy(data.test_y)).double().view(-1, 4)  # classes take turns
     assert found.accuracy == pytest.approx([right[:, :2].mean().item(), right[:, 2:].mean().item()])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "given"),
+    [(lambda scores: scores.argmax(1), r"\[40\]"), (lambda scores: scores[:, :2], r"\[40, 2\]"), (list, "a list")],
+)
+def test_scores_of_another_shape_are_one_line(wrong: Callable[[Tensor], Any], given: str) -> None:
+    class Mine(FineTune):
+        def scorer(self) -> Any:
+            scores = super().scorer()
+            return lambda x: wrong(scores(x))
+
+    data = patterned()
+    stream = ocil.Stream(data, ocil.StreamConfig(tasks=TASKS), seed=0)
+    learner = Mine(LearnerConfig(width=1), Problem(data.input_shape, data.num_classes))
+    with pytest.raises(ocil.OcilError, match=rf"^the scorer of Mine must return .* = \[40, 4\], not {given}\.$"):
+        Evaluator(stream)(learner, 0)

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ocil.errors import OcilError
 from ocil.evaluation import measures
 from ocil.evaluation.measures import MEASURES, Measure
+from ocil.report.result_tables import CELL_RECORD
 
 quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
@@ -211,6 +213,12 @@ def test_tables_show_what_was_recorded_and_what_plugins_bring() -> None:
     assert [measure.name for measure in measures.shown([])] == ["mine"]
     known = {"area_under_accuracy": measures.estimate([0.5]), "average_accuracy": measures.estimate([0.5])}
     assert [measure.name for measure in measures.shown([{}, known])] == ["area_under_accuracy", "mine"]
+
+
+@pytest.mark.parametrize("name", sorted({*CELL_RECORD} - {"wall_seconds"}))
+def test_a_column_of_every_table_is_no_name_of_a_measure(name: str) -> None:
+    with pytest.raises(OcilError, match=f"^a measure cannot be called '{name}': tables have such a column."):
+        Measure(name, lambda result: 1.0)
 
 
 def test_the_example_of_the_page_is_a_measure() -> None:

@@ -20,6 +20,8 @@ from ocil.methods import METHODS, method
 from ocil.methods._frozen import FrozenLearner
 from ocil.methods.afs import AFS
 from ocil.methods.base import Learner
+from ocil.methods.config import LearnerConfig, Problem
+from ocil.methods.fine_tune import FineTune
 from ocil.networks import to_float
 from ocil.rng import Rng, derive
 from ocil.runs.build import build
@@ -88,6 +90,53 @@ def batch(number: int, data: Dataset = NOISE) -> tuple[Tensor, Tensor]:
 def learn(learner: Learner, numbers: range) -> None:
     for number in numbers:
         learner.learn(*batch(number))
+
+
+@pytest.mark.parametrize(
+    ("verb", "instead"), [("scores", "`scorer`"), ("review", "`review_loss`"), ("end_task", "`task_ended`")]
+)
+def test_a_verb_that_runs_take_apart_is_not_overridden(verb: str, instead: str) -> None:
+    with pytest.raises(OcilError, match=f"^Mine overrides `{verb}`, which runs do not call: override {instead}"):
+        type("Mine", (FineTune,), {verb: lambda self, *x: None})
+    mixin = type("Mixin", (), {verb: lambda self, *x: None})
+    with pytest.raises(OcilError, match=f"^Mine overrides `{verb}`"):
+        type("Mine", (mixin, FineTune), {})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda x, y: (x / 255, y), "inputs must be torch.uint8 [B, 8, 8, 3], not torch.float32 [4, 8, 8, 3]."),
+        (lambda x, y: (x.mT, y), "inputs must be torch.uint8 [B, 8, 8, 3], not torch.uint8 [4, 8, 3, 8]."),
+        (lambda x, y: (x, y.int()), "labels must be torch.int64 [B], not torch.int32 [4]."),
+        (lambda x, y: (x, y[:, None]), "labels must be torch.int64 [B], not torch.int64 [4, 1]."),
+        (lambda x, y: (x, y[0]), "labels must be torch.int64 [B], not torch.int64 []."),
+        (lambda x, y: (x.numpy(), y), "inputs must be a tensor, not a ndarray: torch.from_numpy makes one."),
+        (lambda x, y: (x, y[:3]), "4 inputs came with 3 labels: give one label for each."),
+    ],
+)
+def test_a_batch_of_another_form_changes_nothing(change: Callable[[Tensor, Tensor], Any], words: str) -> None:
+    learner = FineTune(LearnerConfig(width=1), Problem((8, 8, 3), 2))
+    before = frozen(learner)
+    with pytest.raises(OcilError, match=f"^{re.escape(words)}$"):
+        learner.learn(*change(torch.zeros((4, 8, 8, 3), dtype=torch.uint8), torch.zeros(4, dtype=torch.int64)))
+    assert not changed(before, learner.state())
+
+
+def test_scores_refuse_images_that_are_floats() -> None:
+    learner = FineTune(LearnerConfig(width=1), Problem((8, 8, 3), 2))
+    with pytest.raises(OcilError, match=r"^images must be uint8 \[N, H, W, C\] from 0 to 255, not torch.float32"):
+        learner.scores(torch.zeros(4, 8, 8, 3))
+
+
+def test_a_method_without_a_step_says_so() -> None:
+    class Empty(Learner):
+        pass
+
+    with pytest.raises(NotImplementedError, match=r"Empty has no `learn\(self, x, y\)`"):
+        Empty(LearnerConfig(width=1), Problem((8, 8, 1), 2)).learn(
+            torch.zeros(2, 8, 8, 1).byte(), torch.zeros(2).long()
+        )
 
 
 @functools.cache

@@ -12,12 +12,16 @@ from ocil.errors import OcilError
 from ocil.learning import optimizers
 from ocil.learning.optimizers import TorchOptimizer
 from ocil.learning.sgd import SGD
+from ocil.methods import METHODS, MethodInfo
 from ocil.methods.base import Learner
+from ocil.methods.er import ER
+from ocil.runs.build import make_learner
 from ocil.runs.captured import can_be_captured
 from ocil.runs.config import resolve
 from ocil.testing.watch import HostWatch
 from tests.conftest import Call, one_error
 from tests.networks_to_try import MODULE, TINY
+from tests.reference.datasets import noise
 from tests.test_networks_any import IMAGES, batch, learn, make
 
 SPECS = [
@@ -156,7 +160,7 @@ def test_growth_keeps_states_and_new_rows_begin_anew(spec: str) -> None:
     ("spec", "reason"),
     [
         ("adan", "unknown optimizer 'adan'. Did you mean 'adam'?"),
-        ("adam(beta=(0.9, 0.99))", "unexpected keyword argument 'beta'"),
+        ("adam(beta=(0.9, 0.99))", ": Adam got an unexpected keyword argument 'beta'"),
         ("adam(betas=(2, 3))", "Invalid beta"),
         ("adam(betas=0.9)", "optimizer = adam(betas=0.9): "),
         ("adam(eps='x')", "optimizer = adam(eps='x'): "),
@@ -179,6 +183,16 @@ def test_wrong_optimisers_are_one_line(spec: str, reason: str) -> None:
         make("er", TINY, IMAGES, optimizer=spec)
     assert reason in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_an_optimiser_of_pytorch_as_it_is_is_refused_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(ER):
+        def make_optimizer(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    monkeypatch.setitem(METHODS, "mine", MethodInfo("mine", Mine, "mine", "-"))
+    with pytest.raises(OcilError, match="the optimiser of mine comes from "):
+        make_learner("mine", noise(classes=2), memory=20, width=1)
 
 
 def test_wrong_optimisers_on_the_command_line(run_tiny: Call) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from ocil.errors import WriteError
 from ocil.evaluation.measures import Estimate, estimate
-from ocil.report.formatting import duration, percent, percent_or_range
+from ocil.report.formatting import duration, measured_or_range, percent, percent_or_range
 from ocil.report.plots import accuracy_after_each_task
 from ocil.report.result_tables import legend, summary_table
 from ocil.report.style import save
@@ -137,6 +137,12 @@ def test_two_seeds_have_a_range() -> None:
     assert percent_or_range(Estimate(0.416, 1.582, (0.541, 0.291))) == "41.6 (29.1 to 54.1)"
     assert percent_or_range(Estimate(0.4, 0.1, (0.3, 0.4, 0.5))) == "40.0 ± 10.0"
     assert percent_or_range(None) == "-"
+    two = Estimate(0.416, 1.582, (0.541, 0.291))
+    assert [measured_or_range(two, form) for form in ("percent", ".2f")] == [
+        "41.6 (29.1 to 54.1)",
+        "0.42 (0.29 to 0.54)",
+    ]
+    assert measured_or_range(Estimate(0.4, 0.1, (0.3, 0.4, 0.5)), ".2f") == "0.40 ± 0.10"
 
 
 @pytest.mark.parametrize("seeds", [1, 2, 3, 10])

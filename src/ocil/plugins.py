@@ -20,6 +20,7 @@ import os
 import re
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -109,16 +110,16 @@ class Registry(MutableMapping[str, T]):
         _registries.append(self)
 
     def register(self, thing: T, replace: bool = False) -> None:
-        """Add a thing. Its name must be free, unless ``replace`` is given or the same file is loaded again."""
+        """Add a thing. Its name must be free, unless ``replace`` is given or a file is loaded again after a change."""
         name, origin = thing.name, _origin.get()
         if not NAME.fullmatch(name):
             raise OcilError(
                 f"a {self.kind}'s name has small letters and digits, and '-' or '_' between them, not {name!r}."
             )
         owner = self._origins.get(name, origin)
-        again = origin.path != "" and owner.path == origin.path
+        again = origin.path != "" and owner.path == origin.path and owner.digest != origin.digest
         if self._things.get(name, thing) != thing and not replace and not again:
-            other = "" if owner == origin == PROGRAM else f", from {owner}; {origin} has one too"
+            other = "" if owner == origin else f", from {owner}; {origin} has one too"
             raise OcilError(
                 f"there is a {self.kind} '{name}' already{other}: choose another name, or give replace=True."
             )
@@ -338,7 +339,9 @@ def _load_file(file: PluginFile) -> ModuleType:
                 registry._things, registry._origins = things, origins
             if not isinstance(error, Exception | SystemExit):
                 raise
-            raise OcilError(f"the plugin {file.path} cannot be loaded: {_reason(error)}") from error
+            lines = [place.lineno for place in traceback.extract_tb(error.__traceback__) if place.filename == file.path]
+            where = f" (line {lines[-1]})" if lines else ""  # a SyntaxError has its line in its text
+            raise OcilError(f"the plugin {file.path} cannot be loaded{where}: {_reason(error)}") from error
         _files[file.path] = file
         _broken_files.pop(file.path, None)
         return module

@@ -8,6 +8,8 @@ MAX_SEED = 2**64 - 1
 
 
 def check_seed(seed: int) -> None:
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+        raise OcilError(f"seed = {seed!r} is not a whole number.")
     if not 0 <= seed <= MAX_SEED:
         raise OcilError(f"seed = {seed} must be from 0 to {MAX_SEED}.")
 

@@ -1,7 +1,8 @@
 """``ocil methods``: the methods, and the settings of one."""
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
+from itertools import pairwise
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from ocil.cli import console
@@ -95,8 +96,9 @@ def _settings_of(name: str) -> list[dict[str, Any]]:
         for f in fields(config):
             values = {dataset: getattr(getattr(run, part), f.name) for dataset, run in runs.items()}
             place = "stream" if part == "stream" else "common" if f.name in shared else "method"
-            setting = {"name": f.name, "default": f.default, "meaning": texts.get(f.name, ""), "part": place}
-            if len(set(values.values())) > 1:
+            default = f.default if f.default_factory is MISSING else f.default_factory()
+            setting = {"name": f.name, "default": default, "meaning": texts.get(f.name, ""), "part": place}
+            if any(value != other for value, other in pairwise(values.values())):
                 setting["by_dataset"] = values
             if get_origin(hints[f.name]) is Literal:
                 setting["choices"] = [str(value) for value in get_args(hints[f.name])]
@@ -106,6 +108,6 @@ def _settings_of(name: str) -> list[dict[str, Any]]:
 
 def _text(value: object) -> str:
     """A default as ``--set`` takes it; a dash if there is none."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "-" if value in ("", ()) else str(value)
+    from ocil.runs.settings import as_argument
+
+    return as_argument(value) or "-"

@@ -191,6 +191,9 @@ class Dataset:
     def validate(self) -> None:
         """Raise an ``OcilError`` for the first requirement that is not met."""
         self._check_names()
+        for name in ("train_x", "train_y", "test_x", "test_y"):
+            if not hasattr(array := getattr(self, name), "dtype"):
+                self._refuse(f"{name} must be a numpy array, not a {type(array).__name__}")
         if not 0 <= self.unseen <= MAX_UNSEEN:
             self._refuse(f"unseen = {self.unseen} must be from 0 to {MAX_UNSEEN:,}")
         for split, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
@@ -267,6 +270,17 @@ class Dataset:
 
     def _refuse(self, what: str) -> None:
         raise OcilError(f"dataset '{self.name}': {what}.")
+
+
+def refuse_other(given: Any) -> None:
+    """Raise an ``OcilError`` if this is not a dataset but, for example, the name of one."""
+    if not isinstance(given, Dataset):
+        how = (
+            f"ocil.load_dataset({given!r}) gives one"
+            if isinstance(given, str)
+            else "ocil.Dataset.from_arrays makes one"
+        )
+        raise OcilError(f"an ocil.Dataset is needed, not a {type(given).__name__}: {how}.")
 
 
 def known_fingerprint(dataset: Dataset, fingerprint: str) -> Dataset:

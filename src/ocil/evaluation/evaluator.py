@@ -229,13 +229,21 @@ def batch_for(device: str, pixels: int) -> int:
 
 
 def scorer_of(learner: Learner, classes: int) -> Callable[[Tensor], Tensor]:
-    """Scores of all classes of a dataset as of now, -inf for those that a growing learner has not met."""
+    """Scores of all classes of a dataset as of now, -inf for those that a growing learner has not met.
+
+    They raise an ``OcilError`` if they have another shape, which a method of one's own may give by mistake.
+    """
     scorer = learner.scorer()
-    if learner.met is None:
-        return scorer
 
     def scores(x: Tensor) -> Tensor:
-        found = scorer(x)
+        found: Any = scorer(x)
+        wanted = [len(x), learner.problem.classes]
+        if not isinstance(found, Tensor) or list(found.shape) != wanted:
+            given = f"{list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+            name = type(learner).__name__
+            raise OcilError(f"the scorer of {name} must return a tensor [images, classes] = {wanted}, not {given}.")
+        if learner.met is None:
+            return found
         found = found.masked_fill(found == NOT_MET, -torch.inf)
         return F.pad(found, (0, max(0, classes - found.shape[1])), value=-torch.inf)
 

@@ -126,13 +126,24 @@ class RecordedResult(Protocol):
     def cost(self) -> dict[str, int]: ...
 
 
+TAKEN = frozenset(
+    {
+        *("accuracy", "forgetting", "forgetting_interval", "intransigence", "intransigence_interval", "time"),
+        *("cell", "dataset", "memory", "method", "review", "settings", "seeds", "mean", "interval", "published"),
+        *("published_interval", "difference", "overlap", "device", "command"),
+    }
+)
+"""Columns that tables of results have anyway. A measure of that name would be taken for one of them, or the other way
+round."""
+
+
 @dataclass(frozen=True)
 class Measure:
     """A measure, ours or one of your own. Every table of results has a column of yours, with mean and interval over
     seeds.
 
     Raises:
-        OcilError: ``format`` is not a format of Python.
+        OcilError: ``format`` is not a format of Python, or tables have a column of this name.
 
     Examples:
         >>> def last_task(result):
@@ -159,6 +170,10 @@ class Measure:
     """Whether tables have a column of it where a result has a value."""
 
     def __post_init__(self) -> None:
+        if self.name in TAKEN:
+            raise OcilError(
+                f"a measure cannot be called '{self.name}': tables have such a column. Choose another name."
+            )
         try:
             self.format == "percent" or format(1.0, self.format)
         except ValueError:

@@ -204,7 +204,7 @@ class TorchOptimizer:
         try:
             made: torch.optim.Optimizer = self._kind(self.parameters, **options)
         except (TypeError, ValueError, RuntimeError, AssertionError) as error:
-            reason = " ".join(str(error).replace("__init__() ", "").split())
+            reason = " ".join(str(error).replace(".__init__()", "").split())
             raise OcilError(f"optimizer = {self.spec}: {reason.rstrip('.')}.") from None
         made._warned_capturable_if_run_uncaptured = True  # the first steps are on purpose
         return made

@@ -192,7 +192,7 @@ def _read(name: str, found: Any) -> Iterable[MethodInfo]:
     for info in infos:
         if not isinstance(info, MethodInfo):
             raise TypeError(f"{info!r} is not a MethodInfo")
-        check_name(info)
+        check(info)
     return infos
 
 
@@ -204,10 +204,25 @@ def register(info: MethodInfo, replace: bool = False) -> None:
 
     It is known to this process; in a plugin file (see ``ocil.plugins``) also to worker processes. ``replace`` allows a
     name that is taken, for example when a notebook's cell is run again. Raises an ``OcilError`` if the name is taken or
-    is not a valid name.
+    is not a valid name, or if the class or its config class is not one of a method.
     """
-    check_name(info)
+    check(info)
     METHODS.register(info, replace)
+
+
+def check(info: MethodInfo) -> None:
+    """Raise an ``OcilError`` if an entry from outside has a wrong name, class or config class."""
+    from ocil.methods.base import Learner
+    from ocil.methods.config import refuse_odd_class
+
+    check_name(info)
+    try:
+        learner: Any = info.load()
+    except (ImportError, AttributeError, ValueError):
+        raise OcilError(f"ocil has no class '{info.target}': give the method '{info.name}' its class itself.") from None
+    if not (isinstance(learner, type) and issubclass(learner, Learner)):
+        raise OcilError(f"the method '{info.name}' must be a subclass of ocil.Learner, not {learner!r}.")
+    refuse_odd_class(learner.Config, learner.__name__)
 
 
 def check_name(info: MethodInfo) -> None:

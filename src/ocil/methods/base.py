@@ -28,7 +28,7 @@ from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.growth import GrowsByClass
 from ocil.methods.passes import ExtraState, Pass, replayed
 from ocil.methods.recorded_losses import Phase, RecordedLosses
-from ocil.methods.verbs import wrap_verbs
+from ocil.methods.verbs import refuse_whole_verbs, wrap_verbs
 from ocil.networks import to_float
 from ocil.rng import Rng, derive
 
@@ -37,7 +37,8 @@ class Learner(GrowsByClass, Capturable):
     """Learns from one batch at a time: ``learn``, ``scores``, ``review``, ``task_ended``, and the state they share.
 
     Images are uint8 ``[B, H, W, C]``, vectors float16 or float32 ``[B, D]``, labels int64 ``[B]``, all on the learner's
-    device. A method writes ``learn`` out in full and overrides the other verbs where it differs.
+    device. A method writes ``learn`` out in full. Where it differs in the others it overrides ``scorer``,
+    ``review_loss`` and ``task_ended``.
 
     Examples:
         >>> from ocil.networks import to_float
@@ -79,6 +80,7 @@ class Learner(GrowsByClass, Capturable):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        refuse_whole_verbs(cls, Learner)
         wrap_verbs(cls)
 
     def __init__(
@@ -202,7 +204,7 @@ class Learner(GrowsByClass, Capturable):
 
     def learn(self, x: Tensor, y: Tensor) -> None:
         """Learn from one stream batch."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no `learn(self, x, y)`")
 
     def scores(self, x: Tensor) -> Tensor:
         """Class scores ``[B, C]``. The learner does not change."""

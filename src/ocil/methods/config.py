@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
+from inspect import get_annotations
 from operator import ge, gt, le, lt
 from types import NoneType
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
@@ -150,6 +151,23 @@ class LearnerConfig:
         mine, least = getattr(self, name), getattr(self, than)
         if mine < least:
             raise OcilError(f"{name} = {mine} must be at least {than} = {least}.")
+
+
+def refuse_odd_class(kind: Any, owner: str) -> None:
+    """Raise an ``OcilError`` if a config class of someone's own would not do what it seems to say."""
+    if not (isinstance(kind, type) and issubclass(kind, LearnerConfig)):
+        raise OcilError(f"{owner}.Config must be a class derived from ocil.LearnerConfig.")
+    names = {setting.name for setting in fields(kind)}
+    for each in kind.__mro__[: kind.__mro__.index(LearnerConfig)]:
+        typed = get_annotations(each)
+        settings = [name for name, hint in typed.items() if "ClassVar" not in str(hint)]
+        if settings and "__dataclass_params__" not in vars(each):
+            raise OcilError(f"{each.__name__} has settings, and the line @dataclass(frozen=True) is missing above it.")
+        for name in sorted(names & vars(each).keys() - typed.keys()):
+            raise OcilError(f"{each.__name__}: {name} = ... does not change the default: write {name}: TYPE = ...")
+    for bounds in ("minimum", "maximum", "above", "below"):
+        for name in sorted(getattr(kind, bounds).keys() - names):
+            raise OcilError(f"{kind.__name__}: {bounds} has a bound of '{name}', which is not one of its settings.")
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,24 @@
 """What happens around the verbs of every learner, whoever calls them, so that a method's file holds its step alone.
 
 - On a CPU a verb runs on as many threads as pay off for this network (see ``ocil.threads``).
-- ``learn`` first meets the classes of its batch, unless the caller announces them (see ``growth``): a class that was
+- ``learn`` first refuses a batch that has not the form of the data.
+- ``learn`` then meets the classes of its batch, unless the caller announces them (see ``growth``): a class that was
   not met has no weights to learn.
 - ``scores`` and ``scorer`` see the averaged network as ``self.network``, if there is one (the setting ``average``).
+
+A run takes ``scores``, ``review`` and ``end_task`` apart, to stop or to capture steps in between: a method overrides
+their parts, never the whole.
 """
 
 from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import torch
 from torch import Tensor
 
+from ocil.errors import OcilError
+from ocil.methods.config import Problem
 from ocil.threads import default_if_free
 
 if TYPE_CHECKING:
@@ -19,6 +26,19 @@ if TYPE_CHECKING:
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 VERBS = ("learn", "scores", "review", "end_task")  # what a user calls; end_task calls task_ended
+PARTS = {
+    "scores": "`scorer`, which returns the function that scores",
+    "review": "`review_loss`, `review_step` or `review_batches`",
+    "end_task": "`task_ended`, `task_end_batches` or `task_end_step`",
+}
+"""What a method overrides in the place of a verb that a run does not call as a whole."""
+
+
+def refuse_whole_verbs(cls: "type[Learner]", base: "type[Learner]") -> None:
+    """Raise an ``OcilError`` if a method overrides a verb that a run does not call: it would have no effect there."""
+    for name, parts in PARTS.items():
+        if getattr(cls, name) is not getattr(base, name):
+            raise OcilError(f"{cls.__name__} overrides `{name}`, which runs do not call: override {parts}.")
 
 
 def wrap_verbs(cls: "type[Learner]") -> None:
@@ -46,11 +66,25 @@ def on_default_threads(verb: Verb) -> Verb:
 def meets_first(learn: Verb) -> Verb:
     @wraps(learn)
     def step(self: "Learner", x: Tensor, y: Tensor, *arguments: Any, **named: Any) -> Any:
+        refuse_odd_batch(self.problem, x, y)
         if self.met is not None and not self.classes_announced:
             self.meet(y.tolist())
         return learn(self, x, y, *arguments, **named)
 
     return cast(Verb, step)
+
+
+def refuse_odd_batch(problem: Problem, x: Any, y: Any) -> None:
+    """Raise an ``OcilError`` if a batch is not as a learner takes it, before it has changed anything."""
+    wanted = (("inputs", x, problem.dtype, problem.input_shape), ("labels", y, torch.int64, ()))
+    for name, given, dtype, shape in wanted:
+        if not isinstance(given, Tensor):
+            raise OcilError(f"{name} must be a tensor, not a {type(given).__name__}: torch.from_numpy makes one.")
+        if given.dtype != dtype or given.shape[1:] != shape or not given.ndim:
+            form = ", ".join(map(str, ("B", *shape)))
+            raise OcilError(f"{name} must be {dtype} [{form}], not {given.dtype} {list(given.shape)}.")
+    if len(x) != len(y):
+        raise OcilError(f"{len(x)} inputs came with {len(y)} labels: give one label for each.")
 
 
 def reads_average(verb: Verb) -> Verb:

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from ocil.errors import OcilError
 from ocil.learning.optimizers import TorchOptimizer
 from ocil.learning.sgd import SGD
-from ocil.methods import MethodInfo, method
+from ocil.methods import METHODS, MethodInfo, method
 from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig, Problem
 from ocil.networks import NETWORKS
@@ -50,6 +50,10 @@ class HeaderError(ValueError):
 
 class UntrustedError(HeaderError):
     """A header that names code of its own, or what cannot be checked without running it."""
+
+
+class MissingMethodError(HeaderError):
+    """A header that names a method which is not known: perhaps its plugin was not loaded."""
 
 
 class NewerFormatError(HeaderError):
@@ -169,7 +173,9 @@ def check_tensors(header: Header, tensors: Mapping[str, Tensor], trusted: bool) 
 
 def _recipe(given: dict[str, Any]) -> dict[str, Any]:
     _only(given, ("method", "memory", "batch_size", "width", "review_every", "seed", "settings"), "recipe")
-    chosen = method(entry(given, "method", str))
+    name = entry(given, "method", str)
+    if (chosen := METHODS.find(name)) is None:
+        raise MissingMethodError(str(METHODS.unknown(name)))
     settings = _settings(chosen, entry(given, "settings", dict))
     if entry(given, "review_every", int, type(None)) is not None:
         whole(given, "review_every")

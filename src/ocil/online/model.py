@@ -29,6 +29,7 @@ from ocil.online.header import (
     FORMAT,
     Header,
     HeaderError,
+    MissingMethodError,
     NewerFormatError,
     UntrustedError,
     check_tensors,
@@ -258,6 +259,9 @@ class Model:
         except UntrustedError as error:
             advice = "If you trust the file, name this network again, or give --trust (trust=True)"
             raise OcilError(f"{path} {error}. {advice}.") from error
+        except MissingMethodError as error:
+            advice = "If it comes from a plugin, load that first (--plugin FILE, ocil.plugins.load)"
+            raise OcilError(f"{path}: {error} {advice}.") from error
         except NewerFormatError as error:
             raise OcilError(f"{path} {error}: update ocil.") from error
         except (OcilError, LookupError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:

@@ -36,6 +36,16 @@ def measured(value: Estimate | None, form: str) -> str:
     return f"{value.mean:{form}}{spread}"
 
 
+def measured_or_range(value: Estimate | None, form: str) -> str:
+    """``measured``; of two seeds the lowest and highest value, as in ``percent_or_range``."""
+    if form == "percent":
+        return percent_or_range(value)
+    if value is None or len(value.values) != 2:
+        return measured(value, form)
+    low, high = sorted(value.values)
+    return f"{value.mean:{form}} ({low:{form}} to {high:{form}})"
+
+
 def published_percent(number: Published | None) -> str:
     if number is None:
         return "-"

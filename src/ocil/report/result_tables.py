@@ -1,7 +1,7 @@
 """Tables of results: comparisons with a paper, every cell, and the few cells of one command."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ocil.data.derived import short_name
@@ -9,7 +9,16 @@ from ocil.evaluation import measures
 from ocil.evaluation.measures import MEASURES, Estimate
 from ocil.report.cells import MeasuredCell, settings_text, title_of
 from ocil.report.comparison import ComparedRow, ComparedTable, Comparison, Grid, difference, overlap, published_accuracy
-from ocil.report.formatting import count, duration, measured, percent, percent_or_range, points, published_percent
+from ocil.report.formatting import (
+    count,
+    duration,
+    measured,
+    measured_or_range,
+    percent,
+    percent_or_range,
+    points,
+    published_percent,
+)
 from ocil.report.papers import ACCURACY, MEASURE_HEADINGS, ColumnKey, Paper
 from ocil.report.table import About, Column, Document, Row, Table, Value, columns, verdict
 from ocil.runs.results import Summary
@@ -88,11 +97,13 @@ def measure_columns(summaries: Sequence[Summary]) -> tuple[Column, ...]:
     return tuple(Column(each.title, "number", not each.higher_is_better) for each in shown)
 
 
-def measure_values(summary: Summary, summaries: Sequence[Summary]) -> list[Value]:
+def measure_values(
+    summary: Summary, summaries: Sequence[Summary], text: Callable[[Estimate | None, str], str] = measured_or_range
+) -> list[Value]:
     """The values of ``measure_columns``."""
     shown = measures.shown([each.measures for each in summaries])
     found = ((measure.format, summary.measures.get(measure.name)) for measure in shown)
-    return [Value(measured(value, form), "" if value is None else f"{value.mean:.6g}") for form, value in found]
+    return [Value(text(value, form), "" if value is None else f"{value.mean:.6g}") for form, value in found]
 
 
 def compared_document(compared: ComparedTable) -> Document:
@@ -219,7 +230,7 @@ def _cell_row(cell: MeasuredCell, paper: Paper, summaries: Sequence[Summary]) ->
         Value(f"{points(change)} {verdict(meets)}".strip(), "" if change is None else f"{change:.4f}", overlap=meets),
         estimate_value(summary.average_forgetting),
         estimate_value(summary.average_intransigence),
-        *measure_values(summary, summaries),
+        *measure_values(summary, summaries, measured),
         Value(duration(seconds), f"{seconds:.3f}"),
         cell.devices,
         cell.command,

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ocil.data import Dataset
+from ocil.data.dataset import refuse_other
 from ocil.errors import OcilError
 from ocil.evaluation.anytime import AnytimeEvaluator
 from ocil.evaluation.evaluator import Evaluator
@@ -32,7 +33,14 @@ def build(config: RunConfig, dataset: Dataset, device: torch.device | str = "cpu
     features are computed from."""
     classes = capacity_for(0) if config.learner.growing else dataset.num_classes + dataset.unseen
     problem = problem_of(dataset, classes, config.learner)
-    return method(config.method).load()(config.learner, problem, config.seed, device)
+    learner = method(config.method).load()(config.learner, problem, config.seed, device)
+    optimizer: Any = learner.optimizer  # of a method of someone's own it may be anything
+    if isinstance(optimizer, torch.optim.Optimizer):
+        raise OcilError(
+            f"the optimiser of {config.method} comes from torch.optim as it is, and cannot be saved: use the setting "
+            "optimizer, or ocil.learning.optimizers.make."
+        )
+    return learner
 
 
 def problem_of(dataset: Dataset, classes: int, config: LearnerConfig | None = None) -> Problem:
@@ -101,6 +109,7 @@ def make_learner(
         >>> tuple(learner.scores(batch.x).shape)
         (10, 10)
     """
+    refuse_other(dataset)
     refuse_unknown(name, settings, {field.name for field in fields(method(name).load().Config)} | {"batch_size"})
     config = resolve(
         name,

@@ -72,6 +72,13 @@ class RunConfig:
                     f"give --memory {least} or more, or a smaller {name} (--set {name}=...)."
                 )
 
+    def __hash__(self) -> int:
+        """As of equal values; a setting of someone's own method may be a list, which has no hash."""
+        own = (value if isinstance(value, int | float | str) else repr(value) for value in vars(self.learner).values())
+        return hash(
+            (self.method, self.dataset, self.seed, self.stream, self.fingerprint, self.weights, self.code, *own)
+        )
+
     @property
     def label(self) -> str:
         """How tables name it: ``er-rv`` is ER with the review trick. AFS has it by definition."""
@@ -210,7 +217,10 @@ def resolve(
         given["memory"] = memory
     if review is not None:
         given["review"] = review
-    refuse_unknown(info.name, given, {f.name for f in (*fields(StreamConfig), *fields(learner.Config))})
+    of_stream, of_method = ({f.name for f in fields(kind)} for kind in (StreamConfig, learner.Config))
+    for shared in sorted(of_stream & of_method):
+        raise OcilError(f"{info.name} has a setting '{shared}', as streams have: give it another name.")
+    refuse_unknown(info.name, given, of_stream | of_method)
     given = {key: value for key, value in given.items() if value is not None}
     for key in given.keys() & {"network", "features"}:
         text = named(given[key])  # Python users may give the factory itself

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import torch
 
+import ocil
 from ocil.data import Dataset
 from ocil.errors import OcilError
 from ocil.evaluation.evaluator import Evaluation
@@ -226,9 +227,7 @@ class Run(Protocol):
             return error
         if out_of_memory(error):
             return self.does_not_fit()
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{Path(place.filename).name}, line {place.lineno}"
-        return OcilError(f"{self.name}: {type(error).__name__}: {error} ({where})")
+        return OcilError(f"{self.name}: {type(error).__name__}: {error} ({place_of(error)})")
 
 
 def perform(
@@ -246,6 +245,16 @@ def perform(
         for _ in active.steps(on_progress, should_stop):
             pass
         return active.finish()
+
+
+def place_of(error: Exception) -> str:
+    """The file and the line where a mistake is to be looked for: the last that is neither ours nor PyTorch's, as in a
+    plugin; else where the error was raised."""
+    libraries = [Path(module.__file__ or "").parent for module in (ocil, torch)]
+    places = traceback.extract_tb(error.__traceback__)
+    own = [place for place in places if not any(Path(place.filename).is_relative_to(folder) for folder in libraries)]
+    place = (own or places)[-1]
+    return f"{Path(place.filename).name}, line {place.lineno}"
 
 
 def out_of_memory(error: Exception) -> bool:

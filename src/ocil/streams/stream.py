@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ocil.data import Dataset
+from ocil.data.dataset import refuse_other
+from ocil.errors import OcilError
 from ocil.streams.config import StreamConfig, usual_task_sizes, usual_tasks
 from ocil.streams.device import DeviceData
 from ocil.streams.kinds import draw
@@ -76,8 +78,11 @@ class Stream:
         resident: DeviceData | None = None,
         arrivals: Order | None = None,
     ) -> None:
+        refuse_other(data)
         if config is None:
             config = arrivals.config if arrivals else usual_stream(data)
+        if not isinstance(config, StreamConfig):
+            raise OcilError(f"the settings of a stream are an ocil.StreamConfig, not a {type(config).__name__}.")
         self.data = data
         self.config = config
         if arrivals is None and config.order:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ocil.errors import OcilError
-from ocil.methods import check_name
+from ocil.methods import check
 from ocil.methods.base import Learner
 from ocil.runs.naming import plain
 from ocil.runs.settings import restored
@@ -34,11 +34,10 @@ promise: Promises[MethodSubject] = Promises()
 @promise("The entry has a name for folders and tables, a summary, and a class whose `learn` is its own.")
 def complete_entry(it: MethodSubject) -> None:
     try:
-        check_name(it.info)
+        check(it.info)
     except OcilError as error:
         must(False, str(error))
     must(it.info.summary.strip(), "the summary is empty")
-    must(issubclass(it.learner, Learner), f"{it.learner.__name__} is not a subclass of ocil.Learner")
     must(it.learner.learn is not Learner.learn, f"{it.learner.__name__} has no `learn`")
     must((it.learner.__doc__ or "").strip(), f"{it.learner.__name__} has no docstring")
 
