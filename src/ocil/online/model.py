@@ -20,7 +20,6 @@ from ocil.errors import OcilError
 from ocil.learning.views import RandomViews
 from ocil.limits import check_threads
 from ocil.methods import method
-from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig
 from ocil.methods.growth import capacity_for
 from ocil.networks import pretrained
@@ -155,9 +154,7 @@ class Model:
                     self.steps.rehearse(slots)
                     after_batch()
                 reviews = self.config.review and not self.config.review_every
-            if reviews and type(learner).review is not Learner.review:
-                learner.review()
-            elif reviews:
+            if reviews:
                 for slots in learner.review_batches():
                     self.steps.review(slots)
                     after_batch()
