@@ -6,9 +6,9 @@ python benchmarks/cell.py EXPERIMENT[,EXPERIMENT...] [FIELD=VALUE ...] [--only '
                           [--json OUT]
 
 An experiment is a file, or the name of one that comes with ocil. Several cells, joined by ``+`` or from experiments,
-share the GPU: a run begins when another ends. ``seeds=N`` among a cell's settings is for that cell alone. On Ctrl-C and
-after ``--limit`` runs are saved; the same command goes on. OUT is written anew whenever a run ends, and at last with
-the runs that had finished before.
+share the GPU: a run begins when another ends. ``seeds=N`` among a cell's settings is for that cell alone. On Ctrl-C, on
+SIGTERM and after ``--limit`` runs are saved; the same command goes on. OUT is written anew whenever a run ends, and at
+last with the runs that had finished before.
 """
 
 import time
@@ -18,6 +18,7 @@ STARTED = time.perf_counter()
 import argparse  # noqa: E402
 import json  # noqa: E402
 import signal  # noqa: E402
+from collections.abc import Iterable  # noqa: E402
 from itertools import groupby  # noqa: E402
 from pathlib import Path  # noqa: E402
 
@@ -48,7 +49,7 @@ def plan(place: str, words: list[str], seeds: int | None, only: str = "") -> lis
             given = dict(word.split("=", 1) for word in settings_given)
             count = int(given.pop("seeds", seeds or 10))
             found += [resolve(method, place, seed=seed, settings=given) for seed in range(count)]
-    return found
+    return list(dict.fromkeys(found))
 
 
 def main() -> None:
@@ -66,7 +67,7 @@ def main() -> None:
     options = parser.parse_args()
     configs = plan(options.place, options.cells, options.seeds, options.only)
     ready = time.perf_counter() - STARTED
-    results: list[Result] = []
+    texts: list[str] = []  # the JSON of the runs that have ended, made once: a run may end every second
     latest: dict[RunKey, Progress] = {}
     asked = False
 
@@ -78,21 +79,21 @@ def main() -> None:
         if isinstance(event, Progress):
             latest[run.key] = event
         elif isinstance(event, Result):
-            results.append(event)
             now, config = f"{time.perf_counter() - STARTED:6.1f} s", event.config
             print(f"{now}  {config.label} seed {config.seed}: {average_accuracy(event.matrix):.4f}", flush=True)
-            save(results)
+            texts.append(json.dumps(event.to_json()))
+            save(texts)
 
-    def save(finished: list[Result]) -> None:
+    def save(runs: Iterable[str]) -> None:
         if options.json:
             seconds = round(time.perf_counter() - STARTED, 1)
-            content = {"seconds_for_all": seconds, "runs": [result.to_json() for result in finished]}
-            write_bytes(options.json, json.dumps(content).encode())
+            write_bytes(options.json, f'{{"seconds_for_all": {seconds}, "runs": [{", ".join(runs)}]}}'.encode())
 
     def stopped() -> bool:
         return asked or time.perf_counter() - STARTED > options.limit
 
-    signal.signal(signal.SIGINT, stop)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
     job = Job(options.root, str(pick_device(options.device)), options.data_dir, options.workers)
     outcomes = execute([StreamRun(config) for config in configs], job, Observer(on_event, stopped))
     for key, outcome in outcomes.items():
@@ -101,7 +102,7 @@ def main() -> None:
             print(f"not finished: {outcome}{far}")
     keys = [StreamRun(config).key for config in configs]
     finished = [outcome for key in keys if isinstance(outcome := outcomes[key], Result)]
-    save(finished)
+    save(json.dumps(result.to_json()) for result in finished)
     if cells := [list(group) for _, group in groupby(finished, lambda result: result.config.cell)]:
         print(markdown_table(summary_table([summarise(cell) for cell in cells]), level=0), end="\n\n")
     alone = max((result.wall_seconds for result in finished), default=0.0)

@@ -214,7 +214,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
 
         path = Path(__file__).parents[1] / f"{name}.py"
         said, stopped, loaded = io.StringIO(), 0, {*sys.modules}
-        interrupt = signal.getsignal(signal.SIGINT)
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         with monkeypatch.context() as patch, redirect_stdout(said), redirect_stderr(said):
             patch.setattr(ocil.kernels.convolution, "SLOW_BACKWARD", ocil.kernels.convolution.SLOW_BACKWARD)
             patch.setenv("TRITON_INTERPRET", "1")  # as in the tests of the kernels
@@ -227,7 +227,8 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
                 stopped = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
                 print("" if isinstance(ended.code, int | None) else ended.code)
             finally:
-                signal.signal(signal.SIGINT, interrupt)
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)
                 set_threads(1)
                 for module in {*sys.modules} - loaded:  # a script that another one imports
                     if (getattr(sys.modules[module], "__file__", None) or "").startswith(str(path.parent)):

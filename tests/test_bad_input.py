@@ -424,6 +424,17 @@ def test_a_figure_that_cannot_be_written(ocil_command: Call, tiny_npz: Path, tmp
     assert "cannot write" in one_error(said)
 
 
+@pytest.mark.parametrize("name", ["accuracy.png", "table.md"])
+def test_a_folder_in_the_place_of_what_compare_writes(
+    ocil_command: Call, tiny_npz: Path, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "runs" / name).mkdir(parents=True)
+    words = ("compare", "fine-tune", "-d", tiny_npz, "-n", 1, "--workers", 1, "-o", tmp_path / "runs")
+    said = ocil_command(*words, "--set", "width=2", "tasks=2")
+    assert one_error(said) == f"cannot write {tmp_path / 'runs' / name}: it is a folder. Choose another place."
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [name]  # nothing has run
+
+
 def test_a_name_of_another_dataset(run_tiny: Call, tiny: Dataset, tmp_path: Path) -> None:
     """Labels that are fine in one dataset and not in the other do not slip through by its name."""
     replace(tiny, name="other").save(tmp_path / "other.npz")

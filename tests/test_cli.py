@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import ocil
+from ocil.cli.execute import stop_when_asked
 from ocil.engines.job import Observer
 from ocil.methods import METHODS
 from ocil.methods.fine_tune import FineTune
@@ -293,6 +294,7 @@ def test_a_second_ctrl_c_stops_at_once(run_tiny: Call, monkeypatch: pytest.Monke
         heard.append(observer.should_stop())
         os.kill(os.getpid(), signal.SIGINT)
         heard.append(observer.should_stop())
+        monkeypatch.setattr("ocil.cli.execute.ECHO_SECONDS", -1.0)
         os.kill(os.getpid(), signal.SIGINT)
         raise AssertionError("still here")
 
@@ -302,6 +304,18 @@ def test_a_second_ctrl_c_stops_at_once(run_tiny: Call, monkeypatch: pytest.Monke
     assert said.code == 130
     assert heard == [False, True]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_twice_in_a_moment_is_one_request(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ocil.cli.execute.ECHO_SECONDS", 1e9)
+    with stop_when_asked() as stopped:
+        signal.raise_signal(number)
+        signal.raise_signal(number)
+        assert stopped()
+    assert capfd.readouterr().err == "Saving; once more stops at once.\n"
 
 
 # Loaded by every process of a command: each step of fine-tuning sleeps, so that no run ends before the signal comes.

@@ -5,12 +5,19 @@ import re
 import shutil
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ocil.experiments import files as experiments
+from ocil.experiments.named import shipped
 from ocil.longtail.config import VARIANTS, LongTailConfig
+from ocil.longtail.results import LongTailResult
 from ocil.methods import METHODS
 from ocil.methods.config import LearnerConfig
+from ocil.report.cells import Collection
+from ocil.report.collect import FoundResults
+from ocil.runs.results import Result
 from ocil.streams import StreamConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,6 +49,12 @@ def test_the_page_on_long_tails_names_every_setting_and_its_default() -> None:
     assert all(f"`{name}`" in text for name in VARIANTS)
 
 
+def test_the_page_on_experiments_lists_those_that_come_with_ocil() -> None:
+    text = (ROOT / "docs/experiments.md").read_text()
+    listed = [name for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE) for name in re.findall(r"`(.*?)`", row)]
+    assert sorted(listed) == sorted(shipped())
+
+
 def test_links_between_pages_lead_somewhere() -> None:
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("results/*.md")]:
         assert not re.search(r"^(<{7}|>{7}) ", page.read_text(), re.MULTILINE), f"{page.name} has marks of a merge"
@@ -49,15 +62,55 @@ def test_links_between_pages_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.slow
-def test_the_tables_are_those_of_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``tools/results_page.py`` has nothing to change."""
-    root = ROOT
-    spec = importlib.util.spec_from_file_location("results_page", root / "tools" / "results_page.py")
+@pytest.fixture(scope="module")
+def tool() -> Any:
+    """``tools/results_page.py`` as a module."""
+    spec = importlib.util.spec_from_file_location("results_page", ROOT / "tools" / "results_page.py")
     assert spec is not None
     assert spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def made_up(*names: str) -> Collection:
+    """What ``ocil sweep`` would leave of experiments: one seed per cell, of which nothing is known but accuracies."""
+    read = [experiments.read(Path(name), seeds=1, settings={"precision": "bf16"}) for name in names]
+    found: list[tuple[Path, Result | LongTailResult]] = []
+    for config in dict.fromkeys(config for each in read for config in each.configs):
+        matrix = [[0.5] * config.stream.tasks] * config.stream.tasks
+        found.append((Path(config.cell), Result(config, matrix, [], 1.0, {}, "", {})))
+    return FoundResults("", found, []).collection()
+
+
+def lines_of(text: str) -> list[str]:
+    """The first cells of the rows of tables, and the lines between tables."""
+    return [line.split(" | ")[0].strip("| `") for line in text.splitlines() if line and not line.startswith("|---")]
+
+
+def test_each_experiment_has_a_table_that_takes_its_runs(tool: Any) -> None:
+    streams = made_up("streams")
+    assert {tool.group(cell) for cell in streams.cells} == {"streams"}
+    assert "CIFAR-100 (noise)" in lines_of(tool.over_time(streams.cells))
+    assert {tool.group(cell) for cell in made_up("no-task-ends").cells} == {"no task ends"}
+    anytime = lines_of(tool.over_time(tool.of_group(made_up("anytime"), "any time")))
+    assert anytime[0] == "CIFAR-100"
+    assert anytime.count("afs --set evaluate_every=100 precision=bf16") == 2 * 3
+    assert anytime.index("CIFAR-10") == 2 + 5 * 3
+    parts = lines_of(tool.parts(made_up("stride-parts")))
+    assert {"stride", "stride-no-rv", "stride steps=1", "stride views=1 raw=true"} < set(parts)
+    assert tool.parts(made_up("stride")) == ""
+    assert len(lines_of(tool.compute(made_up("compute")))) == 1 + 4 * 5
+    assert tool.compute(made_up("stride")) == ""
+    field = tool.field(made_up("field", "stride"))
+    assert re.findall(r"^\| afs \|.* \| ([^|]+) \|$", field, re.MULTILINE) == ["212 to 220", "211"]
+    assert "stride, afs, scr and er-rv have 10 to 19" in field
+
+
+@pytest.mark.slow
+def test_the_tables_are_those_of_the_runs(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``tools/results_page.py`` has nothing to change."""
+    root = ROOT
     pages = ("README.md", "docs/results.md", "docs/methods/stride.md", "results/README.md")
     shutil.copytree(root / "results", tmp_path / "results")
     for page in pages[:-1]:

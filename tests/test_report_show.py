@@ -120,7 +120,7 @@ def test_offline_and_bare_results(ocil_command: Call, tmp_path: Path) -> None:
     assert "unknown" in said.out
 
 
-def test_mistakes(ocil_command: Call, root: Path, tmp_path: Path) -> None:
+def test_mistakes(ocil_command: Call, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "there is no" in one_error(ocil_command("show", root / "nowhere"))
     (root / "empty").mkdir()
     assert "no finished run" in one_error(ocil_command("show", root / "empty"))
@@ -129,7 +129,12 @@ def test_mistakes(ocil_command: Call, root: Path, tmp_path: Path) -> None:
     folder.save_config(config)
     message = one_error(ocil_command("show", folder.path))
     assert "is not finished" in message
-    assert "ocil run er --dataset cifar100 --memory 5000 --seed 4 --seeds 1" in message
+    go_on = "To go on: ocil run er --dataset cifar100 --memory 5000 --seed 4 --seeds 1"
+    assert message.endswith(f"{go_on} --out {root / 'begun'}")
+    monkeypatch.chdir(tmp_path)
+    begun = RunFolder.of(Path("runs"), config)
+    begun.save_config(config)
+    assert one_error(ocil_command("show", begun.path)).endswith(go_on)
     broken = root / "broken"
     broken.mkdir()
     (broken / "result.json").write_text("{")

@@ -209,7 +209,7 @@ def test_the_folder_of_all_runs_may_be_a_link_and_no_other(tiny: Dataset, tmp_pa
 
 
 def test_runs_of_a_benchmark_are_taken_with_their_checksum(
-    result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, words = tmp_path / "out.json", ["take_runs.py", str(tmp_path / "out.json"), str(tmp_path / "results")]
     monkeypatch.setattr(sys, "argv", [*words, "--side-by-side", "10"])
@@ -224,6 +224,15 @@ def test_runs_of_a_benchmark_are_taken_with_their_checksum(
     runpy.run_path(tool, run_name="__main__")
     taken = RunFolder.of(tmp_path / "results", CONFIG).result()
     assert taken == replace(result, environment=result.environment | {"side_by_side": 10})
+    other = replace(result, digest="of others", environment=result.environment | {"images": "others"})
+    source.write_text(json.dumps({"runs": [replace(other, config=replace(CONFIG, seed=9)).to_json(), other.to_json()]}))
+    with pytest.raises(SystemExit, match="had other images"):
+        runpy.run_path(tool, run_name="__main__")
+    assert [path.name for path in RunFolder.of(tmp_path / "results", CONFIG).path.parent.iterdir()] == ["seed-0"]
+    old = replace(result, environment={name: v for name, v in result.environment.items() if name != "images"})
+    RunFolder.of(tmp_path / "results", CONFIG).save_result(old)
+    runpy.run_path(tool, run_name="__main__")
+    assert "1 of 2 runs are new\n1 are left out that may have other images" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 
 from ocil.data import Dataset, load
+from ocil.engines.job import Observer, Outcomes, not_started
 from ocil.experiments.estimate import MILLISECONDS
 from ocil.report.collect import collect
 from tests.conftest import Script
@@ -61,7 +62,8 @@ def test_every_script_has_a_test_and_says_how_it_is_called() -> None:
 @pytest.mark.slow
 def test_cells_from_start_to_table(script: Script, tiny_npz: Path, tmp_path: Path) -> None:
     words = ("--root", "runs", "--json", "out.json", "--workers", 1, "--device", "cpu")
-    out = script("benchmarks/cell", tiny_npz, "er", *SMALL, "seeds=1", "+", "fine-tune", *SMALL[::3], "seeds=1", *words)
+    er = ("er", *SMALL, "seeds=1")
+    out = script("benchmarks/cell", tiny_npz, *er, "+", "fine-tune", *SMALL[::3], "seeds=1", "+", *er, *words)
     assert "from start to table" in out
     rows = [line.split(" | ")[0] for line in out.splitlines() if re.match(r"\| (er|fine-tune) ", line)]
     assert rows == ["| er", "| fine-tune"]
@@ -74,13 +76,23 @@ def test_cells_from_start_to_table(script: Script, tiny_npz: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_cells_of_experiments_end_at_a_limit_and_go_on(script: Script, tiny_npz: Path, tmp_path: Path) -> None:
+def test_cells_of_experiments_end_at_a_limit_and_go_on(
+    script: Script, tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped_by_sigterm(runs: Any, job: Any, observer: Observer) -> Outcomes:
+        signal.raise_signal(signal.SIGTERM)
+        assert observer.should_stop()
+        return not_started(runs)
+
     for name, method in (("one", "er"), ("two", "fine-tune")):
         cell = f'[[cells]]\nmethod = "{method}"\ndataset = "{tiny_npz}"\nwidth = 1\ntasks = 2\n'
         (tmp_path / f"{name}.toml").write_text(f"seeds = 1\n{cell}")
     words = ("one.toml,two.toml", "--json", "out.json", "--workers", 1, "--device", "cpu")
     script("benchmarks/cell", *words, "--limit", 0, code=1)
     assert json.loads((tmp_path / "out.json").read_text())["runs"] == []
+    monkeypatch.setattr("ocil.engines.execute", stopped_by_sigterm)
+    script("benchmarks/cell", *words, code=1)
+    monkeypatch.undo()
     script("benchmarks/cell", *words)
     script("benchmarks/cell", *words)  # which finds both runs finished
     content = json.loads((tmp_path / "out.json").read_text())

@@ -4,13 +4,13 @@ python tools/results_page.py
 """
 
 import re
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from ocil.methods import METHODS
 from ocil.report import longtail, papers
-from ocil.report.cells import Collection, MeasuredCell
+from ocil.report.cells import Collection, MeasuredCell, title_of
 from ocil.report.collect import find
 from ocil.report.comparison import difference, overlap, published_accuracy
 from ocil.report.cost import images_per_batch
@@ -38,6 +38,8 @@ QUESTIONS = {  # cells that change one of these settings answer one question, in
     "memory batch": {"memory_batch"},
     "any time": {"evaluate_every"},
 }
+PARTS = {"steps", "views", "raw", "adjustment", "loss", "beta"}  # of stride, which can be removed
+COMPUTE = {"images", "memory_batch"}  # how many images a step passes
 IN_EVERY_COLUMN = ("afs", "er-rv", "scr")
 PAPER_SEEDS = range(10)  # as many as the paper has
 UNSEEN_SEEDS = range(10, 20)  # no search of stride's settings has seen them
@@ -77,6 +79,8 @@ def group(cell: MeasuredCell) -> str:
     """The table of the page that a cell belongs to."""
     if not (names := changed(cell)):
         return "table"
+    if "scenario" in names or names >= {"boundary", "class_order"}:
+        return "streams"
     for question, settings in QUESTIONS.items():
         if names & settings:
             return question
@@ -161,7 +165,13 @@ def main() -> None:
     for page in ("docs/results.md", "docs/methods/stride.md"):
         place(ROOT / page, "stride", beside(unseen))
     place(ROOT / "docs/results.md", "field", field(unseen))
-    place(ROOT / "docs/results.md", "any time", at_any_time(unseen))
+    place(ROOT / "docs/results.md", "any time", over_time(of_group(unseen, "any time")))
+    if streams := of_group(found, "streams"):
+        place(ROOT / "docs/results.md", "streams", over_time(streams))
+    if removed := parts(unseen):
+        place(ROOT / "docs/methods/stride.md", "parts", removed)
+    if spent := compute(unseen):
+        place(ROOT / "docs/results.md", "compute", spent)
     if found.longtail:
         place(ROOT / "docs/results.md", "longtail", longtail_tables(found))
         place(ROOT / "results/README.md", "longtail", longtail_cells(found))
@@ -202,31 +212,73 @@ def field(found: Collection) -> str:
         and group(cell) == "table"
         and (cell.config.dataset, cell.config.learner.memory) in columns
     ]
-    standings = Standings(entries([*since, *beside]), named("accuracy"), "stride")
+    names = [name for name in BESIDE if any(cell.config.label == name for cell in beside)]
+    wider = " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+    note = f"Seeds 10 to 12; {wider} have 10 to 19. Differences are over the seeds that both have."
+    datasets = dict.fromkeys(cell.config.dataset for cell in since)
+    tables = [
+        with_images([cell for cell in (*since, *beside) if cell.config.dataset == name], note) for name in datasets
+    ]
+    return "\n\n".join(tables)
+
+
+def with_images(cells: list[MeasuredCell], note: str) -> str:
+    """Methods on one dataset beside stride, with the images that they pass per stream batch."""
+    standings = Standings(entries(cells), named("accuracy"), "stride")
     images = {row.name: images_text(standings, row) for row in standings.rows}
     tables = []
     for each in methods_tables(standings):
         rows = (replace(row, values=(*row.values, Value(images[row.values[0].text]))) for row in each.rows)
         heads = (*each.columns, Column("images / batch", "number"))
-        note = "Seeds 10 to 12; stride, afs and er-rv have 10 to 19. Differences are over the seeds that both have."
         tables.append(replace(each, columns=heads, rows=tuple(rows), note=note))
     return "\n\n".join(markdown_table(each, level=0) for each in tables)
 
 
-def at_any_time(found: Collection) -> str:
-    """Runs that were tested every so many batches: the accuracy at their end, and at all points."""
+def of_group(found: Collection, name: str) -> list[MeasuredCell]:
+    return [cell for cell in load(found) if group(cell) == name]
+
+
+def over_time(cells: Iterable[MeasuredCell]) -> str:
+    """Runs that were tested every so many batches: the accuracy at their end, and at all points. A table per
+    dataset."""
     measures = [named(name) for name in AT_ANY_TIME]
-    cells = [cell for cell in load(found) if "evaluate_every" in changed(cell)]
+    rows: dict[str, list[Row]] = {}
+    for cell in cells:
+        shown = (measure.text(measure.estimate(cell)) for measure in measures)
+        row = Row.of(words_of(cell), cell.config.learner.memory, len(cell.runs), *shown)
+        rows.setdefault(title_of(cell.config.dataset), []).append(row)
+    head = ("method", "memory", "seeds", *(measure.title for measure in measures))
+    return "\n\n".join(f"{title}\n\n{table(head, rows[title], code=1)}" for title in rows)
+
+
+def parts(found: Collection) -> str:
+    """Stride with each of its parts removed; nothing if that is not measured."""
+    stride = [cell for cell in found.cells if cell.config.method == "stride" and changed(cell) <= PARTS]
+    columns = {cell.place for cell in stride if changed(cell) or not cell.config.learner.review}
+    cells = [cell for cell in stride if cell.place in columns]
+    if not cells:
+        return ""
+    standings = Standings(entries(cells), named("accuracy"), "stride")
+    return "\n\n".join(markdown_table(each, level=0) for each in methods_tables(standings))
+
+
+def compute(found: Collection) -> str:
+    """Accuracy by the images that pass per stream batch; nothing if that is not measured."""
+    dataset, memory = STUDY
+    cells = [
+        cell
+        for cell in load(found)
+        if cell.config.label in BESIDE and changed(cell) <= COMPUTE
+        if (cell.config.dataset, cell.config.learner.memory) == (dataset, memory)
+    ]
+    if not any(changed(cell) for cell in cells):
+        return ""
+    cells.sort(key=lambda cell: (BESIDE.index(cell.config.label), images_per_batch(cell) or 0))
     rows = [
-        Row.of(
-            words_of(cell),
-            cell.config.learner.memory,
-            len(cell.runs),
-            *(measure.text(measure.estimate(cell)) for measure in measures),
-        )
+        Row.of(words_of(cell), images_of(cell), len(cell.runs), percent(cell.summary.average_accuracy))
         for cell in cells
     ]
-    return table(("method", "memory", "seeds", *(measure.title for measure in measures)), rows, code=1)
+    return table(("method", "images per stream batch", "seeds", "accuracy %"), rows, code=1)
 
 
 def sizes(cells: list[MeasuredCell], datasets: Container[str]) -> str:

@@ -3,7 +3,8 @@
 python tools/take_runs.py OUT.json results [--side-by-side N]
 
 N: how many runs shared the GPU. It is kept with each run, since their times do not hold for a run alone. A run that is
-there already stays as it is.
+there already stays as it is. If that one had other images, as another split of Mini-ImageNet has, nothing is taken; the
+oldest runs do not know theirs.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from typing import Any
 
 from ocil.longtail.results import LongTailResult
 from ocil.runs.naming import seed_folder
-from ocil.runs.results import Result, sealed, write_json
+from ocil.runs.results import Result, read_json, sealed, write_json
 
 
 def read(content: Mapping[str, Any]) -> Result | LongTailResult:
@@ -29,17 +30,23 @@ def main() -> None:
     parser.add_argument("--side-by-side", type=int)
     options = parser.parse_args()
     runs = json.loads(options.source.read_text())["runs"]
-    taken = 0
+    new, unknown = {}, []
     for content in runs:
-        config = read(content).config
-        path = options.folder / config.cell / seed_folder(config.seed) / "result.json"
-        if path.exists():
-            continue
+        result = read(content)
+        path = options.folder / result.config.cell / seed_folder(result.config.seed) / "result.json"
+        if not path.exists():
+            new[path] = content
+        elif not (there := read(read_json(path))).images and there.digest != result.digest:
+            unknown.append(path)
+        elif there.images and there.images != result.images:
+            raise SystemExit(f"{path} had other images: take these runs into another folder")
+    for path, content in new.items():
         if options.side_by_side:
             content["environment"]["side_by_side"] = options.side_by_side
         write_json(path, sealed(content))
-        taken += 1
-    print(f"{taken} of {len(runs)} runs are new")
+    print(f"{len(new)} of {len(runs)} runs are new")
+    if unknown:
+        print(f"{len(unknown)} are left out that may have other images than those that are there, as {unknown[0]}")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ocil.runs.protocol import Run
 
 STOPPED = "Stopped: the same command goes on from what was last saved."
+ECHO_SECONDS = 0.5  # a signal that comes sooner after the first one is the same request
 
 
 def execute(
@@ -68,20 +70,25 @@ def execute(
 
 @contextmanager
 def stop_when_asked() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C, or SIGTERM as a scheduler sends it, asks runs to save and stop; a second one stops at once."""
-    asked = False
+    """The first Ctrl-C, or SIGTERM as a scheduler sends it, asks runs to save and stop; a second one stops at once.
+
+    ``timeout`` and schedulers signal a process and then its group, so the first one may come twice in a moment.
+    """
+    asked_at: float | None = None
     usual: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
-    def ask(*_: Any) -> None:
-        nonlocal asked
-        asked = True
-        for number, handler in usual.items():
-            signal.signal(number, handler)
-        os.write(2, b"Saving; once more stops at once.\n")  # not print: that may be in the middle of a line
+    def ask(number: int, _: Any) -> None:
+        nonlocal asked_at
+        if asked_at is None:
+            asked_at = time.monotonic()
+            os.write(2, b"Saving; once more stops at once.\n")  # not print: that may be in the middle of a line
+        elif time.monotonic() - asked_at > ECHO_SECONDS:
+            signal.signal(number, usual[signal.Signals(number)])
+            signal.raise_signal(number)
 
     before = {number: signal.signal(number, ask) for number in usual}
     try:
-        yield lambda: asked
+        yield lambda: asked_at is not None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,5 +1,6 @@
 """``ocil report`` and ``ocil show``: what was measured, as a page and on the terminal."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -225,7 +226,9 @@ def _must_be_finished(path: Path) -> None:
         config = RunConfig.from_json(read_json(path / "config.json"))
     except (*UNREADABLE, OcilError):
         return
-    raise OcilError(f"{path} is not finished. To go on: {command(config)} --seed {config.seed} --seeds 1")
+    root = path.absolute().parent.parent
+    where = "" if root == Path("runs").absolute() else f" --out {shlex.quote(str(root))}"
+    raise OcilError(f"{path} is not finished. To go on: {command(config)} --seed {config.seed} --seeds 1{where}")
 
 
 def _brief(cell: "MeasuredCell", paper: "Paper") -> dict[str, object]:

@@ -87,8 +87,12 @@ def compare(
     if path.suffix not in (".png", ".svg"):
         raise OcilError(f"--figure {path}: the name must end in .png or .svg.")
     from ocil import data
+    from ocil.files import must_be_free
     from ocil.runs.folder import make_folder
 
+    table = options.out / "table.md"
+    for written in (path, table):  # before runs that may take days
+        must_be_free(written)
     cells = [_cell(name, options, data.load_once, shared=True) for name in dict.fromkeys(methods)]
     make_folder(path.parent)
     found, failed = _execute(cells, options, execution or Execution())
@@ -102,14 +106,14 @@ def compare(
 
     summaries = [cell.summary for cell in found]
     save(accuracy_after_each_task(summaries), path)
-    write_bytes(options.out / "table.md", f"{markdown_table(summary_table(summaries), level=0)}\n".encode())
+    write_bytes(table, f"{markdown_table(summary_table(summaries), level=0)}\n".encode())
     if as_json:
         cells_json = [cell.to_json() for cell in found]
         console.print_json({"cells": cells_json, "figure": str(path), "failed": failed})
     else:
         _print_table(found)
         console.info(f"Picture: {path}")
-        console.info(f"Table:   {options.out / 'table.md'}")
+        console.info(f"Table:   {table}")
         console.info(f"Runs:    {options.out}")
     return 1 if failed else 0
 
