@@ -33,7 +33,7 @@ Inputs = NDArray[Any]
 """uint8 images [N,H,W,C], or float16 or float32 vectors [N,D]."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """Images as uint8 [N,H,W,C] with one or three channels, or vectors as float16 or float32 [N,D]; labels as int64 [N]
     that count from 0.
@@ -48,6 +48,8 @@ class Dataset:
         >>> import numpy as np
         >>> images, labels = np.zeros((4, 8, 8, 3), np.uint8), np.array([0, 1, 0, 1])
         >>> data = ocil.Dataset("toy", images, labels, images[:2], labels[:2], ("cat", "dog"))
+        >>> data
+        <Dataset toy: 2 classes, 4 training and 2 test images of 8x8x3>
         >>> data.image_shape, data.num_classes
         ((8, 8, 3), 2)
     """
@@ -70,6 +72,12 @@ class Dataset:
 
     def __post_init__(self) -> None:
         self.validate()
+
+    def __repr__(self) -> str:
+        inputs = f"{'images' if self.is_images else 'vectors'} of {'x'.join(map(str, self.input_shape))}"
+        counts = f"{len(self.train_y)} training and {len(self.test_y)} test {inputs}"
+        domains = f", {self.num_domains} domains" if self.domains else ""
+        return f"<Dataset {self.name}: {self.num_classes} classes{domains}, {counts}>"
 
     @property
     def input_shape(self) -> tuple[int, ...]:
