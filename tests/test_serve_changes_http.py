@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ocil.errors import WriteError
 from ocil.online.model import FILE
 from ocil.serve.limits import Limits
 from ocil.serve.service import Service
@@ -100,6 +101,21 @@ def test_versions(client: Any) -> None:
     assert client.post("/versions/x/restore", json={}).status_code == 404
     assert client.delete("/versions/v1").json()["made"]
     assert client.get("/versions").json() == {"versions": [], "pinned": None}
+
+
+def test_files_that_cannot_be_used(client: Any, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer has the message, which says what to do."""
+    (service.folder / "held-out.safetensors").write_bytes(b"damaged")
+    answer = client.get("/versions/compare")
+    assert answer.status_code == 503
+    assert "Send the held-out set again" in answer.json()["detail"]
+
+    def full(*_: Any) -> None:
+        raise WriteError("Free some space.")
+
+    monkeypatch.setattr("ocil.tensorfile.write", full)
+    answer = client.put("/held-out", json=as_json((png(picture(0)), "a")))
+    assert (answer.status_code, answer.json()["detail"]) == (503, "Free some space.")
 
 
 def test_a_backup(client: Any) -> None:
