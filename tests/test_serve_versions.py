@@ -251,3 +251,27 @@ def test_a_backup_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.Monkey
             patch.setattr(service.model, "save", full)
             with pytest.raises(RefusedError, match="No space left"):
                 backup(service)
+
+
+def test_a_backup_after_learning_has_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that was broken off is not saved. The last checkpoint and the log have all that was acknowledged."""
+    folder, copy = tmp_path / "a", tmp_path / "b"
+    with running(folder, save_seconds=1e9) as service:
+        send(service, 4)
+        learn = service.model.learn
+
+        def broken(*what: Any) -> None:
+            learn(*what)
+            raise RuntimeError
+
+        monkeypatch.setattr(service.model, "learn", broken)
+        number = service.writer.submit(FORM.read(picture(90)[None]), ["c"]).result(SECONDS).last
+        assert not service.trainer.waiters.wait_for(number).result(SECONDS)
+        before = (folder / FILE).read_bytes()
+        content = b"".join(backup(service))
+        assert (folder / FILE).read_bytes() == before
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        archive.extractall(copy, filter="data")
+    with running(copy) as service:
+        assert service.trainer.waiters.wait_for(number).result(SECONDS)
+        assert service.statistics.samples == number
