@@ -1,8 +1,8 @@
 """The list of all samples: their numbers, labels and times, and what became of them.
 
 The log is deleted once the model has learned it; this list stays, in a file of SQLite. It holds nothing that the log
-did not hold first. What is added waits in a transaction that is committed, synced to the disk, before the log is
-deleted. So after a crash the log still has what the list has lost, and it is added again; adding a record twice
+did not hold first. What is added waits in a transaction that is committed, synced to the disk, before the model is
+saved. So after a crash the log still has what the list has lost, and it is added again; adding a record twice
 changes nothing.
 """
 
@@ -57,7 +57,7 @@ class Catalogue:
         """
         self.path = path
         self.broken: str | None = None
-        """Why something could not be added. A start reads it from the log, which is kept until then."""
+        """Why something could not be added, or was lost again. The log has it until the list is mended."""
         self._lock = threading.Lock()
         try:
             if path.is_symlink() or (path.exists() and not stat.S_ISREG(path.lstat().st_mode)):
@@ -83,12 +83,20 @@ class Catalogue:
         """Add what records of the log say. An error is kept in ``broken``."""
         with self._lock:
             try:
+                if not self._base.in_transaction:
+                    self._base.execute("begin")
                 for record in records:
                     self._add(record)
             except sqlite3.Error as error:
-                self.broken = (
-                    f"the list of samples cannot be written: {error}. Restart the service once the disk works."
-                )
+                self._break(error)
+
+    def mend(self, records: Iterable[Record]) -> None:
+        """Try again to add what could not be added. ``records``: all that the log has."""
+        self.broken = None
+        self.add(records)
+
+    def _break(self, error: sqlite3.Error) -> None:
+        self.broken = f"the list of samples cannot be written: {error}. It is tried again when the model is saved."
 
     def _add(self, record: Record) -> None:
         if isinstance(record, SampleRecord):
@@ -116,8 +124,9 @@ class Catalogue:
                 if self._base.in_transaction:
                     self._base.execute("commit")
                 self._base.execute("begin")
-            except sqlite3.Error as error:
-                raise WriteError(f"the list of samples could not be written: {error}") from error
+            except sqlite3.Error as error:  # SQLite may have taken back all that was to be committed
+                self._break(error)
+                raise WriteError(self.broken) from error
 
     def sample(self, number: int) -> SampleState | None:
         found = self._find("where number = ?", (number,))
