@@ -275,3 +275,23 @@ def test_a_backup_after_learning_has_stopped(tmp_path: Path, monkeypatch: pytest
     with running(copy) as service:
         assert service.trainer.waiters.wait_for(number).result(SECONDS)
         assert service.statistics.samples == number
+
+
+def test_the_end_of_the_log_is_gone(tmp_path: Path) -> None:
+    """The list of samples shows that they are missing. A version's number is not given to another one."""
+    with running(tmp_path) as service:
+        send(service, 4)
+        make(service, service.save_version("v"))
+        send(service, 2, first=5)
+    for segment in (tmp_path / "log").glob("*.log"):
+        segment.write_bytes(b"")
+    (tmp_path / FILE).unlink()
+    with pytest.raises(OcilError, match="lists sample 6, but the model and its log end with 0"), running(tmp_path):
+        pass
+    with running(tmp_path, set_aside_damage=True) as service:
+        assert service.samples() == []
+        assert [one.scored for one in service.held_out.compare()] == [0, 0]
+        assert "has its number" in str(make(service, service.save_version("w")).refused)
+        assert make(service, service.save_version("w")).refused is None
+    with running(tmp_path) as service:
+        assert [one.name for one in service.versions] == ["v", "w"]

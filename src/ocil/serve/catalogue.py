@@ -51,9 +51,9 @@ class SampleState:
 class Catalogue:
     """The list of samples in one file. Safe to use from any thread."""
 
-    def __init__(self, path: Path, last: int, last_change: int) -> None:
-        """``last`` and ``last_change``: the newest sample and change that are known. The list is cut to them: the end
-        of a log that was given up after damage may have had more.
+    def __init__(self, path: Path, last: int, last_change: int, set_aside: bool = False) -> None:
+        """``last`` and ``last_change``: the newest sample and change that are known. If the list has more, the end of
+        the log was lost: ``OcilError``, or with ``set_aside`` the list is cut to them.
         """
         self.path = path
         self.broken: str | None = None
@@ -70,6 +70,13 @@ class Catalogue:
                 raise OcilError(f"{path} was written by a later version of ocil: update it.")
             self._base.executescript(TABLES)
             self._base.execute(f"pragma user_version = {NEWEST_FORMAT}")
+            (newest,) = self._base.execute("select coalesce(max(number), 0) from samples").fetchone()
+            if newest > last and not set_aside:
+                raise OcilError(
+                    f"{path} lists sample {newest}, but the model and its log end with {last}: acknowledged samples "
+                    "are missing. Restore the whole folder from one and the same copy, or start with "
+                    "--set-aside-damage to go on with what is there."
+                )
             self._base.execute("delete from samples where number > ?", (last,))
             self._base.execute("update samples set changed = ? where changed > ?", (last_change, last_change))
             self._base.execute("begin")

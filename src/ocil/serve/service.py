@@ -70,7 +70,7 @@ class Service:
         self.log = log = Log(
             folder / LOG, note.position, model.input_format, set_aside=set_aside_damage, changes=note.changes
         )
-        self.catalogue = Catalogue(folder / CATALOGUE, log.last, log.last_change)
+        self.catalogue = Catalogue(folder / CATALOGUE, log.last, log.last_change, set_aside_damage)
         self._fill_catalogue()
         self._numerics = ExitStack()
         self._numerics.enter_context(numerics(model.config.precision))  # once: threads must not switch it to and fro
