@@ -91,7 +91,8 @@ def test_versions(client: Any) -> None:
     refused = client.delete("/versions/v1")
     assert (refused.status_code, refused.json()["detail"]) == (409, "predictions are pinned to it.")
     assert client.put("/versions/pinned", json={"name": None}).json()["made"]
-    assert client.put("/versions/pinned", json={"name": "x"}).status_code == 404
+    for unknown in ("x", ""):
+        assert client.put("/versions/pinned", json={"name": unknown}).status_code == 404
     held_out = as_json(*[(png(picture(40 * (n % 2), 50 + n)), "ab"[n % 2]) for n in range(10)])
     assert client.put("/held-out", json=held_out).json() == {"count": 10}  # more than one request may teach
     one, now = client.get("/versions/compare").json()["versions"]
@@ -99,7 +100,12 @@ def test_versions(client: Any) -> None:
     assert one["accuracy"] == one["correct"] / 10
     assert client.post("/versions/v1/restore", json={"relearn": True}).json()["made"]
     assert client.post("/versions/x/restore", json={}).status_code == 404
-    assert client.delete("/versions/v1").json()["made"]
+    key = {"Idempotency-Key": "drop"}
+    first = client.delete("/versions/v1", headers=key).json()
+    assert (first["made"], first["repeated"]) == (True, False)
+    assert client.delete("/versions/v1", headers=key).json() == first | {"repeated": True}  # though it is gone
+    assert client.delete("/versions/v1").status_code == 404
+    assert client.delete("/versions/x", headers=key).status_code == 409
     assert client.get("/versions").json() == {"versions": [], "pinned": None}
 
 

@@ -83,13 +83,6 @@ class Versions:
     def path(self, number: int) -> Path:
         return self.folder / f"{number:020d}"
 
-    def named(self, name: str) -> Version:
-        """``RefusedError`` with 404 if there is none."""
-        found = next((one for one in self.all if one.name == name), None)
-        if found is None:
-            raise RefusedError(404, "there is no version of this name.")
-        return found
-
     def find(self, number: int) -> Version | None:
         return next((one for one in self.all if one.number == number), None)
 
