@@ -18,7 +18,7 @@ from ocil.online.model import Recipe
 from ocil.online.vectors import VectorFormat
 from ocil.serve.limits import Limits, RefusedError
 from ocil.serve.service import Service
-from tests.serving import FORM, batches_of, picture, png, running
+from tests.serving import FORM, SECONDS, batches_of, picture, png, running
 
 pytest.importorskip("fastapi")
 pytest.importorskip("python_multipart")
@@ -51,7 +51,7 @@ def client(service: Service) -> Iterator[Any]:
 
 
 def until(condition: Any) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + SECONDS
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)

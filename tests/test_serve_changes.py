@@ -24,10 +24,9 @@ from ocil.serve.records import Change, Cut, SampleRecord, parsed
 from ocil.serve.segment import DamagedError
 from ocil.serve.service import Service
 from ocil.serve.trainer import _TooLateError
-from tests.serving import FORM, picture, relearned, running
+from tests.serving import FORM, SECONDS, picture, relearned, running
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
-SECONDS = 300.0
 
 
 def send(service: Service, count: int, first: int = 1, key: str | None = None, wait: bool = True) -> int:

@@ -15,8 +15,8 @@ from ocil.serve.backup import backup
 from ocil.serve.limits import Limits, RefusedError
 from ocil.serve.service import Service
 from tests.conftest import left_over
-from tests.serving import FORM, picture, relearned, running
-from tests.test_serve_changes import SECONDS, held_up, labels_in_memory, make, refused, send
+from tests.serving import FORM, SECONDS, picture, relearned, running
+from tests.test_serve_changes import held_up, labels_in_memory, make, refused, send
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
 
