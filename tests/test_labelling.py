@@ -216,6 +216,20 @@ def test_all_of_it_survives_a_restart(tmp_path: Path) -> None:
         assert labelling.totals().labelled == 2
 
 
+def test_a_new_queue_in_the_place_of_a_lost_one(tmp_path: Path) -> None:
+    """Its images have the numbers, but not the Idempotency-Keys, of those before."""
+    with running(tmp_path) as service:
+        labelling = Labelling.of(service)
+        labelling.add([content(10)])
+        labelling.label(1, "a")
+    for file in tmp_path.glob(f"{FILE}*"):
+        file.unlink()
+    with running(tmp_path) as service:
+        labelling = Labelling.of(service)
+        labelling.add([content(90)])
+        assert labelling.label(1, "b").sample == 2
+
+
 def test_what_a_crash_left_undone_is_done_once(tmp_path: Path) -> None:
     with running(tmp_path) as service:
         labelling = Labelling.of(service)
