@@ -174,8 +174,10 @@ def test_a_version_that_cannot_be_written_is_none(tmp_path: Path, monkeypatch: p
         send(service, 2)
         with monkeypatch.context() as patch:
             patch.setattr("ocil.serve.versions.write_bytes", full)
-            assert make(service, service.save_version("v")).refused == "No space left"
+            refusal = make(service, service.save_version("v")).refused
+        assert refusal == "the version could not be saved: No space left"
         assert service.versions == ()
+        assert not list((tmp_path / "versions").iterdir())  # the model's file would take up space for good
         send(service, 2, first=3)
     with running(tmp_path) as service:
         assert service.versions == ()

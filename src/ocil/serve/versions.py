@@ -119,9 +119,10 @@ class Versions:
             write_bytes(place / DESCRIPTION, json.dumps(asdict(made)).encode())
             for written in (place, self.folder, self.folder.parent):
                 sync_folder(written)
-        except OSError as error:
+        except (OSError, WriteError) as error:
             shutil.rmtree(place, ignore_errors=True)
-            raise WriteError(f"the version could not be saved: {error.strerror or error}") from error
+            reason = getattr(error, "strerror", None) or error
+            raise WriteError(f"the version could not be saved: {reason}") from error
         self.all = (*self.all, made)
 
     def load(self, number: int, like: Model) -> Model:
