@@ -260,7 +260,8 @@ class Service:
     @property
     def problem(self) -> str | None:
         """What keeps the service from learning or saving."""
-        for_now = filter(None, (self.trainer.trouble, self.checkpoints.trouble, self.catalogue.broken))
+        unsaved, unlisted = self.checkpoints.trouble or "", self.catalogue.broken or ""
+        for_now = filter(None, (self.trainer.trouble, unsaved, unlisted if unlisted not in unsaved else ""))
         return self.failed or self.log.broken or "; ".join(for_now) or None
 
     def gauges(self) -> list[tuple[str, str, float]]:
