@@ -21,6 +21,7 @@ from ocil.serve.service import Service
 RECIPE = Recipe("er", memory=20, width=1, batch_size=4)
 FORM = ImageFormat((12, 12, 1))
 FORGOTTEN = object()
+SECONDS = 300.0  # for what takes a moment, however busy the machine is
 
 
 def picture(brightness: int, number: int = 0) -> np.ndarray:
@@ -48,7 +49,7 @@ def running(folder: Path, recipe: Recipe = RECIPE, form: InputFormat = FORM, **o
         try:
             yield service
         finally:
-            service.close()
+            service.close(SECONDS)
 
 
 def batches_of(folder: Path) -> list[list[tuple[int, Any, np.ndarray]]]:

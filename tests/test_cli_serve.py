@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from ocil.cli.serve import LIMITS, LimitOptions
-from ocil.online.model import FILE, Model
+from ocil.online.model import Model
 from ocil.serve.limits import Limits
 from tests.conftest import Call, one_error
 from tests.serving import picture
@@ -65,9 +65,11 @@ def test_settings_that_are_wrong(ocil_command: Call, tmp_path: Path) -> None:
         (("--method", "er", "--width", 0), "at least 1"),
         (("--method", "er", "--set", "growing=no"), "growing = false"),
         (("--method", "er", "--set", "boundary=none"), "boundary is a setting of a benchmark's stream"),
+        (("--method", "er", "--label-studio", "ftp://x"), "ftp://x is no address of Label Studio"),
+        (("--method", "er", "--label-studio-host", "x"), "--label-studio-host needs --label-studio"),
     ):
         assert message in one_error(ocil_command("serve", "--model", tmp_path / "m", *words)), words
-    assert not (tmp_path / "m" / FILE).exists()
+    assert not (tmp_path / "m").exists()
 
 
 @pytest.mark.parametrize("name", LIMITS)

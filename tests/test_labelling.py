@@ -18,7 +18,7 @@ from ocil.online.model import Recipe
 from ocil.online.vectors import VectorFormat
 from ocil.serve.limits import Limits, RefusedError
 from ocil.serve.service import Service
-from tests.serving import FORM, batches_of, picture, png, running
+from tests.serving import FORM, SECONDS, batches_of, picture, png, running
 
 pytest.importorskip("fastapi")
 pytest.importorskip("python_multipart")
@@ -51,7 +51,7 @@ def client(service: Service) -> Iterator[Any]:
 
 
 def until(condition: Any) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + SECONDS
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -214,6 +214,20 @@ def test_all_of_it_survives_a_restart(tmp_path: Path) -> None:
         assert [one.entry.number for one in labelling.next("me", 4)] == [4, 1]
         assert labelling.add([content(10), content(50)]) == (1, 1)
         assert labelling.totals().labelled == 2
+
+
+def test_a_new_queue_in_the_place_of_a_lost_one(tmp_path: Path) -> None:
+    """Its images have the numbers, but not the Idempotency-Keys, of those before."""
+    with running(tmp_path) as service:
+        labelling = Labelling.of(service)
+        labelling.add([content(10)])
+        labelling.label(1, "a")
+    for file in tmp_path.glob(f"{FILE}*"):
+        file.unlink()
+    with running(tmp_path) as service:
+        labelling = Labelling.of(service)
+        labelling.add([content(90)])
+        assert labelling.label(1, "b").sample == 2
 
 
 def test_what_a_crash_left_undone_is_done_once(tmp_path: Path) -> None:

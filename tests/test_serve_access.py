@@ -88,6 +88,14 @@ def test_a_token_can_be_withdrawn_and_a_broken_file_changes_nothing(
     now = 4.0
     assert access.admitted(f"Bearer {second}", False, None).name == "second"
     assert "the tokens stay as they were" in caplog.text
+    file.write_text("# none for now\n")
+    now = 6.0
+    with pytest.raises(RefusedError, match="send the token"):
+        access.admitted(f"Bearer {second}", False, None)
+    third = add_token(file, "third", "read")
+    assert file.read_text().startswith("# none for now\n")
+    now = 8.0
+    assert access.admitted(f"Bearer {third}", False, None).name == "third"
 
 
 @pytest.mark.parametrize(
@@ -110,10 +118,10 @@ def test_files_of_tokens_that_are_wrong(tmp_path: Path, content: str, message: s
     file.write_text(content.format("0" * 64))
     file.chmod(0o600)
     with pytest.raises(OcilError, match=re.escape(message)):
-        read_tokens(file)
+        Access(file=file)
     file.chmod(0o644)
     with pytest.raises(OcilError, match="chmod 600"):
-        read_tokens(file)
+        Access(file=file)
 
 
 def test_ocil_token(ocil_command: Call, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Samples of a service that are corrected and forgotten, and reviews that are asked for."""
 
+import shutil
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,10 +24,9 @@ from ocil.serve.records import Change, Cut, SampleRecord, parsed
 from ocil.serve.segment import DamagedError
 from ocil.serve.service import Service
 from ocil.serve.trainer import _TooLateError
-from tests.serving import FORM, picture, relearned, running
+from tests.serving import FORM, SECONDS, picture, relearned, running
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
-SECONDS = 300.0
 
 
 def send(service: Service, count: int, first: int = 1, key: str | None = None, wait: bool = True) -> int:
@@ -213,6 +214,51 @@ def test_changes_survive_a_crash_at_any_moment(tmp_path: Path, monkeypatch: pyte
         assert labels_in_memory(service)[1] == "c"
         assert 2 not in labels_in_memory(service)
     assert digest(relearned(folder).learner) == bits
+
+
+def test_the_list_is_never_behind_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is killed right after the model was saved. A start reads only what follows the model in the log."""
+    folder, killed = tmp_path / "a", tmp_path / "b"
+    with running(folder, keep_log=False, save_seconds=1e9) as service:
+        service.log.segment_bytes = 1
+        send(service, 1)
+        service.trainer.between_steps(service.trainer.save).result(SECONDS)
+        for first in (2, 4):
+            send(service, 2, first=first)
+        send(service, 1, first=6)
+        save = service.model.save
+        monkeypatch.setattr(service.model, "save", lambda place: (save(place), shutil.copytree(folder, killed)))
+    with running(killed, keep_log=False) as service:
+        assert service.statistics.position == 6
+        assert [one.number for one in service.samples()] == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_list_is_mended_when_the_disk_has_space_again(tmp_path: Path) -> None:
+    """A commit for which there is no space is taken back by SQLite: the log is kept until the list has all of it."""
+    with running(tmp_path, keep_log=False, save_seconds=1e9) as service:
+        send(service, 4)
+        base = service.catalogue._base
+
+        class Full:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(base, name)
+
+            def execute(self, statement: str, *values: Any) -> Any:
+                if statement != "commit":
+                    return base.execute(statement, *values)
+                base.execute("rollback")
+                raise sqlite3.OperationalError("database or disk is full")
+
+        service.catalogue._base = Full()  # type: ignore[assignment]
+        service.trainer.between_steps(service.trainer.save).result(SECONDS)
+        assert str(service.problem).count("disk is full") == 1
+        assert service.samples() == []
+        service.catalogue._base = base
+        send(service, 2, first=5)
+        service.trainer.between_steps(service.trainer.save).result(SECONDS)
+        assert service.problem is None
+        assert [one.number for one in service.samples()] == [1, 2, 3, 4, 5, 6]
+        assert not list((tmp_path / "log").glob("*.log"))
 
 
 def test_a_change_that_waits_keeps_its_segment(tmp_path: Path) -> None:

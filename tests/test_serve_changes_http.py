@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ocil.errors import WriteError
 from ocil.online.model import FILE
 from ocil.serve.limits import Limits
 from ocil.serve.service import Service
@@ -90,7 +91,8 @@ def test_versions(client: Any) -> None:
     refused = client.delete("/versions/v1")
     assert (refused.status_code, refused.json()["detail"]) == (409, "predictions are pinned to it.")
     assert client.put("/versions/pinned", json={"name": None}).json()["made"]
-    assert client.put("/versions/pinned", json={"name": "x"}).status_code == 404
+    for unknown in ("x", ""):
+        assert client.put("/versions/pinned", json={"name": unknown}).status_code == 404
     held_out = as_json(*[(png(picture(40 * (n % 2), 50 + n)), "ab"[n % 2]) for n in range(10)])
     assert client.put("/held-out", json=held_out).json() == {"count": 10}  # more than one request may teach
     one, now = client.get("/versions/compare").json()["versions"]
@@ -98,8 +100,28 @@ def test_versions(client: Any) -> None:
     assert one["accuracy"] == one["correct"] / 10
     assert client.post("/versions/v1/restore", json={"relearn": True}).json()["made"]
     assert client.post("/versions/x/restore", json={}).status_code == 404
-    assert client.delete("/versions/v1").json()["made"]
+    key = {"Idempotency-Key": "drop"}
+    first = client.delete("/versions/v1", headers=key).json()
+    assert (first["made"], first["repeated"]) == (True, False)
+    assert client.delete("/versions/v1", headers=key).json() == first | {"repeated": True}  # though it is gone
+    assert client.delete("/versions/v1").status_code == 404
+    assert client.delete("/versions/x", headers=key).status_code == 409
     assert client.get("/versions").json() == {"versions": [], "pinned": None}
+
+
+def test_files_that_cannot_be_used(client: Any, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer has the message, which says what to do."""
+    (service.folder / "held-out.safetensors").write_bytes(b"damaged")
+    answer = client.get("/versions/compare")
+    assert answer.status_code == 503
+    assert "Send the held-out set again" in answer.json()["detail"]
+
+    def full(*_: Any) -> None:
+        raise WriteError("Free some space.")
+
+    monkeypatch.setattr("ocil.tensorfile.write", full)
+    answer = client.put("/held-out", json=as_json((png(picture(0)), "a")))
+    assert (answer.status_code, answer.json()["detail"]) == (503, "Free some space.")
 
 
 def test_a_backup(client: Any) -> None:

@@ -302,10 +302,15 @@ def load_and_kill(servers: Servers, folder: Path, clients: Sequence[Client], kil
     pid, port = servers.start(folder)
     for client in clients:
         client.port = port
-    time.sleep(0.5)
+    until = time.monotonic() + PATIENCE
+    while not is_enough() and time.monotonic() < until:  # however slow the machine
+        time.sleep(0.05)
     for client in clients:
         client.stopping = True
         client.join()
+    last = None
+    while last is None or not last["made"]:  # and so all changes before it: a stop would break off a long one
+        last = clients[0].ask("PUT", "/versions/pinned", b'{"name": null}', "the-last-change")
     while status(port)["queue"]:
         time.sleep(0.05)
     os.kill(pid, signal.SIGTERM)

@@ -15,8 +15,8 @@ from ocil.serve.backup import backup
 from ocil.serve.limits import Limits, RefusedError
 from ocil.serve.service import Service
 from tests.conftest import left_over
-from tests.serving import FORM, picture, relearned, running
-from tests.test_serve_changes import SECONDS, held_up, labels_in_memory, make, refused, send
+from tests.serving import FORM, SECONDS, picture, relearned, running
+from tests.test_serve_changes import held_up, labels_in_memory, make, refused, send
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
 
@@ -174,8 +174,10 @@ def test_a_version_that_cannot_be_written_is_none(tmp_path: Path, monkeypatch: p
         send(service, 2)
         with monkeypatch.context() as patch:
             patch.setattr("ocil.serve.versions.write_bytes", full)
-            assert make(service, service.save_version("v")).refused == "No space left"
+            refusal = make(service, service.save_version("v")).refused
+        assert refusal == "the version could not be saved: No space left"
         assert service.versions == ()
+        assert not list((tmp_path / "versions").iterdir())  # the model's file would take up space for good
         send(service, 2, first=3)
     with running(tmp_path) as service:
         assert service.versions == ()
@@ -251,3 +253,47 @@ def test_a_backup_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.Monkey
             patch.setattr(service.model, "save", full)
             with pytest.raises(RefusedError, match="No space left"):
                 backup(service)
+
+
+def test_a_backup_after_learning_has_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that was broken off is not saved. The last checkpoint and the log have all that was acknowledged."""
+    folder, copy = tmp_path / "a", tmp_path / "b"
+    with running(folder, save_seconds=1e9) as service:
+        send(service, 4)
+        learn = service.model.learn
+
+        def broken(*what: Any) -> None:
+            learn(*what)
+            raise RuntimeError
+
+        monkeypatch.setattr(service.model, "learn", broken)
+        number = service.writer.submit(FORM.read(picture(90)[None]), ["c"]).result(SECONDS).last
+        assert not service.trainer.waiters.wait_for(number).result(SECONDS)
+        before = (folder / FILE).read_bytes()
+        content = b"".join(backup(service))
+        assert (folder / FILE).read_bytes() == before
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        archive.extractall(copy, filter="data")
+    with running(copy) as service:
+        assert service.trainer.waiters.wait_for(number).result(SECONDS)
+        assert service.statistics.samples == number
+
+
+def test_the_end_of_the_log_is_gone(tmp_path: Path) -> None:
+    """The list of samples shows that they are missing. A version's number is not given to another one."""
+    with running(tmp_path) as service:
+        send(service, 4)
+        make(service, service.save_version("v"))
+        send(service, 2, first=5)
+    for segment in (tmp_path / "log").glob("*.log"):
+        segment.write_bytes(b"")
+    (tmp_path / FILE).unlink()
+    with pytest.raises(OcilError, match="lists sample 6, but the model and its log end with 0"), running(tmp_path):
+        pass
+    with running(tmp_path, set_aside_damage=True) as service:
+        assert service.samples() == []
+        assert [one.scored for one in service.held_out.compare()] == [0, 0]
+        assert "has its number" in str(make(service, service.save_version("w")).refused)
+        assert make(service, service.save_version("w")).refused is None
+    with running(tmp_path) as service:
+        assert [one.name for one in service.versions] == ["v", "w"]

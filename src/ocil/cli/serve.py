@@ -14,6 +14,7 @@ from ocil.cli.options import FLAG, FOLDER, WORDS, MaybeWhole, ModelOptions, Thre
 from ocil.errors import OcilError, optional
 
 if TYPE_CHECKING:
+    from ocil.serve.label_studio_images import Source
     from ocil.serve.limits import Limits
     from ocil.serve.run import Settings
     from ocil.serve.service import Service
@@ -177,16 +178,15 @@ class LabelStudioOptions:
     label_studio_host: Annotated[tuple[str, ...], WORDS] = ()
     """Further hosts that images of its tasks may be read from."""
 
-    def attach(self, service: "Service") -> None:
-        """Give a service this Label Studio, if there is one."""
+    def source(self, limits: "Limits") -> "Source | None":
+        """Where the images of this Label Studio are read, if there is one."""
         if self.label_studio is None:
             if self.label_studio_host:
                 raise OcilError("--label-studio-host needs --label-studio ADDRESS.")
-            return
-        from ocil.serve.label_studio import LabelStudio
+            return None
         from ocil.serve.label_studio_images import Source
 
-        LabelStudio(service, Source(self.label_studio, self.label_studio_host, service.limits))
+        return Source(self.label_studio, self.label_studio_host, limits)
 
 
 def serve(
@@ -239,10 +239,12 @@ def serve(
     elif options not in (None, ModelOptions()):
         raise OcilError("--models serves models that exist: make a new one with `ocil serve --model` or `ocil learn`.")
     with optional("ocil serve needs packages", "serve", "fastapi", "uvicorn", "python_multipart", "prometheus_client"):
+        from ocil.serve.label_studio import LabelStudio
         from ocil.serve.run import address_of, listen
         from ocil.serve.run import serve as answer
     request, settings = (options or ModelOptions()).request, access.settings
     allowed = limits.limits
+    source = (studio or LabelStudioOptions()).source(allowed)
     if model is not None:
         request.check(model)
     with listen(access.host, access.port) as bound, ExitStack() as held:
@@ -250,7 +252,8 @@ def serve(
         if model is not None:
             opened = _opened(model, options or ModelOptions(), device, threads, keeping, allowed)
             service = held.enter_context(opened)
-            (studio or LabelStudioOptions()).attach(service)
+            if source is not None:
+                LabelStudio(service, source)
             answer(service, bound, settings, lambda: _print_ready({"": service}, address, str(model), as_json))
             services = {"": service}
         else:

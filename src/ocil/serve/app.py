@@ -1,5 +1,6 @@
 """The HTTP application."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 import ocil
+from ocil.errors import OcilError
 from ocil.serve import answers
 from ocil.serve.audit import Audit
 from ocil.serve.bodies import explained
@@ -37,12 +39,14 @@ REFUSALS = {
     415: "Neither a form nor JSON.",
     422: "Something in the request is wrong.",
     429: "Too much at once: try again after Retry-After seconds.",
-    503: "Learning has stopped, the disk is full, or the service is stopping.",
+    503: "Learning has stopped, the disk is full, a file is damaged, or the service is stopping.",
 }
 GUARD = (401, 403, 429)  # what the guard may answer to any request
 BODY = (400, *GUARD, 408, 413, 415, 422, 503)  # what may be answered to a request with images
 Responses = dict[int | str, dict[str, Any]]
 TEXT: Responses = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+
+logger = logging.getLogger("ocil.serve")
 
 
 def create_app(
@@ -109,6 +113,7 @@ def guarded(app: FastAPI, **options: Any) -> None:
     """Put an app behind a ``Guard`` of these options, and answer all errors in one form."""
     app.add_middleware(Guard, **options)
     app.add_exception_handler(RefusedError, _refused)
+    app.add_exception_handler(OcilError, _unusable)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unexpected)
@@ -116,6 +121,12 @@ def guarded(app: FastAPI, **options: Any) -> None:
 
 async def _refused(request: Request, error: RefusedError) -> Response:
     return refused(error, asked(request.scope).request_id)
+
+
+async def _unusable(request: Request, error: OcilError) -> Response:
+    """A file cannot be written, or is damaged: the message has what to do."""
+    logger.error("%s %s", asked(request.scope).request_id, error)
+    return refused(RefusedError(503, str(error)), asked(request.scope).request_id)
 
 
 async def _invalid(request: Request, error: RequestValidationError) -> Response:

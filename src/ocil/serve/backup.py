@@ -1,8 +1,9 @@
 """A consistent copy of a model that learns: all files of its folder, as they are at one moment, in a tar archive.
 
-Between two steps the model is saved and its files are opened. Then learning goes on while they are read: a model file
-or a version is only ever replaced as a whole, so an open one stays as it was, and a segment of the log only grows, so
-its length at that moment marks its end. A record that is cut in two there counts as never written, as after a crash.
+Between two steps the model is saved, unless learning has stopped, and its files are opened. Then learning goes on while
+they are read: a model file or a version is only ever replaced as a whole, so an open one stays as it was, and a segment
+of the log only grows, so its length at that moment marks its end. A record that is cut in two there counts as never
+written, as after a crash.
 """
 
 import os
@@ -51,8 +52,9 @@ def backup(service: "Service") -> Iterator[bytes]:
 def _opened(service: "Service", held: ExitStack) -> list[_Member]:
     """In the learning thread: the model's files as they are now."""
     trainer, folder = service.trainer, service.folder
-    trainer.save()
-    if trainer.checkpoints.behind(trainer.position, trainer.changed):
+    if trainer.sound:  # else the last checkpoint and the log have all that a start would use
+        trainer.save()
+    if trainer.sound and trainer.checkpoints.behind(trainer.position, trainer.changed):
         raise RefusedError(503, trainer.checkpoints.trouble or "the model could not be saved.", 10)
     found = [_member(folder, path, held) for path in _whole_files(folder)]
     bases = [(path.name, held.enter_context(_base(path))) for path in sorted(folder.glob("*.sqlite"))]

@@ -1,8 +1,8 @@
 """The list of all samples: their numbers, labels and times, and what became of them.
 
 The log is deleted once the model has learned it; this list stays, in a file of SQLite. It holds nothing that the log
-did not hold first. What is added waits in a transaction that is committed, synced to the disk, before the log is
-deleted. So after a crash the log still has what the list has lost, and it is added again; adding a record twice
+did not hold first. What is added waits in a transaction that is committed, synced to the disk, before the model is
+saved. So after a crash the log still has what the list has lost, and it is added again; adding a record twice
 changes nothing.
 """
 
@@ -51,13 +51,13 @@ class SampleState:
 class Catalogue:
     """The list of samples in one file. Safe to use from any thread."""
 
-    def __init__(self, path: Path, last: int, last_change: int) -> None:
-        """``last`` and ``last_change``: the newest sample and change that are known. The list is cut to them: the end
-        of a log that was given up after damage may have had more.
+    def __init__(self, path: Path, last: int, last_change: int, set_aside: bool = False) -> None:
+        """``last`` and ``last_change``: the newest sample and change that are known. If the list has more, the end of
+        the log was lost: ``OcilError``, or with ``set_aside`` the list is cut to them.
         """
         self.path = path
         self.broken: str | None = None
-        """Why something could not be added. A start reads it from the log, which is kept until then."""
+        """Why something could not be added, or was lost again. The log has it until the list is mended."""
         self._lock = threading.Lock()
         try:
             if path.is_symlink() or (path.exists() and not stat.S_ISREG(path.lstat().st_mode)):
@@ -70,6 +70,13 @@ class Catalogue:
                 raise OcilError(f"{path} was written by a later version of ocil: update it.")
             self._base.executescript(TABLES)
             self._base.execute(f"pragma user_version = {NEWEST_FORMAT}")
+            (newest,) = self._base.execute("select coalesce(max(number), 0) from samples").fetchone()
+            if newest > last and not set_aside:
+                raise OcilError(
+                    f"{path} lists sample {newest}, but the model and its log end with {last}: acknowledged samples "
+                    "are missing. Restore the whole folder from one and the same copy, or start with "
+                    "--set-aside-damage to go on with what is there."
+                )
             self._base.execute("delete from samples where number > ?", (last,))
             self._base.execute("update samples set changed = ? where changed > ?", (last_change, last_change))
             self._base.execute("begin")
@@ -83,12 +90,20 @@ class Catalogue:
         """Add what records of the log say. An error is kept in ``broken``."""
         with self._lock:
             try:
+                if not self._base.in_transaction:
+                    self._base.execute("begin")
                 for record in records:
                     self._add(record)
             except sqlite3.Error as error:
-                self.broken = (
-                    f"the list of samples cannot be written: {error}. Restart the service once the disk works."
-                )
+                self._break(error)
+
+    def mend(self, records: Iterable[Record]) -> None:
+        """Try again to add what could not be added. ``records``: all that the log has."""
+        self.broken = None
+        self.add(records)
+
+    def _break(self, error: sqlite3.Error) -> None:
+        self.broken = f"the list of samples cannot be written: {error}. It is tried again when the model is saved."
 
     def _add(self, record: Record) -> None:
         if isinstance(record, SampleRecord):
@@ -116,8 +131,9 @@ class Catalogue:
                 if self._base.in_transaction:
                     self._base.execute("commit")
                 self._base.execute("begin")
-            except sqlite3.Error as error:
-                raise WriteError(f"the list of samples could not be written: {error}") from error
+            except sqlite3.Error as error:  # SQLite may have taken back all that was to be committed
+                self._break(error)
+                raise WriteError(self.broken) from error
 
     def sample(self, number: int) -> SampleState | None:
         found = self._find("where number = ?", (number,))

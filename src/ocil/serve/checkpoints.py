@@ -19,6 +19,7 @@ from ocil.serve.changes import numbers_of
 from ocil.serve.idempotency import KeyedRequest, Keys
 from ocil.serve.log import Log
 from ocil.serve.metrics import Metrics
+from ocil.serve.segment import read
 from ocil.serve.statistics import Counts
 from ocil.serve.versions import Versions
 
@@ -146,6 +147,11 @@ class Checkpoints:
         numbers = numbers_of(model).of_slot[: len(model.learner.memory)].tolist()
         return Note(position, counts, keys, changes, change_keys, numbers, model.samples, self.pinned, scored)
 
+    def _commit_list(self) -> None:
+        if self.catalogue.broken:
+            self.catalogue.mend(record for segment in self.log.segments() for record in read(segment.path))
+        self.catalogue.commit()
+
     def save(self, note: Note) -> None:
         """Save the model with this note, and delete the log that it covers and that no version needs.
 
@@ -154,11 +160,11 @@ class Checkpoints:
         started = self._tried_at = time.monotonic()
         try:
             self.log.sync()  # or a log that is kept could miss a cut that the checkpoint has
+            self._commit_list()  # before the model: a start reads only what follows it in the log
             self.model.note[NOTE] = note.to_json()
             self.model.save(self.folder)
             sync_folder(self.folder)
             self.position, self.changes, self._batches = note.position, note.changes, self.model.batches
-            self.catalogue.commit()
             if not self.keep_log:
                 needed = self.versions.needed_from
                 position = note.position if needed is None else min(note.position, max(0, needed - 1))

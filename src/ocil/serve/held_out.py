@@ -85,8 +85,8 @@ class HeldOut:
                     one.samples,
                     len(held[1]) if held else 0,
                     self._correct(one, held) if held else 0,
-                    at[0] - one.scored,
-                    at[1] - one.correct,
+                    max(0, at[0] - one.scored),  # the count begins anew if the model is lost
+                    max(0, at[1] - one.correct),
                 )
                 for one in self.service.versions
             ]

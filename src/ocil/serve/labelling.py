@@ -225,6 +225,8 @@ class Labelling:
             one.change = change(one)
             if one.change.verb == "learn":
                 one.turn += 1
+                while self.service.writer.keys.get(_key(one)) is not None:  # of another database, which was lost
+                    one.turn += 1
             self.open().save(one)
         self._carry_out(one, one.change)
         return one
@@ -234,8 +236,7 @@ class Labelling:
         try:
             if change.verb == "learn":
                 inputs = self._pixels([one])
-                key = f"label-{one.number}-{one.turn}"
-                sent = self.service.writer.submit(inputs, [change.label], key, digest(inputs, [change.label]))
+                sent = self.service.writer.submit(inputs, [change.label], _key(one), digest(inputs, [change.label]))
                 sample: int | None = sent.result().first
             elif change.verb == "correct":
                 self.service.correct(one.sample or 0, change.label).result()
@@ -360,6 +361,11 @@ def forgotten(service: Service, sample: int) -> None:
     except RefusedError as error:
         if error.status != 404:
             raise
+
+
+def _key(one: Entry) -> str:
+    """The Idempotency-Key under which the model is given an image this time."""
+    return f"label-{one.number}-{one.turn}"
 
 
 def _order(one: Entry) -> tuple[int, float, int]:

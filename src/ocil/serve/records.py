@@ -98,7 +98,7 @@ class Change:
     version: int = 0
     """The version to restore, drop or pin, named by the number of the change that saved it; 0: pin none."""
     name: str = ""
-    """What the user calls the version that is saved."""
+    """What the user calls the version. Only ``save`` goes by it: later another one may have that name."""
     relearn: bool = False
     """Whether the samples that came after the version are learned again."""
     time: float = 0.0
@@ -107,8 +107,9 @@ class Change:
 
     @property
     def digest(self) -> str:
-        """What was asked for, in short: a key must not stand for two requests."""
-        asked = (self.action, self.sample, encoded(self.label), self.version, self.name, self.relearn)
+        """What was asked for, in short: a key must not stand for two requests. A version is asked for by its name."""
+        version = 0 if self.name else self.version
+        asked = (self.action, self.sample, encoded(self.label), version, self.name, self.relearn)
         return hashlib.sha256(repr(asked).encode()).hexdigest()[:16]
 
     def body(self) -> bytes:

@@ -3,6 +3,7 @@
 import time
 from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -70,7 +71,7 @@ class Service:
         self.log = log = Log(
             folder / LOG, note.position, model.input_format, set_aside=set_aside_damage, changes=note.changes
         )
-        self.catalogue = Catalogue(folder / CATALOGUE, log.last, log.last_change)
+        self.catalogue = Catalogue(folder / CATALOGUE, log.last, log.last_change, set_aside_damage)
         self._fill_catalogue()
         self._numerics = ExitStack()
         self._numerics.enter_context(numerics(model.config.precision))  # once: threads must not switch it to and fro
@@ -140,17 +141,25 @@ class Service:
 
     def restore_version(self, name: str, relearn: bool = False, key: str | None = None) -> "Future[Receipt]":
         """Go back to a version; with ``relearn``, learn what came after it again, with the labels as they are now."""
-        version = self.saved_versions.named(name).number
-        return self.writer.change(Change(0, "restore", version=version, relearn=relearn, key=key))
+        return self._change_version(name, Change(0, "restore", relearn=relearn, key=key))
 
     def drop_version(self, name: str, key: str | None = None) -> "Future[Receipt]":
         """Delete a version."""
-        return self.writer.change(Change(0, "drop", version=self.saved_versions.named(name).number, key=key))
+        return self._change_version(name, Change(0, "drop", key=key))
 
     def pin_version(self, name: str | None, key: str | None = None) -> "Future[Receipt]":
         """Predict by a version while learning goes on; None: by the model that learns."""
-        version = 0 if name is None else self.saved_versions.named(name).number
-        return self.writer.change(Change(0, "pin", version=version, key=key))
+        return self._change_version(name, Change(0, "pin", key=key))
+
+    def _change_version(self, name: str | None, change: Change) -> "Future[Receipt]":
+        """``RefusedError``: 404 if there is no version of this name, unless the request is a repetition."""
+        version = next((one.number for one in self.versions if one.name == name), 0)
+
+        def check(_: Change) -> None:
+            if name is not None and not version:
+                raise RefusedError(404, "there is no version of this name.")
+
+        return self.writer.change(replace(change, name=name or "", version=version), check)
 
     @property
     def versions(self) -> tuple[Version, ...]:
@@ -251,7 +260,8 @@ class Service:
     @property
     def problem(self) -> str | None:
         """What keeps the service from learning or saving."""
-        for_now = filter(None, (self.trainer.trouble, self.checkpoints.trouble, self.catalogue.broken))
+        unsaved, unlisted = self.checkpoints.trouble or "", self.catalogue.broken or ""
+        for_now = filter(None, (self.trainer.trouble, unsaved, unlisted if unlisted not in unsaved else ""))
         return self.failed or self.log.broken or "; ".join(for_now) or None
 
     def gauges(self) -> list[tuple[str, str, float]]:

@@ -76,7 +76,10 @@ class Access:
         self._lock = threading.Lock()
         self._buckets: dict[str, tuple[float, float]] = {}  # by name: requests left, and when that was so
         self._read_at, self._stamp = clock(), _stamp(file)
-        self._tokens = self._single + (read_tokens(file) if file is not None else [])
+        listed = read_tokens(file) if file is not None else []
+        if file is not None and not listed:
+            raise OcilError(f"{file} has no token: add one with `ocil token NAME --file {file}`.")
+        self._tokens = self._single + listed
 
     def admitted(self, authorization: str, write: bool, model: str | None) -> Token:
         """The token of a request. ``RefusedError``: 401 without a token, 403 beyond its scope, 429 too often."""
@@ -152,10 +155,7 @@ def read_tokens(file: Path) -> list[Token]:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise OcilError(f"the file of tokens {file} cannot be read: {error}.") from None
-    found = [_token(name, fields, file) for name, fields in content.items()]
-    if not found:
-        raise OcilError(f"{file} has no token: add one with `ocil token NAME --file {file}`.")
-    return found
+    return [_token(name, fields, file) for name, fields in content.items()]
 
 
 def _token(name: str, fields: Any, file: Path) -> Token:
@@ -181,16 +181,16 @@ def add_token(file: Path, name: str, scope: str, models: tuple[str, ...] = (), p
     """Add a new token to a file, which is made if it is not there. Returns the token, which is kept nowhere."""
     if not NAME.fullmatch(name):
         raise OcilError(f"{name!r} is no name for a token: use letters, digits, dots, - and _.")
-    known = [one.name for one in read_tokens(file)] if file.exists() else []
-    if name in known:
+    there = file.exists()
+    if there and name in (one.name for one in read_tokens(file)):
         raise OcilError(f"{file} has a token {name} already: choose another name, or delete its table.")
     token = secrets.token_urlsafe(32)
     lines = [f"[{json.dumps(name)}]", f'sha256 = "{digest_of(token)}"', f'scope = "{scope}"']
     lines += [f"models = {json.dumps(list(models))}"] if models else []
     lines += [f"per_minute = {per_minute}"] if per_minute is not None else []
-    before = file.read_text(encoding="utf-8").rstrip("\n") + "\n\n" if known else ""
+    before = file.read_text(encoding="utf-8").rstrip("\n") + "\n\n" if there else ""
     _token(name, tomllib.loads("\n".join(lines))[name], file)
-    mode = stat.S_IMODE(file.stat().st_mode) if known else 0o600
+    mode = stat.S_IMODE(file.stat().st_mode) if there else 0o600
     write_bytes(file, (before + "\n".join(lines) + "\n").encode())
     file.chmod(mode)
     return token

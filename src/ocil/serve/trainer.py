@@ -108,6 +108,11 @@ class Trainer(ServiceThread):
         """The number of the last sample that is learned."""
         return self.statistics.position
 
+    @property
+    def sound(self) -> bool:
+        """Whether the model may be saved: no step and no change of it was broken off."""
+        return not self.failed and not self._abandoned
+
     def finish(self, stop_at: float) -> None:
         """Learn what waits until ``stop_at`` on the monotonic clock, save, and stop."""
         self._stop_at = stop_at
@@ -162,9 +167,9 @@ class Trainer(ServiceThread):
                     self._step(item)
                 elif self._stale:
                     self._publish(self._blank())
-                if not self._abandoned and self.checkpoints.due(self.position, self.changed):
+                if self.sound and self.checkpoints.due(self.position, self.changed):
                     self.save()
-        if not self.failed and not self._abandoned and self.checkpoints.behind(self.position, self.changed):
+        if self.sound and self.checkpoints.behind(self.position, self.changed):
             with self._stops_on_error():
                 self.save()
         self.waiters.close()
@@ -189,7 +194,7 @@ class Trainer(ServiceThread):
             self._changed.wait_for(lambda: work() or self._stopping, timeout=self.checkpoints.seconds)
             if not self._stopping:
                 return True
-            return work() and not self.failed and not self._abandoned and time.monotonic() < self._stop_at
+            return work() and self.sound and time.monotonic() < self._stop_at
 
     def _run_calls(self) -> None:
         while self._calls:

@@ -57,8 +57,10 @@ class VersionChanges:
 
     def _save(self, change: Change) -> Outcome:
         trainer = self.trainer
-        if self.versions.find(change.number) is not None:  # a replay, and it was saved before
-            return Outcome()
+        if (found := self.versions.find(change.number)) is not None:
+            if (found.name, found.time) == (change.name, change.time):  # a replay, and it was saved before
+                return Outcome()
+            return Outcome(refused=f"the version {found.name}, whose log was lost, has its number: save it again.")
         if any(one.name == change.name for one in self.versions.all):
             return Outcome(refused="there is a version of this name.")
         try:

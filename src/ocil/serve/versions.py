@@ -83,13 +83,6 @@ class Versions:
     def path(self, number: int) -> Path:
         return self.folder / f"{number:020d}"
 
-    def named(self, name: str) -> Version:
-        """``RefusedError`` with 404 if there is none."""
-        found = next((one for one in self.all if one.name == name), None)
-        if found is None:
-            raise RefusedError(404, "there is no version of this name.")
-        return found
-
     def find(self, number: int) -> Version | None:
         return next((one for one in self.all if one.number == number), None)
 
@@ -126,9 +119,10 @@ class Versions:
             write_bytes(place / DESCRIPTION, json.dumps(asdict(made)).encode())
             for written in (place, self.folder, self.folder.parent):
                 sync_folder(written)
-        except OSError as error:
+        except (OSError, WriteError) as error:
             shutil.rmtree(place, ignore_errors=True)
-            raise WriteError(f"the version could not be saved: {error.strerror or error}") from error
+            reason = getattr(error, "strerror", None) or error
+            raise WriteError(f"the version could not be saved: {reason}") from error
         self.all = (*self.all, made)
 
     def load(self, number: int, like: Model) -> Model:
