@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from ocil.errors import OcilError, WriteError
 from ocil.methods import METHODS
 from ocil.online.images import ImageFormat
 from ocil.online.model import FILE, Model, Recipe
+from ocil.online.vectors import VectorFormat
 from ocil.runs.environment import digest
 from ocil.serve.futures import Waiters
 from ocil.serve.limits import Limits, RefusedError
@@ -511,6 +513,66 @@ def test_a_loss_that_is_not_finite_stops_learning_alone(tmp_path: Path, lr: floa
         assert not service.trainer.waiters.wait_for(last).result(SECONDS)
         assert service.trainer.position == position
         assert service.failed
+
+
+@pytest.mark.parametrize("save_seconds", [0.0, 1000.0])
+def test_learning_goes_on_without_a_sample_that_stops_it(tmp_path: Path, save_seconds: float) -> None:
+    """The model is the one that never got it, also if it is learned anew from the log."""
+    recipe, form, noise = Recipe("er", memory=20, batch_size=4), VectorFormat(6), np.random.default_rng(0)
+    good = noise.normal(size=(7, 6)).astype(np.float32)
+    broken = np.stack([good[3], np.full(6, 3e38, np.float32), good[4]])
+    plain = Model(recipe, form)
+    for inputs, labels in ((good[:3], "aba"), (good[3:5], "bb"), (good[5:], "ab")):
+        plain.learn(inputs, list(labels))
+
+    def learn(service: Service, inputs: np.ndarray, labels: str) -> bool:
+        last = service.writer.submit(inputs, list(labels)).result(SECONDS).last
+        return service.trainer.waiters.wait_for(last).result(SECONDS)
+
+    with running(tmp_path, recipe, form, save_seconds=save_seconds) as service:
+        assert learn(service, good[:3], "aba")
+        assert not learn(service, broken, "bcb")
+        assert "samples 4 to 6" in str(service.failed)
+        with pytest.raises(RefusedError, match="learning has stopped"):
+            service.forget(2)  # it is learned, and not to blame
+        with pytest.raises(RefusedError, match="no sample"):
+            service.forget(7)
+        first = service.forget(5, key="once").result(SECONDS)
+        assert service.forget(5, key="once").result(SECONDS) == replace(first, repeated=True)
+        assert service.sample(5).forgotten
+        assert not service.made(first.first).result(SECONDS)  # the next start makes it
+    with running(tmp_path, recipe, form, save_seconds=save_seconds) as service:
+        assert service.made(first.first).result(SECONDS)
+        assert learn(service, good[5:], "ab")
+        assert service.failed is None
+        assert service.statistics.labels == ("a", "b")  # no class of it alone
+    assert digest(Model.load(tmp_path, "cpu").learner) == digest(plain.learner)
+    (tmp_path / FILE).unlink()
+    with running(tmp_path, recipe, form) as service:
+        settle(service)
+        assert service.failed is None
+    assert digest(Model.load(tmp_path, "cpu").learner) == digest(plain.learner)
+
+
+def test_a_restore_that_waits_does_not_learn_what_stopped_learning(tmp_path: Path) -> None:
+    """It was accepted while the batch was learned, and the sample was forgotten after that."""
+    recipe, form = Recipe("er", memory=20, batch_size=4), VectorFormat(6)
+    good = np.random.default_rng(0).normal(size=(2, 6)).astype(np.float32)
+    with running(tmp_path, recipe, form) as service:
+        service.writer.submit(good, ["a", "b"]).result(SECONDS)
+        settle(service)
+        assert service.made(service.save_version("sound").result(SECONDS).first).result(SECONDS)
+        gate, learn = threading.Event(), service.model.learn
+        service.model.learn = lambda *what: (gate.wait(SECONDS), learn(*what))[1]
+        service.writer.submit(np.full((2, 6), 3e38, np.float32), ["a", "b"]).result(SECONDS)
+        service.restore_version("sound", relearn=True).result(SECONDS)
+        gate.set()
+        wait_for(lambda: service.failed is not None)
+        last = [service.forget(number).result(SECONDS).first for number in (3, 4)][-1]
+    with running(tmp_path, recipe, form) as service:
+        assert service.made(last).result(SECONDS)
+        assert service.failed is None
+    assert Model.load(tmp_path, "cpu").samples == 2
 
 
 def test_an_unexpected_error_stops_learning_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

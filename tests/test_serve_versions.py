@@ -59,6 +59,23 @@ def test_what_was_forgotten_stays_forgotten(tmp_path: Path) -> None:
     assert digest(Model.load(tmp_path, "cpu").learner) == digest(relearned(tmp_path).learner)
 
 
+def test_a_name_that_was_used_twice_is_replayed(tmp_path: Path) -> None:
+    """From the log alone, while the folder has the second version of that name."""
+    with running(tmp_path) as service:
+        send(service, 4)
+        make(service, service.save_version("v"))
+        send(service, 4, first=5)
+        make(service, service.restore_version("v"))
+        make(service, service.drop_version("v"))
+        make(service, service.save_version("v"))
+    found = digest(Model.load(tmp_path, "cpu").learner)
+    (tmp_path / FILE).unlink()
+    with running(tmp_path) as service:
+        assert service.made(4).result(SECONDS)
+        assert [version.number for version in service.versions] == [4]
+    assert digest(Model.load(tmp_path, "cpu").learner) == found
+
+
 def test_relearned_with_the_labels_as_they_are_now(tmp_path: Path) -> None:
     with running(tmp_path, keep_log=False, save_seconds=1e9) as service:
         send(service, 4)

@@ -19,7 +19,7 @@ from ocil.serve.changes import numbers_of
 from ocil.serve.idempotency import KeyedRequest, Keys
 from ocil.serve.log import Log
 from ocil.serve.metrics import Metrics
-from ocil.serve.segment import read
+from ocil.serve.segment import DamagedError, read
 from ocil.serve.statistics import Counts
 from ocil.serve.versions import Versions
 
@@ -170,7 +170,7 @@ class Checkpoints:
                 position = note.position if needed is None else min(note.position, max(0, needed - 1))
                 self.log.covered(position, note.changes)
             self.trouble = None
-        except (WriteError, OSError) as error:
+        except (WriteError, DamagedError, OSError) as error:
             self.trouble = f"the model could not be saved: {error}"
             logger.error(self.trouble)
         self.metrics.checkpoint_seconds.observe(time.monotonic() - started)

@@ -85,8 +85,7 @@ class HeldOut:
                     one.samples,
                     len(held[1]) if held else 0,
                     self._correct(one, held) if held else 0,
-                    max(0, at[0] - one.scored),  # the count begins anew if the model is lost
-                    max(0, at[1] - one.correct),
+                    *_since(one, *at),
                 )
                 for one in self.service.versions
             ]
@@ -111,3 +110,10 @@ def _correct(model: Model, inputs: NDArray[Any], labels: list[ClassLabel]) -> in
     found = Snapshots(model).newest
     guesses = found.probabilities(inputs).argmax(1).tolist()
     return sum(reading(found.labels[guess]) == reading(label) for guess, label in zip(guesses, labels, strict=True))
+
+
+def _since(version: Version, scored: int, correct: int) -> tuple[int, int]:
+    """Samples that were predicted since a version was saved, and how many correctly. The counts begin anew if the model
+    is lost."""
+    more = max(0, scored - version.scored)
+    return more, min(more, max(0, correct - version.correct))

@@ -101,6 +101,8 @@ class Change:
     """What the user calls the version. Only ``save`` goes by it: later another one may have that name."""
     relearn: bool = False
     """Whether the samples that came after the version are learned again."""
+    unlearned: bool = False
+    """Of ``forget``: learning had stopped before this sample. No start learns it, so that learning can go on."""
     time: float = 0.0
     key: str | None = None
     """The Idempotency-Key of the request."""
@@ -122,7 +124,8 @@ class Change:
     def parsed(cls, number: int, content: Mapping[str, Any]) -> "Change":
         """``ValueError`` for parts that this version does not know."""
         made = cls(number, **{**content, "label": decoded(content["label"])})
-        kinds = (made.sample, int), (made.version, int), (made.name, str), (made.relearn, bool), (made.action, str)
+        kinds = [(made.sample, int), (made.version, int), (made.name, str), (made.action, str)]
+        kinds += [(made.relearn, bool), (made.unlearned, bool)]
         if made.action not in get_args(Action) or any(type(value) is not kind for value, kind in kinds):
             raise ValueError(f"action {made.action!r}")
         hash((made.label, made.key, float(made.time)))

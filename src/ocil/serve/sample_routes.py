@@ -112,7 +112,8 @@ class SampleRoutes:
     async def forget_sample(self, number: SampleNumber, request: Request, idempotency_key: Key = None) -> ChangedSample:
         """Remove a sample from the memory, or from the queue if it was not learned yet.
 
-        The network keeps what it has learned from it; so do versions and backups that were saved before.
+        The network keeps what it has learned from it; so do versions and backups that were saved before. If learning
+        has stopped at the sample, the next start goes on without it.
         """
         return await self._changed(request, number, self.service.forget(number, idempotency_key))
 

@@ -228,9 +228,12 @@ class Trainer(ServiceThread):
     def _replayed(self) -> Iterator[list[NumberedSample] | Change]:
         """What the log has and the model on disk does not: changes and batches in their order; the rest gets ready."""
         changes: deque[Change] = deque()
+        # Learning stopped at these before they were forgotten: what came later must reach back to them.
+        never = {record.sample for record in self.log.replay() if isinstance(record, Change) and record.unlearned}
         for record in self.log.replay():
             if isinstance(record, SampleRecord):
-                self._pending += NumberedSample.of(record)
+                samples = NumberedSample.of(record)
+                self._pending += [one._replace(inputs=None) if one.number in never else one for one in samples]
             elif isinstance(record, Change) and record.number <= self.log.changes:
                 self._change_waiting(record)  # it was made, but its sample waits again
             elif isinstance(record, Change):
@@ -276,7 +279,8 @@ class Trainer(ServiceThread):
         """Make a change and publish it."""
         try:
             if change.action in ("correct", "forget", "review"):
-                outcome = self.corrections.make(change, self._change_waiting(change), self.stop_if_late)
+                waiting = self._change_waiting(change) or change.unlearned
+                outcome = self.corrections.make(change, waiting, self.stop_if_late)
             else:
                 outcome = self.version_changes.make(change)
         except _TooLateError:  # the log has it: the next start makes it
@@ -319,7 +323,15 @@ class Trainer(ServiceThread):
         """Predict, learn, publish."""
         started = time.monotonic()
         if kept := [sample for sample in batch if sample.inputs is not None]:
-            self._learn(kept, np.stack([sample.inputs for sample in kept if sample.inputs is not None]))
+            try:
+                self._learn(kept, np.stack([sample.inputs for sample in kept if sample.inputs is not None]))
+            except OcilError as error:
+                first, last = kept[0].number, kept[-1].number
+                numbers = f"sample {first}" if first == last else f"samples {first} to {last}"
+                raise OcilError(
+                    f"{error} The last batch had {numbers}: if the inputs of one are to blame, forget it now with "
+                    "DELETE /samples/NUMBER and restart the service."
+                ) from error
         self.statistics = Statistics.of(self.model, batch[-1].number, self.counts)
         seconds = time.monotonic() - started
         self.step_seconds = 0.8 * self.step_seconds + 0.2 * seconds

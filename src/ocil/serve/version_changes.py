@@ -61,7 +61,8 @@ class VersionChanges:
             if (found.name, found.time) == (change.name, change.time):  # a replay, and it was saved before
                 return Outcome()
             return Outcome(refused=f"the version {found.name}, whose log was lost, has its number: save it again.")
-        if any(one.name == change.name for one in self.versions.all):
+        # A replay may find versions on the disk that were saved later, when the name was free again.
+        if any(one.name == change.name and one.number < change.number for one in self.versions.all):
             return Outcome(refused="there is a version of this name.")
         try:
             trainer.model.note[NOTE] = trainer.note().to_json()
@@ -147,8 +148,8 @@ class VersionChanges:
 
     def _changes_before(self, until: Change) -> list[Change]:
         """Corrections and removals that are still in the log, in their order: all those of samples after a version, and
-        all that a version does not have.
+        all that a version does not have. A sample that learning stopped at counts as forgotten from the start.
         """
         records = (record for segment in self.trainer.log.segments() for record in read(segment.path))
         changes = (record for record in records if isinstance(record, Change) and record.sample)
-        return [change for change in changes if change.number < until.number]
+        return [change for change in changes if change.number < until.number or change.unlearned]

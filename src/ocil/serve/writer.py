@@ -130,7 +130,9 @@ class Writer(ServiceThread):
             if change.key is not None and (known := self._repeated(change.key, change.digest, self.change_keys)):
                 return known
             labels = (change.label,) if change.action == "correct" else ()
-            self._refuse(labels, 0)
+            if self.trainer.failed and change.action == "forget" and change.sample > self.trainer.position:
+                change = replace(change, unlearned=True)
+            self._refuse(labels, 0, though_stopped=change.unlearned)
             if self._unwritten_changes + self.trainer.waiting_changes >= self.limits.queue:
                 raise RefusedError(429, f"{self.limits.queue} changes wait to be made, which is the most.", 1)
             check(change)
@@ -168,11 +170,12 @@ class Writer(ServiceThread):
             raise RefusedError(409, "this Idempotency-Key came before with another request: use a new one.")
         return again
 
-    def _refuse(self, labels: tuple[ClassLabel, ...], samples: int) -> None:
-        """Raise if so many samples of these labels, or a change to one of them, cannot be accepted now."""
+    def _refuse(self, labels: tuple[ClassLabel, ...], samples: int, though_stopped: bool = False) -> None:
+        """Raise if so many samples of these labels, or a change to one of them, cannot be accepted now.
+        ``though_stopped``: it may be what lets learning go on."""
         self._refuse_if_stopping()
-        if self.trainer.failed or self.log.broken:
-            raise RefusedError(503, f"learning has stopped: {self.trainer.failed or self.log.broken}")
+        if stopped := self.log.broken or (None if though_stopped else self.trainer.failed):
+            raise RefusedError(503, f"learning has stopped: {stopped}")
         if samples and self.backlog + samples > self.limits.queue:
             message = f"{self.backlog} samples wait to be learned, the most there may be is {self.limits.queue}."
             raise RefusedError(429, message, max(1, min(60, round(self.trainer.step_seconds))))
