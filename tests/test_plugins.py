@@ -219,6 +219,13 @@ def test_two_files_with_one_name(mine: Path, tmp_path: Path) -> None:
     assert METHODS["mine"].summary == "like er"
 
 
+def test_a_file_that_is_edited_and_edited_back(mine: Path) -> None:
+    for text in (MINE + MINE.replace('"mine"', '"other"'), MINE, MINE + MINE.replace('"mine"', '"other"')):
+        mine.write_text(text)
+        plugins.load(mine)
+    assert {"mine", "other"} <= set(METHODS)
+
+
 def test_a_file_that_is_not_there(tmp_path: Path, ocil_command: Call) -> None:
     assert "cannot read the plugin" in one_error(ocil_command("methods", "--plugin", tmp_path / "no.py"))
     assert "cannot read the plugin" in one_error(ocil_command("methods", "--plugin", tmp_path))

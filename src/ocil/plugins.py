@@ -117,7 +117,7 @@ class Registry(MutableMapping[str, T]):
                 f"a {self.kind}'s name has small letters and digits, and '-' or '_' between them, not {name!r}."
             )
         owner = self._origins.get(name, origin)
-        again = origin.path != "" and owner.path == origin.path and owner.digest != origin.digest
+        again = origin.path != "" and owner.path == origin.path and owner is not origin  # each load has its own
         if self._things.get(name, thing) != thing and not replace and not again:
             other = "" if owner == origin else f", from {owner}; {origin} has one too"
             raise OcilError(
