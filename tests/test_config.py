@@ -511,6 +511,14 @@ def test_a_class_that_only_bounds_settings_is_no_dataclass() -> None:
     refuse_odd_class(Bounded, "Mine")
 
 
+def test_a_config_class_may_have_slots() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Slots(LearnerConfig):
+        mine: int = 3
+
+    refuse_odd_class(Slots, "Mine")
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_the_config_classes_of_our_methods(name: str) -> None:
     refuse_odd_class(METHODS[name].load().Config, name)

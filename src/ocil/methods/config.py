@@ -85,7 +85,7 @@ class LearnerConfig:
     """Decay per step of an average of the weights, which takes the network's place in a test; 0: none. 0.99 averages
     over about 100 steps. The first steps have a smaller decay, ``(1 + t) / (10 + t)`` in step t."""
     average_restarts: bool = False
-    """Whether that average begins anew with each review, so that it has only weights that were reviewed."""
+    """Whether that average begins anew with each review, so that no steps of the stream before it count."""
     precision: Precision = "tf32"
     """Precision on a GPU. ``fp32``: exact and repeatable bit for bit (your own loop needs ``precision.numerics``).
     ``tf32``: convolutions round their factors to TF32, as PyTorch does by default. ``bf16``: the network computes in
@@ -163,7 +163,7 @@ def refuse_odd_class(kind: Any, owner: str) -> None:
         settings = [name for name, hint in typed.items() if "ClassVar" not in str(hint)]
         if settings and "__dataclass_params__" not in vars(each):
             raise OcilError(f"{each.__name__} has settings, and the line @dataclass(frozen=True) is missing above it.")
-        for name in sorted(names & vars(each).keys() - typed.keys()):
+        for name in sorted(names & vars(each).keys() - typed.keys() - set(vars(each).get("__slots__", ()))):
             raise OcilError(f"{each.__name__}: {name} = ... does not change the default: write {name}: TYPE = ...")
     for bounds in ("minimum", "maximum", "above", "below"):
         for name in sorted(getattr(kind, bounds).keys() - names):
