@@ -86,17 +86,3 @@ def test_learning_stops_inside_a_review(
     assert not again.reviewed
     assert again.run(tmp_path / "parts")
     assert learned(tmp_path / "parts") == learned(tmp_path / "whole")
-
-
-def test_a_method_with_a_review_of_its_own_keeps_it(samples: list[Sample], monkeypatch: pytest.MonkeyPatch) -> None:
-    model, calls = Model(RECIPES["a review"], FORM), 0
-
-    def review(_: Any) -> None:
-        nonlocal calls
-        calls += 1
-
-    monkeypatch.setattr(type(model.learner), "review", review)
-    feed = Feed(model, LabelledImages(samples))
-    while feed.position < len(samples):
-        feed.step()
-    assert calls == 2

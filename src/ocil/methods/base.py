@@ -232,13 +232,13 @@ class Learner(GrowsByClass, Capturable):
 
     def review_batches(self) -> list[Tensor]:
         """Begin a review, and return the memory slots of each of its batches."""
-        if self.average is not None and self.config.average_restarts:
-            self.average.restart()
         order, size = self.memory.epoch(), self.config.review_batch
         end = len(order) if self.config.review_keep_last else len(order) - len(order) % size
         slots = list(order[:end].split(size)) if end else []
         if slots and len(slots[-1]) < self.network.smallest_batch:
             slots.pop()  # a single tiny image has no batch statistics
+        if slots and self.average is not None and self.config.average_restarts:
+            self.average.restart()
         return slots
 
     def review_step(self, slots: Tensor) -> None:

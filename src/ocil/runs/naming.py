@@ -25,6 +25,7 @@ ADDED_SINCE = frozenset(
         "order",
         "order_digest",
         "average",
+        "average_restarts",
         "evaluate_every",
         "evaluate_on",
         "prequential",
