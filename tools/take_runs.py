@@ -36,10 +36,13 @@ def main() -> None:
         path = options.folder / result.config.cell / seed_folder(result.config.seed) / "result.json"
         if not path.exists():
             new[path] = content
-        elif not (there := read(read_json(path))).images and there.digest != result.digest:
+            continue
+        there = read(read_json(path))
+        if there.images and result.images:
+            if there.images != result.images:
+                raise SystemExit(f"{path} had other images: take these runs into another folder")
+        elif there.digest != result.digest:
             unknown.append(path)
-        elif there.images and there.images != result.images:
-            raise SystemExit(f"{path} had other images: take these runs into another folder")
     for path, content in new.items():
         if options.side_by_side:
             content["environment"]["side_by_side"] = options.side_by_side
