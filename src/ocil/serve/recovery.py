@@ -45,6 +45,8 @@ class Recovered:
     """The number of the last change in the log; that of the last one made to the model if there is none behind it."""
     change_keys: dict[str, KeyedRequest] = field(default_factory=dict)
     """Changes by their key, as far as their records are still there."""
+    unlearned: set[int] = field(default_factory=set)
+    """Samples that were forgotten after learning had stopped at them."""
     missing: tuple[range, ...] = ()
     """Gaps among the samples that the user has accepted."""
     segments: list[tuple[Segment, int]] = field(default_factory=list)
@@ -156,6 +158,8 @@ def _add_change(found: Recovered, change: Change, segment: Segment, set_aside: b
         found.last_change = change.number
     if change.action == "correct":
         found.labels.add(change.label)
+    if change.unlearned:
+        found.unlearned.add(change.sample)
     if change.key is not None:
         found.change_keys[change.key] = KeyedRequest(change.number, 1, change.digest)
 

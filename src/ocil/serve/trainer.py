@@ -228,8 +228,7 @@ class Trainer(ServiceThread):
     def _replayed(self) -> Iterator[list[NumberedSample] | Change]:
         """What the log has and the model on disk does not: changes and batches in their order; the rest gets ready."""
         changes: deque[Change] = deque()
-        # Learning stopped at these before they were forgotten: what came later must reach back to them.
-        never = {record.sample for record in self.log.replay() if isinstance(record, Change) and record.unlearned}
+        never = self.log.recovered.unlearned  # learning would stop at them again before it came to the change
         for record in self.log.replay():
             if isinstance(record, SampleRecord):
                 samples = NumberedSample.of(record)
