@@ -19,7 +19,7 @@ from ocil.serve.changes import numbers_of
 from ocil.serve.idempotency import KeyedRequest, Keys
 from ocil.serve.log import Log
 from ocil.serve.metrics import Metrics
-from ocil.serve.segment import DamagedError, read
+from ocil.serve.segment import DamagedError
 from ocil.serve.statistics import Counts
 from ocil.serve.versions import Versions
 
@@ -149,7 +149,7 @@ class Checkpoints:
 
     def _commit_list(self) -> None:
         if self.catalogue.broken:
-            self.catalogue.mend(record for segment in self.log.segments() for record in read(segment.path))
+            self.catalogue.mend(self.log.records())
         self.catalogue.commit()
 
     def save(self, note: Note) -> None:

@@ -59,6 +59,11 @@ class Log:
     def segments(self) -> list[Segment]:
         return segments_of(self.folder)
 
+    def records(self) -> Iterator[Record]:
+        """All that is left of the log, in order."""
+        for segment in self.segments():
+            yield from read(segment.path)
+
     def replay(self) -> Iterator[Record]:
         """What the model on disk has not learned, in order. Samples that it has are left out of their record.
 

@@ -224,8 +224,7 @@ class Service:
     def _fill_catalogue(self) -> None:
         """Add what the log has: all of it to a list that is new, else what may have been lost in a crash."""
         if self.catalogue.empty:
-            for segment in self.log.segments():
-                self.catalogue.add(read(segment.path))
+            self.catalogue.add(self.log.records())
         else:
             for segment, end in self.log.recovered.segments:
                 self.catalogue.add(read(segment.path, end))

@@ -10,7 +10,6 @@ from ocil.online.header import reading_note
 from ocil.serve.changes import Outcome, numbers_of
 from ocil.serve.checkpoints import NOTE, Note
 from ocil.serve.records import Change, SampleRecord
-from ocil.serve.segment import read
 from ocil.serve.snapshot import Snapshot, Snapshots
 from ocil.serve.versions import Version, Versions
 
@@ -132,12 +131,11 @@ class VersionChanges:
     def _samples_since(self, version: Version) -> "Iterator[NumberedSample]":
         from ocil.serve.trainer import NumberedSample
 
-        for segment in self.trainer.log.segments():
-            for record in read(segment.path):
-                if isinstance(record, SampleRecord) and record.last > version.position:
-                    for sample in NumberedSample.of(record):
-                        if version.position < sample.number <= self.trainer.position:
-                            yield sample
+        for record in self.trainer.log.records():
+            if isinstance(record, SampleRecord) and record.last > version.position:
+                for sample in NumberedSample.of(record):
+                    if version.position < sample.number <= self.trainer.position:
+                        yield sample
 
     def _lost(self, version: Version) -> int:
         """How many samples after a version the log does not have, without those that the user has given up."""
@@ -150,6 +148,5 @@ class VersionChanges:
         """Corrections and removals that are still in the log, in their order: all those of samples after a version, and
         all that a version does not have. A sample that learning stopped at counts as forgotten from the start.
         """
-        records = (record for segment in self.trainer.log.segments() for record in read(segment.path))
-        changes = (record for record in records if isinstance(record, Change) and record.sample)
+        changes = (record for record in self.trainer.log.records() if isinstance(record, Change) and record.sample)
         return [change for change in changes if change.number < until.number or change.unlearned]
