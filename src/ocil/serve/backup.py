@@ -54,8 +54,8 @@ def _opened(service: "Service", held: ExitStack) -> list[_Member]:
     trainer, folder = service.trainer, service.folder
     if trainer.sound:  # else the last checkpoint and the log have all that a start would use
         trainer.save()
-    if trainer.sound and trainer.checkpoints.behind(trainer.position, trainer.changed):
-        raise RefusedError(503, trainer.checkpoints.trouble or "the model could not be saved.", 10)
+        if trainer.checkpoints.behind(trainer.position, trainer.changed):
+            raise RefusedError(503, trainer.checkpoints.trouble or "the model could not be saved.", 10)
     found = [_member(folder, path, held) for path in _whole_files(folder)]
     bases = [(path.name, held.enter_context(_base(path))) for path in sorted(folder.glob("*.sqlite"))]
     found += [_Member(name, copied, copied.seek(0, os.SEEK_END)) for name, copied in bases]
