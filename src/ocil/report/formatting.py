@@ -11,39 +11,32 @@ LONGEST = 1e9  # seconds, written in hours and minutes
 
 def percent(value: Estimate | None) -> str:
     """``42.3 ± 0.4``; without an interval where there is one seed."""
-    if value is None:
-        return "-"
-    if value.interval is None:
-        return f"{100 * value.mean:z.1f} (one seed)"
-    return f"{100 * value.mean:z.1f} ± {100 * value.interval:.1f}"
+    return measured(value, "percent")
 
 
 def percent_or_range(value: Estimate | None) -> str:
     """``percent``; of two seeds the lowest and highest value. Their interval would be 12.7 times its standard error."""
-    if value is None or len(value.values) != 2:
-        return percent(value)
-    low, high = sorted(value.values)
-    return f"{100 * value.mean:z.1f} ({100 * low:z.1f} to {100 * high:z.1f})"
+    return measured_or_range(value, "percent")
 
 
 def measured(value: Estimate | None, form: str) -> str:
-    """A measure of a plugin with its interval. ``form`` is ``percent`` or a format of Python."""
-    if form == "percent":
-        return percent(value)
+    """A measure with its interval. ``form`` is ``percent`` or a format of Python."""
     if value is None:
         return "-"
-    spread = " (one seed)" if value.interval is None else f" ± {value.interval:{form}}"
-    return f"{value.mean:{form}}{spread}"
+    spread = "(one seed)" if value.interval is None else f"± {_number(value.interval, form)}"
+    return f"{_number(value.mean, form)} {spread}"
 
 
 def measured_or_range(value: Estimate | None, form: str) -> str:
     """``measured``; of two seeds the lowest and highest value, as in ``percent_or_range``."""
-    if form == "percent":
-        return percent_or_range(value)
     if value is None or len(value.values) != 2:
         return measured(value, form)
-    low, high = sorted(value.values)
-    return f"{value.mean:{form}} ({low:{form}} to {high:{form}})"
+    mean, low, high = (_number(each, form) for each in (value.mean, *sorted(value.values)))
+    return f"{mean} ({low} to {high})"
+
+
+def _number(value: float, form: str) -> str:
+    return f"{100 * value:z.1f}" if form == "percent" else f"{value:{form}}"
 
 
 def published_percent(number: Published | None) -> str:
