@@ -142,7 +142,7 @@ def test_a_new_network_begins_a_new_average() -> None:
 
 
 def test_it_has_only_reviewed_weights_if_it_restarts() -> None:
-    """Against a learner whose average begins at the review, because it is loaded without one."""
+    """Against a learner whose average is made to begin at the review."""
     learner = make("er", average=0.9, average_restarts=True, review=True, width=2)
     learn(learner, range(6))
     begun = frozen(learner)
