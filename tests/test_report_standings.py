@@ -194,6 +194,19 @@ def test_tables_of_own_runs_have_nothing_of_a_paper(found: Entries) -> None:
     assert float(line["difference"]) == pytest.approx(-10.3)
 
 
+def test_a_number_over_fewer_seeds_says_so_in_every_format(tmp_path: Path) -> None:
+    """The page alone noted it, and all formats say "unless noted otherwise"."""
+    store(tmp_path, resolve("er", BIRDS, memory=100), {0: 0.5, 1: 0.6, 2: 0.7})
+    store(tmp_path, resolve("afs", BIRDS, memory=100), {0: 0.5, 1: 0.6})
+    document = methods_document(Standings(entries(collect([tmp_path]).cells), chosen="er"))
+    for text in (markdown(document), latex(document)):
+        assert "3 seeds unless noted otherwise." in text
+        (line,) = (line for line in text.splitlines() if re.match(r"(\| )?afs ", line))
+        assert re.search(r"\(\+0\.0 \S+ 0\.0, 2 seeds\)", line)
+        (line,) = (line for line in text.splitlines() if re.match(r"(\| )?er ", line))
+        assert "seeds" not in line
+
+
 def test_the_first_table_says_who_leads_by_how_much_and_at_what_cost(found: Entries) -> None:
     table = standings_table(Standings(found))
     assert [column.title for column in table.columns] == [
