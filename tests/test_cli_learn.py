@@ -315,7 +315,7 @@ def test_lists_that_are_none(tmp_path: Path, content: str | bytes, words: str) -
 def test_bad_input(ocil_command: Call, photos: Path, tmp_path: Path) -> None:
     model = tmp_path / "model"
     for words, named in (
-        ((tmp_path / "absent",), "neither a folder"),
+        ((tmp_path / "absent",), "there is no file or folder"),
         ((photos, "--method", "earth"), "unknown method 'earth'"),
         ((photos, "--method", "iid-offline"), "cannot learn from a stream"),
         ((photos, "--set", "lrr=1"), "unknown setting 'lrr'"),

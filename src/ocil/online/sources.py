@@ -215,6 +215,8 @@ def read_list(source: Path, shuffle: int | None = None) -> list[Sample]:
         samples = _read_folder(source)
     elif source.suffix.lower() == ".csv" and source.is_file():
         samples = _read_csv(source)
+    elif not source.exists():
+        raise OcilError(f"there is no file or folder {source}.")
     else:
         raise OcilError(
             f"{source} is neither a folder CLASS/IMAGE nor a .csv file with columns path and label, nor rows of "
