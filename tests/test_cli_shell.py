@@ -116,7 +116,7 @@ def test_doctor(ocil_command: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["versions"]["ocil"].startswith(ocil.__version__)
     assert found["data"]["fashion-mini"] == "ready"
     assert {"serve", "timm", "sklearn"} <= set(found["extras"])
-    assert not {"all", "dev", "test"} & set(found["extras"])
+    assert not {"all", "track", "dev", "test"} & set(found["extras"])
     from ocil.cli import doctor
 
     monkeypatch.setattr(doctor, "speed", lambda: {"problem": "a training step fails: because"})

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from ocil.cli import console
 from ocil.cli.options import FLAG, DataDir, Json
 
-NOT_FOR_USERS = ("all", "dev", "test", "docs")
+NOT_SHOWN = ("all", "track", "dev", "test", "docs")
 """Extras of ``pyproject.toml`` that are lists of others, or for work on ocil itself."""
 BENCH_SECONDS = 1.0
 
@@ -99,7 +99,7 @@ def extras() -> dict[str, Any]:
     packages: dict[str, list[str]] = {}
     for line in required:
         name, extra = re.match(r"[\w.-]+", line), re.search(r"extra == [\"'](\w+)[\"']", line)
-        if name and extra and extra[1] not in NOT_FOR_USERS:
+        if name and extra and extra[1] not in NOT_SHOWN:
             packages.setdefault(extra[1], []).append(name[0])
     found = {}
     for extra_name, names in packages.items():
