@@ -35,6 +35,14 @@ class InUseError(OcilError):
         self.folder = folder
 
 
+class UnknownNameError(OcilError):
+    """Nothing has this name. ``brief`` is the message without the names that there are."""
+
+    def __init__(self, brief: str, word: str, known: Iterable[str]) -> None:
+        super().__init__(f"{brief}{suggest(word, known)}")
+        self.brief = brief
+
+
 def suggest(word: str, known: Iterable[str]) -> str:
     """``" Did you mean 'er'? Known: afs, er."`` for a name that is not among the known ones."""
     names = sorted(known)

@@ -30,7 +30,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-from ocil.errors import OcilError, suggest
+from ocil.errors import OcilError, UnknownNameError
 from ocil.files import read_regular
 from ocil.text import escaped
 
@@ -148,7 +148,7 @@ class Registry(MutableMapping[str, T]):
         if missing:
             return OcilError(f"the {self.kind} '{name}' cannot be loaded: {missing[0]}")
         maybe = "".join(f" A plugin that may have it is broken: {why}" for why in _broken_files.values())
-        return OcilError(f"unknown {self.kind} '{name}'.{maybe}{suggest(name, [*self, *others])}")
+        return UnknownNameError(f"unknown {self.kind} '{name}'.{maybe}", name, [*self, *others])
 
     @contextmanager
     def preserved(self) -> Iterator[None]:

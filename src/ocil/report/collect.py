@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from ocil.data import CATALOG
-from ocil.errors import OcilError
+from ocil.errors import OcilError, UnknownNameError
 from ocil.longtail.results import LongTailResult, read_if_longtail
 from ocil.longtail.results import cells as longtail_cells
 from ocil.methods import METHODS
 from ocil.report.cells import Collection, FinishedRun, MeasuredCell, title_of
+from ocil.report.formatting import count
 from ocil.runs.results import UNREADABLE, Result, read_json, reason_of, summarise
 from ocil.text import escaped
 
@@ -70,20 +71,32 @@ def read(path: Path) -> Result:
     except OSError as error:
         raise OcilError(f"cannot read {path}: {reason_of(error)}.") from None
     except OcilError as error:  # a method that is not registered here, or settings that cannot be
-        raise OcilError(f"{path} cannot be read here: {reason_of(error)}{_whose(path)}") from None
+        raise _UnknownHereError(path, _reason_here(error, path)) from None
     except UNREADABLE as error:
         raise OcilError(f"{path} is not a result of ocil, or it is broken: {reason_of(error)}") from None
 
 
-def _whose(path: Path) -> str:
-    """How to read a result whose method or network comes from elsewhere, as far as its file has it."""
+class _UnknownHereError(OcilError):
+    """A sound result of something that is not known here. Many results may have the same ``reason``."""
+
+    def __init__(self, path: Path, reason: str, others: int = 0) -> None:
+        more = f" and {count(others, 'other result')}" if others else ""
+        super().__init__(f"{path}{more} cannot be read here: {reason}")
+        self.path, self.reason = path, reason
+
+
+def _reason_here(error: OcilError, path: Path) -> str:
+    """What is not known, and how to make it known if the file says where it comes from."""
     try:
         (origin, *_) = read_json(path)["environment"]["plugins"]
         if "file" in origin:
-            return f". It is of a plugin: give --plugin {escaped(str(origin['file']))}"
-        return f". It is of the package {escaped(str(origin['package']))}: install it"
+            remedy = f"It is of a plugin: give --plugin {escaped(str(origin['file']))}"
+        else:
+            remedy = f"It is of the package {escaped(str(origin['package']))}: install it"
     except (*UNREADABLE, OcilError):
-        return ""
+        return reason_of(error)
+    reason = error.brief if isinstance(error, UnknownNameError) else reason_of(error)
+    return f"{reason.rstrip('.')}. {remedy}"
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:
@@ -104,11 +117,15 @@ def _files(paths: Sequence[Path]) -> list[Path]:
 
 def _read_all(files: Iterable[Path], warnings: list[str]) -> list[Found]:
     found: list[Found] = []
+    unknown: dict[str, list[Path]] = {}
     for path in files:
         try:
             found.append((path, read_if_longtail(path) or read(path)))
+        except _UnknownHereError as error:
+            unknown.setdefault(error.reason, []).append(error.path)
         except OcilError as error:
             warnings.append(str(error))
+    warnings += [str(_UnknownHereError(first, reason, len(more))) for reason, (first, *more) in unknown.items()]
     return found
 
 
