@@ -1,8 +1,9 @@
-"""``ocil learn`` and ``ocil predict`` on rows of numbers: .npy, .npz and .parquet files, also hostile ones."""
+"""``ocil learn`` and ``ocil predict`` on rows of numbers: .npy, .npz, .parquet and .csv files, also hostile ones."""
 
 import io
 import json
 import os
+import re
 import struct
 import zipfile
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.lib import format as npy
 
+from ocil import load_dataset
 from ocil.data.mapped import is_mapped
 from ocil.errors import OcilError
 from ocil.online.arrays import ArrayRows, Names, open_labels, open_rows
@@ -69,6 +71,16 @@ def tables(folder: Path) -> Path:
     }.items():
         parquet.write_table(pa.table(table), folder / f"{name}.parquet", row_group_size=17)
     return folder
+
+
+def write_csv(path: Path, label: str = "label", index: bool = False) -> Path:
+    x, y = data()
+    columns = [f"f{number}" for number in range(SIZE)]
+    lines = [",".join([*[""] * index, *columns, label])]
+    for number, (row, one) in enumerate(zip(x.tolist(), y, strict=True)):
+        lines.append(",".join([*[str(number)] * index, *map(repr, row), f'"class {one}"']))
+    path.write_text("\n".join(lines) + "\n")
+    return path
 
 
 def check(path: Path, names: Names = Names(), dtype: Any = np.float32) -> None:  # noqa: B008
@@ -169,7 +181,7 @@ def test_predictions(folder: Path, ocil_command: Call) -> None:
     assert "row" not in json.loads(said.out.splitlines()[8]).get("error", "")
     assert "x.npy:59" in ocil_command("predict", "x.npy", "--model", "m").out
     for words, reason in (
-        (("predict", "a.png"), "a.png is no .npy, .npz or .parquet file"),
+        (("predict", "a.png"), "a.png is no .npy, .npz, .parquet or .csv file of numbers"),
         (("predict", "y.npy"), "an array of 60"),
     ):
         assert reason in one_error(ocil_command(*words, "--model", "m"))
@@ -307,7 +319,7 @@ def test_the_other_kind_of_model(folder: Path, ocil_command: Call) -> None:
         ocil_command("learn", "photos", "--model", "vectors")
     )
     assert "x.npy is rows of numbers" in one_error(ocil_command("predict", "x.npy", "--model", "images"))
-    assert "are for .npy, .npz and .parquet files" in one_error(ocil_command("learn", *images, "--x", "x"))
+    assert "are for files of numbers" in one_error(ocil_command("learn", *images, "--x", "x"))
     assert (folder / "vectors" / FILE).is_file()
 
 
@@ -318,3 +330,52 @@ def test_without_pyarrow(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "ocil.online.parquet", raising=False)
     with pytest.raises(OcilError, match=r"pip install 'ocil\[parquet\]'"):
         open_rows(folder / "x.parquet", Names())
+
+
+def test_a_csv_of_numbers(folder: Path, ocil_command: Call) -> None:
+    """Columns by their names: labels under the usual or another name, an index as pandas writes it, chosen columns."""
+    check(write_csv(folder / "plain.csv"))
+    check(write_csv(folder / "indexed.csv", index=True))
+    check(write_csv(folder / "named.csv", label="kind"), Names(y="kind"))
+    check(folder / "named.csv", Names(x=("f*",), y="kind"))
+    check(folder / "plain.csv", Names(labels=folder / "y.txt"))
+    said = ocil_command("learn", "indexed.csv", "--model", "model", "--shuffle", 0, *SMALL)
+    assert said.code == 0, said
+    assert f"{ROWS} in all, 3 classes" in said.out
+    shown = [ocil_command("predict", name, "--model", "model").out for name in ("plain.csv", "x.npy")]
+    assert shown[0].replace("plain.csv", "x.npy").split() == shown[1].split()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("f0,f1,label\n1,2,a\n3,x,b\n", "line 3: column 'f1' has 'x', not a number"),
+        ("f0,f1,label\n1,2,a\n3,,b\n", "line 3: column 'f1' is empty"),
+        ("f0,f1,label\n1,2,a\n3,4\n", "line 3 has 2 values for 3 columns"),
+        ("f0,f1,label\n1,2,\n", "line 2 has no label"),
+        ("f0,f1,label\n1,nan,a\n", "row 0 of .* has a number that is NaN"),
+        ("f0,f0,label\n1,2,a\n", "several columns with the name 'f0'"),
+        ("f0,f1\n1,2\n", "has no column of labels"),
+        ("1,2,3\n4,5,6\n", "its first line must name the columns"),
+        ("f0;f1;label\n1;2;a\n", "with commas between them"),
+    ],
+)
+def test_a_csv_of_something_else(folder: Path, ocil_command: Call, content: str, words: str) -> None:
+    (folder / "wrong.csv").write_text(content)
+    before = sorted(folder.iterdir())
+    assert re.search(words, one_error(ocil_command("learn", "wrong.csv", "--model", "model", *SMALL)))
+    assert sorted(folder.iterdir()) == before
+
+
+def test_a_csv_of_numbers_as_a_dataset(folder: Path, ocil_command: Call) -> None:
+    write_csv(folder / "features.csv")
+    said = ocil_command("data", "import", "mine", "features.csv", "--data-dir", "data", "--test-share", 0.2)
+    assert said.code == 0, said
+    assert f"3 classes, {SIZE} numbers, 48 train, 12 test" in said.out
+    found, (x, _) = load_dataset("mine", folder / "data"), data()
+    assert {tuple(row) for row in (*found.train_x.tolist(), *found.test_x.tolist())} == {
+        tuple(row) for row in x.tolist()
+    }
+    (folder / "features.csv").write_text("f0,f1\n1,2\n")
+    said = ocil_command("data", "import", "mine", "features.csv", "--data-dir", "data")
+    assert "has no column with the name label" in one_error(said)

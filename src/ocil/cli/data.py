@@ -64,6 +64,7 @@ def import_(
       images. With a split of your own: SOURCE/train/CLASS/ and SOURCE/test/CLASS/ (or val).
     * an image folder as it is published: Tiny-ImageNet, CUB-200.
     * a label file, SOURCE.csv, with the columns path and label, and split if you have one.
+    * vectors, SOURCE.csv, with one column per number and a column label.
     * a prepared .npz with train_x, train_y, test_x, test_y and classes.
     * a folder with train_x.npy, train_y.npy and, if you have them, test_x.npy, test_y.npy and classes.txt. Arrays are
       images or vectors.

@@ -39,9 +39,9 @@ def learn(
     Images: SOURCE is a .csv with columns path and label (paths are relative to it), or a folder CLASS/IMAGE.png, read
     class by class and sorted by name. Of a folder with train/ and test/, the images of train/CLASS are learned.
 
-    Vectors, such as embeddings: SOURCE is a .npy with rows of numbers and `--labels`, an .npz with arrays x and y, or a
-    .parquet (extra `parquet`) with a column of lists, or one column per number, and a column label. They are read in
-    parts. NaN is refused.
+    Vectors, such as embeddings: SOURCE is a .npy with rows of numbers and `--labels`, an .npz with arrays x and y, a
+    .parquet (extra `parquet`) with a column of lists, or one column per number, and a column label, or a .csv with one
+    column per number and a column label. All but a .csv are read in parts. NaN is refused.
 
     Each sample is predicted before it is learned; the accuracy shown is that of these predictions. At the end of the
     list comes a review, a pass over the memory, if the method has reviews.
@@ -58,10 +58,10 @@ def learn(
     source
         The folder, .csv, .npy, .npz or .parquet file.
     x
-        The array of an .npz, or the columns of a .parquet (`'f*'` is all that begin with f). Default: x; of a .parquet
-        the one column of lists, else all columns but the label.
+        The array of an .npz, or the columns of a .parquet or .csv (`'f*'` is all that begin with f). Default: x; of a
+        .parquet the one column of lists, else all columns but the label.
     y
-        The array or column of the labels. Default: y; of a .parquet label, else y.
+        The array or column of the labels. Default: y; of a .parquet or .csv label, else y.
     labels
         A file of labels for the rows: a .npy, or a .txt with one per line.
     shuffle

@@ -32,9 +32,10 @@ def predict(
     Parameters
     ----------
     inputs
-        Image files, or folders of them; for a model of vectors .npy, .npz or .parquet files, whose rows are classified.
+        Image files, or folders of them; for a model of vectors .npy, .npz, .parquet or .csv files, whose rows are
+        classified.
     x
-        The array of an .npz, or the columns of a .parquet, as for `ocil learn`.
+        The array of an .npz, or the columns of a .parquet or .csv, as for `ocil learn`.
     top
         Classes shown for each input.
     device

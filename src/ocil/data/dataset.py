@@ -354,5 +354,5 @@ def peek_npz(path: Path) -> tuple[int, tuple[int, ...], int, int]:
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
-    """``32x32x3``."""
-    return "x".join(map(str, shape))
+    """``32x32x3``, or ``384 numbers`` of a vector."""
+    return "x".join(map(str, shape)) + (" numbers" if len(shape) == 1 else "")

@@ -44,7 +44,7 @@ def read_label_file(file: Path) -> list[LabelledFile]:
     if not content.strip():
         raise OcilError(f"{file} is empty: {FIRST_LINE}.")
     if (columns := columns_of(file)) is None:
-        raise OcilError(f"{file} is not a label file: {FIRST_LINE}.")
+        raise OcilError(f"{file} is not a label file: {FIRST_LINE}, or columns of numbers, with commas between them.")
     where = next(name for name in PATH_COLUMNS if name in columns)
     rows = csv.DictReader(content.splitlines(keepends=True), restval="")
     rows.fieldnames = names = [name.strip().lower() for name in rows.fieldnames or ()]

@@ -1,4 +1,4 @@
-"""Rows of numbers on disk: ``.npy``, ``.npz`` and ``.parquet`` files, read in parts.
+"""Rows of numbers on disk: ``.npy``, ``.npz`` and ``.parquet`` files, read in parts, and ``.csv`` files.
 
 A file may come from anywhere: nothing is unpickled, and no size that it claims is believed before it is checked against
 the file. An array of a ``.npy`` file, or of an ``.npz`` file that is not compressed, is never read whole, unless its
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from ocil.data.archive import content_offset, is_stored
 from ocil.data.mapped import RowReader, mapped
 from ocil.data.npy import read_header
+from ocil.data.number_table import NumberTable, is_number_table, listed
 from ocil.errors import OcilError
 from ocil.files import machine_memory
 from ocil.online.labels import ClassLabel
@@ -84,7 +85,7 @@ class Names:
 
 
 def is_array_file(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES
+    return path.suffix.lower() in SUFFIXES or is_number_table(path)
 
 
 def open_rows(path: Path, names: Names) -> Rows:
@@ -93,6 +94,8 @@ def open_rows(path: Path, names: Names) -> Rows:
         from ocil.online.parquet import ParquetRows
 
         return ParquetRows(path, names)
+    if path.suffix.lower() == ".csv":
+        return ArrayRows(path, NumberTable.read(path).vectors(names.x, names.y))
     return ArrayRows(path, _checked_rows(path, _array(path, names.x, "x", "--x")))
 
 
@@ -106,11 +109,23 @@ def open_labels(path: Path, names: Names) -> list[ClassLabel]:
         from ocil.online.parquet import read_labels
 
         return read_labels(path, names)
+    if path.suffix.lower() == ".csv":
+        return _labels_of(NumberTable.read(path), names)
     if path.suffix.lower() == ".npy":
         raise OcilError(
             f"{path} has no labels: name a file of them with --labels, a .npy, or a .txt with one per line."
         )
     return as_labels(path, _array(path, (names.y,) if names.y else (), "y", "--y"))
+
+
+def _labels_of(table: NumberTable, names: Names) -> list[ClassLabel]:
+    labels = table.labels(names.y)
+    if labels is None:
+        known = listed(table.columns)
+        raise OcilError(
+            f"{table.path} has no column of labels: name it with --y, or a file with --labels; there are {known}."
+        )
+    return [*labels]
 
 
 def as_labels(path: Path, array: NDArray[Any]) -> list[ClassLabel]:

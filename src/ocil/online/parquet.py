@@ -16,11 +16,10 @@ with optional("reading Parquet files needs pyarrow", "parquet", "pyarrow"):
     import pyarrow.parquet as pq
     import pyarrow.types as kinds
 
+from ocil.data.number_table import chosen_columns, label_column, listed
 from ocil.online.arrays import Names
 from ocil.online.labels import ClassLabel
 
-LABELS = ("label", "y")
-"""Usual names of the column of labels."""
 INDEX = "__index_level_*"  # pandas writes its index so
 NUMBERS = 2**22
 """Numbers that are decoded together."""
@@ -133,9 +132,9 @@ def read_labels(path: Path, names: Names) -> list[ClassLabel]:
     """The labels of a Parquet file, each equal one the same object: a long file has few classes."""
     with opened(path) as file:
         schema = file.schema_arrow
-        name = _label_column(path, schema, names)
+        name = label_column(path, schema.names, names.y)
         if name is None:
-            raise OcilError(f"{path} has no column of labels: name it with --y; there are {_listed(schema.names)}.")
+            raise OcilError(f"{path} has no column of labels: name it with --y; there are {listed(schema.names)}.")
         kind = schema.field(name).type
         kind = kind.value_type if kinds.is_dictionary(kind) else kind
         if not (
@@ -153,24 +152,18 @@ def read_labels(path: Path, names: Names) -> list[ClassLabel]:
     return labels
 
 
-def _label_column(path: Path, schema: Any, names: Names) -> str | None:
-    if names.y and names.y not in schema.names:
-        raise OcilError(f"{path} has no column '{names.y}': there are {_listed(schema.names)}.")
-    return names.y or next((name for name in LABELS if name in schema.names), None)
-
-
 def _vector_columns(path: Path, schema: Any, names: Names) -> list[str]:
-    label = _label_column(path, schema, names)
+    label = label_column(path, schema.names, names.y)
     others = [name for name in schema.names if name != label and not fnmatchcase(name, INDEX)]
     if names.x:
-        chosen = [name for name in others if any(name == one or fnmatchcase(name, one) for one in names.x)]
+        chosen = chosen_columns(others, names.x)
     else:
         lists = [name for name in others if _is_list(schema.field(name).type)]
         chosen = lists if len(lists) == 1 else others
     if not chosen:
-        raise OcilError(f"{path} has no columns of numbers: name them with --x; there are {_listed(schema.names)}.")
+        raise OcilError(f"{path} has no columns of numbers: name them with --x; there are {listed(schema.names)}.")
     if len(chosen) > 1 and any(_is_list(schema.field(name).type) for name in chosen):
-        raise OcilError(f"{path} has several columns with lists: name one with --x; there are {_listed(chosen)}.")
+        raise OcilError(f"{path} has several columns with lists: name one with --x; there are {listed(chosen)}.")
     return chosen
 
 
@@ -184,7 +177,3 @@ def _number_type(path: Path, name: str, kind: Any) -> "np.dtype[Any]":
         raise OcilError(f"column '{name}' of {path} has {kind}, not numbers: name the columns of numbers with --x.")
     found: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
     return found
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")

@@ -26,7 +26,7 @@ def predictions(model: Model, paths: Sequence[Path], top: int, names: Names | No
     takes_images = isinstance(model.input_format, ImageFormat)
     for path in paths:
         if is_array_file(path) == takes_images:
-            what = "rows of numbers" if takes_images else "no .npy, .npz or .parquet file"
+            what = "rows of numbers" if takes_images else "no .npy, .npz, .parquet or .csv file of numbers"
             raise OcilError(f"the model takes {model.input_format}, and {path} is {what}.")
     if takes_images:
         return _of_images(model, image_files(paths), top)

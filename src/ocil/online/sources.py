@@ -199,7 +199,7 @@ def open_source(path: Path, names: Names | None = None, shuffle: int | None = No
     if is_array_file(path):
         return LabelledRows.of(path, names, shuffle)
     if names != Names():
-        raise OcilError(f"--x, --y and --labels are for .npy, .npz and .parquet files, not for {path}: leave them out.")
+        raise OcilError(f"--x, --y and --labels are for files of numbers, not for {path}: leave them out.")
     return LabelledImages(read_list(path, shuffle))
 
 
@@ -220,7 +220,7 @@ def read_list(source: Path, shuffle: int | None = None) -> list[Sample]:
     else:
         raise OcilError(
             f"{source} is neither a folder CLASS/IMAGE nor a .csv file with columns path and label, nor rows of "
-            "numbers in a .npy, .npz or .parquet file."
+            "numbers in a .npy, .npz, .parquet or .csv file."
         )
     if shuffle is not None:
         samples = [samples[number] for number in random_order(len(samples), shuffle)]
