@@ -30,6 +30,17 @@ def test_the_protocol_names_every_setting_that_methods_share(config: type) -> No
     assert not missing
 
 
+def test_the_protocol_names_every_method_with_another_default() -> None:
+    rows = [row for row in (ROOT / "docs/protocol.md").read_text().splitlines() if row.startswith("| `")]
+    row_of = {name: row for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    for name, info in METHODS.items():
+        title = (ROOT / f"docs/methods/{name}.md").read_text().splitlines()[0].removeprefix("# ").split(" (")[0]
+        defaults = {field.name: field.default for field in fields(info.load().Config)}
+        for field in fields(LearnerConfig):
+            if defaults[field.name] != field.default:
+                assert re.search(rf"\b{re.escape(title)}\b", row_of[field.name]), f"{field.name} of {name}"
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_has_a_page_that_names_its_settings(name: str) -> None:
     text = (ROOT / f"docs/methods/{name}.md").read_text()
