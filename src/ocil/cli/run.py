@@ -33,7 +33,7 @@ def run(
 
     Examples:
 
-    * `ocil run afs --seeds 1` takes about 20 seconds and needs no download.
+    * `ocil run afs --seeds 1` takes about half a minute and needs no download.
     * `ocil run afs --dataset cifar100 --memory 5000 --seeds 10`
     * `ocil run er --review --set lr=0.05 boundary=blurry` changes settings; `ocil methods er` lists them.
     * `ocil run er --track tensorboard` logs curves while it learns.

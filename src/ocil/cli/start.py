@@ -4,7 +4,7 @@ import ocil
 from ocil.cli import console
 
 STEPS = (
-    ("ocil run afs --seeds 1", "one method on a small dataset that comes with ocil: about 20 seconds"),
+    ("ocil run afs --seeds 1", "one method on a small dataset that comes with ocil: about half a minute"),
     ("ocil compare fine-tune er afs", "three methods, a table and a picture: about 2 minutes"),
     ("ocil show runs", "who is ahead and by how much, of runs that are finished"),
     ("ocil learn photos --model birds", "learn from your own images, photos/CLASS/IMAGE.jpg, each one once"),
