@@ -123,6 +123,19 @@ def test_a_batch_of_another_form_changes_nothing(change: Callable[[Tensor, Tenso
     assert not changed(before, learner.state())
 
 
+def test_scores_refuse_inputs_of_another_form() -> None:
+    learner = FineTune(LearnerConfig(width=1), Problem((8, 8, 3), 2))
+    images = torch.zeros((4, 8, 8, 3), dtype=torch.uint8)
+    wrong: tuple[tuple[Any, str], ...] = (
+        (images.numpy(), "inputs must be a tensor, not a ndarray: torch.from_numpy makes one."),
+        (images.mT, "inputs must be torch.uint8 [B, 8, 8, 3], not torch.uint8 [4, 8, 3, 8]."),
+        (images[0], "inputs must be torch.uint8 [B, 8, 8, 3], not torch.uint8 [8, 8, 3]."),
+    )
+    for x, words in wrong:
+        with pytest.raises(OcilError, match=f"^{re.escape(words)}$"):
+            learner.scores(x)
+
+
 def test_scores_refuse_images_that_are_floats() -> None:
     learner = FineTune(LearnerConfig(width=1), Problem((8, 8, 3), 2))
     with pytest.raises(OcilError, match=r"^images must be uint8 \[N, H, W, C\] from 0 to 255, not torch.float32"):

@@ -28,7 +28,7 @@ from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.growth import GrowsByClass
 from ocil.methods.passes import ExtraState, Pass, replayed
 from ocil.methods.recorded_losses import Phase, RecordedLosses
-from ocil.methods.verbs import refuse_whole_verbs, wrap_verbs
+from ocil.methods.verbs import refuse_odd_inputs, refuse_whole_verbs, wrap_verbs
 from ocil.networks import to_float
 from ocil.rng import Rng, derive
 
@@ -207,7 +207,8 @@ class Learner(GrowsByClass, Capturable):
         raise NotImplementedError(f"{type(self).__name__} has no `learn(self, x, y)`")
 
     def scores(self, x: Tensor) -> Tensor:
-        """Class scores ``[B, C]``. The learner does not change."""
+        """Class scores ``[B, C]``: ``scores(x).argmax(1)`` predicts. The learner does not change."""
+        refuse_odd_inputs(self.problem, x)
         return self.scorer()(x)
 
     def scorer(self) -> Callable[[Tensor], Tensor]:

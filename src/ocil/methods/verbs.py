@@ -1,7 +1,7 @@
 """What happens around the verbs of every learner, whoever calls them, so that a method's file holds its step alone.
 
 - On a CPU a verb runs on as many threads as pay off for this network (see ``ocil.threads``).
-- ``learn`` first refuses a batch that has not the form of the data.
+- ``learn`` first refuses a batch that has not the form of the data, and ``scores`` inputs that have not.
 - ``learn`` then meets the classes of its batch, unless the caller announces them (see ``growth``): a class that was
   not met has no weights to learn.
 - ``scores`` and ``scorer`` see the averaged network as ``self.network``, if there is one (the setting ``average``).
@@ -78,13 +78,28 @@ def refuse_odd_batch(problem: Problem, x: Any, y: Any) -> None:
     """Raise an ``OcilError`` if a batch is not as a learner takes it, before it has changed anything."""
     wanted = (("inputs", x, problem.dtype, problem.input_shape), ("labels", y, torch.int64, ()))
     for name, given, dtype, shape in wanted:
-        if not isinstance(given, Tensor):
-            raise OcilError(f"{name} must be a tensor, not a {type(given).__name__}: torch.from_numpy makes one.")
-        if given.dtype != dtype or given.shape[1:] != shape or not given.ndim:
-            form = ", ".join(map(str, ("B", *shape)))
-            raise OcilError(f"{name} must be {dtype} [{form}], not {given.dtype} {list(given.shape)}.")
+        _refuse_odd(name, given, dtype, shape)
+        if given.dtype != dtype:
+            raise OcilError(_odd(name, given, dtype, shape))
     if len(x) != len(y):
         raise OcilError(f"{len(x)} inputs came with {len(y)} labels: give one label for each.")
+
+
+def refuse_odd_inputs(problem: Problem, x: Any) -> None:
+    """Raise an ``OcilError`` if inputs have another shape than those that a learner was made for."""
+    _refuse_odd("inputs", x, problem.dtype, problem.input_shape)
+
+
+def _refuse_odd(name: str, given: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    if not isinstance(given, Tensor):
+        raise OcilError(f"{name} must be a tensor, not a {type(given).__name__}: torch.from_numpy makes one.")
+    if given.shape[1:] != shape or not given.ndim:
+        raise OcilError(_odd(name, given, dtype, shape))
+
+
+def _odd(name: str, given: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> str:
+    form = ", ".join(map(str, ("B", *shape)))
+    return f"{name} must be {dtype} [{form}], not {given.dtype} {list(given.shape)}."
 
 
 def reads_average(verb: Verb) -> Verb:
