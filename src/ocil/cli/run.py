@@ -31,7 +31,7 @@ def run(
     a task it has just learned than plain fine-tuning. Stop the command with Ctrl-C, or kill it: the same command goes
     on where it stopped.
 
-    Examples:
+    For example:
 
     * `ocil run afs --seeds 1` takes about half a minute and needs no download.
     * `ocil run afs --dataset cifar100 --memory 5000 --seeds 10`
@@ -72,6 +72,7 @@ def compare(
 
     * `ocil compare fine-tune er er-rv afs --seeds 3`
     * `ocil compare er afs --dataset cifar100 --memory 1000 --figure er-afs.svg`
+    * `ocil show runs --against er` then has paired differences, and `ocil report runs` has tables for LaTeX.
 
     Parameters
     ----------

@@ -334,9 +334,11 @@ def token(
     models: Annotated[tuple[str, ...], WORDS] = (),
     per_minute: MaybeWhole = None,
 ) -> None:
-    """Add a token for `ocil serve --tokens FILE` and print it. The file keeps its hash: note it down now.
+    """Add a token for `ocil serve --tokens FILE` and print it once. The file keeps only its hash: note it down now.
 
     Delete its table in the file to withdraw it; a running service notices within a second.
+
+    Example: `ocil token camera-3 --scope write --models birds --file tokens.toml`
 
     Parameters
     ----------
