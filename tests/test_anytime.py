@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,7 @@ def test_it_is_shown_and_counted(tiny: Dataset, tmp_path: Path) -> None:
     (cell,) = collect([tmp_path]).cells
     text = "\n".join(str(part) for part in renderables(cell, load("none")))
     assert "every 3 batches" in text
-    assert "lowest" in text
+    assert re.search(r", lowest \d+\.\d %", text)
     size = Size(100, 50, 4, (8, 8, 3))
     assert cost_of_run(configured(), size).images > cost_of_run(configured(evaluate_every=0), size).images
 

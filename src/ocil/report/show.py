@@ -155,7 +155,7 @@ def _anytime(cell: MeasuredCell) -> list["Text"]:
         return []
     means = np.mean([[point["accuracy"] for point in record["points"]] for record in records], axis=0)
     few = means[np.linspace(0, len(means) - 1, min(len(means), WIDEST)).round().astype(int)]
-    lowest = percent(cell.summary.measures.get("lowest_anytime_accuracy"))
+    lowest = percent(cell.summary.measures.get("lowest_anytime_accuracy")).removesuffix(" (one seed)")
     subset = records[0].get("subset")
     on = f" on {subset:,} of the test images" if subset else ""
     every = f"every {records[0]['every']} batches{on}"
