@@ -31,7 +31,7 @@ from tests.test_methods import BATCH, DISTINCT, batch, learn, make
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
 
-REFUSE = ["aaer", "mkd", "mose", "ncm", "slda", "ranpac"]
+REFUSE = ["aaer", "ccl-dc", "mkd", "mose", "ncm", "slda", "ranpac"]
 TAKE = [name for name in DISTINCT if name not in REFUSE]
 
 

@@ -49,12 +49,14 @@ GENTLE: dict[str, dict[str, Any]] = {
     "rar": {"operations": 0},
     "mose": {"crop": 1.0, "gray": 0.0},
     "gsa": {"crop": 1.0, "gray": 0.0},
+    "ccl-dc": {"crop": 1.0, "flip": 0.0, "jitter": 0.0, "gray": 0.0, "chain_crop": 1.0, "operations": 0},
     "mkd": {"crop": 1.0, "flip": 0.0, "jitter": 0.0, "gray": 0.0, "alpha": 0.2},
     "stride": {"lr": 0.2},
 }
 QUICK: dict[str, dict[str, Any]] = {
     "ranpac": {"projection": 30},
     "rar": {"repeats": 2},
+    "ccl-dc": {"optimizer": "sgd"},
     "mkd": {"optimizer": "sgd"},
     "mose": {"optimizer": "sgd", "current_batch": 3},
     "gsa": {"optimizer": "sgd", "current_batch": 3},
@@ -321,7 +323,7 @@ def test_memory_is_updated_after_the_step(name: str, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(learner.optimizer, "step", watched)
     learn(learner, range(4))
-    first = dict.fromkeys(("scr", "pcr", "mkd", "mose"), 1).get(name, 0)  # a contrast needs a memory
+    first = dict.fromkeys(("scr", "pcr", "ccl-dc", "mkd", "mose"), 1).get(name, 0)  # a contrast needs a memory
     # One entry per batch, though some methods take several steps with each.
     assert list(dict.fromkeys(seen_at_step)) == [number * BATCH for number in range(first, 4)]
     assert int(learner.memory.seen) == 4 * BATCH
@@ -439,6 +441,7 @@ PARTS = {
     "pcr": {"contrast"},
     "gsa": {"task", "balanced"},
     "mose": {"contrast", "cross entropy", "distillation"},
+    "ccl-dc": {"cross entropy", "distillation"},
     "mkd": {"cross entropy", "distillation"},
     "derpp": {"stream", "logits", "memory"},
     **{name: {"stream", "memory"} for name in ("er", "er-ace", "mir", "gss", "rar", "stride")},

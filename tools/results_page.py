@@ -55,7 +55,7 @@ IN_SHORT = {
     "iid-offline": "not online: all images, again and again",
 }  # the rows of README.md
 BESIDE = ("stride", "afs", "scr", "er-rv")
-SINCE = ("pcr", "derpp", "rar", "mkd", "mose", "gsa")  # methods that came after AFS
+SINCE = ("pcr", "derpp", "rar", "mkd", "ccl-dc", "mose", "gsa")  # methods that came after AFS
 IN_STREAMS = ("average_accuracy", "area_under_accuracy", "worst_case_accuracy")
 AT_ANY_TIME = ("average_accuracy", "area_under_accuracy", "lowest_anytime_accuracy")
 HEAD = ("method", "memory", "seeds", "accuracy %", "published %", "difference", "forgetting %", "intransigence %")
