@@ -22,7 +22,7 @@ from ocil.limits import check_threads
 from ocil.methods import method
 from ocil.methods.config import LearnerConfig
 from ocil.methods.growth import capacity_for
-from ocil.networks import pretrained
+from ocil.networks import networks_in, pretrained
 from ocil.online.formats import InputFormat
 from ocil.online.header import (
     FORMAT,
@@ -212,7 +212,8 @@ class Model:
 
     def check_weights(self) -> None:
         """Raise if a weight is not finite. Reads from the device."""
-        weights = (*self.learner.parameters(), *self.learner.network.buffers())
+        running = (buffer for network in networks_in(self.learner) for buffer in network.buffers())
+        weights = (*self.learner.parameters(), *running)
         if weights and not bool(torch.stack([value.isfinite().all() for value in weights]).all()):
             raise OcilError("the weights are not finite any more: begin again with a lower learning rate.")
 
