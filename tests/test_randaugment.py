@@ -152,9 +152,10 @@ def test_one_draw_for_the_whole_batch() -> None:
     assert numbers == set(range(14))
 
 
-def test_nothing_is_read_back() -> None:
+@pytest.mark.parametrize("augment", [RandAugment(2), RandAugment(2, 15, "torchvision", per_batch=True)], ids=str)
+def test_nothing_is_read_back(augment: RandAugment) -> None:
     images, generator = torch.from_numpy(pictures(8, 8)), torch.Generator().manual_seed(0)
-    first, second = (watched(lambda: RandAugment(2)(images, generator)) for _ in range(2))
+    first, second = (watched(lambda: augment(images, generator)) for _ in range(2))
     assert first == second
 
 

@@ -20,8 +20,9 @@ from ocil.methods.recorded_losses import added, total
 from ocil.networks import Network, to_float
 from ocil.rng import derive
 
-CHAIN = ((0, 1), (1, 2), (2, 3), (3, 3))
-"""Views of the chain by how hard they are: a network imitates, for the first, what the other one says of the second."""
+AUGMENTED, HARDEST, RAW, CROPPED, HARD = VIEWS = range(5)  # in the order in which they pass, as released
+CHAIN = ((RAW, CROPPED), (CROPPED, HARD), (HARD, HARDEST), (HARDEST, HARDEST))
+"""Views from the easiest on: a network imitates, for the first, what the other one says of the second."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class CCLDC(Learner):
 
     @classmethod
     def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
-        views = 1 + len(CHAIN) if config.augment else 1
+        views = len(VIEWS) if config.augment else 1
         return 2 * views * [Pass(batch_size + replayed(config))]
 
     @classmethod
@@ -135,14 +136,15 @@ class CCLDC(Learner):
         return {"cross_entropy": added(entropies) / 2, "distillation": c.distillation * added(distances)}
 
     def views(self, images: Tensor) -> list[Tensor]:
-        """An augmented view, then the chain: raw images, cropped ones, and these after more and more operations."""
+        """Those of ``VIEWS``, or the raw images alone. Hard ones are the cropped ones after RandAugment, the hardest ones
+        after it once more."""
         raw = to_float(images)
         if not self.config.augment:
             return [raw]
         rng = self.rng["augment"]
         augmented, cropped = self.random_views(raw, rng), self.chain_views(raw, rng)
-        harder = self.randaugment((255 * cropped).round().to(torch.uint8).permute(0, 2, 3, 1), rng)
-        return [augmented, raw, cropped, to_float(harder), to_float(self.randaugment(harder, rng))]
+        hard = self.randaugment((255.999 * cropped).to(torch.uint8).permute(0, 2, 3, 1), rng)
+        return [augmented, to_float(self.randaugment(hard, rng)), raw, cropped, to_float(hard)]
 
     def scorer(self) -> Callable[[Tensor], Tensor]:
         """Predictions by the mean of both networks' logits."""
@@ -167,5 +169,4 @@ def links(student: list[Tensor], teacher: list[Tensor]) -> list[tuple[Tensor, Te
     """The logits that are drawn together: those of the chain, or of the raw images if there are no others."""
     if len(student) == 1:
         return [(student[0], teacher[0])]
-    chain, taught = student[1:], teacher[1:]
-    return [(chain[easy], taught[hard]) for easy, hard in CHAIN]
+    return [(student[easy], teacher[hard]) for easy, hard in CHAIN]
