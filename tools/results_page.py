@@ -263,8 +263,10 @@ def by_label(found: Entries) -> Entries:
     """One row per method. A method may have other settings in other columns."""
     rows: dict[str, Entry] = {}
     for row in found.rows:
-        there = rows.get(row.label)
-        rows[row.label] = replace(row, name=row.label, cells={**(there.cells if there else {}), **row.cells})
+        there = rows[row.label].cells if row.label in rows else {}
+        if twice := there.keys() & row.cells.keys():
+            raise SystemExit(f"{row.label} has two settings in {min(place.title for place in twice)}")
+        rows[row.label] = replace(row, name=row.label, cells={**there, **row.cells})
     return Entries(tuple(rows.values()), found.columns)
 
 

@@ -136,8 +136,8 @@ class CCLDC(Learner):
         return {"cross_entropy": added(entropies) / 2, "distillation": c.distillation * added(distances)}
 
     def views(self, images: Tensor) -> list[Tensor]:
-        """Those of ``VIEWS``, or the raw images alone. Hard ones are the cropped ones after RandAugment, the hardest ones
-        after it once more."""
+        """Those of ``VIEWS``, or the raw images alone. Hard ones are cropped ones after RandAugment, and the hardest
+        ones after it once more."""
         raw = to_float(images)
         if not self.config.augment:
             return [raw]
