@@ -103,6 +103,9 @@ def test_a_verb_that_runs_take_apart_is_not_overridden(verb: str, instead: str) 
         type("Mine", (mixin, FineTune), {})
 
 
+NUMBERED = "which count from 0: give their numbers, or growing=True if classes are not known in advance."
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -113,6 +116,9 @@ def test_a_verb_that_runs_take_apart_is_not_overridden(verb: str, instead: str) 
         (lambda x, y: (x, y[0]), "labels must be torch.int64 [B], not torch.int64 []."),
         (lambda x, y: (x.numpy(), y), "inputs must be a tensor, not a ndarray: torch.from_numpy makes one."),
         (lambda x, y: (x, y[:3]), "4 inputs came with 3 labels: give one label for each."),
+        (lambda x, y: (x[:0], y[:0]), "a batch without samples has no loss: leave it out."),
+        (lambda x, y: (x, y - 1), f"label -1 is none of the 2 classes, {NUMBERED}"),
+        (lambda x, y: (x, y + torch.tensor([0, 1, 2, 0])), f"label 2 is none of the 2 classes, {NUMBERED}"),
     ],
 )
 def test_a_batch_of_another_form_changes_nothing(change: Callable[[Tensor, Tensor], Any], words: str) -> None:
@@ -120,6 +126,21 @@ def test_a_batch_of_another_form_changes_nothing(change: Callable[[Tensor, Tenso
     before = frozen(learner)
     with pytest.raises(OcilError, match=f"^{re.escape(words)}$"):
         learner.learn(*change(torch.zeros((4, 8, 8, 3), dtype=torch.uint8), torch.zeros(4, dtype=torch.int64)))
+    assert not changed(before, learner.state())
+
+
+@pytest.mark.parametrize("name", ["scr", "gdumb", "ncm", "ranpac", "stride"])
+def test_no_method_learns_from_nothing_or_from_labels_that_are_no_classes(name: str) -> None:
+    """Some methods index by a label late in their step, or never: they would drop a sample, or fail half-way."""
+    learner = make(name)
+    learn(learner, range(2))
+    before = frozen(learner)
+    x, y = batch(2)
+    for odd in (-1, 6):
+        with pytest.raises(OcilError, match=f"^label {odd} is none of the 6 classes"):
+            learner.learn(x, torch.where(torch.arange(BATCH) == 3, odd, y))
+    with pytest.raises(OcilError, match=r"^a batch without samples"):
+        learner.learn(x[:0], y[:0])
     assert not changed(before, learner.state())
 
 
