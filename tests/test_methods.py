@@ -5,6 +5,8 @@ import functools
 import itertools
 import re
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,10 +28,13 @@ from ocil.networks import to_float
 from ocil.rng import Rng, derive
 from ocil.runs.build import build
 from ocil.runs.environment import digest
+from ocil.runs.protocol import Interrupted
+from ocil.runs.stream_run import run
 from ocil.testing.subject import changed, end_task, frozen
 from ocil.testing.watch import HostWatch
 from tests.networks_to_try import TINY
 from tests.reference.datasets import noise, patterned
+from tests.test_runner import stop_at
 
 NOISE = noise()
 BATCH, MEMORY, REPLAY = 5, 12, 8
@@ -741,6 +746,32 @@ def test_afs_published_settings(dataset: str, memory: int, beta: float, gray: fl
 
 
 # Generators
+
+
+@pytest.mark.slow
+@every_method
+def test_a_run_of_every_method_that_is_stopped_ends_bit_for_bit_the_same(name: str, tmp_path: Path) -> None:
+    """In each task and at the last moment: what a method keeps beside its tensors, on the host, must come back too."""
+    data = noise(30, 6, (8, 8, 3))
+    settings: dict[str, Any] = {"tasks": 2, "batch_size": BATCH, "network": TINY, **QUICK.get(name, {})}
+    if name in FROZEN:  # a network that never learns must come with weights
+        data = replace(data, train_x=_vectors(data.train_x), test_x=_vectors(data.test_x))
+        settings |= {"network": "linear"}
+    if METHODS[name].memory:
+        settings |= {"memory": MEMORY, "memory_batch": REPLAY, "review": True, "review_batch": 5}
+    sizes: dict[str, Any] = {"classes": 6, "train": 30, "vectors": name in FROZEN}
+    config = ocil.resolve(name, data.name, settings=settings, **sizes)
+    asked: list[int] = []
+    whole = run(config, tmp_path / "a", dataset=data, device="cpu", should_stop=lambda: bool(asked.append(1)))
+    for number in (2, len(asked) // 2, len(asked) - 1):
+        with pytest.raises(Interrupted):
+            run(config, tmp_path / str(number), dataset=data, device="cpu", should_stop=stop_at(number))
+        again = run(config, tmp_path / str(number), dataset=data, device="cpu")
+        assert (again.digest, again.matrix) == (whole.digest, whole.matrix), f"stopped at {number}"
+
+
+def _vectors(images: Any) -> Any:
+    return (images.reshape(len(images), -1) / 255).astype("float32")
 
 
 def test_named_generators_are_independent() -> None:
