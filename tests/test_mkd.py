@@ -70,6 +70,19 @@ def test_a_step_by_hand(settings: dict[str, Any], steps: int, monkeypatch: pytes
         torch.testing.assert_close(mine, 0.99 * former + 0.01 * weight.detach())
 
 
+def test_a_review_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cross-entropy of the views; the teacher stays where it is."""
+    learner = mkd(3)
+    slow, before = SlowStep(learner), copy.deepcopy(learner.teacher.state_dict())
+    views, slots = record(learner, "random_views", monkeypatch), torch.tensor([4, 1, 9])
+    learner.review_step(slots)
+    (shown,) = views
+    slow.minimise(F.cross_entropy(slow.logits(shown), learner.memory.labels[slots]))
+    slow.rate *= 0.1
+    slow.agrees()
+    assert all(torch.equal(value, before[name]) for name, value in learner.teacher.state_dict().items())
+
+
 def test_how_the_teacher_starts() -> None:
     for start, share in (("small", 0.01 / 0.99), ("copy", 1.0)):
         learner = mkd(0, start=start)

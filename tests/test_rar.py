@@ -52,6 +52,17 @@ def test_repeats_by_hand(settings: dict[str, Any], steps: int, monkeypatch: pyte
         assert not torch.equal(views[0][:BATCH], views[1][:BATCH])  # other operations
 
 
+def test_a_review_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = rar(3)
+    slow, views = SlowStep(learner), record(RAR, "augmented", monkeypatch)
+    slots = torch.tensor([4, 1, 9])
+    learner.review_step(slots)
+    (shown,) = views
+    slow.minimise(F.cross_entropy(slow.logits(shown), learner.memory.labels[slots]))
+    slow.rate *= 0.1
+    slow.agrees()
+
+
 def test_the_nearest_class_mean_classifies() -> None:
     learner = rar(4)
     x = batch(7)[0]
