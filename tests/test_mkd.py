@@ -40,7 +40,9 @@ def test_distillation_and_its_gradient_in_numpy() -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 4])
-@pytest.mark.parametrize("settings", [{}, {"augment": False, "distillation": 2.0, "start": "copy"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"start": "copy"}, {"augment": False, "distillation": 2.0, "start": "copy"}], ids=str
+)
 def test_a_step_by_hand(settings: dict[str, Any], steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     learner = mkd(steps, lr=0.07, **settings)
     slow, teacher, config = SlowStep(learner), copy.deepcopy(learner.teacher), learner.config
