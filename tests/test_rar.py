@@ -47,7 +47,8 @@ def test_repeats_by_hand(settings: dict[str, Any], steps: int, monkeypatch: pyte
     if steps == 4:
         assert not torch.equal(draws[0][0], draws[1][0])  # a memory batch for each repeat
     if not learner.config.operations:
-        assert torch.equal(views[0][:BATCH], to_float(x))
+        for draw, view in zip(draws, views, strict=True):
+            assert torch.equal(view, to_float(x if draw is None else torch.cat([x, draw[0]])))
     else:
         assert not torch.equal(views[0][:BATCH], views[1][:BATCH])  # other operations
 
