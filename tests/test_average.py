@@ -31,7 +31,7 @@ from tests.test_methods import BATCH, DISTINCT, batch, learn, make
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
 
-REFUSE = ["aaer", "mkd", "mose", "ncm", "slda", "ranpac"]
+REFUSE = ["aaer", "ccl-dc", "mkd", "mose", "ncm", "slda", "ranpac"]
 TAKE = [name for name in DISTINCT if name not in REFUSE]
 
 
@@ -46,9 +46,8 @@ def averaged(learner: Learner) -> Network:
     return learner.average.network
 
 
-def test_it_is_the_weighted_sum_of_all_steps() -> None:
-    """Against the explicit sum: the weights of step s count by 1 - d_s times all later d."""
-    decay, learner = 0.7, make("er", average=0.7, review=True, width=2)
+def watched(learner: Learner) -> list[dict[str, Tensor]]:
+    """The weights now, and after each step from now on."""
     seen = [weights(learner.network)]
     assert learner.optimizer.after_step is not None
     update = learner.optimizer.after_step
@@ -58,12 +57,13 @@ def test_it_is_the_weighted_sum_of_all_steps() -> None:
         seen.append(weights(learner.network))
 
     learner.optimizer.after_step = noted
-    learn(learner, range(30))
-    learner.review()
-    assert len(seen) > 31  # the steps of a review count too
+    return seen
+
+
+def is_weighted_sum(learner: Learner, seen: list[dict[str, Tensor]], decay: float) -> None:
+    """Against the explicit sum: the weights of step s count by 1 - d_s times all later d."""
     decays = [min(decay, (1 + t) / (10 + t)) for t in range(len(seen) - 1)]
     assert decays[0] == 0.1
-    assert decays[-1] == decay
     shares = [np.prod(decays), *((1 - d) * np.prod(decays[t + 1 :]) for t, d in enumerate(decays))]
     assert sum(shares) == pytest.approx(1)
     found = weights(averaged(learner))
@@ -71,6 +71,27 @@ def test_it_is_the_weighted_sum_of_all_steps() -> None:
         expected = sum(float(share) * step[name].double() for share, step in zip(shares, seen, strict=True))
         torch.testing.assert_close(value.double(), expected, rtol=1e-4, atol=1e-5, msg=name)
     assert {"bn1.running_mean", "blocks.0.bn2.running_var", "head.bias"} <= found.keys()
+
+
+def test_it_is_the_weighted_sum_of_all_steps() -> None:
+    learner = make("er", average=0.7, review=True, width=2)
+    seen = watched(learner)
+    learn(learner, range(30))
+    learner.review()
+    assert len(seen) > 31  # the steps of a review count too
+    is_weighted_sum(learner, seen, 0.7)
+
+
+def test_one_that_restarts_is_the_weighted_sum_of_the_steps_since_the_review_began() -> None:
+    learner = make("er", average=0.9, average_restarts=True, review=True, review_batch=5, width=2)
+    seen = watched(learner)
+    learn(learner, range(6))
+    for _ in range(2):  # the second review begins anew too
+        learner.review()
+        reviewed = seen[-3:]  # the weights before it, and after its two steps
+        is_weighted_sum(learner, reviewed, 0.9)
+    learn(learner, range(6, 9))
+    is_weighted_sum(learner, seen[-6:], 0.9)  # later steps of the stream count
 
 
 @pytest.mark.parametrize("name", TAKE)

@@ -99,6 +99,8 @@ def test_without_boundaries_reviews_are_periodic(name: str, zero: object) -> Non
     assert resolve(name, "cifar100", settings={"boundary": "none"}).learner.review_every == 500
     assert resolve(name, settings={"boundary": "none", "review_every": "70"}).learner.review_every == 70
     assert resolve(name).learner.review_every == 0
+    assert "review_every" not in command(found), "it is what the command chooses anyway"
+    assert "review_every=70" in command(resolve(name, settings={"boundary": "none", "review_every": "70"}))
 
 
 @pytest.mark.parametrize("name", METHODS)

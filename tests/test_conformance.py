@@ -20,6 +20,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ocm": {"crop": 1.0, "gray": 0.0, "lr": 0.05, "width": 2},
     "er-ace": {"pad": 0},  # of 8 pixels, a shift by 4 leaves too little
     "derpp": {"pad": 0},
+    "ccl-dc": {
+        "crop": 1.0,
+        "flip": 0.0,
+        "jitter": 0.0,
+        "gray": 0.0,
+        "chain_crop": 1.0,
+        "operations": 1,
+        "magnitude": 2.0,
+    },
     "mkd": {"crop": 1.0, "flip": 0.0, "jitter": 0.0, "gray": 0.0, "alpha": 0.2},  # a teacher for few steps
     "mose": {"crop": 1.0, "gray": 0.0, "current_batch": 3},
     "gsa": {"crop": 1.0, "gray": 0.0, "current_batch": 3},

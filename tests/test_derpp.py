@@ -58,6 +58,17 @@ def test_a_step_by_hand(settings: dict[str, Any], steps: int, monkeypatch: pytes
     slow.agrees()
 
 
+def test_a_review_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = derpp(3)
+    slow, views = SlowStep(learner), record(ocil.methods.derpp, "shift_and_flip", monkeypatch)
+    slots = torch.tensor([4, 1, 9])
+    learner.review_step(slots)
+    (shown,) = views
+    slow.minimise(surprise(slow.logits(to_float(shown)), learner.memory.labels[slots]))
+    slow.rate *= 0.1
+    slow.agrees()
+
+
 @pytest.mark.parametrize("growing", [False, True])
 def test_logits_are_those_of_the_step_that_stored_the_image(growing: bool) -> None:
     learner = make("derpp", augment=False, growing=growing)

@@ -88,7 +88,8 @@ def test_a_method_states_the_tensors_of_its_own(name: str) -> None:
     }
     held = sum(value.numel() * value.element_size() for value in own.values())
     held += 2 * sum(value.numel() * value.element_size() for key, value in own.items() if key.startswith("qnet."))
-    branches = ("experts.", "heads.", "projections.", "adapter.")  # MOSE's: their gradients and Adam's three numbers
+    # MOSE's branches and CCL-DC's other network: their gradients and Adam's three numbers.
+    branches = ("experts.", "heads.", "projections.", "adapter.", "peer.")
     held += 4 * sum(4 * weight.numel() for key, weight in learner.named_parameters() if key.startswith(branches))
     network = network_of(learner.config, data.input_shape)
     stated = learner.extra_state(learner.config, learner.problem, network).kept

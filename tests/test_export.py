@@ -110,11 +110,12 @@ def test_no_stored_image_leaves_with_an_export(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_half_precision_is_exported_in_full(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["er", "mkd", "ccl-dc"])  # the others have a second network
+def test_half_precision_is_exported_in_full(method: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript", reason="onnxscript is not installed: pip install 'ocil[onnx]'")
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'ocil[onnx]'")
     form = FORMS["colours"]
-    model = taught("er", form, precision="bf16", network=TINY)
+    model = taught(method, form, precision="bf16", network=TINY)
     export(model, tmp_path / "model.onnx")
     session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
     x = images(form, 3)

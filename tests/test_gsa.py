@@ -102,6 +102,17 @@ def test_a_step_by_hand(task: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(learner.pulled, up)
 
 
+def test_a_review_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = gsa(3)
+    slow, views = SlowStep(learner), record(learner, "random_views", monkeypatch)
+    slots = torch.tensor([4, 1, 9])
+    learner.review_step(slots)
+    (shown,) = views
+    slow.minimise(F.cross_entropy(slow.logits(standard(shown)), learner.memory.labels[slots]))
+    slow.rate *= 0.1
+    slow.agrees()
+
+
 def test_classes_that_were_not_seen_are_not_predicted() -> None:
     learner = make("gsa")
     x, _ = batch(0)

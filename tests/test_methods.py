@@ -5,6 +5,8 @@ import functools
 import itertools
 import re
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,10 +28,13 @@ from ocil.networks import to_float
 from ocil.rng import Rng, derive
 from ocil.runs.build import build
 from ocil.runs.environment import digest
+from ocil.runs.protocol import Interrupted
+from ocil.runs.stream_run import run
 from ocil.testing.subject import changed, end_task, frozen
 from ocil.testing.watch import HostWatch
 from tests.networks_to_try import TINY
 from tests.reference.datasets import noise, patterned
+from tests.test_runner import stop_at
 
 NOISE = noise()
 BATCH, MEMORY, REPLAY = 5, 12, 8
@@ -49,12 +54,14 @@ GENTLE: dict[str, dict[str, Any]] = {
     "rar": {"operations": 0},
     "mose": {"crop": 1.0, "gray": 0.0},
     "gsa": {"crop": 1.0, "gray": 0.0},
+    "ccl-dc": {"crop": 1.0, "flip": 0.0, "jitter": 0.0, "gray": 0.0, "chain_crop": 1.0, "operations": 0},
     "mkd": {"crop": 1.0, "flip": 0.0, "jitter": 0.0, "gray": 0.0, "alpha": 0.2},
     "stride": {"lr": 0.2},
 }
 QUICK: dict[str, dict[str, Any]] = {
     "ranpac": {"projection": 30},
     "rar": {"repeats": 2},
+    "ccl-dc": {"optimizer": "sgd"},
     "mkd": {"optimizer": "sgd"},
     "mose": {"optimizer": "sgd", "current_batch": 3},
     "gsa": {"optimizer": "sgd", "current_batch": 3},
@@ -103,6 +110,9 @@ def test_a_verb_that_runs_take_apart_is_not_overridden(verb: str, instead: str) 
         type("Mine", (mixin, FineTune), {})
 
 
+NUMBERED = "which count from 0: give their numbers, or growing=True if classes are not known in advance."
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -113,6 +123,9 @@ def test_a_verb_that_runs_take_apart_is_not_overridden(verb: str, instead: str) 
         (lambda x, y: (x, y[0]), "labels must be torch.int64 [B], not torch.int64 []."),
         (lambda x, y: (x.numpy(), y), "inputs must be a tensor, not a ndarray: torch.from_numpy makes one."),
         (lambda x, y: (x, y[:3]), "4 inputs came with 3 labels: give one label for each."),
+        (lambda x, y: (x[:0], y[:0]), "a batch without samples has no loss: leave it out."),
+        (lambda x, y: (x, y - 1), f"label -1 is none of the 2 classes, {NUMBERED}"),
+        (lambda x, y: (x, y + torch.tensor([0, 1, 2, 0])), f"label 2 is none of the 2 classes, {NUMBERED}"),
     ],
 )
 def test_a_batch_of_another_form_changes_nothing(change: Callable[[Tensor, Tensor], Any], words: str) -> None:
@@ -134,6 +147,21 @@ def test_scores_refuse_inputs_of_another_form() -> None:
     for x, words in wrong:
         with pytest.raises(OcilError, match=f"^{re.escape(words)}$"):
             learner.scores(x)
+
+
+@pytest.mark.parametrize("name", ["scr", "gdumb", "ncm", "ranpac", "stride"])
+def test_no_method_learns_from_nothing_or_from_labels_that_are_no_classes(name: str) -> None:
+    """Some methods index by a label late in their step, or never: they would drop a sample, or fail half-way."""
+    learner = make(name)
+    learn(learner, range(2))
+    before = frozen(learner)
+    x, y = batch(2)
+    for odd in (-1, 6):
+        with pytest.raises(OcilError, match=f"^label {odd} is none of the 6 classes"):
+            learner.learn(x, torch.where(torch.arange(BATCH) == 3, odd, y))
+    with pytest.raises(OcilError, match=r"^a batch without samples"):
+        learner.learn(x[:0], y[:0])
+    assert not changed(before, learner.state())
 
 
 def test_scores_refuse_images_that_are_floats() -> None:
@@ -334,7 +362,7 @@ def test_memory_is_updated_after_the_step(name: str, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(learner.optimizer, "step", watched)
     learn(learner, range(4))
-    first = dict.fromkeys(("scr", "pcr", "mkd", "mose"), 1).get(name, 0)  # a contrast needs a memory
+    first = dict.fromkeys(("scr", "pcr", "ccl-dc", "mkd", "mose"), 1).get(name, 0)  # a contrast needs a memory
     # One entry per batch, though some methods take several steps with each.
     assert list(dict.fromkeys(seen_at_step)) == [number * BATCH for number in range(first, 4)]
     assert int(learner.memory.seen) == 4 * BATCH
@@ -452,6 +480,7 @@ PARTS = {
     "pcr": {"contrast"},
     "gsa": {"task", "balanced"},
     "mose": {"contrast", "cross entropy", "distillation"},
+    "ccl-dc": {"cross entropy", "distillation"},
     "mkd": {"cross entropy", "distillation"},
     "derpp": {"stream", "logits", "memory"},
     **{name: {"stream", "memory"} for name in ("er", "er-ace", "mir", "gss", "rar", "stride")},
@@ -733,6 +762,32 @@ def test_afs_published_settings(dataset: str, memory: int, beta: float, gray: fl
 
 
 # Generators
+
+
+@pytest.mark.slow
+@every_method
+def test_a_run_of_every_method_that_is_stopped_ends_bit_for_bit_the_same(name: str, tmp_path: Path) -> None:
+    """In each task and at the last moment: what a method keeps beside its tensors, on the host, must come back too."""
+    data = noise(30, 6, (8, 8, 3))
+    settings: dict[str, Any] = {"tasks": 2, "batch_size": BATCH, "network": TINY, **QUICK.get(name, {})}
+    if name in FROZEN:  # a network that never learns must come with weights
+        data = replace(data, train_x=_vectors(data.train_x), test_x=_vectors(data.test_x))
+        settings |= {"network": "linear"}
+    if METHODS[name].memory:
+        settings |= {"memory": MEMORY, "memory_batch": REPLAY, "review": True, "review_batch": 5}
+    sizes: dict[str, Any] = {"classes": 6, "train": 30, "vectors": name in FROZEN}
+    config = ocil.resolve(name, data.name, settings=settings, **sizes)
+    asked: list[int] = []
+    whole = run(config, tmp_path / "a", dataset=data, device="cpu", should_stop=lambda: bool(asked.append(1)))
+    for number in (2, len(asked) // 2, len(asked) - 1):
+        with pytest.raises(Interrupted):
+            run(config, tmp_path / str(number), dataset=data, device="cpu", should_stop=stop_at(number))
+        again = run(config, tmp_path / str(number), dataset=data, device="cpu")
+        assert (again.digest, again.matrix) == (whole.digest, whole.matrix), f"stopped at {number}"
+
+
+def _vectors(images: Any) -> Any:
+    return (images.reshape(len(images), -1) / 255).astype("float32")
 
 
 def test_named_generators_are_independent() -> None:

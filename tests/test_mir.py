@@ -161,6 +161,7 @@ def test_replay_remembers() -> None:
 def test_settings() -> None:
     config = ocil.resolve("mir", "cifar100", memory=5000).learner
     assert (config.lr, config.memory_batch, config.candidates) == (0.1, 10, 50)  # type: ignore[attr-defined]
+    assert config.candidate_statistics == "batch"  # type: ignore[attr-defined]
     with pytest.raises(OcilError, match=r"candidates = 4 .* memory_batch = 5"):
         make("mir", candidates=4, memory_batch=5)
     with pytest.raises(OcilError, match="candidate_statistics"):

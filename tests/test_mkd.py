@@ -40,7 +40,9 @@ def test_distillation_and_its_gradient_in_numpy() -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 4])
-@pytest.mark.parametrize("settings", [{}, {"augment": False, "distillation": 2.0, "start": "copy"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"start": "copy"}, {"augment": False, "distillation": 2.0, "start": "copy"}], ids=str
+)
 def test_a_step_by_hand(settings: dict[str, Any], steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     learner = mkd(steps, lr=0.07, **settings)
     slow, teacher, config = SlowStep(learner), copy.deepcopy(learner.teacher), learner.config
@@ -68,6 +70,19 @@ def test_a_step_by_hand(settings: dict[str, Any], steps: int, monkeypatch: pytes
         learner.teacher.parameters(), teacher.parameters(), learner.network.parameters(), strict=True
     ):
         torch.testing.assert_close(mine, 0.99 * former + 0.01 * weight.detach())
+
+
+def test_a_review_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cross-entropy of the views; the teacher stays where it is."""
+    learner = mkd(3)
+    slow, before = SlowStep(learner), copy.deepcopy(learner.teacher.state_dict())
+    views, slots = record(learner, "random_views", monkeypatch), torch.tensor([4, 1, 9])
+    learner.review_step(slots)
+    (shown,) = views
+    slow.minimise(F.cross_entropy(slow.logits(shown), learner.memory.labels[slots]))
+    slow.rate *= 0.1
+    slow.agrees()
+    assert all(torch.equal(value, before[name]) for name, value in learner.teacher.state_dict().items())
 
 
 def test_how_the_teacher_starts() -> None:

@@ -160,6 +160,42 @@ def test_the_task_of_each_stored_image_is_known() -> None:
 # The loss
 
 
+def loss_by_hand(hand: MOSE, images: Tensor, labels: Tensor, new: int, among: list[int] | None) -> Tensor:
+    """Of four views of all images, the first ``new`` of which are the new set. ``among``: the classes of this task so
+    far; None in the first task."""
+    mean, std = (torch.tensor(values).view(3, 1, 1) / 255 for values in ((125.3, 123.0, 113.9), (63.0, 62.1, 66.7)))
+    features = hand.experts(hand.network.stage_maps((images - mean) / std))
+    assert [tuple(h.shape) for h in features] == [(len(labels), 16)] * 4
+    last = features[-1] @ hand.adapter.weight.T + hand.adapter.bias
+    loss = torch.zeros(())
+    for number, h in enumerate(features):
+        projected = hand.projections[number](h)
+        unit = projected / projected.norm(dim=1, keepdim=True)
+        loss = loss + by_loops(unit[:, None], labels, 0.07)
+        logits = (*hand.heads, hand.network.head)[number](h)
+        if among:
+            loss = loss + 2 * F.cross_entropy(logits[new:], labels[new:])
+            where = torch.tensor([among.index(label) for label in labels[:new].tolist()])
+            loss = loss + F.cross_entropy(logits[:new, among], where)
+        else:
+            loss = loss + F.cross_entropy(logits, labels)
+        if number < 3:
+            rows = last / last.norm(dim=1, keepdim=True) - (h / h.norm(dim=1, keepdim=True)).detach()
+            loss = loss + rows.square().sum().sqrt()
+    return loss
+
+
+def test_a_review_has_the_loss_of_the_first_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = mose(4)
+    learner.end_task()
+    hand, views = copy.deepcopy(learner), record(learner, "random_views", monkeypatch)
+    x, y = learner.memory.images[2:6], learner.memory.labels[2:6]
+    found = learner.review_loss(x, y)
+    raw = to_float(x)
+    expected = loss_by_hand(hand, torch.cat([raw, raw.flip(3), *views]), y.repeat(4), 0, None)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("task", [0, 1])
 def test_a_step_by_hand(task: int, monkeypatch: pytest.MonkeyPatch) -> None:
     learner = mose(4, lr=0.01, weight_decay=0.0)
@@ -181,26 +217,7 @@ def test_a_step_by_hand(task: int, monkeypatch: pytest.MonkeyPatch) -> None:
     new = len(labels[0])
     assert new == 4 * (BATCH + (3 if task else REPLAY))
     everything = torch.cat(labels)
-    mean, std = (torch.tensor(values).view(3, 1, 1) / 255 for values in ((125.3, 123.0, 113.9), (63.0, 62.1, 66.7)))
-    features = hand.experts(hand.network.stage_maps((torch.cat(images) - mean) / std))
-    assert [tuple(h.shape) for h in features] == [(len(everything), 16)] * 4
-    last = features[-1] @ hand.adapter.weight.T + hand.adapter.bias
-    loss = torch.zeros(())
-    for number, h in enumerate(features):
-        projected = hand.projections[number](h)
-        unit = projected / projected.norm(dim=1, keepdim=True)
-        loss = loss + by_loops(unit[:, None], everything, 0.07)
-        logits = (*hand.heads, hand.network.head)[number](h)
-        if task:
-            loss = loss + 2 * F.cross_entropy(logits[new:], everything[new:])
-            among = [3, 4, 5]  # of this task so far
-            where = torch.tensor([among.index(label) for label in everything[:new].tolist()])
-            loss = loss + F.cross_entropy(logits[:new, among], where)
-        else:
-            loss = loss + F.cross_entropy(logits, everything)
-        if number < 3:
-            rows = last / last.norm(dim=1, keepdim=True) - (h / h.norm(dim=1, keepdim=True)).detach()
-            loss = loss + rows.square().sum().sqrt()
+    loss = loss_by_hand(hand, torch.cat(images), everything, new, [3, 4, 5] if task else None)
     assert float(learner.last_loss) == pytest.approx(float(loss.detach()), rel=1e-4)
     names = [name for name, p in hand.named_parameters()]
     slopes = torch.autograd.grad(loss, [p for _, p in hand.named_parameters()])

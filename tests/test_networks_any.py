@@ -93,7 +93,9 @@ def make(name: str, network: str, data: Dataset, **settings: Any) -> Learner:
         usual["rehearsal_epochs"] = 20
     if name == "rar":
         usual["repeats"] = 2
-    if name == "mkd":  # published for thousands of steps
+    if name == "ccl-dc":  # published for thousands of steps, as is mkd
+        usual |= {"optimizer": "sgd", "lr": 0.1, "crop": 0.75}
+    if name == "mkd":
         usual |= {"optimizer": "sgd", "lr": 0.1, "alpha": 0.2}
     if name == "ranpac":
         usual["projection"] = 60
@@ -417,7 +419,7 @@ def test_every_method_learns_or_says_why_not(name: str, network: str, data: Data
     # Views of tiny images and so few steps leave it to chance whether SGD gets anywhere in so deep a network.
     gentle: dict[str, Any] = {"crop": 1.0, "gray": 0.0, "optimizer": "adam", "lr": 0.01}
     learner = make(name, network, data, **(gentle if deep and name == "ocm" else {}))
-    few = network.endswith("Tiny") or name in ("stride", "mose", "gsa", "mkd")  # several passes per batch
+    few = network.endswith("Tiny") or name in ("stride", "mose", "gsa", "mkd", "ccl-dc")  # several passes per batch
     steps = 60 if data is VECTORS else 12 if name == "ocm" else 15 if few else 30
     lost = learn(learner, data, range(steps))
     learner.end_task()

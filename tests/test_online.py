@@ -262,6 +262,32 @@ def test_before_anything_is_learned() -> None:
     assert model().probabilities(batch(0)[0]).shape == (5, 0)
 
 
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (["new", "newer"], "5 inputs came with 2 labels"),
+        (["new", "new", "new", "new", float("nan")], "nan is no label"),
+        (["new", "new", "new", "new", np.float32("inf")], "inf is no label"),
+        (["new", "new", "new", "new", ("half", float("nan"))], "nan is no label"),
+        (["new", "new", "new", "new", ["list"]], r"\['list'\] is no label: unhashable type: 'list'"),
+    ],
+)
+def test_a_batch_that_is_refused_adds_no_class(labels: list[Any], words: str) -> None:
+    one = model()
+    one.learn(*batch(0))
+    before, known = digest(one.learner), list(one.labels)
+    with pytest.raises(InputError if "no label" in words else OcilError, match=f"^{words}"):
+        one.learn(batch(1)[0], labels)
+    with pytest.raises(OcilError, match=r"^a batch without samples"):
+        one.learn(batch(1, count=0)[0], [])
+    with pytest.raises(OcilError, match=r"^inputs must be"):
+        one.learn(batch(1)[0][:, :-1], ["new"] * 5)
+    with pytest.raises(InputError, match="no label"):
+        one.relabel([0], float("nan"))
+    assert (one.labels, len(one.numbers), one.batches) == (known, len(known), 1)
+    assert digest(one.learner) == before
+
+
 @pytest.mark.slow
 def test_something_is_learned() -> None:
     rng = np.random.default_rng(0)
@@ -365,6 +391,10 @@ def test_labels_of_any_kind(tmp_path: Path) -> None:
     one = model()
     one.learn(batch(0, count=6)[0], labels)
     one.save(tmp_path)
+    assert Model.load(tmp_path).labels == labels
+    one.learn(batch(1, count=4)[0], [*np.array(["ä", "ö"]), np.int64(3), np.float32(0.5)])
+    one.save(tmp_path)
+    labels += ["ö", 0.5]  # numpy's kinds are Python's here, and equal ones are one class
     assert Model.load(tmp_path).labels == labels
     one.learn(batch(1, count=1)[0], [frozenset({1})])
     with pytest.raises(ValueError, match="frozenset cannot be saved"):

@@ -16,7 +16,7 @@ from numpy.lib import format as npy
 from ocil import load_dataset
 from ocil.data.mapped import is_mapped
 from ocil.errors import OcilError
-from ocil.online.arrays import ArrayRows, Names, open_labels, open_rows
+from ocil.online.arrays import ArrayRows, Names, as_labels, open_labels, open_rows
 from ocil.online.feed import Feed
 from ocil.online.model import FILE, Model, Recipe
 from ocil.online.sources import LabelledRows, open_source
@@ -187,6 +187,14 @@ def test_predictions(folder: Path, ocil_command: Call) -> None:
         assert reason in one_error(ocil_command(*words, "--model", "m"))
     np.save(folder / "wide.npy", np.zeros((2, 9)))
     assert "has rows of 9 numbers" in one_error(ocil_command("predict", "wide.npy", "--model", "m"))
+
+
+def test_labels_that_are_floats_are_whole_numbers() -> None:
+    path = Path("y.npy")
+    assert as_labels(path, np.array([3.0, -1.0, 2.0**53])) == [3, -1, 2**53]
+    for odd in (0.5, np.nan, np.inf, 1e300, 2.0**63):  # the last ones would all become the same number
+        with pytest.raises(OcilError, match=r"^the labels in y\.npy must be text or whole numbers, not float64\.$"):
+            as_labels(path, np.array([1.0, odd]))
 
 
 @pytest.mark.parametrize(

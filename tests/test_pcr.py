@@ -46,6 +46,16 @@ def by_loops(features: Tensor, proxies: Tensor, labels: Tensor) -> Tensor:
     return torch.stack(terms).mean()
 
 
+def relations_by_loops(now: Tensor, then: Tensor) -> Tensor:
+    """For each image, the cross-entropy between its similarities to all others then and now."""
+    rows = []
+    for i in range(len(now)):
+        others = [j for j in range(len(now)) if j != i]
+        p, q = (torch.stack([torch.exp(cosine(side[i], side[j]) / TAU) for j in others]) for side in (then, now))
+        rows.append(-((p / p.sum()) * (q / q.sum()).log()).sum())
+    return torch.stack(rows).mean()
+
+
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
@@ -105,12 +115,7 @@ def test_the_difference_of_logits_has_a_column_per_image() -> None:
 
 def test_the_change_of_relations_in_loops() -> None:
     now, then = random(5, 3), random(5, 3, seed=1)
-    rows = []
-    for i in range(5):
-        others = [j for j in range(5) if j != i]
-        p, q = (torch.stack([torch.exp(cosine(side[i], side[j]) / TAU) for j in others]) for side in (then, now))
-        rows.append(-((p / p.sum()) * (q / q.sum()).log()).sum())
-    torch.testing.assert_close(relation_change(now, then, TAU), torch.stack(rows).mean())
+    torch.testing.assert_close(relation_change(now, then, TAU), relations_by_loops(now, then))
     now.requires_grad_()
     (slope,) = torch.autograd.grad(relation_change(now, now.detach(), TAU), [now])
     torch.testing.assert_close(slope, torch.zeros_like(slope), rtol=0, atol=1e-9)  # least where nothing has changed
@@ -190,7 +195,7 @@ def test_a_step_by_hand(settings: dict[str, Any], steps: int, monkeypatch: pytes
         logits = slow.network.head(memory_features)[:, everyone]
         then = tensors["outputs.logits"].T[slots].repeat(copies, 1)[:, everyone]
         loss = loss + 0.1 * (logits - then).square().mean()
-        loss = loss + 0.5 * relation_change(memory_features, tensors["outputs.features"][slots].repeat(copies, 1), TAU)
+        loss = loss + 0.5 * relations_by_loops(memory_features, tensors["outputs.features"][slots].repeat(copies, 1))
     slow.minimise(loss)
     slow.agrees()
 

@@ -1,6 +1,7 @@
 """RandAugment: every operation against Pillow, and what is drawn."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
 from ocil.errors import OcilError
-from ocil.learning.randaugment import OPERATIONS, Operation, RandAugment
+from ocil.learning.randaugment import OPERATIONS, SPACES, Operation, RandAugment
 from ocil.testing.watch import watched
 
 SIGNS = (1, -1, 1, -1, 1, -1)
@@ -25,9 +26,15 @@ def pictures(height: int, width: int) -> np.ndarray:
     return images
 
 
-def by_pillow(name: str, image: Image.Image, magnitude: float, sign: int, centre: list[float]) -> Image.Image:
+def by_pillow(
+    name: str, image: Image.Image, magnitude: float, sign: int, centre: list[float], torchvision: bool = False
+) -> Image.Image:
     share, (width, height) = magnitude / 30, image.size
-    factor, size = 0.1 + 1.8 * share, 40 * share
+    factor, size, across, down = 0.1 + 1.8 * share, 40 * share, 100 * share, 100 * share
+    bits, threshold = max(1, int(4 * share)), 256 * share
+    if torchvision:
+        factor, across, down = 1 + sign * 0.9 * share, int(150 / 331 * width * share), int(150 / 331 * height * share)
+        bits, threshold = 8 - round(magnitude / 7.5), 255 * (30 - magnitude) / 30
 
     def moved(*matrix: float) -> Image.Image:
         return image.transform(image.size, Image.Transform.AFFINE, matrix)
@@ -43,12 +50,13 @@ def by_pillow(name: str, image: Image.Image, magnitude: float, sign: int, centre
         return copy
 
     made: dict[str, Callable[[], Image.Image]] = {
+        "identity": lambda: image,
         "autocontrast": lambda: ImageOps.autocontrast(image),
         "equalize": lambda: ImageOps.equalize(image),
         "invert": lambda: ImageOps.invert(image),
         "rotate": lambda: image.rotate(sign * 30 * share),
-        "posterize": lambda: ImageOps.posterize(image, max(1, int(4 * share))),
-        "solarize": lambda: ImageOps.solarize(image, int(np.ceil(256 * share))),
+        "posterize": lambda: ImageOps.posterize(image, bits),
+        "solarize": lambda: ImageOps.solarize(image, int(np.ceil(threshold))),
         "solarize_add": lambda: ImageOps.solarize(brighter(), 128),
         "color": lambda: ImageEnhance.Color(image).enhance(factor),
         "contrast": lambda: ImageEnhance.Contrast(image).enhance(factor),
@@ -57,23 +65,25 @@ def by_pillow(name: str, image: Image.Image, magnitude: float, sign: int, centre
         "shear_x": lambda: moved(1, sign * 0.3 * share, 0, 0, 1, 0),
         "shear_y": lambda: moved(1, 0, 0, sign * 0.3 * share, 1, 0),
         "cutout": cut,
-        "translate_x": lambda: moved(1, 0, sign * 100 * share, 0, 1, 0),
-        "translate_y": lambda: moved(1, 0, 0, 0, 1, sign * 100 * share),
+        "translate_x": lambda: moved(1, 0, sign * across, 0, 1, 0),
+        "translate_y": lambda: moved(1, 0, 0, 0, 1, sign * down),
     }
     return made[name]()
 
 
 @pytest.mark.parametrize("magnitude", [0, 5, 14, 22.5, 30])
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_each_operation_is_pillows(name: str, magnitude: float) -> None:
+@pytest.mark.parametrize(
+    ("space", "name"), [(space, name) for space, names in SPACES.items() for name in names], ids=lambda text: text
+)
+def test_each_operation_is_pillows(space: Any, name: str, magnitude: float) -> None:
     for shape in ((32, 32), (13, 20)):
         images = pictures(*shape)
         centre = torch.rand(len(SIGNS), 2, generator=torch.Generator().manual_seed(1))
-        number = torch.full((len(SIGNS),), OPERATIONS.index(name))
+        number = torch.full((len(SIGNS),), SPACES[space].index(name))
         drawn = Operation(number, torch.tensor(SIGNS), centre)
-        got = RandAugment(1, magnitude).apply(torch.from_numpy(images), drawn).numpy()
+        got = RandAugment(1, magnitude, space).apply(torch.from_numpy(images), drawn).numpy()
         for image, found, sign, at in zip(images, got, SIGNS, centre.tolist(), strict=True):
-            wanted = np.array(by_pillow(name, Image.fromarray(image), magnitude, sign, at))
+            wanted = np.array(by_pillow(name, Image.fromarray(image), magnitude, sign, at, space == "torchvision"))
             apart = np.abs(found.astype(int) - wanted)
             if name in ROUNDED:
                 assert apart.max() <= 1
@@ -134,9 +144,18 @@ def test_operations_follow_each_other() -> None:
     assert torch.equal(RandAugment(2)(images, generator), augment(augment(images, other), other))
 
 
-def test_nothing_is_read_back() -> None:
+def test_one_draw_for_the_whole_batch() -> None:
+    augment = RandAugment(1, 15, "torchvision", per_batch=True)
+    drawn = augment.draw(50, torch.Generator().manual_seed(1))
+    assert all(len(rows) == 50 and bool((rows == rows[0]).all()) for rows in drawn)
+    numbers = {int(augment.draw(3, torch.Generator().manual_seed(seed)).number[0]) for seed in range(200)}
+    assert numbers == set(range(14))
+
+
+@pytest.mark.parametrize("augment", [RandAugment(2), RandAugment(2, 15, "torchvision", per_batch=True)], ids=str)
+def test_nothing_is_read_back(augment: RandAugment) -> None:
     images, generator = torch.from_numpy(pictures(8, 8)), torch.Generator().manual_seed(0)
-    first, second = (watched(lambda: RandAugment(2)(images, generator)) for _ in range(2))
+    first, second = (watched(lambda: augment(images, generator)) for _ in range(2))
     assert first == second
 
 
@@ -144,3 +163,5 @@ def test_nothing_is_read_back() -> None:
 def test_what_cannot_be_is_refused(count: int, magnitude: float) -> None:
     with pytest.raises(OcilError, match="magnitude from 0 to 30"):
         RandAugment(count, magnitude)
+    with pytest.raises(OcilError, match="the spaces rar and torchvision"):
+        RandAugment(space="imagenet")  # type: ignore[arg-type]

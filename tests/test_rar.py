@@ -47,9 +47,21 @@ def test_repeats_by_hand(settings: dict[str, Any], steps: int, monkeypatch: pyte
     if steps == 4:
         assert not torch.equal(draws[0][0], draws[1][0])  # a memory batch for each repeat
     if not learner.config.operations:
-        assert torch.equal(views[0][:BATCH], to_float(x))
+        for draw, view in zip(draws, views, strict=True):
+            assert torch.equal(view, to_float(x if draw is None else torch.cat([x, draw[0]])))
     else:
         assert not torch.equal(views[0][:BATCH], views[1][:BATCH])  # other operations
+
+
+def test_a_review_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = rar(3)
+    slow, views = SlowStep(learner), record(RAR, "augmented", monkeypatch)
+    slots = torch.tensor([4, 1, 9])
+    learner.review_step(slots)
+    (shown,) = views
+    slow.minimise(F.cross_entropy(slow.logits(shown), learner.memory.labels[slots]))
+    slow.rate *= 0.1
+    slow.agrees()
 
 
 def test_the_nearest_class_mean_classifies() -> None:

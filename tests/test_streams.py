@@ -143,6 +143,23 @@ def test_drop_last_drops_only_incomplete_batches(boundary: str) -> None:
     )
 
 
+@pytest.mark.parametrize("boundary", ["clear", "i-blurry", "si-blurry"])
+@pytest.mark.parametrize("drop", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_hidden_task_ends_do_not_show_in_the_batches(boundary: str, drop: bool, seed: int) -> None:
+    whole = stream_of(UNEVEN, seed, boundary=boundary, task_ends="announced")
+    hidden = stream_of(UNEVEN, seed, boundary=boundary, task_ends="hidden", drop_last=drop)
+    arrivals, count = order(whole), len(UNEVEN.train_y)
+    assert order(hidden) == arrivals[: count - count % 7 if drop else count]
+    assert {len(batch.y) for batch in itertools.islice(hidden, len(hidden) - 1)} == {7}
+    ends = list(itertools.accumulate(sum(len(batch.y) for batch in task) for task in by_task(whole)))
+    last = [arrivals[end - 1] for end in ends[:-1]]  # the last sample of each task but the last one
+    at_points = [numbers(batch) for batch in hidden if batch.evaluation_point is not None]
+    assert all(sample in batch for sample, batch in zip(last, at_points[:-1], strict=True))
+    assert at_points[-1] == numbers(list(hidden)[-1])
+    assert not any(batch.ends_task for batch in hidden)
+
+
 def test_batches_that_fit_lose_nothing() -> None:
     assert sorted(order(stream_of(batch_size=8, drop_last=True))) == list(range(120))
 

@@ -90,7 +90,8 @@ def test_groups_part_the_classes_and_points_are_complete(boundary: Any) -> None:
 @pytest.mark.parametrize(("disjoint", "blurry"), [(0.5, 0.1), (0.0, 0.3), (1.0, 0.5), (0.3, 1.0)])
 def test_i_blurry_has_its_two_shares(disjoint: float, blurry: float) -> None:
     data = numbered([40] * 10)
-    stream = stream_of(data, 2, boundary="i-blurry", disjoint_share=disjoint, blurry_share=blurry)
+    shares = {"disjoint_share": disjoint, "blurry_share": blurry}
+    stream = stream_of(data, 2, boundary="i-blurry", task_ends="announced", **shares)
     counts = per_task(stream)
     major = {c: task for task, group in enumerate(stream.groups) for c in group}
     elsewhere = {c: int(counts[:, c].sum() - counts[major[c], c]) for c in range(10)}
@@ -108,7 +109,7 @@ def test_i_blurry_has_its_two_shares(disjoint: float, blurry: float) -> None:
 def test_which_classes_are_disjoint_depends_on_the_seed() -> None:
     found = set()
     for seed in range(8):
-        counts = per_task(stream_of(EVEN, seed, boundary="i-blurry"))
+        counts = per_task(stream_of(EVEN, seed, boundary="i-blurry", task_ends="announced"))
         found.add(tuple((counts > 0).sum(0) == 1))
     assert len(found) > 4
 
@@ -124,7 +125,7 @@ def test_one_task_has_nowhere_to_move_samples_to() -> None:
 def test_si_blurry_draws_sizes_and_keeps_the_shares() -> None:
     data, sizes, foreign = numbered([40] * 20), [], []
     for seed in range(20):
-        stream = stream_of(data, seed, boundary="si-blurry", tasks=5, blurry_share=0.25)
+        stream = stream_of(data, seed, boundary="si-blurry", blurry_share=0.25, task_ends="announced")
         counts = per_task(stream, 20)
         sizes.append(tuple(map(len, stream.groups)))
         assert all(stream.groups)

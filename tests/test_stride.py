@@ -1,5 +1,6 @@
 """Stride against steps written out by hand in numpy, its plan of steps and images, and its balanced draws."""
 
+import copy
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +18,14 @@ from ocil.learning import losses
 from ocil.learning.memory import Memory
 from ocil.methods.config import Problem
 from ocil.methods.stride import Stride, StrideConfig, default_steps, plan
-from ocil.networks import NOT_MET
+from ocil.networks import NOT_MET, bn_momentum
 from ocil.online.model import Model, Recipe
 from ocil.online.vectors import VectorFormat
 from ocil.testing import method_checks
 from tests.conftest import Call
 from tests.networks_to_try import TINY
 from tests.reference.datasets import noise
+from tests.test_methods import afs_classification, afs_regulariser, record
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
 
@@ -126,6 +128,40 @@ def test_batches_are_learned_as_by_hand(settings: dict[str, Any], monkeypatch: p
     for found, expected in zip(learner.network.head.parameters(), (hand.weight, hand.bias), strict=True):
         np.testing.assert_allclose(found.detach().numpy(), expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(learner.frequency.numpy(), hand.frequency, rtol=1e-5)
+
+
+def test_steps_on_images_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a network with batch normalisation: the stream and the views pass with their own statistics, and running ones
+    move by 0.19 in each pass."""
+    learner = on_images()
+    for number in range(3):
+        learner.learn(*images(number))
+    hand = copy.deepcopy(learner.network)
+    frequency, stored = learner.frequency.tolist(), learner.memory.labels.clone()
+    draws, passed = record(learner.memory, "draws", monkeypatch), seen_by(learner, monkeypatch)
+    x, y = images(3)
+    learner.learn(x, y)
+    (slots,), shown = draws, passed[:]
+    assert (slots.shape, len(shown)) == ((3, 6), 6)
+    for step in range(3):
+        labels = [y, torch.cat([stored[slots[step]]] * 2)]
+        for k in range(4):
+            seen = sum(sum(int(label) == k for label in its) / len(its) for its in labels)
+            frequency[k] = 0.95 * frequency[k] + seen
+        offset = 0.5 * torch.tensor(frequency).div(sum(frequency)).clamp(min=1e-5).log()
+        loss = torch.zeros(())
+        for pixels, its in zip(shown[2 * step : 2 * step + 2], labels, strict=True):
+            with bn_momentum(hand, 0.19):
+                logits = hand(pixels) + offset
+            loss = loss + afs_classification("rfl", logits, its) + afs_regulariser("vkd", logits, its)
+        slopes = torch.autograd.grad(loss, list(hand.parameters()))
+        with torch.no_grad():
+            for weight, by_weight in zip(hand.parameters(), slopes, strict=True):
+                weight.sub_(0.1 * by_weight)
+    found = learner.network.state_dict()
+    for name, value in hand.state_dict().items():
+        if "num_batches" not in name:
+            torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-5, msg=f"{name}: {{}}".format)
 
 
 def test_the_recorded_loss_is_the_mean_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:

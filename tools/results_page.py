@@ -14,7 +14,7 @@ from ocil.report.cells import Collection, MeasuredCell, title_of
 from ocil.report.collect import find
 from ocil.report.comparison import difference, overlap, published_accuracy
 from ocil.report.cost import images_per_batch
-from ocil.report.entries import entries
+from ocil.report.entries import Entries, Entry, entries
 from ocil.report.formatting import percent, points, published_percent
 from ocil.report.quantities import named
 from ocil.report.standing_tables import images_text, methods_tables, side_by_side
@@ -55,7 +55,8 @@ IN_SHORT = {
     "iid-offline": "not online: all images, again and again",
 }  # the rows of README.md
 BESIDE = ("stride", "afs", "scr", "er-rv")
-SINCE = ("pcr", "derpp", "rar", "mkd", "mose", "gsa")  # methods that came after AFS
+SINCE = ("pcr", "derpp", "rar", "mkd", "ccl-dc", "mose", "gsa")  # methods that came after AFS
+IN_STREAMS = ("average_accuracy", "area_under_accuracy", "worst_case_accuracy")
 AT_ANY_TIME = ("average_accuracy", "area_under_accuracy", "lowest_anytime_accuracy")
 HEAD = ("method", "memory", "seeds", "accuracy %", "published %", "difference", "forgetting %", "intransigence %")
 
@@ -166,8 +167,8 @@ def main() -> None:
         place(ROOT / page, "stride", beside(unseen))
     place(ROOT / "docs/results.md", "field", field(unseen))
     place(ROOT / "docs/results.md", "any time", over_time(of_group(unseen, "any time")))
-    if streams := of_group(found, "streams"):
-        place(ROOT / "docs/results.md", "streams", over_time(streams))
+    if cells_of_streams := of_group(found, "streams"):
+        place(ROOT / "docs/results.md", "streams", streams(cells_of_streams))
     if removed := parts(unseen):
         place(ROOT / "docs/methods/stride.md", "parts", removed)
     if spent := compute(unseen):
@@ -249,6 +250,24 @@ def over_time(cells: Iterable[MeasuredCell]) -> str:
         rows.setdefault(title_of(cell.config.dataset), []).append(row)
     head = ("method", "memory", "seeds", *(measure.title for measure in measures))
     return "\n\n".join(f"{title}\n\n{table(head, rows[title], code=1)}" for title in rows)
+
+
+def streams(cells: list[MeasuredCell]) -> str:
+    """A table per measure: a row per stream and memory size, a column per method with its differences to AFS."""
+    found = by_label(entries(cells))
+    tables = (side_by_side(Standings(found, named(name), "afs")) for name in IN_STREAMS)
+    return "\n\n".join(markdown_table(each, level=0) for each in tables)
+
+
+def by_label(found: Entries) -> Entries:
+    """One row per method. A method may have other settings in other columns."""
+    rows: dict[str, Entry] = {}
+    for row in found.rows:
+        there = rows[row.label].cells if row.label in rows else {}
+        if twice := there.keys() & row.cells.keys():
+            raise SystemExit(f"{row.label} has two settings in {min(place.title for place in twice)}")
+        rows[row.label] = replace(row, name=row.label, cells={**there, **row.cells})
+    return Entries(tuple(rows.values()), found.columns)
 
 
 def parts(found: Collection) -> str:

@@ -1,9 +1,10 @@
 """RandAugment (Cubuk et al., NeurIPS 2020) on the device: each image of a batch gets operations of its own.
 
-The sixteen operations and their strengths are those of the code that RAR was published with; each computes what Pillow
-computes on uint8 images. Shapes are static and nothing is read back to the host, so a call can be captured as a CUDA
-graph. Nothing branches on an image's operation. Instead there are four kinds of operations, and every image passes
-through one step of each kind, which changes nothing unless it is the kind that was drawn for this image.
+There are two sets of operations and strengths: those of the code that RAR was published with, and those of torchvision.
+Each operation computes what Pillow computes on uint8 images. Shapes are static and nothing is read back to the host, so
+a call can be captured as a CUDA graph. Nothing branches on an image's operation. Instead there are four kinds of
+operations, and every image passes through one step of each kind, which changes nothing unless it is the kind that was
+drawn for this image.
 
 | kind | operations |
 |---|---|
@@ -15,7 +16,7 @@ through one step of each kind, which changes nothing unless it is the kind that 
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +42,23 @@ OPERATIONS = (
     "translate_x",
     "translate_y",
 )
+TORCHVISION = (
+    "identity",
+    "shear_x",
+    "shear_y",
+    "translate_x",
+    "translate_y",
+    "rotate",
+    "brightness",
+    "color",
+    "contrast",
+    "sharpness",
+    "posterize",
+    "solarize",
+    "autocontrast",
+    "equalize",
+)
+SPACES = {"rar": OPERATIONS, "torchvision": TORCHVISION}
 STRONGEST = 30  # the magnitude at which all operations have their full strength
 FILLED = (125, 123, 114)  # the colour of a cutout, as published
 LUMA = (19595, 38470, 7471)  # of 65,536: the shares of red, green and blue in gray, as Pillow rounds them
@@ -50,23 +68,67 @@ class Operation(NamedTuple):
     """What is drawn for each image of a batch."""
 
     number: Tensor
-    """int64 ``[B]``: which of ``OPERATIONS``."""
+    """int64 ``[B]``: which operation of the space."""
     sign: Tensor
     """-1 or 1 ``[B]``: the direction of the operations that have one."""
     centre: Tensor
     """``[B, 2]``: row and column of a cutout's centre, as shares of the image."""
 
 
+class Strengths(NamedTuple):
+    """How strong each operation is."""
+
+    bits: int
+    """That posterize keeps."""
+    threshold: float
+    """The level from which solarize inverts."""
+    added: float
+    """Levels that solarize_add adds first."""
+    factor: Tensor | float
+    """Of color, contrast, brightness and sharpness: 1 changes nothing. Per image, ``[B]``, or the same for all."""
+    angle: float
+    """Of rotations, in degrees."""
+    shear: float
+    pixels: tuple[float, float]
+    """Of translations, along x and y."""
+    cutout: float
+    """Length of the square's sides."""
+
+    @classmethod
+    def of_rar(cls, share: float) -> "Strengths":
+        """At a share of the largest magnitude. Cutout and translations were made for images of 224 pixels."""
+        pixels = 100 * share
+        factor = 0.1 + 1.8 * share
+        return cls(
+            max(1, int(4 * share)),
+            256 * share,
+            110 * share,
+            factor,
+            30 * share,
+            0.3 * share,
+            (pixels, pixels),
+            40 * share,
+        )
+
+    @classmethod
+    def of_torchvision(cls, share: float, sign: Tensor, height: int, width: int) -> "Strengths":
+        pixels = (int(150 / 331 * width * share), int(150 / 331 * height * share))
+        bits, threshold, factor = 8 - round(4 * share), 255 * (1 - share), 1 + 0.9 * share * sign
+        return cls(bits, threshold, 0, factor, 30 * share, 0.3 * share, pixels, 0)
+
+
 @dataclass(frozen=True)
 class RandAugment:
     """``count`` random operations, one after the other, on each image, at ``magnitude`` / 30 of their full strength.
 
-    Some operations are weaker, not stronger, at a larger magnitude: posterize and solarize. Color, contrast, brightness
-    and sharpness change nothing at 15. Cutout and translations are in pixels: they were made for images of 224.
+    In the space ``rar`` some operations are weaker, not stronger, at a larger magnitude: posterize and solarize; and
+    color, contrast, brightness and sharpness change nothing at 15. ``per_batch`` draws the same for all images.
     """
 
     count: int = 1
     magnitude: float = 14
+    space: Literal["rar", "torchvision"] = "rar"
+    per_batch: bool = False
 
     def __post_init__(self) -> None:
         if self.count < 0 or not 0 <= self.magnitude <= STRONGEST:
@@ -74,6 +136,8 @@ class RandAugment:
                 f"RandAugment takes a count of at least 0 and a magnitude from 0 to {STRONGEST}, "
                 f"not {self.count} and {self.magnitude}."
             )
+        if self.space not in SPACES:
+            raise OcilError(f"RandAugment has the spaces {' and '.join(SPACES)}, not {self.space!r}.")
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Augmented copies of uint8 images ``[B, H, W, 1 or 3]``. The generator lives on their device."""
@@ -82,24 +146,30 @@ class RandAugment:
         return images
 
     def draw(self, rows: int, generator: torch.Generator) -> Operation:
-        device = generator.device
-        number = torch.randint(len(OPERATIONS), (rows,), generator=generator, device=device)
-        sign = torch.randint(2, (rows,), generator=generator, device=device) * 2 - 1
-        return Operation(number, sign, torch.rand(rows, 2, generator=generator, device=device))
+        device, drawn = generator.device, 1 if self.per_batch else rows
+        number = torch.randint(len(SPACES[self.space]), (drawn,), generator=generator, device=device)
+        sign = torch.randint(2, (drawn,), generator=generator, device=device) * 2 - 1
+        centre = torch.rand(drawn, 2, generator=generator, device=device)
+        return Operation(number.expand(rows), sign.expand(rows), centre.expand(rows, 2))
 
     def apply(self, images: Tensor, drawn: Operation) -> Tensor:
         """The images after their operations. A pure function."""
+        known, height, width = SPACES[self.space], images.shape[1], images.shape[2]
+        absent = len(known)  # a number that is never drawn
+        chosen = {name: drawn.number == (known.index(name) if name in known else absent) for name in OPERATIONS}
         share = self.magnitude / STRONGEST
-        chosen = dict(zip(OPERATIONS, (drawn.number == number for number in range(len(OPERATIONS))), strict=True))
+        strengths = Strengths.of_rar(share)
+        if self.space == "torchvision":
+            strengths = Strengths.of_torchvision(share, drawn.sign, height, width)
         planes = images.permute(0, 3, 1, 2).long().contiguous()
-        planes = _by_table(planes, chosen, share)
-        planes = _mixed(planes, chosen, share)
-        planes = _moved(planes, chosen, drawn.sign, share)
-        planes = _cut_out(planes, chosen["cutout"], drawn.centre, 40 * share)
+        planes = _by_table(planes, chosen, strengths)
+        planes = _mixed(planes, chosen, strengths)
+        planes = _moved(planes, chosen, drawn.sign, strengths)
+        planes = _cut_out(planes, chosen["cutout"], drawn.centre, strengths.cutout)
         return planes.to(torch.uint8).permute(0, 2, 3, 1).contiguous()
 
 
-def _by_table(planes: Tensor, chosen: dict[str, Tensor], share: float) -> Tensor:
+def _by_table(planes: Tensor, chosen: dict[str, Tensor], strengths: Strengths) -> Tensor:
     """Operations in which a pixel's new level depends on its old one alone, given the image: a table per channel."""
     levels = torch.arange(256, device=planes.device)
     flat = planes.flatten(2)
@@ -107,15 +177,15 @@ def _by_table(planes: Tensor, chosen: dict[str, Tensor], share: float) -> Tensor
     # How many pixels are darker than each level: for one image a cumulative histogram, of which nothing is counted.
     darker = torch.searchsorted(flat.sort(2).values, levels.expand(*flat.shape[:2], -1).contiguous())
     step = darker.gather(2, most) // 255
-    added = (levels + 110 * share).clamp(max=255).long()
-    bits = max(1, int(4 * share))
-    factor = 0.1 + 1.8 * share
+    added = (levels + strengths.added).clamp(max=255).long()
+    dropped = 2 ** (8 - strengths.bits)
+    factor = _per_image(strengths.factor, 3)
     tables = {
         "autocontrast": torch.where(most > least, (levels - least) * 255 // (most - least).clamp(min=1), levels),
         "equalize": torch.where(step > 0, (step // 2 + darker) // step.clamp(min=1), levels),
         "invert": 255 - levels,
-        "posterize": levels // 2 ** (8 - bits) * 2 ** (8 - bits),
-        "solarize": torch.where(levels < 256 * share, levels, 255 - levels),
+        "posterize": levels // dropped * dropped,
+        "solarize": torch.where(levels < strengths.threshold, levels, 255 - levels),
         "solarize_add": torch.where(added < 128, added, 255 - added),
         "contrast": _blend(_mean_gray(planes), levels, factor),
         "brightness": _blend(torch.zeros_like(levels), levels, factor),
@@ -126,7 +196,7 @@ def _by_table(planes: Tensor, chosen: dict[str, Tensor], share: float) -> Tensor
     return table.gather(2, flat).view_as(planes)
 
 
-def _mixed(planes: Tensor, chosen: dict[str, Tensor], share: float) -> Tensor:
+def _mixed(planes: Tensor, chosen: dict[str, Tensor], strengths: Strengths) -> Tensor:
     """Operations that move an image away from, or towards, a duller one."""
     smooth = planes.clone()
     window = F.avg_pool2d(planes.float(), 3, 1, 1, divisor_override=1).long() + 4 * planes
@@ -134,16 +204,16 @@ def _mixed(planes: Tensor, chosen: dict[str, Tensor], share: float) -> Tensor:
     dull = torch.where(_per_image(chosen["color"]), _gray(planes), planes)
     dull = torch.where(_per_image(chosen["sharpness"]), smooth, dull)
     either = _per_image(chosen["color"] | chosen["sharpness"])
-    return torch.where(either, _blend(dull, planes, 0.1 + 1.8 * share), planes)
+    return torch.where(either, _blend(dull, planes, _per_image(strengths.factor)), planes)
 
 
-def _moved(planes: Tensor, chosen: dict[str, Tensor], sign: Tensor, share: float) -> Tensor:
+def _moved(planes: Tensor, chosen: dict[str, Tensor], sign: Tensor, strengths: Strengths) -> Tensor:
     """Operations that take each pixel from another place, the nearest one, or black from outside of the image.
 
     The pixel at column x and row y, counted at the pixels' centres, comes from (a x + b y + c, d x + e y + f).
     """
     height, width = planes.shape[2:]
-    angle, shear, pixels = math.radians(30 * share), 0.3 * share, 100 * share
+    angle, shear, (across, down) = math.radians(strengths.angle), strengths.shear, strengths.pixels
 
     def where(name: str, value: Tensor | float) -> Tensor:
         return torch.where(chosen[name], value, 0.0)
@@ -151,8 +221,8 @@ def _moved(planes: Tensor, chosen: dict[str, Tensor], sign: Tensor, share: float
     a = e = 1 - where("rotate", 1 - math.cos(angle))
     turn = where("rotate", sign * math.sin(angle))
     b, d = where("shear_x", sign * shear) - turn, where("shear_y", sign * shear) + turn
-    c = where("translate_x", sign * pixels) + where("rotate", (1 - a) * (width / 2) + turn * (height / 2))
-    f = where("translate_y", sign * pixels) + where("rotate", (1 - e) * (height / 2) - turn * (width / 2))
+    c = where("translate_x", sign * across) + where("rotate", (1 - a) * (width / 2) + turn * (height / 2))
+    f = where("translate_y", sign * down) + where("rotate", (1 - e) * (height / 2) - turn * (width / 2))
     x = torch.arange(width, device=planes.device)[None, None, :] + 0.5
     y = torch.arange(height, device=planes.device)[None, :, None] + 0.5
     a, b, c, d, e, f = (value[:, None, None] for value in (a, b, c, d, e, f))
@@ -178,7 +248,7 @@ def _cut_out(planes: Tensor, chosen: Tensor, centre: Tensor, size: float) -> Ten
     return torch.stack((red, green, blue), 1)
 
 
-def _blend(first: Tensor, second: Tensor, factor: float) -> Tensor:
+def _blend(first: Tensor, second: Tensor, factor: Tensor | float) -> Tensor:
     """``first`` at a factor of 0, ``second`` at 1, and beyond; cut to a level and rounded down."""
     return (first + factor * (second - first)).clamp(0, 255).long()
 
@@ -197,5 +267,6 @@ def _mean_gray(planes: Tensor) -> Tensor:
     return ((2 * _gray(planes).sum((2, 3)) + count) // (2 * count))[:, :, None]
 
 
-def _per_image(row: Tensor) -> Tensor:
-    return row.view(-1, 1, 1, 1)
+def _per_image(row: Any, dimensions: int = 4) -> Any:
+    """A value per image, to be combined with tensors of so many dimensions; one for all stays as it is."""
+    return row.view(-1, *[1] * (dimensions - 1)) if isinstance(row, Tensor) else row

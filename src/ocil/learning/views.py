@@ -137,9 +137,10 @@ class RandomViews:
         return views.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
 
-def crop_range(smallest: float) -> Range | None:
-    """The ``crop_scale`` of a crop that keeps at least this share of the image; 1 switches the crop off."""
-    _check(0 < smallest <= 1, "crop", "more than 0 and at most 1", smallest)
+def crop_range(smallest: float, name: str = "crop") -> Range | None:
+    """The ``crop_scale`` of a crop that keeps at least this share of the image; 1 switches the crop off. ``name``: of
+    the setting, for the message."""
+    _check(0 < smallest <= 1, name, "more than 0 and at most 1", smallest)
     return (smallest, 1.0) if smallest < 1 else None
 
 

@@ -138,6 +138,12 @@ _BUILT_IN = (
         "Michel et al., ICML 2024",
     ),
     MethodInfo(
+        "ccl-dc",
+        "ccl_dc:CCLDC",
+        "replay by two networks that learn from each other, on views that are harder and harder",
+        "Wang et al., CVPR 2024",
+    ),
+    MethodInfo(
         "mose",
         "mose:MOSE",
         "experts on every stage of the network, contrast and balanced replay, nearest class means",

@@ -1,6 +1,7 @@
 """The nearest-class-mean read-out: class means of the memory's features, for the methods that classify by them."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +10,7 @@ from torch import Tensor
 from ocil.learning.memory import Memory
 from ocil.methods._distances import nearness
 from ocil.methods.base import Learner
+from ocil.networks import Network, evaluating, to_float
 from ocil.precision import widest
 
 MEANS_BATCH = {"cuda": 2500}  # memory images per pass for the class means; 500 on other devices
@@ -32,9 +34,19 @@ def class_means(memory: Memory, classes: int, size: int, encode: Callable[[Tenso
     return F.normalize(sums.float()), present  # a sum has the direction of the mean
 
 
-def mean_scorer(learner: Learner, encode: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Scores by negative distances to the class means; minus infinity for a class without a stored image."""
-    means, present = class_means(learner.memory, learner.problem.classes, learner.network.feature_size, encode)
+def unit_features(network: Network, x: Tensor) -> Tensor:
+    """Features ``[B, D]`` of stored inputs as unit vectors, by running statistics."""
+    with evaluating(network):
+        return F.normalize(network.features(to_float(x)))
+
+
+def mean_scorer(learner: Learner) -> Callable[[Tensor], Tensor]:
+    """Scores by negative distances of ``unit_features`` to their class means; minus infinity for a class without a
+    stored image.
+    """
+    network, classes = learner.network, learner.problem.classes
+    encode = partial(unit_features, network)
+    means, present = class_means(learner.memory, classes, network.feature_size, encode)
 
     @torch.no_grad()
     def scores(x: Tensor) -> Tensor:

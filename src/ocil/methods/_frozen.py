@@ -93,6 +93,6 @@ class FrozenLearner(Learner):
         return self.masked(torch.where(seen, scores, torch.where(seen.any(), -torch.inf, 0.0)))
 
 
-def on_host(statistics: Tensor) -> Tensor:
-    """In float64, where a system of equations can be solved: on the CPU if the device has no float64."""
+def in_float64(statistics: Tensor) -> Tensor:
+    """In float64, in which equations are solved: on the CPU if the device has none."""
     return statistics.cpu().double() if statistics.device.type == "mps" else statistics.double()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ocil import networks
 from ocil.learning import losses
 from ocil.learning.views import RandomViews
+from ocil.methods._class_means import unit_features
 from ocil.methods._distances import nearness
 from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig, Problem
@@ -178,22 +179,21 @@ class AAER(Learner):
         """Mean normalised feature ``[C, D]`` of each stored class (0 for the others), and each image's loss."""
         count = len(self.memory)
         labels, lost = self.memory.labels[:count], []
-        total, members = torch.zeros_like(self.centres), self.centres.new_zeros(len(self.centres), 1)
+        sums, members = torch.zeros_like(self.centres), self.centres.new_zeros(len(self.centres), 1)
         images = self.memory.images[:count].split(TASK_END_BATCH)
         for x, y in zip(images, labels.split(TASK_END_BATCH), strict=True):
             with networks.evaluating(self.network):
                 features = self.network.features(to_float(x))
                 lost.append(losses.cross_entropy(self.network.head(features), y, reduction="none"))
-            belongs = (y == torch.arange(len(total), device=y.device)[:, None]).float()
-            total += belongs @ F.normalize(features)
+            belongs = (y == torch.arange(len(sums), device=y.device)[:, None]).float()
+            sums += belongs @ F.normalize(features)
             members += belongs.sum(1, keepdim=True)
-        return total / members.clamp(min=1), torch.cat(lost)
+        return sums / members.clamp(min=1), torch.cat(lost)
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
         """Unit vectors, by running statistics: an anchor's features must not depend on the other images."""
-        with networks.evaluating(self.network):
-            return F.normalize(self.network.features(to_float(images)))
+        return unit_features(self.network, images)
 
     @torch.no_grad()
     def scorer(self) -> Callable[[Tensor], Tensor]:

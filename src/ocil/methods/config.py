@@ -172,7 +172,7 @@ def refuse_odd_class(kind: Any, owner: str) -> None:
 
 @dataclass(frozen=True)
 class AugmentedConfig(LearnerConfig):
-    """Settings of the methods that replay memory images in random views."""
+    """Settings of the methods that learn from random views of images, of the memory or of the stream too."""
 
     crop: float = 0.75
     """Smallest area of the random crop, as a share of the image; 1 switches the crop off."""

@@ -79,7 +79,7 @@ class DVC(Learner):
 
     @classmethod
     def extra_state(cls, config: Any, problem: Problem, network: networks.Network) -> ExtraState:
-        """The network that estimates mutual information, with its gradients and velocities."""
+        """The Q-net, with its gradients and velocities."""
         return ExtraState(4 * 3 * ((3 * problem.classes + 1) * config.qnet_units + problem.classes))
 
     @classmethod

@@ -73,7 +73,9 @@ class GSA(Learner):
     def __init__(self, config: GSAConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
         super().__init__(config, problem, seed, device)
         self.random_views = config.random_views()
-        self.standardise = Standardise(image_shape(problem.input_shape)[2], self.device)
+        self.standard = Standardise(
+            image_shape(problem.input_shape)[2], self.device, config.normalise and not self.network.normalises
+        )
         self.tasks = StoredTasks(self.memory)
         self.task_classes: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
         self.seen_classes: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
@@ -134,12 +136,6 @@ class GSA(Learner):
         self.pushed += pushed
         adapted = 2 * torch.sigmoid(self.pulled / self.pushed.clamp(min=TINY) - 1)
         return torch.where(self.batches_of_task < self.config.warm_up, 1.0, adapted)
-
-    def standard(self, images: Tensor) -> Tensor:
-        standard: Tensor = images
-        if self.config.normalise and not self.network.normalises:
-            standard = self.standardise(images)
-        return standard
 
     def inputs(self, x: Tensor) -> Tensor:
         return self.standard(to_float(x))

@@ -20,6 +20,7 @@ from ocil.methods._standardised import Standardise
 from ocil.methods._tasks import StoredTasks, drawn_among
 from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig, Problem
+from ocil.methods.gsa import mirrored
 from ocil.methods.passes import ExtraState, Pass
 from ocil.methods.recorded_losses import total
 from ocil.methods.scr import supervised_contrastive
@@ -101,7 +102,9 @@ class MOSE(Learner):
         if len(channels) < 2:
             raise OcilError(f"mose needs a network that shows its stages, as resnet18 does, not {config.network}.")
         self.random_views = config.random_views()
-        self.standardise = Standardise(image_shape(problem.input_shape)[2], self.device)
+        self.standard = Standardise(
+            image_shape(problem.input_shape)[2], self.device, config.normalise and not self.network.normalises
+        )
         self.size = channels[-1]
 
         def head(number: int) -> nn.Module:
@@ -202,7 +205,7 @@ class MOSE(Learner):
         return {"contrast": contrast, "cross_entropy": classes, "distillation": distillation}
 
     def four_views(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        raw = to_float(torch.cat([x, x.flip(2)]))  # images are stored [B, H, W, C]
+        raw = mirrored(x)
         return torch.cat([raw, self.random_views(raw, self.rng["augment"])]), y.repeat(VIEWS)
 
     def features(self, images: Tensor) -> list[Tensor]:
@@ -211,12 +214,6 @@ class MOSE(Learner):
             maps = self.network.stage_maps(self.standard(images))
             found: list[Tensor] = self.experts(maps)
         return found
-
-    def standard(self, images: Tensor) -> Tensor:
-        standard: Tensor = images
-        if self.config.normalise and not self.network.normalises:
-            standard = self.standardise(images)
-        return standard
 
     def inputs(self, x: Tensor) -> Tensor:
         return self.standard(to_float(x))

@@ -98,7 +98,7 @@ class OCM(Learner):
         self.old_count = 0  # how many old classes there are, on the host
         self.seen_classes: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
         self.old_classes: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
-        self.standardise = Standardise(channels, self.device)
+        self.standard = Standardise(channels, self.device, config.normalise and not self.network.normalises)
 
     @classmethod
     def extra_state(cls, config: Any, problem: Problem, network: networks.Network) -> ExtraState:
@@ -161,12 +161,6 @@ class OCM(Learner):
 
     def views(self, x: Tensor) -> Tensor:
         return self.standard(self.random_views(to_float(x), self.rng["augment"]))
-
-    def standard(self, images: Tensor) -> Tensor:
-        if not self.config.normalise or self.network.normalises:
-            return images
-        standard: Tensor = self.standardise(images)
-        return standard
 
     def embed(self, network: Network, projection: nn.Linear, images: Tensor) -> tuple[Tensor, Tensor]:
         """Features, averaged over the image, and their projections, both as unit vectors."""

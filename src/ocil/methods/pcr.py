@@ -112,13 +112,15 @@ class PCR(Learner):
         features, logits, labels = self.outputs_of(x, y)
         parts: dict[str, Tensor] = {}
         if slots is not None:
-            replayed = self.outputs_of(self.memory.images[slots], self.memory.labels[slots])
-            labels = torch.cat([labels, replayed[2]])
-            parts["contrast"] = proxy_contrast(torch.cat([logits, replayed[1]]), labels)
+            memory_features, memory_logits, memory_labels = self.outputs_of(
+                self.memory.images[slots], self.memory.labels[slots]
+            )
+            labels = torch.cat([labels, memory_labels])
+            parts["contrast"] = proxy_contrast(torch.cat([logits, memory_logits]), labels)
             if self.outputs is not None:
                 parts["contrast"] = self.cycle() * parts["contrast"]
                 if self.distils:
-                    parts |= self.distillation(self.outputs, slots, replayed[0], replayed[1], labels)
+                    parts |= self.distillation(self.outputs, slots, memory_features, memory_logits, labels)
             self.optimizer.zero_grad()
             total(parts).backward()
             self.optimizer.step()

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ocil.methods._frozen import FrozenLearner, on_host
+from ocil.methods._frozen import FrozenLearner, in_float64
 from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.passes import ExtraState
 from ocil.networks import Network
@@ -88,7 +88,7 @@ class RanPAC(FrozenLearner):
     def weight(self) -> Tensor:
         """The solution of the ridge regression on all samples so far, ``[projection, C]``."""
         statistics = (self.products, self.sums, self.held_products, self.held_sums)
-        products, sums, held_products, held_sums = map(on_host, statistics)
+        products, sums, held_products, held_sums = map(in_float64, statistics)
         ridge = self.config.ridge
         if ridge is None:
             ridge = best_ridge(products, sums.T, held_products, held_sums.T)

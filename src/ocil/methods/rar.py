@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from ocil import networks
 from ocil.learning import losses
 from ocil.learning.randaugment import STRONGEST, RandAugment
 from ocil.methods._class_means import mean_scorer
@@ -86,9 +84,4 @@ class RAR(Learner):
         """Scores are negative distances to the class means, or the head's logits."""
         if self.config.readout == "head":
             return super().scorer()
-        return mean_scorer(self, self.encode)
-
-    def encode(self, x: Tensor) -> Tensor:
-        """Features as unit vectors, by running statistics."""
-        with networks.evaluating(self.network):
-            return F.normalize(self.network.features(to_float(x)))
+        return mean_scorer(self)

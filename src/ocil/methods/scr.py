@@ -96,11 +96,7 @@ class SCR(Learner):
 
     def scorer(self) -> Callable[[Tensor], Tensor]:
         """Scores are negative distances to the class means; minus infinity for a class without a stored image."""
-        return mean_scorer(self, self.encode)
-
-    def encode(self, x: Tensor) -> Tensor:
-        with networks.evaluating(self.network):
-            return F.normalize(self.network.features(to_float(x)))
+        return mean_scorer(self)
 
 
 def supervised_contrastive(projections: Tensor, labels: Tensor, temperature: float = 0.1) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ocil.methods._frozen import FrozenLearner, on_host
+from ocil.methods._frozen import FrozenLearner, in_float64
 from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.passes import ExtraState
 from ocil.networks import Network
@@ -70,7 +70,7 @@ class SLDA(FrozenLearner):
         Means and features are taken from the mean of all samples: that adds the same to the scores of all classes, and
         keeps numbers small.
         """
-        sums, counts, products = (on_host(each) for each in (self.sums, self.counts, self.products))
+        sums, counts, products = (in_float64(each) for each in (self.sums, self.counts, self.products))
         number = counts.sum().clamp_min(1)
         means = sums / counts.clamp_min(1)[:, None]
         within = (products - means.T @ (counts[:, None] * means)) / number

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from ocil import kernels, networks
+from ocil import kernels
 from ocil.errors import OcilError
 from ocil.learning import losses
-from ocil.methods._cosine_head import CosineHead, GrowingCosineHead
+from ocil.methods._cosine_head import cosine_head
 from ocil.methods.base import Learner
 from ocil.methods.config import AugmentedConfig, LearnerConfig, Problem
 from ocil.methods.gdumb import BalancedMemory
@@ -145,7 +145,9 @@ class Stride(Learner):
             sizes = (config.memory, problem.input_shape, problem.classes)
             self.memory = BalancedMemory(*sizes, self.rng["memory"], problem.dtype)
         if config.cosine:
-            self.network.head = self.cosine_head(derive(seed, "head")).to(self.device)
+            size, head_seed = self.network.feature_size, derive(seed, "head")
+            head = cosine_head(size, problem.classes, config.cosine, head_seed, config.growing)
+            self.network.head = head.to(self.device)
             self.optimizer = self.make_optimizer()
 
     @classmethod
@@ -235,12 +237,6 @@ class Stride(Learner):
         offset = self.offset() if self.config.adjust_review else None
         loss, _ = losses.focus([(logits, y)], offset=offset, met=self.met, **self.focus | {"beta": 0.0})
         return loss
-
-    def cosine_head(self, seed: int) -> CosineHead:
-        sizes = (self.network.feature_size, self.problem.classes, self.config.cosine)
-        if self.config.growing:
-            return GrowingCosineHead(*sizes, seed)
-        return networks.seeded(lambda: CosineHead(*sizes), seed)
 
 
 def plan(config: StrideConfig, batch_size: int, classes: int) -> tuple[int, int]:

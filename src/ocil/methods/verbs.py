@@ -1,7 +1,8 @@
 """What happens around the verbs of every learner, whoever calls them, so that a method's file holds its step alone.
 
 - On a CPU a verb runs on as many threads as pay off for this network (see ``ocil.threads``).
-- ``learn`` first refuses a batch that has not the form of the data, and ``scores`` inputs that have not.
+- ``learn`` first refuses a batch that is empty or has not the form of the data, and labels that are no classes;
+  ``scores`` refuses inputs of another form.
 - ``learn`` then meets the classes of its batch, unless the caller announces them (see ``growth``): a class that was
   not met has no weights to learn.
 - ``scores`` and ``scorer`` see the averaged network as ``self.network``, if there is one (the setting ``average``).
@@ -69,6 +70,8 @@ def meets_first(learn: Verb) -> Verb:
         refuse_odd_batch(self.problem, x, y)
         if self.met is not None and not self.classes_announced:
             self.meet(y.tolist())
+        elif not self.classes_announced and y.device.type == "cpu":  # a GPU would have to be waited for
+            refuse_odd_labels(self.problem.classes, y)
         return learn(self, x, y, *arguments, **named)
 
     return cast(Verb, step)
@@ -83,6 +86,19 @@ def refuse_odd_batch(problem: Problem, x: Any, y: Any) -> None:
             raise OcilError(_odd(name, given, dtype, shape))
     if len(x) != len(y):
         raise OcilError(f"{len(x)} inputs came with {len(y)} labels: give one label for each.")
+    if not len(y):
+        raise OcilError("a batch without samples has no loss: leave it out.")
+
+
+def refuse_odd_labels(classes: int, y: Tensor) -> None:
+    """Raise an ``OcilError`` if labels on a CPU are not among the classes, which are known in advance."""
+    labels = y.numpy()
+    for label in (labels.min(), labels.max()):
+        if not 0 <= label < classes:
+            raise OcilError(
+                f"label {label} is none of the {classes} classes, which count from 0: give their numbers, "
+                "or growing=True if classes are not known in advance."
+            )
 
 
 def refuse_odd_inputs(problem: Problem, x: Any) -> None:

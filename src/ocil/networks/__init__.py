@@ -1,6 +1,6 @@
 """Networks, which turn an image or a vector into features and class scores."""
 
-from ocil.networks.base import Network, Outputs
+from ocil.networks.base import Network, Outputs, networks_in
 from ocil.networks.growth import NOT_MET, Growing, GrowingHead, grow, meet, with_rows
 from ocil.networks.inputs import ImageShape, InputShape, image_shape, is_image, to_float
 from ocil.networks.modes import bn_momentum, evaluating, seeded, virtual_step
@@ -30,6 +30,7 @@ __all__ = [
     "is_image",
     "meet",
     "network",
+    "networks_in",
     "register",
     "seeded",
     "smallest_batch",

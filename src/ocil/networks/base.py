@@ -146,6 +146,11 @@ def _up_to(network: Network, until: str) -> tuple[list[str], list[str]]:
     raise OcilError(f"freeze = '{until}' names no stage of the network: use none, backbone, or one of {there}.")
 
 
+def networks_in(module: nn.Module) -> list[Network]:
+    """All networks in a module. A learner may have more than one: a teacher, an average, a peer."""
+    return [part for part in module.modules() if isinstance(part, Network)]
+
+
 def autocast(x: Tensor, precision: Precision) -> torch.autocast:
     """bfloat16 where the precision asks for it."""
     return torch.autocast(x.device.type, torch.bfloat16, enabled=precision == "bf16")

@@ -27,6 +27,8 @@ from ocil.files import machine_memory
 from ocil.online.labels import ClassLabel
 
 SUFFIXES = (".npy", ".npz", ".parquet")
+EXACT = 2.0**53
+"""Up to here a float is one whole number; larger ones would be taken for each other, or for none."""
 
 
 class Rows(Protocol):
@@ -136,7 +138,7 @@ def as_labels(path: Path, array: NDArray[Any]) -> list[ClassLabel]:
         array = array[:, 0]
     if array.ndim != 1:
         raise OcilError(f"the labels in {path} must be one per row, but their array is {_sizes(array.shape)}.")
-    if array.dtype.kind == "f" and np.isfinite(array).all() and (array == np.rint(array)).all():
+    if array.dtype.kind == "f" and (np.abs(array) <= EXACT).all() and (array == np.rint(array)).all():
         array = array.astype(np.int64)
     if array.dtype.kind not in "biuU":
         raise OcilError(f"the labels in {path} must be text or whole numbers, not {array.dtype}.")

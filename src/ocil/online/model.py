@@ -1,7 +1,6 @@
 """A learner together with what its user sees: labels of any kind, a format of inputs, one file on disk."""
 
 import json
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -22,7 +21,8 @@ from ocil.limits import check_threads
 from ocil.methods import method
 from ocil.methods.config import LearnerConfig
 from ocil.methods.growth import capacity_for
-from ocil.networks import pretrained
+from ocil.methods.verbs import refuse_odd_batch
+from ocil.networks import networks_in, pretrained
 from ocil.online.formats import InputFormat
 from ocil.online.header import (
     FORMAT,
@@ -37,7 +37,7 @@ from ocil.online.header import (
 )
 from ocil.online.images import ImageFormat
 from ocil.online.inputs import InputError
-from ocil.online.labels import ClassLabel, encoded
+from ocil.online.labels import ClassLabel, encoded, refuse_odd_label
 from ocil.online.recipe import Recipe as Recipe
 from ocil.precision import numerics, widest
 from ocil.runs.captured_batches import batches_for
@@ -121,16 +121,17 @@ class Model:
     ) -> None:
         """Learn from one batch; new labels become new classes.
 
-        ``x``: as ``input_format.read`` gives it. ``labels``: N of them; ``InputError`` for NaN or infinite ones.
-        ``after_batch``: see ``review``, which may follow.
+        ``x``: as ``input_format.read`` gives it. ``labels``: N of them. A batch that is refused (``OcilError``) adds no
+        class. ``after_batch``: see ``review``, which may follow.
         """
         for label in labels:
-            if isinstance(label, float) and not math.isfinite(label):
-                raise InputError(f"{label} is no label: use text or a finite number.")
+            refuse_odd_label(label)
+        inputs = on_device(x, self.device)
+        refuse_odd_batch(self.learner.problem, inputs, torch.empty(len(labels), dtype=torch.int64))
         numbers = [self._number(label) for label in labels]
         with self.computing():
             self.learner.meet(numbers)
-            self.steps.learn(on_device(x, self.device), torch.tensor(numbers, device=self.device))
+            self.steps.learn(inputs, torch.tensor(numbers, device=self.device))
         if self.reviews_next:
             self.review(after_batch)
         self.batches += 1
@@ -165,6 +166,7 @@ class Model:
         The network does not change: what it has learned of them stays until later steps change it.
         """
         if slots:
+            refuse_odd_label(label)
             number = self._number(label)
             with self.computing():
                 self.learner.meet([number])
@@ -177,8 +179,9 @@ class Model:
             self.steps.memory_changed()
 
     def _number(self, label: ClassLabel) -> int:
-        """The number of a class, which is new if the label is."""
+        """The number of a class, which is new if the label is. Of numpy's text and numbers Python's own are kept."""
         if label not in self.numbers:
+            label = label.item() if isinstance(label, np.generic) else label
             self.numbers[label] = len(self.labels)
             self.labels.append(label)
         return self.numbers[label]
@@ -212,7 +215,8 @@ class Model:
 
     def check_weights(self) -> None:
         """Raise if a weight is not finite. Reads from the device."""
-        weights = (*self.learner.parameters(), *self.learner.network.buffers())
+        running = (buffer for network in networks_in(self.learner) for buffer in network.buffers())
+        weights = (*self.learner.parameters(), *running)
         if weights and not bool(torch.stack([value.isfinite().all() for value in weights]).all()):
             raise OcilError("the weights are not finite any more: begin again with a lower learning rate.")
 

@@ -245,10 +245,8 @@ def resolve(
     stream, config = resolve_stream(dataset, chosen, classes, domains, task_sizes), fill(learner.Config, chosen)
     _refuse_without_effect(config, given, usual)
     config = _one_width(config, "width" in given)
-    train = entry.train if entry else train
-    smaller = stream.imbalance_factor != 1 or bool(stream.class_counts)  # then the run knows how long the stream is
-    if not stream.announces_tasks and info.memory and not config.review_every and train is not None and not smaller:
-        config = replace(config, review_every=reviews_every(train // stream.batch_size, stream))
+    if not config.review_every:
+        config = replace(config, review_every=_usual_reviews(info, stream, entry.train if entry else train))
     weights, code = pretrained.digest(config.pretrained), code_of(info.name, config)
     return RunConfig(info.name, dataset, seed, stream, config, weights=weights, code=code)
 
@@ -323,6 +321,15 @@ def reviews_every(batches: int, stream: StreamConfig) -> int:
     return max(1, min(REVIEW_EVERY, batches // stream.tasks))
 
 
+def _usual_reviews(info: MethodInfo, stream: StreamConfig, train: int | None) -> int:
+    """The default of ``review_every`` as far as it is known before the stream is: 0 at task ends, and where only the
+    run will know how long the stream is."""
+    smaller = stream.imbalance_factor != 1 or bool(stream.class_counts)
+    if stream.announces_tasks or not info.memory or train is None or smaller:
+        return 0
+    return reviews_every(train // stream.batch_size, stream)
+
+
 def command(config: RunConfig) -> str:
     """The command that runs a configuration, without its seeds. It names what differs from ``resolve``'s choice."""
     words = ["ocil", "run", config.method, "--dataset", shlex.quote(config.dataset)]
@@ -356,6 +363,8 @@ def changed(config: RunConfig) -> dict[str, Any]:
     chosen = {"tasks": usual_tasks(config.dataset)} | _defaults(info, config.dataset, given) | given
     if config.learner.features:
         chosen |= {"network": FOR_VECTORS} | info.load().vector_settings
+    if (entry := find(base_of(config.dataset))) and not chosen.get("review_every"):
+        chosen["review_every"] = _usual_reviews(info, config.stream, entry.train)
     usual_stream, usual = fill(StreamConfig, chosen), fill(info.load().Config, chosen)
     return {
         f.name: getattr(mine, f.name)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ocil.errors import OcilError
 from ocil.methods.base import Learner
-from ocil.networks.base import Network
+from ocil.networks.base import networks_in
 from ocil.online.labels import ClassLabel
 from ocil.online.model import Model, probabilities
 
@@ -107,12 +107,12 @@ class Snapshots:
         return made
 
     def _taken(self, learner: Learner) -> Snapshot:
-        weights = [value for value in learner.network.state_dict().values() if value.is_floating_point()]
+        found = networks_in(learner)
+        weights = [value for each in found for value in each.state_dict().values() if value.is_floating_point()]
         if not all(bool(value.isfinite().all()) for value in weights):
             raise NotFiniteError("the weights are not finite any more: begin again with a lower learning rate.")
-        for module in learner.modules():
-            if isinstance(module, Network):
-                module.prepare()
+        for network in found:
+            network.prepare()
         model = self.model
         scorer = learner.scorer()
         return Snapshot(tuple(model.labels), model.samples, model.batches, model.device, learner, scorer)

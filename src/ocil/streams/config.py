@@ -73,7 +73,8 @@ class StreamConfig:
     epochs: int = field(default=1, metadata=EPOCHS)
     """Passes over the data: one for online learning, or more with ``iid``."""
     drop_last: bool = True
-    """Whether a task's incomplete last batch is dropped, as in the published protocol."""
+    """Whether a task's incomplete last batch is dropped, as in the published protocol. Where task ends are hidden,
+    batches go on from task to task, and only the stream's last one may be incomplete."""
     order: str = field(default="", metadata=BOUNDARIES)
     """A file that ``Stream.save_order`` wrote: the same samples arrive in the same batches, whatever the seed.
     ``tasks``, ``batch_size`` and ``boundary`` come from the file."""

@@ -1,7 +1,9 @@
 """What the kinds of streams are made from: the samples that take part, their classes or domains, and a generator."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -57,13 +59,18 @@ class Material:
         return self.rng.permutation(self.samples[np.isin(self.units, group)])
 
     def order(self, segments: Sequence[Indices], groups: Groups, points: Sequence[int] | None = None) -> Order:
-        """The order of samples in segments that no batch crosses.
+        """The order of samples in segments: tasks, or epochs.
 
-        The learner is evaluated at the end of each segment, or after the batches in ``points``.
+        The learner is evaluated at the end of each segment, or after the batches in ``points``. No batch crosses from
+        one segment to the next, except where task ends are hidden: an incomplete batch would give them away.
         """
-        config = self.config
-        bounds, ends = batch_bounds([len(segment) for segment in segments], config.batch_size, config.drop_last)
-        points = ends if points is None else points
+        config, lengths = self.config, [len(segment) for segment in segments]
+        if points is None and not config.announces_tasks:
+            bounds, _ = batch_bounds([sum(lengths)], config.batch_size, config.drop_last)
+            points = [min(math.ceil(end / config.batch_size), len(bounds)) - 1 for end in accumulate(lengths)]
+        else:
+            bounds, ends = batch_bounds(lengths, config.batch_size, config.drop_last)
+            points = ends if points is None else points
         rows = 1 if config.boundary == "iid" else len(groups)
         if len(set(points)) < rows or min(points) < 0:
             raise OcilError(f"batch_size = {config.batch_size} is more than a task of {self.data.name} holds.")
