@@ -14,6 +14,7 @@ from ocil import Dataset, OcilError, Stream, StreamConfig
 from ocil.data.mapped import is_mapped
 from ocil.runs.protocol import Interrupted
 from ocil.streams import record
+from tests.networks_to_try import TINY
 
 SMALL = {"memory": 10, "memory_batch": 5, "width": 1}
 
@@ -46,12 +47,58 @@ def test_an_order_file_replays_every_batch(boundary: Any, tiny: Dataset, tmp_pat
     assert again.config.tasks == 2
     assert again.config.batch_size == 6
     assert again.config.boundary == boundary
-    assert again.groups == [sorted(group) for group in first.groups]
+    assert again.groups == first.groups
     assert len(again) == len(first)
     for one, other in zip(first, again, strict=True):
         assert torch.equal(one.x, other.x)
         assert torch.equal(one.y, other.y)
         assert (one.evaluation_point, one.ends_task) == (other.evaluation_point, other.ends_task)
+
+
+def test_a_file_without_the_order_of_classes_is_the_same_order(tiny: Dataset, tmp_path: Path) -> None:
+    path = tmp_path / "order.npz"
+    first = Stream(tiny, StreamConfig(1, 6, arrival_order=("3", "0", "2", "1")), seed=3)
+    first.save_order(path)
+    named = StreamConfig(order=str(path)).order_digest
+    whole = dict(np.load(path))
+    assert whole.pop("arrival").tolist() == [3, 0, 2, 1]
+    np.savez(path, **whole)
+    again = Stream(tiny, StreamConfig(order=str(path)))
+    assert again.config.order_digest == named
+    assert again.fingerprint == first.fingerprint
+    assert again.groups == [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("settings", [{"class_order": "seeded"}, {"class_counts": (9, 8, 7, 10)}], ids=str)
+def test_a_replayed_run_has_the_same_result(settings: dict[str, Any], tiny: Dataset, tmp_path: Path) -> None:
+    """Also where an incomplete last batch of a task is dropped: what never arrives is neither probed nor counted."""
+    small = {"network": TINY, "memory": 20, "memory_batch": 5, "evaluate_every": 2, "probe": True, "prequential": 1}
+    first = ocil.resolve("er", tiny.name, settings=small | settings | {"tasks": 2, "batch_size": 6}, seed=2)
+    stream = Stream(tiny, first.stream, seed=2)
+    stream.save_order(tmp_path / "order.npz")
+    assert len(stream.arrivals.arriving) < len(stream.arrivals.samples)
+    replay = ocil.resolve("er", tiny.name, settings=small | {"order": str(tmp_path / "order.npz")}, seed=2)
+    one, other = (ocil.run(config, tmp_path / "runs", dataset=tiny, device="cpu") for config in (first, replay))
+    assert one.config.cell != other.config.cell
+    for name in ("digest", "matrix", "evaluations", "anytime", "probe", "prequential", "confusion", "groups", "cost"):
+        assert getattr(one, name) == getattr(other, name), name
+    last = one.evaluations[-1]
+    new = np.isin(tiny.train_y[stream.arrivals.arriving], one.groups[-1])
+    assert last["hard"] + last["ambiguous"] + last["easy"] == new.sum()
+
+
+def test_a_class_that_never_arrives_is_tested_all_the_same(tiny: Dataset, tmp_path: Path) -> None:
+    """Its samples come before the first batch of the file: nothing of it is left to count."""
+    path = tmp_path / "order.npz"
+    Stream(tiny, StreamConfig(4, 5), seed=1).save_order(path)
+    whole = dict(np.load(path))
+    came = whole["samples"][tiny.train_y[whole["samples"]] != 3]
+    ends = np.arange(1, len(came) + 1)
+    np.savez(path, **whole | {"samples": came, "batch_ends": ends, "points": ends[-4:] - 1})
+    settings = {"network": TINY, "memory": 20, "memory_batch": 5, "order": str(path), "probe": True}
+    result = ocil.run(ocil.resolve("er", tiny.name, settings=settings), tmp_path, dataset=tiny, device="cpu")
+    assert [result.evaluations[-1][kind] for kind in ("hard", "ambiguous", "easy")] == [0, 0, 0]
+    assert result.probe["correct"][3] == 0
 
 
 def test_a_run_with_an_order_file_is_named_by_its_content(tiny: Dataset, tiny_npz: Path, tmp_path: Path) -> None:
@@ -93,6 +140,10 @@ def test_order_files_that_do_not_fit(tiny: Dataset, tmp_path: Path) -> None:
         ("group_of", np.array([0, 1]), "do not fit together"),
         ("group_of", np.array([-1, 0, 1, 1]), "do not fit together"),
         ("group_of", np.array([0, 0, 1, 2**62]), "is more than|do not fit together"),
+        ("arrival", np.array([0, 1, 2]), "do not fit together"),
+        ("arrival", np.array([0, 1, 2, 2]), "do not fit together"),
+        ("arrival", np.array([0, 1, 2, -1]), "do not fit together"),
+        ("arrival", np.array(0.5), "is not an order: arrival is float64"),
         ("samples", whole["samples"].astype(np.float64), "is not an order: samples is float64"),
         ("points", np.array("x"), "is not an order: points is"),
         ("boundary", np.array("soft"), "the boundary 'soft'"),
