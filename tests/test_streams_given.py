@@ -14,6 +14,7 @@ from ocil import Dataset, OcilError, Stream, StreamConfig
 from ocil.data.mapped import is_mapped
 from ocil.runs.protocol import Interrupted
 from ocil.streams import record
+from tests.conftest import Call
 from tests.networks_to_try import TINY
 
 SMALL = {"memory": 10, "memory_batch": 5, "width": 1}
@@ -118,6 +119,54 @@ def test_a_run_with_an_order_file_is_named_by_its_content(tiny: Dataset, tiny_np
     (tmp_path / "two.npz").replace(tmp_path / "moved.npz")
     with pytest.raises(OcilError, match=r"moved\.npz has changed since this was planned"):
         Stream(tiny, result.config.stream)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tasks": 3},
+        {"boundary": "blurry"},
+        {"batch_size": "7"},
+        {"task_ends": "announced"},
+        {"scenario": "domain"},
+        {"class_order": "seeded"},
+        {"drop_last": "false"},
+        {"blurry_share": 0.3},
+        {"order_digest": "abc"},
+    ],
+    ids=str,
+)
+def test_a_setting_beside_an_order_file_agrees_with_it_or_is_refused(
+    settings: dict[str, Any], tiny: Dataset, tiny_npz: Path, tmp_path: Path, ocil_command: Call
+) -> None:
+    """A setting without an effect would be a surprise, and would rename the run."""
+    path = tmp_path / "order.npz"
+    Stream(tiny, StreamConfig(2, 5, boundary="i-blurry"), seed=1).save_order(path)
+    ((name, value),) = settings.items()
+    with pytest.raises(OcilError, match=f"leave out {name}"):
+        ocil.resolve("er", str(tiny_npz), settings={"order": str(path)} | settings)
+    said = ocil_command("stream", "show", "--dataset", tiny_npz, "--set", f"order={path}", f"{name}={value}")
+    assert said.code == 2
+    assert f"leave out {name}" in said.err
+    config = ocil.resolve("er", str(tiny_npz), settings={"order": str(path), "evaluate_every": 3})
+    agreeing = {name: getattr(config.stream, name), "evaluate_every": 3, "order": str(path)}
+    assert ocil.resolve("er", str(tiny_npz), settings=agreeing) == config
+
+
+def test_a_digest_belongs_to_a_file(tiny_npz: Path) -> None:
+    with pytest.raises(OcilError, match="does not belong to a stream without order = FILE: leave out order_digest"):
+        ocil.resolve("er", str(tiny_npz), settings={"order_digest": "abc"})
+
+
+def test_reviews_of_a_short_order_file_come_as_often_as_its_tasks(tmp_path: Path) -> None:
+    """Not as often as those of the whole dataset: there may never be one then."""
+    data = ocil.load_dataset()
+    short = StreamConfig(5, 10, boundary="i-blurry", class_counts=(12,) * 10)
+    Stream(data, short, seed=1).save_order(tmp_path / "order.npz")
+    settings = {"order": str(tmp_path / "order.npz"), "network": TINY, "memory_batch": 5, "evaluate_every": 1}
+    config = ocil.resolve("er", data.name, memory=20, review=True, settings=settings)
+    result = ocil.run(config, tmp_path, dataset=data, device="cpu")
+    assert result.anytime["reviews"] == list(range(2, 11, 2))
 
 
 def test_order_files_that_do_not_fit(tiny: Dataset, tmp_path: Path) -> None:

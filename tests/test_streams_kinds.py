@@ -247,7 +247,7 @@ def test_label_noise_within_the_task() -> None:
         true = batch.x.view(-1, 3)[:, 2].long()
         assert torch.equal(true // 2, batch.y // 2)
         assert not (true == batch.y).any()
-    with pytest.raises(OcilError, match="'class 0' stands alone"):
+    with pytest.raises(OcilError, match="'class 0' stands alone: use noise_among = 'all'"):
         stream_of(label_noise=0.1, noise_among="task", tasks=10)
 
 
@@ -313,6 +313,7 @@ def test_who_announces_task_ends(boundary: Any) -> None:
         ({"first_task": 9, "tasks": 1}, "first_task = 9"),
         ({"first_task": -1}, "must not be negative"),
         ({"arrival_order": ("0", "1", "cat")}, "'cat', which is neither"),
+        ({"arrival_order": ("0", "1", "Class 2")}, "Did you mean 'class 2'"),
         ({"arrival_order": ("0", "1")}, "'class 2' not at all"),
         ({"arrival_order": tuple("0123456788")}, "'class 8' twice"),
         ({"arrival_order": ("no-such.txt",)}, "cannot read"),
@@ -325,6 +326,13 @@ def test_who_announces_task_ends(boundary: Any) -> None:
         ({"class_counts": (1, 2)}, "2 numbers, and numbered has 10 classes"),
         ({"class_counts": (41, *[1] * 9)}, "41 samples of 'class 0', which has 40"),
         ({"class_counts": (1,) * 10, "imbalance_factor": 2.0}, "leave one out"),
+        ({"boundary": "none", "fade": 1e308}, "from 0 to 1,000,000"),
+        (
+            {"boundary": "none", "batch_size": 100},
+            "makes 4 batches of the 400 samples of numbered, .* evaluate 5 times",
+        ),
+        ({"boundary": "iid", "batch_size": 500, "drop_last": True}, "makes 0 batches of the 400 samples"),
+        ({"batch_size": 81, "drop_last": True}, "holds, 80 samples: give smaller batches or fewer tasks, or drop_last"),
         ({"label_noise": float("nan")}, "between 0 and 1"),
         ({"disjoint_share": 1.5}, "between 0 and 1"),
         ({"return_share": -0.1}, "between 0 and 1"),

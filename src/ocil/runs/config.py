@@ -22,7 +22,7 @@ from ocil.networks.spec import Spec
 from ocil.plugins import OURS, PROGRAM, Origin
 from ocil.rng import check_seed
 from ocil.runs.naming import as_formerly, cell_name, distinct, readable, short_digest
-from ocil.runs.settings import as_argument, fill, read_as, refuse_later, refuse_unknown, restored
+from ocil.runs.settings import as_argument, fill, read_as, refuse_later, refuse_unknown, restored, values
 from ocil.streams import StreamConfig, usual_tasks
 
 DEFAULT_MEMORY = 5000  # images, for a dataset outside the catalog of which the length is not known
@@ -243,11 +243,13 @@ def resolve(
             f"width is a setting of {NETWORK}: give {chosen['network']} its own options, NAME(option=value)."
         )
     stream, config = resolve_stream(dataset, chosen, classes, domains, task_sizes), fill(learner.Config, chosen)
+    refuse_beside_order(stream, given)
     _refuse_without_effect(config, given, usual)
     config = _one_width(config, "width" in given)
     train = entry.train if entry else train
-    smaller = stream.imbalance_factor != 1 or bool(stream.class_counts)  # then the run knows how long the stream is
-    if not stream.announces_tasks and info.memory and not config.review_every and train is not None and not smaller:
+    # Of these the run knows how long they are.
+    shorter = stream.imbalance_factor != 1 or bool(stream.class_counts or stream.order)
+    if not stream.announces_tasks and info.memory and not config.review_every and train is not None and not shorter:
         config = replace(config, review_every=reviews_every(train // stream.batch_size, stream))
     weights, code = pretrained.digest(config.pretrained), code_of(info.name, config)
     return RunConfig(info.name, dataset, seed, stream, config, weights=weights, code=code)
@@ -257,15 +259,30 @@ def resolve_stream(
     dataset: str, given: Mapping[str, Any], classes: int | None = None, domains: int = 0, task_sizes: Sequence[int] = ()
 ) -> StreamConfig:
     """The settings of a stream, completed. See ``resolve`` for what may be known about the dataset."""
+    given = dict(given)
+    digest = given.pop("order_digest", "")  # found in the file
     chosen: dict[str, Any] = {"tasks": usual_tasks(dataset, classes)}
     if given.get("scenario") == "domain":
         chosen["tasks"] = domains or chosen["tasks"]
     elif task_sizes and not given.keys() & {"tasks", "task_sizes", "first_task", "order"}:
         chosen["task_sizes"] = tuple(task_sizes)
-    stream = fill(StreamConfig, chosen | dict(given))
+    stream = fill(StreamConfig, chosen | given)
+    if digest and digest != stream.order_digest:
+        what = f"order = {stream.order} as it is now" if stream.order else "a stream without order = FILE"
+        raise OcilError(f"order_digest = {digest} does not belong to {what}: leave out order_digest.")
     if "tasks" in given and stream.tasks != read_as("tasks", given["tasks"], int) and not stream.order:
         raise OcilError(f"task_sizes has {stream.tasks} tasks, and tasks = {given['tasks']}: leave out tasks.")
     return stream
+
+
+def refuse_beside_order(stream: StreamConfig, given: Mapping[str, Any]) -> None:
+    """Raise if a setting was given, with another value, that ``order`` decides: all but those of evaluations."""
+    if not stream.order:
+        return
+    evaluations, decided = concerns(StreamConfig, "evaluation"), StreamConfig(order=stream.order)
+    for name, value in values(StreamConfig, given).items():
+        if name not in evaluations | {"order"} and value != getattr(decided, name):
+            raise OcilError(f"order = {stream.order} decides what arrives when: leave out {name} = {given[name]}.")
 
 
 def _one_width(config: LearnerConfig, given: bool) -> LearnerConfig:

@@ -24,6 +24,7 @@ EPOCHS: Mapping[str, str] = {"concerns": "epochs"}
 EVALUATION: Mapping[str, str] = {"concerns": "evaluation"}  # what is measured: it does not change what is learned
 DEFAULT_TASKS = 5
 MAX_EPOCHS = 10_000  # the order of all epochs is drawn at once
+MAX_FADE = 1_000_000  # long before that, all classes are mixed
 MAX_LIST_BYTES = 2**24  # of a file with names of classes
 UNANNOUNCED: tuple[Boundary, ...] = ("none", "i-blurry", "si-blurry")
 """Kinds that announce no task ends unless ``task_ends`` asks for it, as their papers do."""
@@ -161,8 +162,8 @@ class StreamConfig:
         for name in ("blurry_share", "disjoint_share", "return_share", "label_noise"):
             if not 0 <= getattr(self, name) <= 1:
                 raise OcilError(f"{name} = {getattr(self, name)} must lie between 0 and 1.")
-        if not self.fade >= 0:
-            raise OcilError(f"fade = {self.fade} must not be negative.")
+        if not 0 <= self.fade <= MAX_FADE:
+            raise OcilError(f"fade = {self.fade} must be from 0 to {MAX_FADE:,}.")
         if not 1 <= self.imbalance_factor < float("inf"):
             given = f"imbalance_factor = {self.imbalance_factor}"
             raise OcilError(f"{given} must be at least 1: the largest class over the smallest.")
