@@ -339,12 +339,33 @@ def test_who_announces_task_ends(boundary: Any) -> None:
         ({"scenario": "domain"}, "needs a dataset with domains"),
         ({"scenario": "task"}, "is not one of class, domain"),
         ({"tasks": 11}, "more than the 10 classes"),
+        ({"tasks": "3"}, "tasks = '3' is not a whole number"),
+        ({"batch_size": 2.0}, "batch_size = '2.0' is not a whole number"),
+        ({"first_task": True}, "first_task = 'True' is not a whole number"),
+        ({"evaluate_every": 2.5}, "evaluate_every = '2.5' is not a whole number"),
+        ({"fade": None}, "fade = 'None' is not a number"),
+        ({"imbalance_factor": "2"}, "imbalance_factor = '2' is not a number"),
+        ({"drop_last": "no"}, "drop_last = 'no' is not true or false"),
+        ({"order": 5}, "order = '5' is not text"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(OcilError, match=message) as caught:
         stream_of(**settings)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("seed", [1.0, "1", None, -1, 2**64])
+def test_a_seed_is_a_whole_number(seed: Any) -> None:
+    with pytest.raises(OcilError, match="seed = "):
+        Stream(EVEN, StreamConfig(), seed)
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
+    numbers: Any = {"tasks": np.int64(2), "evaluate_every": np.int32(3)}
+    config = StreamConfig(**numbers)
+    assert config == StreamConfig(tasks=2, evaluate_every=3)
+    assert type(config.tasks) is int
 
 
 def test_the_embedded_data_has_no_sample_twice_in_any_kind() -> None:
