@@ -178,6 +178,7 @@ def test_order_files_that_do_not_fit(tiny: Dataset, tmp_path: Path) -> None:
     with pytest.raises(OcilError, match="is an order of other data than other"):
         Stream(other, StreamConfig(order=str(path)))
     whole = dict(np.load(path))
+    no_text = np.frombuffer(np.array([2**31 - 1], np.uint32).tobytes(), "<U1").reshape(())
     for key, value, message in (
         ("samples", whole["samples"] + 1000, "do not fit together"),
         ("samples", whole["samples"] - 1000, "do not fit together"),
@@ -185,6 +186,7 @@ def test_order_files_that_do_not_fit(tiny: Dataset, tmp_path: Path) -> None:
         ("batch_ends", whole["batch_ends"][::-1].copy(), "do not fit together"),
         ("points", whole["points"][:1], "do not fit together"),
         ("points", whole["points"] + 100, "do not fit together"),
+        ("points", whole["points"] - 1, "do not fit together"),
         ("group_of", np.array([0, 0, 2, 2]), "do not fit together"),
         ("group_of", np.array([0, 1]), "do not fit together"),
         ("group_of", np.array([-1, 0, 1, 1]), "do not fit together"),
@@ -196,6 +198,8 @@ def test_order_files_that_do_not_fit(tiny: Dataset, tmp_path: Path) -> None:
         ("samples", whole["samples"].astype(np.float64), "is not an order: samples is float64"),
         ("points", np.array("x"), "is not an order: points is"),
         ("boundary", np.array("soft"), "the boundary 'soft'"),
+        ("boundary", no_text, "is not an order: boundary is not text"),
+        ("task_ends", np.array("\udc80"), "is not an order: task_ends is not text"),
     ):
         np.savez(path, **whole | {key: value})
         with pytest.raises(OcilError, match=message) as error:

@@ -202,6 +202,19 @@ def test_stream_show_counts_what_a_run_sees(ocil_command: Call, tmp_path: Path) 
     assert "ankle-boot" in text
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("iid", "--set", "batch_size=3000"), "in 1 batch of 3000."),
+        (("--set", "batch_size=7", "drop_last=false"), "in 430 batches of 5 or 7."),
+        (("--set", "first_task=3", "batch_size=70", "drop_last=false"), "in 45 batches of 20 to 70."),
+    ],
+    ids=str,
+)
+def test_stream_show_names_the_sizes_of_batches(words: tuple[str, ...], said: str, ocil_command: Call) -> None:
+    assert said in ocil_command("stream", "show", *words).out
+
+
 def test_stream_show_of_domains_and_of_many_classes(ocil_command: Call, tmp_path: Path) -> None:
     text = ocil_command("stream", "show", "--dataset", "fashion-mini:noise,domains=4", "--set", "scenario=domain").out
     assert "4: noise 3.6" in text

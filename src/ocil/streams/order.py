@@ -80,7 +80,7 @@ class Order:
             and ends[-1] == len(samples)
             and len(points) == rows
             and (np.diff(points, prepend=-1) > 0).all()
-            and points[-1] < len(ends)
+            and points[-1] == len(ends) - 1  # measures of the end are those of the last evaluation
             and (labels is None or (labels.shape == data.train_y.shape and _within(labels, data.num_classes)))
         )
         if not fits:
@@ -166,7 +166,16 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
         numbers = key in (*NUMBERS, *MORE_NUMBERS)
         if array.ndim != numbers or (array.dtype != np.int64 if numbers else array.dtype.kind != "U"):
             raise OcilError(f"{path} is not an order: {key} is {array.dtype} {list(array.shape)}. {AGAIN}")
+        if not numbers:
+            _refuse_what_is_no_text(key, array, path)
     return arrays
+
+
+def _refuse_what_is_no_text(key: str, array: NDArray[Any], path: Path) -> None:
+    try:
+        array.item().encode()
+    except (ValueError, SystemError):  # code points outside Unicode, or half a pair
+        raise OcilError(f"{path} is not an order: {key} is not text. {AGAIN}") from None
 
 
 def _boundary(arrays: dict[str, NDArray[Any]]) -> Boundary:
