@@ -13,6 +13,7 @@ from ocil import Dataset, OcilError, Stream, StreamConfig
 from ocil.data import load
 from ocil.streams import KINDS
 from ocil.streams.config import Boundary
+from ocil.streams.i_blurry import choose_disjoint
 from tests.reference.datasets import numbered
 
 EVEN = numbered([40] * 10)
@@ -111,6 +112,14 @@ def test_which_classes_are_disjoint_depends_on_the_seed() -> None:
         counts = per_task(stream_of(EVEN, seed, boundary="i-blurry"))
         found.add(tuple((counts > 0).sum(0) == 1))
     assert len(found) > 4
+
+
+def test_tasks_of_one_class_are_disjoint_by_chance() -> None:
+    """Not always the first ones: half of ten tasks is to be rounded up."""
+    drawn = [choose_disjoint([[c] for c in range(10)], 0.5, np.random.default_rng(seed)) for seed in range(200)]
+    assert {len(one) for one in drawn} == {5}
+    counts = np.bincount([c for one in drawn for c in one], minlength=10)
+    assert (np.abs(counts - 100) < 4.5 * np.sqrt(50)).all()
 
 
 def test_one_task_has_nowhere_to_move_samples_to() -> None:
