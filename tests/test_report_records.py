@@ -183,12 +183,14 @@ def test_a_long_list_of_settings_is_cut_and_stays_distinct() -> None:
     names = {}
     for last in (5, 6):
         counts = (*[10] * 99, last)
-        config = resolve("er", DATA, memory=100, settings={"class_counts": counts})
+        config = resolve("er", DATA, memory=100, settings={"class_counts": counts, "label_noise": 0.25})
         result = made_up(config)
         found = MeasuredCell((FinishedRun(Path("x"), result),), summarise([result])).place
         names[found.title] = len(found.stream)
     assert len(names) == 2
     assert max(names.values()) < 130
+    assert all("class_counts=10,10,10,…@" in title for title in names)
+    assert all("label_noise=0.25" in title for title in names), "a list leaves room for what is behind it"
 
 
 def test_confusion_is_by_arrival_over_seeds() -> None:
@@ -235,6 +237,19 @@ def test_costs() -> None:
     names = {text.get_text(): text.xy for text in axes.texts}  # type: ignore[attr-defined]
     assert names == {"a": (300.0, 50.0), "b": (20.0, pytest.approx(30.0))}
     assert not re.search(r"\$", render(record_plots.against_cost, curves, "images"))  # ticks are numbers, no formulas
+
+
+@pytest.mark.parametrize(
+    ("settings", "images"),
+    [({}, 30.0), ({"class_counts": (40,) * 10}, 225.0), ({"imbalance_factor": 9.0}, 20.0)],
+    ids=["whole", "counts", "long tail"],
+)
+def test_costs_per_batch_of_a_stream_that_is_shorter_than_its_dataset(settings: dict[str, Any], images: float) -> None:
+    """300 batches of fashion-mini, 40 of these counts, and for a long tail what the method states."""
+    config = resolve("er", "fashion-mini", memory=100, settings=settings)
+    result = replace(made_up(config), cost={"images": 8000, "forward": 3000, "memory_bytes": 0, "state_bytes": 0})
+    found = MeasuredCell((FinishedRun(Path("x"), result),), summarise([result]))
+    assert images_per_batch(found) == images
 
 
 @pytest.mark.parametrize(

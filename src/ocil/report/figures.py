@@ -134,8 +134,7 @@ def _accuracy(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Drawi
             place,
             "accuracy",
             "Accuracy after each task",
-            "Mean accuracy over all classes so far; the band is the 95 % interval. "
-            f"{left_out}{seeds_of(rows.values())}",
+            f"Mean accuracy over the tasks so far; the band is the 95 % interval. {left_out}{seeds_of(rows.values())}",
             plots.accuracy,
             {name: cell.summary.accuracy_curve for name, cell in rows.items()},
         )
