@@ -2,6 +2,7 @@
 are computed by hand."""
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from xml.etree import ElementTree
 import matplotlib as mpl
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from ocil.evaluation.measures import Estimate, expected_calibration_error
 from ocil.report import record_figures, record_plots, records
@@ -17,9 +20,11 @@ from ocil.report.cells import FinishedRun, MeasuredCell, title_of
 from ocil.report.collect import collect
 from ocil.report.cost import bytes_kept, images_passed, images_per_batch
 from ocil.report.entries import entries
+from ocil.report.figures import draw_all
 from ocil.report.formatting import duration, kilo
 from ocil.report.headline import headline
 from ocil.report.measure_tables import measures_document
+from ocil.report.papers import load
 from ocil.report.standings import Standings
 from ocil.report.style import REPORT_STYLE, render
 from ocil.report.table import csv
@@ -104,6 +109,63 @@ def test_accuracy_over_time() -> None:
     assert len(axes.collections) == 2  # a band each
     band = axes.collections[0].get_paths()[0].vertices
     assert np.asarray(band)[:, 1].max() == pytest.approx(54.5 + 100 * 12.7062 * 0.005, rel=1e-4)
+
+
+def legend_title(axes: Axes) -> str:
+    legend = axes.get_legend()
+    return "" if legend is None else legend.get_title().get_text()
+
+
+def test_over_time_says_where_it_stops_and_what_has_arrived() -> None:
+    """The last point may be before the end of the stream, and tasks may end elsewhere in another seed."""
+    one, two = recorded("er", 0), recorded("er", 1)
+    late, other = ({**each.anytime, "tasks": tasks} for each, tasks in ((one, [20, 43]), (two, [15, 43])))
+    for second, lines in ((late, (20, 43)), (other, ())):
+        results = [replace(one, anytime=late), replace(two, anytime={**two.anytime, "tasks": second["tasks"]})]
+        runs = tuple(FinishedRun(Path("x"), result) for result in results)
+        found = records.over_time(MeasuredCell(runs, summarise(results)))
+        assert found is not None
+        assert found.tasks == lines
+        (axes,) = record_plots.over_time({"er": found}, "domains").axes
+        assert legend_title(axes) == "% at the last point"
+        assert axes.get_ylabel() == "accuracy on all domains so far, %"
+    complete = records.over_time(cell())
+    assert complete is not None
+    (axes,) = record_plots.over_time({"er": complete}).axes
+    assert legend_title(axes) == "% at the end"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words", "figure"),
+    [
+        ({}, "Vertical lines are ends of tasks", ("tasks learned", "accuracy on all classes so far, %")),
+        ({"boundary": "none"}, "lines are evaluations of", ("evaluations", "accuracy on all classes so far, %")),
+        (
+            {"scenario": "domain"},
+            "Mean accuracy on the domains",
+            ("tasks learned", "accuracy on all domains so far, %"),
+        ),
+    ],
+    ids=["tasks", "none", "domains"],
+)
+def test_figures_name_what_the_stream_has(
+    settings: dict[str, Any], words: str, figure: tuple[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    axes: list[tuple[str, str]] = []
+
+    def rendered(paint: Callable[..., Figure], *args: Any) -> str:
+        first = paint(*args).axes[0]
+        axes.append((first.get_xlabel(), first.get_ylabel()))
+        return "<svg/>"
+
+    monkeypatch.setattr("ocil.report.drawings.render", rendered)
+    save(tmp_path, "er", 0.3, **settings)
+    save(tmp_path, "mir", 0.5, **settings)
+    found = collect([tmp_path])
+    drawings = draw_all(found, Standings(entries(found.cells)), load("none"))
+    captions = {drawing.name.split("-birds")[0]: drawing.caption for drawing in drawings}
+    assert words in captions["over-time"]
+    assert figure in axes
 
 
 def test_points_that_not_all_seeds_have_are_left_out() -> None:
@@ -212,6 +274,11 @@ def test_calibration_is_that_of_the_measure() -> None:
     assert found is not None
     assert [found.confidence.tolist(), found.accuracy.tolist(), found.count.tolist()] == [[0.76], [0.4], [100]]
     assert found.error == pytest.approx(expected_calibration_error(bins(50, 20, 38.0)))
+    sure, unsure = (replace(recorded("er", seed), calibration=bins(50, 36, sum_)) for seed, sum_ in ((0, 40), (1, 34)))
+    runs = tuple(FinishedRun(Path("x"), result) for result in (sure, unsure))
+    apart = records.calibration(MeasuredCell(runs, summarise([sure, unsure])))
+    assert apart is not None
+    assert apart.error == pytest.approx((4 / 50 + 2 / 50) / 2), "the mean over seeds, as in tables"
     (axes,) = record_plots.reliability({"er": found}).axes
     (line,) = (line for line in axes.lines if str(line.get_label()).startswith("er"))
     assert line.get_label() == "er  36.0"
@@ -236,6 +303,13 @@ def test_costs() -> None:
     assert np.asarray(axes.lines[0].get_xydata()) == pytest.approx(np.array([[30, 40], [300, 50]]))
     names = {text.get_text(): text.xy for text in axes.texts}  # type: ignore[attr-defined]
     assert names == {"a": (300.0, 50.0), "b": (20.0, pytest.approx(30.0))}
+    close = {"a": [(22_860.0, Estimate(0.5, None, ()))], "b": [(22_872.0, Estimate(0.3, None, ()))]}
+    with mpl.rc_context(REPORT_STYLE):
+        figure = record_plots.against_cost(close, "bytes")
+        figure.draw_without_rendering()
+        ticks = [tick.get_text() for tick in figure.axes[0].get_xticklabels()]
+    assert "22.86 k" in ticks
+    assert len(ticks) == len(set(ticks)), "each tick has its own number"
     assert not re.search(r"\$", render(record_plots.against_cost, curves, "images"))  # ticks are numbers, no formulas
 
 
