@@ -32,6 +32,7 @@ from ocil.report.write import write
 from ocil.runs.config import resolve
 from ocil.runs.folder import RunFolder
 from ocil.runs.results import Result, summarise
+from tests.conftest import Call
 from tests.test_report_page import HOSTILE, Page, blank_figures, made_up, rows_of
 
 __all__ = ["blank_figures"]
@@ -175,8 +176,21 @@ def test_points_that_not_all_seeds_have_are_left_out() -> None:
     found = records.over_time(both)
     assert found is not None
     assert found.batches == (20, 30, 40)
+    assert list(records.shared_points(both)) == [20, 30, 40]
     bare = replace(two, anytime={})
     assert records.over_time(replace(both, runs=(both.runs[0], FinishedRun(Path("b"), bare)))) is None
+
+
+def test_seeds_with_streams_of_different_lengths_are_shown(ocil_command: Call, tmp_path: Path) -> None:
+    """As those of i-Blurry are, where incomplete last batches of tasks are dropped."""
+    one, two = recorded("er", 0), recorded("er", 1)
+    shorter = {**two.anytime, "points": two.anytime["points"][:3], "tasks": [20, 39]}
+    for result in (one, replace(two, anytime=shorter)):
+        RunFolder.of(tmp_path, result.config).save_result(result)
+    said = ocil_command("show", tmp_path)
+    assert said.code == 0, said.err
+    assert "every 10 batches" in said.out
+    assert "51.5 → 53.5 %" in said.out  # at 10 and at 30 batches, which both have
 
 
 def test_accuracy_per_class_in_the_order_of_arrival() -> None:

@@ -66,19 +66,25 @@ class Calibration:
     too much confidence of one seed makes up for too little of another."""
 
 
+def shared_points(cell: MeasuredCell) -> dict[int, list[float]]:
+    """The accuracies of all seeds, by the number of batches, at points that they have in common: the stream of one seed
+    may be shorter than that of another."""
+    records = [run.result.anytime.get("points", ()) for run in cell.runs]
+    curves = [{point["batch"]: float(point["accuracy"]) for point in points} for points in records]
+    shared = sorted(set.intersection(*map(set, curves)))
+    return {batch: [curve[batch] for curve in curves] for batch in shared}
+
+
 def over_time(cell: MeasuredCell) -> OverTime | None:
     """None unless all seeds have evaluations between tasks, some of them at the same batches."""
-    records = [run.result.anytime for run in cell.runs]
-    if not all(record.get("points") for record in records):
-        return None
-    curves = [{point["batch"]: float(point["accuracy"]) for point in record["points"]} for record in records]
-    shared = _some(sorted(set.intersection(*(set(curve) for curve in curves))))
+    points, records = shared_points(cell), [run.result.anytime for run in cell.runs]
+    shared = _some(list(points))
     if len(shared) < 2:
         return None
     first, ends = records[0], {tuple(record.get("tasks", ())) for record in records}
     return OverTime(
         tuple(shared),
-        tuple(estimate([curve[batch] for curve in curves]) for batch in shared),
+        tuple(estimate(points[batch]) for batch in shared),
         tuple(first.get("reviews", ())),
         next(iter(ends)) if len(ends) == 1 else (),
         first.get("subset", 0),
