@@ -329,7 +329,9 @@ def refuse_without_task_ends(info: MethodInfo, learner: LearnerConfig, stream: S
         return
     advice = info.load().needs_task_ends(learner)
     if info.needs_task_ends:
-        advice = "" if stream.boundary == "none" else "--set task_ends=announced gives them"
+        advice = "--set task_ends=announced gives them"
+        if stream.boundary == "none":
+            advice = "it has none. Choose another kind from: ocil stream kinds"
     if advice is not None:
         reason = f"{info.name} needs task ends, which a stream with {stream.lacks_ends} does not announce"
         raise OcilError(f"{reason}: {advice}." if advice else f"{reason}.")
