@@ -51,7 +51,7 @@ SETTINGS = {
     "drop_last=2": "drop_last = '2' is not true or false",
     "review_every=-1": "review_every = -1 must be at least 0",
     "blurry_share=2": "blurry_share = 2.0 must lie between 0 and 1",
-    "fade=-1": "fade = -1.0 must not be negative",
+    "fade=-1": "fade = -1.0 must be from 0 to 1,000,000",
     "epochs=2": "an online stream is seen once",
     "widht=3": "unknown setting 'widht' for er. Did you mean 'width'?",
     "memori_batch=3": "Did you mean 'memory_batch'?",
@@ -225,8 +225,9 @@ def test_a_dataset_with_flipped_bytes(run_tiny: Call, tiny_npz: Path, tmp_path: 
 
 
 def test_more_in_a_batch_than_in_a_task(run_tiny: Call) -> None:
-    said = run_tiny("fine-tune", settings=("batch_size=41",))
-    assert "batch_size = 41 is more than a task of tiny holds" in one_error(said)
+    found = "batch_size = 41 is more than a task of tiny holds, 40 samples"
+    error = one_error(run_tiny("fine-tune", settings=("batch_size=41",)))
+    assert f"{found}: give smaller batches or fewer tasks, or drop_last = false." in error
 
 
 def test_a_batch_of_one_on_tiny_images(run_tiny: Call) -> None:

@@ -211,7 +211,7 @@ def test_the_probe_is_ridge_regression_on_frozen_features() -> None:
     assert all(torch.equal(before[name], value) for name, value in learner.state().items())
     assert found == probe(learner, stream)
     encode = encoder_of(learner)
-    index = np.unique(stream.arrivals.samples)
+    index = np.unique(np.concatenate([stream.arrivals.samples[first:last] for first, last in stream.bounds]))
     train, test = (encode(torch.from_numpy(x)).numpy() for x in (data.train_x[index], data.test_x))
     mean, scale = train.mean(axis=0), train.std(axis=0)
     scale[scale == 0] = 1

@@ -2,6 +2,7 @@
 are computed by hand."""
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from xml.etree import ElementTree
 import matplotlib as mpl
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from ocil.evaluation.measures import Estimate, expected_calibration_error
 from ocil.report import record_figures, record_plots, records
@@ -17,9 +20,11 @@ from ocil.report.cells import FinishedRun, MeasuredCell, title_of
 from ocil.report.collect import collect
 from ocil.report.cost import bytes_kept, images_passed, images_per_batch
 from ocil.report.entries import entries
+from ocil.report.figures import draw_all
 from ocil.report.formatting import duration, kilo
 from ocil.report.headline import headline
 from ocil.report.measure_tables import measures_document
+from ocil.report.papers import load
 from ocil.report.standings import Standings
 from ocil.report.style import REPORT_STYLE, render
 from ocil.report.table import csv
@@ -27,6 +32,7 @@ from ocil.report.write import write
 from ocil.runs.config import resolve
 from ocil.runs.folder import RunFolder
 from ocil.runs.results import Result, summarise
+from tests.conftest import Call
 from tests.test_report_page import HOSTILE, Page, blank_figures, made_up, rows_of
 
 __all__ = ["blank_figures"]
@@ -106,6 +112,63 @@ def test_accuracy_over_time() -> None:
     assert np.asarray(band)[:, 1].max() == pytest.approx(54.5 + 100 * 12.7062 * 0.005, rel=1e-4)
 
 
+def legend_title(axes: Axes) -> str:
+    legend = axes.get_legend()
+    return "" if legend is None else legend.get_title().get_text()
+
+
+def test_over_time_says_where_it_stops_and_what_has_arrived() -> None:
+    """The last point may be before the end of the stream, and tasks may end elsewhere in another seed."""
+    one, two = recorded("er", 0), recorded("er", 1)
+    late, other = ({**each.anytime, "tasks": tasks} for each, tasks in ((one, [20, 43]), (two, [15, 43])))
+    for second, lines in ((late, (20, 43)), (other, ())):
+        results = [replace(one, anytime=late), replace(two, anytime={**two.anytime, "tasks": second["tasks"]})]
+        runs = tuple(FinishedRun(Path("x"), result) for result in results)
+        found = records.over_time(MeasuredCell(runs, summarise(results)))
+        assert found is not None
+        assert found.tasks == lines
+        (axes,) = record_plots.over_time({"er": found}, "domains").axes
+        assert legend_title(axes) == "% at the last point"
+        assert axes.get_ylabel() == "accuracy on all domains so far, %"
+    complete = records.over_time(cell())
+    assert complete is not None
+    (axes,) = record_plots.over_time({"er": complete}).axes
+    assert legend_title(axes) == "% at the end"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words", "figure"),
+    [
+        ({}, "Vertical lines are ends of tasks", ("tasks learned", "accuracy on all classes so far, %")),
+        ({"boundary": "none"}, "lines are evaluations of", ("evaluations", "accuracy on all classes so far, %")),
+        (
+            {"scenario": "domain"},
+            "Mean accuracy on the domains",
+            ("tasks learned", "accuracy on all domains so far, %"),
+        ),
+    ],
+    ids=["tasks", "none", "domains"],
+)
+def test_figures_name_what_the_stream_has(
+    settings: dict[str, Any], words: str, figure: tuple[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    axes: list[tuple[str, str]] = []
+
+    def rendered(paint: Callable[..., Figure], *args: Any) -> str:
+        first = paint(*args).axes[0]
+        axes.append((first.get_xlabel(), first.get_ylabel()))
+        return "<svg/>"
+
+    monkeypatch.setattr("ocil.report.drawings.render", rendered)
+    save(tmp_path, "er", 0.3, **settings)
+    save(tmp_path, "mir", 0.5, **settings)
+    found = collect([tmp_path])
+    drawings = draw_all(found, Standings(entries(found.cells)), load("none"))
+    captions = {drawing.name.split("-birds")[0]: drawing.caption for drawing in drawings}
+    assert words in captions["over-time"]
+    assert figure in axes
+
+
 def test_points_that_not_all_seeds_have_are_left_out() -> None:
     one, two = recorded("er", 0), recorded("er", 1)
     two = replace(two, anytime=two.anytime | {"points": two.anytime["points"][1:]})
@@ -113,8 +176,21 @@ def test_points_that_not_all_seeds_have_are_left_out() -> None:
     found = records.over_time(both)
     assert found is not None
     assert found.batches == (20, 30, 40)
+    assert list(records.shared_points(both)) == [20, 30, 40]
     bare = replace(two, anytime={})
     assert records.over_time(replace(both, runs=(both.runs[0], FinishedRun(Path("b"), bare)))) is None
+
+
+def test_seeds_with_streams_of_different_lengths_are_shown(ocil_command: Call, tmp_path: Path) -> None:
+    """As those of i-Blurry are, where incomplete last batches of tasks are dropped."""
+    one, two = recorded("er", 0), recorded("er", 1)
+    shorter = {**two.anytime, "points": two.anytime["points"][:3], "tasks": [20, 39]}
+    for result in (one, replace(two, anytime=shorter)):
+        RunFolder.of(tmp_path, result.config).save_result(result)
+    said = ocil_command("show", tmp_path)
+    assert said.code == 0, said.err
+    assert "every 10 batches" in said.out
+    assert "51.5 → 53.5 %" in said.out  # at 10 and at 30 batches, which both have
 
 
 def test_accuracy_per_class_in_the_order_of_arrival() -> None:
@@ -183,12 +259,14 @@ def test_a_long_list_of_settings_is_cut_and_stays_distinct() -> None:
     names = {}
     for last in (5, 6):
         counts = (*[10] * 99, last)
-        config = resolve("er", DATA, memory=100, settings={"class_counts": counts})
+        config = resolve("er", DATA, memory=100, settings={"class_counts": counts, "label_noise": 0.25})
         result = made_up(config)
         found = MeasuredCell((FinishedRun(Path("x"), result),), summarise([result])).place
         names[found.title] = len(found.stream)
     assert len(names) == 2
     assert max(names.values()) < 130
+    assert all("class_counts=10,10,10,…@" in title for title in names)
+    assert all("label_noise=0.25" in title for title in names), "a list leaves room for what is behind it"
 
 
 def test_confusion_is_by_arrival_over_seeds() -> None:
@@ -210,6 +288,11 @@ def test_calibration_is_that_of_the_measure() -> None:
     assert found is not None
     assert [found.confidence.tolist(), found.accuracy.tolist(), found.count.tolist()] == [[0.76], [0.4], [100]]
     assert found.error == pytest.approx(expected_calibration_error(bins(50, 20, 38.0)))
+    sure, unsure = (replace(recorded("er", seed), calibration=bins(50, 36, sum_)) for seed, sum_ in ((0, 40), (1, 34)))
+    runs = tuple(FinishedRun(Path("x"), result) for result in (sure, unsure))
+    apart = records.calibration(MeasuredCell(runs, summarise([sure, unsure])))
+    assert apart is not None
+    assert apart.error == pytest.approx((4 / 50 + 2 / 50) / 2), "the mean over seeds, as in tables"
     (axes,) = record_plots.reliability({"er": found}).axes
     (line,) = (line for line in axes.lines if str(line.get_label()).startswith("er"))
     assert line.get_label() == "er  36.0"
@@ -234,7 +317,27 @@ def test_costs() -> None:
     assert np.asarray(axes.lines[0].get_xydata()) == pytest.approx(np.array([[30, 40], [300, 50]]))
     names = {text.get_text(): text.xy for text in axes.texts}  # type: ignore[attr-defined]
     assert names == {"a": (300.0, 50.0), "b": (20.0, pytest.approx(30.0))}
+    close = {"a": [(22_860.0, Estimate(0.5, None, ()))], "b": [(22_872.0, Estimate(0.3, None, ()))]}
+    with mpl.rc_context(REPORT_STYLE):
+        figure = record_plots.against_cost(close, "bytes")
+        figure.draw_without_rendering()
+        ticks = [tick.get_text() for tick in figure.axes[0].get_xticklabels()]
+    assert "22.86 k" in ticks
+    assert len(ticks) == len(set(ticks)), "each tick has its own number"
     assert not re.search(r"\$", render(record_plots.against_cost, curves, "images"))  # ticks are numbers, no formulas
+
+
+@pytest.mark.parametrize(
+    ("settings", "images"),
+    [({}, 30.0), ({"class_counts": (40,) * 10}, 225.0), ({"imbalance_factor": 9.0}, 20.0)],
+    ids=["whole", "counts", "long tail"],
+)
+def test_costs_per_batch_of_a_stream_that_is_shorter_than_its_dataset(settings: dict[str, Any], images: float) -> None:
+    """300 batches of fashion-mini, 40 of these counts, and for a long tail what the method states."""
+    config = resolve("er", "fashion-mini", memory=100, settings=settings)
+    result = replace(made_up(config), cost={"images": 8000, "forward": 3000, "memory_bytes": 0, "state_bytes": 0})
+    found = MeasuredCell((FinishedRun(Path("x"), result),), summarise([result]))
+    assert images_per_batch(found) == images
 
 
 @pytest.mark.parametrize(

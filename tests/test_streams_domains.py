@@ -242,6 +242,8 @@ def test_joined_datasets_keep_their_classes_apart(tmp_path: Path) -> None:
         ("one:blur,strongest=-1", "must be more than 0 and at most 100"),
         ("one:occlusion,strongest=nan", "write domains=N and strongest=NUMBER"),
         ("one:noise,loud=3", "not 'loud=3'"),
+        ("one:noise,", "write domains=N and strongest=NUMBER behind noise, not ''"),
+        ("one:noise,domains=3,strongest=1,domains=4", "'domains' stands there twice"),
         ("one:noise:blur", "has domains already"),
     ],
 )

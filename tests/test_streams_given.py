@@ -14,6 +14,8 @@ from ocil import Dataset, OcilError, Stream, StreamConfig
 from ocil.data.mapped import is_mapped
 from ocil.runs.protocol import Interrupted
 from ocil.streams import record
+from tests.conftest import Call
+from tests.networks_to_try import TINY
 
 SMALL = {"memory": 10, "memory_batch": 5, "width": 1}
 
@@ -46,12 +48,58 @@ def test_an_order_file_replays_every_batch(boundary: Any, tiny: Dataset, tmp_pat
     assert again.config.tasks == 2
     assert again.config.batch_size == 6
     assert again.config.boundary == boundary
-    assert again.groups == [sorted(group) for group in first.groups]
+    assert again.groups == first.groups
     assert len(again) == len(first)
     for one, other in zip(first, again, strict=True):
         assert torch.equal(one.x, other.x)
         assert torch.equal(one.y, other.y)
         assert (one.evaluation_point, one.ends_task) == (other.evaluation_point, other.ends_task)
+
+
+def test_a_file_without_the_order_of_classes_is_the_same_order(tiny: Dataset, tmp_path: Path) -> None:
+    path = tmp_path / "order.npz"
+    first = Stream(tiny, StreamConfig(1, 6, arrival_order=("3", "0", "2", "1")), seed=3)
+    first.save_order(path)
+    named = StreamConfig(order=str(path)).order_digest
+    whole = dict(np.load(path))
+    assert whole.pop("arrival").tolist() == [3, 0, 2, 1]
+    np.savez(path, **whole)
+    again = Stream(tiny, StreamConfig(order=str(path)))
+    assert again.config.order_digest == named
+    assert again.fingerprint == first.fingerprint
+    assert again.groups == [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("settings", [{"class_order": "seeded"}, {"class_counts": (9, 8, 7, 10)}], ids=str)
+def test_a_replayed_run_has_the_same_result(settings: dict[str, Any], tiny: Dataset, tmp_path: Path) -> None:
+    """Also where an incomplete last batch of a task is dropped: what never arrives is neither probed nor counted."""
+    small = {"network": TINY, "memory": 20, "memory_batch": 5, "evaluate_every": 2, "probe": True, "prequential": 1}
+    first = ocil.resolve("er", tiny.name, settings=small | settings | {"tasks": 2, "batch_size": 6}, seed=2)
+    stream = Stream(tiny, first.stream, seed=2)
+    stream.save_order(tmp_path / "order.npz")
+    assert len(stream.arrivals.arriving) < len(stream.arrivals.samples)
+    replay = ocil.resolve("er", tiny.name, settings=small | {"order": str(tmp_path / "order.npz")}, seed=2)
+    one, other = (ocil.run(config, tmp_path / "runs", dataset=tiny, device="cpu") for config in (first, replay))
+    assert one.config.cell != other.config.cell
+    for name in ("digest", "matrix", "evaluations", "anytime", "probe", "prequential", "confusion", "groups", "cost"):
+        assert getattr(one, name) == getattr(other, name), name
+    last = one.evaluations[-1]
+    new = np.isin(tiny.train_y[stream.arrivals.arriving], one.groups[-1])
+    assert last["hard"] + last["ambiguous"] + last["easy"] == new.sum()
+
+
+def test_a_class_that_never_arrives_is_tested_all_the_same(tiny: Dataset, tmp_path: Path) -> None:
+    """Its samples come before the first batch of the file: nothing of it is left to count."""
+    path = tmp_path / "order.npz"
+    Stream(tiny, StreamConfig(4, 5), seed=1).save_order(path)
+    whole = dict(np.load(path))
+    came = whole["samples"][tiny.train_y[whole["samples"]] != 3]
+    ends = np.arange(1, len(came) + 1)
+    np.savez(path, **whole | {"samples": came, "batch_ends": ends, "points": ends[-4:] - 1})
+    settings = {"network": TINY, "memory": 20, "memory_batch": 5, "order": str(path), "probe": True}
+    result = ocil.run(ocil.resolve("er", tiny.name, settings=settings), tmp_path, dataset=tiny, device="cpu")
+    assert [result.evaluations[-1][kind] for kind in ("hard", "ambiguous", "easy")] == [0, 0, 0]
+    assert result.probe["correct"][3] == 0
 
 
 def test_a_run_with_an_order_file_is_named_by_its_content(tiny: Dataset, tiny_npz: Path, tmp_path: Path) -> None:
@@ -73,6 +121,54 @@ def test_a_run_with_an_order_file_is_named_by_its_content(tiny: Dataset, tiny_np
         Stream(tiny, result.config.stream)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tasks": 3},
+        {"boundary": "blurry"},
+        {"batch_size": "7"},
+        {"task_ends": "announced"},
+        {"scenario": "domain"},
+        {"class_order": "seeded"},
+        {"drop_last": "false"},
+        {"blurry_share": 0.3},
+        {"order_digest": "abc"},
+    ],
+    ids=str,
+)
+def test_a_setting_beside_an_order_file_agrees_with_it_or_is_refused(
+    settings: dict[str, Any], tiny: Dataset, tiny_npz: Path, tmp_path: Path, ocil_command: Call
+) -> None:
+    """A setting without an effect would be a surprise, and would rename the run."""
+    path = tmp_path / "order.npz"
+    Stream(tiny, StreamConfig(2, 5, boundary="i-blurry"), seed=1).save_order(path)
+    ((name, value),) = settings.items()
+    with pytest.raises(OcilError, match=f"leave out {name}"):
+        ocil.resolve("er", str(tiny_npz), settings={"order": str(path)} | settings)
+    said = ocil_command("stream", "show", "--dataset", tiny_npz, "--set", f"order={path}", f"{name}={value}")
+    assert said.code == 2
+    assert f"leave out {name}" in said.err
+    config = ocil.resolve("er", str(tiny_npz), settings={"order": str(path), "evaluate_every": 3})
+    agreeing = {name: getattr(config.stream, name), "evaluate_every": 3, "order": str(path)}
+    assert ocil.resolve("er", str(tiny_npz), settings=agreeing) == config
+
+
+def test_a_digest_belongs_to_a_file(tiny_npz: Path) -> None:
+    with pytest.raises(OcilError, match="does not belong to a stream without order = FILE: leave out order_digest"):
+        ocil.resolve("er", str(tiny_npz), settings={"order_digest": "abc"})
+
+
+def test_reviews_of_a_short_order_file_come_as_often_as_its_tasks(tmp_path: Path) -> None:
+    """Not as often as those of the whole dataset: there may never be one then."""
+    data = ocil.load_dataset()
+    short = StreamConfig(5, 10, boundary="i-blurry", class_counts=(12,) * 10)
+    Stream(data, short, seed=1).save_order(tmp_path / "order.npz")
+    settings = {"order": str(tmp_path / "order.npz"), "network": TINY, "memory_batch": 5, "evaluate_every": 1}
+    config = ocil.resolve("er", data.name, memory=20, review=True, settings=settings)
+    result = ocil.run(config, tmp_path, dataset=data, device="cpu")
+    assert result.anytime["reviews"] == list(range(2, 11, 2))
+
+
 def test_order_files_that_do_not_fit(tiny: Dataset, tmp_path: Path) -> None:
     path = tmp_path / "order.npz"
     Stream(tiny, StreamConfig(2, 5), seed=1).save_order(path)
@@ -82,6 +178,7 @@ def test_order_files_that_do_not_fit(tiny: Dataset, tmp_path: Path) -> None:
     with pytest.raises(OcilError, match="is an order of other data than other"):
         Stream(other, StreamConfig(order=str(path)))
     whole = dict(np.load(path))
+    no_text = np.frombuffer(np.array([2**31 - 1], np.uint32).tobytes(), "<U1").reshape(())
     for key, value, message in (
         ("samples", whole["samples"] + 1000, "do not fit together"),
         ("samples", whole["samples"] - 1000, "do not fit together"),
@@ -89,13 +186,20 @@ def test_order_files_that_do_not_fit(tiny: Dataset, tmp_path: Path) -> None:
         ("batch_ends", whole["batch_ends"][::-1].copy(), "do not fit together"),
         ("points", whole["points"][:1], "do not fit together"),
         ("points", whole["points"] + 100, "do not fit together"),
+        ("points", whole["points"] - 1, "do not fit together"),
         ("group_of", np.array([0, 0, 2, 2]), "do not fit together"),
         ("group_of", np.array([0, 1]), "do not fit together"),
         ("group_of", np.array([-1, 0, 1, 1]), "do not fit together"),
         ("group_of", np.array([0, 0, 1, 2**62]), "is more than|do not fit together"),
+        ("arrival", np.array([0, 1, 2]), "do not fit together"),
+        ("arrival", np.array([0, 1, 2, 2]), "do not fit together"),
+        ("arrival", np.array([0, 1, 2, -1]), "do not fit together"),
+        ("arrival", np.array(0.5), "is not an order: arrival is float64"),
         ("samples", whole["samples"].astype(np.float64), "is not an order: samples is float64"),
         ("points", np.array("x"), "is not an order: points is"),
         ("boundary", np.array("soft"), "the boundary 'soft'"),
+        ("boundary", no_text, "is not an order: boundary is not text"),
+        ("task_ends", np.array("\udc80"), "is not an order: task_ends is not text"),
     ):
         np.savez(path, **whole | {key: value})
         with pytest.raises(OcilError, match=message) as error:

@@ -13,6 +13,7 @@ from ocil import Dataset, OcilError, Stream, StreamConfig
 from ocil.data import load
 from ocil.streams import KINDS
 from ocil.streams.config import Boundary
+from ocil.streams.i_blurry import choose_disjoint
 from tests.reference.datasets import numbered
 
 EVEN = numbered([40] * 10)
@@ -112,6 +113,14 @@ def test_which_classes_are_disjoint_depends_on_the_seed() -> None:
         counts = per_task(stream_of(EVEN, seed, boundary="i-blurry", task_ends="announced"))
         found.add(tuple((counts > 0).sum(0) == 1))
     assert len(found) > 4
+
+
+def test_tasks_of_one_class_are_disjoint_by_chance() -> None:
+    """Not always the first ones: half of ten tasks is to be rounded up."""
+    drawn = [choose_disjoint([[c] for c in range(10)], 0.5, np.random.default_rng(seed)) for seed in range(200)]
+    assert {len(one) for one in drawn} == {5}
+    counts = np.bincount([c for one in drawn for c in one], minlength=10)
+    assert (np.abs(counts - 100) < 4.5 * np.sqrt(50)).all()
 
 
 def test_one_task_has_nowhere_to_move_samples_to() -> None:
@@ -248,7 +257,7 @@ def test_label_noise_within_the_task() -> None:
         true = batch.x.view(-1, 3)[:, 2].long()
         assert torch.equal(true // 2, batch.y // 2)
         assert not (true == batch.y).any()
-    with pytest.raises(OcilError, match="'class 0' stands alone"):
+    with pytest.raises(OcilError, match="'class 0' stands alone: use noise_among = 'all'"):
         stream_of(label_noise=0.1, noise_among="task", tasks=10)
 
 
@@ -314,6 +323,7 @@ def test_who_announces_task_ends(boundary: Any) -> None:
         ({"first_task": 9, "tasks": 1}, "first_task = 9"),
         ({"first_task": -1}, "must not be negative"),
         ({"arrival_order": ("0", "1", "cat")}, "'cat', which is neither"),
+        ({"arrival_order": ("0", "1", "Class 2")}, "Did you mean 'class 2'"),
         ({"arrival_order": ("0", "1")}, "'class 2' not at all"),
         ({"arrival_order": tuple("0123456788")}, "'class 8' twice"),
         ({"arrival_order": ("no-such.txt",)}, "cannot read"),
@@ -326,18 +336,46 @@ def test_who_announces_task_ends(boundary: Any) -> None:
         ({"class_counts": (1, 2)}, "2 numbers, and numbered has 10 classes"),
         ({"class_counts": (41, *[1] * 9)}, "41 samples of 'class 0', which has 40"),
         ({"class_counts": (1,) * 10, "imbalance_factor": 2.0}, "leave one out"),
+        ({"boundary": "none", "fade": 1e308}, "from 0 to 1,000,000"),
+        (
+            {"boundary": "none", "batch_size": 100},
+            "makes 4 batches of the 400 samples of numbered, .* evaluate 5 times",
+        ),
+        ({"boundary": "iid", "batch_size": 500, "drop_last": True}, "makes 0 batches of the 400 samples"),
+        ({"batch_size": 81, "drop_last": True}, "holds, 80 samples: give smaller batches or fewer tasks, or drop_last"),
         ({"label_noise": float("nan")}, "between 0 and 1"),
         ({"disjoint_share": 1.5}, "between 0 and 1"),
         ({"return_share": -0.1}, "between 0 and 1"),
         ({"scenario": "domain"}, "needs a dataset with domains"),
         ({"scenario": "task"}, "is not one of class, domain"),
         ({"tasks": 11}, "more than the 10 classes"),
+        ({"tasks": "3"}, "tasks = '3' is not a whole number"),
+        ({"batch_size": 2.0}, "batch_size = '2.0' is not a whole number"),
+        ({"first_task": True}, "first_task = 'True' is not a whole number"),
+        ({"evaluate_every": 2.5}, "evaluate_every = '2.5' is not a whole number"),
+        ({"fade": None}, "fade = 'None' is not a number"),
+        ({"imbalance_factor": "2"}, "imbalance_factor = '2' is not a number"),
+        ({"drop_last": "no"}, "drop_last = 'no' is not true or false"),
+        ({"order": 5}, "order = '5' is not text"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(OcilError, match=message) as caught:
         stream_of(**settings)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("seed", [1.0, "1", None, -1, 2**64])
+def test_a_seed_is_a_whole_number(seed: Any) -> None:
+    with pytest.raises(OcilError, match="seed = "):
+        Stream(EVEN, StreamConfig(), seed)
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
+    numbers: Any = {"tasks": np.int64(2), "evaluate_every": np.int32(3)}
+    config = StreamConfig(**numbers)
+    assert config == StreamConfig(tasks=2, evaluate_every=3)
+    assert type(config.tasks) is int
 
 
 def test_the_embedded_data_has_no_sample_twice_in_any_kind() -> None:

@@ -137,7 +137,8 @@ def test_methods_that_need_task_ends_refuse_streams_without(name: str) -> None:
     ):
         with pytest.raises(OcilError, match=f"^{name} needs task ends, which a stream with") as caught:
             resolve(name, settings=settings)
-        assert ("task_ends=announced" in str(caught.value)) == (settings.get("boundary") != "none")
+        remedy = "ocil stream kinds" if settings.get("boundary") == "none" else "task_ends=announced"
+        assert remedy in str(caught.value)
     resolve(name, settings={"boundary": "i-blurry", "task_ends": "announced"})
 
 
@@ -200,6 +201,19 @@ def test_stream_show_counts_what_a_run_sees(ocil_command: Call, tmp_path: Path) 
     assert "no task ends are announced" in text
     assert "600 of them have a wrong label" in text or "of them have a wrong label" in text
     assert "ankle-boot" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("iid", "--set", "batch_size=3000"), "in 1 batch of 3000."),
+        (("--set", "batch_size=7", "drop_last=false"), "in 430 batches of 5 or 7."),
+        (("--set", "first_task=3", "batch_size=70", "drop_last=false"), "in 45 batches of 20 to 70."),
+    ],
+    ids=str,
+)
+def test_stream_show_names_the_sizes_of_batches(words: tuple[str, ...], said: str, ocil_command: Call) -> None:
+    assert said in ocil_command("stream", "show", *words).out
 
 
 def test_stream_show_of_domains_and_of_many_classes(ocil_command: Call, tmp_path: Path) -> None:

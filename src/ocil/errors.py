@@ -46,9 +46,13 @@ class UnknownNameError(OcilError):
 def suggest(word: str, known: Iterable[str]) -> str:
     """``" Did you mean 'er'? Known: afs, er."`` for a name that is not among the known ones."""
     names = sorted(known)
-    close = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.5)
-    hint = f" Did you mean '{close[0]}'?" if close else ""
-    return f"{hint} Known: {', '.join(names)}."
+    return f"{close_to(word, names)} Known: {', '.join(names)}."
+
+
+def close_to(word: str, known: Iterable[str]) -> str:
+    """The first part of ``suggest``, where the known names may be too many to list; empty if none is close."""
+    close = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.5)
+    return f" Did you mean '{close[0]}'?" if close else ""
 
 
 @contextmanager

@@ -134,7 +134,7 @@ def _print(stream: "Stream", found: "Timeline") -> None:
     what = "domains" if facts["scenario"] == "domain" else "classes"
     ends = "task ends are announced" if found.announced else "no task ends are announced"
     console.print_line(f"{facts['boundary']}: {KINDS[stream.config.boundary].summary}; {ends}.")
-    batches = f"{facts['batches']} batches of {' or '.join(map(str, facts['batch_sizes'][-2:]))}"
+    batches = f"{facts['batches']} {'batch' if facts['batches'] == 1 else 'batches'} of {_sizes(facts['batch_sizes'])}"
     console.print_line(f"{facts['dataset']}: {facts['samples']} samples of {len(found.names)} {what} in {batches}.")
     if found.wrong_labels:
         console.print_line(f"{found.wrong_labels} of them have a wrong label.")
@@ -143,6 +143,11 @@ def _print(stream: "Stream", found: "Timeline") -> None:
         console.print_table(("task", f"new {what}", "samples", "of them new", "of earlier", "of later"), _rows(found))
     for line in _map(found):
         console.print_line(line)
+
+
+def _sizes(sizes: list[int]) -> str:
+    """The sizes of batches in words: one, two, or from the smallest to the largest."""
+    return f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 2 else " or ".join(map(str, sizes))
 
 
 def _rows(found: "Timeline") -> list[tuple[str, ...]]:

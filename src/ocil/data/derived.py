@@ -149,7 +149,11 @@ def _change(name: str) -> Change:
         raise ValueError(name)
     kind = found["kind"]
     given = {"domains": 10.0, "strongest": CHANGES[kind].strongest}
-    for option in filter(None, found["options"].split(",")):
+    options = found["options"].split(",")[1:]  # behind the kind, each after a comma
+    keys = [option.partition("=")[0].strip() for option in options]
+    if again := next((key for key in keys if keys.count(key) > 1), None):
+        raise OcilError(f"'{name}': {again!r} stands there twice.")
+    for option in options:
         key, equals, text = option.partition("=")
         try:
             value = float(text)

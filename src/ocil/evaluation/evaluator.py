@@ -30,7 +30,8 @@ class Evaluation:
     """One row of the accuracy matrix and the numbers behind the paper's figures on task-recency bias.
 
     Logits are averaged over the test samples of all classes so far. Weights are those of the last layer, with its bias.
-    ``hard``, ``ambiguous`` and ``easy`` count the training samples of the new classes by the score of their true class.
+    ``hard``, ``ambiguous`` and ``easy`` count the training samples of the new classes by the score of their true class:
+    those that come at some time of the stream.
     What does not apply (no old class yet, no linear layer, scores that are distances) is None.
     ``correct`` counts test images that are classified correctly among all classes, by class, and ``correct_by_domain``
     by domain and class. ``confusion`` and ``calibration`` are there at the last point alone: see ``Result``.
@@ -90,11 +91,11 @@ class Evaluator:
             return torch.from_numpy(np.asarray(values, dtype=np.int64)).to(device)
 
         # All of it is uploaded now: an upload in the middle of a run would wait for the device.
-        self.points = []
+        self.points, arriving = [], stream.arrivals.arriving
         for point in range(stream.evaluation_points):
             old, new = stream.old_classes(point), stream.new_classes(point)
             tested = np.flatnonzero(np.isin(data.test_y, old + new))
-            trained = numbers(np.flatnonzero(np.isin(data.train_y, new)))
+            trained = numbers(arriving[np.isin(data.train_y[arriving], new)])
             self.points.append(_Point(numbers(old), numbers(new), numbers(tested), trained))
 
     def __call__(self, learner: Learner, evaluation_point: int) -> Evaluation:
@@ -128,7 +129,9 @@ class Evaluator:
             return StartedEvaluation(evaluation, by_kind)
         logits = scores[point.tested]
         y, index = data.train_y[point.trained], point.trained.to(data.index_device)
-        p = scores_of_parts(scorer, data.parts("train", size, index), after_batch).softmax(1).gather(1, y[:, None])
+        p = scores.new_empty(0, 1)
+        if len(y):  # an order file may leave out a class
+            p = scores_of_parts(scorer, data.parts("train", size, index), after_batch).softmax(1).gather(1, y[:, None])
         head = getattr(learner.scoring_network, "head", None)
         weights = None
         if isinstance(head, torch.nn.Linear):
@@ -198,7 +201,7 @@ class _Point(NamedTuple):
     tested: Tensor
     """Test images of the old and new classes."""
     trained: Tensor
-    """Training images of the new classes."""
+    """Training images of the new classes that arrive at some time."""
 
 
 def scores_of(scorer: Callable[[Tensor], Tensor], x: Tensor, after_batch: Callable[[], None] = lambda: None) -> Tensor:

@@ -7,7 +7,6 @@ without a learning rate or a number of epochs to choose. The network stays as it
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,14 +21,14 @@ PENALTY = 1e-3  # on squared weights, relative to the mean squared features per 
 
 
 def probe(learner: Learner, stream: Stream) -> dict[str, Any]:
-    """Train a probe on the features of all training samples of the stream, and test it on all test images.
+    """Train a probe on the features of all training samples that arrive, and test it on all test images.
 
     Returns the accuracy and the correct test images per class. Features come from the network that scores come from:
     the averaged one with ``average``.
     """
     data, resident, classes = stream.data, stream.resident, stream.data.num_classes
     size = batch_for(stream.device.type, places(data.input_shape))
-    index = torch.from_numpy(np.unique(stream.arrivals.samples))
+    index = torch.from_numpy(stream.arrivals.arriving)
     place = index.to(resident.index_device)
     labels = resident.train_y[index.to(stream.device)]
     encode = encoder_of(learner)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ocil import data
 from ocil.data import DEFAULT
-from ocil.runs.config import resolve_stream
+from ocil.runs.config import refuse_beside_order, resolve_stream
 from ocil.runs.settings import refuse_unknown
 from ocil.seeds import check_seed
 from ocil.streams import Stream, StreamConfig
@@ -20,4 +20,6 @@ def stream_of(dataset: str | None, settings: Mapping[str, Any], seed: int = 0, d
     refuse_unknown("a stream", settings, {f.name for f in fields(StreamConfig)})
     loaded = data.load(dataset or DEFAULT, data_dir)
     facts = loaded.num_classes, loaded.num_domains, usual_task_sizes(loaded)
-    return Stream(loaded, resolve_stream(loaded.name, settings, *facts), seed)
+    config = resolve_stream(loaded.name, settings, *facts)
+    refuse_beside_order(config, settings)
+    return Stream(loaded, config, seed)

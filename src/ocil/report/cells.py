@@ -26,6 +26,7 @@ MEASURING = frozenset(concerns(StreamConfig, "evaluation"))
 UNNAMED = MEASURING | {"precision"}
 """Settings that no paper names: they do not decide which row of a table a cell belongs to."""
 LONGEST = 100  # characters of what distinguishes a stream, where it stands in headings
+LONGEST_LIST = 24  # characters of a list in it, such as the sizes of all classes
 INPUT = frozenset(field.name for field in fields(StreamConfig)) | {"features", "pretrained"}
 """Settings that say what a method gets: runs that differ in them are in other columns, not in other rows."""
 
@@ -78,7 +79,7 @@ class MeasuredCell:
         found = {name: value for name, value in self.changed.items() if name in INPUT - ignored}
         if digest := found.pop("order_digest", ""):
             found["order"] = f"{Path(str(found.get('order', ''))).stem}@{str(digest)[:8]}"
-        text = settings_text(found)
+        text = settings_text({name: _shortened(value) for name, value in found.items()})
         return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({short_digest(text)})"
 
     @cached_property
@@ -162,6 +163,14 @@ class Collection:
     def places(self) -> list[Place]:
         """Every dataset, stream and memory size with runs, in the order of tables."""
         return list(dict.fromkeys(cell.place for cell in self.cells if cell.place.memory))
+
+
+def _shortened(value: Any) -> Any:
+    """A long list by its beginning and a digest, so that headings have room for the settings behind it."""
+    text = as_argument(value)
+    if not isinstance(value, list | tuple) or len(text) <= LONGEST_LIST:
+        return value
+    return f"{','.join(map(as_argument, value[:3]))},…@{short_digest(text)}"
 
 
 def memory_of(config: RunConfig) -> int:

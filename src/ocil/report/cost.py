@@ -34,14 +34,23 @@ def bytes_kept(run: FinishedRun) -> float | None:
 
 
 def stream_batches(run: FinishedRun) -> int | None:
-    """How many batches the stream had: where its last task ended, else from the size of a dataset of the catalog."""
+    """How many batches the stream had: where its last task ended, else from the number of its samples, if known."""
     ends = run.result.anytime.get("tasks")
     return int(ends[-1]) if ends and ends[-1] else _batches(run.result.config)
 
 
 def _batches(config: RunConfig) -> int | None:
+    samples, stream = _samples(config), config.stream
+    return None if samples is None else max(1, samples * stream.epochs // stream.batch_size)
+
+
+def _samples(config: RunConfig) -> int | None:
+    """How many samples take part in the stream: as the settings say, or all of a dataset of the catalog. A long tail or
+    an order file may have any number of them."""
     known, stream = CATALOG.get(config.dataset), config.stream
-    return max(1, known.train * stream.epochs // stream.batch_size) if known else None
+    if stream.class_counts:
+        return sum(stream.class_counts)
+    return None if known is None or stream.imbalance_factor != 1 or stream.order_digest else known.train
 
 
 def _recorded_per_batch(run: FinishedRun) -> float | None:
@@ -54,10 +63,11 @@ def _stated(config: RunConfig) -> float | None:
     classes = known.classes if known else config.stream.tasks
     try:
         images = _counted(kind.passes(learner, config.stream.batch_size, classes))
-        if known and learner.review and (batches := _batches(config)):
+        samples, batches = _samples(config), _batches(config)
+        if samples and batches and learner.review:
             tasks = 1 if config.stream.boundary == "iid" else config.stream.tasks
             reviews = batches // learner.review_every if learner.review_every else tasks
-            stored = sum(min(learner.memory, known.train * (number + 1) // reviews) for number in range(reviews))
+            stored = sum(min(learner.memory, samples * (number + 1) // reviews) for number in range(reviews))
             images += _counted(kind.review_passes(learner, classes)) * stored / learner.review_batch / batches
     except Exception:  # a method from outside may state anything; no cost is shown for it
         return None

@@ -44,6 +44,16 @@ def plain(cells: Mapping[str, MeasuredCell]) -> dict[str, MeasuredCell]:
     return found if len(cells) > CROWD and len(found) > 1 else dict(cells)
 
 
+def units_of(cells: Iterable[MeasuredCell]) -> str:
+    """What is new in the tasks of the cells of a figure: classes or domains."""
+    return "domains" if all(cell.config.stream.scenario == "domain" for cell in cells) else "classes"
+
+
+def has_tasks(cells: Iterable[MeasuredCell]) -> bool:
+    """Whether the streams of a figure have tasks. Without, they are evaluated at equal distances."""
+    return any(cell.config.stream.boundary != "none" for cell in cells)
+
+
 def seeds_of(cells: Iterable[MeasuredCell]) -> str:
     """How many seeds the cells of a figure have, for its caption."""
     counts = sorted({len(cell.runs) for cell in cells})

@@ -12,7 +12,7 @@ from ocil.methods.review_label import Label
 from ocil.report import formulas, plots
 from ocil.report.cells import INPUT, UNNAMED, Collection, MeasuredCell, Place, settings_text
 from ocil.report.comparison import difference, published_accuracy
-from ocil.report.drawings import CROWD, Drawing, drawing_of, file_name, plain, seeds_of
+from ocil.report.drawings import CROWD, Drawing, drawing_of, file_name, has_tasks, plain, seeds_of, units_of
 from ocil.report.papers import Paper
 from ocil.report.record_figures import recorded
 from ocil.report.standings import Standings
@@ -133,11 +133,12 @@ def _accuracy(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Drawi
         yield drawing_of(
             place,
             "accuracy",
-            "Accuracy after each task",
-            "Mean accuracy over all classes so far; the band is the 95 % interval. "
-            f"{left_out}{seeds_of(rows.values())}",
+            "Accuracy after each task" if has_tasks(rows.values()) else "Accuracy at equal distances",
+            f"Mean accuracy over the tasks so far; the band is the 95 % interval. {left_out}{seeds_of(rows.values())}",
             plots.accuracy,
             {name: cell.summary.accuracy_curve for name, cell in rows.items()},
+            units_of(rows.values()),
+            "tasks learned" if has_tasks(rows.values()) else "evaluations",
         )
 
 

@@ -68,10 +68,10 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def kilo(number: float) -> str:
-    """A count with three digits and a prefix: ``220``, ``1.2 k``, ``3.4 M``."""
+def kilo(number: float, digits: int = 3) -> str:
+    """A count with three digits, or more, and a prefix: ``220``, ``1.2 k``, ``3.4 M``."""
     for prefix in ("", "k", "M", "G", "T"):
         if abs(number) < 999.5:
-            return f"{number:.3g}" + (f" {prefix}" if prefix else "")
+            return f"{number:.{digits}g}" + (f" {prefix}" if prefix else "")
         number /= 1000
     return f"{1000 * number:.3g} T"

@@ -46,15 +46,15 @@ def accuracy_after_each_task(summaries: Sequence[Summary], names: Sequence[str] 
         return figure
 
 
-def accuracy(curves: Mapping[str, Sequence[Estimate]]) -> Figure:
-    """Accuracy on the classes so far after each task; the best at the end comes first."""
+def accuracy(curves: Mapping[str, Sequence[Estimate]], units: str = "classes", xlabel: str = "tasks learned") -> Figure:
+    """Accuracy on the classes (or other ``units``) so far after each task; the best at the end comes first."""
     figure, (axes,) = new_figure(7.2, 4.2)
     highest = 0.0
     for number, (name, points) in enumerate(sorted(curves.items(), key=lambda item: -item[1][-1].mean)):
         _draw_curve(axes, points, Look.number(number), f"{name}  {100 * points[-1].mean:.1f}", alpha=0.12)
         highest = max(highest, *(100 * point.mean for point in points))
     top = min(100.0, 10 * np.ceil((highest + 3) / 10))
-    axes.set(xlabel="tasks learned", ylabel="accuracy on all classes so far, %", ylim=(0, top))
+    axes.set(xlabel=xlabel, ylabel=f"accuracy on all {units} so far, %", ylim=(0, top))
     axes.set_xticks(range(1, max(map(len, curves.values())) + 1))
     axes.legend(title="% at the end", **OUTSIDE)
     return figure

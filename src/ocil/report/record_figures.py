@@ -7,7 +7,7 @@ from typing import TypeVar
 from ocil.report import record_plots, records
 from ocil.report.cells import MeasuredCell, Place
 from ocil.report.cost import bytes_kept, images_passed, images_per_batch
-from ocil.report.drawings import CROWD, Drawing, drawing_of, plain, seeds_of
+from ocil.report.drawings import CROWD, Drawing, drawing_of, has_tasks, plain, seeds_of, units_of
 from ocil.report.standings import Standings
 
 MOST_CURVES = 8
@@ -46,9 +46,10 @@ def _over_time(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Draw
     curves = _first({name: records.over_time(cell) for name, cell in cells.items()}, MOST_CURVES)
     if not curves:
         return
-    marks = ""
+    shown = [cells[name] for name in curves]
+    units, marks = units_of(shown), ""
     if any(curve.tasks for curve in curves.values()):
-        marks += " Vertical lines are ends of tasks."
+        marks += f" Vertical lines are {'ends of tasks' if has_tasks(shown) else 'evaluations of the accuracy matrix'}."
     if any(curve.reviews for curve in curves.values()):
         marks += " Triangles are reviews."
     subset = max(curve.subset for curve in curves.values())
@@ -57,10 +58,11 @@ def _over_time(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Draw
         place,
         "over-time",
         "Accuracy over time",
-        f"Mean accuracy on the classes that have arrived; the band is the 95 % interval.{marks}{tested} "
-        + seeds_of(cells[name] for name in curves),
+        f"Mean accuracy on the {units} that have arrived; the band is the 95 % interval.{marks}{tested} "
+        + seeds_of(shown),
         record_plots.over_time,
         curves,
+        units,
     )
 
 

@@ -6,7 +6,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator
+from matplotlib.ticker import Formatter, LogLocator, MaxNLocator
 
 from ocil.evaluation.measures import Estimate
 from ocil.report.formatting import kilo
@@ -16,12 +16,13 @@ from ocil.report.style import INK, RULE, Look, new_figure
 
 COLOURS = "viridis"
 NUMBERED = 10  # classes: with as many or fewer, a confusion matrix has numbers
+MOST_DIGITS = 7  # of a tick with a prefix; more are written out
 MOST_MARKS = 60  # reviews or task ends: more would cover the curves
 
 
-def over_time(curves: Mapping[str, OverTime]) -> Figure:
-    """Accuracy on the classes so far by stream batches, the 95 % interval as a band. Lines mark task ends, triangles
-    at a curve its reviews."""
+def over_time(curves: Mapping[str, OverTime], units: str = "classes") -> Figure:
+    """Accuracy on the classes (or other ``units``) so far by stream batches, the 95 % interval as a band. Lines mark
+    task ends, triangles at a curve its reviews."""
     figure, (axes,) = new_figure(8.2, 4.2)
     ends = max((curve.tasks for curve in curves.values()), key=len, default=())
     if len(ends) <= MOST_MARKS:
@@ -50,10 +51,11 @@ def over_time(curves: Mapping[str, OverTime]) -> Figure:
                 gid=f"reviews-{number}",
             )
         highest = max(highest, float(mean.max()))
-    axes.set(xlabel="stream batches learned", ylabel="accuracy on all classes so far, %")
+    axes.set(xlabel="stream batches learned", ylabel=f"accuracy on all {units} so far, %")
     axes.set_ylim(0, min(100.0, 10 * np.ceil((highest + 3) / 10)))
     axes.grid(False, axis="x")
-    axes.legend(title="% at the end", **OUTSIDE)
+    last = "at the end" if all(curve.at_end for curve in curves.values()) else "at the last point"
+    axes.legend(title=f"% {last}", **OUTSIDE)
     return figure
 
 
@@ -147,7 +149,7 @@ def against_cost(curves: Mapping[str, Sequence[tuple[float, Estimate]]], xlabel:
     if min(costs) > 0 and max(costs) > 4 * min(costs):
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.xaxis.set_major_formatter(lambda value, _: kilo(value))
+    axes.xaxis.set_major_formatter(_Counts())
     axes.xaxis.set_minor_formatter(lambda value, _: "")
     spots = []
     for number, points in enumerate(curves.values()):
@@ -162,6 +164,20 @@ def against_cost(curves: Mapping[str, Sequence[tuple[float, Estimate]]], xlabel:
     axes.margins(0.14)
     name_points(figure, axes, spots, [_short(name) for name in curves])
     return figure
+
+
+class _Counts(Formatter):
+    """Ticks as counts, with as many digits as tell them apart."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return kilo(x)
+
+    def format_ticks(self, values: Sequence[float]) -> list[str]:
+        for digits in range(3, MOST_DIGITS):
+            found = [kilo(value, digits) for value in values]
+            if len(set(found)) == len(found):
+                return found
+        return [f"{value:,.0f}" for value in values]
 
 
 def paired(rows: Mapping[str, Estimate], xlabel: str) -> Figure:

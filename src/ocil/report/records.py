@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ocil.evaluation.measures import Estimate, estimate
+from ocil.evaluation.measures import Estimate, estimate, expected_calibration_error
 from ocil.report.cells import MeasuredCell
 from ocil.runs.results import Result
 
@@ -25,9 +25,11 @@ class OverTime:
     reviews: tuple[int, ...] = ()
     """Batches after which a review took place, in the first seed."""
     tasks: tuple[int, ...] = ()
-    """Batches with which a task ended."""
+    """Batches with which a task ended, if these are the same in all seeds."""
     subset: int = 0
     """Test images that were used, if not all."""
+    at_end: bool = True
+    """Whether the last point is at the end of the stream, in all seeds."""
 
 
 @dataclass(frozen=True)
@@ -59,29 +61,34 @@ class Calibration:
     confidence: Array
     accuracy: Array
     count: Array
+    error: float
+    """Expected calibration error, the mean over seeds, as tables have it. That of all seeds together would be smaller:
+    too much confidence of one seed makes up for too little of another."""
 
-    @property
-    def error(self) -> float:
-        """Expected calibration error: the mean distance of confidence and accuracy, weighted by images."""
-        return float((self.count * abs(self.confidence - self.accuracy)).sum() / self.count.sum())
+
+def shared_points(cell: MeasuredCell) -> dict[int, list[float]]:
+    """The accuracies of all seeds, by the number of batches, at points that they have in common: the stream of one seed
+    may be shorter than that of another."""
+    records = [run.result.anytime.get("points", ()) for run in cell.runs]
+    curves = [{point["batch"]: float(point["accuracy"]) for point in points} for points in records]
+    shared = sorted(set.intersection(*map(set, curves)))
+    return {batch: [curve[batch] for curve in curves] for batch in shared}
 
 
 def over_time(cell: MeasuredCell) -> OverTime | None:
     """None unless all seeds have evaluations between tasks, some of them at the same batches."""
-    records = [run.result.anytime for run in cell.runs]
-    if not all(record.get("points") for record in records):
-        return None
-    curves = [{point["batch"]: float(point["accuracy"]) for point in record["points"]} for record in records]
-    shared = _some(sorted(set.intersection(*(set(curve) for curve in curves))))
+    points, records = shared_points(cell), [run.result.anytime for run in cell.runs]
+    shared = _some(list(points))
     if len(shared) < 2:
         return None
-    first = records[0]
+    first, ends = records[0], {tuple(record.get("tasks", ())) for record in records}
     return OverTime(
         tuple(shared),
-        tuple(estimate([curve[batch] for curve in curves]) for batch in shared),
+        tuple(estimate(points[batch]) for batch in shared),
         tuple(first.get("reviews", ())),
-        tuple(first.get("tasks", ())),
+        next(iter(ends)) if len(ends) == 1 else (),
         first.get("subset", 0),
+        all(shared[-1] >= each[-1] for each in ends if each),
     )
 
 
@@ -200,8 +207,11 @@ def calibration(cell: MeasuredCell) -> Calibration | None:
         return None
     tables = [[each[name] for name in ("count", "correct", "confidence")] for each in found]
     count, correct, confidence = np.sum(np.array(tables, dtype=float), axis=0)
+    errors = [error for each in found if (error := expected_calibration_error(each)) is not None]
     full = count > 0
-    return Calibration(confidence[full] / count[full], correct[full] / count[full], count[full]) if full.any() else None
+    if not full.any():
+        return None
+    return Calibration(confidence[full] / count[full], correct[full] / count[full], count[full], float(np.mean(errors)))
 
 
 def _some(values: Sequence[int]) -> list[int]:

@@ -12,6 +12,7 @@ from ocil.report.cells import MeasuredCell, settings_text
 from ocil.report.comparison import difference, overlap, published_accuracy
 from ocil.report.formatting import duration, measured, percent, points, published_percent, versions
 from ocil.report.papers import Paper
+from ocil.report.records import shared_points
 from ocil.report.table import Row, Table, columns, terminal, verdict
 from ocil.runs.results import measures_json
 from ocil.text import escaped
@@ -150,15 +151,14 @@ def _anytime(cell: MeasuredCell) -> list["Text"]:
     """Accuracy every so many batches, on the classes that have arrived: the mean over seeds."""
     from rich.text import Text
 
-    records = [run.result.anytime for run in cell.runs]
-    if not all(record.get("points") for record in records):
+    if not (found := shared_points(cell)):
         return []
-    means = np.mean([[point["accuracy"] for point in record["points"]] for record in records], axis=0)
+    means, record = np.mean(list(found.values()), axis=1), cell.runs[0].result.anytime
     few = means[np.linspace(0, len(means) - 1, min(len(means), WIDEST)).round().astype(int)]
     lowest = percent(cell.summary.measures.get("lowest_anytime_accuracy")).removesuffix(" (one seed)")
-    subset = records[0].get("subset")
+    subset = record.get("subset")
     on = f" on {subset:,} of the test images" if subset else ""
-    every = f"every {records[0]['every']} batches{on}"
+    every = f"every {record['every']} batches{on}"
     return [Text(f"{every}  {sparkline(few.tolist())}, lowest {lowest} %")]
 
 

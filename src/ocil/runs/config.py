@@ -22,7 +22,7 @@ from ocil.networks.spec import Spec
 from ocil.plugins import OURS, PROGRAM, Origin
 from ocil.rng import check_seed
 from ocil.runs.naming import as_formerly, cell_name, distinct, readable, short_digest
-from ocil.runs.settings import as_argument, fill, read_as, refuse_later, refuse_unknown, restored
+from ocil.runs.settings import as_argument, fill, read_as, refuse_later, refuse_unknown, restored, values
 from ocil.streams import StreamConfig, usual_tasks
 
 DEFAULT_MEMORY = 5000  # images, for a dataset outside the catalog of which the length is not known
@@ -243,6 +243,7 @@ def resolve(
             f"width is a setting of {NETWORK}: give {chosen['network']} its own options, NAME(option=value)."
         )
     stream, config = resolve_stream(dataset, chosen, classes, domains, task_sizes), fill(learner.Config, chosen)
+    refuse_beside_order(stream, given)
     _refuse_without_effect(config, given, usual)
     config = _one_width(config, "width" in given)
     if not config.review_every:
@@ -255,15 +256,30 @@ def resolve_stream(
     dataset: str, given: Mapping[str, Any], classes: int | None = None, domains: int = 0, task_sizes: Sequence[int] = ()
 ) -> StreamConfig:
     """The settings of a stream, completed. See ``resolve`` for what may be known about the dataset."""
+    given = dict(given)
+    digest = given.pop("order_digest", "")  # found in the file
     chosen: dict[str, Any] = {"tasks": usual_tasks(dataset, classes)}
     if given.get("scenario") == "domain":
         chosen["tasks"] = domains or chosen["tasks"]
     elif task_sizes and not given.keys() & {"tasks", "task_sizes", "first_task", "order"}:
         chosen["task_sizes"] = tuple(task_sizes)
-    stream = fill(StreamConfig, chosen | dict(given))
+    stream = fill(StreamConfig, chosen | given)
+    if digest and digest != stream.order_digest:
+        what = f"order = {stream.order} as it is now" if stream.order else "a stream without order = FILE"
+        raise OcilError(f"order_digest = {digest} does not belong to {what}: leave out order_digest.")
     if "tasks" in given and stream.tasks != read_as("tasks", given["tasks"], int) and not stream.order:
         raise OcilError(f"task_sizes has {stream.tasks} tasks, and tasks = {given['tasks']}: leave out tasks.")
     return stream
+
+
+def refuse_beside_order(stream: StreamConfig, given: Mapping[str, Any]) -> None:
+    """Raise if a setting was given, with another value, that ``order`` decides: all but those of evaluations."""
+    if not stream.order:
+        return
+    evaluations, decided = concerns(StreamConfig, "evaluation"), StreamConfig(order=stream.order)
+    for name, value in values(StreamConfig, given).items():
+        if name not in evaluations | {"order"} and value != getattr(decided, name):
+            raise OcilError(f"order = {stream.order} decides what arrives when: leave out {name} = {given[name]}.")
 
 
 def _one_width(config: LearnerConfig, given: bool) -> LearnerConfig:
@@ -310,7 +326,9 @@ def refuse_without_task_ends(info: MethodInfo, learner: LearnerConfig, stream: S
         return
     advice = info.load().needs_task_ends(learner)
     if info.needs_task_ends:
-        advice = "" if stream.boundary == "none" else "--set task_ends=announced gives them"
+        advice = "--set task_ends=announced gives them"
+        if stream.boundary == "none":
+            advice = "it has none. Choose another kind from: ocil stream kinds"
     if advice is not None:
         reason = f"{info.name} needs task ends, which a stream with {stream.lacks_ends} does not announce"
         raise OcilError(f"{reason}: {advice}." if advice else f"{reason}.")
@@ -324,8 +342,8 @@ def reviews_every(batches: int, stream: StreamConfig) -> int:
 def _usual_reviews(info: MethodInfo, stream: StreamConfig, train: int | None) -> int:
     """The default of ``review_every`` as far as it is known before the stream is: 0 at task ends, and where only the
     run will know how long the stream is."""
-    smaller = stream.imbalance_factor != 1 or bool(stream.class_counts)
-    if stream.announces_tasks or not info.memory or train is None or smaller:
+    shorter = stream.imbalance_factor != 1 or bool(stream.class_counts or stream.order)
+    if stream.announces_tasks or not info.memory or train is None or shorter:
         return 0
     return reviews_every(train // stream.batch_size, stream)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -24,9 +25,17 @@ EPOCHS: Mapping[str, str] = {"concerns": "epochs"}
 EVALUATION: Mapping[str, str] = {"concerns": "evaluation"}  # what is measured: it does not change what is learned
 DEFAULT_TASKS = 5
 MAX_EPOCHS = 10_000  # the order of all epochs is drawn at once
+MAX_FADE = 1_000_000  # long before that, all classes are mixed
 MAX_LIST_BYTES = 2**24  # of a file with names of classes
 UNANNOUNCED: tuple[Boundary, ...] = ("none", "i-blurry", "si-blurry")
 """Kinds that announce no task ends unless ``task_ends`` asks for it, as their papers do."""
+TYPES: Mapping[Any, tuple[type, str]] = {
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+    bool: (bool, "true or false"),
+    str: (str, "text"),
+}
+"""What a field of a type may hold, and what messages call that. Choices and lists are checked where they are read."""
 NOT_WITH_ORDER = (
     "arrival_order",
     "task_sizes",
@@ -120,6 +129,7 @@ class StreamConfig:
     """Wrong labels are drawn evenly from ``all`` other classes, or from those of the same ``task``."""
 
     def __post_init__(self) -> None:
+        self._check_types()
         if self.order and not self.order_digest:
             self._read_order()
         self._read_lists()
@@ -139,6 +149,17 @@ class StreamConfig:
     def lacks_ends(self) -> str:
         """Which setting is the reason that no task ends are announced, for messages."""
         return f"task_ends = {self.task_ends!r}" if self.task_ends == "hidden" else f"boundary = {self.boundary!r}"
+
+    def _check_types(self) -> None:
+        """Raise for a value of another type; whole numbers of NumPy become Python's, which JSON can hold."""
+        for each in fields(self):
+            value, wanted = getattr(self, each.name), TYPES.get(each.type)
+            if wanted is None:
+                continue
+            if not isinstance(value, wanted[0]) or (isinstance(value, bool) and each.type is not bool):
+                raise OcilError(f"{each.name} = {str(value)[:60]!r} is not {wanted[1]}.")
+            if each.type is int:
+                object.__setattr__(self, each.name, int(getattr(self, each.name)))
 
     def _check_choices(self) -> None:
         choices = {
@@ -162,8 +183,8 @@ class StreamConfig:
         for name in ("blurry_share", "disjoint_share", "return_share", "label_noise"):
             if not 0 <= getattr(self, name) <= 1:
                 raise OcilError(f"{name} = {getattr(self, name)} must lie between 0 and 1.")
-        if not self.fade >= 0:
-            raise OcilError(f"fade = {self.fade} must not be negative.")
+        if not 0 <= self.fade <= MAX_FADE:
+            raise OcilError(f"fade = {self.fade} must be from 0 to {MAX_FADE:,}.")
         if not 1 <= self.imbalance_factor < float("inf"):
             given = f"imbalance_factor = {self.imbalance_factor}"
             raise OcilError(f"{given} must be at least 1: the largest class over the smallest.")

@@ -29,11 +29,14 @@ def i_blurry(material: Material) -> Order:
 
 
 def choose_disjoint(groups: Groups, share: float, rng: np.random.Generator) -> set[int]:
-    """The share of all units that are disjoint, divided among the groups in proportion to their sizes."""
+    """The share of all units that are disjoint, divided among the groups in proportion to their sizes.
+
+    Where that leaves some to round up, groups with the largest fractions get them; equal ones are drawn.
+    """
     wanted = [share * len(group) for group in groups]
     counts = [int(number) for number in wanted]
-    total = round(share * sum(map(len, groups)))
-    by_remainder = sorted(range(len(groups)), key=lambda number: counts[number] - wanted[number])
-    for number in by_remainder[: total - sum(counts)]:
-        counts[number] += 1
+    if more := round(share * sum(map(len, groups))) - sum(counts):
+        drawn = rng.permutation(len(groups))
+        for number in sorted(drawn, key=lambda number: counts[number] - wanted[number])[:more]:
+            counts[number] += 1
     return {int(unit) for group, count in zip(groups, counts, strict=True) for unit in rng.permutation(group)[:count]}

@@ -25,7 +25,8 @@ def with_noise(order: Order, data: Dataset, config: StreamConfig, samples: Indic
     for group in groups:
         if len(group) < 2:
             name = data.classes[group[0]]
-            raise OcilError(f"label_noise needs another class to take a label from, and {name!r} stands alone.")
+            remedy = "noise_among = 'all'" if config.noise_among == "task" and data.num_classes > 1 else "more classes"
+            raise OcilError(f"label_noise takes labels of other classes, and {name!r} stands alone: use {remedy}.")
         classes = np.array(group, dtype=np.int64)
         here = chosen[np.isin(data.train_y[chosen], classes)]
         place = np.empty(data.num_classes, dtype=np.int64)

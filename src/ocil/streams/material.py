@@ -8,7 +8,7 @@ from itertools import accumulate
 import numpy as np
 
 from ocil.data import Dataset
-from ocil.errors import OcilError
+from ocil.errors import OcilError, close_to
 from ocil.seeds import derive
 from ocil.streams import long_tail
 from ocil.streams.config import StreamConfig
@@ -73,7 +73,7 @@ class Material:
             points = ends if points is None else points
         rows = 1 if config.boundary == "iid" else len(groups)
         if len(set(points)) < rows or min(points) < 0:
-            raise OcilError(f"batch_size = {config.batch_size} is more than a task of {self.data.name} holds.")
+            raise _too_few(config, self.data.name, len(bounds), rows, min(map(len, segments)))
         kinds = config.boundary, config.scenario, config.task_ends
         return Order(np.concatenate(segments), bounds, points, groups, *kinds)
 
@@ -107,6 +107,17 @@ def batch_bounds(lengths: Sequence[int], size: int, drop_last: bool) -> tuple[li
     return bounds, last_batches
 
 
+def _too_few(config: StreamConfig, name: str, batches: int, rows: int, samples: int) -> OcilError:
+    """The error for a task without a batch, or for fewer batches than evaluations. ``samples``: what the smallest task
+    holds, or a stream that has none."""
+    given, remedy = f"batch_size = {config.batch_size}", "give smaller batches or fewer tasks"
+    if config.boundary in ("none", "iid"):
+        found = f"makes {batches} batches of the {samples} samples of {name}"
+        return OcilError(f"{given} {found}, which are too few to evaluate {rows} times: {remedy}.")
+    remedy += ", or drop_last = false" if samples and config.drop_last else ""
+    return OcilError(f"{given} is more than a task of {name} holds, {samples} samples: {remedy}.")
+
+
 def _equal(count: int, parts: int) -> list[int]:
     """``count`` in equal parts; the first ones have one more where that cannot be."""
     return [count // parts + (number < count % parts) for number in range(parts)]
@@ -133,7 +144,8 @@ def _given(order: Sequence[str], names: Sequence[str], what: str) -> Indices:
     known = {str(number): number for number in range(len(names))} | {name: n for n, name in enumerate(names)}
     for given in order:
         if given not in known:
-            raise OcilError(f"arrival_order has {given!r}, which is neither the name nor the number of a {what}.")
+            hint = close_to(given, names)
+            raise OcilError(f"arrival_order has {given!r}, which is neither the name nor the number of a {what}.{hint}")
     found = [known[given] for given in order]
     counts = np.bincount(found, minlength=len(names))
     for wrong, why in ((counts > 1, "twice"), (counts < 1, "not at all")):

@@ -5,6 +5,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -19,8 +20,8 @@ from ocil.streams.config import Boundary, Scenario, StreamConfig, TaskEnds
 
 NUMBERS = ("samples", "batch_ends", "points", "group_of")
 TEXTS = ("boundary", "images")
-MORE_NUMBERS, MORE_TEXTS = ("labels",), ("scenario", "task_ends")
-"""What a file has only if it is not as usual."""
+MORE_NUMBERS, MORE_TEXTS = ("labels", "arrival"), ("scenario", "task_ends")
+"""What a file has only if it is not as usual. ``arrival``: all classes by group, if they do not ascend in each."""
 AGAIN = "Write it again with Stream.save_order."
 
 Indices = NDArray[np.int64]
@@ -66,7 +67,9 @@ class Order:
         scenario, task_ends, labels = _scenario(arrays), _task_ends(arrays), arrays.get("labels")
         units = data.num_domains if scenario == "domain" else data.num_classes
         count = min(int(group_of.max(initial=-1)) + 1, units)  # more would not fit, however many it names
-        groups = [np.flatnonzero(group_of == group).tolist() for group in range(count)]
+        arrival = arrays.get("arrival", np.arange(len(group_of)))
+        orderly = np.array_equal(np.sort(arrival), np.arange(len(group_of)))
+        groups = [arrival[group_of[arrival] == group].tolist() for group in range(count if orderly else 0)]
         rows = 1 if str(arrays["boundary"]) == "iid" else len(groups)
         fits = (
             sum(map(len, groups)) == len(group_of) == units
@@ -77,7 +80,7 @@ class Order:
             and ends[-1] == len(samples)
             and len(points) == rows
             and (np.diff(points, prepend=-1) > 0).all()
-            and points[-1] < len(ends)
+            and points[-1] == len(ends) - 1  # measures of the end are those of the last evaluation
             and (labels is None or (labels.shape == data.train_y.shape and _within(labels, data.num_classes)))
         )
         if not fits:
@@ -99,8 +102,13 @@ class Order:
         return StreamConfig(len(self.groups), size, drop_last=False, **more)
 
     @property
+    def arriving(self) -> Indices:
+        """Numbers of the training samples that come in some batch, ascending: a dropped last batch has no others."""
+        return np.unique(np.concatenate([self.samples[first:last] for first, last in self.bounds]))
+
+    @property
     def digest(self) -> str:
-        """Short digest of all of it."""
+        """Short digest of which samples come when and with which labels, and of the classes of each group."""
         return _digest(self._arrays())
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
@@ -114,6 +122,8 @@ class Order:
             unusual["task_ends"] = np.array(self.task_ends)
         if self.labels is not None:
             unusual["labels"] = self.labels
+        if any(group != sorted(group) for group in self.groups):
+            unusual["arrival"] = np.array(list(chain(*self.groups)), dtype=np.int64)
         return unusual | {
             "samples": np.concatenate([self.samples[first:last] for first, last in self.bounds]),
             "batch_ends": np.cumsum([last - first for first, last in self.bounds], dtype=np.int64),
@@ -144,7 +154,7 @@ def equal_distances(batches: int, count: int) -> list[int]:
 
 def _digest(arrays: dict[str, NDArray[Any]]) -> str:
     sha = hashlib.sha256()
-    for key in sorted(arrays):
+    for key in sorted(arrays.keys() - {"arrival"}):  # files from before have none, and replay the same batches
         sha.update(f"{key} {arrays[key].shape}".encode())
         sha.update(np.ascontiguousarray(arrays[key]).tobytes())
     return sha.hexdigest()[:12]
@@ -156,7 +166,16 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
         numbers = key in (*NUMBERS, *MORE_NUMBERS)
         if array.ndim != numbers or (array.dtype != np.int64 if numbers else array.dtype.kind != "U"):
             raise OcilError(f"{path} is not an order: {key} is {array.dtype} {list(array.shape)}. {AGAIN}")
+        if not numbers:
+            _refuse_what_is_no_text(key, array, path)
     return arrays
+
+
+def _refuse_what_is_no_text(key: str, array: NDArray[Any], path: Path) -> None:
+    try:
+        array.item().encode()
+    except (ValueError, SystemError):  # code points outside Unicode, or half a pair
+        raise OcilError(f"{path} is not an order: {key} is not text. {AGAIN}") from None
 
 
 def _boundary(arrays: dict[str, NDArray[Any]]) -> Boundary:

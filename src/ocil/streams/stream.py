@@ -16,6 +16,7 @@ from torch import Tensor
 from ocil.data import Dataset
 from ocil.data.dataset import refuse_other
 from ocil.errors import OcilError
+from ocil.seeds import check_seed
 from ocil.streams.config import StreamConfig, usual_task_sizes, usual_tasks
 from ocil.streams.device import DeviceData
 from ocil.streams.kinds import draw
@@ -61,7 +62,8 @@ class Stream:
         arrivals: The order itself, in place of one that is drawn.
 
     Raises:
-        OcilError: The dataset does not suit the configuration, for example if it has fewer classes than tasks.
+        OcilError: The dataset does not suit the configuration, for example if it has fewer classes than tasks, or the
+            seed is not a whole number.
 
     Examples:
         >>> stream = ocil.Stream(ocil.load_dataset(), ocil.StreamConfig(tasks=5), seed=0)
@@ -79,6 +81,7 @@ class Stream:
         arrivals: Order | None = None,
     ) -> None:
         refuse_other(data)
+        check_seed(seed)
         if config is None:
             config = arrivals.config if arrivals else usual_stream(data)
         if not isinstance(config, StreamConfig):
