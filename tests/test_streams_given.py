@@ -166,7 +166,7 @@ def test_reviews_of_a_short_order_file_come_as_often_as_its_tasks(tmp_path: Path
     settings = {"order": str(tmp_path / "order.npz"), "network": TINY, "memory_batch": 5, "evaluate_every": 1}
     config = ocil.resolve("er", data.name, memory=20, review=True, settings=settings)
     result = ocil.run(config, tmp_path, dataset=data, device="cpu")
-    assert result.anytime["reviews"] == list(range(2, 11, 2))
+    assert result.anytime["reviews"] == list(range(2, 13, 2))
 
 
 def test_order_files_that_do_not_fit(tiny: Dataset, tmp_path: Path) -> None:
