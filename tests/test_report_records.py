@@ -26,7 +26,7 @@ from ocil.report.headline import headline
 from ocil.report.measure_tables import measures_document
 from ocil.report.papers import load
 from ocil.report.standings import Standings
-from ocil.report.style import REPORT_STYLE, render
+from ocil.report.style import REPORT_STYLE, looks, render
 from ocil.report.table import csv
 from ocil.report.write import write
 from ocil.runs.config import resolve
@@ -446,3 +446,9 @@ def test_hostile_records_stay_harmless(tmp_path: Path) -> None:
     assert max(map(len, re.findall(r"\d+", page.text))) < 20
     assert duration(-1e300) == "-1.0e+300 s"
     assert duration(float("inf")) == "inf s"
+
+
+def test_a_method_has_one_look_in_all_figures() -> None:
+    one, other = looks(["afs", "er", "scr"]), looks(["scr", "afs", "er"])
+    assert one == other
+    assert len(set(one.values())) == 3

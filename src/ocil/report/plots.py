@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ocil.data.derived import short_name
 from ocil.evaluation.measures import Estimate
 from ocil.report.cells import MeasuredCell
-from ocil.report.style import COLOURS, INK, LINES, MARKERS, PALETTE, STYLE, Look, new_figure
+from ocil.report.style import COLOURS, INK, LINES, MARKERS, PALETTE, STYLE, Look, looks, new_figure
 from ocil.runs.results import Summary
 from ocil.text import escaped
 
@@ -49,9 +49,9 @@ def accuracy_after_each_task(summaries: Sequence[Summary], names: Sequence[str] 
 def accuracy(curves: Mapping[str, Sequence[Estimate]], units: str = "classes", xlabel: str = "tasks learned") -> Figure:
     """Accuracy on the classes (or other ``units``) so far after each task; the best at the end comes first."""
     figure, (axes,) = new_figure(7.2, 4.2)
-    highest = 0.0
-    for number, (name, points) in enumerate(sorted(curves.items(), key=lambda item: -item[1][-1].mean)):
-        _draw_curve(axes, points, Look.number(number), f"{name}  {100 * points[-1].mean:.1f}", alpha=0.12)
+    highest, look = 0.0, looks(curves)
+    for name, points in sorted(curves.items(), key=lambda item: -item[1][-1].mean):
+        _draw_curve(axes, points, look[name], f"{name}  {100 * points[-1].mean:.1f}", alpha=0.12)
         highest = max(highest, *(100 * point.mean for point in points))
     top = min(100.0, 10 * np.ceil((highest + 3) / 10))
     axes.set(xlabel=xlabel, ylabel=f"accuracy on all {units} so far, %", ylim=(0, top))
@@ -74,12 +74,12 @@ def old_and_new(cells: Mapping[str, MeasuredCell], quantity: str, ylabel: str) -
     """A mean over old and over new classes after each task, one colour per method."""
     figure, (axes,) = new_figure(6.4, 3.8)
     longest = 1
-    for number, (name, cell) in enumerate(cells.items()):
-        look = Look.number(number)
+    look = looks(cells)
+    for name, cell in cells.items():
         for age, line in (("new", "-"), ("old", "--")):
             means = cell.over_seeds(f"{quantity}_{age}")
             longest = max(longest, len(means))
-            axes.plot(range(1, len(means) + 1), means, line, **look.line_options, label=f"{name}, {age} classes")
+            axes.plot(range(1, len(means) + 1), means, line, **look[name].line_options, label=f"{name}, {age} classes")
     axes.axhline(0, color=INK, linewidth=0.8)
     axes.set(xlabel="tasks learned", ylabel=ylabel)
     axes.set_xticks(range(1, longest + 1))
@@ -90,10 +90,11 @@ def old_and_new(cells: Mapping[str, MeasuredCell], quantity: str, ylabel: str) -
 def sample_types(cells: Mapping[str, MeasuredCell]) -> Figure:
     figure, panels = new_figure(8.4, 3.2, columns=3)
     kinds = {"hard": "below 0.3", "ambiguous": "0.3 to 0.6", "easy": "above 0.6"}
+    look = looks(cells)
     for axes, (kind, scores) in zip(panels, kinds.items(), strict=True):
-        for number, (name, cell) in enumerate(cells.items()):
-            look, counts = Look.number(number), cell.over_seeds(kind)
-            axes.plot(range(1, len(counts) + 1), counts, **look.line_options, label=name)
+        for name, cell in cells.items():
+            counts = cell.over_seeds(kind)
+            axes.plot(range(1, len(counts) + 1), counts, **look[name].line_options, label=name)
         axes.set(xlabel="tasks learned", title=f"{kind}: {scores}")
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -106,8 +107,9 @@ def balance(points: Mapping[str, tuple[Estimate, Estimate]]) -> Figure:
     """Forgetting over intransigence; the lower left is best."""
     figure, (axes,) = new_figure(6.8, 4.8)
     spots = [(100 * x.mean, 100 * y.mean) for x, y in points.values()]
-    for number, (spot, (x, y)) in enumerate(zip(spots, points.values(), strict=True)):
-        options = Look.number(number).line_options | {"markersize": 6, "linewidth": 0.8, "alpha": 0.95}
+    look = looks(points)
+    for spot, (name, (x, y)) in zip(spots, points.items(), strict=True):
+        options = look[name].line_options | {"markersize": 6, "linewidth": 0.8, "alpha": 0.95}
         axes.errorbar(spot[0], spot[1], xerr=100 * (x.interval or 0), yerr=100 * (y.interval or 0), **options)
     axes.set(xlabel="average intransigence, %", ylabel="average forgetting, %")
     axes.margins(0.12)

@@ -12,7 +12,7 @@ from ocil.evaluation.measures import Estimate
 from ocil.report.formatting import kilo
 from ocil.report.plots import OUTSIDE, name_points
 from ocil.report.records import Array, Calibration, Confusion, HeatMap, OverTime
-from ocil.report.style import INK, RULE, Look, new_figure
+from ocil.report.style import INK, RULE, Look, looks, new_figure
 
 COLOURS = "viridis"
 NUMBERED = 10  # classes: with as many or fewer, a confusion matrix has numbers
@@ -28,10 +28,10 @@ def over_time(curves: Mapping[str, OverTime], units: str = "classes") -> Figure:
     if len(ends) <= MOST_MARKS:
         for end in ends:
             axes.axvline(end, color=RULE, linewidth=1.1, zorder=0)
-    highest = 0.0
+    highest, of_name = 0.0, looks(curves)
     ordered = sorted(curves.items(), key=lambda item: -item[1].accuracy[-1].mean)
     for number, (name, curve) in enumerate(ordered):
-        look = Look.number(number)
+        look = of_name[name]
         mean = np.array([100 * point.mean for point in curve.accuracy])
         spread = np.array([100 * (point.interval or 0.0) for point in curve.accuracy])
         axes.plot(
@@ -134,9 +134,10 @@ def reliability(curves: Mapping[str, Calibration]) -> Figure:
     """Accuracy by confidence; on the diagonal a prediction is right as often as it says."""
     figure, (axes,) = new_figure(6.4, 4.0)
     axes.plot([0, 100], [0, 100], color=INK, linewidth=0.8, linestyle=":")
-    for number, (name, curve) in enumerate(curves.items()):
+    look = looks(curves)
+    for name, curve in curves.items():
         label = f"{_short(name)}  {100 * curve.error:.1f}"
-        axes.plot(100 * curve.confidence, 100 * curve.accuracy, **Look.number(number).line_options, label=label)
+        axes.plot(100 * curve.confidence, 100 * curve.accuracy, **look[name].line_options, label=label)
     axes.set(xlabel="confidence, %", ylabel="accuracy, %", xlim=(0, 100), ylim=(0, 100))
     axes.legend(title="calibration error, %", **OUTSIDE)
     return figure
@@ -151,12 +152,12 @@ def against_cost(curves: Mapping[str, Sequence[tuple[float, Estimate]]], xlabel:
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.xaxis.set_major_formatter(_Counts())
     axes.xaxis.set_minor_formatter(lambda value, _: "")
-    spots = []
-    for number, points in enumerate(curves.values()):
+    spots, look = [], looks(curves)
+    for name, points in curves.items():
         ordered = sorted(points, key=lambda point: point[0])
         at, means = [cost for cost, _ in ordered], [100 * value.mean for _, value in ordered]
         bars = [100 * (value.interval or 0) for _, value in ordered]
-        options = Look.number(number).line_options | {"markersize": 6, "linewidth": 0.9}
+        options = look[name].line_options | {"markersize": 6, "linewidth": 0.9}
         axes.errorbar(at, means, yerr=bars, capsize=2, **options)
         best = int(np.argmax(means))
         spots.append((at[best], means[best]))

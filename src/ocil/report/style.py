@@ -2,7 +2,7 @@
 
 import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,11 @@ class Look:
     def number(cls, n: int) -> "Look":
         again = n // len(PALETTE)  # the same colour once more, with another marker and line
         return cls(PALETTE[n % len(PALETTE)], MARKERS[(n + again) % len(MARKERS)], LINES[again % len(LINES)])
+
+
+def looks(names: Iterable[str]) -> dict[str, Look]:
+    """A look for each name: the same in all figures that have these names, whatever their order."""
+    return {name: Look.number(number) for number, name in enumerate(sorted(names))}
 
 
 def new_figure(width: float = 6.4, height: float = 4.0, columns: int = 1) -> tuple[Figure, list[Axes]]:
