@@ -25,7 +25,7 @@ COUNTS = {  # cells, seeds
     "memory-batch": (6, 10),
     "samples": (2, 1),
     "equal-compute": (16 * 3, 10),
-    "field": (9 * 3, 3),
+    "field": (11 * 3, 3),
     "ce-scale": (8 * 3, 10),
     "no-task-ends": (15 * 2, 10),
     "class-orders": (11 * 3, 10),

@@ -636,7 +636,7 @@ def test_a_run_whose_groups_are_not_all_met_is_evaluated(dataset: tuple[Path, Da
     assert row.accuracy[1:] == [0.0, 0.0]
     assert row.mean_logit_new is None
     assert row.mean_weight_new == 0.0
-    assert row.hard == 16
+    assert row.hard == 15  # of 16 samples of the group: one is left over by batches of 5, and never arrives
     assert Evaluator(stream)(learner, 0).mean_logit_new is not None
 
 

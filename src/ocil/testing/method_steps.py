@@ -177,11 +177,11 @@ def test_images_teach_nothing(it: MethodSubject) -> None:
     must(same(watched, alone), "a learner that scored other images in between learned something else")
 
 
-@promise("If `scores` fails, the learner is as before.")
+@promise("If what `scorer` returns fails, the learner is as before.")
 def failed_scores(it: MethodSubject) -> None:
     learner = it.make()
     try:
-        learner.scores(torch.zeros(2, *SHAPE[:2], 1, dtype=torch.uint8))  # one channel instead of three
+        learner.scorer()(torch.zeros(2, *SHAPE[:2], 1, dtype=torch.uint8))  # one channel instead of three
     except Exception:
         must(all(module.training for module in learner.network.modules()), "the network was left in evaluation mode")
     else:
