@@ -97,24 +97,29 @@ class Strengths(NamedTuple):
     @classmethod
     def of_rar(cls, share: float) -> "Strengths":
         """At a share of the largest magnitude. Cutout and translations were made for images of 224 pixels."""
-        pixels = 100 * share
-        factor = 0.1 + 1.8 * share
         return cls(
-            max(1, int(4 * share)),
-            256 * share,
-            110 * share,
-            factor,
-            30 * share,
-            0.3 * share,
-            (pixels, pixels),
-            40 * share,
+            bits=max(1, int(4 * share)),
+            threshold=256 * share,
+            added=110 * share,
+            factor=0.1 + 1.8 * share,
+            angle=30 * share,
+            shear=0.3 * share,
+            pixels=(100 * share, 100 * share),
+            cutout=40 * share,
         )
 
     @classmethod
     def of_torchvision(cls, share: float, sign: Tensor, height: int, width: int) -> "Strengths":
-        pixels = (int(150 / 331 * width * share), int(150 / 331 * height * share))
-        bits, threshold, factor = 8 - round(4 * share), 255 * (1 - share), 1 + 0.9 * share * sign
-        return cls(bits, threshold, 0, factor, 30 * share, 0.3 * share, pixels, 0)
+        return cls(
+            bits=8 - round(4 * share),
+            threshold=255 * (1 - share),
+            added=0,
+            factor=1 + 0.9 * share * sign,
+            angle=30 * share,
+            shear=0.3 * share,
+            pixels=(int(150 / 331 * width * share), int(150 / 331 * height * share)),
+            cutout=0,
+        )
 
 
 @dataclass(frozen=True)
