@@ -15,7 +15,7 @@ from ocil.learning.views import RandomViews, crop_range
 from ocil.methods.base import Learner
 from ocil.methods.config import AugmentedConfig, LearnerConfig, Problem
 from ocil.methods.mkd import distillation
-from ocil.methods.passes import ExtraState, Pass, replayed
+from ocil.methods.passes import ExtraState, Pass, replayed, size_with_head
 from ocil.methods.recorded_losses import added, total
 from ocil.networks import Network, to_float
 from ocil.rng import derive
@@ -107,10 +107,8 @@ class CCLDC(Learner):
     @classmethod
     def extra_state(cls, config: Any, problem: Problem, network: Network) -> ExtraState:
         """The other network, its gradient, and what the optimiser keeps of it."""
-        head = (network.feature_size + 1) * problem.classes
-        weights = sum(each.numel() for each in network.parameters()) + head
-        statistics = sum(each.numel() for each in network.buffers())
-        return ExtraState(4 * ((2 + optimizers.numbers_kept(config.optimizer)) * weights + statistics))
+        peer = size_with_head(network, problem.classes)
+        return ExtraState(4 * ((2 + optimizers.numbers_kept(config.optimizer)) * peer.weights + peer.statistics))
 
     def learn(self, x: Tensor, y: Tensor) -> None:
         replay = self.memory.retrieve(self.config.memory_batch)

@@ -13,7 +13,7 @@ from torch import Tensor
 from ocil.learning import losses
 from ocil.methods.base import Learner
 from ocil.methods.config import AugmentedConfig, LearnerConfig, Problem
-from ocil.methods.passes import ExtraState, Pass, replayed
+from ocil.methods.passes import ExtraState, Pass, replayed, size_with_head
 from ocil.methods.recorded_losses import total
 from ocil.networks import Network, to_float
 
@@ -79,8 +79,7 @@ class MKD(Learner):
     @classmethod
     def extra_state(cls, config: Any, problem: Problem, network: Network) -> ExtraState:
         """The teacher, and for scores the mean of both."""
-        tensors = (*network.parameters(), *network.buffers())
-        teacher = 4 * (sum(each.numel() for each in tensors) + (network.feature_size + 1) * problem.classes)
+        teacher = 4 * sum(size_with_head(network, problem.classes))
         return ExtraState(teacher, teacher)
 
     def learn(self, x: Tensor, y: Tensor) -> None:

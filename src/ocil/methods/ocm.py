@@ -16,7 +16,7 @@ from ocil.learning.views import RandomViews, crop_range
 from ocil.methods._standardised import Standardise
 from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig, Problem
-from ocil.methods.passes import ExtraState, Pass, replayed
+from ocil.methods.passes import ExtraState, Pass, replayed, size_with_head
 from ocil.methods.recorded_losses import total
 from ocil.networks import Network, image_shape, to_float
 from ocil.rng import derive
@@ -104,9 +104,7 @@ class OCM(Learner):
     def extra_state(cls, config: Any, problem: Problem, network: networks.Network) -> ExtraState:
         """The last task's network, and a projection beside each of the two networks."""
         projection = (network.channels + 1) * min(config.projection, network.channels)
-        tensors = (*network.parameters(), *network.buffers())
-        numbers = sum(each.numel() for each in tensors) + (network.feature_size + 1) * problem.classes
-        return ExtraState(4 * (numbers + 2 * projection))
+        return ExtraState(4 * (sum(size_with_head(network, problem.classes)) + 2 * projection))
 
     @classmethod
     def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ocil.methods.config import LearnerConfig
+from ocil.networks import Network
 
 
 class Pass(NamedTuple):
@@ -22,6 +23,20 @@ class ExtraState(NamedTuple):
     """Held all the time."""
     scoring: int = 0
     """Held for a moment, when scores are computed from what is kept."""
+
+
+class NetworkSize(NamedTuple):
+    """How many numbers a copy of a network holds."""
+
+    weights: int
+    statistics: int
+    """Running statistics and other buffers."""
+
+
+def size_with_head(network: Network, classes: int) -> NetworkSize:
+    """The size of a network as ``Learner.extra_state`` gets it, together with a linear head for all classes."""
+    weights = sum(each.numel() for each in network.parameters()) + (network.feature_size + 1) * classes
+    return NetworkSize(weights, sum(each.numel() for each in network.buffers()))
 
 
 def replayed(config: LearnerConfig, count: int | None = None) -> int:
