@@ -18,7 +18,8 @@ STARTED = time.perf_counter()
 import argparse  # noqa: E402
 import json  # noqa: E402
 import signal  # noqa: E402
-from collections.abc import Iterable  # noqa: E402
+from collections import Counter  # noqa: E402
+from collections.abc import Iterable, Iterator, Mapping  # noqa: E402
 from itertools import groupby  # noqa: E402
 from pathlib import Path  # noqa: E402
 
@@ -50,6 +51,14 @@ def plan(place: str, words: list[str], seeds: int | None, only: str = "") -> lis
             count = int(given.pop("seeds", seeds or 10))
             found += [resolve(method, place, seed=seed, settings=given) for seed in range(count)]
     return list(dict.fromkeys(found))
+
+
+def unfinished(outcomes: Mapping[RunKey, object], latest: Mapping[RunKey, Progress]) -> Iterator[str]:
+    """A line per run that has no result: why, and how far it came."""
+    for key, outcome in outcomes.items():
+        if not isinstance(outcome, Result):
+            far = f" ({latest[key].done} of {latest[key].total} batches)" if key in latest else ""
+            yield f"not finished: {outcome}{far}"
 
 
 def main() -> None:
@@ -96,10 +105,8 @@ def main() -> None:
         signal.signal(number, stop)
     job = Job(options.root, str(pick_device(options.device)), options.data_dir, options.workers)
     outcomes = execute([StreamRun(config) for config in configs], job, Observer(on_event, stopped))
-    for key, outcome in outcomes.items():
-        if not isinstance(outcome, Result):
-            far = f" ({latest[key].done} of {latest[key].total} batches)" if key in latest else ""
-            print(f"not finished: {outcome}{far}")
+    for line, count in Counter(unfinished(outcomes, latest)).items():
+        print(line + (f" ({count} runs)" if count > 1 else ""))
     keys = [StreamRun(config).key for config in configs]
     finished = [outcome for key in keys if isinstance(outcome := outcomes[key], Result)]
     save(json.dumps(result.to_json()) for result in finished)
