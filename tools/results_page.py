@@ -1,6 +1,8 @@
-"""Write the tables of README.md, docs/results.md and results/README.md from the runs kept under results/.
+"""Write the tables of the pages below from the runs kept under results/.
 
 python tools/results_page.py
+
+A page says where a table belongs by two marks, ``<!-- name -->`` and ``<!-- end -->``.
 """
 
 import re
@@ -10,19 +12,20 @@ from pathlib import Path
 
 from ocil.methods import METHODS
 from ocil.report import longtail, papers
-from ocil.report.cells import Collection, MeasuredCell, title_of
+from ocil.report.cells import Collection, MeasuredCell, Place, title_of
 from ocil.report.collect import find
 from ocil.report.comparison import difference, overlap, published_accuracy
 from ocil.report.cost import images_per_batch
 from ocil.report.entries import Entries, Entry, entries
 from ocil.report.formatting import percent, points, published_percent
 from ocil.report.quantities import named
-from ocil.report.standing_tables import images_text, methods_tables, side_by_side
+from ocil.report.standing_tables import images_text, methods_tables, paired_text, side_by_side
 from ocil.report.standings import Standings
 from ocil.report.table import Column, Row, Table, Value, markdown_table
 from ocil.runs.config import command
 
 ROOT = Path(__file__).resolve().parent.parent
+PAGES = ("README.md", "docs/results.md", "docs/results-in-full.md", "docs/methods/stride.md", "results/README.md")
 DATASETS = {"cifar100": "CIFAR-100", "cifar10": "CIFAR-10", "mini_imagenet": "Mini-ImageNet"}
 PAPER = papers.load()
 STUDIED = ("alpha", "sigma")
@@ -38,8 +41,20 @@ QUESTIONS = {  # cells that change one of these settings answer one question, in
     "memory batch": {"memory_batch"},
     "any time": {"evaluate_every"},
 }
-PARTS = {"steps", "views", "raw", "adjustment", "loss", "beta"}  # of stride, which can be removed
+PARTS = {
+    "stride": "all of its parts",
+    "stride steps=1": "one large step",
+    "stride views=1 raw=true": "raw and one view, as AFS",
+    "stride adjustment=0.0": "logits not adjusted",
+    "stride loss=ce": "cross-entropy",
+    "stride beta=0.0": "no virtual distillation",
+    "stride-no-rv": "no review",
+}  # stride, and what it is without each of its parts
+PART_SETTINGS = {"steps", "views", "raw", "adjustment", "loss", "beta"}
 COMPUTE = {"images", "memory_batch"}  # how many images a step passes
+IMAGES = (55, 110, 220, 440, 880)  # per stream batch, with the share of the review
+CLOSE = 0.15  # how far off, as a share, a number of images may be
+STREAMS = {"i-blurry": "i-Blurry-50-10", "si-blurry": "Si-Blurry", "none": "no boundaries"}
 IN_EVERY_COLUMN = ("afs", "er-rv", "scr")
 PAPER_SEEDS = range(10)  # as many as the paper has
 UNSEEN_SEEDS = range(10, 20)  # no search of stride's settings has seen them
@@ -129,13 +144,15 @@ def table(head: tuple[str, ...], rows: list[Row], code: int = 0) -> str:
     return markdown_table(Table("", tuple(columns), tuple(rows)))
 
 
-def place(path: Path, name: str, text: str) -> None:
-    """Put a table between its two marks."""
-    page = path.read_text()
+def place(name: str, text: str) -> None:
+    """Put a table between its two marks, in every page that has them."""
     pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
-    if not re.search(pattern, page, re.DOTALL):
-        raise SystemExit(f"{path.name} has no place for {name}")
-    path.write_text(re.sub(pattern, lambda found: f"{found[1]}{text}\n{found[2]}", page, count=1, flags=re.DOTALL))
+    pages = {ROOT / page: (ROOT / page).read_text() for page in PAGES}
+    wanted = {path: page for path, page in pages.items() if re.search(pattern, page, re.DOTALL)}
+    if not wanted:
+        raise SystemExit(f"no page has a place for {name}")
+    for path, page in wanted.items():
+        path.write_text(re.sub(pattern, lambda found: f"{found[1]}{text}\n{found[2]}", page, count=1, flags=re.DOTALL))
 
 
 def longtail_tables(found: Collection) -> str:
@@ -161,38 +178,47 @@ def main() -> None:
     results = find([ROOT / "results"])
     everything, found, unseen = (results.collection(seeds) for seeds in (None, PAPER_SEEDS, UNSEEN_SEEDS))
     cells = load(found)
-    places = [(cell.config.dataset, group(cell)) for cell in cells]
-    place(ROOT / "README.md", "in short", in_short(load(everything)))
-    for page in ("docs/results.md", "docs/methods/stride.md"):
-        place(ROOT / page, "stride", beside(unseen))
-    place(ROOT / "docs/results.md", "field", field(unseen))
-    place(ROOT / "docs/results.md", "any time", over_time(of_group(unseen, "any time")))
-    if cells_of_streams := of_group(found, "streams"):
-        place(ROOT / "docs/results.md", "streams", streams(cells_of_streams))
+    place("in short", in_short(load(everything)))
+    place("overview", overview(cells))
+    place("sizes", sizes(cells, DATASETS))
+    place("stride", beside(unseen))
+    place("field", field(unseen))
+    place("any time", over_time(of_group(unseen, "any time")))
+    if streamed := of_group(found, "streams"):
+        place("streams", streams(streamed))
+        place("streams in full", streams_in_full(streamed))
     if removed := parts(unseen):
-        place(ROOT / "docs/methods/stride.md", "parts", removed)
+        place("parts", removed)
     if spent := compute(unseen):
-        place(ROOT / "docs/results.md", "compute", spent)
+        place("compute", spent)
     if found.longtail:
-        place(ROOT / "docs/results.md", "longtail", longtail_tables(found))
-        place(ROOT / "results/README.md", "longtail", longtail_cells(found))
-    for dataset in DATASETS:
-        for kind in ("table", "ablation", *QUESTIONS, "further"):  # "any time" has other seeds, and a place of its own
-            if rows := [row(cell) for cell, its in zip(cells, places, strict=True) if its == (dataset, kind)]:
-                place(ROOT / "docs/results.md", f"{dataset} {kind}", table(HEAD, rows, code=1))
+        place("longtail", longtail_tables(found))
+        place("longtail cells", longtail_cells(found))
+    for (dataset, kind), rows in by_question(cells).items():
+        place(f"{dataset} {kind}", table(HEAD, rows, code=1))
     for name in STUDIED:
         chosen = [cell for cell in cells if studied(cell) and changed(cell) <= {name}]
         chosen.sort(key=lambda cell: getattr(cell.config.learner, name))
-        place(ROOT / "docs/results.md", name, table(HEAD, [row(cell) for cell in chosen], code=1))
-    place(ROOT / "docs/results.md", "sizes", sizes(cells, DATASETS))
+        place(name, table(HEAD, [row(cell) for cell in chosen], code=1))
+    place("cells", every_cell(everything))
+
+
+def by_question(cells: list[MeasuredCell]) -> dict[tuple[str, str], list[Row]]:
+    """The rows of the tables that have the same columns, by dataset and kind. "any time" has other seeds."""
+    kinds = ("table", "ablation", *QUESTIONS, "further")
+    found: dict[tuple[str, str], list[Row]] = {}
+    for cell in cells:
+        if cell.config.dataset in DATASETS and (kind := group(cell)) in kinds:
+            found.setdefault((cell.config.dataset, kind), []).append(row(cell))
+    return found
+
+
+def every_cell(everything: Collection) -> str:
     rows = [
         Row.of(cell.name, cell.command, len(cell.runs), percent(cell.summary.average_accuracy), seconds(cell))
         for cell in sorted(load(everything), key=lambda cell: cell.config.dataset)
     ]
-    place(ROOT / "docs/results.md", "overview", overview(cells))
-    place(
-        ROOT / "results/README.md", "cells", table(("folder", "command", "seeds", "accuracy %", "time"), rows, code=2)
-    )
+    return table(("folder", "command", "seeds", "accuracy %", "time"), rows, code=2)
 
 
 def beside(found: Collection) -> str:
@@ -240,19 +266,45 @@ def of_group(found: Collection, name: str) -> list[MeasuredCell]:
 
 
 def over_time(cells: Iterable[MeasuredCell]) -> str:
-    """Runs that were tested every so many batches: the accuracy at their end, and at all points. A table per
-    dataset."""
+    """Runs that were tested every so many batches, a table per dataset and a column per memory size: the accuracy at
+    their end, and over all points."""
     measures = [named(name) for name in AT_ANY_TIME]
-    rows: dict[str, list[Row]] = {}
+    tables: dict[str, dict[str, dict[int, str]]] = {}
     for cell in cells:
-        shown = (measure.text(measure.estimate(cell)) for measure in measures)
-        row = Row.of(words_of(cell), cell.config.learner.memory, len(cell.runs), *shown)
-        rows.setdefault(title_of(cell.config.dataset), []).append(row)
-    head = ("method", "memory", "seeds", *(measure.title for measure in measures))
-    return "\n\n".join(f"{title}\n\n{table(head, rows[title], code=1)}" for title in rows)
+        words = re.sub(r" (precision|evaluate_every)=\S+", "", words_of(cell)).removesuffix(" --set")
+        shown = " / ".join(measure.text(measure.estimate(cell)) for measure in measures)
+        rows = tables.setdefault(title_of(cell.config.dataset), {})
+        rows.setdefault(words, {})[cell.config.learner.memory] = shown
+    return "\n\n".join(f"{title}\n\n{by_memory(rows)}" for title, rows in tables.items())
+
+
+def by_memory(rows: dict[str, dict[int, str]]) -> str:
+    sizes = sorted({memory for row in rows.values() for memory in row})
+    shown = [Row.of(words, *(row.get(memory, "-") for memory in sizes)) for words, row in rows.items()]
+    return table(("method", *(f"memory {memory}" for memory in sizes)), shown, code=1)
 
 
 def streams(cells: list[MeasuredCell]) -> str:
+    """A row per stream and memory size, a column per method: the means of three measures."""
+    found = by_label(entries(cells))
+    standings = [Standings(found, named(name)) for name in IN_STREAMS]
+    rows = []
+    for place in sorted(found.columns, key=lambda place: (place.dataset, place.stream, place.memory)):
+        values = [" / ".join(mean_of(each, entry, place) for each in standings) for entry in found.rows]
+        rows.append(Row.of(stream_name(place), place.memory, *values))
+    return table(("stream", "memory", *(entry.name for entry in found.rows)), rows)
+
+
+def stream_name(place: Place) -> str:
+    return next((title for kind, title in STREAMS.items() if f"boundary={kind}" in place.stream), "noise")
+
+
+def mean_of(standings: Standings, entry: Entry, place: Place) -> str:
+    number = standings.numbers[entry.name].get(place)
+    return "-" if number is None else f"{100 * number.value.mean:.1f}"
+
+
+def streams_in_full(cells: list[MeasuredCell]) -> str:
     """A table per measure: a row per stream and memory size, a column per method with its differences to AFS."""
     found = by_label(entries(cells))
     tables = (side_by_side(Standings(found, named(name), "afs")) for name in IN_STREAMS)
@@ -271,18 +323,31 @@ def by_label(found: Entries) -> Entries:
 
 
 def parts(found: Collection) -> str:
-    """Stride with each of its parts removed; nothing if that is not measured."""
-    stride = [cell for cell in found.cells if cell.config.method == "stride" and changed(cell) <= PARTS]
-    columns = {cell.place for cell in stride if changed(cell) or not cell.config.learner.review}
-    cells = [cell for cell in stride if cell.place in columns]
-    if not cells:
+    """Stride with each of its parts removed, and the difference to it; nothing if that is not measured."""
+    stride = [cell for cell in found.cells if cell.config.method == "stride" and changed(cell) <= PART_SETTINGS]
+    places = {cell.place for cell in stride if changed(cell)}
+    if not places:
         return ""
-    standings = Standings(entries(cells), named("accuracy"), "stride")
-    return "\n\n".join(markdown_table(each, level=0) for each in methods_tables(standings))
+    standings = Standings(entries([cell for cell in stride if cell.place in places]), chosen="stride")
+    there = {entry.name: entry for entry in standings.entries.rows}
+    columns = standings.entries.columns
+    rows = [
+        Row.of(words, *(with_difference(standings, there[name], place) for place in columns))
+        for name, words in PARTS.items()
+        if name in there
+    ]
+    return table(("stride with", *(place.title for place in columns)), rows)
+
+
+def with_difference(standings: Standings, entry: Entry, place: Place) -> str:
+    number, paired = standings.numbers[entry.name].get(place), paired_text(standings, entry, place)
+    if number is None:
+        return "-"
+    return standings.quantity.text(number.value) + (f" ({paired})" if paired else "")
 
 
 def compute(found: Collection) -> str:
-    """Accuracy by the images that pass per stream batch; nothing if that is not measured."""
+    """Accuracy by the images that pass per stream batch: a row per method; nothing if that is not measured."""
     dataset, memory = STUDY
     cells = [
         cell
@@ -292,12 +357,17 @@ def compute(found: Collection) -> str:
     ]
     if not any(changed(cell) for cell in cells):
         return ""
-    cells.sort(key=lambda cell: (BESIDE.index(cell.config.label), images_per_batch(cell) or 0))
     rows = [
-        Row.of(words_of(cell), images_of(cell), len(cell.runs), percent(cell.summary.average_accuracy))
-        for cell in cells
+        Row.of(label, *(shown_at(images, [cell for cell in cells if cell.config.label == label]) for images in IMAGES))
+        for label in BESIDE
     ]
-    return table(("method", "images per stream batch", "seeds", "accuracy %"), rows, code=1)
+    return table(("method", *(f"{images} images" for images in IMAGES)), rows)
+
+
+def shown_at(images: int, cells: list[MeasuredCell]) -> str:
+    """The accuracy of the cell that passes so many images per stream batch, or nearly."""
+    off = {abs((images_per_batch(cell) or 0) / images - 1): cell for cell in cells}
+    return percent(off[min(off)].summary.average_accuracy) if off and min(off) < CLOSE else "-"
 
 
 def sizes(cells: list[MeasuredCell], datasets: Container[str]) -> str:

@@ -41,6 +41,8 @@ class StrideConfig(AugmentedConfig):
     """Whether the image itself is replayed beside its views."""
     augment_stream: bool = False
     """Whether the stream batch is shown in a random view in each step, or as it is."""
+    jitter: float = 0.4
+    """Probability that a view has other colours. AFS has 0.8."""
 
     adjustment: float = 0.5
     """Strength of the adjustment of logits by the logarithm of a running label frequency; 0: none."""
