@@ -13,6 +13,8 @@ from ocil.errors import OcilError
 from ocil.report.collect import collect
 from ocil.report.cost import images_per_batch
 from ocil.report.entries import Entries, entries
+from ocil.report.explore import first_pair
+from ocil.report.headline import headline
 from ocil.report.quantities import named
 from ocil.report.ranking import average_ranks, paired_difference, ranking, read_seeds, seeds_text
 from ocil.report.standing_tables import (
@@ -173,6 +175,26 @@ def test_the_leader_the_missing_and_what_seeds_are_shared(found: Entries) -> Non
     assert "(no shared seed)" in text
     assert "-10.0 ± 0.0" in text
     assert "- mir, seeds 7, 8: birds, memory 100, 200" in text
+
+
+def test_the_leader_is_measured_against_another_method(tmp_path: Path) -> None:
+    """AFS leads, and its own variant is second: the lead that matters is that over ER."""
+    for name, settings, value in (("afs", {}, 0.5), ("afs", {"alpha": "0.3"}, 0.49), ("er", {}, 0.4)):
+        store(tmp_path, resolve(name, BIRDS, memory=100, settings=settings), {0: value, 1: value})
+    standings = Standings(entries(collect([tmp_path]).cells))
+    found = headline(standings)
+    assert found is not None
+    assert found.answers[1].words.startswith("Over er, the next method, on 2 shared seeds.")
+    assert first_pair(standings) == ("afs", "er")
+    variants = Standings(standings.entries.only(["afs", "afs alpha=0.3"]))
+    assert variants.rival == standings.entries.named("afs alpha=0.3")  # else there is nothing to compare with
+
+
+def test_what_shares_no_seed_is_said_once(found: Entries) -> None:
+    birds, fish = methods_document(Standings(found, chosen="afs")).tables
+    assert "shares no seed" in birds.note
+    assert "no shared seed" not in markdown_table(birds)
+    assert "shares no seed" not in fish.note
 
 
 def test_tables_of_own_runs_have_nothing_of_a_paper(found: Entries) -> None:

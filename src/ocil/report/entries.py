@@ -26,6 +26,10 @@ class Entry:
     bound: bool = False
     """Whether it frames the comparison, as fine-tuning and offline training do, and is not ranked."""
 
+    @property
+    def method(self) -> str:
+        return next(iter(self.cells.values())).config.method
+
 
 @dataclass(frozen=True)
 class Entries:

@@ -51,7 +51,10 @@ def numbers(standings: Standings) -> str:
 
 
 def first_pair(standings: Standings) -> tuple[str, str] | None:
-    """The rows to compare at first: the two that stand first and share a column. None where no two do."""
+    """The rows to compare at first: the leader and the next method, else the two that stand first and share a column.
+    None where no two do."""
+    if standings.leader and standings.rival:
+        return standings.leader.name, standings.rival.name
     ranked = [row for row in standings.rows if not row.bound] + [row for row in standings.rows if row.bound]
     for place, one in enumerate(ranked):
         for other in ranked[place + 1 :]:

@@ -22,7 +22,7 @@ class Answer:
 @dataclass(frozen=True)
 class Headline:
     answers: tuple[Answer, ...]
-    """Who is ahead; by how much, if there is a second; at what cost, if it is known."""
+    """Who is ahead; by how much over the next method, if there is one; at what cost, if it is known."""
     elsewhere: str = ""
     """Who is best in how many columns."""
 
@@ -32,18 +32,13 @@ def headline(standings: Standings) -> Headline | None:
     leader = standings.leader
     if leader is None:
         return None
-    others = [row for row in standings.rows if not row.bound and row != leader and _is_ranked(standings, row)]
-    second = others[0] if others else None
+    rival = standings.rival
     found = (
         _who(standings, leader),
-        _by(standings, leader, second) if second else None,
-        _cost(standings, leader, second),
+        _by(standings, leader, rival) if rival else None,
+        _cost(standings, leader, rival),
     )
     return Headline(tuple(answer for answer in found if answer), _elsewhere(standings, leader))
-
-
-def _is_ranked(standings: Standings, row: Entry) -> bool:
-    return any(each.name == row.name and each.mean_rank is not None for each in standings.ranking.rows)
 
 
 def _who(standings: Standings, leader: Entry) -> Answer:
@@ -62,13 +57,16 @@ def _who(standings: Standings, leader: Entry) -> Answer:
     return Answer("Who", leader.name, words)
 
 
-def _by(standings: Standings, leader: Entry, second: Entry) -> Answer:
+def _by(standings: Standings, leader: Entry, rival: Entry) -> Answer:
     quantity, question = standings.quantity, "By how much"
-    behind = Standings(standings.entries, quantity, leader.name).mean_difference(second)
+    behind = Standings(standings.entries, quantity, leader.name).mean_difference(rival)
+    second = standings.ranking.rows[1].name == rival.name
     if behind is None:
-        return Answer(question, "Not known", f"{second.name} is second, and the two share no seed.")
+        place = "is second" if second else "is the next method"
+        return Answer(question, "Not known", f"{rival.name} {place}, and the two share no seed.")
     points = " points" if quantity.form == "percent" else ""
-    words = f"Over {second.name}, which is second, on {_seeds(len(behind.values))}."
+    place = "which is second" if second else "the next method"
+    words = f"Over {rival.name}, {place}, on {_seeds(len(behind.values))}."
     if behind.interval is None:
         words += " One seed has no interval, so the order is not settled."
     elif abs(behind.mean) <= behind.interval:
@@ -86,11 +84,11 @@ def _seeds(number: int) -> str:
     return "one shared seed" if number == 1 else f"{number} shared seeds"
 
 
-def _cost(standings: Standings, leader: Entry, second: Entry | None) -> Answer | None:
-    mine, other = (images_text(standings, row) if row else "-" for row in (leader, second))
+def _cost(standings: Standings, leader: Entry, rival: Entry | None) -> Answer | None:
+    mine, other = (images_text(standings, row) if row else "-" for row in (leader, rival))
     if mine == "-":
         return None
-    words = "Passed per stream batch" + (f"; {second.name} passes {other}." if second and other != "-" else ".")
+    words = "Passed per stream batch" + (f"; {rival.name} passes {other}." if rival and other != "-" else ".")
     return Answer("At what cost", f"{mine} images", words)
 
 

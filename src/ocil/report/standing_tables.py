@@ -18,6 +18,7 @@ from ocil.report.table import About, Column, Document, Row, Table, Value
 
 FEW = 6  # methods side by side in one table
 MOST_REMARKS = 20
+NO_SHARED_SEED = "no shared seed"
 LONGEST = 16  # characters of a name in a heading
 RECORD = (
     *("dataset", "stream", "memory", "method", "seeds", "mean", "interval", "against", "difference"),
@@ -90,7 +91,15 @@ def _problem_table(standings: Standings, title: str, places: Sequence[Place]) ->
                 values = [replace(values[0], paired="")]  # one number for all sizes, which each have their reference
             rows.append(Row.of(row.name, *values, bound=row.bound, about=About(method=row.name)))
     note = f"{count(usual, 'seed')} unless noted otherwise."
+    if any(value.paired == NO_SHARED_SEED for row in rows for value in row.values):
+        rows = [replace(row, values=tuple(map(_without_shared_seed, row.values))) for row in rows]
+        note += " A number without a difference shares no seed with the one that it would be compared with."
     return Table(title, (Column("method"), *heads), tuple(rows), note, about=About(places[0].dataset))
+
+
+def _without_shared_seed(value: Value) -> Value:
+    """Not said of every number: a note below the table says it once."""
+    return replace(value, paired="") if value.paired == NO_SHARED_SEED else value
 
 
 def _memory(place: Place) -> str:
@@ -126,7 +135,7 @@ def paired_text(standings: Standings, row: Entry, place: Place) -> str:
     if number is None or reference is None or reference == row:
         return ""
     if number.difference is None:
-        return "no shared seed"
+        return NO_SHARED_SEED
     return standings.quantity.difference(number.difference)
 
 
@@ -235,7 +244,7 @@ def leads_table(standings: Standings) -> Table:
     for lead in standings.leads:
         number, cell = standings.numbers[lead.best.name][lead.place], lead.best.cells[lead.place]
         images = images_per_batch(cell)
-        by = quantity.difference(lead.by) if lead.by else "no shared seed" if lead.second else "-"
+        by = quantity.difference(lead.by) if lead.by else NO_SHARED_SEED if lead.second else "-"
         rows.append(
             Row.of(
                 lead.place.title,

@@ -74,6 +74,14 @@ class Standings:
         return next((row for row in self.entries.ranked if row.name == name), None)
 
     @cached_property
+    def rival(self) -> Entry | None:
+        """What the leader is measured against: the best ranked entry of another method, else the second one."""
+        ranked = {row.name for row in self.ranking.rows if row.mean_rank is not None}
+        others = [row for row in self.rows if row.name in ranked and row != self.leader]
+        strangers = [row for row in others if self.leader and row.method != self.leader.method]
+        return next(iter([*strangers, *others]), None)
+
+    @cached_property
     def rows(self) -> tuple[Entry, ...]:
         """Bounds first, then the others by their rank."""
         order = {standing.name: place for place, standing in enumerate(self.ranking.rows)}
