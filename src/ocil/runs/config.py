@@ -4,10 +4,10 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from ocil import precision
-from ocil.data import CATALOG, DEFAULT
+from ocil.data import CATALOG, DEFAULT, Dataset
 from ocil.data.catalog import SOURCES, find
 from ocil.data.derived import base_of
 from ocil.errors import OcilError
@@ -24,6 +24,7 @@ from ocil.rng import check_seed
 from ocil.runs.naming import as_formerly, cell_name, distinct, readable, short_digest
 from ocil.runs.settings import as_argument, fill, read_as, refuse_later, refuse_unknown, restored, values
 from ocil.streams import StreamConfig, usual_tasks
+from ocil.streams.config import usual_task_sizes
 
 DEFAULT_MEMORY = 5000  # images, for a dataset outside the catalog of which the length is not known
 OFFLINE = {"boundary": "iid", "epochs": 50, "batch_size": 128}
@@ -167,6 +168,27 @@ class RunConfig:
         learner = method("fine-tune").load().Config(**keep)
         code = code_of("fine-tune", learner)
         return replace(self, method="fine-tune", stream=self.stream.unmeasured, learner=learner, code=code)
+
+
+class DatasetFacts(TypedDict, total=False):
+    """What ``resolve`` should know about a dataset outside the catalog."""
+
+    classes: int
+    train: int
+    vectors: bool
+    domains: int
+    task_sizes: tuple[int, ...]
+
+
+def facts_of(dataset: Dataset) -> DatasetFacts:
+    """The facts about a dataset, for ``resolve``."""
+    return DatasetFacts(
+        classes=dataset.num_classes,
+        train=len(dataset.train_y),
+        vectors=not dataset.is_images,
+        domains=dataset.num_domains,
+        task_sizes=usual_task_sizes(dataset),
+    )
 
 
 def resolve(
