@@ -16,8 +16,7 @@ from ocil.methods import METHODS, MethodInfo, method
 from ocil.methods.config import LearnerConfig
 from ocil.methods.review_label import Label
 from ocil.networks import pretrained
-from ocil.networks.registry import DEFAULT as NETWORK
-from ocil.networks.registry import FOR_VECTORS, named, normal, origin_of
+from ocil.networks.registry import FOR_VECTORS, REDUCED, named, normal, origin_of
 from ocil.networks.spec import Spec
 from ocil.plugins import OURS, PROGRAM, Origin
 from ocil.rng import check_seed
@@ -260,9 +259,9 @@ def resolve(
     if "optimizer" in given and (lr := optimizers.default_lr(str(given["optimizer"]))) is not None:
         chosen["lr"] = lr
     chosen |= given
-    if "width" in given and Spec.parse(chosen.get("network", NETWORK), "network").name != NETWORK:
+    if "width" in given and Spec.parse(chosen.get("network", REDUCED), "network").name != REDUCED:
         raise OcilError(
-            f"width is a setting of {NETWORK}: give {chosen['network']} its own options, NAME(option=value)."
+            f"width is a setting of {REDUCED}: give {chosen['network']} its own options, NAME(option=value)."
         )
     stream, config = resolve_stream(dataset, chosen, classes, domains, task_sizes), fill(learner.Config, chosen)
     refuse_beside_order(stream, given)
@@ -312,9 +311,9 @@ def _one_width(config: LearnerConfig, given: bool) -> LearnerConfig:
     wide = spec.options.get("width", config.width)
     if given and wide != config.width:
         raise OcilError(f"network = {config.network} and width = {config.width} differ: leave out one of them.")
-    if spec.name != NETWORK or list(spec.options) != ["width"] or type(wide) is not int or wide < 1:
+    if spec.name != REDUCED or list(spec.options) != ["width"] or type(wide) is not int or wide < 1:
         return config  # what it does not have is refused when it is built
-    return replace(config, network=NETWORK, width=wide)
+    return replace(config, network=REDUCED, width=wide)
 
 
 def _refuse_without_effect(config: LearnerConfig, given: Iterable[str], usual: Mapping[str, Any]) -> None:
