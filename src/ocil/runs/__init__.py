@@ -2,7 +2,7 @@
 
 ``protocol``     what an engine needs to know about a run of any kind
 ``stream_run``   the class-incremental run and its loop
-``config``       all settings of such a run, from words, files and defaults
+``config``       all settings of such a run, from words, files and ``defaults``
 ``build``        a learner from a configuration, and the check that one can be built
 ``features``     vectors of a dataset's images, computed once and kept on disk
 ``stepper``      the learner's steps as they are written; ``captured``: as CUDA graphs
