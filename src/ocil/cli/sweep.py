@@ -192,10 +192,10 @@ def _execute(experiment: "Experiment", forecast: "Forecast", job: "Job", executi
 def _print_results(title: str, found: "Sequence[tuple[Cell, CellSummary | None]]") -> None:
     from ocil.data.derived import short_name
     from ocil.report.formatting import duration, percent_or_range
-    from ocil.report.result_tables import legend, measure_columns, measure_values
+    from ocil.report.result_tables import legend, measure_columns
 
     summaries = [known.summary for _, known in found if known is not None]
-    own = [column.title for column in measure_columns(summaries)]
+    own = measure_columns(summaries)
     rows = []
     for cell, known in found:
         place = (cell.label, short_name(cell.config.dataset), str(cell.config.learner.memory or "-"))
@@ -205,10 +205,10 @@ def _print_results(title: str, found: "Sequence[tuple[Cell, CellSummary | None]]
         count, summary = len(known.folders), known.summary
         measures = (summary.average_accuracy, summary.average_forgetting, summary.average_intransigence)
         seeds = str(count) if count == len(cell.configs) else f"{count}/{len(cell.configs)}"
-        numbers = (*map(percent_or_range, measures), *(value.text for value in measure_values(summary, summaries)))
+        numbers = (*map(percent_or_range, measures), *(value(summary).text for _, value in own))
         rows.append((*place, seeds, *numbers, duration(summary.wall_seconds.mean)))
     usual = ("row", "dataset", "memory", "seeds", "accuracy %", "forgetting %", "intransigence %")
-    columns = (*usual, *own, "time / run")
+    columns = (*usual, *(column.title for column, _ in own), "time / run")
     console.print_table(columns, rows, title, lines="head")
     for line in legend(summaries) if summaries else []:
         console.print_line(line)
