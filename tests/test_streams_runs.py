@@ -40,7 +40,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"scenario": "domain", "tasks": 3},
 ]
 NETWORK = TINY
-DATA = derived.with_domains(patterned(12, 4), derived.Change("noise", 3, 1.0), "noisy")
+DATA = derived.with_domains(patterned(12, 4), derived.ImageChange("noise", 3, 1.0), "noisy")
 
 
 def config_of(settings: dict[str, Any], name: str = "er", **more: Any) -> RunConfig:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ocil.engines.job import Job
     from ocil.experiments.estimate import Forecast
     from ocil.experiments.files import Cell, Experiment
-    from ocil.experiments.part import Part
+    from ocil.experiments.part import SweepPart
     from ocil.experiments.plan import CellSummary
 
 
@@ -81,11 +81,11 @@ def sweep(
     from ocil.experiments.datasets import Datasets
     from ocil.experiments.estimate import Estimator, Forecast
     from ocil.experiments.files import read
-    from ocil.experiments.part import Part
+    from ocil.experiments.part import SweepPart
     from ocil.experiments.plan import Plan
     from ocil.runs.folder import make_folder
 
-    chosen = None if part is None else Part.parse(part)
+    chosen = None if part is None else SweepPart.parse(part)
     datasets = Datasets(data_dir)
     experiment = read(file, seeds=seeds, settings=read_settings(set), only=" ".join(only), source=datasets.source)
     _note_left_out(experiment)
@@ -152,7 +152,7 @@ def _list(as_json: bool) -> int:
 
 
 def _execute_part(
-    part: "Part", experiment: "Experiment", forecast: "Forecast", job: "Job", execution: Execution, as_json: bool
+    part: "SweepPart", experiment: "Experiment", forecast: "Forecast", job: "Job", execution: Execution, as_json: bool
 ) -> int:
     """Carry out a part of the runs. What they found is summarised once all parts are finished."""
     from ocil.cli.progress import CellTable

@@ -64,7 +64,7 @@ class HuggingFaceOptions(CommonOptions, total=False):
 
 
 @dataclass(frozen=True)
-class Part:
+class LabelledSamples:
     """Some samples of a source, in this order, and their labels."""
 
     source: Source
@@ -76,10 +76,10 @@ class Part:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def of(self, chosen: NDArray[np.bool_]) -> "Part":
+    def of(self, chosen: NDArray[np.bool_]) -> "LabelledSamples":
         """Some of these samples, by a mask."""
         domains = None if self.domains is None else self.domains[chosen]
-        return Part(self.source, self.index[chosen], self.labels[chosen], domains)
+        return LabelledSamples(self.source, self.index[chosen], self.labels[chosen], domains)
 
     def pieces(self) -> Iterator[tuple[NDArray[Any], Indices, Indices | None]]:
         """Samples, labels and domains, a few at a time."""
@@ -114,8 +114,8 @@ class Samples:
 
     name: str
     classes: tuple[str, ...]
-    train: Part
-    test: Part
+    train: LabelledSamples
+    test: LabelledSamples
     unseen: int = 0
     domains: tuple[str, ...] = ()
 
@@ -160,7 +160,7 @@ class Samples:
     def of(cls, dataset: Dataset) -> "Samples":
         """The samples of a dataset."""
         train, test = (
-            Part(ArraySource(x, what, "HWC"), np.arange(len(y)), y, domain)
+            LabelledSamples(ArraySource(x, what, "HWC"), np.arange(len(y)), y, domain)
             for what, x, y, domain in (
                 ("train_x", dataset.train_x, dataset.train_y, dataset.train_domain),
                 ("test_x", dataset.test_x, dataset.test_y, dataset.test_domain),
@@ -183,7 +183,7 @@ class Samples:
     def write(self, path: Path, progress: Progress = lambda _done, _total: None) -> None:
         """Write a folder of raw arrays, which is there whole or not at all. ``progress``: samples done, and of all."""
         done, total = 0, len(self.train) + len(self.test)
-        parts: tuple[tuple[Split, Part], ...] = (("train", self.train), ("test", self.test))
+        parts: tuple[tuple[Split, LabelledSamples], ...] = (("train", self.train), ("test", self.test))
         with StoreWriter(path, self.classes, self.unseen, self.domains) as writer:
             for split, part in parts:
                 for x, y, domains in part.pieces():
@@ -199,13 +199,13 @@ class Samples:
         return open_store(store, self.name, verify=False)  # its digests have just been computed
 
 
-def _whole(source: Source, labels: Indices) -> Part:
-    return Part(source, np.arange(len(labels)), labels)
+def _whole(source: Source, labels: Indices) -> LabelledSamples:
+    return LabelledSamples(source, np.arange(len(labels)), labels)
 
 
 def _with_domains(
-    train: Part, test: Part | None, given: Any, held: Any | None
-) -> tuple[Part, Part | None, tuple[str, ...]]:
+    train: LabelledSamples, test: LabelledSamples | None, given: Any, held: Any | None
+) -> tuple[LabelledSamples, LabelledSamples | None, tuple[str, ...]]:
     """The same samples with the numbers of their domains, and the names of these."""
     if (held is None) != (test is None):
         raise OcilError("give test_domain together with test_x, and leave it out without.")

@@ -9,7 +9,15 @@ from ocil.data.derived import short_name
 from ocil.evaluation import measures
 from ocil.evaluation.measures import MEASURES, Estimate, Measure
 from ocil.report.cells import MeasuredCell, settings_text, title_of
-from ocil.report.comparison import ComparedRow, ComparedTable, Comparison, Grid, difference, overlap, published_accuracy
+from ocil.report.comparison import (
+    ComparedNumber,
+    ComparedRow,
+    ComparedTable,
+    Grid,
+    difference,
+    overlap,
+    published_accuracy,
+)
 from ocil.report.formatting import (
     count,
     duration,
@@ -138,7 +146,7 @@ def _grid_table(grid: Grid, heading: str) -> Table:
     )
 
 
-def _value(number: Comparison, usual_seeds: int) -> Value:
+def _value(number: ComparedNumber, usual_seeds: int) -> Value:
     published = published_percent(number.published) if number.published else ""
     if number.value is None or number.cell is None:
         return Value("", "", published=published)
@@ -256,7 +264,7 @@ def _all_methods_record(row: ComparedRow) -> dict[str, str]:
 def _cell_record(cell: MeasuredCell, paper: Paper) -> dict[str, Any]:
     config = cell.config
     column = ColumnKey(config.dataset, cell.place.memory)
-    found = _numbers(Comparison(column, cell, published_accuracy(cell, paper)))
+    found = _numbers(ComparedNumber(column, cell, published_accuracy(cell, paper)))
     for name in ("forgetting", "intransigence"):
         value: Estimate | None = getattr(cell.summary, f"average_{name}")
         found |= {name: exact(value), f"{name}_interval": exact_interval(value)}
@@ -273,7 +281,7 @@ def _cell_record(cell: MeasuredCell, paper: Paper) -> dict[str, Any]:
     }
 
 
-def _numbers(number: Comparison) -> dict[str, Any]:
+def _numbers(number: ComparedNumber) -> dict[str, Any]:
     cell = number.cell if number.value is not None else None
     published = number.published
     return {
