@@ -38,8 +38,8 @@ from ocil.runs.config import RunConfig, command, facts_of, plugin_words, resolve
 from ocil.runs.features import Encoder, features_of
 from ocil.runs.folder import RunFolder, is_folder
 from ocil.runs.naming import readable, short_digest
-from ocil.runs.protocol import Run
 from ocil.runs.results import Result, write_json
+from ocil.runs.stream_run import StreamRun
 from ocil.streams import Stream
 
 SCHEMA = 1
@@ -188,7 +188,7 @@ class Search:
         write_data(self.split.data, self.data_path)
         return Plan(self.cells, self.out, reference=False)
 
-    def describe(self, run: Run, error: Exception) -> str:
+    def describe(self, run: StreamRun, error: Exception) -> str:
         """The message for a run that failed."""
         label = next(cell.label for cell in self.cells if run.config in cell.configs)
         return f"{label}, seed {run.seed}: {error}"

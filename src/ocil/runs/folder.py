@@ -28,8 +28,11 @@ from ocil.runs.results import UNREADABLE, Result, is_nowhere, other_images, read
 from ocil.tensorfile import DamagedFileError
 
 
-class Settings(Protocol):
-    """A configuration, as far as its folder is concerned."""
+class RunSettings(Protocol):
+    """The configuration of any kind of run, as far as its folder and an engine are concerned."""
+
+    @property
+    def dataset(self) -> str: ...
 
     @property
     def seed(self) -> int: ...
@@ -54,7 +57,7 @@ class Settings(Protocol):
     def from_json(cls, content: Mapping[str, Any]) -> Self: ...
 
 
-S = TypeVar("S", bound=Settings)
+S = TypeVar("S", bound=RunSettings)
 State = dict[str, Tensor]
 
 
@@ -63,11 +66,11 @@ class RunFolder:
     """The files of one run."""
 
     path: Path
-    config: Settings | None = None
+    config: RunSettings | None = None
     """The run that is expected here: files of another one are refused."""
 
     @classmethod
-    def of(cls, root: Path, config: Settings) -> "RunFolder":
+    def of(cls, root: Path, config: RunSettings) -> "RunFolder":
         return cls(find_run(root, config), config)
 
     @property
@@ -88,7 +91,7 @@ class RunFolder:
         self.refuse_other_settings(result.config)
         return replace(result, config=self.config)  # the same run; its images may have been moved since
 
-    def refuse_other_settings(self, begun: Settings) -> None:
+    def refuse_other_settings(self, begun: RunSettings) -> None:
         """Raise if the folder's run has other settings than the expected one: its name does not show whether a default
         has changed since."""
         if self.config is None or begun.identity == self.config.identity:
@@ -103,7 +106,7 @@ class RunFolder:
     def save_result(self, result: Result) -> None:
         write_json(self.path / "result.json", result.to_json())
 
-    def save_config(self, config: Settings) -> None:
+    def save_config(self, config: RunSettings) -> None:
         """Write the configuration. If there is a checkpoint, it must be of the same settings."""
         if self.checkpoint.exists():
             replace(self, config=config).refuse_other_settings(self.begun_with(config))
@@ -163,7 +166,7 @@ class RunFolder:
         return locked(self.path, "Choose another folder with --out.", taken)
 
 
-def find_run(root: Path, config: Settings) -> Path:
+def find_run(root: Path, config: RunSettings) -> Path:
     """Where a run is, else where other seeds of its cell are, else where it will be: ROOT/CELL/seed-N.
 
     The file of a dataset outside the catalog may have been renamed since; then the digest alone identifies the cell.
