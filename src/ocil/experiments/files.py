@@ -139,24 +139,29 @@ def select(cells: Sequence[Cell], only: str) -> list[Cell]:
     ``label="AFS, beta 0.1"``.
     """
     kept = list(cells)
-    known = {f.name for cell in cells for part in (cell.config.stream, cell.config.learner) for f in fields(part)}
-    known |= set(NAMES)
     for word in _words(only):
-        name, equals, values = word.partition("=")
-        if not equals or not name or not values:
-            raise OcilError(f"--only {word}: write FIELD=VALUE or FIELD=VALUE,VALUE, for example --only method=afs,er.")
-        if name not in known:
-            raise OcilError(f"--only {word}: no cell has a field '{name}'.{suggest(name, known)}")
-        whole = name == "label" and any(_matches(cell, name, values) for cell in cells)
-        wanted = [values] if whole else values.split(",")
-        for value in wanted:
-            if not any(_matches(cell, name, value) for cell in cells):
-                there = {_text(cell.value(name)) for cell in cells if cell.value(name) is not None}
-                raise OcilError(f"--only {word}: no cell has {name}={value}.{suggest(value, there)}")
+        name, wanted = _condition(word, cells)
         kept = [cell for cell in kept if any(_matches(cell, name, value) for value in wanted)]
     if not kept:
         raise OcilError(f"--only '{only}' leaves no cell: each part has some, but no cell has them all.")
     return kept
+
+
+def _condition(word: str, cells: Sequence[Cell]) -> tuple[str, list[str]]:
+    """The field that a word such as ``method=afs,er`` names, and its values. Raises if no cell has one of these."""
+    name, equals, values = word.partition("=")
+    if not equals or not name or not values:
+        raise OcilError(f"--only {word}: write FIELD=VALUE or FIELD=VALUE,VALUE, for example --only method=afs,er.")
+    known = {f.name for cell in cells for part in (cell.config.stream, cell.config.learner) for f in fields(part)}
+    if name not in known | set(NAMES):
+        raise OcilError(f"--only {word}: no cell has a field '{name}'.{suggest(name, known | set(NAMES))}")
+    whole = name == "label" and any(_matches(cell, name, values) for cell in cells)
+    wanted = [values] if whole else values.split(",")
+    for value in wanted:
+        if not any(_matches(cell, name, value) for cell in cells):
+            there = {_text(cell.value(name)) for cell in cells if cell.value(name) is not None}
+            raise OcilError(f"--only {word}: no cell has {name}={value}.{suggest(value, there)}")
+    return name, wanted
 
 
 def _words(only: str) -> list[str]:
