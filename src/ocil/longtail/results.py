@@ -10,7 +10,7 @@ from ocil.evaluation.measures import Estimate, estimate
 from ocil.longtail.config import VARIANTS, LongTailConfig, command
 from ocil.longtail.metrics import LATER, MEASURES
 from ocil.runs.config import for_seeds
-from ocil.runs.record import is_number
+from ocil.runs.result_checks import is_number
 from ocil.runs.results import UNREADABLE, check_sealed, is_nowhere, read_json, reason_of, sealed
 
 KIND = "longtail"

@@ -8,7 +8,7 @@
 ``stepper``      the learner's steps as they are written; ``captured``: as CUDA graphs
 ``captured_batches``  the same for batches that come from outside
 ``folder``       lock, checkpoint and place of a run; ``naming``: what its folder is called
-``results``      what a finished run leaves, and means over seeds
+``results``      what a finished run leaves, and means over seeds; ``result_checks``: of files from anywhere
 ``environment``  device, versions, digests
 ``fit``          how much GPU memory a run takes
 ``trackers``     TensorBoard
