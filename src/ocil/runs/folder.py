@@ -24,7 +24,7 @@ from ocil.errors import OcilError
 from ocil.files import is_link, locked
 from ocil.runs.config import RunConfig
 from ocil.runs.naming import seed_folder
-from ocil.runs.results import UNREADABLE, Result, is_nowhere, other_images, read_json, unreadable, write_json
+from ocil.runs.results import Result, if_there, other_images, read_json, unreadable, write_json
 from ocil.tensorfile import DamagedFileError
 
 
@@ -80,13 +80,8 @@ class RunFolder:
     def result(self) -> Result | None:
         """The result of a class-incremental run, if it is finished."""
         path = self.path / "result.json"
-        try:
-            result = Result.from_json(read_json(path))
-        except (*UNREADABLE, OcilError) as error:
-            if is_nowhere(error):
-                return None
-            raise OcilError(unreadable(path, error)) from error
-        if not isinstance(self.config, RunConfig):
+        result = if_there(path, lambda: Result.from_json(read_json(path)))
+        if result is None or not isinstance(self.config, RunConfig):
             return result
         self.refuse_other_settings(result.config)
         return replace(result, config=self.config)  # the same run; its images may have been moved since
@@ -115,12 +110,8 @@ class RunFolder:
     def begun_with(self, otherwise: S) -> S:
         """The configuration that the run was begun with; ``otherwise`` if there is no file of it."""
         path = self.path / "config.json"
-        try:
-            return otherwise.from_json(read_json(path))
-        except (*UNREADABLE, OcilError) as error:
-            if is_nowhere(error):
-                return otherwise
-            raise OcilError(unreadable(path, error)) from error
+        found = if_there(path, lambda: otherwise.from_json(read_json(path)))
+        return otherwise if found is None else found
 
     def save_checkpoint(self, tensors: State, progress: dict[str, Any]) -> None:
         """Write tensors and the JSON that goes with them into one file, so that they cannot disagree."""
@@ -200,13 +191,12 @@ def _flat(identity: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_tensors(path: Path, text: str) -> tuple[State, dict[str, Any]] | None:
     """The tensors of a file and the JSON object that it keeps as ``text``; None if there is no such file."""
-    try:
+
+    def read() -> tuple[State, dict[str, Any]]:
         tensors, texts = tensorfile.read(path)
         found = json.loads(texts[text])
         if not isinstance(found, dict):
             raise DamagedFileError(f"its {text} is not an object")
-    except UNREADABLE as error:
-        if is_nowhere(error):
-            return None
-        raise OcilError(unreadable(path, error)) from error
-    return tensors, found
+        return tensors, found
+
+    return if_there(path, read)

@@ -3,10 +3,10 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ocil.data import Dataset
 from ocil.errors import LaterVersionError, OcilError
@@ -17,6 +17,7 @@ from ocil.runs.config import RunConfig
 from ocil.runs.result_checks import check_result
 from ocil.tensorfile import DamagedFileError
 
+T = TypeVar("T")
 SCHEMA = 2
 """The version of the format; since 2 a result has a checksum."""
 CHECKSUM = "checksum"
@@ -205,14 +206,22 @@ def _checksum(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def is_nowhere(error: Exception) -> bool:
-    """Whether a file could not be read because there is none."""
-    return isinstance(error, OSError) and error.errno in NOWHERE
-
-
 def unreadable(path: Path, error: Exception) -> str:
     advice = "Update ocil" if isinstance(error, LaterVersionError) else "Delete it to start that run again"
     return f"cannot read {path}: {reason_of(error)}. {advice}."
+
+
+def if_there(path: Path, read: Callable[[], T], says: Callable[[Path, Exception], str] = unreadable) -> T | None:
+    """What ``read`` finds in a file; None if there is no file. Raises ``OcilError`` if it cannot be read.
+
+    ``says``: what the error says.
+    """
+    try:
+        return read()
+    except (*UNREADABLE, OcilError) as error:
+        if isinstance(error, OSError) and error.errno in NOWHERE:
+            return None
+        raise OcilError(says(path, error)) from error
 
 
 def reason_of(error: Exception) -> str:
