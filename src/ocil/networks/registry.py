@@ -88,13 +88,7 @@ def _read(name: str, found: Any) -> list[NetworkInfo]:
 NETWORKS: Registry[NetworkInfo] = Registry("network", "ocil.networks", _BUILT_IN, _read, spelling)
 
 
-def register(info: NetworkInfo, replace: bool = False) -> None:
-    """Register a network of your own: the setting ``network`` then takes its name.
-
-    It is known to this process; in a plugin file (see ``ocil.plugins``) also to worker processes. ``replace`` allows a
-    name that is taken. Raises an ``OcilError`` if the name is taken or is not a valid name.
-    """
-    NETWORKS.register(info, replace)
+register = NETWORKS.register  # ``ocil.register`` does the same for anything that has a registry
 
 
 def origin_of(spec: str) -> Origin:
