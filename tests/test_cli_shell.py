@@ -19,7 +19,7 @@ import ocil
 from ocil.cli import COMMANDS, app, console
 from ocil.cli.names import experiments
 from ocil.experiments.named import find_file, shipped
-from ocil.experiments.part import Part
+from ocil.experiments.part import SweepPart
 from tests.conftest import Call, one_error
 
 ROOT = Path(__file__).parents[1]
@@ -187,10 +187,10 @@ def test_experiments_are_found_by_name_anywhere(
 
 def test_parts_are_all_runs_once() -> None:
     for count in (1, 3, 8, 20):
-        parts = [Part(number, count).of(range(17)) for number in range(1, count + 1)]
+        parts = [SweepPart(number, count).of(range(17)) for number in range(1, count + 1)]
         assert sorted(run for part in parts for run in part) == list(range(17))
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
-    assert str(Part.parse(" 3/8 ")) == "3/8"
+    assert str(SweepPart.parse(" 3/8 ")) == "3/8"
 
 
 def test_a_sweep_in_parts_is_the_sweep(ocil_command: Call, tiny_npz: Path, tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from ocil.methods.afs import AFSConfig
 from ocil.methods.config import LearnerConfig, refuse_odd_class
 from ocil.methods.er import ER, ERConfig
 from ocil.runs.build import make_learner
-from ocil.runs.config import DEFAULT_MEMORY, RunConfig, command, concerns, memory_settings, resolve
+from ocil.runs.config import RunConfig, command, concerns, memory_settings, resolve
+from ocil.runs.defaults import DEFAULT_MEMORY
 from ocil.runs.settings import as_argument, fill, meanings
 from ocil.streams import StreamConfig
 from tests.conftest import Call

@@ -7,7 +7,7 @@ import pytest
 import ocil.experiments
 from ocil.errors import OcilError
 from ocil.experiments import configure, named
-from ocil.experiments.files import DatasetFacts, Experiment, read, select
+from ocil.experiments.files import Experiment, KnownDataset, read, select
 from ocil.methods import method
 from ocil.report.papers import ColumnKey, load
 
@@ -273,7 +273,7 @@ def test_the_command_line_wins_over_an_axis(write) -> None:  # type: ignore[no-u
 
 def test_a_dataset_of_one_s_own(write) -> None:  # type: ignore[no-untyped-def]
     path = write('[[cells]]\nmethod = "er"\ndataset = "mine.npz"\n')
-    (cell,) = read(path, source=lambda name: DatasetFacts("/data/mine.npz", 3, "abc")).cells
+    (cell,) = read(path, source=lambda name: KnownDataset("/data/mine.npz", "abc", {"classes": 3})).cells
     assert (cell.config.dataset, cell.config.fingerprint, cell.config.stream.tasks) == ("/data/mine.npz", "abc", 3)
     assert select([cell], "dataset=mine") == [cell]
 

@@ -31,7 +31,7 @@ from ocil.runs.environment import digest
 from ocil.runs.folder import RunFolder
 from ocil.runs.protocol import Interrupted
 from ocil.runs.results import Result
-from ocil.runs.stepper import Stepper, arrivals
+from ocil.runs.stepper import Stepper, classes_to_meet
 from ocil.runs.stream_run import ActiveStreamRun
 from ocil.streams import DeviceData
 from ocil.testing.subject import changed, end_task, frozen
@@ -570,9 +570,9 @@ def test_growing_makes_another_cell(dataset: tuple[Path, Dataset]) -> None:
 
 
 @pytest.mark.parametrize("boundary", ["clear", "blurry", "none", "iid"])
-def test_arrivals(dataset: tuple[Path, Dataset], boundary: str) -> None:
+def test_classes_to_meet(dataset: tuple[Path, Dataset], boundary: str) -> None:
     stream = ocil.Stream(dataset[1], ocil.StreamConfig(tasks=3, batch_size=7, boundary=boundary))  # type: ignore[arg-type]
-    found = arrivals(stream)
+    found = classes_to_meet(stream)
     seen: set[int] = set()
     for part in stream:
         new = set(part.y.tolist()) - seen

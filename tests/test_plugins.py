@@ -419,6 +419,14 @@ def test_entry_points_are_imported_when_their_name_is_asked_for(package: Package
     assert "other" not in METHODS._broken
 
 
+def test_a_broken_file_takes_no_entry_point_with_it(package: Package, tmp_path: Path) -> None:
+    package("outside", MINE.replace("ocil.register", "info = "), methods="mine = outside:info")
+    (tmp_path / "mine.py").write_text("import ocil; ocil.METHODS['mine']; raise ValueError('later')")
+    with pytest.raises(ocil.OcilError, match="later"):
+        plugins.load(tmp_path / "mine.py")
+    assert method("mine").summary == "like er"
+
+
 def test_forms_of_entry_points(package: Package) -> None:
     code = """
 from ocil import Measure, MethodInfo

@@ -118,7 +118,7 @@ def test_a_dataset_with_half_of_its_domains() -> None:
 
 @pytest.mark.parametrize("boundary", ["clear", "blurry", "none", "iid", "i-blurry", "si-blurry", "repeated"])
 def test_every_kind_brings_domains(boundary: Any) -> None:
-    data = derived.with_domains(patterned(30), derived.Change("noise", 5, 2.0), "noisy")
+    data = derived.with_domains(patterned(30), derived.ImageChange("noise", 5, 2.0), "noisy")
     config = StreamConfig(tasks=5, batch_size=5, boundary=boundary, scenario="domain", drop_last=False)
     stream = Stream(data, config, seed=1)
     assert sorted(itertools.chain(*stream.groups)) == list(range(5))
@@ -132,7 +132,7 @@ def test_every_kind_brings_domains(boundary: Any) -> None:
 
 
 def test_columns_are_domains_and_count_every_test_image() -> None:
-    data = derived.with_domains(patterned(30), derived.Change("occlusion", 4, 0.6), "dirty")
+    data = derived.with_domains(patterned(30), derived.ImageChange("occlusion", 4, 0.6), "dirty")
     stream = Stream(data, StreamConfig(tasks=2, scenario="domain", task_sizes=(3, 1)))
     learner = make_learner("fine-tune", data, width=1)
     learner.network.eval()

@@ -14,7 +14,7 @@ from ocil.methods import METHODS
 from ocil.runs.captured import CapturedStepper
 from ocil.runs.config import RunConfig
 from ocil.runs.protocol import Interrupted
-from ocil.runs.stepper import Stepper, arrivals
+from ocil.runs.stepper import Stepper, classes_to_meet
 from ocil.runs.stream_run import ActiveStreamRun, StreamRun
 from ocil.streams import KINDS, Stream
 from tests.conftest import Call
@@ -40,7 +40,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"scenario": "domain", "tasks": 3},
 ]
 NETWORK = TINY
-DATA = derived.with_domains(patterned(12, 4), derived.Change("noise", 3, 1.0), "noisy")
+DATA = derived.with_domains(patterned(12, 4), derived.ImageChange("noise", 3, 1.0), "noisy")
 
 
 def config_of(settings: dict[str, Any], name: str = "er", **more: Any) -> RunConfig:
@@ -96,7 +96,7 @@ def test_a_run_goes_on_bit_identically(settings: dict[str, Any], growing: bool, 
 def test_a_growing_learner_meets_the_labels_that_it_hears() -> None:
     config = config_of({"label_noise": 0.9, "tasks": 4})
     stream = Stream(DATA, config.stream, seed=0)
-    met = arrivals(stream)
+    met = classes_to_meet(stream)
     heard: set[int] = set()
     for batch in stream:
         new = set(batch.y.tolist()) - heard

@@ -408,3 +408,23 @@ def test_ctrl_c_leaves_no_record(tune: Tune, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("ocil.engines.pool.run_all", lambda runs, *_: {run.key: Interrupted("") for run in runs})
     assert tune("er", "--grid", "lr=0.1", "--seeds", 1).code == 130
     assert not (tmp_path / "search" / "tuning.json").exists()
+
+
+def test_a_search_on_vectors_has_their_network(six: Dataset, tmp_path: Path) -> None:
+    shape = (len(six.train_x), -1), (len(six.test_x), -1)
+    train, test = (x.reshape(to).astype(np.float32) for x, to in zip((six.train_x, six.test_x), shape, strict=True))
+    replace(six, train_x=train, test_x=test).save(tmp_path / "vectors.npz")
+    settings = {"tasks": str(TASKS), "memory_batch": "5"}
+    found = search.Search("afs", str(tmp_path / "vectors.npz"), memory=20, settings=settings, out=tmp_path / "s")
+    found.plan()
+    learner: Any = found.configs[0].learner
+    assert (learner.network, learner.views) == ("linear", "raw")
+
+
+def test_a_search_takes_the_sizes_of_the_first_tasks(six: Dataset, tmp_path: Path) -> None:
+    six.save(tmp_path / "six.npz")
+    settings = {"width": "2", "task_sizes": "1,3,2"}
+    found = search.Search("fine-tune", str(tmp_path / "six.npz"), {"lr": ["0.1"]}, settings=settings, out=tmp_path)
+    found.plan()
+    assert [len(classes) for classes in found.split.tasks] == [1, 3]
+    assert found.cells[0].config.stream.task_sizes == (1, 3)

@@ -153,12 +153,21 @@ class Registry(MutableMapping[str, T]):
     @contextmanager
     def preserved(self) -> Iterator[None]:
         """What is registered inside the block is forgotten after it."""
-        waiting = None if self._waiting is None else self._waiting.copy()
-        before = dict(self._things), dict(self._origins), waiting, dict(self._broken)
+        restore = self._snapshot()
         try:
             yield
         finally:
+            restore()
+
+    def _snapshot(self) -> Callable[[], None]:
+        """The function that brings back what is registered now."""
+        waiting = None if self._waiting is None else self._waiting.copy()
+        before = dict(self._things), dict(self._origins), waiting, dict(self._broken)
+
+        def restore() -> None:
             self._things, self._origins, self._waiting, self._broken = before
+
+        return restore
 
     def _search(self, name: str, known: Callable[[], T | None]) -> T | None:
         """What ``known`` returns, before or after plugins are loaded. Those that seem to have the name come first."""
@@ -277,11 +286,8 @@ def load_or_warn(path: Path | str) -> None:
     A file that is not there is an error all the same: its name is probably mistyped.
     """
     file = PluginFile.read(path)
-    try:
+    with _left_out_if_broken(file.path):
         _load_file(file)
-    except OcilError as error:
-        _broken_files[file.path] = str(error)
-        warn_once(str(error))
 
 
 def load_named() -> None:
@@ -290,11 +296,18 @@ def load_named() -> None:
         path = str(Path(name).expanduser().resolve())
         if path in _files or path in _broken_files:
             continue
-        try:
+        with _left_out_if_broken(path):
             load(path)
-        except OcilError as error:
-            _broken_files[path] = str(error)
-            warn_once(str(error))
+
+
+@contextmanager
+def _left_out_if_broken(path: str) -> Iterator[None]:
+    """A file that cannot be loaded in this block is remembered, and said to be left out."""
+    try:
+        yield
+    except OcilError as error:
+        _broken_files[path] = str(error)
+        warn_once(str(error))
 
 
 def loaded() -> tuple[PluginFile, ...]:
@@ -328,15 +341,15 @@ def _load_file(file: PluginFile) -> ModuleType:
             return sys.modules[file.module]
         module = ModuleType(file.module)
         module.__file__ = file.path
-        before = [(registry, dict(registry._things), dict(registry._origins)) for registry in _registries]
+        undo = [registry._snapshot() for registry in _registries]
         sys.modules[file.module] = module  # dataclasses and pickle look for it there
         try:
             with _registering(file.origin):
                 exec(compile(file.source, file.path, "exec"), module.__dict__)  # noqa: S102  # the user named the file
         except BaseException as error:
             del sys.modules[file.module]
-            for registry, things, origins in before:
-                registry._things, registry._origins = things, origins
+            for restore in undo:
+                restore()
             if not isinstance(error, Exception | SystemExit):
                 raise
             lines = [place.lineno for place in traceback.extract_tb(error.__traceback__) if place.filename == file.path]

@@ -100,9 +100,9 @@ def _input_shape(network: str | None, image: tuple[int, int, int]) -> tuple[int,
 
 
 def _print(timings: "Sequence[Timing]") -> None:
-    from ocil.networks.registry import DEFAULT
+    from ocil.networks.registry import REDUCED
 
-    others = any(timing.network != DEFAULT for timing in timings)
+    others = any(timing.network != REDUCED for timing in timings)
     rows: list[tuple[str, ...]] = []
     for timing in timings:
         review = "-" if timing.ms_per_review_step is None else f"{timing.ms_per_review_step:.2f}"

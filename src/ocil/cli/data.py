@@ -10,7 +10,7 @@ from ocil.cli.names import DATASET
 from ocil.cli.options import FLAG, DataDir, Json, MaybeWhole
 
 if TYPE_CHECKING:
-    from ocil.data import Entry
+    from ocil.data import ListedDataset
 
 app = App(
     name="data",
@@ -251,13 +251,13 @@ def _print_stored(path: Path, notes: list[str], as_json: bool) -> None:
     )
 
 
-def _entry_json(entry: "Entry") -> dict[str, Any]:
+def _entry_json(entry: "ListedDataset") -> dict[str, Any]:
     from dataclasses import asdict
 
     return asdict(entry) | {"path": str(entry.path) if entry.path else None}
 
 
-def _print_table(entries: "list[Entry]", title: str) -> None:
+def _print_table(entries: "list[ListedDataset]", title: str) -> None:
     from ocil.data.dataset import shape_text
 
     rows = [

@@ -9,7 +9,7 @@ from ocil.cli import console
 if TYPE_CHECKING:
     from ocil.experiments.estimate import Forecast
     from ocil.experiments.files import Cell, Experiment
-    from ocil.experiments.part import Part
+    from ocil.experiments.part import SweepPart
     from ocil.experiments.plan import FeaturesToCompute
     from ocil.runs.config import RunConfig
 
@@ -29,7 +29,7 @@ class DryRun:
         missing: dict[str, str],
         features: "Sequence[FeaturesToCompute]",
         on_cluster: bool,
-        part: "Part | None" = None,
+        part: "SweepPart | None" = None,
     ) -> None:
         from ocil.runs.stream_run import StreamRun
 
@@ -105,7 +105,7 @@ class DryRun:
             console.print_line(f"The sweep would not start: {missing_text(self.missing)}")
         console.print_line(f"Nothing was run. Runs would be in {self.plan.root}.")
 
-    def _part_json(self, part: "Part") -> dict[str, Any]:
+    def _part_json(self, part: "SweepPart") -> dict[str, Any]:
         configs = part.of(self.plan.configs)
         seconds = round(self.forecast.seconds(configs), 1)
         return {"number": part.number, "of": part.parts, **self.plan.counts(configs), "seconds": seconds}

@@ -5,7 +5,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ocil.cli import console
 from ocil.errors import OcilError, WriteError
@@ -16,16 +16,17 @@ if TYPE_CHECKING:
     from ocil.engines.job import Event, Job, Outcomes
     from ocil.runs.protocol import Run
 
+R = TypeVar("R", bound="Run")
 STOPPED = "Stopped: the same command goes on from what was last saved."
 ECHO_SECONDS = 0.5  # a signal that comes sooner after the first one is the same request
 
 
 def execute(
-    runs: "Sequence[Run]",
+    runs: "Sequence[R]",
     job: "Job",
     display: "Display",
     execution: "Execution",
-    describe: "Callable[[Run, Exception], str]" = lambda run, error: str(error),
+    describe: "Callable[[R, Exception], str]" = lambda run, error: str(error),
 ) -> "tuple[Outcomes, list[str]]":
     """Carry out runs with live progress. Returns their outcomes by key, and one message per failure.
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ocil.engines.job import Job
     from ocil.experiments.estimate import Forecast
     from ocil.experiments.files import Cell, Experiment
-    from ocil.experiments.part import Part
+    from ocil.experiments.part import SweepPart
     from ocil.experiments.plan import CellSummary
 
 
@@ -81,11 +81,11 @@ def sweep(
     from ocil.experiments.datasets import Datasets
     from ocil.experiments.estimate import Estimator, Forecast
     from ocil.experiments.files import read
-    from ocil.experiments.part import Part
+    from ocil.experiments.part import SweepPart
     from ocil.experiments.plan import Plan
     from ocil.runs.folder import make_folder
 
-    chosen = None if part is None else Part.parse(part)
+    chosen = None if part is None else SweepPart.parse(part)
     datasets = Datasets(data_dir)
     experiment = read(file, seeds=seeds, settings=read_settings(set), only=" ".join(only), source=datasets.source)
     _note_left_out(experiment)
@@ -152,7 +152,7 @@ def _list(as_json: bool) -> int:
 
 
 def _execute_part(
-    part: "Part", experiment: "Experiment", forecast: "Forecast", job: "Job", execution: Execution, as_json: bool
+    part: "SweepPart", experiment: "Experiment", forecast: "Forecast", job: "Job", execution: Execution, as_json: bool
 ) -> int:
     """Carry out a part of the runs. What they found is summarised once all parts are finished."""
     from ocil.cli.progress import CellTable
@@ -192,10 +192,10 @@ def _execute(experiment: "Experiment", forecast: "Forecast", job: "Job", executi
 def _print_results(title: str, found: "Sequence[tuple[Cell, CellSummary | None]]") -> None:
     from ocil.data.derived import short_name
     from ocil.report.formatting import duration, percent_or_range
-    from ocil.report.result_tables import legend, measure_columns, measure_values
+    from ocil.report.result_tables import legend, measure_columns
 
     summaries = [known.summary for _, known in found if known is not None]
-    own = [column.title for column in measure_columns(summaries)]
+    own = measure_columns(summaries)
     rows = []
     for cell, known in found:
         place = (cell.label, short_name(cell.config.dataset), str(cell.config.learner.memory or "-"))
@@ -205,10 +205,10 @@ def _print_results(title: str, found: "Sequence[tuple[Cell, CellSummary | None]]
         count, summary = len(known.folders), known.summary
         measures = (summary.average_accuracy, summary.average_forgetting, summary.average_intransigence)
         seeds = str(count) if count == len(cell.configs) else f"{count}/{len(cell.configs)}"
-        numbers = (*map(percent_or_range, measures), *(value.text for value in measure_values(summary, summaries)))
+        numbers = (*map(percent_or_range, measures), *(value(summary).text for _, value in own))
         rows.append((*place, seeds, *numbers, duration(summary.wall_seconds.mean)))
     usual = ("row", "dataset", "memory", "seeds", "accuracy %", "forgetting %", "intransigence %")
-    columns = (*usual, *own, "time / run")
+    columns = (*usual, *(column.title for column, _ in own), "time / run")
     console.print_table(columns, rows, title, lines="head")
     for line in legend(summaries) if summaries else []:
         console.print_line(line)

@@ -3,7 +3,7 @@
 from ocil.data.catalog import CATALOG, DEFAULT, DatasetInfo, DatasetSource
 from ocil.data.dataset import Dataset
 from ocil.data.raw_writer import StoreWriter
-from ocil.data.store import Entry, available, load, load_once
+from ocil.data.store import ListedDataset, available, load, load_once
 
 __all__ = [
     "CATALOG",
@@ -11,7 +11,7 @@ __all__ = [
     "Dataset",
     "DatasetInfo",
     "DatasetSource",
-    "Entry",
+    "ListedDataset",
     "StoreWriter",
     "available",
     "load",

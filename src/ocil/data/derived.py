@@ -27,7 +27,7 @@ _CHANGED = re.compile(rf"(?P<base>.+):(?P<kind>{'|'.join(CHANGES)})(?P<options>(
 
 
 @dataclass(frozen=True)
-class Change:
+class ImageChange:
     """What ``:noise,domains=5,strongest=2`` says."""
 
     kind: str
@@ -114,7 +114,7 @@ def joined(datasets: Sequence[Dataset]) -> Dataset:
     )
 
 
-def with_domains(data: Dataset, change: Change, name: str) -> Dataset:
+def with_domains(data: Dataset, change: ImageChange, name: str) -> Dataset:
     """The images of a dataset in domains of equal size and classes, each changed more strongly than the one before.
 
     Each image is in one domain. The images of a class are dealt out at random, always in the same way.
@@ -143,7 +143,7 @@ def _part(name: str, load: Callable[[str], Dataset]) -> Dataset:
     return with_domains(data, change, f"{data.name}{name[len(base) :]}")
 
 
-def _change(name: str) -> Change:
+def _change(name: str) -> ImageChange:
     found = _CHANGED.fullmatch(name)
     if found is None:
         raise ValueError(name)
@@ -167,7 +167,7 @@ def _change(name: str) -> Change:
     most = CHANGES[kind].most
     if not 0 < given["strongest"] <= most:
         raise OcilError(f"'{name}': strongest = {given['strongest']:g} must be more than 0 and at most {most:g}.")
-    return Change(kind, int(given["domains"]), given["strongest"])
+    return ImageChange(kind, int(given["domains"]), given["strongest"])
 
 
 def _dealt(labels: np.ndarray, domains: int, split: str) -> np.ndarray:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,14 +26,19 @@ Note = Callable[[str], None]
 Progress = Callable[[int, int], None]
 
 
-class CommonOptions(TypedDict, total=False):
+class SplitOptions(TypedDict, total=False):
+    """How samples are held out to test with, where there are no others. ``Dataset.from_arrays`` explains it."""
+
+    test_share: float | None
+    seed: int
+    note: Note | None
+
+
+class CommonOptions(SplitOptions, total=False):
     """The options of every door. ``Dataset.from_arrays`` explains them."""
 
     name: str
     layout: Layout | None
-    test_share: float | None
-    seed: int
-    note: Note | None
 
 
 class ArrayOptions(CommonOptions, total=False):
@@ -64,7 +69,7 @@ class HuggingFaceOptions(CommonOptions, total=False):
 
 
 @dataclass(frozen=True)
-class Part:
+class LabelledSamples:
     """Some samples of a source, in this order, and their labels."""
 
     source: Source
@@ -76,10 +81,10 @@ class Part:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def of(self, chosen: NDArray[np.bool_]) -> "Part":
+    def of(self, chosen: NDArray[np.bool_]) -> "LabelledSamples":
         """Some of these samples, by a mask."""
         domains = None if self.domains is None else self.domains[chosen]
-        return Part(self.source, self.index[chosen], self.labels[chosen], domains)
+        return LabelledSamples(self.source, self.index[chosen], self.labels[chosen], domains)
 
     def pieces(self) -> Iterator[tuple[NDArray[Any], Indices, Indices | None]]:
         """Samples, labels and domains, a few at a time."""
@@ -114,8 +119,8 @@ class Samples:
 
     name: str
     classes: tuple[str, ...]
-    train: Part
-    test: Part
+    train: LabelledSamples
+    test: LabelledSamples
     unseen: int = 0
     domains: tuple[str, ...] = ()
 
@@ -131,9 +136,10 @@ class Samples:
         domains: "tuple[Any, Any | None] | None" = None,
         test_share: float | None = None,
         seed: int = 0,
-        note: Note = lambda _: None,
+        note: Note | None = None,
     ) -> "Samples":
-        """Samples and labels of any kind; without ``test``, a share of each class is held out and ``note`` is told.
+        """Samples and labels of any kind; without ``test``, a share of each class is held out, and ``note``, by default
+        a warning, is told.
 
         ``classes`` and ``names``: see ``number_labels``. ``domains``: those of the training and of the test samples.
         """
@@ -153,14 +159,14 @@ class Samples:
         if tested is not None:
             return cls(name, labels.classes, learned, tested, domains=known)
         held = hold_out(labels.train, labels.classes, test_share, seed)
-        note(f"{name} has no test samples: {in_words(test_share)} of each class is held out to test with")
+        (note or warn)(f"{name} has no test samples: {in_words(test_share)} of each class is held out to test with")
         return cls(name, labels.classes, learned.of(~held), learned.of(held), domains=known)
 
     @classmethod
     def of(cls, dataset: Dataset) -> "Samples":
         """The samples of a dataset."""
         train, test = (
-            Part(ArraySource(x, what, "HWC"), np.arange(len(y)), y, domain)
+            LabelledSamples(ArraySource(x, what, "HWC"), np.arange(len(y)), y, domain)
             for what, x, y, domain in (
                 ("train_x", dataset.train_x, dataset.train_y, dataset.train_domain),
                 ("test_x", dataset.test_x, dataset.test_y, dataset.test_domain),
@@ -183,7 +189,7 @@ class Samples:
     def write(self, path: Path, progress: Progress = lambda _done, _total: None) -> None:
         """Write a folder of raw arrays, which is there whole or not at all. ``progress``: samples done, and of all."""
         done, total = 0, len(self.train) + len(self.test)
-        parts: tuple[tuple[Split, Part], ...] = (("train", self.train), ("test", self.test))
+        parts: tuple[tuple[Split, LabelledSamples], ...] = (("train", self.train), ("test", self.test))
         with StoreWriter(path, self.classes, self.unseen, self.domains) as writer:
             for split, part in parts:
                 for x, y, domains in part.pieces():
@@ -199,13 +205,13 @@ class Samples:
         return open_store(store, self.name, verify=False)  # its digests have just been computed
 
 
-def _whole(source: Source, labels: Indices) -> Part:
-    return Part(source, np.arange(len(labels)), labels)
+def _whole(source: Source, labels: Indices) -> LabelledSamples:
+    return LabelledSamples(source, np.arange(len(labels)), labels)
 
 
 def _with_domains(
-    train: Part, test: Part | None, given: Any, held: Any | None
-) -> tuple[Part, Part | None, tuple[str, ...]]:
+    train: LabelledSamples, test: LabelledSamples | None, given: Any, held: Any | None
+) -> tuple[LabelledSamples, LabelledSamples | None, tuple[str, ...]]:
     """The same samples with the numbers of their domains, and the names of these."""
     if (held is None) != (test is None):
         raise OcilError("give test_domain together with test_x, and leave it out without.")
@@ -228,9 +234,7 @@ def from_arrays(
     layout: Layout | None = None,
     train_domain: Any | None = None,
     test_domain: Any | None = None,
-    test_share: float | None = None,
-    seed: int = 0,
-    note: Note | None = None,
+    **split: Unpack[SplitOptions],
 ) -> Samples:
     """See ``Dataset.from_arrays``."""
     if (test_x is None) != (test_y is None):
@@ -240,8 +244,7 @@ def from_arrays(
     if test_domain is not None and train_domain is None:
         raise OcilError("give train_domain together with test_domain.")
     domains = None if train_domain is None else (train_domain, test_domain)
-    options: dict[str, Any] = {"classes": classes, "test_share": test_share, "seed": seed, "note": note or warn}
-    return Samples.split(name, train, test, domains=domains, **options)
+    return Samples.split(name, train, test, classes=classes, domains=domains, **split)
 
 
 def from_torch(
@@ -252,9 +255,7 @@ def from_torch(
     name: str = "torch",
     layout: Layout | None = None,
     size: int | None = None,
-    test_share: float | None = None,
-    seed: int = 0,
-    note: Note | None = None,
+    **split: Unpack[SplitOptions],
 ) -> Samples:
     """See ``Dataset.from_torch``."""
 
@@ -265,16 +266,8 @@ def from_torch(
         source = ItemSource(lambda number: _pair(dataset, number, what)[0], len(dataset), what, layout, size)
         return source, _torch_labels(dataset, what)
 
-    return Samples.split(
-        name,
-        opened(train, "train"),
-        None if test is None else opened(test, "test"),
-        classes=classes,
-        names=_torch_names(train),
-        test_share=test_share,
-        seed=seed,
-        note=note or warn,
-    )
+    learned, tested = opened(train, "train"), None if test is None else opened(test, "test")
+    return Samples.split(name, learned, tested, classes=classes, names=_torch_names(train), **split)
 
 
 def from_huggingface(
@@ -287,9 +280,7 @@ def from_huggingface(
     name: str = "huggingface",
     layout: Layout | None = None,
     size: int | None = None,
-    test_share: float | None = None,
-    seed: int = 0,
-    note: Note | None = None,
+    **split: Unpack[SplitOptions],
 ) -> Samples:
     """See ``Dataset.from_huggingface``."""
     is_dict = hasattr(ds, "keys") and hasattr(ds, "values")
@@ -298,27 +289,20 @@ def from_huggingface(
         raise OcilError(f"there is no split '{train}'. Name one with train=: {', '.join(map(str, splits))}.")
     if test is not None and test not in splits:
         raise OcilError(f"there is no split '{test}'. Name one with test=: {', '.join(map(str, splits))}.")
-    held = test or next((split for split in TEST_SPLITS if split in splits and split != train), None)
+    held = test or next((part for part in TEST_SPLITS if part in splits and part != train), None)
     features = getattr(splits[train], "features", None)
     if not features:
         raise OcilError("this is not a dataset of the library datasets: it has no features.")
     image = _column(features, image, "image", ("Image",))
     label = _column(features, label, "label", ("ClassLabel",))
 
-    def opened(split: str) -> tuple[Source, Any]:
-        rows = splits[split]
-        source = ItemSource(lambda number: rows[number][image], len(rows), split, layout, size)
+    def opened(part: str) -> tuple[Source, Any]:
+        rows = splits[part]
+        source = ItemSource(lambda number: rows[number][image], len(rows), part, layout, size)
         return source, list(rows[label])
 
-    return Samples.split(
-        name,
-        opened(train),
-        None if held is None else opened(held),
-        names=getattr(features[label], "names", None),
-        test_share=test_share,
-        seed=seed,
-        note=note or warn,
-    )
+    learned, tested = opened(train), None if held is None else opened(held)
+    return Samples.split(name, learned, tested, names=getattr(features[label], "names", None), **split)
 
 
 def warn(text: str) -> None:

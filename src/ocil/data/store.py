@@ -19,7 +19,7 @@ Readiness = Literal["ready", "missing", "broken"]
 
 
 @dataclass(frozen=True)
-class Entry:
+class ListedDataset:
     """One line of a listing. Sizes are None if the file cannot be read."""
 
     name: str
@@ -159,18 +159,18 @@ def locate(name: str, data_dir: Path | None = None) -> Path:
     raise OcilError(f"there is no dataset '{name}' in {folders[0]}.{suggest(name, {*CATALOG, *SOURCES, *imported})}")
 
 
-def available(data_dir: Path | None = None) -> list[Entry]:
+def available(data_dir: Path | None = None) -> list[ListedDataset]:
     """The catalog in its order, then what the user imported, each ready, missing or broken."""
     folders = data_dirs(data_dir)
     imported = [_user_entry(name, path) for name, path in _imported(folders).items()]
     made = [
-        Entry(name, "made by a plugin", None, None, None, None, None, "ready", str(SOURCES.origin(name)), None)
+        ListedDataset(name, "made by a plugin", None, None, None, None, None, "ready", str(SOURCES.origin(name)), None)
         for name in SOURCES
     ]
     return [_catalog_entry(info, folders) for info in CATALOG.values()] + made + imported
 
 
-def in_former_folder(entries: Iterable[Entry], data_dir: Path | None = None) -> str | None:
+def in_former_folder(entries: Iterable[ListedDataset], data_dir: Path | None = None) -> str | None:
     """A line that names the datasets which lie in the folder that was the default up to version 0.2."""
     present, *former = data_dirs(data_dir)
     names = [entry.name for entry in entries if entry.path is not None and entry.path.parent in former]
@@ -200,11 +200,11 @@ def _stored(info: DatasetInfo, folders: Sequence[Path]) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def _catalog_entry(info: DatasetInfo, folders: Sequence[Path]) -> Entry:
+def _catalog_entry(info: DatasetInfo, folders: Sequence[Path]) -> ListedDataset:
     stored = _stored(info, folders) if info.name != DEFAULT else None
     state: Readiness = "ready" if stored or info.name == DEFAULT else "missing"
     sizes = (info.classes, info.image_shape, info.tasks, info.train, info.test)
-    return Entry(info.name, info.title, *sizes, state, info.how, stored)
+    return ListedDataset(info.name, info.title, *sizes, state, info.how, stored)
 
 
 def peek(path: Path) -> tuple[int, tuple[int, ...], int, int]:
@@ -216,10 +216,10 @@ def peek(path: Path) -> tuple[int, tuple[int, ...], int, int]:
     return len(manifest.classes), train[1:], train[0], test[0]
 
 
-def _user_entry(name: str, path: Path) -> Entry:
+def _user_entry(name: str, path: Path) -> ListedDataset:
     try:
         classes, image_shape, train, test = peek(path)
     except OcilError:
         again = f"ocil data import {name} PATH"
-        return Entry(name, "imported", None, None, None, None, None, "broken", again, path)
-    return Entry(name, "imported", classes, image_shape, None, train, test, "ready", "imported", path)
+        return ListedDataset(name, "imported", None, None, None, None, None, "broken", again, path)
+    return ListedDataset(name, "imported", classes, image_shape, None, train, test, "ready", "imported", path)

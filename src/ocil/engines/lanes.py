@@ -57,57 +57,73 @@ def take_turns(runs: Sequence[Run], workspace: Workspace, side_by_side: int, obs
 
     If a run fails, the others go on.
     """
-    device, outcomes = workspace.device, not_started(runs)
-    waiting = deque(runs)
-    live: dict[RunKey, Lane] = {}
-    # The next run takes over a stream: memory that the allocator keeps for one stream is of no use to another.
-    streams = [torch.cuda.Stream(device) if device.type == "cuda" else None for _ in range(side_by_side)]
+    return _Turns(runs, workspace, side_by_side, observer).execute()
 
-    def start(run: Run) -> Lane:
-        held, stream = ExitStack(), streams[-1]
+
+class _Turns:
+    """Runs that wait, runs under way, and the CUDA streams that no run has at the moment."""
+
+    def __init__(self, runs: Sequence[Run], workspace: Workspace, side_by_side: int, observer: Observer) -> None:
+        self.workspace, self.observer = workspace, observer
+        self.outcomes = not_started(runs)
+        self.waiting = deque(runs)
+        self.live: dict[RunKey, Lane] = {}
+        # The next run takes over a stream: memory that the allocator keeps for one stream is of no use to another.
+        device = workspace.device
+        self.streams = [torch.cuda.Stream(device) if device.type == "cuda" else None for _ in range(side_by_side)]
+
+    def execute(self) -> Outcomes:
+        try:
+            while self.live or (self.waiting and not self.observer.should_stop()):
+                while self.waiting and self.streams and not self.observer.should_stop():
+                    self.begin(self.waiting.popleft())
+                ready = [key for key, lane in self.live.items() if lane.has_room()]
+                for key in ready:
+                    self.advance(key)
+                if self.live and not ready:
+                    time.sleep(POLL_SECONDS)
+        finally:
+            for lane in self.live.values():
+                lane.held.close()
+        return self.outcomes
+
+    def begin(self, run: Run) -> None:
+        try:
+            self.live[run.key] = self.open(run)
+        except Exception as error:
+            self.settle(run, _without_locals(run.failed(error)))
+
+    def open(self, run: Run) -> Lane:
+        held, stream, device = ExitStack(), self.streams[-1], self.workspace.device
         try:
             if stream is not None:
                 stream.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(stream):
-                active = run.open(workspace, held)
-                steps = active.steps(partial(observer.on_event, run), observer.should_stop)
+                active = run.open(self.workspace, held)
+                steps = active.steps(partial(self.observer.on_event, run), self.observer.should_stop)
         except BaseException:
             held.close()
             raise
-        return Lane(run, steps, active.finish, streams.pop(), held)
+        return Lane(run, steps, active.finish, self.streams.pop(), held)
 
-    def settle(run: Run, outcome: Outcome) -> None:
-        outcomes[run.key] = outcome
-        observer.on_event(run, outcome)
+    def advance(self, key: RunKey) -> None:
+        """Queue one more step of a run, or end the run if there is none."""
+        run = self.live[key].run
+        try:
+            if self.live[key].step():
+                return
+            outcome: Outcome = self.live[key].outcome()
+        except Exception as error:
+            outcome = _without_locals(run.failed(error))
+        lane = self.live.pop(key)
+        self.streams.append(lane.stream)
+        lane.held.close()
+        del lane  # frees the memory that the next run needs: an error may keep the variables of this function
+        self.settle(run, outcome)
 
-    try:
-        while live or (waiting and not observer.should_stop()):
-            while waiting and len(live) < side_by_side and not observer.should_stop():
-                run = waiting.popleft()
-                try:
-                    live[run.key] = start(run)
-                except Exception as error:
-                    settle(run, _without_locals(run.failed(error)))
-            ready = [key for key, lane in live.items() if lane.has_room()]
-            for key in ready:
-                run = live[key].run
-                try:
-                    if live[key].step():
-                        continue
-                    outcome: Outcome = live[key].outcome()
-                except Exception as error:
-                    outcome = _without_locals(run.failed(error))
-                lane = live.pop(key)
-                streams.append(lane.stream)
-                lane.held.close()
-                del lane  # frees the memory that the next run needs
-                settle(run, outcome)
-            if live and not ready:
-                time.sleep(POLL_SECONDS)
-    finally:
-        for lane in live.values():
-            lane.held.close()
-    return outcomes
+    def settle(self, run: Run, outcome: Outcome) -> None:
+        self.outcomes[run.key] = outcome
+        self.observer.on_event(run, outcome)
 
 
 def _without_locals(error: Exception) -> Exception:

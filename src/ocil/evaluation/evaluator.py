@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -108,45 +108,50 @@ class Evaluator:
         """Start an evaluation on the device. Calling what is returned waits for it and gives the result, so that many
         learners can share a device. ``after_batch`` is called after each batch of images and may raise to stop.
         """
-        point, data = self.points[evaluation_point], self.stream.resident
-        scorer = scorer_of(learner, self.stream.data.num_classes)
-        size = batch_for(self.stream.device.type, places(self.stream.data.input_shape))
-        scores = scores_of_parts(scorer, data.parts("test", size), after_batch)
+        data, classes = self.stream.data, self.stream.data.num_classes
+        scorer = scorer_of(learner, classes)
+
+        def scores_of_split(split: Literal["train", "test"], index: Tensor | None = None) -> Tensor:
+            size = batch_for(self.stream.device.type, places(data.input_shape))
+            return scores_of_parts(scorer, self.stream.resident.parts(split, size, index), after_batch)
+
+        scores = scores_of_split("test")
         hits = (scores.argmax(1) == self.y).long()
-        correct = torch.zeros(len(self.group_sizes), dtype=torch.int64, device=hits.device).index_add_(
-            0, self.group, hits
+        is_last, are_logits = evaluation_point == len(self.points) - 1, learner.scores_are_logits
+        point = self.points[evaluation_point]
+        return StartedEvaluation(
+            self,
+            by_group=hits.new_zeros(len(self.group_sizes)).index_add_(0, self.group, hits),
+            correct=hits.new_zeros(len(self.tested)).index_add_(0, self.kinds, hits),
+            confusion=confusion_of(scores, self.y, classes) if is_last and classes <= MOST_CLASSES else None,
+            calibration=calibration_of(scores, self.y) if is_last and are_logits else None,
+            # With domains, no class is newer than another.
+            bias=self._bias(learner, point, scores, scores_of_split) if are_logits and len(point.new) else {},
         )
 
-        is_last = evaluation_point == len(self.points) - 1
-        by_kind = torch.zeros(len(self.tested), dtype=torch.int64, device=hits.device).index_add_(0, self.kinds, hits)
-        counted = self._count(by_kind, scores, learner.scores_are_logits, is_last)
-
-        def evaluation(*bias: Any) -> Evaluation:
-            accuracy = [right / size for right, size in zip(correct.tolist(), self.group_sizes, strict=True)]
-            return Evaluation(accuracy, *bias, **counted())
-
-        if not learner.scores_are_logits or not len(point.new):  # with domains, no class is newer than another
-            return StartedEvaluation(evaluation, by_kind)
-        logits = scores[point.tested]
-        y, index = data.train_y[point.trained], point.trained.to(data.index_device)
-        p = scores.new_empty(0, 1)
+    def _bias(
+        self, learner: Learner, point: "_Point", scores: Tensor, scores_of_split: Callable[..., Tensor]
+    ) -> dict[str, Tensor | None]:
+        """How much new classes are favoured, given the scores of the test images: fields of ``Evaluation``."""
+        data, logits, weights = self.stream.resident, scores[point.tested], None
+        y, p = data.train_y[point.trained], scores.new_empty(0, 1)
         if len(y):  # an order file may leave out a class
-            p = scores_of_parts(scorer, data.parts("train", size, index), after_batch).softmax(1).gather(1, y[:, None])
-        head = getattr(learner.scoring_network, "head", None)
-        weights = None
+            index = point.trained.to(data.index_device)
+            p = scores_of_split("train", index).softmax(1).gather(1, y[:, None])
+        head = learner.scoring_network.head
         if isinstance(head, torch.nn.Linear):
             weights = torch.cat([head.weight, head.bias[:, None]], dim=1).detach().T
             weights = F.pad(weights, (0, max(0, self.stream.data.num_classes - weights.shape[1])))
-        means = [_mean(values, columns) for values in (logits, weights) for columns in (point.old, point.new)]
         hard, easy = (p < HARD).sum(), (p > EASY).sum()
-
-        def read() -> Evaluation:
-            few, many = int(hard), int(easy)
-            logit_old, logit_new, weight_old, weight_new = (_number(m) for m in means)
-            ambiguous = len(p) - few - many
-            return evaluation(logit_old, logit_new, weight_old, weight_new, few, ambiguous, many)
-
-        return StartedEvaluation(read, by_kind)
+        return {
+            "mean_logit_old": _mean(logits, point.old),
+            "mean_logit_new": _mean(logits, point.new),
+            "mean_weight_old": _mean(weights, point.old),
+            "mean_weight_new": _mean(weights, point.new),
+            "hard": hard,
+            "ambiguous": len(p) - hard - easy,
+            "easy": easy,
+        }
 
     def facts(self) -> dict[str, Any]:
         """What a result says of the test set: test images per class, and by domain if there are domains, and the
@@ -157,38 +162,34 @@ class Evaluator:
         groups = {"groups": [list(map(int, group)) for group in self.stream.groups]} if by_class else {}
         return {"tested": tested.sum(axis=0).tolist(), **by_domain, **groups}
 
-    def _count(self, by_kind: Tensor, scores: Tensor, are_logits: bool, is_last: bool) -> Callable[[], dict[str, Any]]:
-        """Count on the device, at the last point, what is confused and how sure the learner is. The function returned
-        reads these counts and those of correct images."""
-        classes = self.stream.data.num_classes
-        confusion = confusion_of(scores, self.y, classes) if is_last and classes <= MOST_CLASSES else None
-        bins = calibration_of(scores, self.y) if is_last and are_logits else None
 
-        def read() -> dict[str, Any]:
-            by_domain = by_kind.view(-1, classes)
-            counts: dict[str, Any] = {"correct": by_domain.sum(0).tolist()}
-            if self.domains:
-                counts["correct_by_domain"] = by_domain.tolist()
-            if confusion is not None and not confusion[:, classes:].any():  # classes without images are not counted
-                counts["confusion"] = confusion[:, :classes].tolist()
-            if bins is not None:
-                (count, right), confidence = bins[0].tolist(), bins[1].tolist()
-                counts["calibration"] = {"count": count, "correct": right, "confidence": confidence}
-            return counts
+@dataclass(frozen=True, eq=False)
+class StartedEvaluation:
+    """An evaluation that is queued on the device. Calling it waits for it."""
 
-        return read
-
-
-class StartedEvaluation(NamedTuple):
-    """An evaluation that is queued on the device."""
-
-    read: Callable[[], Evaluation]
-    """Waits for it."""
+    evaluator: Evaluator
+    by_group: Tensor
+    """Correct test images by group."""
     correct: Tensor
-    """On the device: correct test images by class, or by domain and class. See ``subset.kinds_of``."""
+    """Correct test images by class, or by domain and class. See ``subset.kinds_of``."""
+    confusion: Tensor | None
+    calibration: tuple[Tensor, Tensor] | None
+    bias: dict[str, Tensor | None]
 
     def __call__(self) -> Evaluation:
-        return self.read()
+        sizes, classes = self.evaluator.group_sizes, self.evaluator.stream.data.num_classes
+        bias: dict[str, Any] = {name: _number(value) for name, value in self.bias.items()}
+        accuracy = [right / size for right, size in zip(self.by_group.tolist(), sizes, strict=True)]
+        by_domain = self.correct.view(-1, classes)
+        counts: dict[str, Any] = {"correct": by_domain.sum(0).tolist()}
+        if self.evaluator.domains:
+            counts["correct_by_domain"] = by_domain.tolist()
+        if self.confusion is not None and not self.confusion[:, classes:].any():  # of classes without images
+            counts["confusion"] = self.confusion[:, :classes].tolist()
+        if self.calibration is not None:
+            (count, right), confidence = (each.tolist() for each in self.calibration)
+            counts["calibration"] = {"count": count, "correct": right, "confidence": confidence}
+        return Evaluation(accuracy, **bias, **counts)
 
 
 class _Point(NamedTuple):
@@ -254,8 +255,8 @@ def scorer_of(learner: Learner, classes: int) -> Callable[[Tensor], Tensor]:
 
 
 def _number(value: Tensor | None) -> float | None:
-    """A float, or None if there is no finite value: a class that cannot be predicted yet has a score of -inf."""
-    number = math.nan if value is None else float(value)
+    """A number, or None if there is no finite value: a class that cannot be predicted yet has a score of -inf."""
+    number = math.nan if value is None else value.item()
     return number if math.isfinite(number) else None
 
 

@@ -134,18 +134,20 @@ def _by_group(anytime: Mapping[str, Any], groups: Groups) -> _ByGroup | None:
         return None
     classes = len(anytime["tested"])
     if groups:
-        member = np.zeros((classes, len(groups)), dtype=np.int64)
-        for group, names in enumerate(groups):
-            member[list(names), group] = 1
-        member = np.tile(member, (max(1, cells.domains), 1))
+        member = np.tile(_membership(classes, groups), (max(1, cells.domains), 1))
     else:
         tasks = anytime.get("domain_groups") or [[domain] for domain in range(cells.domains)]
-        member = np.zeros((cells.domains, len(tasks)), dtype=np.int64)
-        for group, names in enumerate(tasks):
-            member[list(names), group] = 1
-        member = np.repeat(member, classes, axis=0)
+        member = np.repeat(_membership(cells.domains, tasks), classes, axis=0)
     here = (cells.arrived[None, :] <= cells.batches[:, None]) * cells.tested[None, :]
     return _ByGroup(cells.batches, cells.correct @ member, here @ member)
+
+
+def _membership(count: int, groups: Groups) -> NDArray[np.int64]:
+    """``[count, groups]``: 1 where a class or domain is in a group."""
+    member = np.zeros((count, len(groups)), dtype=np.int64)
+    for group, names in enumerate(groups):
+        member[list(names), group] = 1
+    return member
 
 
 def _share(correct: NDArray[np.int64], tested: NDArray[np.int64]) -> NDArray[np.float64]:

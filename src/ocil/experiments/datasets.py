@@ -10,8 +10,8 @@ from ocil.data.derived import is_derived, renamed_bases
 from ocil.data.store import locate
 from ocil.errors import OcilError
 from ocil.experiments.estimate import Size
-from ocil.experiments.files import Cell, DatasetFacts
-from ocil.streams.config import usual_task_sizes
+from ocil.experiments.files import Cell, KnownDataset
+from ocil.runs.config import facts_of
 
 
 def dataset_name(given: str, loaded: Dataset) -> str:
@@ -41,31 +41,30 @@ class Datasets:
         self.missing: dict[str, str] = {}
         """Why a dataset cannot be used, by its name."""
         self.sizes: dict[str, Size] = {}
-        self._found: dict[str, DatasetFacts] = {}
+        self._found: dict[str, KnownDataset] = {}
 
-    def source(self, name: str) -> DatasetFacts:
-        """What a configuration needs to know about a dataset, for ``ocil.experiments.files.read``."""
+    def source(self, name: str) -> KnownDataset:
+        """A dataset by any of its names, for ``ocil.experiments.files.read``."""
         if name not in self._found:
             self._found[name] = self._find(name)
         return self._found[name]
 
-    def _find(self, name: str) -> DatasetFacts:
+    def _find(self, name: str) -> KnownDataset:
         entry = find(name)
         try:
             if entry is not None:
                 self.sizes[entry.name] = Size.of(entry)
                 if entry.name != DEFAULT:
                     locate(entry.name, self.data_dir)
-                return DatasetFacts(entry.name)
+                return KnownDataset(entry.name)
             loaded = self.load(name)
         except OcilError as error:
             known = entry.name if entry else name
             self.missing[known] = str(error)
-            return DatasetFacts(known)
+            return KnownDataset(known)
         known = dataset_name(name, loaded)
         self.sizes[known] = Size.of(loaded)
-        facts = loaded.num_classes, loaded.fingerprint, len(loaded.train_y), not loaded.is_images
-        return DatasetFacts(known, *facts, loaded.num_domains, usual_task_sizes(loaded))
+        return KnownDataset(known, loaded.fingerprint, facts_of(loaded))
 
     def missing_from(self, cells: Iterable[Cell]) -> dict[str, str]:
         """The datasets that these cells use and that are not there, each with the reason."""

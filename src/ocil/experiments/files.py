@@ -32,7 +32,7 @@ from ocil.experiments.named import find_file, shipped
 from ocil.files import read_toml
 from ocil.methods import MethodInfo, method
 from ocil.rng import MAX_SEED
-from ocil.runs.config import RunConfig, concerns, memory_settings, resolve
+from ocil.runs.config import DatasetFacts, RunConfig, concerns, memory_settings, resolve
 from ocil.runs.settings import refuse_unknown
 from ocil.streams import StreamConfig
 
@@ -77,25 +77,18 @@ class Experiment:
         return [config for cell in self.cells for config in cell.configs]
 
 
-class DatasetFacts(NamedTuple):
-    """What a configuration needs to know about a dataset: its name and, if it is not in the catalog, its numbers of
-    classes and training inputs, its fingerprint, and whether its inputs are vectors.
-    """
+class KnownDataset(NamedTuple):
+    """A dataset by the name that configurations have for it and, if it is not in the catalog, what identifies its
+    images, and its facts."""
 
-    dataset: str
-    classes: int | None = None
+    name: str
     fingerprint: str = ""
-    train: int | None = None
-    vectors: bool = False
-    domains: int = 0
-    """The number of its domains."""
-    task_sizes: tuple[int, ...] = ()
-    """The sizes of its usual tasks, if they are not equal."""
+    facts: DatasetFacts = DatasetFacts()
 
 
-def by_name(dataset: str) -> DatasetFacts:
+def by_name(dataset: str) -> KnownDataset:
     entry = find(dataset)
-    return DatasetFacts(entry.name if entry else dataset)
+    return KnownDataset(entry.name if entry else dataset)
 
 
 def read(
@@ -104,7 +97,7 @@ def read(
     seeds: int | None = None,
     settings: Mapping[str, Any] | None = None,
     only: str = "",
-    source: Callable[[str], DatasetFacts] = by_name,
+    source: Callable[[str], KnownDataset] = by_name,
 ) -> Experiment:
     """Read and expand a file, or the experiment of that name that comes with ocil (``Path("table1")``). Raises
     ``OcilError`` for any mistake in it.
@@ -146,24 +139,29 @@ def select(cells: Sequence[Cell], only: str) -> list[Cell]:
     ``label="AFS, beta 0.1"``.
     """
     kept = list(cells)
-    known = {f.name for cell in cells for part in (cell.config.stream, cell.config.learner) for f in fields(part)}
-    known |= set(NAMES)
     for word in _words(only):
-        name, equals, values = word.partition("=")
-        if not equals or not name or not values:
-            raise OcilError(f"--only {word}: write FIELD=VALUE or FIELD=VALUE,VALUE, for example --only method=afs,er.")
-        if name not in known:
-            raise OcilError(f"--only {word}: no cell has a field '{name}'.{suggest(name, known)}")
-        whole = name == "label" and any(_matches(cell, name, values) for cell in cells)
-        wanted = [values] if whole else values.split(",")
-        for value in wanted:
-            if not any(_matches(cell, name, value) for cell in cells):
-                there = {_text(cell.value(name)) for cell in cells if cell.value(name) is not None}
-                raise OcilError(f"--only {word}: no cell has {name}={value}.{suggest(value, there)}")
+        name, wanted = _condition(word, cells)
         kept = [cell for cell in kept if any(_matches(cell, name, value) for value in wanted)]
     if not kept:
         raise OcilError(f"--only '{only}' leaves no cell: each part has some, but no cell has them all.")
     return kept
+
+
+def _condition(word: str, cells: Sequence[Cell]) -> tuple[str, list[str]]:
+    """The field that a word such as ``method=afs,er`` names, and its values. Raises if no cell has one of these."""
+    name, equals, values = word.partition("=")
+    if not equals or not name or not values:
+        raise OcilError(f"--only {word}: write FIELD=VALUE or FIELD=VALUE,VALUE, for example --only method=afs,er.")
+    known = {f.name for cell in cells for part in (cell.config.stream, cell.config.learner) for f in fields(part)}
+    if name not in known | set(NAMES):
+        raise OcilError(f"--only {word}: no cell has a field '{name}'.{suggest(name, known | set(NAMES))}")
+    whole = name == "label" and any(_matches(cell, name, values) for cell in cells)
+    wanted = [values] if whole else values.split(",")
+    for value in wanted:
+        if not any(_matches(cell, name, value) for cell in cells):
+            there = {_text(cell.value(name)) for cell in cells if cell.value(name) is not None}
+            raise OcilError(f"--only {word}: no cell has {name}={value}.{suggest(value, there)}")
+    return name, wanted
 
 
 def _words(only: str) -> list[str]:
@@ -177,7 +175,7 @@ class _Expansion:
     """Turns the cells of a file into configurations, and keeps track of which shared settings were used."""
 
     def __init__(
-        self, shared: Mapping[str, Any], given: Mapping[str, Any], source: Callable[[str], DatasetFacts]
+        self, shared: Mapping[str, Any], given: Mapping[str, Any], source: Callable[[str], KnownDataset]
     ) -> None:
         self.shared, self.given, self.source = shared, given, source
         if "method" in given:
@@ -196,14 +194,14 @@ class _Expansion:
         for dataset in _as_list(written.pop("dataset", DEFAULT)):
             if not isinstance(dataset, str):
                 raise OcilError(f"dataset = {dataset!r} is not a name.")
-            source = self.source(dataset)
-            axes = {key: _choices(key, value, source.dataset) for key, value in written.items()}
+            known = self.source(dataset)
+            axes = {key: _choices(key, value, known.name) for key, value in written.items()}
             varied = [key for key, values in axes.items() if len(values) > 1 and key not in COLUMNS]
             for values in product(*axes.values()):
-                yield self._one(dict(zip(axes, values, strict=True)), own, varied, label, source)
+                yield self._one(dict(zip(axes, values, strict=True)), own, varied, label, known)
 
     def _one(
-        self, point: dict[str, Any], own: set[str], varied: list[str], label: str | None, source: DatasetFacts
+        self, point: dict[str, Any], own: set[str], varied: list[str], label: str | None, dataset: KnownDataset
     ) -> tuple[str, RunConfig]:
         name = point.pop("method")
         if not isinstance(name, str):
@@ -214,18 +212,9 @@ class _Expansion:
         refuse_unknown(info.name, sorted(own & set(point)), has)
         concerned = {key: value for key, value in point.items() if key in has and meant_for(info, key, key in own)}
         self.unused -= set(concerned)
-        config = resolve(
-            info.name,
-            source.dataset,
-            settings=concerned,
-            classes=source.classes,
-            train=source.train,
-            vectors=source.vectors,
-            domains=source.domains,
-            task_sizes=source.task_sizes,
-        )
-        if source.fingerprint:
-            config = replace(config, fingerprint=source.fingerprint)
+        config = resolve(info.name, dataset.name, settings=concerned, **dataset.facts)
+        if dataset.fingerprint:
+            config = replace(config, fingerprint=dataset.fingerprint)
         return _label(label, config, [key for key in varied if key in concerned]), config
 
     def refuse_unused(self, path: Path) -> None:

@@ -10,14 +10,14 @@ T = TypeVar("T")
 MOST_PARTS = 100_000
 
 
-class Part(NamedTuple):
+class SweepPart(NamedTuple):
     """The ``number``-th of ``parts`` parts, from 1."""
 
     number: int
     parts: int
 
     @classmethod
-    def parse(cls, text: str) -> "Part":
+    def parse(cls, text: str) -> "SweepPart":
         """Reads ``3/8``."""
         found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
         if found is None:

@@ -20,7 +20,6 @@ from ocil.runs.build import check, refuse_wrong_inputs
 from ocil.runs.config import RunConfig, concerns
 from ocil.runs.features import Encoder, missing
 from ocil.runs.folder import RunFolder
-from ocil.runs.protocol import Run
 from ocil.runs.results import Result, Summary, measures_json, summarise
 from ocil.runs.stream_run import StreamRun
 
@@ -107,7 +106,7 @@ class Plan:
         ]
         return [each for each in found if each.images]
 
-    def describe(self, run: Run, error: Exception) -> str:
+    def describe(self, run: StreamRun, error: Exception) -> str:
         """The message for a run that failed."""
         config = run.config
         memory = f", memory {config.learner.memory}" if config.learner.memory else ""

@@ -34,12 +34,12 @@ from ocil.experiments.plan import Plan, results_of
 from ocil.methods import method as method_info
 from ocil.rng import derive
 from ocil.runs.build import check, refuse_wrong_inputs
-from ocil.runs.config import RunConfig, command, plugin_words, resolve
+from ocil.runs.config import RunConfig, command, facts_of, plugin_words, resolve
 from ocil.runs.features import Encoder, features_of
 from ocil.runs.folder import RunFolder, is_folder
 from ocil.runs.naming import readable, short_digest
-from ocil.runs.protocol import Run
 from ocil.runs.results import Result, write_json
+from ocil.runs.stream_run import StreamRun
 from ocil.streams import Stream
 
 SCHEMA = 1
@@ -110,12 +110,13 @@ class Search:
         dataset = DEFAULT if dataset is None else dataset
         loaded = data.load(dataset, data_dir)
         self.dataset = dataset_name(dataset, loaded)
-        resolved = partial(resolve, self.method, self.dataset, memory=memory, review=review)
-        resolved = partial(resolved, classes=loaded.num_classes, train=len(loaded.train_y))
+        facts = facts_of(loaded)
         configs: dict[RunConfig, Point] = {}  # points that resolve to the same settings are tried once
         for values in product(*self.space.values()):
             point = dict(zip(self.space, values, strict=True))
-            configs.setdefault(resolved(settings=self.settings | point), point)
+            chosen = self.settings | point
+            config = resolve(self.method, self.dataset, memory=memory, review=review, settings=chosen, **facts)
+            configs.setdefault(config, point)
         self.configs, self.points = list(configs), list(configs.values())
         inputs = self._inputs(loaded, features or partial(features_of, data_dir=data_dir))
         self.split = search_split(inputs, self.configs[0], tasks, validation)
@@ -173,7 +174,8 @@ class Search:
 
     def _on_split(self, config: RunConfig) -> RunConfig:
         """The configuration of a run of the search: all settings of the real run, on the search's own data."""
-        stream, fingerprint = replace(config.stream, tasks=self.tasks), self.split.data.fingerprint
+        sizes, fingerprint = config.stream.task_sizes[: self.tasks], self.split.data.fingerprint
+        stream = replace(config.stream, tasks=self.tasks, task_sizes=sizes)
         config = replace(config, dataset=str(self.data_path), fingerprint=fingerprint, stream=stream)
         if not config.learner.features:
             return config
@@ -186,7 +188,7 @@ class Search:
         write_data(self.split.data, self.data_path)
         return Plan(self.cells, self.out, reference=False)
 
-    def describe(self, run: Run, error: Exception) -> str:
+    def describe(self, run: StreamRun, error: Exception) -> str:
         """The message for a run that failed."""
         label = next(cell.label for cell in self.cells if run.config in cell.configs)
         return f"{label}, seed {run.seed}: {error}"

@@ -5,13 +5,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ocil.errors import OcilError
 from ocil.evaluation.measures import Estimate, estimate
 from ocil.longtail.config import VARIANTS, LongTailConfig, command
 from ocil.longtail.metrics import LATER, MEASURES
 from ocil.runs.config import for_seeds
-from ocil.runs.record import is_number
-from ocil.runs.results import UNREADABLE, check_sealed, is_nowhere, read_json, reason_of, sealed
+from ocil.runs.result_checks import is_number
+from ocil.runs.results import check_sealed, if_there, read_json, reason_of, sealed
 
 KIND = "longtail"
 SCHEMA = 2
@@ -141,12 +140,11 @@ def read_if_longtail(path: Path) -> LongTailResult | None:
 
 def read_result(path: Path) -> LongTailResult | None:
     """The result in a file; None if there is no file. Raises ``OcilError`` if it cannot be read."""
-    try:
-        return LongTailResult.from_json(read_json(path))
-    except (*UNREADABLE, OcilError) as error:
-        if is_nowhere(error):
-            return None
-        raise OcilError(f"{path} is not a long-tailed result of ocil, or it is broken: {reason_of(error)}") from None
+    return if_there(path, lambda: LongTailResult.from_json(read_json(path)), _not_longtail)
+
+
+def _not_longtail(path: Path, error: Exception) -> str:
+    return f"{path} is not a long-tailed result of ocil, or it is broken: {reason_of(error)}"
 
 
 def cells(results: Sequence[LongTailResult]) -> tuple[LongTailCell, ...]:

@@ -14,7 +14,7 @@ from ocil.errors import OcilError
 from ocil.learning import optimizers
 from ocil.learning.views import RandomViews, crop_range
 from ocil.networks import InputShape, is_image
-from ocil.networks.registry import DEFAULT, named
+from ocil.networks.registry import REDUCED, named
 from ocil.precision import Precision
 
 MEMORY: Mapping[str, str] = {"concerns": "memory"}
@@ -69,7 +69,7 @@ class LearnerConfig:
     """0 leaves it to the optimiser: none for ``sgd`` and ``adam``, 0.01 for ``adamw``."""
     optimizer: str = "sgd"
     """``sgd``, ``adam``, ``adamw``, or the name of any class in torch.optim, with its options: ``adamw(eps=1e-6)``."""
-    network: str = DEFAULT
+    network: str = REDUCED
     """A name with options: ``resnet18``, ``mlp(hidden=512)``, ``timm:NAME``, ``module:PACKAGE.MODULE:FACTORY``. For
     vectors the default is ``linear``."""
     pretrained: str = ""

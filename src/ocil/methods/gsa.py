@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from ocil import networks
 from ocil.learning import losses
-from ocil.learning.views import RandomViews, crop_range
-from ocil.methods._standardised import Standardise
+from ocil.methods._standardised import Standardise, StandardisedConfig
 from ocil.methods._tasks import StoredTasks, drawn_among
 from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig, Problem
@@ -23,7 +22,7 @@ TINY = 1e-12  # the least sum that is divided by
 
 
 @dataclass(frozen=True)
-class GSAConfig(LearnerConfig):
+class GSAConfig(StandardisedConfig):
     memory_batch: int = 64
     """Images of the balanced set."""
     optimizer: str = "adam(betas=(0.9, 0.99))"
@@ -34,22 +33,11 @@ class GSAConfig(LearnerConfig):
     """Memory images of the current task in a step."""
     warm_up: int = 5
     """Batches at the beginning of a task in which all classes weigh the same."""
-    normalise: bool = True
-    """Standardise images by CIFAR-10's mean and deviation, on every dataset."""
 
     crop: float = 0.6
-    """Smallest area of the random crop, as a share of the image; 1 switches the crop off."""
     gray: float = 0.2
-    """Probability that an image turns gray."""
 
     minimum: ClassVar[dict[str, float]] = LearnerConfig.minimum | {"current_batch": 1, "warm_up": 0}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.random_views()
-
-    def random_views(self) -> RandomViews:
-        return RandomViews(crop_scale=crop_range(self.crop), flip=0.0, jitter=0.0, gray=self.gray)
 
 
 class GSA(Learner):

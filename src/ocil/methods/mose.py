@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from ocil import networks
 from ocil.errors import OcilError
 from ocil.learning import losses, optimizers
-from ocil.learning.views import RandomViews, crop_range
 from ocil.methods._class_means import class_means
 from ocil.methods._distances import nearness
 from ocil.methods._experts import Experts
-from ocil.methods._standardised import Standardise
+from ocil.methods._standardised import Standardise, StandardisedConfig
 from ocil.methods._tasks import StoredTasks, drawn_among
 from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig, Problem
@@ -32,7 +31,7 @@ VIEWS = 4  # of each image: itself, mirrored, and an augmented view of both
 
 
 @dataclass(frozen=True)
-class MOSEConfig(LearnerConfig):
+class MOSEConfig(StandardisedConfig):
     memory_batch: int = 64
     """Images of the balanced set; in the first task, memory images in a step."""
     optimizer: str = "adam"
@@ -51,13 +50,6 @@ class MOSEConfig(LearnerConfig):
     """Weight of the distance between the last expert's features and those of the others."""
     readout: Literal["mean", "last"] = "mean"
     """Whose class means classify: those of all experts (MOSE-MOE in the paper), or of the last one."""
-    normalise: bool = True
-    """Standardise images by CIFAR-10's mean and deviation, on every dataset, as released."""
-
-    crop: float = 0.3
-    """Smallest area of the random crop, as a share of the image; 1 switches the crop off."""
-    gray: float = 0.25
-    """Probability that an image turns gray."""
 
     minimum: ClassVar[dict[str, float]] = LearnerConfig.minimum | {
         "current_batch": 1,
@@ -66,13 +58,6 @@ class MOSEConfig(LearnerConfig):
         "projection": 1,
         "distillation": 0,
     }
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.random_views()
-
-    def random_views(self) -> RandomViews:
-        return RandomViews(crop_scale=crop_range(self.crop), flip=0.0, jitter=0.0, gray=self.gray)
 
 
 class MOSE(Learner):

@@ -2,7 +2,7 @@
 Mutual Information Maximization, ICML 2022)."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from ocil import networks
 from ocil.errors import OcilError
 from ocil.learning import losses
-from ocil.learning.views import RandomViews, crop_range
-from ocil.methods._standardised import Standardise
+from ocil.learning.views import RandomViews
+from ocil.methods._standardised import Standardise, StandardisedConfig
 from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.passes import ExtraState, Pass, replayed, size_with_head
@@ -26,7 +26,7 @@ EPSILON = 1e-8
 
 
 @dataclass(frozen=True)
-class OCMConfig(LearnerConfig):
+class OCMConfig(StandardisedConfig):
     lr: float = 0.03
     """Learning rate of plain SGD. The authors use Adam; the paper searched SGD's rate but does not give it."""
     memory_batch: int = 64
@@ -39,15 +39,8 @@ class OCMConfig(LearnerConfig):
     """Factor of both parts of the similarity from the second task on (0.5 on CIFAR-10). In the first task it is 1."""
     projection: int = 128
     """Size of the vectors that are contrasted, and of the slice of the feature; at most the feature's own size."""
-    normalise: bool = True
-    """Standardise images by CIFAR-10's mean and deviation, on every dataset, as released."""
-
-    crop: float = 0.3
-    """Smallest area of the random crop, as a share of the image; 1 switches the crop off."""
     flip: float = 0.5
     """Probability that an image is mirrored."""
-    gray: float = 0.25
-    """Probability that an image turns gray."""
 
     minimum: ClassVar[dict[str, float]] = LearnerConfig.minimum | {
         "per_class": 1,
@@ -56,12 +49,8 @@ class OCMConfig(LearnerConfig):
         "projection": 1,
     }
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.random_views()
-
     def random_views(self) -> RandomViews:
-        return RandomViews(crop_scale=crop_range(self.crop), flip=self.flip, jitter=0.0, gray=self.gray)
+        return replace(super().random_views(), flip=self.flip)
 
 
 class OCM(Learner):

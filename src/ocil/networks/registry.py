@@ -29,7 +29,8 @@ from ocil.plugins import PROGRAM, Origin, Registry, package_origin, spelling
 from ocil.precision import Precision
 from ocil.rng import derive
 
-DEFAULT = "reduced-resnet18"
+REDUCED = "reduced-resnet18"
+"""The default for images. It alone has kernels of its own, and the setting ``width``."""
 FOR_VECTORS = "linear"
 """The default where inputs are vectors."""
 
@@ -69,7 +70,7 @@ class NetworkInfo:
 
 
 _BUILT_IN = (
-    NetworkInfo(DEFAULT, "reduced_resnet18:ReducedResNet18", "the paper's: 20 to 160 channels; fast kernels on a GPU"),
+    NetworkInfo(REDUCED, "reduced_resnet18:ReducedResNet18", "the paper's: 20 to 160 channels; fast kernels on a GPU"),
     NetworkInfo("resnet18", "resnet18:ResNet18", "64 to 512 channels; stem='imagenet' for images of 224 pixels"),
     NetworkInfo("linear", "vectors:Linear", "no layer before the head", "vectors"),
     NetworkInfo("mlp", "vectors:MLP", "linear layers with ReLU, hidden=(256, 256)", "vectors"),
@@ -87,13 +88,7 @@ def _read(name: str, found: Any) -> list[NetworkInfo]:
 NETWORKS: Registry[NetworkInfo] = Registry("network", "ocil.networks", _BUILT_IN, _read, spelling)
 
 
-def register(info: NetworkInfo, replace: bool = False) -> None:
-    """Register a network of your own: the setting ``network`` then takes its name.
-
-    It is known to this process; in a plugin file (see ``ocil.plugins``) also to worker processes. ``replace`` allows a
-    name that is taken. Raises an ``OcilError`` if the name is taken or is not a valid name.
-    """
-    NETWORKS.register(info, replace)
+register = NETWORKS.register  # ``ocil.register`` does the same for anything that has a registry
 
 
 def origin_of(spec: str) -> Origin:
@@ -150,7 +145,7 @@ def normal(text: str, setting: str = "network") -> str:
     """
     spec = Spec.parse(text, setting)
     info, options = None if ":" in spec.name else NETWORKS.find(spec.name), spec.options
-    if options and info is not None and info.name != DEFAULT:  # the width of that one is a setting, see ``resolve``
+    if options and info is not None and info.name != REDUCED:  # the width of that one is a setting, see ``resolve``
         defaults = {option.name: option.default for option in options_of(info)}
         options = {name: value for name, value in options.items() if name not in defaults or value != defaults[name]}
     return str(Spec(spec.name if info is None else info.name, dict(sorted(options.items()))))
@@ -173,7 +168,7 @@ def options_of(info: NetworkInfo) -> list[Option]:
     """The options of a network, from the signature of its factory. Their meanings are in its docstring, each after the
     option's name in backquotes and a colon.
     """
-    if info.name == DEFAULT:
+    if info.name == REDUCED:
         return [Option("width", 20, "Channels of its first stage. The setting width does the same.")]
     factory: Any = info.load()
     text = " ".join((inspect.getdoc(factory.__init__ if inspect.isclass(factory) else factory) or "").split())
@@ -201,7 +196,7 @@ def build(
     precision: Precision = "tf32",
     growing: bool = False,
     *,
-    spec: str = DEFAULT,
+    spec: str = REDUCED,
     pretrained: str = "",
     freeze: str = "none",
 ) -> Network:
@@ -216,7 +211,7 @@ def build(
         raise OcilError(f"pretrained = {weights.OWN} is for models of timm: give a file of weights for {info.name}.")
 
     def make() -> Network:
-        if info.name == DEFAULT:
+        if info.name == REDUCED:
             wide = _checked_width(chosen, width)
             return ReducedResNet18(image_shape(input_shape), classes, wide, precision)
         return WrappedNetwork(_body(info, chosen, input_shape, pretrained), input_shape, classes, precision)
@@ -251,7 +246,7 @@ def check_input_kind(info: NetworkInfo, input_shape: InputShape) -> None:
         advice = f"use {FOR_VECTORS} or mlp"
         raise OcilError(f"network = {info.name} takes images, and these are vectors of {input_shape[0]}: {advice}.")
     if info.inputs == "vectors" and is_image(input_shape):
-        advice = f"use {DEFAULT}, or turn the images into vectors first (features=...)"
+        advice = f"use {REDUCED}, or turn the images into vectors first (features=...)"
         raise OcilError(f"network = {info.name} takes vectors, and these are images: {advice}.")
 
 
@@ -287,7 +282,7 @@ def _body(info: NetworkInfo, chosen: Spec, input_shape: InputShape, pretrained: 
 
 def _checked_width(chosen: Spec, width: int) -> int:
     if more := sorted(chosen.options.keys() - {"width"}):
-        raise OcilError(f"network = {chosen} cannot be built: {DEFAULT} has no option '{more[0]}', only width.")
+        raise OcilError(f"network = {chosen} cannot be built: {REDUCED} has no option '{more[0]}', only width.")
     wide = chosen.options.get("width", width)
     if not isinstance(wide, int) or not 0 < wide <= 1024:
         raise OcilError(f"width = {wide!r} must be a whole number from 1 to 1,024.")

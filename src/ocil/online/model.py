@@ -41,7 +41,7 @@ from ocil.online.labels import ClassLabel, encoded, refuse_odd_label
 from ocil.online.recipe import Recipe as Recipe
 from ocil.precision import numerics, widest
 from ocil.runs.captured_batches import batches_for
-from ocil.runs.config import REVIEW_EVERY
+from ocil.runs.defaults import REVIEW_EVERY
 from ocil.runs.environment import pick_device
 from ocil.threads import default_threads, using
 

@@ -14,7 +14,7 @@ from ocil.runs.settings import as_argument
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparedNumber:
     """One number of a table: what was measured and what was published, each if there is one."""
 
     column: ColumnKey
@@ -47,7 +47,7 @@ class ComparedRow:
     name: str
     method: str
     review: bool
-    numbers: tuple[Comparison, ...]
+    numbers: tuple[ComparedNumber, ...]
     """One per column. A bound has a single one, for all columns."""
 
 
@@ -193,7 +193,7 @@ def _row(
         review = of in METHODS and method(of).load().Config().review
     fitting = (pick(cell for cell in cells if cell.place.memory in (column.memory, 0)) for column in columns)
     pairs = zip(columns, fitting, strict=True)
-    return ComparedRow(name, of, review, tuple(Comparison(c, cell, published.get(c)) for c, cell in pairs))
+    return ComparedRow(name, of, review, tuple(ComparedNumber(c, cell, published.get(c)) for c, cell in pairs))
 
 
 def _paper_dataset(dataset: str, cells: Iterable[MeasuredCell], table: PaperTable) -> Grid:
@@ -224,7 +224,7 @@ def _ranked(rows: Sequence[ComparedRow]) -> tuple[ComparedRow, ...]:
     return tuple(replace(row, numbers=ranked) for row, ranked in zip(rows, by_row, strict=True))
 
 
-def _ranks(column: Sequence[Comparison]) -> list[Comparison]:
+def _ranks(column: Sequence[ComparedNumber]) -> list[ComparedNumber]:
     shown = [None if number.value is None else round(100 * number.value.mean, 1) for number in column]
     values = [value for value in shown if value is not None]
     best = sorted(set(values), reverse=column[0].column.measure == ACCURACY)[:2] if len(values) > 1 else []

@@ -21,7 +21,7 @@ IMAGES, TIME = "images passed per stream batch", "time per run"
 
 
 @dataclass(frozen=True)
-class Point:
+class MethodPoint:
     """A method: what it scores, in percent or in the unit of its measure, and what it costs."""
 
     name: str
@@ -75,7 +75,7 @@ def cost_figure(standings: Standings) -> CostFigure | None:
     return CostFigure(title, " ".join(filter(None, words)), wide, narrow)
 
 
-def frontier(points: Sequence[Point], higher: bool = True) -> list[Point]:
+def frontier(points: Sequence[MethodPoint], higher: bool = True) -> list[MethodPoint]:
     """The points that no other beats in both score and cost, by rising cost."""
     sign, best = 1 if higher else -1, -math.inf
     found = []
@@ -95,7 +95,7 @@ def _seconds(standings: Standings, row: Entry) -> list[float]:
     return [cell.summary.wall_seconds.mean for cell in standings.cells_of(row)]
 
 
-def _point(standings: Standings, row: Entry, costs: Sequence[float]) -> Point | None:
+def _point(standings: Standings, row: Entry, costs: Sequence[float]) -> MethodPoint | None:
     mean = standings.mean_value(row)
     if mean is None or not costs or not all(math.isfinite(value) and value > 0 for value in costs):
         return None
@@ -105,7 +105,7 @@ def _point(standings: Standings, row: Entry, costs: Sequence[float]) -> Point | 
     spread = estimate(over_seeds).interval if len(over_seeds) > 1 else None
     factor = 100.0 if standings.quantity.form == "percent" else 1.0
     interval = None if spread is None else factor * spread
-    return Point(row.name, factor * mean, interval, (min(costs), sum(costs) / len(costs), max(costs)))
+    return MethodPoint(row.name, factor * mean, interval, (min(costs), sum(costs) / len(costs), max(costs)))
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def _between(low: float, high: float) -> range:
     return range(math.ceil(low - 1e-9), math.floor(high + 1e-9) + 1)
 
 
-def _cost_scale(points: Sequence[Point], canvas: Canvas) -> Scale:
+def _cost_scale(points: Sequence[MethodPoint], canvas: Canvas) -> Scale:
     low, high = min(point.costs[0] for point in points), max(point.costs[2] for point in points)
     start, end = canvas.left, canvas.width - canvas.right
     if high / low > LOGARITHMIC:
@@ -161,7 +161,7 @@ def _cost_scale(points: Sequence[Point], canvas: Canvas) -> Scale:
     return Scale(0, high * 1.1, start, end)
 
 
-def _value_scale(points: Sequence[Point], canvas: Canvas, higher: bool) -> Scale:
+def _value_scale(points: Sequence[MethodPoint], canvas: Canvas, higher: bool) -> Scale:
     ends = [point.value + sign * (point.interval or 0) for point in points for sign in (-1, 1)]
     low, high = min(ends), max(ends)
     room = 0.08 * (high - low) or 0.1 * abs(high) or 1.0
@@ -170,7 +170,7 @@ def _value_scale(points: Sequence[Point], canvas: Canvas, higher: bool) -> Scale
 
 
 def _svg(
-    points: Sequence[Point],
+    points: Sequence[MethodPoint],
     higher: bool,
     canvas: Canvas,
     heading: str,
@@ -212,7 +212,7 @@ def _axes(
     yield f'<text class="heading" x="{right}" y="{canvas.height - 6}" text-anchor="end">{escape(cost)} →</text>'
 
 
-def _mark(point: Point, across: Scale, up: Scale, best: bool, leads: bool, write: Callable[[float], str]) -> str:
+def _mark(point: MethodPoint, across: Scale, up: Scale, best: bool, leads: bool, write: Callable[[float], str]) -> str:
     x, y = across(point.cost), up(point.value)
     low, _, high = point.costs
     spread = "" if point.interval is None else f" ± {point.interval:.1f}"
@@ -241,7 +241,9 @@ class Box:
         return not (beside or self.top >= other.bottom or other.top >= self.bottom)
 
 
-def _labels(points: Sequence[Point], best: Sequence[Point], across: Scale, up: Scale, canvas: Canvas) -> Iterator[str]:
+def _labels(
+    points: Sequence[MethodPoint], best: Sequence[MethodPoint], across: Scale, up: Scale, canvas: Canvas
+) -> Iterator[str]:
     """Names beside the points, where there is room: the leader first, then the line, then the others by rank."""
     taken = [box for point in points for box in _taken(point, across, up)]
     taken += _along([(across(point.cost), up(point.value)) for point in best])
@@ -263,7 +265,7 @@ def _labels(points: Sequence[Point], best: Sequence[Point], across: Scale, up: S
                 break
 
 
-def _taken(point: Point, across: Scale, up: Scale) -> Iterator[Box]:
+def _taken(point: MethodPoint, across: Scale, up: Scale) -> Iterator[Box]:
     x, y = across(point.cost), up(point.value)
     yield Box(x - 7, y - 7, x + 7, y + 7)
     if point.interval:

@@ -6,6 +6,7 @@ from typing import Any
 from ocil.evaluation.measures import Estimate
 from ocil.report.cells import MeasuredCell, Place
 from ocil.report.quantities import Quantity, recorded
+from ocil.report.ranking import top_two
 from ocil.report.result_tables import anchor, record_table
 from ocil.report.standings import Standings
 from ocil.report.table import About, Column, Document, Row, Table, Value
@@ -39,7 +40,7 @@ def _table(
 ) -> Table:
     values = {each.name: {name: each.estimate(cell) for name, cell in cells.items()} for each in quantities}
     ranks = {
-        each.name: _top_two({name: value for name, value in values[each.name].items() if name not in bounds}, each)
+        each.name: _ranks({name: value for name, value in values[each.name].items() if name not in bounds}, each)
         for each in quantities
     }
     heads = (Column(each.title, "paired", not each.higher_is_better) for each in quantities)
@@ -60,15 +61,10 @@ def _value(quantity: Quantity, value: Estimate | None, rank: int) -> Value:
     return Value(quantity.text(value), "" if value is None else f"{value.mean:.6g}", rank)
 
 
-def _top_two(values: Mapping[str, Estimate | None], quantity: Quantity) -> dict[str, int]:
-    """The best and the second as printed; a single number has no rank."""
-    known = {name: value for name, value in values.items() if value is not None}
-    if len(known) < 2:
-        return {}
-    order = sorted(known, key=lambda name: known[name].mean, reverse=quantity.higher_is_better)
-    shown = {name: quantity.text(Estimate(known[name].mean, None, ())) for name in order}
-    best = list(dict.fromkeys(shown.values()))[:2]
-    return {name: best.index(text) + 1 for name, text in shown.items() if text in best}
+def _ranks(values: Mapping[str, Estimate | None], quantity: Quantity) -> dict[str, int]:
+    means = {name: value.mean for name, value in values.items() if value is not None}
+    order = sorted(means, key=means.__getitem__, reverse=quantity.higher_is_better)
+    return top_two({name: quantity.text(Estimate(means[name], None, ())) for name in order})
 
 
 def _records(

@@ -57,6 +57,13 @@ def ranking(
     return Ranking(chosen, tuple(rows))
 
 
+def top_two(printed: Mapping[str, Hashable]) -> dict[str, int]:
+    """1 and 2 for the first and the second of numbers as they are printed, best first. Those that print alike share a
+    rank; a single number has none."""
+    best = list(dict.fromkeys(printed.values()))[:2] if len(printed) > 1 else []
+    return {name: best.index(value) + 1 for name, value in printed.items() if value in best}
+
+
 def average_ranks(values: Mapping[str, float], higher: bool = True) -> dict[str, float]:
     """The rank of each value, 1 for the best. Equal values share the mean of the places that they take."""
     ordered = sorted(values, key=lambda name: values[name], reverse=higher)

@@ -2,13 +2,22 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ocil.data.derived import short_name
 from ocil.evaluation import measures
-from ocil.evaluation.measures import MEASURES, Estimate
+from ocil.evaluation.measures import MEASURES, Estimate, Measure
 from ocil.report.cells import MeasuredCell, settings_text, title_of
-from ocil.report.comparison import ComparedRow, ComparedTable, Comparison, Grid, difference, overlap, published_accuracy
+from ocil.report.comparison import (
+    ComparedNumber,
+    ComparedRow,
+    ComparedTable,
+    Grid,
+    difference,
+    overlap,
+    published_accuracy,
+)
 from ocil.report.formatting import (
     count,
     duration,
@@ -49,25 +58,16 @@ def summary_table(summaries: Sequence[Summary]) -> Table:
     spread = spreads.get(seeds, f"{seeds} seeds (mean ± 95 % interval)")
     parts = sorted({summary.config.stream.evaluate_on for summary in summaries} - {0})
     part = f"; {ANYTIME} on {' or '.join(f'{count:,}' for count in parts)} test images" if parts else ""
-    return Table(
-        f"{escaped(short_name(summaries[0].config.dataset))}, {spread}{part}",
-        (
-            *columns("method", "memory", "accuracy %", "forgetting %", "intransigence %", text=("method",)),
-            *measure_columns(summaries),
-            *columns("time / run"),
-        ),
-        tuple(
-            Row.of(
-                summary.config.label,
-                summary.config.learner.memory or "-",
-                percent_or_range(summary.average_accuracy),
-                percent_or_range(summary.average_forgetting),
-                percent_or_range(summary.average_intransigence),
-                *measure_values(summary, summaries),
-                duration(summary.wall_seconds.mean),
-            )
-            for summary in summaries
-        ),
+    return Table.of(
+        summaries,
+        (Column("method"), lambda summary: summary.config.label),
+        (Column("memory", "number"), lambda summary: summary.config.learner.memory or "-"),
+        (Column("accuracy %", "number"), lambda summary: percent_or_range(summary.average_accuracy)),
+        (Column("forgetting %", "number"), lambda summary: percent_or_range(summary.average_forgetting)),
+        (Column("intransigence %", "number"), lambda summary: percent_or_range(summary.average_intransigence)),
+        *measure_columns(summaries),
+        (Column("time / run", "number"), lambda summary: duration(summary.wall_seconds.mean)),
+        title=f"{escaped(short_name(summaries[0].config.dataset))}, {spread}{part}",
     )
 
 
@@ -91,19 +91,20 @@ def legend(summaries: Sequence[Summary]) -> list[str]:
     return lines
 
 
-def measure_columns(summaries: Sequence[Summary]) -> tuple[Column, ...]:
-    """A column per measure of a plugin, and per measure of accuracy over time and the like that was recorded."""
-    shown = measures.shown([summary.measures for summary in summaries])
-    return tuple(Column(each.title, "number", not each.higher_is_better) for each in shown)
+def measure_columns(
+    summaries: Sequence[Summary], text: Callable[[Estimate | None, str], str] = measured_or_range
+) -> list[tuple[Column, Callable[[Summary], Value]]]:
+    """A column per measure of a plugin, and per measure of accuracy over time and the like that was recorded, with the
+    function that gives its value."""
 
+    def value_of(measure: Measure, summary: Summary) -> Value:
+        value = summary.measures.get(measure.name)
+        return Value(text(value, measure.format), "" if value is None else f"{value.mean:.6g}")
 
-def measure_values(
-    summary: Summary, summaries: Sequence[Summary], text: Callable[[Estimate | None, str], str] = measured_or_range
-) -> list[Value]:
-    """The values of ``measure_columns``."""
-    shown = measures.shown([each.measures for each in summaries])
-    found = ((measure.format, summary.measures.get(measure.name)) for measure in shown)
-    return [Value(text(value, form), "" if value is None else f"{value.mean:.6g}") for form, value in found]
+    return [
+        (Column(each.title, "number", not each.higher_is_better), partial(value_of, each))
+        for each in measures.shown([summary.measures for summary in summaries])
+    ]
 
 
 def compared_document(compared: ComparedTable) -> Document:
@@ -145,7 +146,7 @@ def _grid_table(grid: Grid, heading: str) -> Table:
     )
 
 
-def _value(number: Comparison, usual_seeds: int) -> Value:
+def _value(number: ComparedNumber, usual_seeds: int) -> Value:
     published = published_percent(number.published) if number.published else ""
     if number.value is None or number.cell is None:
         return Value("", "", published=published)
@@ -204,18 +205,20 @@ def cells_document(cells: Sequence[MeasuredCell], paper: Paper) -> Document:
 
 def cells_table(cells: Iterable[MeasuredCell], paper: Paper) -> Table:
     cells = list(cells)
-    summaries = [cell.summary for cell in cells]
+    measured_columns = measure_columns([cell.summary for cell in cells], measured)
     heads = (
         *(Column("dataset", "dataset"), Column("memory", "number"), Column("method"), Column("settings", "settings")),
         *columns("seeds", "accuracy %", "published %", "difference"),
         *(Column(f"{name} %", "number", lower_is_better=True) for name in ("forgetting", "intransigence")),
-        *measure_columns(summaries),
+        *(column for column, _ in measured_columns),
         *(Column("time / run", "number", lower_is_better=True), Column("device"), Column("command")),
     )
-    return Table("", heads, tuple(_cell_row(cell, paper, summaries) for cell in cells))
+    values = [value for _, value in measured_columns]
+    rows = (_cell_row(cell, paper, [value(cell.summary) for value in values]) for cell in cells)
+    return Table("", heads, tuple(rows))
 
 
-def _cell_row(cell: MeasuredCell, paper: Paper, summaries: Sequence[Summary]) -> Row:
+def _cell_row(cell: MeasuredCell, paper: Paper, measured_values: Sequence[Value]) -> Row:
     summary, published = cell.summary, published_accuracy(cell, paper)
     change, meets = difference(summary.average_accuracy, published), overlap(summary.average_accuracy, published)
     settings, memory, seconds = settings_text(cell.changed), cell.place.memory, summary.wall_seconds.mean
@@ -230,7 +233,7 @@ def _cell_row(cell: MeasuredCell, paper: Paper, summaries: Sequence[Summary]) ->
         Value(f"{points(change)} {verdict(meets)}".strip(), "" if change is None else f"{change:.4f}", overlap=meets),
         estimate_value(summary.average_forgetting),
         estimate_value(summary.average_intransigence),
-        *measure_values(summary, summaries, measured),
+        *measured_values,
         Value(duration(seconds), f"{seconds:.3f}"),
         cell.devices,
         cell.command,
@@ -261,7 +264,7 @@ def _all_methods_record(row: ComparedRow) -> dict[str, str]:
 def _cell_record(cell: MeasuredCell, paper: Paper) -> dict[str, Any]:
     config = cell.config
     column = ColumnKey(config.dataset, cell.place.memory)
-    found = _numbers(Comparison(column, cell, published_accuracy(cell, paper)))
+    found = _numbers(ComparedNumber(column, cell, published_accuracy(cell, paper)))
     for name in ("forgetting", "intransigence"):
         value: Estimate | None = getattr(cell.summary, f"average_{name}")
         found |= {name: exact(value), f"{name}_interval": exact_interval(value)}
@@ -278,7 +281,7 @@ def _cell_record(cell: MeasuredCell, paper: Paper) -> dict[str, Any]:
     }
 
 
-def _numbers(number: Comparison) -> dict[str, Any]:
+def _numbers(number: ComparedNumber) -> dict[str, Any]:
     cell = number.cell if number.value is not None else None
     published = number.published
     return {

@@ -1,8 +1,9 @@
 """Standings as tables: ranks and costs, the numbers of all entries, the best of each column."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ocil.evaluation.measures import Estimate
@@ -13,9 +14,10 @@ from ocil.report.formatting import count, duration, kilo
 from ocil.report.quantities import KEPT, Quantity
 from ocil.report.ranking import seeds_text
 from ocil.report.result_tables import anchor, record_table
-from ocil.report.standings import Number, Standings
+from ocil.report.standings import Lead, Number, Standings
 from ocil.report.table import About, Column, Document, Row, Table, Value
 
+LESS_IS_BETTER = partial(Column, kind="number", lower_is_better=True)
 FEW = 6  # methods side by side in one table
 MOST_REMARKS = 20
 NO_SHARED_SEED = "no shared seed"
@@ -144,40 +146,46 @@ def standings_table(standings: Standings) -> Table:
 
     Methods that miss more than half of the columns are left to a remark.
     """
-    over = standings.ranking.columns
-    one, quantity = len(over) == 1, standings.quantity
-    kept = any(KEPT.by_seed(cell) for row in standings.entries.ranked for cell in row.cells.values())
-    ends = {row.name: row for row in standings.ranking.rows if 2 * len(row.missing) <= len(over)}
-    heads = [
-        Column("method"),
-        Column("rank" if one else "mean rank", "number", lower_is_better=True),
-        Column(quantity.title if one else f"mean {quantity.title}", "number", not quantity.higher_is_better),
-        Column(_against(standings), "number", not quantity.higher_is_better),
-        Column("images / batch", "number", lower_is_better=True),
-        *([Column("kept", "number", lower_is_better=True)] if kept else []),
-        Column("time / run", "number", lower_is_better=True),
-        *([] if all(not row.missing for row in ends.values()) else [Column("not run on")]),
+    over, quantity = standings.ranking.columns, standings.quantity
+    mean, lower = "" if len(over) == 1 else "mean ", not quantity.higher_is_better
+    standing = {row.name: row for row in standings.ranking.rows if 2 * len(row.missing) <= len(over)}
+    shown = [row for row in standings.rows if row.name in standing]
+    columns: list[tuple[Column, Callable[[Entry], object]]] = [
+        (Column("method"), lambda row: Value(row.name, anchor=_first_anchor(row))),
+        (LESS_IS_BETTER(f"{mean}rank"), lambda row: _rank(standing[row.name].mean_rank)),
+        (Column(f"{mean}{quantity.title}", "number", lower), lambda row: _mean_value(standings, row)),
+        (
+            Column(_against(standings), "number", lower),
+            lambda row: _difference_value(quantity, standings.mean_difference(row)),
+        ),
+        (LESS_IS_BETTER("images / batch"), lambda row: _images(standings, row)),
     ]
-    rows = []
-    for row in (row for row in standings.rows if row.name in ends):
-        standing, difference = ends[row.name], standings.mean_difference(row)
-        mean, images = standings.mean_value(row), standings.images(row)
-        seconds = [cell.summary.wall_seconds.mean for cell in standings.cells_of(row)]
-        found = [
-            Value(row.name, anchor=anchor(next(iter(row.cells.values())).name) if row.cells else ""),
-            Value("-" if standing.mean_rank is None else f"{standing.mean_rank:.3g}", _sort(standing.mean_rank)),
-            _mean_value(standings, row, mean),
-            _difference_value(quantity, difference),
-            Value(images_text(standings, row), _sort(images and images[1])),
-            *([_kept(standings.cells_of(row))] if kept else []),
-            Value(duration(sum(seconds) / len(seconds)), f"{sum(seconds) / len(seconds):.3f}"),
-        ]
-        if len(heads) > len(found):
-            found.append(Value(_places(standing.missing)))
-        rows.append(Row.of(*found))
-    rest = len(standings.entries.ranked) - len(rows)
+    if any(KEPT.by_seed(cell) for row in standings.entries.ranked for cell in row.cells.values()):
+        columns.append((LESS_IS_BETTER("kept"), lambda row: _kept(standings.cells_of(row))))
+    columns.append((LESS_IS_BETTER("time / run"), lambda row: _time(standings.cells_of(row))))
+    if any(row.missing for row in standing.values()):
+        columns.append((Column("not run on"), lambda row: _places(standing[row.name].missing)))
+    rest = len(standings.entries.ranked) - len(shown)
     more = f" {count(rest, 'row')} with less than half of these columns: see all methods." if rest else ""
-    return Table("", tuple(heads), tuple(rows), ranking_text(standings) + more)
+    return replace(Table.of(shown, *columns), note=ranking_text(standings) + more)
+
+
+def _first_anchor(row: Entry) -> str:
+    return anchor(next(iter(row.cells.values())).name) if row.cells else ""
+
+
+def _rank(mean: float | None) -> Value:
+    return Value("-" if mean is None else f"{mean:.3g}", _sort(mean))
+
+
+def _images(standings: Standings, row: Entry) -> Value:
+    images = standings.images(row)
+    return Value(images_text(standings, row), _sort(images and images[1]))
+
+
+def _time(cells: Sequence[MeasuredCell]) -> Value:
+    seconds = sum(cell.summary.wall_seconds.mean for cell in cells) / len(cells)
+    return Value(duration(seconds), f"{seconds:.3f}")
 
 
 def images_text(standings: Standings, row: Entry) -> str:
@@ -198,8 +206,8 @@ def _short_reference(standings: Standings) -> str:
     return standings.leader.name if standings.leader else "the best"
 
 
-def _mean_value(standings: Standings, row: Entry, mean: float | None) -> Value:
-    if mean is None:
+def _mean_value(standings: Standings, row: Entry) -> Value:
+    if (mean := standings.mean_value(row)) is None:
         return Value("-", "")
     if len(standings.ranking.columns) == 1:
         number = standings.numbers[row.name][standings.ranking.columns[0]]
@@ -236,26 +244,32 @@ def ranking_text(standings: Standings) -> str:
 def leads_table(standings: Standings) -> Table:
     """The best of each column, the second, and the paired difference between them."""
     quantity = standings.quantity
-    heads = (
-        *(Column("column"), Column("best"), Column(quantity.title, "number", not quantity.higher_is_better)),
-        *(Column("second"), Column("ahead by", "number"), Column("images / batch", "number", lower_is_better=True)),
+    return Table.of(
+        standings.leads,
+        (Column("column"), lambda lead: lead.place.title),
+        (Column("best"), lambda lead: Value(lead.best.name, anchor=anchor(lead.best.cells[lead.place].name))),
+        (Column(quantity.title, "number", not quantity.higher_is_better), lambda lead: _lead_number(standings, lead)),
+        (Column("second"), lambda lead: lead.second.name if lead.second else "-"),
+        (Column("ahead by", "number"), lambda lead: _ahead_by(quantity, lead)),
+        (LESS_IS_BETTER("images / batch"), lambda lead: _images_of(lead.best.cells[lead.place])),
+        title="Best of each column",
     )
-    rows = []
-    for lead in standings.leads:
-        number, cell = standings.numbers[lead.best.name][lead.place], lead.best.cells[lead.place]
-        images = images_per_batch(cell)
-        by = quantity.difference(lead.by) if lead.by else NO_SHARED_SEED if lead.second else "-"
-        rows.append(
-            Row.of(
-                lead.place.title,
-                Value(lead.best.name, anchor=anchor(cell.name)),
-                Value(quantity.text(number.value), f"{number.value.mean:.6g}"),
-                lead.second.name if lead.second else "-",
-                Value(by.removeprefix("+"), _sort(lead.by.mean if lead.by else None)),
-                Value("-" if images is None else kilo(images), _sort(images)),
-            )
-        )
-    return Table("Best of each column", heads, tuple(rows))
+
+
+def _lead_number(standings: Standings, lead: Lead) -> Value:
+    value = standings.numbers[lead.best.name][lead.place].value
+    return Value(standings.quantity.text(value), f"{value.mean:.6g}")
+
+
+def _ahead_by(quantity: Quantity, lead: Lead) -> Value:
+    if lead.by is None:
+        return Value(NO_SHARED_SEED if lead.second else "-", "")
+    return Value(quantity.difference(lead.by).removeprefix("+"), _sort(lead.by.mean))
+
+
+def _images_of(cell: MeasuredCell) -> Value:
+    images = images_per_batch(cell)
+    return Value("-" if images is None else kilo(images), _sort(images))
 
 
 def shown(standings: Standings) -> list[Table]:
@@ -336,7 +350,6 @@ def _standings_records(standings: Standings) -> Iterable[dict[str, Any]]:
     for standing in standings.ranking.rows:
         row = next(row for row in standings.entries.ranked if row.name == standing.name)
         difference, images = standings.mean_difference(row), standings.images(row)
-        seconds = [cell.summary.wall_seconds.mean for cell in standings.cells_of(row)]
         yield {
             "method": row.name,
             "mean_rank": _sort(standing.mean_rank),
@@ -347,7 +360,7 @@ def _standings_records(standings: Standings) -> Iterable[dict[str, Any]]:
             "difference_interval": _exact(standings, difference.interval if difference else None),
             "shared_seeds": len(difference.values) if difference else "",
             "images_per_batch": _sort(images[1] if images else None),
-            "wall_seconds": f"{sum(seconds) / len(seconds):.3f}",
+            "wall_seconds": _time(standings.cells_of(row)).sort,
             "not_run_on": _places(standing.missing),
         }
 

@@ -10,7 +10,7 @@ from ocil.report.cells import MeasuredCell, Place
 from ocil.report.cost import images_per_batch
 from ocil.report.entries import Entries, Entry
 from ocil.report.quantities import ACCURACY_QUANTITY, Quantity
-from ocil.report.ranking import Ranking, paired_difference, ranking
+from ocil.report.ranking import Ranking, paired_difference, ranking, top_two
 
 
 @dataclass(frozen=True)
@@ -126,14 +126,9 @@ class Standings:
         return found
 
     def _top_two(self, place: Place) -> dict[str, int]:
-        """The best and the second as printed: those that print alike share a rank; a single one has none."""
-        ordered = self._orders[place]
-        if len(ordered) < 2:
-            return {}
         digits = 3 if self.quantity.form == "percent" else 6
-        shown = {row.name: round(_mean(self.by_seed[row.name][place].values()), digits) for row in ordered}
-        best = list(dict.fromkeys(shown.values()))[:2]
-        return {name: best.index(value) + 1 for name, value in shown.items() if value in best}
+        means = ((row.name, _mean(self.by_seed[row.name][place].values())) for row in self._orders[place])
+        return top_two({name: round(mean, digits) for name, mean in means})
 
     @cached_property
     def leads(self) -> list[Lead]:

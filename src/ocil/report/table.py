@@ -7,9 +7,9 @@ import csv as csv_module
 import html as html_module
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from ocil.text import escaped
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table as TerminalTable
     from rich.text import Text
 
+T = TypeVar("T")
 Lines = Literal["all", "head", "none"]
 MINUS = "−"
 NOT_MEASURED = "not measured"
@@ -89,6 +90,12 @@ class Table:
     remarks: tuple[str, ...] = ()
     """A list below the table, except in LaTeX."""
     about: About = NOTHING
+
+    @classmethod
+    def of(cls, items: Iterable[T], *columns: tuple[Column, Callable[[T], object]], title: str = "") -> "Table":
+        """A row per item. Each column comes with the function that gives its value for an item."""
+        rows = (Row.of(*(value(item) for _, value in columns)) for item in items)
+        return cls(title, tuple(column for column, _ in columns), tuple(rows))
 
     @property
     def empty(self) -> bool:

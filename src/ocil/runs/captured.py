@@ -121,7 +121,7 @@ class CapturedStepper(Stepper):
         self.recordings.take("prediction", partial(prequential.count, self.learner), x, y)
 
     def _learn_at_cursor(self) -> None:
-        index = self.stream.order[self.starts[self.cursor] + self.within]
+        index = self.stream.samples[self.starts[self.cursor] + self.within]
         self.learner.learn(*self.stream.rows(index))
         self.cursor += 1
 

@@ -4,31 +4,26 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from ocil import precision
-from ocil.data import CATALOG, DEFAULT
+from ocil.data import DEFAULT, Dataset
 from ocil.data.catalog import SOURCES, find
 from ocil.data.derived import base_of
 from ocil.errors import OcilError
-from ocil.learning import optimizers
 from ocil.methods import METHODS, MethodInfo, method
 from ocil.methods.config import LearnerConfig
 from ocil.methods.review_label import Label
 from ocil.networks import pretrained
-from ocil.networks.registry import DEFAULT as NETWORK
-from ocil.networks.registry import FOR_VECTORS, named, normal, origin_of
+from ocil.networks.registry import REDUCED, named, normal, origin_of
 from ocil.networks.spec import Spec
 from ocil.plugins import OURS, PROGRAM, Origin
 from ocil.rng import check_seed
+from ocil.runs.defaults import usual_precision_and_lr, usual_reviews, usual_settings
 from ocil.runs.naming import as_formerly, cell_name, distinct, readable, short_digest
 from ocil.runs.settings import as_argument, fill, read_as, refuse_later, refuse_unknown, restored, values
 from ocil.streams import StreamConfig, usual_tasks
-
-DEFAULT_MEMORY = 5000  # images, for a dataset outside the catalog of which the length is not known
-OFFLINE = {"boundary": "iid", "epochs": 50, "batch_size": 128}
-REVIEW_EVERY = 500
-
+from ocil.streams.config import usual_task_sizes
 
 MOST_NAMES = 10_000
 _names: dict[tuple[Any, ...], str] = {}  # see RunConfig._named
@@ -169,6 +164,27 @@ class RunConfig:
         return replace(self, method="fine-tune", stream=self.stream.unmeasured, learner=learner, code=code)
 
 
+class DatasetFacts(TypedDict, total=False):
+    """What ``resolve`` should know about a dataset outside the catalog."""
+
+    classes: int
+    train: int
+    vectors: bool
+    domains: int
+    task_sizes: tuple[int, ...]
+
+
+def facts_of(dataset: Dataset) -> DatasetFacts:
+    """The facts about a dataset, for ``resolve``."""
+    return DatasetFacts(
+        classes=dataset.num_classes,
+        train=len(dataset.train_y),
+        vectors=not dataset.is_images,
+        domains=dataset.num_domains,
+        task_sizes=usual_task_sizes(dataset),
+    )
+
+
 def resolve(
     name: str,
     dataset: str = DEFAULT,
@@ -208,48 +224,40 @@ def resolve(
         (10, 0.2)
     """
     info = method(name)
-    learner = info.load()
     if (entry := find(dataset)) is not None:
         dataset = entry.name  # CIFAR-10 has the settings of cifar10
-    entry = entry or find(base_of(dataset))  # cifar100:noise has those of cifar100
-    given = dict(settings or {})
-    if memory is not None:
-        given["memory"] = memory
-    if review is not None:
-        given["review"] = review
-    of_stream, of_method = ({f.name for f in fields(kind)} for kind in (StreamConfig, learner.Config))
+    own = {"memory": memory, "review": review}
+    given = _given(info, {**(settings or {}), **{key: value for key, value in own.items() if value is not None}})
+    usual = usual_settings(info, dataset, given, classes, train, vectors)
+    chosen = usual | usual_precision_and_lr(given) | given
+    stream = resolve_stream(dataset, chosen, classes, domains, task_sizes)
+    refuse_beside_order(stream, given)
+    learner = _with_one_width(fill(info.load().Config, chosen), given)
+    _refuse_without_effect(learner, given, usual)
+    if not learner.review_every:
+        entry = entry or find(base_of(dataset))  # cifar100:noise has the length of cifar100
+        learner = replace(learner, review_every=usual_reviews(info, stream, entry.train if entry else train))
+    weights, code = pretrained.digest(learner.pretrained), code_of(info.name, learner)
+    return RunConfig(info.name, dataset, seed, stream, learner, weights=weights, code=code)
+
+
+def _given(info: MethodInfo, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a user gave, without those that are None, and with one way to write a network.
+
+    Raises if there is no such setting, or if it needs a memory and the method keeps none.
+    """
+    of_stream, of_method = ({f.name for f in fields(kind)} for kind in (StreamConfig, info.load().Config))
     for shared in sorted(of_stream & of_method):
         raise OcilError(f"{info.name} has a setting '{shared}', as streams have: give it another name.")
-    refuse_unknown(info.name, given, of_stream | of_method)
-    given = {key: value for key, value in given.items() if value is not None}
+    refuse_unknown(info.name, settings, of_stream | of_method)
+    given = {key: value for key, value in settings.items() if value is not None}
     for key in given.keys() & {"network", "features"}:
         text = named(given[key])  # Python users may give the factory itself
         given[key] = normal(text, key) if text else text
-    if not info.memory:
-        for key in ("memory", "review"):
-            if str(given.get(key)).lower() not in ("none", "false", "no", "0"):
-                raise OcilError(f"{info.name} keeps no memory: leave out --{key}.")
-    usual = _defaults(info, dataset, given, classes, train)
-    chosen: dict[str, Any] = usual | (
-        {"precision": precision.usual()} if precision.usual() != precision.DEFAULT else {}
-    )
-    if vectors or given.get("features"):
-        chosen |= {"network": FOR_VECTORS} | learner.vector_settings
-    if "optimizer" in given and (lr := optimizers.default_lr(str(given["optimizer"]))) is not None:
-        chosen["lr"] = lr
-    chosen |= given
-    if "width" in given and Spec.parse(chosen.get("network", NETWORK), "network").name != NETWORK:
-        raise OcilError(
-            f"width is a setting of {NETWORK}: give {chosen['network']} its own options, NAME(option=value)."
-        )
-    stream, config = resolve_stream(dataset, chosen, classes, domains, task_sizes), fill(learner.Config, chosen)
-    refuse_beside_order(stream, given)
-    _refuse_without_effect(config, given, usual)
-    config = _one_width(config, "width" in given)
-    if not config.review_every:
-        config = replace(config, review_every=_usual_reviews(info, stream, entry.train if entry else train))
-    weights, code = pretrained.digest(config.pretrained), code_of(info.name, config)
-    return RunConfig(info.name, dataset, seed, stream, config, weights=weights, code=code)
+    for key in () if info.memory else ("memory", "review"):
+        if str(given.get(key)).lower() not in ("none", "false", "no", "0"):
+            raise OcilError(f"{info.name} keeps no memory: leave out --{key}.")
+    return given
 
 
 def resolve_stream(
@@ -282,17 +290,20 @@ def refuse_beside_order(stream: StreamConfig, given: Mapping[str, Any]) -> None:
             raise OcilError(f"order = {stream.order} decides what arrives when: leave out {name} = {given[name]}.")
 
 
-def _one_width(config: LearnerConfig, given: bool) -> LearnerConfig:
-    """The same network with its width as a setting, so that both ways to write it make one cell. ``given``: whether the
-    setting was given too.
+def _with_one_width(config: LearnerConfig, given: Mapping[str, Any]) -> LearnerConfig:
+    """The same network with its width as a setting, so that both ways to write it make one cell.
+
+    Raises if a width was given to another network, or two of them to this one.
     """
     spec = Spec.parse(config.network, "network")
+    if "width" in given and spec.name != REDUCED:
+        raise OcilError(f"width is a setting of {REDUCED}: give {config.network} its own options, NAME(option=value).")
     wide = spec.options.get("width", config.width)
-    if given and wide != config.width:
+    if "width" in given and wide != config.width:
         raise OcilError(f"network = {config.network} and width = {config.width} differ: leave out one of them.")
-    if spec.name != NETWORK or list(spec.options) != ["width"] or type(wide) is not int or wide < 1:
+    if spec.name != REDUCED or list(spec.options) != ["width"] or type(wide) is not int or wide < 1:
         return config  # what it does not have is refused when it is built
-    return replace(config, network=NETWORK, width=wide)
+    return replace(config, network=REDUCED, width=wide)
 
 
 def _refuse_without_effect(config: LearnerConfig, given: Iterable[str], usual: Mapping[str, Any]) -> None:
@@ -334,20 +345,6 @@ def refuse_without_task_ends(info: MethodInfo, learner: LearnerConfig, stream: S
         raise OcilError(f"{reason}: {advice}." if advice else f"{reason}.")
 
 
-def reviews_every(batches: int, stream: StreamConfig) -> int:
-    """The default of ``review_every`` for a stream of so many batches that announces no tasks."""
-    return max(1, min(REVIEW_EVERY, batches // stream.tasks))
-
-
-def _usual_reviews(info: MethodInfo, stream: StreamConfig, train: int | None) -> int:
-    """The default of ``review_every`` as far as it is known before the stream is: 0 at task ends, and where only the
-    run will know how long the stream is."""
-    shorter = stream.imbalance_factor != 1 or bool(stream.class_counts or stream.order)
-    if stream.announces_tasks or not info.memory or train is None or shorter:
-        return 0
-    return reviews_every(train // stream.batch_size, stream)
-
-
 def command(config: RunConfig) -> str:
     """The command that runs a configuration, without its seeds. It names what differs from ``resolve``'s choice."""
     words = ["ocil", "run", config.method, "--dataset", shlex.quote(config.dataset)]
@@ -378,15 +375,14 @@ def changed(config: RunConfig) -> dict[str, Any]:
     """Settings that differ from ``resolve``'s choice for the same method, dataset and memory."""
     info = method(config.method)
     given = {"memory": config.learner.memory} if info.memory else {}
-    chosen = {"tasks": usual_tasks(config.dataset)} | _defaults(info, config.dataset, given) | given
-    if config.learner.features:
-        chosen |= {"network": FOR_VECTORS} | info.load().vector_settings
+    usual = usual_settings(info, config.dataset, given, vectors=bool(config.learner.features))
+    chosen = {"tasks": usual_tasks(config.dataset)} | usual | given
     if (entry := find(base_of(config.dataset))) and not chosen.get("review_every"):
-        chosen["review_every"] = _usual_reviews(info, config.stream, entry.train)
-    usual_stream, usual = fill(StreamConfig, chosen), fill(info.load().Config, chosen)
+        chosen["review_every"] = usual_reviews(info, config.stream, entry.train)
+    usual_stream, usual_learner = fill(StreamConfig, chosen), fill(info.load().Config, chosen)
     return {
         f.name: getattr(mine, f.name)
-        for mine, theirs in ((config.stream, usual_stream), (config.learner, usual))
+        for mine, theirs in ((config.stream, usual_stream), (config.learner, usual_learner))
         for f in fields(mine)
         if getattr(mine, f.name) != getattr(theirs, f.name)
     }
@@ -412,24 +408,3 @@ def concerns(config: type, *topics: str) -> set[str]:
 def memory_settings() -> set[str]:
     """The settings, of any method, that have no meaning for a method without a memory."""
     return set().union(*(concerns(info.load().Config, "memory", "review") for info in METHODS.values()))
-
-
-def _defaults(
-    info: MethodInfo, dataset: str, given: Mapping[str, Any], classes: int | None = None, train: int | None = None
-) -> dict[str, Any]:
-    dataset = base_of(dataset)
-    entry = CATALOG.get(dataset)
-    defaults: dict[str, Any] = {"memory": entry.memory if entry else DEFAULT_MEMORY}
-    if entry and entry.width:
-        defaults["width"] = entry.width
-    if info.offline:
-        defaults |= OFFLINE
-    if not info.memory:
-        return defaults | {"memory": 0}
-    if entry is None and train is not None:
-        usual = {"batch_size": StreamConfig().batch_size, "memory_batch": info.load().Config().memory_batch}
-        least = max(read_as(name, given.get(name, value), int) for name, value in usual.items())
-        # A tenth of the training images, at least one per class, and no more than the catalog's datasets have.
-        defaults["memory"] = max(least, classes or 1, min(DEFAULT_MEMORY, train // 10))
-    memory = read_as("memory", given.get("memory", defaults["memory"]), int)
-    return defaults | info.load().settings_for(dataset, memory, entry.classes if entry else classes)

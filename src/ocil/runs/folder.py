@@ -24,12 +24,15 @@ from ocil.errors import OcilError
 from ocil.files import is_link, locked
 from ocil.runs.config import RunConfig
 from ocil.runs.naming import seed_folder
-from ocil.runs.results import UNREADABLE, Result, is_nowhere, other_images, read_json, unreadable, write_json
+from ocil.runs.results import Result, if_there, other_images, read_json, unreadable, write_json
 from ocil.tensorfile import DamagedFileError
 
 
-class Settings(Protocol):
-    """A configuration, as far as its folder is concerned."""
+class RunSettings(Protocol):
+    """The configuration of any kind of run, as far as its folder and an engine are concerned."""
+
+    @property
+    def dataset(self) -> str: ...
 
     @property
     def seed(self) -> int: ...
@@ -54,7 +57,7 @@ class Settings(Protocol):
     def from_json(cls, content: Mapping[str, Any]) -> Self: ...
 
 
-S = TypeVar("S", bound=Settings)
+S = TypeVar("S", bound=RunSettings)
 State = dict[str, Tensor]
 
 
@@ -63,11 +66,11 @@ class RunFolder:
     """The files of one run."""
 
     path: Path
-    config: Settings | None = None
+    config: RunSettings | None = None
     """The run that is expected here: files of another one are refused."""
 
     @classmethod
-    def of(cls, root: Path, config: Settings) -> "RunFolder":
+    def of(cls, root: Path, config: RunSettings) -> "RunFolder":
         return cls(find_run(root, config), config)
 
     @property
@@ -77,18 +80,13 @@ class RunFolder:
     def result(self) -> Result | None:
         """The result of a class-incremental run, if it is finished."""
         path = self.path / "result.json"
-        try:
-            result = Result.from_json(read_json(path))
-        except (*UNREADABLE, OcilError) as error:
-            if is_nowhere(error):
-                return None
-            raise OcilError(unreadable(path, error)) from error
-        if not isinstance(self.config, RunConfig):
+        result = if_there(path, lambda: Result.from_json(read_json(path)))
+        if result is None or not isinstance(self.config, RunConfig):
             return result
         self.refuse_other_settings(result.config)
         return replace(result, config=self.config)  # the same run; its images may have been moved since
 
-    def refuse_other_settings(self, begun: Settings) -> None:
+    def refuse_other_settings(self, begun: RunSettings) -> None:
         """Raise if the folder's run has other settings than the expected one: its name does not show whether a default
         has changed since."""
         if self.config is None or begun.identity == self.config.identity:
@@ -103,7 +101,7 @@ class RunFolder:
     def save_result(self, result: Result) -> None:
         write_json(self.path / "result.json", result.to_json())
 
-    def save_config(self, config: Settings) -> None:
+    def save_config(self, config: RunSettings) -> None:
         """Write the configuration. If there is a checkpoint, it must be of the same settings."""
         if self.checkpoint.exists():
             replace(self, config=config).refuse_other_settings(self.begun_with(config))
@@ -112,12 +110,8 @@ class RunFolder:
     def begun_with(self, otherwise: S) -> S:
         """The configuration that the run was begun with; ``otherwise`` if there is no file of it."""
         path = self.path / "config.json"
-        try:
-            return otherwise.from_json(read_json(path))
-        except (*UNREADABLE, OcilError) as error:
-            if is_nowhere(error):
-                return otherwise
-            raise OcilError(unreadable(path, error)) from error
+        found = if_there(path, lambda: otherwise.from_json(read_json(path)))
+        return otherwise if found is None else found
 
     def save_checkpoint(self, tensors: State, progress: dict[str, Any]) -> None:
         """Write tensors and the JSON that goes with them into one file, so that they cannot disagree."""
@@ -163,7 +157,7 @@ class RunFolder:
         return locked(self.path, "Choose another folder with --out.", taken)
 
 
-def find_run(root: Path, config: Settings) -> Path:
+def find_run(root: Path, config: RunSettings) -> Path:
     """Where a run is, else where other seeds of its cell are, else where it will be: ROOT/CELL/seed-N.
 
     The file of a dataset outside the catalog may have been renamed since; then the digest alone identifies the cell.
@@ -197,13 +191,12 @@ def _flat(identity: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_tensors(path: Path, text: str) -> tuple[State, dict[str, Any]] | None:
     """The tensors of a file and the JSON object that it keeps as ``text``; None if there is no such file."""
-    try:
+
+    def read() -> tuple[State, dict[str, Any]]:
         tensors, texts = tensorfile.read(path)
         found = json.loads(texts[text])
         if not isinstance(found, dict):
             raise DamagedFileError(f"its {text} is not an object")
-    except UNREADABLE as error:
-        if is_nowhere(error):
-            return None
-        raise OcilError(unreadable(path, error)) from error
-    return tensors, found
+        return tensors, found
+
+    return if_there(path, read)

@@ -22,7 +22,7 @@ from ocil.errors import OcilError
 from ocil.evaluation.evaluator import Evaluation
 from ocil.limits import check_threads
 from ocil.precision import Precision, numerics
-from ocil.runs.folder import RunFolder
+from ocil.runs.folder import RunFolder, RunSettings
 from ocil.streams import Order
 from ocil.threads import using
 
@@ -155,8 +155,7 @@ class Run(Protocol):
     """How many runs of this kind keep a GPU busy."""
     advice: ClassVar[str]
     """What to do if the run does not fit into the device's memory."""
-    config: Any
-    """All settings: a dataclass that satisfies ``folder.Settings`` and names a ``dataset``."""
+    config: RunSettings
 
     @property
     @abstractmethod
@@ -181,7 +180,7 @@ class Run(Protocol):
 
     @property
     def dataset(self) -> str:
-        return str(self.config.dataset)
+        return self.config.dataset
 
     @property
     def name(self) -> str:

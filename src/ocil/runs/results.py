@@ -3,10 +3,10 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ocil.data import Dataset
 from ocil.errors import LaterVersionError, OcilError
@@ -14,14 +14,14 @@ from ocil.evaluation import measures
 from ocil.evaluation.measures import MEASURES, Estimate, estimate
 from ocil.files import NOWHERE, read_regular, write_bytes
 from ocil.runs.config import RunConfig
-from ocil.runs.record import check_record, is_number
+from ocil.runs.result_checks import check_result
 from ocil.tensorfile import DamagedFileError
 
+T = TypeVar("T")
 SCHEMA = 2
 """The version of the format; since 2 a result has a checksum."""
 CHECKSUM = "checksum"
 MOST_BYTES = 1 << 26  # of a JSON file; results are far smaller
-LONGEST_PATH = 4096  # characters of a dataset's path
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 FOUND = ("matrix", "evaluations", "wall_seconds", "peak_memory", "digest", "environment")
 """Fields of ``Result`` that its file has under the same name."""
@@ -102,7 +102,7 @@ class Result:
         check_sealed(content, SCHEMA)
         found = {name: content[name] for name in (*FOUND, *OPTIONAL) if name in FOUND or name in content}
         result = cls(RunConfig.from_json(content["config"]), **found)
-        _check(result)
+        check_result(result)
         return result
 
     @property
@@ -206,14 +206,22 @@ def _checksum(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def is_nowhere(error: Exception) -> bool:
-    """Whether a file could not be read because there is none."""
-    return isinstance(error, OSError) and error.errno in NOWHERE
-
-
 def unreadable(path: Path, error: Exception) -> str:
     advice = "Update ocil" if isinstance(error, LaterVersionError) else "Delete it to start that run again"
     return f"cannot read {path}: {reason_of(error)}. {advice}."
+
+
+def if_there(path: Path, read: Callable[[], T], says: Callable[[Path, Exception], str] = unreadable) -> T | None:
+    """What ``read`` finds in a file; None if there is no file. Raises ``OcilError`` if it cannot be read.
+
+    ``says``: what the error says.
+    """
+    try:
+        return read()
+    except (*UNREADABLE, OcilError) as error:
+        if isinstance(error, OSError) and error.errno in NOWHERE:
+            return None
+        raise OcilError(says(path, error)) from error
 
 
 def reason_of(error: Exception) -> str:
@@ -246,37 +254,3 @@ def _estimate(values: list[float | None]) -> Estimate | None:
     """None where the quantity is not defined for every run."""
     known = [value for value in values if value is not None]
     return estimate(known) if known and len(known) == len(values) else None
-
-
-def _check(result: Result) -> None:
-    """Raise if a value could not be shown or averaged. A file may come from anywhere."""
-    config = result.config
-    if not isinstance(config.dataset, str) or not config.dataset or not _whole(config.seed):
-        raise ValueError("dataset or seed is not what it should be")
-    for name in ("fingerprint", "weights", "code"):
-        if not isinstance(getattr(config, name), str):
-            raise ValueError(f"{name} is not what it should be")
-    if len(config.dataset) > LONGEST_PATH:
-        raise ValueError("the name of its dataset is too long")
-    for part in (config.stream, config.learner):
-        for f in fields(part):
-            value, usual = getattr(part, f.name), f.default
-            if not isinstance(usual, bool | int | float | str):  # a user's own method may have any type
-                continue
-            if not isinstance(value, type(usual)) and not (isinstance(usual, float) and is_number(value)):
-                raise ValueError(f"{f.name} = {str(value)[:40]} is not what it should be")
-    rows = 1 if config.stream.boundary == "iid" else config.stream.tasks
-    if not isinstance(result.matrix, list) or len(result.matrix) != rows:
-        raise ValueError(f"the accuracy matrix does not have {rows} rows")
-    for row in result.matrix:
-        if len(row) != config.stream.tasks or not all(is_number(a) and 0 <= a <= 1 for a in row):
-            raise ValueError(f"a row of the accuracy matrix is not {config.stream.tasks} shares")
-    check_record(result)
-    if not is_number(result.wall_seconds) or not isinstance(result.digest, str):
-        raise ValueError("wall_seconds or digest is not what it should be")
-    if not isinstance(result.environment, dict) or not isinstance(result.peak_memory, dict):
-        raise ValueError("environment or peak_memory is not an object")
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -12,14 +12,14 @@ class Stepper:
 
     def __init__(self, learner: Learner, stream: Stream) -> None:
         self.learner, self.stream = learner, stream
-        self.arrivals = arrivals(stream) if learner.config.growing else {}
+        self.to_meet = classes_to_meet(stream) if learner.config.growing else {}
         self.fetched: tuple[int, tuple[Tensor, Tensor]] | None = None
         """A batch that was predicted and is learned next, with its number."""
         learner.classes_announced = True
 
     def meet(self, number: int) -> None:
         """Announce the classes that appear for the first time in a batch."""
-        self.learner.meet(self.arrivals.get(number, ()))
+        self.learner.meet(self.to_meet.get(number, ()))
 
     def fetch(self, number: int) -> tuple[Tensor, Tensor]:
         """Inputs and labels of a batch. One that was fetched to be predicted is not read again."""
@@ -49,7 +49,7 @@ class Stepper:
         self.learner.task_end_step(slots)
 
 
-def arrivals(stream: Stream) -> dict[int, set[int]]:
+def classes_to_meet(stream: Stream) -> dict[int, set[int]]:
     """The classes that appear for the first time, by the number of the batch. Labels are read on the host, once."""
     labels = stream.given_labels[stream.arrivals.samples]
     seen: set[int] = set()

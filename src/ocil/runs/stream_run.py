@@ -27,8 +27,9 @@ from ocil.networks import pretrained
 from ocil.precision import Precision
 from ocil.runs.build import build, check, refuse_missing_operators
 from ocil.runs.captured import CapturedStepper, can_be_captured
-from ocil.runs.config import RunConfig, code_of, origins, reviews_every
+from ocil.runs.config import RunConfig, code_of, origins
 from ocil.runs.cost import cost_of
+from ocil.runs.defaults import reviews_every
 from ocil.runs.environment import digest, environment, peak_memory, pick_device
 from ocil.runs.features import Encoder, inputs_of
 from ocil.runs.fit import how_many_fit

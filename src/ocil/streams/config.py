@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_origin
 
 import numpy as np
 
@@ -162,17 +162,10 @@ class StreamConfig:
                 object.__setattr__(self, each.name, int(getattr(self, each.name)))
 
     def _check_choices(self) -> None:
-        choices = {
-            "boundary": Boundary,
-            "class_order": ClassOrder,
-            "scenario": Scenario,
-            "task_ends": TaskEnds,
-            "noise_among": NoiseAmong,
-            "imbalance_order": ImbalanceOrder,
-        }
-        for name, kind in choices.items():
-            if getattr(self, name) not in get_args(kind):
-                raise OcilError(f"{name} = {getattr(self, name)!r} is not one of {', '.join(get_args(kind))}.")
+        for each in fields(self):
+            value, choices = getattr(self, each.name), get_args(each.type)
+            if get_origin(each.type) is Literal and value not in choices:
+                raise OcilError(f"{each.name} = {value!r} is not one of {', '.join(choices)}.")
 
     def _check_numbers(self) -> None:
         for name in ("tasks", "batch_size", "epochs"):

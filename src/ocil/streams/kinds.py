@@ -18,7 +18,7 @@ from ocil.streams.tasks import clear
 
 
 @dataclass(frozen=True)
-class Kind:
+class StreamKind:
     """A kind of stream."""
 
     draw: Callable[[Material], Order]
@@ -28,29 +28,29 @@ class Kind:
     paper: str = "-"
 
 
-KINDS: Mapping[Boundary, Kind] = {
-    "clear": Kind(clear, "one task after the other"),
-    "blurry": Kind(
+KINDS: Mapping[Boundary, StreamKind] = {
+    "clear": StreamKind(clear, "one task after the other"),
+    "blurry": StreamKind(
         blurry,
         "a share of each task's samples changes places with other tasks",
         ("blurry_share",),
         "after Bang et al., CVPR 2021",
     ),
-    "none": Kind(fading, "classes fade in and out, without tasks", ("fade",), "after Shanahan et al., 2021"),
-    "iid": Kind(mixed, "all classes mixed: the upper bound", ("epochs",)),
-    "i-blurry": Kind(
+    "none": StreamKind(fading, "classes fade in and out, without tasks", ("fade",), "after Shanahan et al., 2021"),
+    "iid": StreamKind(mixed, "all classes mixed: the upper bound", ("epochs",)),
+    "i-blurry": StreamKind(
         i_blurry,
         "disjoint classes come in one task, blurry ones also in a few samples of others",
         ("disjoint_share", "blurry_share"),
         "Koh et al., ICLR 2022",
     ),
-    "si-blurry": Kind(
+    "si-blurry": StreamKind(
         si_blurry,
         "i-Blurry with random task sizes and blurry shares",
         ("disjoint_share", "blurry_share"),
         "Moon et al., ICCV 2023",
     ),
-    "repeated": Kind(
+    "repeated": StreamKind(
         repeated,
         "classes return in later tasks with new samples",
         ("return_share",),

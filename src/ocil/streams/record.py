@@ -19,7 +19,7 @@ from ocil.data import Dataset
 from ocil.data.inputs import ArraySource, InputForm, Layout, as_array, form_of, plain_labels
 from ocil.data.mapped import mapped
 from ocil.data.places import cache_dir
-from ocil.data.samples import ArrayOptions, Note, Part, Samples, warn
+from ocil.data.samples import ArrayOptions, LabelledSamples, Note, Samples, warn
 from ocil.data.split import hold_out, in_words
 from ocil.errors import OcilError, WriteError
 from ocil.streams.config import DEFAULT_TASKS
@@ -82,8 +82,12 @@ def record(
             raise OcilError("these batches are larger than memory, so none can be held out. Give test=(x, y).")
         (note or warn)(f"{name} has no test samples: {in_words(test_share)} of each class is held out to test with")
     source = ArraySource(x, "batches", "HWC")
-    tested = _test_part(test, came, layout) if test is not None else Part(source, np.flatnonzero(held), labels[held])
-    train = Part(source, np.flatnonzero(~held), labels[~held])
+    tested = (
+        _test_part(test, came, layout)
+        if test is not None
+        else LabelledSamples(source, np.flatnonzero(held), labels[held])
+    )
+    train = LabelledSamples(source, np.flatnonzero(~held), labels[~held])
     data = Samples(name, names, train, tested).dataset()
     return RecordedBatches(data, _order(came, labels, held, tasks))
 
@@ -193,7 +197,7 @@ class _Inputs:
         self.remove()
 
 
-def _test_part(test: tuple[Any, Any], came: _Arrived, layout: Layout | None) -> Part:
+def _test_part(test: tuple[Any, Any], came: _Arrived, layout: Layout | None) -> LabelledSamples:
     x, y = test
     labels = []
     for value in plain_labels(y, "test_y").tolist():
@@ -203,7 +207,7 @@ def _test_part(test: tuple[Any, Any], came: _Arrived, layout: Layout | None) -> 
     source = ArraySource(x, "test_x", layout)
     if len(source) != len(labels):
         raise OcilError(f"test_x has {len(source)} samples but test_y has {len(labels)} labels.")
-    return Part(source, np.arange(len(labels)), np.array(labels, dtype=np.int64))
+    return LabelledSamples(source, np.arange(len(labels)), np.array(labels, dtype=np.int64))
 
 
 def _order(came: _Arrived, labels: NDArray[np.int64], held: NDArray[np.bool_], tasks: int | None) -> Order:

@@ -95,7 +95,8 @@ class Stream:
         self.device = self.resident.device
         self.groups, self.bounds = arrivals.groups, arrivals.bounds
         self._evaluation_points = {batch: number for number, batch in enumerate(arrivals.points)}
-        self.order = torch.from_numpy(arrivals.samples).to(self.resident.index_device)
+        self.samples = torch.from_numpy(arrivals.samples).to(self.resident.index_device)
+        """Numbers of training samples, in the order of their arrival: where they are looked up."""
         self.given_labels = data.train_y if arrivals.labels is None else arrivals.labels
         """The label with which each training sample comes. Its true label is ``data.train_y``."""
         noisy = arrivals.labels is not None
@@ -171,7 +172,7 @@ class Stream:
         if not self.resident.resident:
             return self._host_loader().take(number)
         first, last = self.bounds[number]
-        return self.rows(self.order[first:last])
+        return self.rows(self.samples[first:last])
 
     def rows(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and labels of these training samples, as they arrive, if the dataset is on the device."""

@@ -13,7 +13,7 @@ Axis = Literal["batch", "group"]
 """What the steps of a curve count: stream batches (epochs of a long tail), or the groups shown."""
 
 
-class Point(NamedTuple):
+class CurvePoint(NamedTuple):
     tag: str
     step: int
     value: float
@@ -62,7 +62,7 @@ class RunLogs:
         self.open.clear()
 
 
-def _write(log: RunLog, points: Iterable[Point]) -> None:
+def _write(log: RunLog, points: Iterable[CurvePoint]) -> None:
     together: dict[tuple[Axis, int], dict[str, float]] = {}
     for point in points:
         axis: Axis = "group" if counts_groups(point.tag) else "batch"
@@ -78,13 +78,13 @@ class NewPoints:
         """``done``: batches or epochs of the run so far. ``evaluations``: groups that are logged already."""
         self.begun, self.evaluations, self.last = done, evaluations, dict[str, int]()
 
-    def new(self, points: Iterable[tuple[str, int, float]]) -> Iterator[Point]:
+    def new(self, points: Iterable[tuple[str, int, float]]) -> Iterator[CurvePoint]:
         for tag, step, value in points:
             if step > self.last.get(tag, self.evaluations if counts_groups(tag) else 0):
                 self.last[tag] = step
-                yield Point(tag, step, value)
+                yield CurvePoint(tag, step, value)
 
-    def of_progress(self, event: Progress) -> Iterator[Point]:
+    def of_progress(self, event: Progress) -> Iterator[CurvePoint]:
         if event.done > self.begun:
             yield from self.new((tag, event.done, value) for tag, value in by_batch(event))
         yield from self.new(evaluation_curves([evaluation.to_json() for evaluation in event.evaluations]))

@@ -10,7 +10,7 @@ from ocil.runs.folder import make_folder
 from ocil.runs.protocol import Progress, Run, RunKey
 from ocil.runs.results import evaluation_curves
 from ocil.runs.trackers import Event
-from ocil.runs.trackers.curves import Point, by_batch, counts_groups
+from ocil.runs.trackers.curves import CurvePoint, by_batch, counts_groups
 
 
 def open_tracker(where: str, root: Path) -> "Scalars":
@@ -72,7 +72,7 @@ class Curves:
             if point.step <= (evaluations if counts_groups(point.tag) else done):
                 self.write(point)
 
-    def write(self, point: Point) -> None:
+    def write(self, point: CurvePoint) -> None:
         self.writer.add_scalar(point.tag, point.value, point.step, point.time)
         self.last[point.tag] = point.step
 
@@ -80,7 +80,7 @@ class Curves:
         """Write the points that come after the last one of their curve."""
         for tag, step, value in points:
             if step > self.last.get(tag, 0):
-                self.write(Point(tag, step, value))
+                self.write(CurvePoint(tag, step, value))
 
     def add_progress(self, event: Progress) -> None:
         if event.done > self.begun:
@@ -92,13 +92,13 @@ def has_events(path: Path) -> bool:
     return any(path.glob("events.*"))
 
 
-def written(path: Path) -> list[Point]:
+def written(path: Path) -> list[CurvePoint]:
     """Every scalar in a run's folder."""
     reading = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
     events: Any = reading.EventAccumulator(str(path), {reading.SCALARS: 0})  # 0: all of them
     events.Reload()
     return [
-        Point(tag, event.step, event.value, event.wall_time)
+        CurvePoint(tag, event.step, event.value, event.wall_time)
         for tag in events.Tags()[reading.SCALARS]
         for event in events.Scalars(tag)
     ]

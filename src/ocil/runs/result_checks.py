@@ -1,22 +1,62 @@
-"""Checks of what a result has recorded. A file may come from anywhere: whatever passes can be shown and averaged."""
+"""Checks of what a result holds. A file may come from anywhere: whatever passes can be shown and averaged."""
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ocil.evaluation.calibration import BINS
+from ocil.runs.config import RunConfig
+from ocil.streams import StreamConfig
 
 if TYPE_CHECKING:
     from ocil.runs.results import Result
 
+LONGEST_PATH = 4096  # characters of a dataset's path
 LARGEST = 1 << 53  # of a count: what a float holds exactly
 MOST_CLASSES, MOST_DOMAINS, MOST_POINTS = 1_000_000, 10_000, 1_000_000
 COSTS = ("images", "forward", "memory_bytes", "state_bytes")
 
 
-def check_record(result: "Result") -> None:
-    """Raise ``ValueError`` if a record is not what a run writes."""
+def check_result(result: "Result") -> None:
+    """Raise ``ValueError`` if a result is not what a run writes."""
+    _check_config(result.config)
+    _check_matrix(result.matrix, result.config.stream)
+    _check_record(result)
+    if not is_number(result.wall_seconds) or not isinstance(result.digest, str):
+        raise ValueError("wall_seconds or digest is not what it should be")
+    if not isinstance(result.environment, dict) or not isinstance(result.peak_memory, dict):
+        raise ValueError("environment or peak_memory is not an object")
+
+
+def _check_config(config: RunConfig) -> None:
+    if not isinstance(config.dataset, str) or not config.dataset or not _is_seed(config.seed):
+        raise ValueError("dataset or seed is not what it should be")
+    for name in ("fingerprint", "weights", "code"):
+        if not isinstance(getattr(config, name), str):
+            raise ValueError(f"{name} is not what it should be")
+    if len(config.dataset) > LONGEST_PATH:
+        raise ValueError("the name of its dataset is too long")
+    for part in (config.stream, config.learner):
+        for f in fields(part):
+            value, usual = getattr(part, f.name), f.default
+            if not isinstance(usual, bool | int | float | str):  # a user's own method may have any type
+                continue
+            if not isinstance(value, type(usual)) and not (isinstance(usual, float) and is_number(value)):
+                raise ValueError(f"{f.name} = {str(value)[:40]} is not what it should be")
+
+
+def _check_matrix(matrix: Any, stream: StreamConfig) -> None:
+    rows = 1 if stream.boundary == "iid" else stream.tasks
+    if not isinstance(matrix, list) or len(matrix) != rows:
+        raise ValueError(f"the accuracy matrix does not have {rows} rows")
+    for row in matrix:
+        if len(row) != stream.tasks or not all(is_number(a) and 0 <= a <= 1 for a in row):
+            raise ValueError(f"a row of the accuracy matrix is not {stream.tasks} shares")
+
+
+def _check_record(result: "Result") -> None:
     tested, groups = result.tested, result.groups
     _counts("tested", tested, None)
     classes = len(tested)
@@ -91,6 +131,10 @@ def _check_anytime(record: Mapping[str, Any], classes: int | None) -> None:
 def is_number(value: Any) -> bool:
     """Whether it is a number that a float can hold: an integer in JSON may be larger."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _is_seed(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _is_count(value: Any) -> bool:
