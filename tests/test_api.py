@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,40 @@ def test_the_first_error_is_raised_before_anything_runs(tiny_npz: Path, tmp_path
     with pytest.raises(ocil.OcilError, match="tasks"):
         ocil.run_many([good, bad], tmp_path / "runs", device="cpu")
     assert not (tmp_path / "runs").exists()
+
+
+SCRIPT = """
+import sys, ocil
+
+def learn():
+    class Mine(ocil.METHODS["fine-tune"].load()):
+        pass
+
+    ocil.register(ocil.MethodInfo("mine", Mine, "like fine-tuning", "-", memory=False))
+    configs = [ocil.resolve("mine", sys.argv[1], seed=seed, settings={"width": 1, "tasks": 2}) for seed in (0, 1, 2)]
+    try:
+        ocil.run_many(configs, sys.argv[2], workers=2, device="cpu")
+    except ocil.OcilError as error:
+        print(error)
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ("learn()", 'put the call below `if __name__ == "__main__":`, or give workers=1.'),
+        ('if __name__ == "__main__":\n    learn()', "does not have what this run needs: unknown method 'mine'."),
+    ],
+)
+def test_a_script_that_workers_cannot_import(call: str, says: str, tiny_npz: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT + call)
+    words = [sys.executable, str(script), str(tiny_npz), str(tmp_path / "runs")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=200, check=True)
+    assert says in done.stdout
+    assert done.stdout.count("\n") == 1
+    assert done.stderr == ""
 
 
 def test_a_summary_is_the_table_and_the_plot_of_the_same_numbers(results: list[Result], tmp_path: Path) -> None:

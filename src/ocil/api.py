@@ -101,10 +101,12 @@ def run_many(
     """
     from ocil import engines
     from ocil.engines.job import Job
+    from ocil.engines.pool import end_if_starting
     from ocil.runs.environment import pick_device
     from ocil.runs.results import Result
     from ocil.runs.stream_run import StreamRun
 
+    end_if_starting()
     runs = [StreamRun(_checked(config, data_dir)) for config in configs]
     place = device if engine == "ray" else str(pick_device(device))
     if engine == "ray" or place == "cpu":
@@ -310,10 +312,12 @@ def tune(
     """
     from ocil import engines
     from ocil.engines.job import Job
+    from ocil.engines.pool import end_if_starting
     from ocil.experiments.search import Search
     from ocil.runs.environment import pick_device
     from ocil.runs.settings import as_argument
 
+    end_if_starting()
     search = Search(
         method,
         dataset,
