@@ -112,6 +112,7 @@ class Evaluator:
         scorer = scorer_of(learner, self.stream.data.num_classes)
         size = batch_for(self.stream.device.type, places(self.stream.data.input_shape))
         scores = scores_of_parts(scorer, data.parts("test", size), after_batch)
+        has_nan = scores.isnan().any()
         hits = (scores.argmax(1) == self.y).long()
         correct = torch.zeros(len(self.group_sizes), dtype=torch.int64, device=hits.device).index_add_(
             0, self.group, hits
@@ -122,6 +123,11 @@ class Evaluator:
         counted = self._count(by_kind, scores, learner.scores_are_logits, is_last)
 
         def evaluation(*bias: Any) -> Evaluation:
+            if has_nan:  # it would count as the first class
+                raise OcilError(
+                    f"{type(learner).__name__} has scores that are NaN at evaluation point {evaluation_point}: "
+                    "its weights have become NaN, or its scorer makes them. Look there, or lower the learning rate."
+                )
             accuracy = [right / size for right, size in zip(correct.tolist(), self.group_sizes, strict=True)]
             return Evaluation(accuracy, *bias, **counted())
 
@@ -245,6 +251,7 @@ def scorer_of(learner: Learner, classes: int) -> Callable[[Tensor], Tensor]:
             given = f"{list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
             name = type(learner).__name__
             raise OcilError(f"the scorer of {name} must return a tensor [images, classes] = {wanted}, not {given}.")
+        found = found.detach()  # a scorer of one's own may forget it
         if learner.met is None:
             return found
         found = found.masked_fill(found == NOT_MET, -torch.inf)

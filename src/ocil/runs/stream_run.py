@@ -303,6 +303,7 @@ class ActiveStreamRun:
         if point is not None:
             evaluation = self.evaluator.start(self.learner, point, stop_here)
             yield
+            self.check_loss()  # first: its message has the step
             self.evaluations.append(evaluation())
             known = evaluation.correct
         if self.anytime.is_due(number + 1):
@@ -343,9 +344,14 @@ class ActiveStreamRun:
         failed = int(self.learner.failed_at)
         if failed >= 0:
             lower = min(0.1, self.config.learner.lr / 10)
+            advice = f"Lower the learning rate: --set lr={lower:g}"
+            if failed == 0:
+                advice = (
+                    f"It is the first step: look at the network and the loss before you lower lr: --set lr={lower:g}"
+                )
             raise OcilError(
                 f"{self.config.label} seed {self.config.seed}: the loss is not finite at training step {failed} "
-                f"(stream batch {self.cursor} of {len(self.stream)}). Lower the learning rate: --set lr={lower:g}"
+                f"(stream batch {self.cursor} of {len(self.stream)}). {advice}"
             )
 
     def _plugins(self) -> dict[str, list[dict[str, str]]]:
