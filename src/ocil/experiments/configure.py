@@ -14,9 +14,8 @@ from ocil.experiments.plan import check_images, check_names
 from ocil.files import read_toml
 from ocil.methods import method as method_info
 from ocil.runs.build import check
-from ocil.runs.config import resolve
+from ocil.runs.config import facts_of, resolve
 from ocil.runs.settings import refuse_unknown
-from ocil.streams.config import usual_task_sizes
 
 NOT_SETTINGS = ("method", "dataset", "seeds", "seed")
 """Keys of a TOML file that are not settings of a run."""
@@ -60,21 +59,11 @@ def configure(
     dataset = names.get("dataset", DEFAULT) if dataset is None else dataset
     loaded = load(dataset, data_dir)  # raises before anything runs if it is missing or damaged
     named, train = dataset_name(dataset, loaded), len(loaded.train_y)
-    classes, vectors = loaded.num_classes, not loaded.is_images
-    config = resolve(
-        info.name,
-        named,
-        settings=chosen,
-        classes=classes,
-        train=train,
-        vectors=vectors,
-        domains=loaded.num_domains,
-        task_sizes=usual_task_sizes(loaded),
-    )
+    config = resolve(info.name, named, settings=chosen, **facts_of(loaded))
     if config.dataset not in CATALOG:
         config = replace(config, fingerprint=loaded.fingerprint)
         if info.memory and "memory" not in chosen:
-            kind = "vectors" if vectors else "images"
+            kind = "images" if loaded.is_images else "vectors"
             images = f"{config.learner.memory} {kind}, chosen for {train} training {kind}"
             note(f"{config.label}: a memory of {images}. --memory N sets another.")
     configs = tuple(replace(config, seed=number) for number in range(first, first + count))

@@ -34,14 +34,14 @@ from ocil.experiments.plan import Plan, results_of
 from ocil.methods import method as method_info
 from ocil.rng import derive
 from ocil.runs.build import check, refuse_wrong_inputs
-from ocil.runs.config import RunConfig, command, plugin_words, resolve
+from ocil.runs.config import RunConfig, command, facts_of, plugin_words, resolve
 from ocil.runs.features import Encoder, features_of
 from ocil.runs.folder import RunFolder, is_folder
 from ocil.runs.naming import readable, short_digest
 from ocil.runs.protocol import Run
 from ocil.runs.results import Result, write_json
 from ocil.streams import Stream
-from ocil.streams.config import StreamConfig, usual_task_sizes
+from ocil.streams.config import StreamConfig
 
 SCHEMA = 1
 RECORD = "tuning.json"
@@ -112,13 +112,7 @@ class Search:
         loaded = data.load(dataset, data_dir)
         self.dataset = dataset_name(dataset, loaded)
         resolved = partial(resolve, self.method, self.dataset, memory=memory, review=review)
-        resolved = partial(
-            resolved,
-            classes=loaded.num_classes,
-            train=len(loaded.train_y),
-            vectors=not loaded.is_images,
-            task_sizes=usual_task_sizes(loaded),
-        )
+        resolved = partial(resolved, **facts_of(loaded))
         configs: dict[RunConfig, Point] = {}  # points that resolve to the same settings are tried once
         for values in product(*self.space.values()):
             point = dict(zip(self.space, values, strict=True))

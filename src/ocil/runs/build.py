@@ -111,16 +111,7 @@ def make_learner(
     """
     refuse_other(dataset)
     refuse_unknown(name, settings, {field.name for field in fields(method(name).load().Config)} | {"batch_size"})
-    config = resolve(
-        name,
-        dataset.name,
-        memory=memory,
-        seed=seed,
-        settings=settings,
-        classes=dataset.num_classes,
-        train=len(dataset.train_y),
-        vectors=not dataset.is_images,
-    )
+    config = resolve(name, dataset, memory=memory, seed=seed, settings=settings)
     refuse_wrong_inputs(config, dataset)
     return build(config, dataset, device)
 

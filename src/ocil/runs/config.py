@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ocil import precision
-from ocil.data import CATALOG, DEFAULT
+from ocil.data import CATALOG, DEFAULT, Dataset
 from ocil.data.catalog import SOURCES, find
 from ocil.data.derived import base_of
 from ocil.errors import OcilError
@@ -24,6 +24,7 @@ from ocil.rng import check_seed
 from ocil.runs.naming import as_formerly, cell_name, distinct, readable, short_digest
 from ocil.runs.settings import as_argument, fill, read_as, refuse_later, refuse_unknown, restored, values
 from ocil.streams import StreamConfig, usual_tasks
+from ocil.streams.config import usual_task_sizes
 
 DEFAULT_MEMORY = 5000  # images, for a dataset outside the catalog of which the length is not known
 OFFLINE = {"boundary": "iid", "epochs": 50, "batch_size": 128}
@@ -171,7 +172,7 @@ class RunConfig:
 
 def resolve(
     name: str,
-    dataset: str = DEFAULT,
+    dataset: str | Dataset = DEFAULT,
     *,
     memory: int | None = None,
     review: bool | None = None,
@@ -187,7 +188,7 @@ def resolve(
 
     Args:
         name: A method from ``ocil.METHODS``.
-        dataset: A name, or the path of a prepared file.
+        dataset: A name, or the path of a prepared file; or the dataset itself, from which the facts below are known.
         memory: Samples kept for replay.
         review: Whether the memory is reviewed at task ends.
         seed: What the stream, the weights and all random choices are drawn from.
@@ -207,6 +208,9 @@ def resolve(
         >>> config.stream.tasks, config.learner.beta
         (10, 0.2)
     """
+    if isinstance(dataset, Dataset):
+        given_here = {"memory": memory, "review": review, "seed": seed, "settings": settings}
+        return resolve(name, dataset.name, **given_here, **facts_of(dataset))
     info = method(name)
     learner = info.load()
     if (entry := find(dataset)) is not None:
@@ -250,6 +254,17 @@ def resolve(
         config = replace(config, review_every=_usual_reviews(info, stream, entry.train if entry else train))
     weights, code = pretrained.digest(config.pretrained), code_of(info.name, config)
     return RunConfig(info.name, dataset, seed, stream, config, weights=weights, code=code)
+
+
+def facts_of(dataset: Dataset) -> dict[str, Any]:
+    """What ``resolve`` needs to know about a dataset."""
+    return {
+        "classes": dataset.num_classes,
+        "train": len(dataset.train_y),
+        "vectors": not dataset.is_images,
+        "domains": dataset.num_domains,
+        "task_sizes": usual_task_sizes(dataset),
+    }
 
 
 def resolve_stream(
