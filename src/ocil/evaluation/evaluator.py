@@ -251,11 +251,11 @@ def scorer_of(learner: Learner, classes: int) -> Callable[[Tensor], Tensor]:
             given = f"{list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
             name = type(learner).__name__
             raise OcilError(f"the scorer of {name} must return a tensor [images, classes] = {wanted}, not {given}.")
-        found = found.detach()  # a scorer of one's own may forget it
+        known = found.detach()  # a scorer of one's own may forget it
         if learner.met is None:
-            return found
-        found = found.masked_fill(found == NOT_MET, -torch.inf)
-        return F.pad(found, (0, max(0, classes - found.shape[1])), value=-torch.inf)
+            return known
+        known = known.masked_fill(known == NOT_MET, -torch.inf)
+        return F.pad(known, (0, max(0, classes - known.shape[1])), value=-torch.inf)
 
     return scores
 

@@ -209,7 +209,7 @@ def resolve(
         (10, 0.2)
     """
     if isinstance(dataset, Dataset):
-        given_here = {"memory": memory, "review": review, "seed": seed, "settings": settings}
+        given_here: dict[str, Any] = {"memory": memory, "review": review, "seed": seed, "settings": settings}
         return resolve(name, dataset.name, **given_here, **facts_of(dataset))
     info = method(name)
     learner = info.load()
