@@ -48,6 +48,37 @@ def test_the_first_error_is_raised_before_anything_runs(tiny_npz: Path, tmp_path
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_finished_result_of_a_class_that_has_changed_is_named(
+    own_plugins: None, tiny_npz: Path, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    fine_tune = METHODS["fine-tune"].load()
+
+    def result(first: bool, times: float, root: Path = tmp_path) -> Result:
+        class Mine(fine_tune):  # type: ignore[misc,valid-type]
+            factor = times
+
+            def learn(self, x: torch.Tensor, y: torch.Tensor) -> None:
+                return super().learn(x, y)
+
+        class Other(fine_tune):  # type: ignore[misc,valid-type]
+            def learn(self, x: torch.Tensor, y: torch.Tensor) -> None:
+                return super().learn(x.flip(1), y)
+
+        Other.__name__ = "Mine"
+        ocil.register(ocil.MethodInfo("own", Mine if first else Other, "-", "-", memory=False), replace=True)
+        config = ocil.resolve("own", str(tiny_npz), settings={"width": 1, "tasks": 2})
+        ocil.run_many([config], root, workers=1, device="cpu")
+        return ocil.run(config, root, device="cpu")
+
+    before = result(True, 1.0)
+    assert result(True, 1.0).digest == before.digest
+    assert not recwarn
+    with pytest.warns(UserWarning, match="the code of own has changed since .* seed 0 was finished") as found:
+        assert result(True, 2.0).digest == result(False, 1.0).digest == before.digest
+    assert len(found) == 4
+    assert result(False, 1.0, tmp_path / "anew").digest != before.digest
+
+
 SCRIPT = """
 import sys, ocil
 

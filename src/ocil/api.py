@@ -103,6 +103,7 @@ def run_many(
     from ocil.engines.job import Job
     from ocil.engines.pool import end_if_starting
     from ocil.runs.environment import pick_device
+    from ocil.runs.program_code import warn_if_changed
     from ocil.runs.results import Result
     from ocil.runs.stream_run import StreamRun
 
@@ -117,7 +118,10 @@ def run_many(
     for outcome in found:
         if not isinstance(outcome, Result):
             raise outcome if isinstance(outcome, Exception) else TypeError(f"{outcome!r} is not a result")
-    return [outcome for outcome in found if isinstance(outcome, Result)]
+    results = [outcome for outcome in found if isinstance(outcome, Result)]
+    for result in results:
+        warn_if_changed(result)
+    return results
 
 
 def _workers_that_know(configs: "Sequence[RunConfig]", workers: int) -> int:

@@ -33,6 +33,7 @@ from ocil.runs.environment import digest, environment, peak_memory, pick_device
 from ocil.runs.features import Encoder, inputs_of
 from ocil.runs.fit import how_many_fit
 from ocil.runs.folder import RunFolder, State
+from ocil.runs.program_code import ENTRY, digest_of_code, warn_if_changed
 from ocil.runs.protocol import (
     ActiveRun,
     Finished,
@@ -165,6 +166,7 @@ def run(
     if stream is not None:
         _refuse_other_batches(folder, stream)
     if (finished := folder.result()) is not None:
+        warn_if_changed(finished)
         return finished if dataset is None else finished.refuse_other(dataset, folder.path)
     device = pick_device(device) if isinstance(device, str) else device
     dataset = dataset or data.load(config.dataset, data_dir)
@@ -354,10 +356,11 @@ class ActiveStreamRun:
                 f"(stream batch {self.cursor} of {len(self.stream)}). {advice}"
             )
 
-    def _plugins(self) -> dict[str, list[dict[str, str]]]:
-        """What a result records about code that is not ours: packages with versions, files with digests."""
+    def _plugins(self) -> dict[str, Any]:
+        """What a result records about code that is not ours: packages with versions, files and classes with digests."""
         found = [origin.to_json() for origin in origins(self.config.method, self.config.learner)]
-        return {"plugins": found} if found else {}
+        code = digest_of_code(self.config.method)
+        return ({"plugins": found} if found else {}) | ({ENTRY: code} if code else {})
 
     def finish(self) -> Result:
         self.save()
