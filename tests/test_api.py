@@ -79,6 +79,12 @@ def test_a_finished_result_of_a_class_that_has_changed_is_named(
     assert result(False, 1.0, tmp_path / "anew").digest != before.digest
 
 
+def test_a_search_needs_a_dataset_that_workers_can_find(tiny: ocil.Dataset) -> None:
+    wrong: Any = tiny
+    with pytest.raises(ocil.OcilError, match=r"not a Dataset: register an ocil\.DatasetSource"):
+        ocil.tune("er", {"lr": [0.1]}, wrong)
+
+
 SCRIPT = """
 import sys, ocil
 

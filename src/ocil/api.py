@@ -322,6 +322,7 @@ def tune(
     from ocil.runs.settings import as_argument
 
     end_if_starting()
+    _refuse_unnamed(dataset)
     search = Search(
         method,
         dataset,
@@ -344,3 +345,12 @@ def tune(
         raise next(error for error in outcomes.values() if isinstance(error, Exception))
     search.save(search.record(outcomes, choice))
     return choice
+
+
+def _refuse_unnamed(dataset: object) -> None:
+    """Raise if a search gets a dataset itself, which worker processes could not find."""
+    if not isinstance(dataset, str | Path | None):
+        kind = type(dataset).__name__
+        raise OcilError(
+            f"tune needs the name of a dataset, not a {kind}: register an ocil.DatasetSource that makes it."
+        )
