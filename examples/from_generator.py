@@ -31,8 +31,7 @@ def main(batches: int = 60, root: Path | None = None, **settings: object) -> flo
     data = stream.data
     print(f"{len(stream)} batches, tasks: {[[data.classes[label] for label in group] for group in stream.groups]}")
 
-    facts = {"classes": data.num_classes, "train": len(data.train_y), "vectors": not data.is_images}
-    config = ocil.resolve("er", data.name, settings={"memory": 50} | settings, **facts)
+    config = ocil.resolve("er", data, settings={"memory": 50} | settings)
     result = ocil.run(config, root or Path(tempfile.mkdtemp()), stream=stream, device="cpu")
     print(f"{result.headline} on all four classes, in {result.wall_seconds:.1f} s")
     return ocil.metrics.average_accuracy(result.matrix)

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,77 @@ def test_the_first_error_is_raised_before_anything_runs(tiny_npz: Path, tmp_path
     with pytest.raises(ocil.OcilError, match="tasks"):
         ocil.run_many([good, bad], tmp_path / "runs", device="cpu")
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_finished_result_of_a_class_that_has_changed_is_named(
+    own_plugins: None, tiny_npz: Path, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    fine_tune = METHODS["fine-tune"].load()
+
+    def result(first: bool, times: float, root: Path = tmp_path) -> Result:
+        class Mine(fine_tune):  # type: ignore[misc,valid-type]
+            factor = times
+
+            def learn(self, x: torch.Tensor, y: torch.Tensor) -> None:
+                return super().learn(x, y)
+
+        class Other(fine_tune):  # type: ignore[misc,valid-type]
+            def learn(self, x: torch.Tensor, y: torch.Tensor) -> None:
+                return super().learn(x.flip(1), y)
+
+        Other.__name__ = "Mine"
+        ocil.register(ocil.MethodInfo("own", Mine if first else Other, "-", "-", memory=False), replace=True)
+        config = ocil.resolve("own", str(tiny_npz), settings={"width": 1, "tasks": 2})
+        ocil.run_many([config], root, workers=1, device="cpu")
+        return ocil.run(config, root, device="cpu")
+
+    before = result(True, 1.0)
+    assert result(True, 1.0).digest == before.digest
+    assert not recwarn
+    with pytest.warns(UserWarning, match="the code of own has changed since .* seed 0 was finished") as found:
+        assert result(True, 2.0).digest == result(False, 1.0).digest == before.digest
+    assert len(found) == 4
+    assert result(False, 1.0, tmp_path / "anew").digest != before.digest
+
+
+def test_a_search_needs_a_dataset_that_workers_can_find(tiny: ocil.Dataset) -> None:
+    wrong: Any = tiny
+    with pytest.raises(ocil.OcilError, match=r"not a Dataset: register an ocil\.DatasetSource"):
+        ocil.tune("er", {"lr": [0.1]}, wrong)
+
+
+SCRIPT = """
+import sys, ocil
+
+def learn():
+    class Mine(ocil.METHODS["fine-tune"].load()):
+        pass
+
+    ocil.register(ocil.MethodInfo("mine", Mine, "like fine-tuning", "-", memory=False))
+    configs = [ocil.resolve("mine", sys.argv[1], seed=seed, settings={"width": 1, "tasks": 2}) for seed in (0, 1, 2)]
+    try:
+        ocil.run_many(configs, sys.argv[2], workers=2, device="cpu")
+    except ocil.OcilError as error:
+        print(error)
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ("learn()", 'put the call below `if __name__ == "__main__":`, or give workers=1.'),
+        ('if __name__ == "__main__":\n    learn()', "does not have what this run needs: unknown method 'mine'."),
+    ],
+)
+def test_a_script_that_workers_cannot_import(call: str, says: str, tiny_npz: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT + call)
+    words = [sys.executable, str(script), str(tiny_npz), str(tmp_path / "runs")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=200, check=True)
+    assert says in done.stdout
+    assert done.stdout.count("\n") == 1
+    assert done.stderr == ""
 
 
 def test_a_summary_is_the_table_and_the_plot_of_the_same_numbers(results: list[Result], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ import json
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Optional, get_args, get_origin, get_type_hints
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -68,6 +69,14 @@ def test_a_dataset_has_its_settings_however_it_is_spelled(spelling: str, tiny: D
     assert resolve("afs", spelling) == resolve("afs", "cifar10")
     learner = make_learner("afs", replace(tiny, name=spelling), memory=200, width=2)
     assert learner.config.beta == 0.05  # type: ignore[attr-defined]
+
+
+def test_a_dataset_itself_has_its_facts() -> None:
+    rows, labels = np.zeros((12, 5), np.float32), np.arange(12) % 3
+    data = Dataset("rows", rows, labels, rows, labels, ("a", "b", "c"))
+    config = resolve("er", data, memory=10)
+    assert config == resolve("er", "rows", memory=10, classes=3, train=12, vectors=True)
+    assert (config.dataset, config.stream.tasks, config.learner.network) == ("rows", 3, "linear")
 
 
 def test_the_user_wins() -> None:

@@ -244,6 +244,18 @@ def test_a_failing_run_leaves_the_others_alone(
     assert isinstance(outcomes[1], Result)
 
 
+def test_a_run_that_ends_the_program_fails_alone(
+    runs: list[StreamRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def learn(self: FineTune, x: torch.Tensor, y: torch.Tensor) -> None:
+        raise SystemExit(0)
+
+    monkeypatch.setattr(FineTune, "learn", learn)
+    failed, fine = carry_out(runs[:2], job(tmp_path))
+    assert "its code ends the program (test_engine_local.py, line" in str(failed)
+    assert isinstance(fine, Result)
+
+
 def test_a_corrupt_result_fails_its_run_only(runs: list[StreamRun], tmp_path: Path) -> None:
     folder = runs[0].folder(tmp_path)
     folder.path.mkdir(parents=True)

@@ -113,3 +113,16 @@ def test_scores_of_another_shape_are_one_line(wrong: Callable[[Tensor], Any], gi
     learner = Mine(LearnerConfig(width=1), Problem(data.input_shape, data.num_classes))
     with pytest.raises(ocil.OcilError, match=rf"^the scorer of Mine must return .* = \[40, 4\], not {given}\.$"):
         Evaluator(stream)(learner, 0)
+
+
+def test_scores_that_are_nan_count_as_no_class() -> None:
+    class Mine(FineTune):
+        def scorer(self) -> Any:
+            scores = super().scorer()
+            return lambda x: scores(x).where(torch.arange(len(x))[:, None] > 0, torch.nan)
+
+    data = patterned()
+    stream = ocil.Stream(data, ocil.StreamConfig(tasks=TASKS), seed=0)
+    learner = Mine(LearnerConfig(width=1), Problem(data.input_shape, data.num_classes))
+    with pytest.raises(ocil.OcilError, match=r"^Mine has scores that are NaN at evaluation point 0: "):
+        Evaluator(stream)(learner, 0)

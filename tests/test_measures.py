@@ -215,6 +215,16 @@ def test_tables_show_what_was_recorded_and_what_plugins_bring() -> None:
     assert [measure.name for measure in measures.shown([{}, known])] == ["area_under_accuracy", "mine"]
 
 
+def test_a_measure_of_a_plugin_changes_no_other_number() -> None:
+    def median(result: Any) -> float:
+        result.matrix[-1].sort()  # in place
+        return float(result.matrix[-1][1])
+
+    result: Any = SimpleNamespace(matrix=[[0.9, 0.1, 0.5]])
+    assert Measure("median", median).of(result) == 0.5
+    assert result.matrix == [[0.9, 0.1, 0.5]]
+
+
 @pytest.mark.parametrize("name", sorted({*CELL_RECORD} - {"wall_seconds"}))
 def test_a_column_of_every_table_is_no_name_of_a_measure(name: str) -> None:
     with pytest.raises(OcilError, match=f"^a measure cannot be called '{name}': tables have such a column."):

@@ -1,5 +1,6 @@
 """``OnlineClassifier`` is a scikit-learn estimator like any other."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +253,22 @@ def test_embeddings_are_vectors(method: str, size: int) -> None:
     assert one.model_.learner.memory.images.dtype == torch.float32
     assert one.score(x[200:], y[200:]) > 0.95
     assert one.n_features_in_ == size
+
+
+def test_tensors_of_a_network_are_taken_as_they_come_out_of_it() -> None:
+    x, y = embeddings(8)
+    exact = torch.tensor(x).bfloat16()
+    vectors = exact.clone().requires_grad_()
+    one, other = (OnlineClassifier("er", memory=50, random_state=0, device="cpu") for _ in range(2))
+    one.fit(vectors, torch.tensor(y))
+    other.fit(exact.float().numpy(), y)
+    assert np.array_equal(one.predict_proba(vectors), other.predict_proba(exact.float().numpy()))
+    assert one.score(vectors, torch.tensor(y)) == other.score(exact.float().numpy(), y)
+
+
+def test_images_with_channels_first_are_refused_with_the_way_out() -> None:
+    with pytest.raises(ValueError, match=re.escape("give x.transpose(0, 2, 3, 1)")):
+        classifier().fit(np.zeros((6, 3, 8, 8), np.uint8), [0, 1] * 3)
 
 
 @pytest.mark.parametrize(

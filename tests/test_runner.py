@@ -222,6 +222,14 @@ def test_a_loss_that_is_not_finite(
         assert int(found[0]["failed_at"]) == -1  # what is saved is sound
 
 
+def test_a_first_loss_that_is_not_finite_is_no_matter_of_the_learning_rate_alone(
+    tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FineTune, "learn", lambda self, x, y: self.record_loss(torch.tensor(torch.nan)))
+    with pytest.raises(OcilError, match=r"at training step 0 .*look at the network and the loss before you lower lr"):
+        run(tiny_config("fine-tune"), tmp_path, dataset=tiny, device="cpu")
+
+
 def test_too_high_a_learning_rate_really_fails(tiny: Dataset, tmp_path: Path) -> None:
     with pytest.raises(OcilError, match=r"not finite at training step \d+ \(stream batch \d+ of 8\).*--set lr=0.1$"):
         run(tiny_config("er", lr=1e6), tmp_path, dataset=tiny, device="cpu")

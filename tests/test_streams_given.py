@@ -1,7 +1,7 @@
 """Streams whose order is given: by a file, or by the batches of a generator."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +234,24 @@ def test_tasks_that_are_named() -> None:
     assert [batch.number for batch in Stream.from_batches(same, TEST) if batch.ends_task] == [5, 11]
     with pytest.raises(OcilError, match="batch 3 has 2 parts, unlike those before"):
         Stream.from_batches([*batches[:3], batches[3][:2]], TEST)
+
+
+@pytest.mark.parametrize(
+    "kind", [np.full, lambda size, task: torch.full((size,), task), lambda size, task: np.array(task)]
+)
+def test_a_loader_may_name_the_task_of_each_sample(kind: Callable[[int, int], Any]) -> None:
+    batches = list(in_tasks())
+    first = [(x, y, kind(len(y), number // 6)) for number, (x, y) in enumerate(batches)]
+    assert [batch.number for batch in Stream.from_batches(first, TEST) if batch.ends_task] == [5, 11]
+
+
+def test_a_batch_belongs_to_one_task_and_has_a_label_per_sample() -> None:
+    x, y = next(in_tasks())
+    with pytest.raises(OcilError, match=r"batch 0 has samples of the tasks \[0, 1\]"):
+        Stream.from_batches([(x, y, np.arange(len(y)) % 2)], TEST)
+    for label in (3, "cat", np.int64(3), torch.tensor(3)):
+        with pytest.raises(OcilError, match=r"batch 0 has one label, .* There must be one label per sample"):
+            Stream.from_batches([(x, label)], TEST)
 
 
 def test_classes_that_return_announce_no_tasks() -> None:

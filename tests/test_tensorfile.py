@@ -26,6 +26,13 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert safetensors.torch.load_file(path).keys() == TENSORS.keys()  # others can read it too
 
 
+def test_tensors_that_share_their_numbers_are_written_apart(tmp_path: Path) -> None:
+    tied = {"first": TENSORS["weight"], "same": TENSORS["weight"], "part": TENSORS["weight"][1:]}
+    tensorfile.write(tmp_path / "a.safetensors", tied, TEXTS)
+    tensors, _ = tensorfile.read(tmp_path / "a.safetensors")
+    assert all(torch.equal(tensors[name], tied[name]) for name in tied)
+
+
 def test_equal_content_makes_equal_files(tmp_path: Path) -> None:
     first, second = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     texts = {f"text {number}": str(number) for number in range(20)}

@@ -22,6 +22,7 @@ from ocil.runs.config import RunConfig, resolve
 from ocil.runs.protocol import Interrupted, RunKey
 from ocil.runs.results import Result
 from ocil.runs.stream_run import ActiveStreamRun, StreamRun
+from ocil.streams import Stream
 from tests.conftest import Call, Said, left_over, one_error
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
@@ -381,6 +382,7 @@ def test_data_that_was_cut_is_written_again(six: Dataset, tmp_path: Path) -> Non
         (("--grid", "lr=0.1", "--seeds", 0), "--seeds 0 must be a whole number from 1"),
         (("--grid", "lr=0.1", "--address", "x"), "add --engine ray"),
         (("--grid", "lr=0.1", "-s", "class_order=seeded"), "fixed order"),
+        (("--grid", "lr=0.1", "-s", "class_counts=9,9,9,9,9,9"), "class_counts is about the whole stream"),
     ],
 )
 def test_mistakes(tune: Tune, tmp_path: Path, words: tuple[object, ...], says: str) -> None:
@@ -402,6 +404,28 @@ def test_a_search_from_python(six: Dataset, tmp_path: Path) -> None:
     assert (choice.config.learner.lr, choice.config.stream.tasks) == (float(choice.point["lr"]), TASKS)
     record = json.loads(found.save(found.record(outcomes, choice)).read_text())
     assert (record["chosen"], record["grid"]) == (choice.point, {"lr": ["0.1", "0.01"]})
+
+
+def searched_stream(dataset: Dataset, folder: Path, **settings: str) -> Stream:
+    """The stream that the runs of a search on the first two tasks learn from."""
+    dataset.save(folder / "data.npz")
+    space, path = {"lr": ["0.1"]}, str(folder / "data.npz")
+    found = search.Search("er", path, space, memory=20, settings=settings, out=folder / "s")
+    (config,) = (cell.config for cell in found.plan().cells)
+    return Stream(found.split.data, config.stream, config.seed)
+
+
+def test_a_search_on_vectors_has_a_network_for_vectors(tmp_path: Path) -> None:
+    labels = np.repeat(np.arange(CLASSES), 20)
+    vectors = np.eye(CLASSES, dtype=np.float32)[labels]
+    Dataset("rows", vectors, labels, vectors, labels, tuple("abcdef")).save(tmp_path / "rows.npz")
+    found = search.Search("er", str(tmp_path / "rows.npz"), {"lr": ["0.1"]}, memory=20, out=tmp_path / "s")
+    assert found.plan().cells[0].config.learner.network == "linear"
+
+
+def test_the_first_tasks_have_the_sizes_and_the_order_that_were_given(six: Dataset, tmp_path: Path) -> None:
+    stream = searched_stream(six, tmp_path, width="2", task_sizes="3,2,1", arrival_order="f,e,d,c,b,a")
+    assert [[stream.data.classes[label] for label in group] for group in stream.groups] == [["f", "e", "d"], ["c", "b"]]
 
 
 def test_ctrl_c_leaves_no_record(tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,10 +101,13 @@ def run_many(
     """
     from ocil import engines
     from ocil.engines.job import Job
+    from ocil.engines.pool import end_if_starting
     from ocil.runs.environment import pick_device
+    from ocil.runs.program_code import warn_if_changed
     from ocil.runs.results import Result
     from ocil.runs.stream_run import StreamRun
 
+    end_if_starting()
     runs = [StreamRun(_checked(config, data_dir)) for config in configs]
     place = device if engine == "ray" else str(pick_device(device))
     if engine == "ray" or place == "cpu":
@@ -115,7 +118,10 @@ def run_many(
     for outcome in found:
         if not isinstance(outcome, Result):
             raise outcome if isinstance(outcome, Exception) else TypeError(f"{outcome!r} is not a result")
-    return [outcome for outcome in found if isinstance(outcome, Result)]
+    results = [outcome for outcome in found if isinstance(outcome, Result)]
+    for result in results:
+        warn_if_changed(result)
+    return results
 
 
 def _workers_that_know(configs: "Sequence[RunConfig]", workers: int) -> int:
@@ -310,10 +316,13 @@ def tune(
     """
     from ocil import engines
     from ocil.engines.job import Job
+    from ocil.engines.pool import end_if_starting
     from ocil.experiments.search import Search
     from ocil.runs.environment import pick_device
     from ocil.runs.settings import as_argument
 
+    end_if_starting()
+    _refuse_unnamed(dataset)
     search = Search(
         method,
         dataset,
@@ -336,3 +345,12 @@ def tune(
         raise next(error for error in outcomes.values() if isinstance(error, Exception))
     search.save(search.record(outcomes, choice))
     return choice
+
+
+def _refuse_unnamed(dataset: object) -> None:
+    """Raise if a search gets a dataset itself, which worker processes could not find."""
+    if not isinstance(dataset, str | Path | None):
+        kind = type(dataset).__name__
+        raise OcilError(
+            f"tune needs the name of a dataset, not a {kind}: register an ocil.DatasetSource that makes it."
+        )

@@ -39,8 +39,12 @@ class UnknownNameError(OcilError):
     """Nothing has this name. ``brief`` is the message without the names that there are."""
 
     def __init__(self, brief: str, word: str, known: Iterable[str]) -> None:
-        super().__init__(f"{brief}{suggest(word, known)}")
+        super().__init__(brief, word, tuple(known))  # pickle gives these to a new one, in another process
         self.brief = brief
+
+    def __str__(self) -> str:
+        _, word, known = self.args
+        return f"{self.brief}{suggest(word, known)}"
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

@@ -35,8 +35,15 @@ def write(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -
 
 
 def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors on the CPU and contiguous, as safetensors needs them. Those that are so already are not copied."""
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    """Tensors on the CPU, contiguous and apart, as safetensors needs them. Those that are so already are not copied."""
+    found: dict[str, Tensor] = {}
+    places: set[int] = set()
+    for name, tensor in tensors.items():
+        here = tensor.detach().cpu().contiguous()
+        place = here.untyped_storage().data_ptr()
+        found[name] = here.clone() if place in places else here  # layers of a network may share their weights
+        places.add(place)
+    return found
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -395,6 +395,14 @@ def test_broken_images_are_left_out_and_counted(content: bytes, tmp_path: Path) 
     assert note.endswith("and 2 more")
 
 
+def test_an_empty_class_is_not_blamed_on_a_broken_image_of_another(tmp_path: Path) -> None:
+    tiny.write_images(tmp_path / "birds" / "train" / "a", 3)
+    (tmp_path / "birds" / "train" / "a" / "broken.png").write_bytes(b"not an image")
+    (tmp_path / "birds" / "train" / "b").mkdir()
+    with refused(r"class 1 \('b'\) has no training image; add some or drop the class"):
+        import_dataset("birds", tmp_path / "birds", tmp_path / "data")
+
+
 def test_a_class_of_broken_images_is_refused(tmp_path: Path) -> None:
     tiny.write_images(tmp_path / "birds" / "train" / "a", 3)
     (tmp_path / "birds" / "train" / "b").mkdir()

@@ -69,6 +69,17 @@ def test_missing_and_unknown_names_say_what_to_do(tmp_path: Path) -> None:
         load("nowhere.npz")
 
 
+@pytest.mark.parametrize("name", ["photos", "./photos", "rows.csv", "./rows.csv"])
+def test_what_was_not_imported_yet_is_no_missing_file(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    (tmp_path / "rows.csv").write_text("label,a\ncat,1\n")
+    with pytest.raises(OcilError, match=r"is not a dataset yet\. .* ocil data import NAME "):
+        load(name, tmp_path / "data")
+
+
 def test_available_lists_catalog_and_imported(tmp_path: Path) -> None:
     tiny_dataset().save(tmp_path / "birds.npz")
     (tmp_path / "broken.npz").write_text("nothing")

@@ -58,6 +58,7 @@ class ImageFiles:
         note(f"{source} was read as {found.form}")
         self.classes = found.classes
         self.domain_of = found.domain_of
+        self._labels = {label for _, label in found.train}  # also of images that cannot be read
         self.train = self._readable(found.train)
         if found.test is None:
             held = hold_out([label for _, label in self.train], self.classes, test_share)
@@ -101,7 +102,7 @@ class ImageFiles:
                 done += len(chunk)
                 progress(done, total)
         if self._problems:
-            for label in set(range(len(self.classes))) - met:
+            for label in self._labels - met:
                 raise OcilError(f"class '{self.classes[label]}' has no image that can be read: {self._problems[0]}")
             self.note(self._summary())
 

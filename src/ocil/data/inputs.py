@@ -3,7 +3,7 @@
 Images become uint8 ``[H, W, C]``. Rows of numbers stay vectors: float16 and float32 as they are, others as float32.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -175,14 +175,25 @@ def _as_float32(x: NDArray[Any], what: str) -> NDArray[np.float32]:
     return small
 
 
+def is_tensor(x: Any) -> bool:
+    """Whether it is a tensor of PyTorch, which need not be loaded to recognise one."""
+    return callable(getattr(x, "detach", None))
+
+
+def tensors_as_arrays(x: Any, what: str) -> Any:
+    """A tensor on any device as an array; anything else as it is. bfloat16, which numpy does not have, is float32."""
+    if not is_tensor(x):
+        return x
+    x = x.detach().cpu()
+    x = x.float() if str(x.dtype) == "torch.bfloat16" else x
+    if str(x.layout) != "torch.strided":
+        raise OcilError(f"{what} is a sparse tensor: give {what}.to_dense().")
+    return x.numpy()
+
+
 def as_array(x: Any, what: str) -> NDArray[Any]:
     """An array, a tensor on any device, or nested lists as an array. Nothing is copied without need."""
-    if callable(getattr(x, "detach", None)):  # a tensor; torch need not be loaded to recognise it
-        x = x.detach().cpu()
-        x = x.float() if str(x.dtype) == "torch.bfloat16" else x
-        if str(x.layout) != "torch.strided":
-            raise OcilError(f"{what} is a sparse tensor: give {what}.to_dense().")
-        x = x.numpy()
+    x = tensors_as_arrays(x, what)
     try:
         array = np.asarray(x)
     except (ValueError, TypeError) as error:
@@ -232,7 +243,10 @@ def number_labels(
 
 def plain_labels(y: Any, what: str) -> NDArray[Any]:
     """Labels of any kind as an array: whole numbers, text or truth values, one per sample."""
-    if not isinstance(y, np.ndarray) and not callable(getattr(y, "detach", None)):
+    y = tensors_as_arrays(y, what)
+    if isinstance(y, str | bytes) or getattr(y, "ndim", 1) == 0 or not isinstance(y, Iterable):
+        raise OcilError(f"{what} has one label, {y!r}, and no list of labels. There must be one label per sample.")
+    if not isinstance(y, np.ndarray):
         y = [value.item() if getattr(value, "ndim", None) == 0 else value for value in y]
     array = as_array(y, what)
     if array.ndim == 2 and array.shape[1] == 1:
@@ -240,7 +254,9 @@ def plain_labels(y: Any, what: str) -> NDArray[Any]:
     if array.ndim != 1:
         raise OcilError(f"{what} is {list(array.shape)}. There must be one label per sample.")
     if array.dtype.kind == "f":
-        if not (np.isfinite(array).all() and (array == np.rint(array)).all()):
+        if not np.isfinite(array).all():
+            raise OcilError(f"{what} has labels that are NaN or infinite. Leave those samples out.")
+        if not (array == np.rint(array)).all():
             raise OcilError(f"{what} has fractions. Labels are whole numbers or text.")
         array = array.astype(np.int64)
     return array

@@ -135,7 +135,9 @@ def _open(path: Path, verify: bool = True) -> Dataset:
 def place_of(name: str | Path, data_dir: Path | None = None) -> AbstractContextManager[Path]:
     """The file or folder of a dataset, for as long as the block lasts."""
     if _is_path(name):
-        return nullcontext(Path(name).expanduser())
+        path = Path(name).expanduser()
+        _refuse_raw(path)
+        return nullcontext(path)
     info = catalog.find(str(name))
     if info is not None and info.name == DEFAULT:
         return resources.as_file(resources.files("ocil.data") / "embedded" / f"{DEFAULT}.npz")
@@ -156,6 +158,7 @@ def locate(name: str, data_dir: Path | None = None) -> Path:
     for other, path in imported.items():
         if catalog.same_name(other) == catalog.same_name(name):
             return path
+    _refuse_raw(Path(name))
     raise OcilError(f"there is no dataset '{name}' in {folders[0]}.{suggest(name, {*CATALOG, *SOURCES, *imported})}")
 
 
@@ -182,6 +185,16 @@ def in_former_folder(entries: Iterable[ListedDataset], data_dir: Path | None = N
 def _is_path(name: str | Path) -> bool:
     text = str(name)
     return isinstance(name, Path) or text.lower().endswith(".npz") or "/" in text or "\\" in text
+
+
+def _refuse_raw(path: Path) -> None:
+    """Raise if a path leads to images or numbers as they are, which have to be imported first."""
+    try:
+        is_raw = not is_store(path) if path.is_dir() else path.is_file() and path.suffix.lower() not in ("", ".npz")
+    except OSError:  # a name that is too long
+        return
+    if is_raw:
+        raise OcilError(f"{path} is not a dataset yet. Import it, then give its name: ocil data import NAME {path}")
 
 
 def _imported(folders: Sequence[Path]) -> dict[str, Path]:

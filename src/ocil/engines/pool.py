@@ -18,10 +18,14 @@ from typing import Any
 
 from ocil import plugins
 from ocil.engines.job import Job, Observer, Outcome, Outcomes, not_started
-from ocil.errors import OcilError
+from ocil.errors import OcilError, UnknownNameError
 from ocil.plugins import PluginFile
-from ocil.runs.protocol import Interrupted, Progress, Run, perform
+from ocil.runs.protocol import Interrupted, Progress, Run, perform, place_of
 from ocil.threads import cores
+
+STARTS_RUNS_ITSELF = 79
+"""The exit code of a worker that was asked for runs by the script that it imports."""
+MAIN = 'if __name__ == "__main__":'
 
 
 def run_all(runs: Sequence[Run], job: Job, observer: Observer) -> Outcomes:
@@ -42,14 +46,26 @@ def attempt(run: Run, job: Job, on_progress: Callable[[Progress], None], should_
     """Carry out one run. If it fails, the error is its outcome, and the others go on."""
     try:
         return perform(run, job.workspace(), on_progress, should_stop)
+    except SystemExit as error:
+        return OcilError(f"{run.name}: its code ends the program ({place_of(error)}): raise an error instead.")
     except Exception as error:
         return run.failed(error)
+
+
+def end_if_starting() -> None:
+    """End this process if it is a worker that still imports the user's script, and the script asks it for runs.
+
+    The process that started it then says what is wrong, once.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise SystemExit(STARTS_RUNS_ITSELF)
 
 
 class WorkerPool:
     """Worker processes that take one run at a time. A worker that dies fails its run and is replaced."""
 
     def __init__(self, runs: Sequence[Run], job: Job, workers: int, observer: Observer) -> None:
+        end_if_starting()
         self.job, self.workers, self.observer = job, workers, observer
         self.outcomes = not_started(runs)
         self.waiting = deque(runs)
@@ -101,6 +117,8 @@ class WorkerPool:
         except (EOFError, OSError):
             process.join()
             del self.busy[connection]
+            if process.exitcode == STARTS_RUNS_ITSELF:
+                self.waiting.clear()  # all others would end like this one
             self.settle(run, self.died(run, process.exitcode))
             self.start()
             return
@@ -115,6 +133,11 @@ class WorkerPool:
         self.observer.on_event(run, outcome)
 
     def died(self, run: Run, code: int) -> OcilError:
+        if code == STARTS_RUNS_ITSELF:
+            return OcilError(
+                "worker processes import this script, and it starts runs when it is imported: "
+                f"put the call below `{MAIN}`, or give workers=1."
+            )
         killed = code == -getattr(signal, "SIGKILL", 9)
         perhaps = " If there was no memory left: fewer --workers, or a smaller --memory." if killed else ""
         return OcilError(
@@ -134,9 +157,31 @@ def _work(connection: "Connection[Any, Any]", job: Job, files: Sequence[PluginFi
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     plugins.install(files)  # before a run is received: its settings may be of a class that a plugin defines
     with suppress(EOFError, OSError):  # the parent has died
-        while (run := connection.recv()) is not None:
-            stopped = stop.is_set()
-            connection.send(Interrupted("not started") if stopped else attempt(run, job, connection.send, stop.is_set))
+        while (run := _received(connection)) is not None:
+            if isinstance(run, OcilError):
+                connection.send(run)
+            elif stop.is_set():
+                connection.send(Interrupted("not started"))
+            else:
+                outcome = attempt(run, job, connection.send, stop.is_set)
+                connection.send(_not_here(outcome.brief) if isinstance(outcome, UnknownNameError) else outcome)
+
+
+def _received(connection: "Connection[Any, Any]") -> Run | OcilError | None:
+    """The next run; an error if its settings are of a class that this process does not have; None at the end."""
+    try:
+        run: Run | None = connection.recv()
+    except (AttributeError, ImportError) as error:
+        return _not_here(f"{error}.")
+    return run
+
+
+def _not_here(reason: str) -> OcilError:
+    """The error for what the process that planned a run has, and this worker does not."""
+    return OcilError(
+        f"a worker process does not have what this run needs: {reason} It imports the script, without what stands "
+        f"below `{MAIN}`: define and register it above that line, or in a plugin file, or give workers=1."
+    )
 
 
 def _end_with_parent() -> None:

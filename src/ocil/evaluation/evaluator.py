@@ -121,6 +121,9 @@ class Evaluator:
         point = self.points[evaluation_point]
         return StartedEvaluation(
             self,
+            type(learner).__name__,
+            evaluation_point,
+            has_nan=scores.isnan().any(),
             by_group=hits.new_zeros(len(self.group_sizes)).index_add_(0, self.group, hits),
             correct=hits.new_zeros(len(self.tested)).index_add_(0, self.kinds, hits),
             confusion=confusion_of(scores, self.y, classes) if is_last and classes <= MOST_CLASSES else None,
@@ -168,6 +171,10 @@ class StartedEvaluation:
     """An evaluation that is queued on the device. Calling it waits for it."""
 
     evaluator: Evaluator
+    method: str
+    evaluation_point: int
+    has_nan: Tensor
+    """Whether a score is NaN, which would count as a prediction of the first class."""
     by_group: Tensor
     """Correct test images by group."""
     correct: Tensor
@@ -177,6 +184,11 @@ class StartedEvaluation:
     bias: dict[str, Tensor | None]
 
     def __call__(self) -> Evaluation:
+        if self.has_nan:
+            raise OcilError(
+                f"{self.method} has scores that are NaN at evaluation point {self.evaluation_point}: "
+                "its weights have become NaN, or its scorer makes them. Look there, or lower the learning rate."
+            )
         sizes, classes = self.evaluator.group_sizes, self.evaluator.stream.data.num_classes
         bias: dict[str, Any] = {name: _number(value) for name, value in self.bias.items()}
         accuracy = [right / size for right, size in zip(self.by_group.tolist(), sizes, strict=True)]
@@ -246,10 +258,11 @@ def scorer_of(learner: Learner, classes: int) -> Callable[[Tensor], Tensor]:
             given = f"{list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
             name = type(learner).__name__
             raise OcilError(f"the scorer of {name} must return a tensor [images, classes] = {wanted}, not {given}.")
+        known = found.detach()  # a scorer of one's own may forget it
         if learner.met is None:
-            return found
-        found = found.masked_fill(found == NOT_MET, -torch.inf)
-        return F.pad(found, (0, max(0, classes - found.shape[1])), value=-torch.inf)
+            return known
+        known = known.masked_fill(known == NOT_MET, -torch.inf)
+        return F.pad(known, (0, max(0, classes - known.shape[1])), value=-torch.inf)
 
     return scores
 

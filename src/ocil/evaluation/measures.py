@@ -13,6 +13,7 @@ Examples:
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -192,9 +193,13 @@ class Measure:
         return MEASURES.origin(self.name) == OURS
 
     def of(self, result: RecordedResult) -> float | None:
-        """Its value for a run. If it fails, it says so on standard error, once, and has no value."""
+        """Its value for a run. If it fails, it says so on standard error, once, and has no value.
+
+        A measure that is not ours gets a copy: what it sorts or removes there changes no other number.
+        """
+        given = result if self.is_ours else deepcopy(result)
         try:
-            found = self.function(result)
+            found = self.function(given)
             value = None if found is None else float(found)
         except (Exception, SystemExit) as error:
             warn_once(f"the measure '{self.name}' of {MEASURES.origin(self.name)}: {type(error).__name__}: {error}")

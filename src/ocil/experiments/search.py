@@ -41,6 +41,7 @@ from ocil.runs.naming import readable, short_digest
 from ocil.runs.results import Result, write_json
 from ocil.runs.stream_run import StreamRun
 from ocil.streams import Stream
+from ocil.streams.config import StreamConfig
 
 SCHEMA = 1
 RECORD = "tuning.json"
@@ -174,8 +175,7 @@ class Search:
 
     def _on_split(self, config: RunConfig) -> RunConfig:
         """The configuration of a run of the search: all settings of the real run, on the search's own data."""
-        sizes, fingerprint = config.stream.task_sizes[: self.tasks], self.split.data.fingerprint
-        stream = replace(config.stream, tasks=self.tasks, task_sizes=sizes)
+        stream, fingerprint = of_first_tasks(config.stream, self.tasks), self.split.data.fingerprint
         config = replace(config, dataset=str(self.data_path), fingerprint=fingerprint, stream=stream)
         if not config.learner.features:
             return config
@@ -288,6 +288,9 @@ def search_split(dataset: Dataset, config: RunConfig, tasks: int, share: float) 
         raise OcilError("class_order = 'seeded' gives each seed other first tasks: search with the fixed order.")
     if stream.scenario != "class":
         raise OcilError("scenario = 'domain': a search needs tasks of new classes, and these are tasks of new domains.")
+    for name in ("class_counts", "order"):
+        if getattr(stream, name):
+            raise OcilError(f"{name} is about the whole stream: leave it out of a search, which has the first tasks.")
     if not 1 <= tasks < stream.tasks:
         raise OcilError(f"--tasks {tasks}: search on 1 to {stream.tasks - 1} of the {stream.tasks} tasks, not on all.")
     if not 0 < share < 1:
@@ -317,6 +320,13 @@ def search_split(dataset: Dataset, config: RunConfig, tasks: int, share: float) 
         unseen=dataset.num_classes - len(old_labels),  # beta acts through the number of outputs, so keep all of them
     )
     return SearchSplit(cut, tuple(tuple(dataset.classes[label] for label in group) for group in groups))
+
+
+def of_first_tasks(stream: StreamConfig, tasks: int) -> StreamConfig:
+    """The settings of a stream for the classes of its first tasks, whose labels are in the order of their arrival."""
+    first_task = stream.first_task if tasks > 1 else 0
+    sizes = stream.task_sizes[:tasks]
+    return replace(stream, tasks=tasks, task_sizes=sizes, first_task=first_task, arrival_order=())
 
 
 def write_data(dataset: Dataset, path: Path) -> None:

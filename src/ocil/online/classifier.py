@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ocil.data.inputs import tensors_as_arrays
 from ocil.errors import optional
 
 with optional("OnlineClassifier needs scikit-learn", "sklearn", "sklearn"):
@@ -249,6 +250,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Files and Pillow images as they are, else an array of finite numbers."""
         if is_pictures(X):
             return X
+        X = tensors_as_arrays(X, "X")  # noqa: N806
         if (X.ndim if hasattr(X, "ndim") else np.asarray(X).ndim) > 2:
             return check_array(X, dtype=None, allow_nd=True, estimator=self)
         return validate_data(self, X, reset=first)
@@ -264,6 +266,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 def _labels(y: Any, check: bool = False) -> list[ClassLabel]:
     """Labels as plain Python values. Tuples stay what they are; numpy would make a table of them."""
+    y = tensors_as_arrays(y, "y")
     if isinstance(y, list | tuple | np.ndarray) and any(isinstance(label, tuple) for label in y):
         return list(y)
     if check:

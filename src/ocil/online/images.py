@@ -191,7 +191,9 @@ def _shape_of(array: NDArray[Any]) -> ImageShape:
     if array.ndim == 2:
         raise InputError(f"rows of {array.shape[1]} numbers need image_shape=(height, width) to be images.")
     size = "x".join(map(str, array.shape))
-    raise InputError(f"images must be [N,H,W], [N,H,W,1] or [N,H,W,3], but this array is {size}.")
+    first = array.ndim == 4 and array.shape[1] in (1, 3)
+    advice = " Its channels come first: give x.transpose(0, 2, 3, 1)." if first else ""
+    raise InputError(f"images must be [N,H,W], [N,H,W,1] or [N,H,W,3], but this array is {size}.{advice}")
 
 
 def _range_of(array: NDArray[Any]) -> tuple[float, float]:

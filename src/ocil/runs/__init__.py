@@ -9,7 +9,7 @@
 ``captured_batches``  the same for batches that come from outside
 ``folder``       lock, checkpoint and place of a run; ``naming``: what its folder is called
 ``results``      what a finished run leaves, and means over seeds; ``result_checks``: of files from anywhere
-``environment``  device, versions, digests
+``environment``  device, versions, digests; ``program_code``: of a method that a script registers
 ``fit``          how much GPU memory a run takes
 ``trackers``     TensorBoard
 """

@@ -22,7 +22,7 @@ from ocil.methods.growth import capacity_for
 from ocil.networks import InputShape, Network
 from ocil.networks import build as build_network
 from ocil.networks.registry import identity_of
-from ocil.runs.config import RunConfig, facts_of, resolve
+from ocil.runs.config import RunConfig, resolve
 from ocil.runs.features import Encoder
 from ocil.runs.settings import refuse_unknown
 from ocil.streams import Order, Stream
@@ -111,7 +111,7 @@ def make_learner(
     """
     refuse_other(dataset)
     refuse_unknown(name, settings, {field.name for field in fields(method(name).load().Config)} | {"batch_size"})
-    config = resolve(name, dataset.name, memory=memory, seed=seed, settings=settings, **facts_of(dataset))
+    config = resolve(name, dataset, memory=memory, seed=seed, settings=settings)
     refuse_wrong_inputs(config, dataset)
     return build(config, dataset, device)
 

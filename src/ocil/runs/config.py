@@ -187,7 +187,7 @@ def facts_of(dataset: Dataset) -> DatasetFacts:
 
 def resolve(
     name: str,
-    dataset: str = DEFAULT,
+    dataset: str | Dataset = DEFAULT,
     *,
     memory: int | None = None,
     review: bool | None = None,
@@ -203,7 +203,7 @@ def resolve(
 
     Args:
         name: A method from ``ocil.METHODS``.
-        dataset: A name, or the path of a prepared file.
+        dataset: A name, or the path of a prepared file; or the dataset itself, from which the facts below are known.
         memory: Samples kept for replay.
         review: Whether the memory is reviewed at task ends.
         seed: What the stream, the weights and all random choices are drawn from.
@@ -223,6 +223,9 @@ def resolve(
         >>> config.stream.tasks, config.learner.beta
         (10, 0.2)
     """
+    if isinstance(dataset, Dataset):
+        given_here: dict[str, Any] = {"memory": memory, "review": review, "seed": seed, "settings": settings}
+        return resolve(name, dataset.name, **given_here, **facts_of(dataset))
     info = method(name)
     if (entry := find(dataset)) is not None:
         dataset = entry.name  # CIFAR-10 has the settings of cifar10

@@ -246,11 +246,11 @@ def perform(
         return active.finish()
 
 
-def place_of(error: Exception) -> str:
+def place_of(error: BaseException) -> str:
     """The file and the line where a mistake is to be looked for: the last that is neither ours nor PyTorch's, as in a
     plugin; else where the error was raised."""
     libraries = [Path(module.__file__ or "").parent for module in (ocil, torch)]
-    places = traceback.extract_tb(error.__traceback__)
+    places = [place for place in traceback.extract_tb(error.__traceback__) if not place.filename.startswith("<frozen")]
     own = [place for place in places if not any(Path(place.filename).is_relative_to(folder) for folder in libraries)]
     place = (own or places)[-1]
     return f"{Path(place.filename).name}, line {place.lineno}"

@@ -34,6 +34,7 @@ from ocil.runs.environment import digest, environment, peak_memory, pick_device
 from ocil.runs.features import Encoder, inputs_of
 from ocil.runs.fit import how_many_fit
 from ocil.runs.folder import RunFolder, State
+from ocil.runs.program_code import ENTRY, digest_of_code, warn_if_changed
 from ocil.runs.protocol import (
     ActiveRun,
     Finished,
@@ -166,6 +167,7 @@ def run(
     if stream is not None:
         _refuse_other_batches(folder, stream)
     if (finished := folder.result()) is not None:
+        warn_if_changed(finished)
         return finished if dataset is None else finished.refuse_other(dataset, folder.path)
     device = pick_device(device) if isinstance(device, str) else device
     dataset = dataset or data.load(config.dataset, data_dir)
@@ -304,6 +306,7 @@ class ActiveStreamRun:
         if point is not None:
             evaluation = self.evaluator.start(self.learner, point, stop_here)
             yield
+            self.check_loss()  # first: its message has the step
             self.evaluations.append(evaluation())
             known = evaluation.correct
         if self.anytime.is_due(number + 1):
@@ -344,15 +347,21 @@ class ActiveStreamRun:
         failed = int(self.learner.failed_at)
         if failed >= 0:
             lower = min(0.1, self.config.learner.lr / 10)
+            advice = f"Lower the learning rate: --set lr={lower:g}"
+            if failed == 0:
+                advice = (
+                    f"It is the first step: look at the network and the loss before you lower lr: --set lr={lower:g}"
+                )
             raise OcilError(
                 f"{self.config.label} seed {self.config.seed}: the loss is not finite at training step {failed} "
-                f"(stream batch {self.cursor} of {len(self.stream)}). Lower the learning rate: --set lr={lower:g}"
+                f"(stream batch {self.cursor} of {len(self.stream)}). {advice}"
             )
 
-    def _plugins(self) -> dict[str, list[dict[str, str]]]:
-        """What a result records about code that is not ours: packages with versions, files with digests."""
+    def _plugins(self) -> dict[str, Any]:
+        """What a result records about code that is not ours: packages with versions, files and classes with digests."""
         found = [origin.to_json() for origin in origins(self.config.method, self.config.learner)]
-        return {"plugins": found} if found else {}
+        code = digest_of_code(self.config.method)
+        return ({"plugins": found} if found else {}) | ({ENTRY: code} if code else {})
 
     def finish(self) -> Result:
         self.save()

@@ -16,7 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ocil.data import Dataset
-from ocil.data.inputs import ArraySource, InputForm, Layout, as_array, form_of, plain_labels
+from ocil.data.inputs import (
+    ArraySource,
+    InputForm,
+    Layout,
+    as_array,
+    form_of,
+    is_tensor,
+    plain_labels,
+    tensors_as_arrays,
+)
 from ocil.data.mapped import mapped
 from ocil.data.places import cache_dir
 from ocil.data.samples import ArrayOptions, LabelledSamples, Note, Samples, warn
@@ -57,7 +66,7 @@ def record(
     """Record all batches of an iterable, which must end.
 
     A batch is ``(x, y)`` or ``(x, y, task)``: images or vectors in any form that ``Dataset.from_arrays`` takes, labels
-    of any kind, and anything that is the same for all batches of a task.
+    of any kind, and anything that is the same for all batches of a task, or an array of that per sample.
 
     Classes are numbered as they arrive, unless ``classes`` names them in order. Tasks come from the third part of the
     batches; a task that brings no new class belongs to the one before. Without it, a task ends where no class that has
@@ -127,7 +136,7 @@ class _Arrived:
         self.inputs.add(self.form.convert(array, what), what)
         self.labels += [self.number_of(value, what) for value in labels.tolist()]
         self.sizes.append(len(labels))
-        self.tasks += [batch[2]] if len(batch) == 3 else []
+        self.tasks += [_task(batch[2], what)] if len(batch) == 3 else []
 
     def number_of(self, value: Any, what: str) -> int:
         """The number of a class, which is a new one if it has not come before."""
@@ -140,6 +149,16 @@ class _Arrived:
         self.known[value] = len(self.names)
         self.names.append(str(value))
         return self.known[value]
+
+
+def _task(value: Any, what: str) -> Any:
+    """The task of a batch. A loader may give an array or a tensor of it, one number per sample."""
+    if not is_tensor(value) and not isinstance(value, np.ndarray):
+        return value
+    found = np.unique(tensors_as_arrays(value, what)).tolist()
+    if len(found) != 1:
+        raise OcilError(f"{what} has samples of the tasks {found}. A batch belongs to one task.")
+    return found[0]
 
 
 @dataclass
