@@ -173,7 +173,7 @@ class Writer(ServiceThread):
     def _refuse(self, labels: tuple[ClassLabel, ...], samples: int, though_stopped: bool = False) -> None:
         """Raise if so many samples of these labels, or a change to one of them, cannot be accepted now.
         ``though_stopped``: it may be what lets learning go on."""
-        self._refuse_if_stopping()
+        self.refuse_if_stopping()
         if stopped := self.log.broken or (None if though_stopped else self.trainer.failed):
             raise RefusedError(503, f"learning has stopped: {stopped}")
         if samples and self.backlog + samples > self.limits.queue:
