@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ocil.errors import OcilError, WriteError
 from ocil.methods import METHODS
 from ocil.online.images import ImageFormat
-from ocil.online.model import FILE, Model, Recipe
+from ocil.online.model import FILE, Model, Recipe, has_model
 from ocil.online.vectors import VectorFormat
 from ocil.runs.environment import digest
 from ocil.serve.futures import Waiters
@@ -400,6 +400,23 @@ def test_too_many_classes_are_refused_before_anything_is_written(tmp_path: Path)
         send(service, "c", "a")
         with pytest.raises(RefusedError, match="more than 1 classes"):
             send(service, "a", "d")
+
+
+def test_no_sample_is_taken_for_a_new_model_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later start could not know the method to learn the log with."""
+
+    def full(*_: Any) -> None:
+        raise WriteError("the disk is full.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Model, "save", full)
+        with pytest.raises(WriteError, match="could not be saved: the disk is full"), running(tmp_path):
+            pass
+    assert not has_model(tmp_path)
+    with running(tmp_path) as service:
+        send(service, "a")
 
 
 @pytest.mark.parametrize("seconds", [float("inf"), 1e12])

@@ -1,6 +1,7 @@
 """Versions of a served model: saved, compared, pinned, restored, deleted; and backups of a live one."""
 
 import io
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ocil.runs.environment import digest
 from ocil.serve.backup import backup
 from ocil.serve.limits import Limits, RefusedError
 from ocil.serve.service import Service
+from ocil.serve.versions import DESCRIPTION
 from tests.conftest import left_over
 from tests.serving import FORM, SECONDS, picture, relearned, running
 from tests.test_serve_changes import held_up, labels_in_memory, make, refused, send
@@ -314,3 +316,43 @@ def test_the_end_of_the_log_is_gone(tmp_path: Path) -> None:
         assert make(service, service.save_version("w")).refused is None
     with running(tmp_path) as service:
         assert [one.name for one in service.versions] == ["v", "w"]
+
+
+@pytest.mark.parametrize("damage", ["no description", "no model", "bad model"])
+def test_a_pinned_version_that_is_gone_is_not_replaced_silently(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running(tmp_path) as service:
+        send(service, 4)
+        make(service, service.save_version("monday"))
+        make(service, service.pin_version("monday"))
+        place = service.saved_versions.path(service.versions[0].number)
+    if damage == "no description":
+        (place / DESCRIPTION).unlink()
+    elif damage == "no model":
+        (place / FILE).unlink()
+    else:
+        content = bytearray((place / FILE).read_bytes())
+        content[-1] ^= 1
+        (place / FILE).write_bytes(content)
+    with pytest.raises(OcilError, match=r"pinned to the version in .* --set-aside-damage"), running(tmp_path):
+        pass
+    with running(tmp_path, set_aside_damage=True) as service:
+        assert service.pinned is None
+        assert "Predictions now come from the model that learns" in caplog.text
+    with running(tmp_path) as service:
+        assert service.pinned is None
+        send(service, 1, first=5)
+
+
+def test_a_damaged_description_of_a_version_says_how_to_go_on(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        send(service, 4)
+        make(service, service.save_version("monday"))
+        place = service.saved_versions.path(service.versions[0].number)
+    (place / DESCRIPTION).write_bytes(b"{")
+    with pytest.raises(OcilError, match=r"delete .* to go on without this version"), running(tmp_path):
+        pass
+    shutil.rmtree(place)
+    with running(tmp_path) as service:
+        assert service.versions == ()

@@ -311,9 +311,9 @@ def serve(
         number: signal.signal(number, lambda *_: setattr(server, "should_exit", True))
         for number in (signal.SIGTERM, signal.SIGINT)
     }
-    for service in all_of_them:
-        service.start()
     try:
+        for service in all_of_them:
+            service.start()
         bound.listen(2048)
         ready()
         server.run(sockets=[bound])

@@ -1,5 +1,6 @@
 """A model that learns and predicts at the same time."""
 
+import logging
 import time
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -9,6 +10,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from ocil.errors import OcilError, WriteError
 from ocil.online.header import reading_note
 from ocil.online.labels import ClassLabel
 from ocil.online.model import FILE, Model, has_model
@@ -32,6 +34,8 @@ from ocil.serve.versions import Version, Versions, checked_name
 from ocil.serve.writer import Receipt, Writer
 
 LOG = "log"
+
+logger = logging.getLogger("ocil.serve")
 
 
 class Part(Protocol):
@@ -81,8 +85,6 @@ class Service:
         parts = (self.catalogue, keys, change_keys, self.metrics)
         self.checkpoints = Checkpoints(model, folder, note, log, *parts, save_seconds, keep_log, self.saved_versions)
         self.trainer = Trainer(model, log, note, self.checkpoints, self.saved_versions, self.metrics)
-        if note.pinned:
-            self.trainer.version_changes.pin(self.saved_versions.find(note.pinned))
         self.held_out = HeldOut(self)
         labels = (*model.labels, *sorted(log.recovered.labels, key=repr))
         self.writer = Writer(log, labels, keys, change_keys, self.catalogue, self.trainer, self.limits, self.metrics)
@@ -91,6 +93,26 @@ class Service:
         self.attached: list[Part] = []
         """Parts that others added."""
         self._started = False
+        self._set_aside_damage = set_aside_damage
+
+    def _pin_again(self, number: int) -> None:
+        """Predict by the version that predictions are pinned to."""
+        try:
+            version = self.saved_versions.find(number)
+            if version is None:
+                raise OcilError("it is missing")
+            self.trainer.version_changes.pin(version)
+        except OcilError as error:
+            place, reason = self.saved_versions.path(number), str(error.__cause__ or error).rstrip(".")
+            message = f"predictions are pinned to the version in {place}, which cannot be used: {reason}."
+            if not self._set_aside_damage:
+                raise OcilError(
+                    f"{message} Restore its folder from a copy, or start with --set-aside-damage to predict by the "
+                    "model that learns."
+                ) from error
+            logger.warning("%s Predictions now come from the model that learns.", message)
+            self.trainer.version_changes.pin(None)
+            self.trainer.save()  # the next start does not need the option
 
     def attach(self, part: Part) -> None:
         """A further part: it starts after the others, or now if these have started, and closes before them."""
@@ -99,10 +121,18 @@ class Service:
             part.start()
 
     def start(self) -> None:
-        """Begin to learn what the log holds and the model does not, and to take requests."""
+        """Begin to learn what the log holds and the model does not, and to take requests.
+
+        ``WriteError`` if a new model cannot be written: without it, a later start could not learn what the log holds.
+        ``OcilError`` if the version that predictions are pinned to cannot be used. Then ``close`` it.
+        """
+        if self.checkpoints.pinned:
+            self._pin_again(self.checkpoints.pinned)
         if not has_model(self.folder):
             # The recipe must be on the disk before any sample.
             self.trainer.save()
+            if self.checkpoints.trouble:
+                raise WriteError(self.checkpoints.trouble)
         for part in (self.writer, self.trainer, self.predictor, *self.attached):
             part.start()
         self._started = True
