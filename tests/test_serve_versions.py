@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ocil.errors import OcilError, WriteError
+from ocil.online.folder import check_folder
 from ocil.online.model import FILE, Model
 from ocil.runs.environment import digest
 from ocil.serve.backup import backup
@@ -356,3 +357,20 @@ def test_a_damaged_description_of_a_version_says_how_to_go_on(tmp_path: Path) ->
     shutil.rmtree(place)
     with running(tmp_path) as service:
         assert service.versions == ()
+
+
+def test_a_lost_model_is_learned_again_beside_its_versions(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        send(service, 4)
+        make(service, service.save_version("monday"))
+        service.held_out.put(FORM.read(picture(40)[None]), ["a"])
+        send(service, 2, first=5)
+    found = digest(Model.load(tmp_path, "cpu").learner)
+    (tmp_path / FILE).unlink()
+    with pytest.raises(OcilError, match="name a method"):
+        check_folder(tmp_path, new=False)
+    check_folder(tmp_path, new=True)  # the command with a method begins here
+    with running(tmp_path) as service:
+        assert service.trainer.waiters.wait_for(6).result(SECONDS)
+        assert [one.name for one in service.versions] == ["monday"]
+    assert digest(Model.load(tmp_path, "cpu").learner) == found
