@@ -37,6 +37,7 @@ def add_health(app: FastAPI, services: Sequence[Service]) -> None:
     ):
         options = {"summary": summary, "operation_id": path.strip("/").replace("/", "_"), "responses": responses}
         app.add_api_route(path, answer, methods=["GET"], response_model=answers.Health, **options)
+        app.add_api_route(path, answer, methods=["HEAD"], include_in_schema=False)  # as `wget --spider` asks
 
 
 def not_ready(services: Sequence[Service]) -> str | None:
