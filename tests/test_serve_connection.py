@@ -91,6 +91,19 @@ def test_a_stop_waits_for_no_long_step(tmp_path: Path, monkeypatch: pytest.Monke
         done.set()
 
 
+def test_a_request_that_still_arrives_when_it_stops_may_come_again(tmp_path: Path) -> None:
+    with listening(tmp_path) as (_, server, port):
+        with socket.create_connection(("127.0.0.1", port), timeout=300) as connection:
+            connection.sendall(b"POST /learn HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n")
+            connection.sendall(b"Content-Type: application/json\r\n\r\n{")
+            assert eventually(lambda: len(server.server_state.tasks) == 1)
+            server.should_exit = True
+            answer = connection.recv(2**16)
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 5" in answer
+        assert b"the service is stopping." in answer
+
+
 def test_a_request_that_does_not_come_ends_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "REQUEST_SECONDS", 3.0)
     with listening(tmp_path) as (_, _, port):
