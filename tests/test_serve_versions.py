@@ -1,8 +1,10 @@
 """Versions of a served model: saved, compared, pinned, restored, deleted; and backups of a live one."""
 
+import errno
 import io
 import shutil
 import tarfile
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from ocil.errors import OcilError, WriteError
 from ocil.online.folder import check_folder
 from ocil.online.model import FILE, Model
 from ocil.runs.environment import digest
+from ocil.serve.audit import FILE as AUDIT
+from ocil.serve.audit import Audit
 from ocil.serve.backup import backup
 from ocil.serve.limits import Limits, RefusedError
 from ocil.serve.service import Service
@@ -273,6 +277,29 @@ def test_a_backup_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.Monkey
             patch.setattr(service.model, "save", full)
             with pytest.raises(RefusedError, match="No space left"):
                 backup(service)
+
+
+def test_a_backup_without_room_for_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with running(tmp_path) as service:
+        send(service, 2)
+        with monkeypatch.context() as patch:
+            patch.setattr(tempfile, "TemporaryDirectory", full)
+            with pytest.raises(RefusedError, match=r"samples.sqlite cannot be copied to .*No space left") as error:
+                backup(service)
+        assert error.value.status == 503
+        send(service, 1, first=3)  # learning goes on
+
+
+def test_a_backup_has_the_audit(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        Audit(tmp_path / AUDIT).write({"sample": 1})
+        with tarfile.open(fileobj=io.BytesIO(b"".join(backup(service)))) as archive:
+            found = archive.extractfile(AUDIT)
+            assert found is not None
+            assert found.read() == (tmp_path / AUDIT).read_bytes()
 
 
 def test_a_backup_after_learning_has_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
