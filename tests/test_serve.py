@@ -466,6 +466,34 @@ def test_a_full_disk_acknowledges_nothing_and_goes_on_later(tmp_path: Path, monk
     assert digest(Model.load(tmp_path, "cpu").learner) == digest(relearned(tmp_path).learner)
 
 
+def test_a_failed_sync_is_logged_once_and_shown_until_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing waits to be learned, so that the learning thread notices nothing."""
+
+    def failing(_: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    def gauge(service: Service) -> float:
+        return {name: value for name, _, value in service.gauges()}["ocil_learning_failed"]
+
+    with running(tmp_path, save_seconds=1000) as service:
+        send(service, "a")
+        settle(service)
+        assert gauge(service) == 0
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", failing)
+            with pytest.raises(RefusedError, match="Input/output error"):
+                send(service, "b")
+        with pytest.raises(RefusedError, match="learning has stopped"):
+            send(service, "b")
+        assert gauge(service) == 1
+        assert caplog.text.count("requests are refused: cannot write to log: Input/output error") == 1
+    with running(tmp_path) as service:
+        assert gauge(service) == 0
+        assert send(service, "b").first == 2
+
+
 def test_learning_waits_while_a_cut_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ocil.serve.trainer.RETRY_SECONDS", 0.01)
     with running(tmp_path) as service:

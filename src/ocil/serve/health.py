@@ -44,6 +44,6 @@ def not_ready(services: Sequence[Service]) -> str | None:
     """Why requests should go elsewhere; None if they need not."""
     if any(service.draining for service in services):
         return "stopping"
-    if any(service.failed or service.log.broken for service in services):
+    if any(service.stopped for service in services):
         return "learning has stopped"
     return None

@@ -287,11 +287,16 @@ class Service:
         return self.trainer.failed
 
     @property
+    def stopped(self) -> str | None:
+        """Why nothing is learned before a restart: learning has failed, or the log can no longer be written."""
+        return self.failed or self.log.broken
+
+    @property
     def problem(self) -> str | None:
         """What keeps the service from learning or saving."""
         unsaved, unlisted = self.checkpoints.trouble or "", self.catalogue.broken or ""
         for_now = filter(None, (self.trainer.trouble, unsaved, unlisted if unlisted not in unsaved else ""))
-        return self.failed or self.log.broken or "; ".join(for_now) or None
+        return self.stopped or "; ".join(for_now) or None
 
     def gauges(self) -> list[tuple[str, str, float]]:
         """Name, explanation and value of the numbers that Prometheus reads as they are now."""
@@ -307,6 +312,6 @@ class Service:
             ("ocil_memory_images", "Images in the memory.", sum(now.stored)),
             ("ocil_samples_scored", "Samples predicted before they were learned.", sum(counts.learned)),
             ("ocil_samples_correct", "How many of them were predicted correctly.", sum(counts.correct)),
-            ("ocil_learning_failed", "1 if learning has stopped for good.", bool(self.failed)),
+            ("ocil_learning_failed", "1 if learning has stopped for good.", self.stopped is not None),
             ("ocil_unsaved_samples", "Samples not in a checkpoint yet.", unsaved),
         ]

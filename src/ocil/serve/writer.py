@@ -93,6 +93,7 @@ class Writer(ServiceThread):
         self._queue: deque[_QueuedRequest] = deque()
         self._unwritten = 0  # samples of requests in the queue or on their way to the disk
         self._unwritten_changes = 0
+        self._failing = False  # the last requests could not be written; the log says so once
         self._by_key: dict[str, _QueuedRequest] = {}  # these requests, as far as they have a key
         self._logged_labels: dict[ClassLabel, None] = dict.fromkeys(labels)
         self._labels = KnownLabels(self._logged_labels)
@@ -217,6 +218,7 @@ class Writer(ServiceThread):
         return group
 
     def _written(self, group: list[_QueuedRequest], records: list[SampleRecord | Change]) -> None:
+        self._failing = False
         self.catalogue.add(records)
         receipts = []
         with self._changed:
@@ -241,6 +243,9 @@ class Writer(ServiceThread):
         """Refuse these requests. Their labels name no class, and their keys may be used again."""
         if not isinstance(error, WriteError):
             logger.exception("the log could not be written")
+        elif not self._failing:
+            logger.error("requests are refused: %s", error)
+        self._failing = True
         with self._changed:
             self._forget(group)
             waiting = itertools.chain.from_iterable(one.labels for one in self._queue)
