@@ -91,6 +91,29 @@ def test_a_stop_waits_for_no_long_step(tmp_path: Path, monkeypatch: pytest.Monke
         done.set()
 
 
+def test_predictions_do_not_wait_for_backups(tmp_path: Path) -> None:
+    """Backups wait for the end of a step, which may be long, and there may be more of them than threads."""
+    begun, done = threading.Event(), threading.Event()
+    with listening(tmp_path) as (service, _, port):
+        try:
+            service.trainer.between_steps(lambda: (begun.set(), done.wait(HOUR)))  # the long step
+            begun.wait(300)
+            waiting = [socket.create_connection(("127.0.0.1", port), timeout=300) for _ in range(40)]
+            for connection in waiting:
+                connection.sendall(b"GET /backup HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            assert eventually(lambda: len(service.trainer._calls) > 0)
+            with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as client:
+                body = json.dumps({"images": [as_json((png(picture(0)), "a"))["samples"][0]["image"]]})
+                client.request("POST", "/predict", body, {"content-type": "application/json"})
+                assert client.getresponse().status == 200
+        finally:
+            done.set()
+            for connection in waiting:
+                with connection:
+                    while connection.recv(2**16):
+                        pass
+
+
 def test_a_request_that_still_arrives_when_it_stops_may_come_again(tmp_path: Path) -> None:
     with listening(tmp_path) as (_, server, port):
         with socket.create_connection(("127.0.0.1", port), timeout=300) as connection:
