@@ -13,7 +13,6 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
 from ocil.serve.answers import LEARN, OTHERS, PREDICT
-from ocil.serve.futures import stopping
 from ocil.serve.labels import BIGGEST_NUMBER
 from ocil.serve.limits import Limits, RefusedError
 from ocil.serve.pictures import from_base64
@@ -118,8 +117,6 @@ async def _arriving(limits: Limits) -> AsyncIterator[None]:
         raise RefusedError(408, f"the request took more than {limits.body_seconds:g} s to arrive.") from error
     except ClientDisconnect as error:
         raise RefusedError(400, "the request broke off.") from error
-    except asyncio.CancelledError as error:  # uvicorn ends so what still arrives when the time to stop is over
-        raise stopping() from error
 
 
 async def _bounded(request: Request, limits: Limits, take: Callable[[int], None]) -> AsyncGenerator[bytes, None]:
