@@ -95,25 +95,6 @@ class Service:
         self._started = False
         self._set_aside_damage = set_aside_damage
 
-    def _pin_again(self, number: int) -> None:
-        """Predict by the version that predictions are pinned to."""
-        try:
-            version = self.saved_versions.find(number)
-            if version is None:
-                raise OcilError("it is missing")
-            self.trainer.version_changes.pin(version)
-        except OcilError as error:
-            place, reason = self.saved_versions.path(number), str(error.__cause__ or error).rstrip(".")
-            message = f"predictions are pinned to the version in {place}, which cannot be used: {reason}."
-            if not self._set_aside_damage:
-                raise OcilError(
-                    f"{message} Restore its folder from a copy, or start with --set-aside-damage to predict by the "
-                    "model that learns."
-                ) from error
-            logger.warning("%s Predictions now come from the model that learns.", message)
-            self.trainer.version_changes.pin(None)
-            self.trainer.save()  # the next start does not need the option
-
     def attach(self, part: Part) -> None:
         """A further part: it starts after the others, or now if these have started, and closes before them."""
         self.attached.append(part)
@@ -148,6 +129,25 @@ class Service:
         self.log.close()
         self.catalogue.close()
         self._numerics.close()
+
+    def _pin_again(self, number: int) -> None:
+        """Predict by the version that predictions are pinned to."""
+        try:
+            version = self.saved_versions.find(number)
+            if version is None:
+                raise OcilError("it is missing")
+            self.trainer.version_changes.pin(version)
+        except OcilError as error:
+            place, reason = self.saved_versions.path(number), str(error.__cause__ or error).rstrip(".")
+            message = f"predictions are pinned to the version in {place}, which cannot be used: {reason}."
+            if not self._set_aside_damage:
+                raise OcilError(
+                    f"{message} Restore its folder from a copy, or start with --set-aside-damage to predict by the "
+                    "model that learns."
+                ) from error
+            logger.warning("%s Predictions now come from the model that learns.", message)
+            self.trainer.version_changes.pin(None)
+            self.trainer.save()  # the next start does not need the option
 
     def correct(self, number: int, label: ClassLabel, key: str | None = None) -> "Future[Receipt]":
         """Give a sample another label: in the log, in the list, in the memory, and in the queue if it still waits.
