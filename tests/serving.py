@@ -45,8 +45,8 @@ def running(folder: Path, recipe: Recipe = RECIPE, form: InputFormat = FORM, **o
     with locked(folder):
         model = Model.load(folder, "cpu") if has_model(folder) else Model(recipe, form)
         service = Service(model, folder, **({"keep_log": True} | options))
-        service.start()
         try:
+            service.start()
             yield service
         finally:
             service.close(SECONDS)

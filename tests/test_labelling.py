@@ -269,6 +269,24 @@ def test_a_refusal_leaves_the_image_in_the_queue(service: Service, monkeypatch: 
     assert labelling.label(1, "b").sample == 1  # the key of the first try stands for nothing
 
 
+def test_a_full_disk_leaves_the_image_in_the_queue(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    labelling = Labelling.of(service)
+    labelling.add([content(0), content(1)])
+
+    def full(*_: Any) -> None:
+        raise RefusedError(503, "database or disk is full.", 10)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "save", full)
+        with pytest.raises(RefusedError, match="disk is full"):
+            labelling.label(1, "a")
+        with pytest.raises(RefusedError, match="disk is full"):
+            labelling.skip(2, 1)
+    assert labelling.counts()[:2] == (2, 0)
+    assert {one.entry.number for one in labelling.next("me", 2)} == {1, 2}
+    assert labelling.label(1, "b").sample == 1
+
+
 def test_one_label_when_two_come_at_once(service: Service) -> None:
     labelling = Labelling.of(service)
     labelling.add([content(0)])

@@ -11,7 +11,7 @@ from PIL import Image
 
 import ocil
 from ocil.data import Dataset
-from ocil.errors import OcilError
+from ocil.errors import InUseError, OcilError
 from ocil.runs.environment import digest
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'ocil[sklearn]'")
@@ -24,7 +24,7 @@ from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from ocil.online.classifier import OnlineClassifier
-from ocil.online.model import Model
+from ocil.online.model import FILE, Model, locked
 from ocil.online.vectors import VectorFormat
 
 EXPECTED_FAILURES: dict[str, str] = {}
@@ -354,6 +354,19 @@ def test_a_file_that_cannot_be_read_ends_a_call(tiny: Dataset, tmp_path: Path) -
 
 
 @pytest.mark.slow
+def test_a_folder_that_is_being_served_is_not_saved_to(tmp_path: Path) -> None:
+    """The service would replace the file by its own, and what was learned here would be lost."""
+    learner = classifier(width=20).partial_fit(np.eye(4, dtype=np.float32), ["a", "b", "a", "b"])
+    learner.save(tmp_path)
+    before = (tmp_path / FILE).read_bytes()
+    learner.partial_fit(np.eye(4, dtype=np.float32), ["c"] * 4)
+    with locked(tmp_path), pytest.raises(InUseError, match="stop it first, or save to another folder"):
+        learner.save(tmp_path)
+    assert (tmp_path / FILE).read_bytes() == before
+    learner.save(tmp_path)
+    assert OnlineClassifier.load(tmp_path, "cpu").model_.samples == 8
+
+
 def test_save_load_and_go_on(tiny: Dataset, tmp_path: Path) -> None:
     x, y = tiny.train_x, np.array(tiny.classes)[tiny.train_y]
     one = classifier("afs", review_every=3, settings={"beta": 0.2}).partial_fit(x[::2], y[::2])

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ocil.errors import OcilError, WriteError
 from ocil.methods import METHODS
 from ocil.online.images import ImageFormat
-from ocil.online.model import FILE, Model, Recipe
+from ocil.online.model import FILE, Model, Recipe, has_model
 from ocil.online.vectors import VectorFormat
 from ocil.runs.environment import digest
 from ocil.serve.futures import Waiters
@@ -402,6 +402,23 @@ def test_too_many_classes_are_refused_before_anything_is_written(tmp_path: Path)
             send(service, "a", "d")
 
 
+def test_no_sample_is_taken_for_a_new_model_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later start could not know the method to learn the log with."""
+
+    def full(*_: Any) -> None:
+        raise WriteError("the disk is full.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Model, "save", full)
+        with pytest.raises(WriteError, match="could not be saved: the disk is full"), running(tmp_path):
+            pass
+    assert not has_model(tmp_path)
+    with running(tmp_path) as service:
+        send(service, "a")
+
+
 @pytest.mark.parametrize("seconds", [float("inf"), 1e12])
 def test_saving_only_in_the_end(tmp_path: Path, seconds: float) -> None:
     with running(tmp_path, save_seconds=seconds) as service:
@@ -447,6 +464,34 @@ def test_a_full_disk_acknowledges_nothing_and_goes_on_later(tmp_path: Path, monk
         settle(service)
         assert service.statistics.labels == ("a", "c", "d")
     assert digest(Model.load(tmp_path, "cpu").learner) == digest(relearned(tmp_path).learner)
+
+
+def test_a_failed_sync_is_logged_once_and_shown_until_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing waits to be learned, so that the learning thread notices nothing."""
+
+    def failing(_: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    def gauge(service: Service) -> float:
+        return {name: value for name, _, value in service.gauges()}["ocil_learning_failed"]
+
+    with running(tmp_path, save_seconds=1000) as service:
+        send(service, "a")
+        settle(service)
+        assert gauge(service) == 0
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", failing)
+            with pytest.raises(RefusedError, match="Input/output error"):
+                send(service, "b")
+        with pytest.raises(RefusedError, match="learning has stopped"):
+            send(service, "b")
+        assert gauge(service) == 1
+        assert caplog.text.count("requests are refused: cannot write to log: Input/output error") == 1
+    with running(tmp_path) as service:
+        assert gauge(service) == 0
+        assert send(service, "b").first == 2
 
 
 def test_learning_waits_while_a_cut_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

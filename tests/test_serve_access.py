@@ -193,7 +193,9 @@ def test_health_needs_no_token_and_no_name(tmp_path: Path) -> None:
         for path in ("/health", "/health/live", "/health/ready"):
             answer = client.get(path, headers={"origin": "http://elsewhere"})
             assert (answer.status_code, answer.json()) == (200, {"status": "UP", "reason": None})
+            assert client.head(path).status_code == 200
         service.draining = True
+        assert client.head("/health/ready").status_code == 503
         assert client.get("/health/live").status_code == 200
         answer = client.get("/health/ready")
         assert (answer.status_code, answer.json()) == (503, {"status": "DOWN", "reason": "stopping"})

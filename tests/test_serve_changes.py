@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ocil.errors import WriteError
 from ocil.online.model import Model, Recipe
 from ocil.runs.environment import digest
 from ocil.serve.catalogue import FILE as CATALOGUE
 from ocil.serve.catalogue import Catalogue
 from ocil.serve.changes import numbers_of
+from ocil.serve.labelling_store import Store
 from ocil.serve.limits import Limits, RefusedError
 from ocil.serve.log import Log
 from ocil.serve.records import Change, Cut, SampleRecord, parsed
@@ -354,6 +356,24 @@ def test_a_list_that_is_none(tmp_path: Path, content: Any) -> None:
         path.write_bytes(content)
     with pytest.raises(Exception, match=r"cannot be used|not a regular file"):
         Catalogue(path, 0, 0)
+
+
+@pytest.mark.parametrize("opened", [lambda path: Catalogue(path, 0, 0), Store])
+def test_a_full_disk_is_no_reason_to_move_a_database_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Callable[[Path], Any]
+) -> None:
+    real = sqlite3.connect
+
+    def full(*where: Any, **options: Any) -> sqlite3.Connection:
+        base = real(*where, **options)
+        base.execute("pragma max_page_count = 1")
+        return base
+
+    with pytest.raises(WriteError, match=r"cannot write .*unable to open database file\. Free some space"):
+        opened(tmp_path / "missing" / "file.sqlite")
+    monkeypatch.setattr(sqlite3, "connect", full)
+    with pytest.raises(WriteError, match=r"cannot write .*disk is full\. Free some space"):
+        opened(tmp_path / "file.sqlite")
 
 
 def test_a_review_is_broken_off_by_a_stop_and_made_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from ocil.serve import run
 from ocil.serve.app import create_app
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
+HOUR = 3600.0
 GET = b"GET /status HTTP/1.1\r\nHost: localhost\r\n"
 
 
@@ -56,6 +57,74 @@ def eventually(true: Callable[[], bool], within: float = 300.0) -> bool:
     while not true() and time.monotonic() < until:
         time.sleep(0.02)
     return true()
+
+
+def test_a_stop_waits_for_no_long_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restore that learns thousands of samples again must keep neither clients nor the process waiting."""
+    monkeypatch.setattr(run, "STOP_SECONDS", 0.2)
+    answers: dict[str, tuple[int, Any]] = {}
+
+    def ask(port: int, method: str, path: str) -> None:
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=300)) as client:
+            client.request(method, path)
+            answer = client.getresponse()
+            answers[path] = answer.status, json.loads(answer.read())
+
+    done = threading.Event()
+    try:
+        with listening(tmp_path) as (service, server, port):
+            service.trainer.between_steps(lambda: done.wait(HOUR))  # the long step
+            wanted = (("POST", "/review"), ("GET", "/memory"), ("GET", "/versions/compare"), ("GET", "/backup"))
+            clients = [threading.Thread(target=ask, args=(port, *one), daemon=True) for one in wanted]
+            for client in clients:
+                client.start()
+            assert eventually(lambda: len(service.trainer._calls) == 3 and len(service.trainer._changes) == 1)
+            server.should_exit = True
+            for client in clients:
+                client.join(300)
+            assert answers.keys() == {path for _, path in wanted}
+            assert answers["/review"] == (200, {"change": 1, "repeated": False, "made": False})
+            assert [answers[path][0] for path in ("/memory", "/versions/compare", "/backup")] == [503, 503, 503]
+            assert answers["/backup"][1]["detail"] == "the service is stopping."
+            done.set()
+    finally:
+        done.set()
+
+
+def test_predictions_do_not_wait_for_backups(tmp_path: Path) -> None:
+    """Backups wait for the end of a step, which may be long, and there may be more of them than threads."""
+    begun, done = threading.Event(), threading.Event()
+    with listening(tmp_path) as (service, _, port):
+        try:
+            service.trainer.between_steps(lambda: (begun.set(), done.wait(HOUR)))  # the long step
+            begun.wait(300)
+            waiting = [socket.create_connection(("127.0.0.1", port), timeout=300) for _ in range(40)]
+            for connection in waiting:
+                connection.sendall(b"GET /backup HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            assert eventually(lambda: len(service.trainer._calls) > 0)
+            with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as client:
+                body = json.dumps({"images": [as_json((png(picture(0)), "a"))["samples"][0]["image"]]})
+                client.request("POST", "/predict", body, {"content-type": "application/json"})
+                assert client.getresponse().status == 200
+        finally:
+            done.set()
+            for connection in waiting:
+                with connection:
+                    while connection.recv(2**16):
+                        pass
+
+
+def test_a_request_that_still_arrives_when_it_stops_may_come_again(tmp_path: Path) -> None:
+    with listening(tmp_path) as (_, server, port):
+        with socket.create_connection(("127.0.0.1", port), timeout=300) as connection:
+            connection.sendall(b"POST /learn HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n")
+            connection.sendall(b"Content-Type: application/json\r\n\r\n{")
+            assert eventually(lambda: len(server.server_state.tasks) == 1)
+            server.should_exit = True
+            answer = connection.recv(2**16)
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 5" in answer
+        assert b"the service is stopping." in answer
 
 
 def test_a_request_that_does_not_come_ends_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,7 +185,8 @@ def test_a_json_label_that_is_neither_text_nor_whole_is_not_acknowledged(
     before = service.writer.acknowledged, service.log.last
     content = json.dumps(as_json((png(picture(0)), "LABEL"))).replace('"LABEL"', label)
     headers = {"content-type": "application/json"}
-    refused(client.post("/learn", content=content, headers=headers), 422, "label")
+    answer = client.post("/learn", content=content, headers=headers)
+    refused(answer, 422, "samples.0.label: a label is text of at least one character, or a whole number within")
     assert (service.writer.acknowledged, service.log.last) == before
 
 

@@ -1,7 +1,10 @@
 """Versions of a served model: saved, compared, pinned, restored, deleted; and backups of a live one."""
 
+import errno
 import io
+import shutil
 import tarfile
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +12,15 @@ import numpy as np
 import pytest
 
 from ocil.errors import OcilError, WriteError
+from ocil.online.folder import check_folder
 from ocil.online.model import FILE, Model
 from ocil.runs.environment import digest
+from ocil.serve.audit import FILE as AUDIT
+from ocil.serve.audit import Audit
 from ocil.serve.backup import backup
 from ocil.serve.limits import Limits, RefusedError
 from ocil.serve.service import Service
+from ocil.serve.versions import DESCRIPTION
 from tests.conftest import left_over
 from tests.serving import FORM, SECONDS, picture, relearned, running
 from tests.test_serve_changes import held_up, labels_in_memory, make, refused, send
@@ -272,6 +279,29 @@ def test_a_backup_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.Monkey
                 backup(service)
 
 
+def test_a_backup_without_room_for_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with running(tmp_path) as service:
+        send(service, 2)
+        with monkeypatch.context() as patch:
+            patch.setattr(tempfile, "TemporaryDirectory", full)
+            with pytest.raises(RefusedError, match=r"samples.sqlite cannot be copied to .*No space left") as error:
+                backup(service)
+        assert error.value.status == 503
+        send(service, 1, first=3)  # learning goes on
+
+
+def test_a_backup_has_the_audit(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        Audit(tmp_path / AUDIT).write({"sample": 1})
+        with tarfile.open(fileobj=io.BytesIO(b"".join(backup(service)))) as archive:
+            found = archive.extractfile(AUDIT)
+            assert found is not None
+            assert found.read() == (tmp_path / AUDIT).read_bytes()
+
+
 def test_a_backup_after_learning_has_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that was broken off is not saved. The last checkpoint and the log have all that was acknowledged."""
     folder, copy = tmp_path / "a", tmp_path / "b"
@@ -314,3 +344,60 @@ def test_the_end_of_the_log_is_gone(tmp_path: Path) -> None:
         assert make(service, service.save_version("w")).refused is None
     with running(tmp_path) as service:
         assert [one.name for one in service.versions] == ["v", "w"]
+
+
+@pytest.mark.parametrize("damage", ["no description", "no model", "bad model"])
+def test_a_pinned_version_that_is_gone_is_not_replaced_silently(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running(tmp_path) as service:
+        send(service, 4)
+        make(service, service.save_version("monday"))
+        make(service, service.pin_version("monday"))
+        place = service.saved_versions.path(service.versions[0].number)
+    if damage == "no description":
+        (place / DESCRIPTION).unlink()
+    elif damage == "no model":
+        (place / FILE).unlink()
+    else:
+        content = bytearray((place / FILE).read_bytes())
+        content[-1] ^= 1
+        (place / FILE).write_bytes(content)
+    with pytest.raises(OcilError, match=r"pinned to the version in .* --set-aside-damage"), running(tmp_path):
+        pass
+    with running(tmp_path, set_aside_damage=True) as service:
+        assert service.pinned is None
+        assert "Predictions now come from the model that learns" in caplog.text
+    with running(tmp_path) as service:
+        assert service.pinned is None
+        send(service, 1, first=5)
+
+
+def test_a_damaged_description_of_a_version_says_how_to_go_on(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        send(service, 4)
+        make(service, service.save_version("monday"))
+        place = service.saved_versions.path(service.versions[0].number)
+    (place / DESCRIPTION).write_bytes(b"{")
+    with pytest.raises(OcilError, match=r"delete .* to go on without this version"), running(tmp_path):
+        pass
+    shutil.rmtree(place)
+    with running(tmp_path) as service:
+        assert service.versions == ()
+
+
+def test_a_lost_model_is_learned_again_beside_its_versions(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        send(service, 4)
+        make(service, service.save_version("monday"))
+        service.held_out.put(FORM.read(picture(40)[None]), ["a"])
+        send(service, 2, first=5)
+    found = digest(Model.load(tmp_path, "cpu").learner)
+    (tmp_path / FILE).unlink()
+    with pytest.raises(OcilError, match="name a method"):
+        check_folder(tmp_path, new=False)
+    check_folder(tmp_path, new=True)  # the command with a method begins here
+    with running(tmp_path) as service:
+        assert service.trainer.waiters.wait_for(6).result(SECONDS)
+        assert [one.name for one in service.versions] == ["monday"]
+    assert digest(Model.load(tmp_path, "cpu").learner) == found

@@ -164,7 +164,8 @@ class KeepingOptions:
     keep_log: Annotated[bool, FLAG] = False
     """Never delete the log: every sample that was learned, in order, as an audit trail."""
     set_aside_damage: Annotated[bool, FLAG] = False
-    """Go on without what cannot be read of a damaged log. The damaged file is kept under another name."""
+    """Go on without what cannot be read of a damaged log, which is kept under another name, and without a pinned
+    version that cannot be read."""
 
 
 @Parameter(name="*")
@@ -300,12 +301,12 @@ def _open_all(
 def _report(services: "Mapping[str, Service]") -> None:
     """Say what is left to do, when the service has stopped."""
     for name, service in services.items():
-        if service.backlog and not service.failed:
+        if service.backlog and not service.stopped:
             of = f" of {name}" if name else ""
             console.info(f"{service.backlog} samples{of} are in the log and will be learned after the next start.")
     for name, service in services.items():
-        if service.failed:
-            raise OcilError(f"learning {f'of {name} ' if name else ''}had stopped: {service.failed}")
+        if service.stopped:
+            raise OcilError(f"learning {f'of {name} ' if name else ''}had stopped: {service.stopped}")
 
 
 def _print_ready(services: "Mapping[str, Service]", address: str, model: str, as_json: bool) -> None:

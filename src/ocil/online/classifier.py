@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ocil.data.inputs import tensors_as_arrays
-from ocil.errors import optional
+from ocil.errors import InUseError, optional
 
 with optional("OnlineClassifier needs scikit-learn", "sklearn", "sklearn"):
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -17,6 +17,7 @@ with optional("OnlineClassifier needs scikit-learn", "sklearn", "sklearn"):
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import assert_all_finite, check_is_fitted, validate_data
 
+from ocil.files import is_locked
 from ocil.limits import check_threads
 from ocil.networks.registry import Factory, named
 from ocil.online.formats import format_of
@@ -164,8 +165,16 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return float(np.average(right, weights=sample_weight))
 
     def save(self, folder: Path | str) -> None:
-        """Write the model to a folder: one file, replaced whole or not at all."""
+        """Write the model to a folder: one file, replaced whole or not at all.
+
+        ``InUseError`` while `ocil serve` or `ocil learn` works in that folder: it would soon replace the file by its
+        own.
+        """
         check_is_fitted(self)
+        if is_locked(Path(folder)):
+            raise InUseError(
+                f"another process is learning in {folder}: stop it first, or save to another folder.", Path(folder)
+            )
         waiting = [encoded(label) for label in _labels(self.classes_) if label not in self.model_.numbers]
         given = {"image_shape": self.image_shape, "pixel_range": self.pixel_range, "announced": waiting}
         self.model_.note["classifier"] = given

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING
 
 from ocil.files import open_regular
 from ocil.online.model import FILE
-from ocil.serve import held_out, versions
+from ocil.serve import audit, held_out, versions
 from ocil.serve.limits import RefusedError
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def _opened(service: "Service", held: ExitStack) -> list[_Member]:
     found = [_member(folder, path, held) for path in _whole_files(folder)]
     bases = [(path.name, held.enter_context(_base(path))) for path in sorted(folder.glob("*.sqlite"))]
     found += [_Member(name, copied, copied.seek(0, os.SEEK_END)) for name, copied in bases]
+    found += [_member(folder, path, held) for path in folder.glob(audit.FILE)]  # it only grows, as the log does
     with service.log.standing_still():
         segments = [_member(folder, segment.path, held) for segment in service.log.segments()]
     return found + segments
@@ -78,11 +79,17 @@ def _member(folder: Path, path: Path, held: ExitStack) -> _Member:
 
 def _base(path: Path) -> IO[bytes]:
     """A copy of what is committed in a file of SQLite."""
-    with tempfile.TemporaryDirectory() as place:
-        copy = Path(place) / path.name
-        with closing(sqlite3.connect(path)) as base, closing(sqlite3.connect(copy)) as other:
-            base.backup(other)
-        return copy.open("rb")  # it stays readable when its name is gone
+    try:
+        with tempfile.TemporaryDirectory() as place:
+            copy = Path(place) / path.name
+            with closing(sqlite3.connect(path)) as base, closing(sqlite3.connect(copy)) as other:
+                base.backup(other)
+            return copy.open("rb")  # it stays readable when its name is gone
+    except (sqlite3.Error, OSError) as error:
+        where = tempfile.gettempdir()
+        raise RefusedError(
+            503, f"{path.name} cannot be copied to {where}: {error}. See that there is room.", 10
+        ) from error
 
 
 def _archive(members: list[_Member], held: ExitStack) -> Iterator[bytes]:

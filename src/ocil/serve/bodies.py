@@ -13,12 +13,14 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
 from ocil.serve.answers import LEARN, OTHERS, PREDICT
+from ocil.serve.labels import BIGGEST_NUMBER
 from ocil.serve.limits import Limits, RefusedError
 from ocil.serve.pictures import from_base64
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 SMALL_BYTES = 2**16  # of a request without images
+LABEL_KINDS = f"a label is text of at least one character, or a whole number within ±{BIGGEST_NUMBER}"
 
 
 @dataclass(frozen=True)
@@ -238,6 +240,10 @@ def _wrong_kind(vectors: int | None) -> RefusedError:
 def explained(errors: Any) -> str:
     """The first of pydantic's errors in one line."""
     first = errors[0]
-    where = ".".join(str(part) for part in first["loc"])
+    place, message = first["loc"], first["msg"]
+    if "label" in place[:-1]:  # neither of the two kinds of labels: pydantic has an error for each of them
+        place = place[: place.index("label") + 1]
+        message, errors = LABEL_KINDS, [one for one in errors if one["loc"][: len(place)] != place] + [first]
+    where = ".".join(str(part) for part in place)
     more = f" ({len(errors) - 1} more)" if len(errors) > 1 else ""
-    return f"{where}: {first['msg']}{more}" if where else f"{first['msg']}{more}"
+    return f"{where}: {message}{more}" if where else f"{message}{more}"

@@ -17,6 +17,7 @@ from typing import Any
 
 from ocil.errors import OcilError, WriteError
 from ocil.online.labels import ClassLabel, decoded, encoded
+from ocil.serve.databases import ADVICE, is_damage
 from ocil.serve.records import Change, Record, SampleRecord
 
 FILE = "samples.sqlite"
@@ -81,6 +82,8 @@ class Catalogue:
             self._base.execute("update samples set changed = ? where changed > ?", (last_change, last_change))
             self._base.execute("begin")
         except sqlite3.Error as error:
+            if not is_damage(error):
+                raise WriteError(f"cannot write {path}: {error}. {ADVICE}") from error
             raise OcilError(
                 f"{path} cannot be used: {error}. Restore it from a copy, or move it away: then the samples so far can "
                 "no longer be listed, corrected or forgotten, and all else goes on."

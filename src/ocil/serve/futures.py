@@ -49,12 +49,17 @@ def _answer_in_loop(answers: "Iterable[tuple[asyncio.Future[T], T | Exception]]"
             future.set_result(found)
 
 
+def stopping() -> RefusedError:
+    return RefusedError(503, "the service is stopping.", 5)
+
+
 class ServiceThread:
     """A thread of the service. It runs ``_run``, which must return soon after ``_stopping`` is set."""
 
     def __init__(self, name: str) -> None:
         self._changed = threading.Condition()
         """Guards what the thread shares with others, and wakes it."""
+        self._refusing = False  # it takes no more requests
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -64,14 +69,15 @@ class ServiceThread:
     def close(self) -> None:
         """Take no more requests, finish those that wait, and stop."""
         with self._changed:
-            self._stopping = True
+            self._refusing = self._stopping = True
             self._changed.notify_all()
         if self._thread.ident is not None:
             self._thread.join()
 
-    def _refuse_if_stopping(self) -> None:
-        if self._stopping:
-            raise RefusedError(503, "the service is stopping.", 5)
+    def refuse_if_stopping(self) -> None:
+        """Raise if this thread takes no more requests."""
+        if self._refusing:
+            raise stopping()
 
     def _run(self) -> None:
         raise NotImplementedError

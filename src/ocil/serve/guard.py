@@ -1,5 +1,6 @@
 """Which requests are let through, and the headers, metrics, log and audit of every answer."""
 
+import asyncio
 import logging
 import re
 import secrets
@@ -11,6 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ocil.serve.audit import Audit
+from ocil.serve.futures import stopping
 from ocil.serve.health import HEALTH
 from ocil.serve.limits import RefusedError
 from ocil.serve.logs import REQUESTS
@@ -99,15 +101,15 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        started, status = time.monotonic(), 500
+        started, status, begun = time.monotonic(), 500, False
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         given = headers.get(b"x-request-id", "")
         scope[ASKED] = now = Asked(given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8))
 
         async def sending(message: Message) -> None:
-            nonlocal status
+            nonlocal status, begun
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status, begun = message["status"], True
                 had = {name.lower() for name, _ in message["headers"]}
                 more = [(name.encode(), value.encode()) for name, value in HEADERS.items() if name.encode() not in had]
                 more.append((b"x-request-id", now.request_id.encode()))
@@ -120,6 +122,10 @@ class Guard:
 
         try:
             await (self._refused(scope, headers, now) or self.app)(scope, receive, sending)
+        except asyncio.CancelledError:  # uvicorn ends so what is not answered when the time to stop is over
+            if begun:
+                raise
+            await refused(stopping(), now.request_id)(scope, receive, sending)
         finally:
             seconds, path = time.monotonic() - started, _route(scope)
             self.metrics.request_seconds.labels(path).observe(seconds)

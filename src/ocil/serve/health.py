@@ -37,12 +37,13 @@ def add_health(app: FastAPI, services: Sequence[Service]) -> None:
     ):
         options = {"summary": summary, "operation_id": path.strip("/").replace("/", "_"), "responses": responses}
         app.add_api_route(path, answer, methods=["GET"], response_model=answers.Health, **options)
+        app.add_api_route(path, answer, methods=["HEAD"], include_in_schema=False)  # as `wget --spider` asks
 
 
 def not_ready(services: Sequence[Service]) -> str | None:
     """Why requests should go elsewhere; None if they need not."""
     if any(service.draining for service in services):
         return "stopping"
-    if any(service.failed or service.log.broken for service in services):
+    if any(service.stopped for service in services):
         return "learning has stopped"
     return None

@@ -89,6 +89,7 @@ class HeldOut:
                 )
                 for one in self.service.versions
             ]
+            trainer.refuse_if_stopping()
             right = _correct(now, *held) if held else 0
             return [*found, Known(None, now.samples, len(held[1]) if held else 0, right, *at)]
         finally:
@@ -98,6 +99,7 @@ class HeldOut:
         digest = hashlib.sha256(held[0].tobytes() + repr(held[1]).encode()).hexdigest()
         key = version.number, digest
         if key not in self._known:
+            self.service.trainer.refuse_if_stopping()  # the process must not wait for all versions
             model = self.service.saved_versions.load(version.number, self.service.model)
             self._known = {one: count for one, count in self._known.items() if one[1] == digest}
             self._known[key] = _correct(model, *held)

@@ -5,6 +5,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -141,8 +142,9 @@ class Labelling:
         """Put an image off, behind all that were put off less often. -1 takes that back."""
         with self._lock:
             one = self._waiting(number)
-            one.skips = max(0, one.skips + skips)
-            self.open().save(one)
+            skips = max(0, one.skips + skips)
+            self.open().save(replace(one, skips=skips))
+            one.skips = skips
             self._leases.pop(number, None)
 
     def remove(self, number: int) -> None:
@@ -198,11 +200,11 @@ class Labelling:
         if over > 0 or heavy > 0:
             most = f"{self.limits.label_images} images and {self.limits.label_bytes / 2**20:g} MiB"
             raise RefusedError(413, f"the queue is full: it takes {most}. Label some of its images first.")
+        if dropped:
+            self.open().save(*(replace(one, bytes=0) for one in dropped))
         for one in dropped:
             one.bytes = 0
             del self._entries[one.number]
-        if dropped:
-            self.open().save(*dropped)
 
     def _entry(self, number: int) -> Entry:
         self.open()
@@ -222,13 +224,15 @@ class Labelling:
     def _change(self, number: int, change: Callable[[Entry], Change]) -> Entry:
         with self._lock:
             one = self._entry(number)
-            one.change = change(one)
-            if one.change.verb == "learn":
-                one.turn += 1
-                while self.service.writer.keys.get(_key(one)) is not None:  # of another database, which was lost
-                    one.turn += 1
-            self.open().save(one)
-        self._carry_out(one, one.change)
+            wanted = change(one)
+            noted = replace(one, change=wanted)
+            if wanted.verb == "learn":
+                noted.turn += 1
+                while self.service.writer.keys.get(_key(noted)) is not None:  # of another database, which was lost
+                    noted.turn += 1
+            self.open().save(noted)  # before anything else: if the disk is full, the image stays as it was
+            one.change, one.turn = wanted, noted.turn
+        self._carry_out(one, wanted)
         return one
 
     def _carry_out(self, one: Entry, change: Change) -> None:

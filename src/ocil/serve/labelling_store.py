@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ocil.errors import OcilError
+from ocil.errors import OcilError, WriteError
 from ocil.files import is_link
 from ocil.online.labels import ClassLabel, decoded, encoded
+from ocil.serve.databases import ADVICE, is_damage
 from ocil.serve.limits import RefusedError
 
 FILE = "labelling.sqlite"
@@ -129,6 +130,8 @@ class Store:
                 raise OcilError(f"{path} was made by a newer version of ocil.")
             self._base.executescript(f"BEGIN; {TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
         except sqlite3.Error as error:
+            if not is_damage(error):
+                raise WriteError(f"cannot write {path}: {error}. {ADVICE}") from None
             raise OcilError(f"{path} cannot be opened: {error}. Move it away to begin with an empty queue.") from None
 
     def close(self) -> None:

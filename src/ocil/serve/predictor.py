@@ -63,7 +63,7 @@ class Predictor(ServiceThread):
 
     def _add(self, inputs: NDArray[Any], found: "Future[Prediction] | asyncio.Future[Prediction]") -> None:
         with self._changed:
-            self._refuse_if_stopping()
+            self.refuse_if_stopping()
             if self.waiting + len(inputs) > self.limits.predictions:
                 message = f"{self.waiting} inputs wait for a prediction, the most is {self.limits.predictions}."
                 raise RefusedError(429, message, 1)

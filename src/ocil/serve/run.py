@@ -171,15 +171,26 @@ class Server(uvicorn.Server):  # type: ignore[misc]
         self.services, self.drain_seconds = services, drain_seconds
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End all waiting: uvicorn would answer these requests with an error though their samples are acknowledged."""
+        """End all waiting: uvicorn would answer these requests with an error though their samples are acknowledged.
+
+        Requests that wait for the end of a step are refused after some time: their threads would keep the process from
+        ending.
+        """
         for service in self.services:
             service.draining = True
         until = time.monotonic() + self.drain_seconds
         while time.monotonic() < until and not self.force_exit:
             await asyncio.sleep(0.1)
         for service in self.services:
-            service.trainer.waiters.close()
+            service.trainer.end_waiting()
+        refusal = asyncio.get_running_loop().call_later(STOP_SECONDS / 2, self._refuse_calls)
         await super().shutdown(sockets)
+        refusal.cancel()
+        self._refuse_calls()  # also those whose clients are gone
+
+    def _refuse_calls(self) -> None:
+        for service in self.services:
+            service.trainer.refuse_calls()
 
 
 def is_loopback(host: str) -> bool:
@@ -300,9 +311,9 @@ def serve(
         number: signal.signal(number, lambda *_: setattr(server, "should_exit", True))
         for number in (signal.SIGTERM, signal.SIGINT)
     }
-    for service in all_of_them:
-        service.start()
     try:
+        for service in all_of_them:
+            service.start()
         bound.listen(2048)
         ready()
         server.run(sockets=[bound])

@@ -1,5 +1,6 @@
 """A model that learns and predicts at the same time."""
 
+import logging
 import time
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -9,6 +10,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from ocil.errors import OcilError, WriteError
 from ocil.online.header import reading_note
 from ocil.online.labels import ClassLabel
 from ocil.online.model import FILE, Model, has_model
@@ -32,6 +34,8 @@ from ocil.serve.versions import Version, Versions, checked_name
 from ocil.serve.writer import Receipt, Writer
 
 LOG = "log"
+
+logger = logging.getLogger("ocil.serve")
 
 
 class Part(Protocol):
@@ -81,8 +85,6 @@ class Service:
         parts = (self.catalogue, keys, change_keys, self.metrics)
         self.checkpoints = Checkpoints(model, folder, note, log, *parts, save_seconds, keep_log, self.saved_versions)
         self.trainer = Trainer(model, log, note, self.checkpoints, self.saved_versions, self.metrics)
-        if note.pinned:
-            self.trainer.version_changes.pin(self.saved_versions.find(note.pinned))
         self.held_out = HeldOut(self)
         labels = (*model.labels, *sorted(log.recovered.labels, key=repr))
         self.writer = Writer(log, labels, keys, change_keys, self.catalogue, self.trainer, self.limits, self.metrics)
@@ -91,6 +93,7 @@ class Service:
         self.attached: list[Part] = []
         """Parts that others added."""
         self._started = False
+        self._set_aside_damage = set_aside_damage
 
     def attach(self, part: Part) -> None:
         """A further part: it starts after the others, or now if these have started, and closes before them."""
@@ -99,10 +102,18 @@ class Service:
             part.start()
 
     def start(self) -> None:
-        """Begin to learn what the log holds and the model does not, and to take requests."""
+        """Begin to learn what the log holds and the model does not, and to take requests.
+
+        ``WriteError`` if a new model cannot be written: without it, a later start could not learn what the log holds.
+        ``OcilError`` if the version that predictions are pinned to cannot be used. Then ``close`` it.
+        """
+        if self.checkpoints.pinned:
+            self._pin_again(self.checkpoints.pinned)
         if not has_model(self.folder):
             # The recipe must be on the disk before any sample.
             self.trainer.save()
+            if self.checkpoints.trouble:
+                raise WriteError(self.checkpoints.trouble)
         for part in (self.writer, self.trainer, self.predictor, *self.attached):
             part.start()
         self._started = True
@@ -118,6 +129,25 @@ class Service:
         self.log.close()
         self.catalogue.close()
         self._numerics.close()
+
+    def _pin_again(self, number: int) -> None:
+        """Predict by the version that predictions are pinned to."""
+        try:
+            version = self.saved_versions.find(number)
+            if version is None:
+                raise OcilError("it is missing")
+            self.trainer.version_changes.pin(version)
+        except OcilError as error:
+            place, reason = self.saved_versions.path(number), str(error.__cause__ or error).rstrip(".")
+            message = f"predictions are pinned to the version in {place}, which cannot be used: {reason}."
+            if not self._set_aside_damage:
+                raise OcilError(
+                    f"{message} Restore its folder from a copy, or start with --set-aside-damage to predict by the "
+                    "model that learns."
+                ) from error
+            logger.warning("%s Predictions now come from the model that learns.", message)
+            self.trainer.version_changes.pin(None)
+            self.trainer.save()  # the next start does not need the option
 
     def correct(self, number: int, label: ClassLabel, key: str | None = None) -> "Future[Receipt]":
         """Give a sample another label: in the log, in the list, in the memory, and in the queue if it still waits.
@@ -257,11 +287,16 @@ class Service:
         return self.trainer.failed
 
     @property
+    def stopped(self) -> str | None:
+        """Why nothing is learned before a restart: learning has failed, or the log can no longer be written."""
+        return self.failed or self.log.broken
+
+    @property
     def problem(self) -> str | None:
         """What keeps the service from learning or saving."""
         unsaved, unlisted = self.checkpoints.trouble or "", self.catalogue.broken or ""
         for_now = filter(None, (self.trainer.trouble, unsaved, unlisted if unlisted not in unsaved else ""))
-        return self.failed or self.log.broken or "; ".join(for_now) or None
+        return self.stopped or "; ".join(for_now) or None
 
     def gauges(self) -> list[tuple[str, str, float]]:
         """Name, explanation and value of the numbers that Prometheus reads as they are now."""
@@ -277,6 +312,6 @@ class Service:
             ("ocil_memory_images", "Images in the memory.", sum(now.stored)),
             ("ocil_samples_scored", "Samples predicted before they were learned.", sum(counts.learned)),
             ("ocil_samples_correct", "How many of them were predicted correctly.", sum(counts.correct)),
-            ("ocil_learning_failed", "1 if learning has stopped for good.", bool(self.failed)),
+            ("ocil_learning_failed", "1 if learning has stopped for good.", self.stopped is not None),
             ("ocil_unsaved_samples", "Samples not in a checkpoint yet.", unsaved),
         ]

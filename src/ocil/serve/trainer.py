@@ -20,7 +20,8 @@ from ocil.online.labels import ClassLabel
 from ocil.online.model import Model
 from ocil.serve.changes import Corrections, Outcome, numbers_of
 from ocil.serve.checkpoints import Checkpoints, Note
-from ocil.serve.futures import ServiceThread, Waiters, answer
+from ocil.serve.futures import ServiceThread, Waiters, answer, stopping
+from ocil.serve.limits import RefusedError
 from ocil.serve.log import Log
 from ocil.serve.metrics import Metrics
 from ocil.serve.records import Change, Cut, SampleRecord
@@ -94,7 +95,7 @@ class Trainer(ServiceThread):
         self._ready: deque[NumberedSample] = deque()
         self._pending: list[NumberedSample] = []  # while the log is replayed: samples that were read and not learned
         self._changes: deque[Change] = deque()
-        self._calls: deque[Callable[[], None]] = deque()
+        self._calls: deque[Callable[..., None]] = deque()
         self.waiters = Waiters(saved.position)
         self.change_waiters = Waiters(self.changed)
         self._replaying = True
@@ -136,17 +137,30 @@ class Trainer(ServiceThread):
         """Call ``function`` in the learning thread, when no step is under way. It may read the model."""
         found: Future[T] = Future()
 
-        def call() -> None:
+        def call(refusal: RefusedError | None = None) -> None:
             try:
-                answer(found, function())
+                answer(found, function() if refusal is None else refusal)
             except Exception as error:
                 answer(found, error)
 
         with self._changed:
-            self._refuse_if_stopping()
+            self.refuse_if_stopping()
             self._calls.append(call)
             self._changed.notify_all()
         return found
+
+    def end_waiting(self) -> None:
+        """Answer those who wait for samples or changes, as things are now. Learning itself goes on."""
+        self.waiters.close()
+        self.change_waiters.close()
+
+    def refuse_calls(self) -> None:
+        """Refuse the calls that wait for the end of a step, now and from now on: a restore may take hours."""
+        with self._changed:
+            self._refusing = True
+            calls, self._calls = self._calls, deque()
+        for call in calls:
+            call(stopping())
 
     def _run(self) -> None:
         """The learning thread."""
@@ -172,8 +186,7 @@ class Trainer(ServiceThread):
         if self.sound and self.checkpoints.behind(self.position, self.changed):
             with self._stops_on_error():
                 self.save()
-        self.waiters.close()
-        self.change_waiters.close()
+        self.end_waiting()
         self._run_calls()
 
     def save(self) -> None:
@@ -197,8 +210,10 @@ class Trainer(ServiceThread):
             return work() and self.sound and time.monotonic() < self._stop_at
 
     def _run_calls(self) -> None:
-        while self._calls:
-            self._calls.popleft()()
+        with self._changed:
+            calls, self._calls = self._calls, deque()
+        for call in calls:
+            call()
 
     @contextmanager
     def _stops_on_error(self) -> Iterator[None]:
@@ -215,8 +230,7 @@ class Trainer(ServiceThread):
         """Learn no more. Predictions go on with the last good snapshot, and nothing of this is saved."""
         logger.error("learning has stopped: %s", reason)
         self.failed = reason
-        self.waiters.close()
-        self.change_waiters.close()
+        self.end_waiting()
 
     def _work(self) -> Iterator[list[NumberedSample] | Change]:
         """One batch or change after the other, without an end; an empty batch if nothing waits."""

@@ -1,8 +1,7 @@
 """What the paths about versions, the held-out set and backups do."""
 
-import asyncio
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -20,7 +19,7 @@ from ocil.serve.guard import asked
 from ocil.serve.held_out import Known
 from ocil.serve.labels import checked_label
 from ocil.serve.limits import Limits, RefusedError
-from ocil.serve.routes import Key
+from ocil.serve.routes import Key, _in
 from ocil.serve.sample_routes import Changed, SampleRoutes
 from ocil.serve.service import Service
 from ocil.serve.versions import NAME, Version
@@ -81,6 +80,9 @@ class VersionRoutes:
     def __init__(self, service: Service) -> None:
         self.service, self.limits = service, service.limits
         self.changes, self.budget = SampleRoutes(service), Budget(service.limits.bodies_bytes)
+        # Threads of their own: in those of the event loop, which read requests, predictions would wait for a long step.
+        # One comparison at a time is allowed, so that a second thread is left for backups.
+        self.pool = ThreadPoolExecutor(2, "ocil-versions")
 
     async def list_versions(self) -> VersionList:
         """All versions, and the one that predictions are pinned to."""
@@ -109,7 +111,7 @@ class VersionRoutes:
 
     async def compare_versions(self) -> Comparison:
         """The accuracy of each version on the held-out set, and of what was learned since it was saved."""
-        found = await asyncio.to_thread(self.service.held_out.compare)
+        found = await _in(self.pool, self.service.held_out.compare)
         return Comparison(versions=[_known(one) for one in found])
 
     async def put_held_out(self, request: Request) -> HeldOutState:
@@ -121,13 +123,13 @@ class VersionRoutes:
             decode: Callable[..., NDArray[Any]] = (
                 pictures.decode_all if self.service.vectors is None else vectors.decode_all
             )
-            inputs = await asyncio.to_thread(decode, sent.inputs, self.service.model.input_format, limits)
-            await asyncio.to_thread(self.service.held_out.put, inputs, labels)
+            inputs = await _in(self.pool, decode, sent.inputs, self.service.model.input_format, limits)
+            await _in(self.pool, self.service.held_out.put, inputs, labels)
         return HeldOutState(count=len(labels))
 
     async def backup(self) -> StreamingResponse:
         """All files of the model as they are at one moment, in a tar archive, while learning goes on."""
-        chunks = await asyncio.to_thread(backup, self.service)
+        chunks = await _in(self.pool, backup, self.service)
         headers = {"content-disposition": 'attachment; filename="ocil-model.tar"'}
         return StreamingResponse(chunks, media_type="application/x-tar", headers=headers)
 

@@ -145,5 +145,10 @@ class Versions:
 
 
 def _described(place: Path) -> Version:
-    with reading_note(f"the version in {place}"):
-        return Version.from_json(json.loads(read_regular(place / DESCRIPTION)))
+    path = place / DESCRIPTION
+    try:
+        with reading_note(f"the version in {place}"):
+            return Version.from_json(json.loads(read_regular(path)))
+    except OcilError as error:
+        advice = f"Restore it from a copy, or delete {place} to go on without this version."
+        raise OcilError(f"{path}, which describes a version, is damaged. {advice}") from error

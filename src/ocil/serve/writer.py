@@ -93,6 +93,7 @@ class Writer(ServiceThread):
         self._queue: deque[_QueuedRequest] = deque()
         self._unwritten = 0  # samples of requests in the queue or on their way to the disk
         self._unwritten_changes = 0
+        self._failing = False  # the last requests could not be written; the log says so once
         self._by_key: dict[str, _QueuedRequest] = {}  # these requests, as far as they have a key
         self._logged_labels: dict[ClassLabel, None] = dict.fromkeys(labels)
         self._labels = KnownLabels(self._logged_labels)
@@ -173,7 +174,7 @@ class Writer(ServiceThread):
     def _refuse(self, labels: tuple[ClassLabel, ...], samples: int, though_stopped: bool = False) -> None:
         """Raise if so many samples of these labels, or a change to one of them, cannot be accepted now.
         ``though_stopped``: it may be what lets learning go on."""
-        self._refuse_if_stopping()
+        self.refuse_if_stopping()
         if stopped := self.log.broken or (None if though_stopped else self.trainer.failed):
             raise RefusedError(503, f"learning has stopped: {stopped}")
         if samples and self.backlog + samples > self.limits.queue:
@@ -217,6 +218,7 @@ class Writer(ServiceThread):
         return group
 
     def _written(self, group: list[_QueuedRequest], records: list[SampleRecord | Change]) -> None:
+        self._failing = False
         self.catalogue.add(records)
         receipts = []
         with self._changed:
@@ -241,6 +243,9 @@ class Writer(ServiceThread):
         """Refuse these requests. Their labels name no class, and their keys may be used again."""
         if not isinstance(error, WriteError):
             logger.exception("the log could not be written")
+        elif not self._failing:
+            logger.error("requests are refused: %s", error)
+        self._failing = True
         with self._changed:
             self._forget(group)
             waiting = itertools.chain.from_iterable(one.labels for one in self._queue)
