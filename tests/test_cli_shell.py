@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,45 @@ def test_no_color() -> None:
 
     assert b"\x1b[3" in shown()
     assert b"\x1b[3" not in shown(NO_COLOR="1")
+
+
+def test_stopped_while_it_is_imported_the_command_is_quiet() -> None:
+    """Importing takes half a second, or several from a slow disk: Ctrl-C then is no reason for a traceback."""
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"] == {"ocil": "ocil.__main__:main"}
+    code = """
+import sys
+
+class Stop:
+    def find_spec(self, name, path=None, target=None):
+        if name == "ocil.cli.tune":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Stop())
+from ocil.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment())
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
+def test_output_in_another_encoding_than_utf8(encoding: str) -> None:
+    code = """
+from ocil.cli import console, main
+console.accept_all_text()
+console.print_table(("method", "accuracy %"), [("er ▁█ ü", "31.8 ± 16.5 → 2")])
+main(["methods"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment(PYTHONIOENCODING=encoding))
+    assert (done.returncode, done.stderr) == (0, b"")
+    shown = done.stdout.decode(encoding)
+    assert ("31.8 +- 16.5 -> 2" if encoding == "ascii" else "31.8 ± 16.5 -> 2") in shown
+    assert ("er ?? ?" if encoding == "ascii" else "er ?? ü") in shown
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """For a process that imports the package from this checkout."""
+    return os.environ | {"PYTHONPATH": str(ROOT / "src"), **variables}
 
 
 def test_a_narrow_terminal_cuts_nothing_off(

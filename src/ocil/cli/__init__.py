@@ -110,6 +110,7 @@ def command(
 def main(arguments: list[str] | None = None) -> None:
     """Run a command and exit: 0 done, 1 a run failed, 2 an error to correct, 130 stopped by Ctrl-C or SIGTERM."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    console.accept_all_text()
     try:
         if arguments[:1] != ["__complete"]:  # a shell asks for completions, also of an empty word
             _refuse_empty(arguments)

@@ -3,6 +3,8 @@
 Labels, names of files and what is in files come from others, so control characters in them are escaped.
 """
 
+import codecs
+import io
 import json
 import sys
 from collections.abc import Iterable, Sequence
@@ -17,6 +19,28 @@ if TYPE_CHECKING:
 
 WIDTH = 120
 """Columns, if the output is not a terminal."""
+SPELLED = {"±": "+-", "→": "->", "·": ".", "×": "x", "–": "-", "−": "-", "…": "..."}
+"""How characters are written where the output cannot have them; others become a question mark."""
+
+
+def accept_all_text() -> None:
+    """Let standard output take every character, also where its encoding is not UTF-8.
+
+    That is so with an old locale, and on Windows if the output is a file. Python would end with a traceback in the
+    middle of a table.
+    """
+    out = sys.stdout
+    if isinstance(out, io.TextIOWrapper) and out.errors in ("strict", "surrogateescape"):
+        codecs.register_error("ocil.spelled", _spelled)
+        out.reconfigure(errors="ocil.spelled")
+
+
+def _spelled(error: UnicodeError) -> tuple[str, int]:
+    """The handler of encoding errors: what to write in place of the characters, and where to go on."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    letters = error.object[error.start : error.end]
+    return "".join(SPELLED.get(letter, "?") for letter in letters), error.end
 
 
 def info(message: str) -> None:
