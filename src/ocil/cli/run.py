@@ -166,7 +166,7 @@ def _execute(
 
 def _print_table(cells: "Sequence[CellSummary]") -> None:
     from ocil.report.result_tables import legend, summary_table
-    from ocil.report.table import terminal
+    from ocil.report.terminal_table import terminal
 
     summaries = [cell.summary for cell in cells]
     console.stdout().print(terminal(summary_table(summaries)))
