@@ -71,6 +71,17 @@ def test_every_command_is_in_a_group_and_its_help_has_an_example(ocil_command: C
         (["sweep", "table1", "--part", "9/8"], "K must lie between 1 and N"),
         (["sweep", "table1", "--part", "x"], "write K/N"),
         (["completion", "tcsh"], "bash"),
+        (
+            ["run", "er", "afs"],
+            "'afs' is one word too many for ocil run. It takes one name; for several there is ocil comp",
+        ),
+        (["longtail", "run", "ce", "bs"], "for several there is ocil longtail compare."),
+        (["run", "er", "lr=0.1", "width=4"], "A setting comes after --set: --set lr=0.1 width=4"),
+        (["methods", "afs", "er=1"], "'er=1' is one word too many for ocil methods. See: ocil methods --help"),
+        (["run", "er", "--set", "seed=3"], "seed is an option of its own, --seed 3."),
+        (["compare", "er", "--set", "data_dir=x"], "data_dir is an option of its own, --data-dir x."),
+        (["run", "er-rv", "--no-review"], "contradict each other: leave out --no-review, or name er."),
+        (["run", "afs-no-rv", "--review"], "contradict each other: leave out --review, or name afs."),
     ],
 )
 def test_mistakes_have_the_nearest_name(words: list[str], message: str, ocil_command: Call) -> None:
