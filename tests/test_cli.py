@@ -168,7 +168,8 @@ def test_a_file_with_the_name_of_a_dataset_is_not_meant(
 @pytest.mark.slow
 def test_compare(ocil_command: Call, tiny_npz: Path, tmp_path: Path) -> None:
     out = tmp_path / "runs"
-    words = ("compare", "fine-tune", "er", "er-rv", "afs-no-rv", "-d", tiny_npz, "-m", 20, "-n", 1, "--workers", 1)
+    words = ("-d", tiny_npz, "-m", 20, "-n", 1, "--workers", 1)
+    words = ("compare", "fine-tune", "er", "er-no-rv", "er-rv", "afs-no-rv", *words)  # er-no-rv is er
     said = ocil_command(*words, "-o", out, "--set", *SMALL, "--json")
     assert said.code == 0, said.err
     content = json.loads(said.out)
@@ -177,6 +178,7 @@ def test_compare(ocil_command: Call, tiny_npz: Path, tmp_path: Path) -> None:
     assert content["cells"][0]["average_intransigence"]["values"] == [0.0]
     assert len(results_in(out)) == 4  # the reference is the fine-tune of the table
     assert Path(content["figure"]) == out / "accuracy.png"
+    assert Path(content["table"]) == out / "table.md"
     assert (out / "accuracy.png").read_bytes()[:4] == b"\x89PNG"
     table = (out / "table.md").read_text()
     assert table.count("\n| ") == 5

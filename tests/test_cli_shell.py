@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,17 @@ def test_every_command_is_in_a_group_and_its_help_has_an_example(ocil_command: C
         (["sweep", "table1", "--part", "9/8"], "K must lie between 1 and N"),
         (["sweep", "table1", "--part", "x"], "write K/N"),
         (["completion", "tcsh"], "bash"),
+        (
+            ["run", "er", "afs"],
+            "'afs' is one word too many for ocil run. It takes one name; for several there is ocil comp",
+        ),
+        (["longtail", "run", "ce", "bs"], "for several there is ocil longtail compare."),
+        (["run", "er", "lr=0.1", "width=4"], "A setting comes after --set: --set lr=0.1 width=4"),
+        (["methods", "afs", "er=1"], "'er=1' is one word too many for ocil methods. See: ocil methods --help"),
+        (["run", "er", "--set", "seed=3"], "seed is an option of its own, --seed 3."),
+        (["compare", "er", "--set", "data_dir=x"], "data_dir is an option of its own, --data-dir x."),
+        (["run", "er-rv", "--no-review"], "contradict each other: leave out --no-review, or name er."),
+        (["run", "afs-no-rv", "--review"], "contradict each other: leave out --review, or name afs."),
     ],
 )
 def test_mistakes_have_the_nearest_name(words: list[str], message: str, ocil_command: Call) -> None:
@@ -151,6 +163,45 @@ def test_no_color() -> None:
 
     assert b"\x1b[3" in shown()
     assert b"\x1b[3" not in shown(NO_COLOR="1")
+
+
+def test_stopped_while_it_is_imported_the_command_is_quiet() -> None:
+    """Importing takes half a second, or several from a slow disk: Ctrl-C then is no reason for a traceback."""
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"] == {"ocil": "ocil.__main__:main"}
+    code = """
+import sys
+
+class Stop:
+    def find_spec(self, name, path=None, target=None):
+        if name == "ocil.cli.tune":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Stop())
+from ocil.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment())
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
+def test_output_in_another_encoding_than_utf8(encoding: str) -> None:
+    code = """
+from ocil.cli import console, main
+console.accept_all_text()
+console.print_table(("method", "accuracy %"), [("er ▁█ ü", "31.8 ± 16.5 → 2")])
+main(["methods"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment(PYTHONIOENCODING=encoding))
+    assert (done.returncode, done.stderr) == (0, b"")
+    shown = done.stdout.decode(encoding)
+    assert ("31.8 +- 16.5 -> 2" if encoding == "ascii" else "31.8 ± 16.5 -> 2") in shown
+    assert ("er ?? ?" if encoding == "ascii" else "er ?? ü") in shown
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """For a process that imports the package from this checkout."""
+    return os.environ | {"PYTHONPATH": str(ROOT / "src"), **variables}
 
 
 def test_a_narrow_terminal_cuts_nothing_off(

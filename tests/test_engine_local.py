@@ -271,6 +271,23 @@ def test_asked_to_stop_before_the_start(runs: list[StreamRun], tmp_path: Path) -
     assert not list(tmp_path.rglob("*"))
 
 
+def test_stopped_while_workers_start(runs: list[StreamRun], tmp_path: Path) -> None:
+    """They load PyTorch for seconds and have nothing to save, so nobody waits for them."""
+    workers: list[Any] = []
+
+    def stop_when_started() -> bool:
+        workers[:] = workers or multiprocessing.active_children()
+        return True
+
+    events: list[Any] = []
+    watch = Observer(lambda run, event: events.append(event), stop_when_started)
+    outcomes = carry_out(runs, job(tmp_path, 2), watch)
+    assert all(isinstance(outcome, Interrupted) for outcome in outcomes)
+    assert [worker.exitcode for worker in workers] == [-signal.SIGKILL] * 2
+    assert len(events) == 2
+    assert not list(tmp_path.rglob("*"))
+
+
 def test_threads_are_put_back(runs: list[StreamRun], tmp_path: Path) -> None:
     seen: list[int] = []
     before = torch.get_num_threads()

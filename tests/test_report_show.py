@@ -120,6 +120,29 @@ def test_offline_and_bare_results(ocil_command: Call, tmp_path: Path) -> None:
     assert "unknown" in said.out
 
 
+def test_runs_that_are_not_finished_are_named(ocil_command: Call, tmp_path: Path) -> None:
+    """They are missing in every number, which a reader of the tables could not know."""
+    runs = tmp_path / "runs"
+    begun = [resolve("er", "cifar100", seed=seed) for seed in (3, 4)]
+    folders = [RunFolder.of(runs, config) for config in begun]
+    for folder, config in zip(folders, begun, strict=True):
+        folder.save_config(config)
+    (runs / "other").mkdir()
+    (runs / "other" / "config.json").write_text('{"of": "another program"}')
+    said = one_error(ocil_command("show", runs))
+    assert f"2 runs are not finished: {folders[0].path} and others. The command that was stopped" in said
+    for method in ("er", "afs"):
+        save(runs, resolve(method, "cifar100"))
+    folders[0].save_result(made_up(begun[0]))
+    for words in (("show", runs), ("show", folders[0].path.parent), ("report", runs, "--out", tmp_path / "report")):
+        said_now = ocil_command(*words, "--json")
+        assert said_now.code == 0
+        assert said_now.err.count("\n") == 1
+        assert f"1 run is not finished: {folders[1].path}. The command that was stopped" in said_now.err
+        assert len(json.loads(said_now.out)["warnings"]) == 1
+        assert ocil_command(*words, "--seeds", "0-3", "--json").err == ""
+
+
 def test_mistakes(ocil_command: Call, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "there is no" in one_error(ocil_command("show", root / "nowhere"))
     (root / "empty").mkdir()

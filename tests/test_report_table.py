@@ -11,8 +11,9 @@ import pytest
 from rich.console import Console
 
 from ocil.report.html_table import html
-from ocil.report.table import Column, Document, Row, Table, Value, columns, csv, latex, markdown, terminal
+from ocil.report.table import Column, Document, Lines, Row, Table, Value, columns, csv, latex, markdown
 from ocil.report.table import markdown_table as md
+from ocil.report.terminal_table import pairs, terminal
 from tests.test_report_page import HOSTILE, Page, check_latex
 
 COMPARED = (Column("method"), Column("memory 50", "compared"), Column("memory 90", "compared", lower_is_better=True))
@@ -129,9 +130,9 @@ def test_hostile_text_is_text(kind: str) -> None:
     assert "alert(1)" in shown(table)
 
 
-def shown(table: Table, width: int = 200, narrow: bool = False) -> str:
+def shown(table: Table, width: int = 200, narrow: bool = False, lines: Lines = "all") -> str:
     file = io.StringIO()
-    Console(file=file, width=width).print(terminal(table, narrow))
+    Console(file=file, width=width).print(terminal(table, narrow, lines))
     return file.getvalue()
 
 
@@ -145,6 +146,39 @@ def test_terminal() -> None:
     assert "one seed" not in small
     assert max(map(len, small.splitlines())) <= 40
     assert [row.values[0].text for row in TABLE.transposed().rows] == ["memory 50", "memory 90"]
+
+
+def test_a_terminal_breaks_lines_between_words() -> None:
+    names = ("er-ace-rv", "afs sample_value=entropy")
+    rows = [Row.of(name, "-19.9 ± 102.9", "48.5 ± 0.5", "3 min 02 s") for name in names]
+    table = Table("Who is ahead", columns("method", "against stride", "accuracy %", "time / run"), tuple(rows))
+    kept = {word for row in rows for value in row.values for word in value.text.split()}
+    for lines in ("all", "head", "none"):
+        for width in (12, 30, 52, 60, 80):
+            text = shown(table, width, lines=lines)
+            assert max(map(len, text.splitlines())) <= width
+            if width > 12:
+                assert kept <= set(re.split(r"[\s│]+", text)), (lines, width)
+                assert ("\nmethod er-ace-rv" in text) == (width == 30)  # a list of its values for every row
+    path = "photos/" + "a" * 60 + ".jpg"  # a long word is broken, so that the other columns stay beside it
+    assert max(map(len, shown(Table("", columns("input", "class"), (Row.of(path, "robin"),)), 50).splitlines())) <= 50
+
+
+def test_names_and_explanations_on_a_narrow_terminal() -> None:
+    def printed(width: int, text: str = "three methods, a table") -> str:
+        file = io.StringIO()
+        console = Console(file=file, width=width)
+        console.print(*pairs([("ocil compare fine-tune er afs", text)], width), sep="")
+        return file.getvalue()
+
+    assert [line.rstrip() for line in printed(80).splitlines()] == [
+        "  ocil compare fine-tune er afs  three methods, a table"
+    ]
+    assert [line.rstrip() for line in printed(40).splitlines()] == [
+        "  ocil compare fine-tune er afs",
+        "    three methods, a table",
+    ]
+    assert [line.rstrip() for line in printed(40, "46.0").splitlines()] == ["  ocil compare fine-tune er afs  46.0"]
 
 
 def test_columns_are_chosen_by_their_titles() -> None:

@@ -1,4 +1,17 @@
-from ocil.cli import main
+"""The command ``ocil``, and ``python -m ocil``."""
+
+import sys
+
+
+def main() -> None:
+    """Run the command line. Its modules are imported here, so that Ctrl-C during the import ends the command quietly,
+    and so that worker processes, which import this module again, do without them."""
+    try:
+        from ocil.cli import main as run_command
+    except KeyboardInterrupt:
+        sys.exit(130)
+    run_command()
+
 
 if __name__ == "__main__":
     main()

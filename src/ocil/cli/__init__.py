@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
 
 import ocil
 from ocil import plugins
@@ -110,10 +110,13 @@ def command(
 def main(arguments: list[str] | None = None) -> None:
     """Run a command and exit: 0 done, 1 a run failed, 2 an error to correct, 130 stopped by Ctrl-C or SIGTERM."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    console.accept_all_text()
     try:
         if arguments[:1] != ["__complete"]:  # a shell asks for completions, also of an empty word
             _refuse_empty(arguments)
         code = app.meta(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    except UnusedCliTokensError as error:
+        _fail(_too_many(error.unused_tokens or [], tuple(error.command_chain or ())))
     except CycloptsError as error:
         _fail(f"{error} See: {' '.join(['ocil', *(error.command_chain or ()), '--help'])}")
     except OcilError as error:
@@ -129,6 +132,20 @@ def main(arguments: list[str] | None = None) -> None:
         # A place that cannot be read or written: a name too long, a loop of links, no permission.
         _fail(f"{error.filename}: {error.strerror or error}. Choose another place.")
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _too_many(words: list[str], chain: tuple[str, ...]) -> str:
+    """The message for words that a command has no place for, with what they were probably meant to be."""
+    command, first = " ".join(("ocil", *chain)), words[0]
+    message = f"'{first}' is one word too many for {command}."
+    called = app
+    for name in chain:
+        called = called[name]
+    if "=" in first and any("--set" in argument.names for argument in called.assemble_argument_collection()):
+        return f"{message} A setting comes after --set: --set {' '.join(words)}"
+    if chain[-1:] == ("run",):
+        return f"{message} It takes one name; for several there is {command.removesuffix('run')}compare."
+    return f"{message} See: {command} --help"
 
 
 def _refuse_empty(arguments: list[str]) -> None:

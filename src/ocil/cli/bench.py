@@ -113,4 +113,4 @@ def _print(timings: "Sequence[Timing]") -> None:
             rows[-1] += (timing.network, f"{timing.parameters:,}", f"{timing.multiply_adds / 1e6:,.1f}")
     more = ("network", "trained weights", "M multiply-adds / image") if others else ()
     times = ("ms / step", "spread", "ms / review step", "images / s", "floor ms", "of floor")
-    console.print_table(("method", "seeds", "precision", *times, *more), rows)
+    console.print_table(("method", "seeds", "precision", *times, *more), rows, lines="head")

@@ -3,6 +3,8 @@
 Labels, names of files and what is in files come from others, so control characters in them are escaped.
 """
 
+import codecs
+import io
 import json
 import sys
 from collections.abc import Iterable, Sequence
@@ -17,6 +19,28 @@ if TYPE_CHECKING:
 
 WIDTH = 120
 """Columns, if the output is not a terminal."""
+SPELLED = {"±": "+-", "→": "->", "·": ".", "×": "x", "–": "-", "−": "-", "…": "..."}
+"""How characters are written where the output cannot have them; others become a question mark."""
+
+
+def accept_all_text() -> None:
+    """Let standard output take every character, also where its encoding is not UTF-8.
+
+    That is so with an old locale, and on Windows if the output is a file. Python would end with a traceback in the
+    middle of a table.
+    """
+    out = sys.stdout
+    if isinstance(out, io.TextIOWrapper) and out.errors in ("strict", "surrogateescape"):
+        codecs.register_error("ocil.spelled", _spelled)
+        out.reconfigure(errors="ocil.spelled")
+
+
+def _spelled(error: UnicodeError) -> tuple[str, int]:
+    """The handler of encoding errors: what to write in place of the characters, and where to go on."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    letters = error.object[error.start : error.end]
+    return "".join(SPELLED.get(letter, "?") for letter in letters), error.end
 
 
 def info(message: str) -> None:
@@ -49,44 +73,20 @@ def print_table(
     lines: "Lines" = "all",
     wrap: Literal["all", "last"] = "all",
 ) -> None:
-    """A table on standard output, see ``ocil.report.table.terminal``. On a terminal that is too narrow for columns that
-    are not wrapped, every row is a list of its values, so that nothing is cut off."""
-    from ocil.report.table import Column, Row, Table, terminal
+    """A table on standard output, see ``ocil.report.terminal_table.terminal``."""
+    from ocil.report.table import Column, Row, Table
+    from ocil.report.terminal_table import terminal
 
-    listed = list(rows)
-    table = Table(title, tuple(map(Column, columns)), tuple(Row.of(*row) for row in listed))
-    console = stdout()
-    if wrap == "all" or _width_needed([columns, *listed]) <= console.width:
-        console.print(terminal(table, lines=lines, wrap=wrap))
-        return
-    if title:
-        print_line(title)
-    for name, *values in listed:
-        print_line(name)
-        print_pairs(zip(columns[1:], values, strict=True))
-
-
-def _width_needed(rows: Sequence[Sequence[str]]) -> int:
-    """The width of a table whose last column alone is wrapped, between words, with two spaces after each column."""
-    from rich.cells import cell_len
-
-    *fixed, last = zip(*rows, strict=True)
-    words = [word for text in last for word in text.split()]
-    return sum(max(map(cell_len, texts), default=0) + 2 for texts in (*fixed, words))
+    table = Table(title, tuple(map(Column, columns)), tuple(Row.of(*row) for row in rows))
+    stdout().print(terminal(table, lines=lines, wrap=wrap))
 
 
 def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
     """Names and their explanations in two columns, indented; long explanations are wrapped."""
-    from rich.table import Table
+    from ocil.report import terminal_table
 
-    from ocil.report.table import literal
-
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, text in pairs:
-        table.add_row(literal(f"  {name}"), literal(text))
-    stdout().print(table)
+    console = stdout()
+    console.print(*terminal_table.pairs(pairs, console.width), sep="")
 
 
 def stdout(width: int = WIDTH) -> "Console":

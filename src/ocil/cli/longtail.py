@@ -284,7 +284,7 @@ def _cell_json(cell: "LongTailCell") -> dict[str, Any]:
 
 def _print(cells: "Sequence[LongTailCell]") -> None:
     from ocil.report import longtail, papers
-    from ocil.report.table import terminal
+    from ocil.report.terminal_table import terminal
 
     screen = console.stdout(140)
     narrow = screen.width < NARROW

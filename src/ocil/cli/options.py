@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ocil.online.folder import ModelRequest
 
 LONGEST_SECONDS = 86_400.0
+OPTIONS_ALONE = {"config", "data_dir", "dataset", "device", "out", "seed", "seeds", "threads", "workers"}
+"""Options of a run that are no settings, so that --set does not take them."""
 MAX_BATCH = 10_000
 
 
@@ -157,6 +159,9 @@ class RunOptions:
         """Every setting that was given. ``review``: that of the method's label, which wins."""
         own = {"memory": self.memory, "review": self.review if review is None else review}
         given = read_settings(self.set, **own)
+        for name in OPTIONS_ALONE & given.keys():
+            option = f"--{name.replace('_', '-')}"
+            raise OcilError(f"--set {name}={given[name]}: {name} is an option of its own, {option} {given[name]}.")
         return given | {name: value for name, value in own.items() if value is not None}
 
 

@@ -25,6 +25,8 @@ from ocil.runs.protocol import Interrupted, Progress, Run, RunKey
 from ocil.runs.results import Result
 from ocil.runs.stream_run import StreamRun
 
+NARROW = 80
+"""On a terminal with fewer columns than this, a run has no bar: its share and the time left would be cut off."""
 LINE_SECONDS = 10.0
 """Without a terminal, runs that go on are named at this interval."""
 REFERENCES = (
@@ -77,14 +79,12 @@ class RunBars(Display):
         self.names = {run.key: run.name + (" (reference)" if run.key in references else "") for run in runs}
         self.references = bool(references)
         self.said = time.monotonic()
-        self.live = self.bars = Bars(
-            TextColumn("{task.description:<28}"),
-            BarColumn(bar_width=12),
-            TextColumn("{task.percentage:>3.0f} %"),
-            TextColumn("{task.fields[state]:<24}"),
-            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-            console=self.console,
-        )
+        share = TextColumn("{task.percentage:>3.0f} %")
+        left = TimeRemainingColumn(compact=True, elapsed_when_finished=True)
+        bar, state = BarColumn(bar_width=12), TextColumn("{task.fields[state]:<24}")
+        wide = (TextColumn("{task.description:<28}"), bar, share, state, left)
+        narrow = (TextColumn("{task.description}"), share, left)
+        self.live = self.bars = Bars(*(narrow if self.console.width < NARROW else wide), console=self.console)
         self.tasks: dict[RunKey, TaskID] = {}
         self.begun: set[RunKey] = set()
         self.all = self.bars.add_task("all runs", total=len(self.names), state="")

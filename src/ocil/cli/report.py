@@ -67,6 +67,7 @@ def report(
     from ocil.report import papers
     from ocil.report.collect import collect
     from ocil.report.comparison import concerned
+    from ocil.report.formatting import count
     from ocil.report.ranking import read_seeds
     from ocil.report.write import write
 
@@ -95,10 +96,10 @@ def report(
         console.print_json(content)
         return
     runs_found = sum(len(cell.runs) for cell in collection.cells)
-    console.info(f"{len(collection.cells)} cells, {runs_found} runs")
+    console.info(f"{count(len(collection.cells), 'cell')}, {count(runs_found, 'run')}")
     if collection.longtail:
         tailed = sum(len(cell.results) for cell in collection.longtail)
-        console.info(f"{len(collection.longtail)} long-tailed cells, {tailed} runs")
+        console.info(f"{count(len(collection.longtail), 'long-tailed cell')}, {count(tailed, 'run')}")
     console.print_line(f"Page:    {written.page}")
     console.print_line(f"Tables:  {out / 'tables'} ({len(written.tables)} files)")
     console.print_line(f"Figures: {out / 'figures'} ({len(written.figures)} files)")
@@ -173,7 +174,8 @@ def _show_several(
     from ocil.report import quantities, standing_tables
     from ocil.report.entries import entries
     from ocil.report.standings import Standings
-    from ocil.report.table import literal, markdown_table, terminal
+    from ocil.report.table import literal, markdown_table
+    from ocil.report.terminal_table import terminal
 
     everything = entries(found.cells)
     chosen = everything.named(against).name if against else ""

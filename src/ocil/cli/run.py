@@ -94,7 +94,8 @@ def compare(
     table = options.out / "table.md"
     for written in (path, table):  # before runs that may take days
         must_be_free(written)
-    cells = [_cell(name, options, data.load_once, shared=True) for name in dict.fromkeys(methods)]
+    named = (_cell(name, options, data.load_once, shared=True) for name in methods)
+    cells = list({cell.configs: cell for cell in named}.values())  # afs and afs-rv are the same
     make_folder(path.parent)
     found, failed = _execute(cells, options, execution or Execution())
     if not found:
@@ -110,7 +111,7 @@ def compare(
     write_bytes(table, f"{markdown_table(summary_table(summaries), level=0)}\n".encode())
     if as_json:
         cells_json = [cell.to_json() for cell in found]
-        console.print_json({"cells": cells_json, "figure": str(path), "failed": failed})
+        console.print_json({"cells": cells_json, "figure": str(path), "table": str(table), "failed": failed})
     else:
         _print_table(found)
         console.info(f"Picture: {path}")
@@ -129,6 +130,9 @@ def _nothing(failed: list[str], as_json: bool) -> int:
 def _cell(method: str | None, options: RunOptions, load: "Callable[..., Dataset]", shared: bool = False) -> "Cell":
     """The runs of one method, checked before anything runs. ``shared``: the options are those of several methods."""
     label = Label.parse(method or "")
+    if not shared and None not in (label.review, options.review) and label.review != options.review:
+        option = "--review" if options.review else "--no-review"
+        raise OcilError(f"{method} and {option} contradict each other: leave out {option}, or name {label.method}.")
     settings = options.settings(label.review)
     from ocil.experiments import configure
 
@@ -166,7 +170,7 @@ def _execute(
 
 def _print_table(cells: "Sequence[CellSummary]") -> None:
     from ocil.report.result_tables import legend, summary_table
-    from ocil.report.table import terminal
+    from ocil.report.terminal_table import terminal
 
     summaries = [cell.summary for cell in cells]
     console.stdout().print(terminal(summary_table(summaries)))

@@ -72,21 +72,31 @@ class WorkerPool:
         self.context = multiprocessing.get_context("spawn")
         self.stop = self.context.Event()
         self.busy: dict[Any, tuple[Any, Run]] = {}  # connection -> (process, its run)
+        self.heard: set[Any] = set()  # connections of workers that have sent something
 
     def execute(self) -> Outcomes:
         try:
             for _ in range(self.workers):
                 self.start()
             while self.busy:
-                if self.observer.should_stop():
+                if self.observer.should_stop() and not self.stop.is_set():
                     self.stop.set()
                     self.waiting.clear()
+                    self.end_unheard()
                 for connection in wait(list(self.busy), timeout=0.2):
                     self.receive(connection)
         finally:
             for process, _ in self.busy.values():
                 process.kill()
         return self.outcomes
+
+    def end_unheard(self) -> None:
+        """End the workers that still load PyTorch, which takes seconds: they have nothing to save."""
+        for connection in self.busy.keys() - self.heard:
+            process, run = self.busy.pop(connection)
+            process.kill()
+            process.join()
+            self.settle(run, Interrupted("not started"))
 
     def start(self) -> None:
         if not self.waiting:
@@ -122,6 +132,7 @@ class WorkerPool:
             self.settle(run, self.died(run, process.exitcode))
             self.start()
             return
+        self.heard.add(connection)
         if isinstance(event, Progress):
             self.observer.on_event(run, event)
         else:

@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from ocil.longtail.results import cells as longtail_cells
 from ocil.methods import METHODS
 from ocil.report.cells import Collection, FinishedRun, MeasuredCell, title_of
 from ocil.report.formatting import count
+from ocil.runs.config import RunConfig
 from ocil.runs.results import UNREADABLE, Result, read_json, reason_of, summarise
 from ocil.text import escaped
 
@@ -36,10 +38,14 @@ class FoundResults:
     where: str
     found: Sequence[Found]
     warnings: Sequence[str]
+    unfinished: Mapping[Path, int] = field(default_factory=dict)
+    """The folders of runs that have begun and are not finished, with their seeds."""
 
     def collection(self, seeds: Container[int] | None = None) -> Collection:
         """The cells of all runs, or of those with one of these seeds. See ``collect``."""
         found, warnings = list(self.found), list(self.warnings)
+        if begun := [path for path, seed in self.unfinished.items() if seeds is None or seed in seeds]:
+            warnings.append(_left_out(begun))
         if seeds is not None:
             found = [(path, result) for path, result in found if result.config.seed in seeds]
             if not found:
@@ -57,11 +63,13 @@ def find(paths: Sequence[Path]) -> FoundResults:
     """Read every result under ``paths``. See ``collect``."""
     warnings: list[str] = []
     found, where = _read_all(_files(paths), warnings), ", ".join(map(str, paths))
+    unfinished = _unfinished(paths)
     if not found:
         if warnings:
             raise OcilError(f"no result under {where} can be read: {warnings[0]}")
-        raise OcilError(f"no finished run (result.json) under {where}. Run something first: ocil run afs")
-    return FoundResults(where, found, warnings)
+        what = _left_out([*unfinished]) if unfinished else "Run something first: ocil run afs"
+        raise OcilError(f"no finished run (result.json) under {where}. {what}")
+    return FoundResults(where, found, warnings, unfinished)
 
 
 def read(path: Path) -> Result:
@@ -113,6 +121,22 @@ def _files(paths: Sequence[Path]) -> list[Path]:
         for file in inside:
             found.setdefault(file.parent.resolve() / file.name, file)
     return list(found.values())
+
+
+def _unfinished(paths: Sequence[Path]) -> dict[Path, int]:
+    """The folders under ``paths`` with a configuration of a run and no result, and their seeds."""
+    found: dict[Path, int] = {}
+    for file in (file for path in paths for file in sorted(path.rglob("config.json"))):
+        if not (file.parent / "result.json").exists():
+            with suppress(*UNREADABLE, OcilError):  # another program's file, or of a method that is not known here
+                found.setdefault(file.parent, RunConfig.from_json(read_json(file)).seed)
+    return found
+
+
+def _left_out(unfinished: Sequence[Path]) -> str:
+    what = "1 run is" if len(unfinished) == 1 else f"{len(unfinished)} runs are"
+    others = " and others" if len(unfinished) > 1 else ""
+    return f"{what} not finished: {unfinished[0]}{others}. The command that was stopped goes on when it is given again."
 
 
 def _read_all(files: Iterable[Path], warnings: list[str]) -> list[Found]:

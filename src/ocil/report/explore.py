@@ -6,6 +6,7 @@ from typing import Any
 from ocil.evaluation.estimates import t_quantile
 from ocil.report.cells import Collection, title_of
 from ocil.report.standings import Standings
+from ocil.report.table import MINUS
 
 
 def choices(collection: Collection, standings: Standings) -> dict[str, Any]:
@@ -21,24 +22,27 @@ def numbers(standings: Standings) -> str:
     """The value of every seed by row and column, as JSON, for paired differences between any two rows.
 
     ``t`` holds the quantiles of Student's t for one degree of freedom and more: the script has no such function.
-    ``values`` of a row: the number of a column, then the seed.
+    ``values`` of a row: the number of a column, then the seed. They are not rounded, and are to be multiplied by
+    ``factor``, so that the script rounds the same means as the tables. ``texts``: the mean as the tables write it.
     """
     columns = list(standings.entries.columns)
-    factor = 100 if standings.quantity.form == "percent" else 1
-    rows = [
-        {
-            "name": row.name,
-            "values": {
-                columns.index(place): {seed: round(factor * value, 6) for seed, value in found.items()}
-                for place, found in standings.by_seed[row.name].items()
-            },
-        }
-        for row in standings.rows
-    ]
+    rows = []
+    for row in standings.rows:
+        found = standings.by_seed[row.name].items()
+        means = standings.numbers[row.name].items()
+        texts = {columns.index(place): standings.quantity.text(number.value) for place, number in means}
+        rows.append(
+            {
+                "name": row.name,
+                "values": {columns.index(place): by_seed for place, by_seed in found},
+                "texts": {place: text.replace("-", MINUS) for place, text in texts.items()},
+            }
+        )
     most = max((len(found) for each in standings.by_seed.values() for found in each.values()), default=1)
     return json.dumps(
         {
             "title": standings.quantity.title,
+            "factor": 100 if standings.quantity.form == "percent" else 1,
             "higher": standings.quantity.higher_is_better,
             "t": [round(t_quantile(degrees), 6) for degrees in range(1, most)],
             "columns": [

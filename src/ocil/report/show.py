@@ -13,7 +13,8 @@ from ocil.report.comparison import difference, overlap, published_accuracy
 from ocil.report.formatting import duration, measured, percent, points, published_percent, versions
 from ocil.report.papers import Paper
 from ocil.report.records import shared_points
-from ocil.report.table import Row, Table, columns, terminal, verdict
+from ocil.report.table import Row, Table, columns, verdict
+from ocil.report.terminal_table import terminal
 from ocil.runs.results import measures_json
 from ocil.text import escaped
 

@@ -1,4 +1,4 @@
-"""One model of a table, and one writer each for Markdown, CSV, LaTeX and a terminal; that for HTML has its own file.
+"""One model of a table, and one writer each for Markdown, CSV and LaTeX; those for HTML and a terminal have own files.
 
 A table holds plain text. Names in it may come from anywhere, so each writer escapes them in its own way.
 """
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from ocil.text import escaped
 
 if TYPE_CHECKING:
-    from rich.table import Table as TerminalTable
     from rich.text import Text
 
 T = TypeVar("T")
@@ -111,7 +110,7 @@ class Table:
         """A row per column, for a narrow terminal."""
         first, *others = self.columns
         names = (Column(row.values[0].text) for row in self.rows)
-        rows = [_all_values(row, self) for row in self.rows]
+        rows = [all_values(row, self) for row in self.rows]
         turned = (Row.of(column.title, *(row[n] for row in rows)) for n, column in enumerate(others, 1))
         return replace(self, columns=(first, *names), rows=tuple(turned))
 
@@ -140,7 +139,7 @@ def verdict(overlap: bool | None) -> str:
     return {True: "overlap", False: "apart", None: ""}[overlap]
 
 
-def _all_values(row: Row, table: Table) -> tuple[Value, ...]:
+def all_values(row: Row, table: Table) -> tuple[Value, ...]:
     """One per column: a single value is repeated."""
     name, *values = row.values
     return (name, *(values * (len(table.columns) - 1) if len(values) == 1 else values))
@@ -175,7 +174,7 @@ def markdown_table(table: Table, level: int = 2) -> str:
     heads = [markdown_text(column.title) for column in table.columns]
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for row in table.rows:
-        values = zip(_all_values(row, table), table.columns, strict=True)
+        values = zip(all_values(row, table), table.columns, strict=True)
         lines.append("| " + " | ".join(_markdown_value(value, column) for value, column in values) + " |")
     title = f"{'#' * level} {markdown_text(table.title)}".strip() if table.title else ""
     remarks = "\n".join(f"- {markdown_text(remark)}" for remark in table.remarks)
@@ -257,7 +256,7 @@ def latex_table(table: Table, document: Document) -> str:
     for row, before in zip(table.rows, (None, *table.rows), strict=False):
         if before and before.bound and not row.bound:
             lines.append(r"\midrule")
-        values = zip(_all_values(row, table), compared, strict=True)
+        values = zip(all_values(row, table), compared, strict=True)
         lines.append(" & ".join(word for value, each in values for word in _latex_value(value, each)) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}", r"\end{adjustbox}", rf"\end{{{kind}}}", ""]
     return "\n".join(lines)
@@ -311,37 +310,6 @@ def latex_text(text: str) -> str:
 
 
 # Terminal
-
-
-def terminal(
-    table: Table, narrow: bool = False, lines: Lines = "all", wrap: Literal["all", "last"] = "all"
-) -> "TerminalTable":
-    """The table for ``rich``'s console. Text that is too long for its column is wrapped.
-
-    ``narrow`` saves space: less of it between columns, and no remark that a number is of one seed; only the first
-    column is not wrapped. ``lines``: around every value, below the head only, or none. ``wrap``: which columns may be
-    narrower than their text.
-    """
-    from rich import box
-    from rich.table import Table as TerminalTable
-
-    left, right = {"all": (1, 1), "head": (0, 1), "none": (0, 2)}[lines]
-    shown = TerminalTable(
-        title=literal(table.title) if table.title else None,
-        title_justify="left" if lines == "none" else "center",
-        box={"all": box.HEAVY_HEAD, "head": box.SIMPLE, "none": None}[lines],
-        padding=(0, 1, 0, 0) if narrow else (0, right, 0, left),
-        pad_edge=not narrow,
-    )
-    for number, column in enumerate(table.columns, 1):
-        keep = (narrow and number == 1) or (wrap == "last" and number < len(table.columns))
-        shown.add_column(literal(column.title), overflow="fold", no_wrap=keep)
-    for row in table.rows:
-        values = _all_values(row, table)
-        texts = (value.text.removesuffix(" (one seed)" if narrow else "") for value in values)
-        more = (f" ({value.paired})" if value.paired else "" for value in values)
-        shown.add_row(*(literal(text + paired) for text, paired in zip(texts, more, strict=True)))
-    return shown
 
 
 def literal(text: str) -> "Text":

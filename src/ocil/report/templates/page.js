@@ -86,7 +86,7 @@
     }
     const all = document.querySelectorAll("#cells table.sortable tbody tr");
     const left = filterTable(document.querySelector("#cells table.sortable"));
-    explore.querySelector(".shown").textContent = left === all.length ? `All ${left} cells are shown.` : `${left} of ${all.length} cells are shown.`;
+    explore.querySelector(".shown").textContent = left === all.length ? (left === 1 ? "The only cell is shown." : `All ${left} cells are shown.`) : `${left} of ${all.length} cells are shown.`;
   };
 
   // Figures: those of one dataset and memory size, or all; of these, what the filter leaves.
@@ -128,7 +128,12 @@
     const square = values.reduce((sum, value) => sum + (value - mean) ** 2, 0);
     return { mean, n, interval: n > 1 ? numbers.t[n - 2] * Math.sqrt(square / (n - 1) / n) : null };
   };
-  const fixed = (value) => { const text = value.toFixed(1); return Number(text) === 0 ? "0.0" : text.replace("-", "\u2212"); };
+  const fixed = (share) => {
+    const value = numbers.factor * share;
+    const half = Math.abs(value) % 1 === 0.25; // as in the tables, a half goes to the even digit: 44.25 is 44.2
+    const text = (half ? value - 0.05 * Math.sign(value) : value).toFixed(1);
+    return Number(text) === 0 ? "0.0" : text.replace("-", "\u2212");
+  };
   const written = (found, sign = "") => sign + fixed(found.mean) + (found.interval === null ? " (one seed)" : ` ± ${fixed(found.interval)}`);
   const settled = (found) => found.interval !== null && Math.abs(found.mean) > found.interval;
   const add = (parent, name, text, more = {}) => {
@@ -160,8 +165,8 @@
       add(line, "th", column.title, { scope: "row" });
       const text = difference ? written(difference, difference.mean >= 0 ? "+" : "") : "no shared seed";
       add(line, "td", text, difference && settled(difference) ? { class: "settled" } : {});
-      add(line, "td", written(estimate(Object.values(mine))));
-      add(line, "td", written(estimate(Object.values(other))));
+      add(line, "td", first.texts[place]);
+      add(line, "td", second.texts[place]);
       add(line, "td", String(shared.length));
     });
     const better = (sign) => found.filter(({ mean }) => sign * mean * (numbers.higher ? 1 : -1) > 0);
