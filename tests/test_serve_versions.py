@@ -2,6 +2,7 @@
 
 import errno
 import io
+import json
 import shutil
 import tarfile
 import tempfile
@@ -384,6 +385,23 @@ def test_a_damaged_description_of_a_version_says_how_to_go_on(tmp_path: Path) ->
     shutil.rmtree(place)
     with running(tmp_path) as service:
         assert service.versions == ()
+
+
+def test_a_changed_description_of_a_version_is_not_used(tmp_path: Path) -> None:
+    """Whatever number of it has changed: restoring the version would learn other samples again."""
+    with running(tmp_path) as service:
+        send(service, 4)
+        make(service, service.save_version("monday"))
+        path = service.saved_versions.path(service.versions[0].number) / DESCRIPTION
+    written = json.loads(path.read_text())
+    assert written["position"] == 4
+    path.write_text(json.dumps({**written, "position": 5}))
+    with pytest.raises(OcilError, match="which describes a version, is damaged"), running(tmp_path):
+        pass
+    former = {name: value for name, value in written.items() if name not in ("schema", "checksum")}
+    path.write_text(json.dumps(former))
+    with running(tmp_path) as service:
+        assert service.versions[0].position == 4
 
 
 def test_a_lost_model_is_learned_again_beside_its_versions(tmp_path: Path) -> None:

@@ -18,10 +18,12 @@ from ocil.errors import OcilError, WriteError
 from ocil.files import read_regular, sync_folder, write_bytes
 from ocil.online.header import entry, reading_note, whole
 from ocil.online.model import FILE, Model
+from ocil.runs.results import check_sealed, sealed
 from ocil.serve.limits import RefusedError
 from ocil.serve.records import Change
 
 FOLDER, DESCRIPTION = "versions", "version.json"
+SCHEMA = 2  # the first one was not written down, and had no checksum
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 RESERVED = ("pinned", "compare")  # they are paths beside the versions
 
@@ -116,7 +118,7 @@ class Versions:
                 correct,
                 size,
             )
-            write_bytes(place / DESCRIPTION, json.dumps(asdict(made)).encode())
+            write_bytes(place / DESCRIPTION, json.dumps(sealed({"schema": SCHEMA, **asdict(made)})).encode())
             for written in (place, self.folder, self.folder.parent):
                 sync_folder(written)
         except (OSError, WriteError) as error:
@@ -148,7 +150,9 @@ def _described(place: Path) -> Version:
     path = place / DESCRIPTION
     try:
         with reading_note(f"the version in {place}"):
-            return Version.from_json(json.loads(read_regular(path)))
+            content = {"schema": 1, **json.loads(read_regular(path))}
+            check_sealed(content, SCHEMA)
+            return Version.from_json(content)
     except OcilError as error:
         advice = f"Restore it from a copy, or delete {place} to go on without this version."
         raise OcilError(f"{path}, which describes a version, is damaged. {advice}") from error
