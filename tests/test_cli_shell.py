@@ -77,6 +77,8 @@ def test_every_command_is_in_a_group_and_its_help_has_an_example(ocil_command: C
         ),
         (["longtail", "run", "ce", "bs"], "for several there is ocil longtail compare."),
         (["run", "er", "lr=0.1", "width=4"], "A setting comes after --set: --set lr=0.1 width=4"),
+        (["compare", "er", "lr=0.1", "afs"], "'lr=0.1' is no method. A setting comes after --set: --set lr=0.1"),
+        (["bench", "er", "precision=bf16"], "A setting comes after --set: --set precision=bf16"),
         (["methods", "afs", "er=1"], "'er=1' is one word too many for ocil methods. See: ocil methods --help"),
         (["run", "er", "--set", "seed=3"], "seed is an option of its own, --seed 3."),
         (["compare", "er", "--set", "data_dir=x"], "data_dir is an option of its own, --data-dir x."),

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from ocil.cli import console
 from ocil.cli.names import DEVICE, METHOD
-from ocil.cli.options import WHOLE, Json, Seeds, Settings, check_seconds, read_settings
+from ocil.cli.options import WHOLE, Json, Seeds, Settings, check_seconds, read_settings, refuse_settings
 from ocil.limits import check_threads
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def bench(
     threads
         CPU threads of a step.
     """
+    refuse_settings(methods)
     check_threads(threads)
     check_seconds("seconds", seconds)
     from ocil.data import CATALOG, DEFAULT

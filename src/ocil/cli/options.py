@@ -214,6 +214,12 @@ class ModelOptions:
         return ModelRequest(given, read_settings(self.set), self.size, self.gray, vectors, self.trust)
 
 
+def refuse_settings(names: Sequence[str]) -> None:
+    """Raise if a setting is among the names of methods."""
+    if given := [name for name in names if "=" in name]:
+        raise OcilError(f"'{given[0]}' is no method. A setting comes after --set: --set {' '.join(given)}")
+
+
 def read_settings(words: Sequence[str], **options: object) -> dict[str, str]:
     """The settings of words such as ``lr=0.1``. ``options`` are settings that have an option of their own, None where
     it was not given: they must not be given in both ways.

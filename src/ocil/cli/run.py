@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from ocil.cli import console
 from ocil.cli.execute import execute
 from ocil.cli.names import METHOD
-from ocil.cli.options import Execution, Json, RunOptions
+from ocil.cli.options import Execution, Json, RunOptions, refuse_settings
 from ocil.errors import OcilError
 from ocil.methods.review_label import Label
 
@@ -84,6 +84,7 @@ def compare(
     options = options or RunOptions()
     if not methods:
         raise OcilError("name the methods to compare, for example: ocil compare fine-tune er afs")
+    refuse_settings(methods)
     path = figure or options.out / "accuracy.png"
     if path.suffix not in (".png", ".svg"):
         raise OcilError(f"--figure {path}: the name must end in .png or .svg.")
