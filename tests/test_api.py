@@ -228,6 +228,20 @@ def test_a_name_in_the_place_of_a_dataset() -> None:
         ocil.Stream(ocil.load_dataset(), {"tasks": 2})  # type: ignore[arg-type]
 
 
+def test_what_is_no_configuration(results: list[Result], tmp_path: Path) -> None:
+    config = results[0].config
+    anything: Any = ocil
+    with pytest.raises(ocil.OcilError, match=r"a run needs a configuration, not a str: ocil\.resolve"):
+        anything.run("er", tmp_path)
+    with pytest.raises(ocil.OcilError, match="a run needs a configuration, not a str"):
+        anything.run_many(["er", "afs"], tmp_path)
+    with pytest.raises(ocil.OcilError, match="run_many takes a list of configurations"):
+        anything.run_many(config, tmp_path)
+    with pytest.raises(ocil.OcilError, match="summarise takes a list of results"):
+        anything.summarise(results[0])
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_dataset_of_lists_is_one_line() -> None:
     with pytest.raises(ocil.OcilError, match="dataset 'x': train_x must be a numpy array, not a list"):
         ocil.Dataset("x", [[0.0]], [0], [[0.0]], [0], ("a",))  # type: ignore[arg-type]

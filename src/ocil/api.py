@@ -102,12 +102,15 @@ def run_many(
     from ocil import engines
     from ocil.engines.job import Job
     from ocil.engines.pool import end_if_starting
+    from ocil.runs.config import RunConfig
     from ocil.runs.environment import pick_device
     from ocil.runs.program_code import warn_if_changed
     from ocil.runs.results import Result
     from ocil.runs.stream_run import StreamRun
 
     end_if_starting()
+    if isinstance(configs, RunConfig):
+        raise OcilError("run_many takes a list of configurations. For one of them there is ocil.run.")
     runs = [StreamRun(_checked(config, data_dir)) for config in configs]
     place = device if engine == "ray" else str(pick_device(device))
     if engine == "ray" or place == "cpu":
@@ -158,7 +161,9 @@ def _checked(config: "RunConfig", data_dir: Path | None) -> "RunConfig":
     """The configuration as ``ocil run`` completes it: a dataset outside the catalog is identified by its images."""
     from ocil import data
     from ocil.runs.build import check
+    from ocil.runs.config import refuse_unresolved
 
+    refuse_unresolved(config)
     dataset = data.load_once(config.dataset, data_dir)
     check(config, dataset)
     return config if config.dataset in data.CATALOG else replace(config, fingerprint=dataset.fingerprint)
@@ -248,8 +253,11 @@ def summarise(results: "Sequence[Result]") -> Comparison:
         >>> 0 <= ocil.summarise(results).accuracy["fine-tune"].mean <= 1
         True
     """
+    from ocil.runs.results import Result
     from ocil.runs.results import summarise as summarise_cell
 
+    if isinstance(results, Result):
+        raise OcilError("summarise takes a list of results: give [result].")
     cells: dict[str, dict[int, Result]] = {}
     for result in results:
         cells.setdefault(result.config.cell, {}).setdefault(result.config.seed, result)

@@ -164,6 +164,12 @@ class RunConfig:
         return replace(self, method="fine-tune", stream=self.stream.unmeasured, learner=learner, code=code)
 
 
+def refuse_unresolved(config: object) -> None:
+    """Raise if this is no configuration: a name, for example, or a list of them."""
+    if not isinstance(config, RunConfig):
+        raise OcilError(f"a run needs a configuration, not a {type(config).__name__}: ocil.resolve(...) makes one.")
+
+
 class DatasetFacts(TypedDict, total=False):
     """What ``resolve`` should know about a dataset outside the catalog."""
 

@@ -27,7 +27,7 @@ from ocil.networks import pretrained
 from ocil.precision import Precision
 from ocil.runs.build import build, check, refuse_missing_operators
 from ocil.runs.captured import CapturedStepper, can_be_captured
-from ocil.runs.config import RunConfig, code_of, origins
+from ocil.runs.config import RunConfig, code_of, origins, refuse_unresolved
 from ocil.runs.cost import cost_of
 from ocil.runs.defaults import reviews_every
 from ocil.runs.environment import digest, environment, peak_memory, pick_device
@@ -155,6 +155,7 @@ def run(
         >>> 0 <= ocil.metrics.average_accuracy(result.matrix) <= 1
         True
     """
+    refuse_unresolved(config)
     check_threads(threads)
     if stream is not None:
         if dataset is not None:
