@@ -26,6 +26,8 @@ class Work:
         yield
         if self.trouble == "step":
             raise ValueError("step")
+        if self.trouble == "exit":
+            raise SystemExit("exit")
         yield
 
     def finish(self) -> str:
@@ -47,8 +49,8 @@ class FakeRun:
             raise ValueError("open")
         return Work(self.trouble)
 
-    def failed(self, error: Exception) -> Exception:
-        return error
+    def failed(self, error: Exception | SystemExit) -> Exception:
+        return ValueError(f"it calls {error}") if isinstance(error, SystemExit) else error
 
 
 def turns(
@@ -68,9 +70,9 @@ def turns(
 @pytest.mark.parametrize("side_by_side", [1, 2, 5])
 def test_what_fails_leaves_the_others_alone(side_by_side: int) -> None:
     held: set[int] = set()
-    outcomes = turns(["", "open", "step", "finish", ""], side_by_side, held)
+    outcomes = turns(["", "open", "step", "exit", "finish", ""], side_by_side, held)
     assert not held
-    assert outcomes == {0: "done", 1: "open", 2: "step", 3: "finish", 4: "done"}
+    assert outcomes == {0: "done", 1: "open", 2: "step", 3: "it calls exit", 4: "finish", 5: "done"}
 
 
 def test_locks_go_whatever_ends_it() -> None:

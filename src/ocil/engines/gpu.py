@@ -26,9 +26,9 @@ def run_all(runs: Sequence[Run], job: Job, observer: Observer) -> Outcomes:
         for run in group.copy():
             try:
                 size = min(size, run.how_many_fit(workspace, free) or size)
-            except OcilError as error:
-                outcomes[run.key] = error
-                observer.on_event(run, error)
+            except (OcilError, SystemExit) as error:
+                outcomes[run.key] = failed = run.failed(error)
+                observer.on_event(run, failed)
                 group.remove(run)
         if group:
             outcomes |= run_together(group, workspace, size, observer)

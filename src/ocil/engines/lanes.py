@@ -90,7 +90,7 @@ class _Turns:
     def begin(self, run: Run) -> None:
         try:
             self.live[run.key] = self.open(run)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self.settle(run, _without_locals(run.failed(error)))
 
     def open(self, run: Run) -> Lane:
@@ -113,7 +113,7 @@ class _Turns:
             if self.live[key].step():
                 return
             outcome: Outcome = self.live[key].outcome()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             outcome = _without_locals(run.failed(error))
         lane = self.live.pop(key)
         self.streams.append(lane.stream)

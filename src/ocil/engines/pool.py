@@ -20,7 +20,7 @@ from ocil import plugins
 from ocil.engines.job import Job, Observer, Outcome, Outcomes, not_started
 from ocil.errors import OcilError, UnknownNameError
 from ocil.plugins import PluginFile
-from ocil.runs.protocol import Interrupted, Progress, Run, perform, place_of
+from ocil.runs.protocol import Interrupted, Progress, Run, perform
 from ocil.threads import cores
 
 STARTS_RUNS_ITSELF = 79
@@ -46,9 +46,7 @@ def attempt(run: Run, job: Job, on_progress: Callable[[Progress], None], should_
     """Carry out one run. If it fails, the error is its outcome, and the others go on."""
     try:
         return perform(run, job.workspace(), on_progress, should_stop)
-    except SystemExit as error:
-        return OcilError(f"{run.name}: its code ends the program ({place_of(error)}): raise an error instead.")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return run.failed(error)
 
 

@@ -220,8 +220,10 @@ class Run(Protocol):
     def does_not_fit(self) -> OcilError:
         return OcilError(f"{self.cell} does not fit on the device: {self.advice}.")
 
-    def failed(self, error: Exception) -> Exception:
+    def failed(self, error: Exception | SystemExit) -> Exception:
         """The error as one line for a person. An ``OcilError`` is returned unchanged."""
+        if isinstance(error, SystemExit):
+            return OcilError(f"{self.name}: its code ends the program ({place_of(error)}): raise an error instead.")
         if isinstance(error, OcilError | Interrupted):
             return error
         if out_of_memory(error):
