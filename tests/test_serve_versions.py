@@ -3,7 +3,6 @@
 import errno
 import io
 import json
-import shutil
 import tarfile
 import tempfile
 from pathlib import Path
@@ -379,12 +378,12 @@ def test_a_damaged_description_of_a_version_says_how_to_go_on(tmp_path: Path) ->
         send(service, 4)
         make(service, service.save_version("monday"))
         place = service.saved_versions.path(service.versions[0].number)
+        make(service, service.pin_version("monday"))
     (place / DESCRIPTION).write_bytes(b"{")
-    with pytest.raises(OcilError, match=r"delete .* to go on without this version"), running(tmp_path):
+    with pytest.raises(OcilError, match="start with --set-aside-damage to go on without"), running(tmp_path):
         pass
-    shutil.rmtree(place)
-    with running(tmp_path) as service:
-        assert service.versions == ()
+    with running(tmp_path, set_aside_damage=True) as service:
+        assert (service.versions, service.pinned) == ((), None)
 
 
 def test_a_changed_description_of_a_version_is_not_used(tmp_path: Path) -> None:
@@ -397,6 +396,9 @@ def test_a_changed_description_of_a_version_is_not_used(tmp_path: Path) -> None:
     assert written["position"] == 4
     path.write_text(json.dumps({**written, "position": 5}))
     with pytest.raises(OcilError, match="which describes a version, is damaged"), running(tmp_path):
+        pass
+    path.write_text(json.dumps({**written, "schema": 3}))
+    with pytest.raises(OcilError, match=r"is of a later version of ocil: .*\. Update ocil\."), running(tmp_path):
         pass
     former = {name: value for name, value in written.items() if name not in ("schema", "checksum")}
     path.write_text(json.dumps(former))

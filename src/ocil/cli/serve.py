@@ -164,8 +164,8 @@ class KeepingOptions:
     keep_log: Annotated[bool, FLAG] = False
     """Never delete the log: every sample that was learned, in order, as an audit trail."""
     set_aside_damage: Annotated[bool, FLAG] = False
-    """Go on without what cannot be read of a damaged log, which is kept under another name, and without a pinned
-    version that cannot be read."""
+    """Go on without what cannot be read of a damaged log, which is kept under another name, and without a version
+    that cannot be read."""
 
 
 @Parameter(name="*")

@@ -81,7 +81,7 @@ class Service:
         self._numerics.enter_context(numerics(model.config.precision))  # once: threads must not switch it to and fro
         keys = Keys(self.limits.keys, restored(note.keys, note.position, log.recovered.keys))
         change_keys = Keys(self.limits.keys, restored(note.change_keys, note.changes, log.recovered.change_keys))
-        self.saved_versions = Versions(folder)
+        self.saved_versions = Versions(folder, set_aside_damage)
         parts = (self.catalogue, keys, change_keys, self.metrics)
         self.checkpoints = Checkpoints(model, folder, note, log, *parts, save_seconds, keep_log, self.saved_versions)
         self.trainer = Trainer(model, log, note, self.checkpoints, self.saved_versions, self.metrics)

@@ -6,6 +6,7 @@ a number is never given twice.
 """
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -14,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ocil.errors import OcilError, WriteError
+from ocil.errors import LaterVersionError, OcilError, WriteError
 from ocil.files import read_regular, sync_folder, write_bytes
 from ocil.online.header import entry, reading_note, whole
 from ocil.online.model import FILE, Model
@@ -26,6 +27,8 @@ FOLDER, DESCRIPTION = "versions", "version.json"
 SCHEMA = 2  # the first one was not written down, and had no checksum
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 RESERVED = ("pinned", "compare")  # they are paths beside the versions
+
+logger = logging.getLogger("ocil.serve")
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,8 @@ def checked_name(name: str) -> str:
 class Versions:
     """The versions of one model. The learning thread writes; others read."""
 
-    def __init__(self, folder: Path) -> None:
-        """``folder``: of the model."""
+    def __init__(self, folder: Path, set_aside_damage: bool = False) -> None:
+        """``folder``: of the model. ``set_aside_damage``: go on without a version whose description is damaged."""
         self.folder = folder / FOLDER
         self.all: tuple[Version, ...] = ()
         """From the oldest to the newest. Each change makes a new tuple."""
@@ -80,7 +83,9 @@ class Versions:
             if not stat.S_ISDIR(self.folder.lstat().st_mode):
                 raise OcilError(f"{self.folder} is a symbolic link or a file: versions need a folder of their own.")
             places = [place for place in self.folder.iterdir() if re.fullmatch(r"\d{20}", place.name)]
-            self.all = tuple(_described(place) for place in sorted(places) if (place / DESCRIPTION).exists())
+            there = (place for place in sorted(places) if (place / DESCRIPTION).exists())
+            described = (_described(place, set_aside_damage) for place in there)
+            self.all = tuple(version for version in described if version)
 
     def path(self, number: int) -> Path:
         return self.folder / f"{number:020d}"
@@ -146,7 +151,8 @@ class Versions:
             self.all = tuple(one for one in self.all if one.number != number)
 
 
-def _described(place: Path) -> Version:
+def _described(place: Path, set_aside_damage: bool) -> Version | None:
+    """The version in a folder; None if its description is damaged and damage is set aside."""
     path = place / DESCRIPTION
     try:
         with reading_note(f"the version in {place}"):
@@ -154,5 +160,12 @@ def _described(place: Path) -> Version:
             check_sealed(content, SCHEMA)
             return Version.from_json(content)
     except OcilError as error:
-        advice = f"Restore it from a copy, or delete {place} to go on without this version."
-        raise OcilError(f"{path}, which describes a version, is damaged. {advice}") from error
+        reason = str(error.__cause__).rstrip(".")
+        if isinstance(error.__cause__, LaterVersionError):
+            raise OcilError(f"{path} is of a later version of ocil: {reason}. Update ocil.") from error
+        message = f"{path}, which describes a version, is damaged: {reason}."
+        if not set_aside_damage:
+            advice = "Restore it from a copy, or start with --set-aside-damage to go on without this version."
+            raise OcilError(f"{message} {advice}") from error
+        logger.warning("%s The service goes on without this version.", message)
+        return None
