@@ -516,6 +516,19 @@ def test_what_is_no_class_of_a_method(target: Any, words: str) -> None:
     assert str(error.value) == words
 
 
+@dataclass(frozen=True)
+class HasWorkers(ERConfig):
+    workers: int = 1
+
+
+def test_a_method_may_have_a_setting_with_the_name_of_an_option() -> None:
+    register(MethodInfo("mine", type("Mine", (ER,), {"Config": HasWorkers}), "mine", "-"))
+    options = RunOptions(set=("workers=3",))
+    assert options.settings("mine", None) == {"workers": "3"}
+    with pytest.raises(OcilError, match="workers is an option of its own, --workers 3"):
+        options.settings("er", None)
+
+
 def test_a_class_that_only_bounds_settings_is_no_dataclass() -> None:
     class Bounded(ERConfig):
         minimum: ClassVar[dict[str, float]] = ERConfig.minimum | {"memory": 5}

@@ -1,7 +1,7 @@
 """Options that several commands have: types of single options, and groups of them as dataclasses."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -155,11 +155,13 @@ class RunOptions:
     """Folder of the runs. A finished run in it is not run again, an unfinished one goes on."""
     data_dir: DataDir = None
 
-    def settings(self, review: bool | None) -> dict[str, Any]:
+    def settings(self, method: str, review: bool | None) -> dict[str, Any]:
         """Every setting that was given. ``review``: that of the method's label, which wins."""
         own = {"memory": self.memory, "review": self.review if review is None else review}
         given = read_settings(self.set, **own)
         for name in OPTIONS_ALONE & given.keys():
+            if method and name in _settings_of(method):
+                continue
             option = f"--{name.replace('_', '-')}"
             raise OcilError(f"--set {name}={given[name]}: {name} is an option of its own, {option} {given[name]}.")
         return given | {name: value for name, value in own.items() if value is not None}
@@ -212,6 +214,13 @@ class ModelOptions:
         names = ("method", "memory", "batch_size", "width", "review_every", "seed")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         return ModelRequest(given, read_settings(self.set), self.size, self.gray, vectors, self.trust)
+
+
+def _settings_of(method: str) -> set[str]:
+    """The names of a method's settings. One from elsewhere may have a setting with the name of an option."""
+    from ocil import methods
+
+    return {setting.name for setting in fields(methods.method(method).load().Config)}
 
 
 def refuse_settings(names: Sequence[str]) -> None:

@@ -134,7 +134,7 @@ def _cell(method: str | None, options: RunOptions, load: "Callable[..., Dataset]
     if not shared and None not in (label.review, options.review) and label.review != options.review:
         option = "--review" if options.review else "--no-review"
         raise OcilError(f"{method} and {option} contradict each other: leave out {option}, or name {label.method}.")
-    settings = options.settings(label.review)
+    settings = options.settings(label.method, label.review)
     from ocil.experiments import configure
 
     return configure(
