@@ -228,6 +228,13 @@ def test_a_name_in_the_place_of_a_dataset() -> None:
         ocil.Stream(ocil.load_dataset(), {"tasks": 2})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("option", ["names", "test_shares", "domains"])
+def test_an_option_that_a_dataset_does_not_take(option: str) -> None:
+    anything: Any = {option: None}
+    with pytest.raises(TypeError, match=rf"from_arrays\(\) got an unexpected keyword argument '{option}'"):
+        ocil.Dataset.from_arrays([[1.0], [2.0]], ["a", "b"], **anything)
+
+
 def test_what_is_no_configuration(results: list[Result], tmp_path: Path) -> None:
     config = results[0].config
     anything: Any = ocil

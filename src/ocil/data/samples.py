@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -234,7 +234,9 @@ def from_arrays(
     layout: Layout | None = None,
     train_domain: Any | None = None,
     test_domain: Any | None = None,
-    **split: Unpack[SplitOptions],
+    test_share: float | None = None,
+    seed: int = 0,
+    note: Note | None = None,
 ) -> Samples:
     """See ``Dataset.from_arrays``."""
     if (test_x is None) != (test_y is None):
@@ -244,6 +246,7 @@ def from_arrays(
     if test_domain is not None and train_domain is None:
         raise OcilError("give train_domain together with test_domain.")
     domains = None if train_domain is None else (train_domain, test_domain)
+    split = SplitOptions(test_share=test_share, seed=seed, note=note)
     return Samples.split(name, train, test, classes=classes, domains=domains, **split)
 
 
@@ -255,7 +258,9 @@ def from_torch(
     name: str = "torch",
     layout: Layout | None = None,
     size: int | None = None,
-    **split: Unpack[SplitOptions],
+    test_share: float | None = None,
+    seed: int = 0,
+    note: Note | None = None,
 ) -> Samples:
     """See ``Dataset.from_torch``."""
 
@@ -267,6 +272,7 @@ def from_torch(
         return source, _torch_labels(dataset, what)
 
     learned, tested = opened(train, "train"), None if test is None else opened(test, "test")
+    split = SplitOptions(test_share=test_share, seed=seed, note=note)
     return Samples.split(name, learned, tested, classes=classes, names=_torch_names(train), **split)
 
 
@@ -280,7 +286,9 @@ def from_huggingface(
     name: str = "huggingface",
     layout: Layout | None = None,
     size: int | None = None,
-    **split: Unpack[SplitOptions],
+    test_share: float | None = None,
+    seed: int = 0,
+    note: Note | None = None,
 ) -> Samples:
     """See ``Dataset.from_huggingface``."""
     is_dict = hasattr(ds, "keys") and hasattr(ds, "values")
@@ -302,6 +310,7 @@ def from_huggingface(
         return source, list(rows[label])
 
     learned, tested = opened(train), None if held is None else opened(held)
+    split = SplitOptions(test_share=test_share, seed=seed, note=note)
     return Samples.split(name, learned, tested, names=getattr(features[label], "names", None), **split)
 
 
