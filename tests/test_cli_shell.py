@@ -199,6 +199,7 @@ main(["methods"])
     shown = done.stdout.decode(encoding)
     assert ("31.8 +- 16.5 -> 2" if encoding == "ascii" else "31.8 ± 16.5 -> 2") in shown
     assert ("er ?? ?" if encoding == "ascii" else "er ?? ü") in shown
+    assert len({len(line) for line in shown.splitlines()[:5]}) == 1  # the frame of the table is straight
 
 
 def environment(**variables: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from ocil.text import escaped
+from ocil.text import SPELLED, escaped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 WIDTH = 120
 """Columns, if the output is not a terminal."""
-SPELLED = {"±": "+-", "→": "->", "·": ".", "×": "x", "–": "-", "−": "-", "…": "..."}
-"""How characters are written where the output cannot have them; others become a question mark."""
 
 
 def accept_all_text() -> None:
@@ -36,7 +34,7 @@ def accept_all_text() -> None:
 
 
 def _spelled(error: UnicodeError) -> tuple[str, int]:
-    """The handler of encoding errors: what to write in place of the characters, and where to go on."""
+    """The handler of encoding errors: what to write in place of the characters, ``?`` for most, and where to go on."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     letters = error.object[error.start : error.end]

@@ -1,10 +1,11 @@
 """The writer of tables for a terminal. It fits a table to the terminal's width and breaks lines between words only."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from ocil.report.table import Lines, Table, all_values, literal
+from ocil.text import SPELLED, has_letter
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -50,13 +51,22 @@ class TerminalTable:
     """For each column whether its text is never wrapped."""
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "Iterator[RenderableType]":
+        return self._spelled(options.encoding)._fitted(options.max_width)
+
+    def _spelled(self, encoding: str) -> "TerminalTable":
+        """The table as the output can have it: what has to be written otherwise has another width."""
+        letters = {ord(letter): text for letter, text in SPELLED.items() if not has_letter(encoding, letter)}
+        rows = [[text.translate(letters) for text in row] for row in self.rows]
+        return replace(self, heads=[head.translate(letters) for head in self.heads], rows=rows)
+
+    def _fitted(self, room: int) -> "Iterator[RenderableType]":
         texts = list(zip(self.heads, *self.rows, strict=True))
         natural = [max(map(_width, column)) for column in texts]
         words = [max(map(_longest_word, column)) for column in texts]
         least = [n if fixed else w for n, w, fixed in zip(natural, words, self.fixed, strict=True)]
-        widths = fitting_widths(natural, least, options.max_width - self._between)
+        widths = fitting_widths(natural, least, room - self._between)
         if widths is None:
-            yield from self._listed(options.max_width)
+            yield from self._listed(room)
         else:
             yield self._drawn(widths)
 
