@@ -168,9 +168,9 @@ def test_a_file_with_the_name_of_a_dataset_is_not_meant(
 @pytest.mark.slow
 def test_compare(ocil_command: Call, tiny_npz: Path, tmp_path: Path) -> None:
     out = tmp_path / "runs"
+    names = ("fine-tune", "er", "er-no-rv", "er-rv", "afs-no-rv")  # er-no-rv is er
     words = ("-d", tiny_npz, "-m", 20, "-n", 1, "--workers", 1)
-    words = ("compare", "fine-tune", "er", "er-no-rv", "er-rv", "afs-no-rv", *words)  # er-no-rv is er
-    said = ocil_command(*words, "-o", out, "--set", *SMALL, "--json")
+    said = ocil_command("compare", *names, *words, "-o", out, "--set", *SMALL, "--json")
     assert said.code == 0, said.err
     content = json.loads(said.out)
     assert [cell["method"] for cell in content["cells"]] == ["fine-tune", "er", "er-rv", "afs-no-rv"]
@@ -183,7 +183,7 @@ def test_compare(ocil_command: Call, tiny_npz: Path, tmp_path: Path) -> None:
     table = (out / "table.md").read_text()
     assert table.count("\n| ") == 5
 
-    again = ocil_command(*words, "-o", out, "--set", *SMALL, "--figure", tmp_path / "x" / "a.svg")
+    again = ocil_command("compare", *names, *words, "-o", out, "--set", *SMALL, "--figure", tmp_path / "x" / "a.svg")
     assert again.code == 0
     assert "afs-no-rv" in again.out
     assert (tmp_path / "x" / "a.svg").read_text().startswith("<?xml")

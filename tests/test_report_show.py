@@ -130,7 +130,7 @@ def test_runs_that_are_not_finished_are_named(ocil_command: Call, tmp_path: Path
     (runs / "other").mkdir()
     (runs / "other" / "config.json").write_text('{"of": "another program"}')
     said = one_error(ocil_command("show", runs))
-    assert f"2 runs are not finished: {folders[0].path} and others. The command that was stopped" in said
+    assert f"2 runs are not finished: {folders[0].path} and others. What was stopped goes on" in said
     for method in ("er", "afs"):
         save(runs, resolve(method, "cifar100"))
     folders[0].save_result(made_up(begun[0]))
@@ -138,7 +138,7 @@ def test_runs_that_are_not_finished_are_named(ocil_command: Call, tmp_path: Path
         said_now = ocil_command(*words, "--json")
         assert said_now.code == 0
         assert said_now.err.count("\n") == 1
-        assert f"1 run is not finished: {folders[1].path}. The command that was stopped" in said_now.err
+        assert f"1 run is not finished: {folders[1].path}. What was stopped goes on" in said_now.err
         assert len(json.loads(said_now.out)["warnings"]) == 1
         assert ocil_command(*words, "--seeds", "0-3", "--json").err == ""
 

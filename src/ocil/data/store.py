@@ -1,5 +1,6 @@
 """Datasets by name: the embedded one, those of the catalog and those that the user imported."""
 
+import shlex
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -194,7 +195,8 @@ def _refuse_raw(path: Path) -> None:
     except OSError:  # a name that is too long
         return
     if is_raw:
-        raise OcilError(f"{path} is not a dataset yet. Import it, then give its name: ocil data import NAME {path}")
+        command = f"ocil data import NAME {shlex.quote(str(path))}"
+        raise OcilError(f"{path} is not a dataset yet. Import it, then give its name: {command}")
 
 
 def _imported(folders: Sequence[Path]) -> dict[str, Path]:

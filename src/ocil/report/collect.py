@@ -136,7 +136,7 @@ def _unfinished(paths: Sequence[Path]) -> dict[Path, int]:
 def _left_out(unfinished: Sequence[Path]) -> str:
     what = "1 run is" if len(unfinished) == 1 else f"{len(unfinished)} runs are"
     others = " and others" if len(unfinished) > 1 else ""
-    return f"{what} not finished: {unfinished[0]}{others}. The command that was stopped goes on when it is given again."
+    return f"{what} not finished: {unfinished[0]}{others}. What was stopped goes on when its command is given again."
 
 
 def _read_all(files: Iterable[Path], warnings: list[str]) -> list[Found]:
