@@ -5,10 +5,10 @@ import heapq
 import itertools
 import threading
 from collections import defaultdict
-from collections.abc import Iterable
-from concurrent.futures import Future, InvalidStateError
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ocil.serve.limits import RefusedError
 
@@ -24,6 +24,11 @@ def answer(future: "Future[T]", found: T | Exception) -> None:
             future.set_result(found)
     except InvalidStateError:
         pass
+
+
+async def in_pool(pool: ThreadPoolExecutor, function: Callable[..., T], *arguments: Any) -> T:
+    """The result of a function that one of the pool's threads calls."""
+    return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
 
 
 def answer_all(answers: "Iterable[tuple[Future[T] | asyncio.Future[T], T | Exception]]") -> None:

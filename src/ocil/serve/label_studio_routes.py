@@ -1,6 +1,5 @@
 """The paths of Label Studio's machine learning backend: its address there is this service's, with /label-studio."""
 
-import asyncio
 import base64
 import binascii
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ocil.serve.answers import model_body
 from ocil.serve.bodies import Budget, read_small
+from ocil.serve.futures import in_pool
 from ocil.serve.label_studio import LabelStudio, Project, chosen, read_project
 
 PREFIX = "/label-studio"
@@ -127,7 +127,7 @@ class LabelStudioRoutes:
         return changed
 
     async def _in(self, function: Any, *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self.pool, function, *arguments)
+        return await in_pool(self.pool, function, *arguments)
 
 
 class BasicToken:

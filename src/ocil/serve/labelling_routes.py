@@ -15,6 +15,7 @@ from ocil.online.images import ImageFormat
 from ocil.online.labels import encoded
 from ocil.serve.answers import JsonLabel, Number, Share, Text, files_body
 from ocil.serve.bodies import Budget, read_files, read_small
+from ocil.serve.futures import in_pool
 from ocil.serve.guard import asked as note
 from ocil.serve.labelling import Added, Labelling, Shown
 from ocil.serve.labelling_images import media_type, prepare
@@ -229,7 +230,7 @@ class LabellingRoutes:
         )
 
     async def _in(self, function: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self.pool, function, *arguments)
+        return await in_pool(self.pool, function, *arguments)
 
 
 def _prepared(file: tuple[str, bytes], form: ImageFormat, limits: Any) -> Content | RefusedError:

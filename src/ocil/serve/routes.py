@@ -19,6 +19,7 @@ import ocil
 from ocil.online.labels import encoded
 from ocil.serve import answers, pictures, vectors
 from ocil.serve.bodies import Budget, read_body
+from ocil.serve.futures import in_pool
 from ocil.serve.guard import asked
 from ocil.serve.idempotency import digest
 from ocil.serve.labels import checked_label
@@ -104,7 +105,7 @@ class Routes:
             found = await self.service.predictor.predict(inputs)
             # A short answer takes less time than another thread takes to begin.
             short = named <= SHORT
-            content = _predictions(found, top) if short else await _in(self.pool, _predictions, found, top)
+            content = _predictions(found, top) if short else await in_pool(self.pool, _predictions, found, top)
             return _Held(content, held.pop_all())
 
     async def status(self) -> answers.Status:
@@ -156,7 +157,7 @@ class Routes:
                 found = await asyncio.wait_for(_result(wanted), self.limits.wait_seconds)
             except TimeoutError as error:
                 raise RefusedError(503, "the learner is busy with a long step.", 5) from error
-            return _Held(await _in(self.memory_pool, _stored_images, found), held.pop_all())
+            return _Held(await in_pool(self.memory_pool, _stored_images, found), held.pop_all())
 
     async def metrics(self) -> Response:
         """Counters and durations in Prometheus' text format."""
@@ -168,7 +169,7 @@ class Routes:
         wanted = (inputs, self.service.model.input_format, self.limits)
         if images and len(inputs) == 1 and pictures.is_quick(inputs[0]):
             return decode(*wanted)
-        return await _in(self.pool, decode, *wanted)
+        return await in_pool(self.pool, decode, *wanted)
 
 
 def _predictions(found: Prediction, top: int) -> bytes:
@@ -216,8 +217,3 @@ class _Held(Response):  # type: ignore[misc]
 async def _result(future: "Future[T]") -> T:
     """A client that goes away must not take the answer from others."""
     return await asyncio.shield(asyncio.wrap_future(future))
-
-
-async def _in(pool: ThreadPoolExecutor, function: Callable[..., T], *arguments: Any) -> T:
-    """The result of a function that one of the pool's threads calls."""
-    return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)

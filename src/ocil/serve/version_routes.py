@@ -15,11 +15,12 @@ from ocil.serve import answers, pictures, vectors
 from ocil.serve.answers import Count, _Request
 from ocil.serve.backup import backup
 from ocil.serve.bodies import Budget, read_body, read_small
+from ocil.serve.futures import in_pool
 from ocil.serve.guard import asked
 from ocil.serve.held_out import Known
 from ocil.serve.labels import checked_label
 from ocil.serve.limits import Limits, RefusedError
-from ocil.serve.routes import Key, _in
+from ocil.serve.routes import Key
 from ocil.serve.sample_routes import Changed, SampleRoutes
 from ocil.serve.service import Service
 from ocil.serve.versions import NAME, Version
@@ -111,7 +112,7 @@ class VersionRoutes:
 
     async def compare_versions(self) -> Comparison:
         """The accuracy of each version on the held-out set, and of what was learned since it was saved."""
-        found = await _in(self.pool, self.service.held_out.compare)
+        found = await in_pool(self.pool, self.service.held_out.compare)
         return Comparison(versions=[_known(one) for one in found])
 
     async def put_held_out(self, request: Request) -> HeldOutState:
@@ -123,13 +124,13 @@ class VersionRoutes:
             decode: Callable[..., NDArray[Any]] = (
                 pictures.decode_all if self.service.vectors is None else vectors.decode_all
             )
-            inputs = await _in(self.pool, decode, sent.inputs, self.service.model.input_format, limits)
-            await _in(self.pool, self.service.held_out.put, inputs, labels)
+            inputs = await in_pool(self.pool, decode, sent.inputs, self.service.model.input_format, limits)
+            await in_pool(self.pool, self.service.held_out.put, inputs, labels)
         return HeldOutState(count=len(labels))
 
     async def backup(self) -> StreamingResponse:
         """All files of the model as they are at one moment, in a tar archive, while learning goes on."""
-        chunks = await _in(self.pool, backup, self.service)
+        chunks = await in_pool(self.pool, backup, self.service)
         headers = {"content-disposition": 'attachment; filename="ocil-model.tar"'}
         return StreamingResponse(chunks, media_type="application/x-tar", headers=headers)
 
