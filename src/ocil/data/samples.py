@@ -26,19 +26,14 @@ Note = Callable[[str], None]
 Progress = Callable[[int, int], None]
 
 
-class SplitOptions(TypedDict, total=False):
-    """How samples are held out to test with, where there are no others. ``Dataset.from_arrays`` explains it."""
-
-    test_share: float | None
-    seed: int
-    note: Note | None
-
-
-class CommonOptions(SplitOptions, total=False):
+class CommonOptions(TypedDict, total=False):
     """The options of every door. ``Dataset.from_arrays`` explains them."""
 
     name: str
     layout: Layout | None
+    test_share: float | None
+    seed: int
+    note: Note | None
 
 
 class ArrayOptions(CommonOptions, total=False):
@@ -246,8 +241,9 @@ def from_arrays(
     if test_domain is not None and train_domain is None:
         raise OcilError("give train_domain together with test_domain.")
     domains = None if train_domain is None else (train_domain, test_domain)
-    split = SplitOptions(test_share=test_share, seed=seed, note=note)
-    return Samples.split(name, train, test, classes=classes, domains=domains, **split)
+    return Samples.split(
+        name, train, test, classes=classes, domains=domains, test_share=test_share, seed=seed, note=note
+    )
 
 
 def from_torch(
@@ -272,8 +268,9 @@ def from_torch(
         return source, _torch_labels(dataset, what)
 
     learned, tested = opened(train, "train"), None if test is None else opened(test, "test")
-    split = SplitOptions(test_share=test_share, seed=seed, note=note)
-    return Samples.split(name, learned, tested, classes=classes, names=_torch_names(train), **split)
+    return Samples.split(
+        name, learned, tested, classes=classes, names=_torch_names(train), test_share=test_share, seed=seed, note=note
+    )
 
 
 def from_huggingface(
@@ -310,8 +307,15 @@ def from_huggingface(
         return source, list(rows[label])
 
     learned, tested = opened(train), None if held is None else opened(held)
-    split = SplitOptions(test_share=test_share, seed=seed, note=note)
-    return Samples.split(name, learned, tested, names=getattr(features[label], "names", None), **split)
+    return Samples.split(
+        name,
+        learned,
+        tested,
+        names=getattr(features[label], "names", None),
+        test_share=test_share,
+        seed=seed,
+        note=note,
+    )
 
 
 def warn(text: str) -> None:
