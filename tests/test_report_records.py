@@ -327,6 +327,35 @@ def test_costs() -> None:
     assert not re.search(r"\$", render(record_plots.against_cost, curves, "images"))  # ticks are numbers, no formulas
 
 
+def without_cost(name: str, **settings: Any) -> MeasuredCell:
+    """A cell from before costs were recorded: its images are those that the method states."""
+    one = cell(name, **settings)
+    bare = [replace(run.result, cost={}) for run in one.runs]
+    return MeasuredCell(tuple(FinishedRun(Path("x"), result) for result in bare), summarise(bare))
+
+
+def test_a_curve_of_compute_joins_the_settings_that_change_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older runs, which have no record of their cost, are among them, and a method keeps all of its points."""
+    rates = [without_cost("er", lr=0.01 * number) for number in range(1, 7)]
+    batches = [without_cost("er", memory_batch=size) for size in (20, 40)]
+    cells = [without_cost("er"), *rates, *batches, without_cost("er-ace"), cell("mir"), cell("scr")]
+    by_name = {f"{each.label} {each.learner_settings}": each for each in cells}
+    drawn: dict[str, tuple[dict[str, list[tuple[float, Estimate]]], str]] = {}
+    monkeypatch.setattr(record_figures, "drawing_of", lambda _, kind, *rest: drawn.update({kind: rest[-2:]}))
+    list(record_figures._costs(cells[0].place, by_name))
+    curves, label = drawn["accuracy-against-compute"]
+    assert label == "images passed per stream batch"
+    assert {name: [images for images, _ in points] for name, points in curves.items()} == {
+        "er": [20, 30, 50],
+        "er-ace {}": [20],
+        "mir {}": [225],
+        "scr {}": [225],
+    }
+    monkeypatch.setattr(record_figures, "MOST_POINTS", 4)
+    list(record_figures._costs(cells[0].place, by_name))
+    assert list(drawn["accuracy-against-compute"][0]) == ["er", "er-ace {}"]
+
+
 @pytest.mark.parametrize(
     ("settings", "images"),
     [({}, 30.0), ({"class_counts": (40,) * 10}, 225.0), ({"imbalance_factor": 9.0}, 20.0)],

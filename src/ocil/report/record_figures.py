@@ -1,7 +1,9 @@
 """Which figures there are of what was recorded besides the accuracy matrix, with their titles and captions."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from typing import TypeVar
 
 from ocil.report import record_plots, records
@@ -12,7 +14,7 @@ from ocil.report.standings import Standings
 
 MOST_CURVES = 8
 MOST_PANELS = 3
-MOST_POINTS = 40
+MOST_POINTS = 60
 SAME_COST = 0.02  # relative: settings that differ by less in their cost are one point
 Recorded = TypeVar("Recorded")
 
@@ -150,7 +152,7 @@ def _paired(place: Place, standings: Standings) -> Iterator[Drawing]:
 def _costs(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Drawing]:
     passed = {name: _mean([images_passed(run) for run in cell.runs]) for name, cell in cells.items()}
     per_batch = {name: images_per_batch(cell) for name, cell in cells.items()}
-    whole = sum(value is not None for value in passed.values()) > 1
+    whole = _known(passed) > _known(per_batch)  # not where older runs, which have no record of it, would be left out
     kinds = (
         ("compute", passed if whole else per_batch, "images passed" + ("" if whole else " per stream batch")),
         ("bytes", {name: _mean([bytes_kept(run) for run in cell.runs]) for name, cell in cells.items()}, "bytes kept"),
@@ -166,7 +168,7 @@ def _costs(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Drawing]
         if len(shown) > 1 and len({known[name] for name in shown}) > 1:
             curves = {
                 title: [(known[name], cells[name].summary.average_accuracy) for name in names]
-                for title, names in _curves(shown).items()
+                for title, names in _curves(shown, known).items()
             }
             yield drawing_of(
                 place,
@@ -180,40 +182,45 @@ def _costs(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Drawing]
             )
 
 
+def _known(values: Mapping[str, float | None]) -> int:
+    return sum(value is not None for value in values.values())
+
+
 def _apart(cells: Mapping[str, MeasuredCell], costs: Mapping[str, float]) -> dict[str, MeasuredCell]:
     """What a figure of costs shows: all if they are few, else each method with its own settings, and with the one other
-    setting that was varied most, where that changes its cost."""
-    own = {cell.label: costs[name] for name, cell in cells.items() if not cell.learner_settings}
-    varied = _varied(cells)
+    setting that gives it most costs. A method is drawn with all its points or not at all, the most accurate first."""
+    varied = _varied(cells, costs)
     chosen = {
         name: cell
         for name, cell in cells.items()
-        if len(cells) <= CROWD
-        or not cell.learner_settings
-        or (
-            set(cell.learner_settings) == varied.get(cell.label)
-            and abs(costs[name] / own.get(cell.label, costs[name]) - 1) > SAME_COST
-        )
+        if len(cells) <= CROWD or not cell.learner_settings or name in varied.get(cell.label, ())
     }
-    return {name: chosen[name] for name in list(chosen)[:MOST_POINTS]}
+    methods = Counter(cell.label for cell in chosen.values())
+    drawn = {
+        label
+        for label, all_before in zip(methods, accumulate(methods.values()), strict=True)
+        if all_before <= MOST_POINTS
+    }
+    return {name: cell for name, cell in chosen.items() if cell.label in drawn}
 
 
-def _varied(cells: Mapping[str, MeasuredCell]) -> dict[str, set[str]]:
-    """By method: the settings that most of its cells have changed."""
-    counts: dict[str, Counter[frozenset[str]]] = {}
-    for cell in cells.values():
-        if cell.learner_settings:
-            counts.setdefault(cell.label, Counter())[frozenset(cell.learner_settings)] += 1
-    return {label: set(found.most_common(1)[0][0]) for label, found in counts.items()}
+def _varied(cells: Mapping[str, MeasuredCell], costs: Mapping[str, float]) -> dict[str, list[str]]:
+    """By method: the cells with another cost than that of its own settings, by the settings that have most of them."""
+    own = {cell.label: costs[name] for name, cell in cells.items() if not cell.learner_settings}
+    found: dict[str, dict[frozenset[str], list[str]]] = {}
+    for name, cell in cells.items():
+        if cell.learner_settings and abs(costs[name] / own.get(cell.label, math.inf) - 1) > SAME_COST:
+            found.setdefault(cell.label, {}).setdefault(frozenset(cell.learner_settings), []).append(name)
+    return {label: max(by_settings.values(), key=len) for label, by_settings in found.items()}
 
 
-def _curves(cells: Mapping[str, MeasuredCell]) -> dict[str, list[str]]:
+def _curves(cells: Mapping[str, MeasuredCell], costs: Mapping[str, float]) -> dict[str, list[str]]:
     """The names of cells by the curve they belong to: a method with its own settings and with one setting varied."""
-    varied = _varied(cells)
+    varied = _varied(cells, costs)
     curves: dict[str, list[str]] = {}
     for name, cell in cells.items():
-        label, changed = cell.label, set(cell.learner_settings)
-        curves.setdefault(label if not changed or changed == varied.get(label) else name, []).append(name)
+        joined = not cell.learner_settings or name in varied.get(cell.label, ())
+        curves.setdefault(cell.label if joined else name, []).append(name)
     return {names[0] if len(names) == 1 else title: names for title, names in curves.items()}
 
 

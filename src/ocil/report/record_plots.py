@@ -152,13 +152,13 @@ def against_cost(curves: Mapping[str, Sequence[tuple[float, Estimate]]], xlabel:
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.xaxis.set_major_formatter(_Counts())
     axes.xaxis.set_minor_formatter(lambda value, _: "")
-    spots, look = [], looks(curves)
+    spots, lines_first = [], sorted(curves, key=lambda name: (len(curves[name]) == 1, name))
     for name, points in curves.items():
+        look = Look.number(lines_first.index(name))
         ordered = sorted(points, key=lambda point: point[0])
         at, means = [cost for cost, _ in ordered], [100 * value.mean for _, value in ordered]
         bars = [100 * (value.interval or 0) for _, value in ordered]
-        options = look[name].line_options | {"markersize": 6, "linewidth": 0.9}
-        axes.errorbar(at, means, yerr=bars, capsize=2, **options)
+        axes.errorbar(at, means, yerr=bars, capsize=2, **look.line_options | {"markersize": 6, "linewidth": 0.9})
         best = int(np.argmax(means))
         spots.append((at[best], means[best]))
     axes.set(xlabel=xlabel, ylabel="accuracy at the end, %")
