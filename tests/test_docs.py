@@ -84,9 +84,9 @@ def tool() -> Any:
     return module
 
 
-def made_up(*names: str) -> Collection:
-    """What ``ocil sweep`` would leave of experiments: one seed per cell, of which nothing is known but accuracies."""
-    read = [experiments.read(Path(name), seeds=1, settings={"precision": "bf16"}) for name in names]
+def made_up(*names: str, seeds: int = 1) -> Collection:
+    """What ``ocil sweep`` would leave of experiments: runs of which nothing is known but accuracies."""
+    read = [experiments.read(Path(name), seeds=seeds, settings={"precision": "bf16"}) for name in names]
     found: list[tuple[Path, Result | LongTailResult]] = []
     for config in dict.fromkeys(config for each in read for config in each.configs):
         matrix = [[0.5] * config.stream.tasks] * config.stream.tasks
@@ -113,10 +113,10 @@ def test_each_experiment_has_a_table_that_takes_its_runs(tool: Any) -> None:
     assert parts == ["stride with", *tool.PARTS.values()]
     assert tool.parts(made_up("stride")) == ""
     compute = tool.compute(made_up("compute"))
-    assert lines_of(compute) == ["method", *tool.BESIDE]
-    assert compute.count("50.0") == 4 * 5
+    assert lines_of(compute) == ["method", *tool.BY_COMPUTE]
+    assert compute.count("50.0") == 4 * 5 + 3
     assert tool.compute(made_up("stride")) == ""
-    field = tool.field(made_up("field", "stride"))
+    field = tool.field(made_up("field", "stride", seeds=10))
     assert re.findall(r"^\| afs \|.* \| ([^|]+) \|$", field, re.MULTILINE) == ["212 to 220", "211"]
     assert "stride, afs, scr and er-rv have 10 to 19" in field
 
