@@ -28,7 +28,7 @@ from starlette.testclient import TestClient
 from ocil.serve.app import create_app
 from ocil.serve.labelling import Labelling, margin
 from ocil.serve.labelling_images import prepare
-from ocil.serve.labelling_store import FILE, Change, Content, Store
+from ocil.serve.labelling_store import FILE, Content, LabelChange, Store
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
 HERE = "http://127.0.0.1:8000"
@@ -238,9 +238,13 @@ def test_what_a_crash_left_undone_is_done_once(tmp_path: Path) -> None:
         labelling.label(2, "b")
     store = Store(tmp_path / FILE)
     first, second, third, fourth = store.entries()
-    first.sample, first.label, first.change = None, None, Change("learn", "a")  # the log had it, the database not yet
-    second.change = Change("forget")
-    third.turn, third.change = 1, Change("learn", "c")  # not even the log had it
+    first.sample, first.label, first.change = (
+        None,
+        None,
+        LabelChange("learn", "a"),
+    )  # the log had it, the database not yet
+    second.change = LabelChange("forget")
+    third.turn, third.change = 1, LabelChange("learn", "c")  # not even the log had it
     store.save(first, second, third)
     store.close()
     with running(tmp_path) as service:

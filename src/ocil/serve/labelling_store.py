@@ -49,7 +49,7 @@ CREATE TABLE IF NOT EXISTS annotations (
 VERSION = 1
 
 
-class Change(NamedTuple):
+class LabelChange(NamedTuple):
     """What is to be done with an image. It is on the disk before it is done, so that a restart can finish it."""
 
     verb: Literal["learn", "correct", "forget"]
@@ -72,7 +72,7 @@ class Content(NamedTuple):
 
 
 @dataclass
-class Entry:
+class QueuedImage:
     """One image. It waits for a label, or has one."""
 
     number: int
@@ -88,7 +88,7 @@ class Entry:
     """Its number in the log; None while it has no label."""
     correct: bool | None = None
     """Whether the class that was shown first was the right one; None if none was shown."""
-    change: Change | None = None
+    change: LabelChange | None = None
     """What is being done with it."""
     certainty: float | None = None
     """Without a label, the margin between the two likeliest classes; with one, the probability of that."""
@@ -153,7 +153,7 @@ class Store:
             except sqlite3.Error as error:
                 raise RefusedError(503, f"the queue of images cannot be used: {error}.", 10) from error
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[QueuedImage]:
         """All images whose content is kept, and those with a change that is not done."""
         with self._using() as base:
             rows = base.execute(
@@ -162,7 +162,7 @@ class Store:
             ).fetchall()
         return [_entry(*row) for row in rows]
 
-    def add(self, contents: Iterable[Content]) -> list[Entry]:
+    def add(self, contents: Iterable[Content]) -> list[QueuedImage]:
         """Keep images. Those that are there already, or were, are left out."""
         added = []
         with self._using() as base:
@@ -173,10 +173,10 @@ class Store:
                     number = int(found.lastrowid or 0)
                     blobs = (number, one.pixels, one.preview, one.thumbnail)
                     base.execute("INSERT INTO contents VALUES (?, ?, ?, ?)", blobs)
-                    added.append(Entry(number, one.name, one.size))
+                    added.append(QueuedImage(number, one.name, one.size))
         return added
 
-    def save(self, *entries: Entry) -> None:
+    def save(self, *entries: QueuedImage) -> None:
         """Write down what changed about these images. The content of one without bytes is dropped."""
         with self._using() as base:
             for one in entries:
@@ -282,9 +282,9 @@ def _entry(
     sample: int | None,
     correct: int | None,
     change: str | None,
-) -> Entry:
+) -> QueuedImage:
     todo: Any = None if change is None else json.loads(change)
-    return Entry(
+    return QueuedImage(
         number,
         name,
         size,
@@ -293,5 +293,5 @@ def _entry(
         _read(label),
         sample,
         None if correct is None else bool(correct),
-        None if todo is None else Change(todo[0], decoded(todo[1])),
+        None if todo is None else LabelChange(todo[0], decoded(todo[1])),
     )
