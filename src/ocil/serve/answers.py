@@ -104,7 +104,7 @@ class ModelSummary(BaseModel):  # type: ignore[misc]
     problem: str | None = Field(description="What keeps it from learning or saving.")
 
 
-class Models(BaseModel):  # type: ignore[misc]
+class ModelList(BaseModel):  # type: ignore[misc]
     models: list[ModelSummary]
 
 
@@ -209,12 +209,12 @@ def files_body(limits: Limits) -> dict[str, Any]:
     return described
 
 
-def model_body(model: Any, prefix: str, schemas: dict[str, Any]) -> dict[str, Any]:
-    """The description of JSON that is read as a model. ``schemas`` gets its parts, named after ``prefix``."""
-    schema = model.model_json_schema(ref_template=f"#/components/schemas/{prefix}{{model}}")
-    schemas |= {f"{prefix}{name}": part for name, part in schema.pop("$defs", {}).items()}
-    schemas[f"{prefix}{model.__name__}"] = schema
-    return _body(f"{prefix}{model.__name__}")
+def model_body(model: type[BaseModel], schemas: dict[str, Any]) -> dict[str, Any]:
+    """The description of JSON that is read as a model. ``schemas`` gets it and its parts."""
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas |= schema.pop("$defs", {})
+    schemas[model.__name__] = schema
+    return _body(model.__name__)
 
 
 def _form_images(limits: Limits) -> dict[str, Any]:

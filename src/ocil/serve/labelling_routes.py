@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from ocil.online.images import ImageFormat
 from ocil.online.labels import encoded
-from ocil.serve.answers import JsonLabel, Number, Share, Text, files_body
+from ocil.serve.answers import ClassProbability, JsonLabel, Number, Share, Text, files_body
 from ocil.serve.bodies import Budget, read_files, read_small
 from ocil.serve.futures import in_pool
 from ocil.serve.guard import asked as note
@@ -44,15 +44,10 @@ class LabelRequest(BaseModel):  # type: ignore[misc]
     again: bool = False
 
 
-class Guess(BaseModel):  # type: ignore[misc]
-    label: JsonLabel
-    probability: Share
-
-
 class ShownImage(BaseModel):  # type: ignore[misc]
     number: int
     name: str
-    classes: list[Guess]
+    classes: list[ClassProbability]
 
 
 class LabelledClass(BaseModel):  # type: ignore[misc]
@@ -242,5 +237,5 @@ def _prepared(file: tuple[str, bytes], form: ImageFormat, limits: Any) -> Conten
 
 
 def _shown_image(one: Shown) -> ShownImage:
-    classes = [Guess(label=encoded(label), probability=share) for label, share in one.classes]
+    classes = [ClassProbability(label=encoded(label), probability=share) for label, share in one.classes]
     return ShownImage(number=one.entry.number, name=one.entry.name, classes=classes)

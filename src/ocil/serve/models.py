@@ -116,10 +116,10 @@ def _shared_app(services: Mapping[str, Service], access: Access, hosts: tuple[st
     app = FastAPI(title="ocil serve", version=ocil.__version__, docs_url=None, redoc_url=None, openapi_url=None)
     own = Metrics()
 
-    async def models(request: Request) -> answers.Models:
+    async def models(request: Request) -> answers.ModelList:
         """The models that the token is for."""
         token = asked(request.scope).token
-        return answers.Models(
+        return answers.ModelList(
             models=[
                 answers.ModelSummary(
                     name=name,
@@ -140,7 +140,7 @@ def _shared_app(services: Mapping[str, Service], access: Access, hosts: tuple[st
         seen = {name: service.metrics for name, service in services.items() if access.sees(token, name)}
         return Response(text_of(seen), media_type=CONTENT_TYPE)
 
-    app.add_api_route("/models", models, methods=["GET"], response_model=answers.Models)
+    app.add_api_route("/models", models, methods=["GET"], response_model=answers.ModelList)
     app.add_api_route("/metrics", metrics, methods=["GET"], responses=TEXT | refusals(401, 403, 429))
     add_health(app, list(services.values()))
     guarded(app, metrics=own, access=access, hosts=hosts)

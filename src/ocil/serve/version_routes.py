@@ -67,7 +67,7 @@ class VersionKnowledge(BaseModel):  # type: ignore[misc]
     )
 
 
-class Comparison(BaseModel):  # type: ignore[misc]
+class VersionComparison(BaseModel):  # type: ignore[misc]
     versions: list[VersionKnowledge]
 
 
@@ -110,10 +110,10 @@ class VersionRoutes:
         sent = await read_small(request, self.limits, Pin)
         return await self._changed(request, self.service.pin_version(sent.name, idempotency_key), sent.name)
 
-    async def compare_versions(self) -> Comparison:
+    async def compare_versions(self) -> VersionComparison:
         """The accuracy of each version on the held-out set, and of what was learned since it was saved."""
         found = await in_pool(self.pool, self.service.held_out.compare)
-        return Comparison(versions=[_known(one) for one in found])
+        return VersionComparison(versions=[_known(one) for one in found])
 
     async def put_held_out(self, request: Request) -> HeldOutState:
         """A labelled set that is never learned, as for `/learn`; it replaces the one before."""
