@@ -9,14 +9,13 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ocil.errors import OcilError, WriteError
 from ocil.methods.base import Learner
-from ocil.online.labels import ClassLabel
 from ocil.online.model import Model
 from ocil.serve.changes import Corrections, Outcome, numbers_of
 from ocil.serve.checkpoints import Checkpoints, Note
@@ -24,7 +23,7 @@ from ocil.serve.futures import ServiceThread, Waiters, answer, stopping
 from ocil.serve.limits import RefusedError
 from ocil.serve.log import Log
 from ocil.serve.metrics import Metrics
-from ocil.serve.records import Change, Cut, SampleRecord
+from ocil.serve.records import Change, Cut, NumberedSample, SampleRecord
 from ocil.serve.snapshot import Snapshots
 from ocil.serve.statistics import UNKNOWN, Statistics
 from ocil.serve.version_changes import VersionChanges
@@ -44,19 +43,6 @@ logger = logging.getLogger("ocil.serve")
 
 class _TooLateError(Exception):
     """The service must stop before a change is made."""
-
-
-class NumberedSample(NamedTuple):
-    """One labelled input of the log."""
-
-    number: int
-    label: ClassLabel
-    inputs: NDArray[Any] | None
-    """None: the sample was forgotten before it was learned."""
-
-    @classmethod
-    def of(cls, record: SampleRecord) -> "Iterator[NumberedSample]":
-        return map(cls, range(record.first, record.last + 1), record.labels, record.inputs)
 
 
 class Trainer(ServiceThread):
@@ -126,7 +112,7 @@ class Trainer(ServiceThread):
                 if isinstance(record, Change):
                     self._changes.append(record)
                 else:
-                    self._ready.extend(NumberedSample.of(record))
+                    self._ready.extend(record.samples())
             self._changed.notify_all()
 
     @property
@@ -245,7 +231,7 @@ class Trainer(ServiceThread):
         never = self.log.recovered.unlearned  # learning would stop at them again before it came to the change
         for record in self.log.replay():
             if isinstance(record, SampleRecord):
-                samples = NumberedSample.of(record)
+                samples = record.samples()
                 self._pending += [one._replace(inputs=None) if one.number in never else one for one in samples]
             elif isinstance(record, Change) and record.number <= self.log.changes:
                 self._change_waiting(record)  # it was made, but its sample waits again
