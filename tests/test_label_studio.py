@@ -22,6 +22,7 @@ from ocil.online.model import Recipe
 from ocil.online.vectors import VectorFormat
 from ocil.serve.limits import Limits, RefusedError
 from ocil.serve.service import Service
+from ocil.serve.tokens import Access
 from tests.serving import FORM, RECIPE, SECONDS, picture, png, running
 
 pytest.importorskip("fastapi")
@@ -123,7 +124,7 @@ def test_the_recorded_requests_of_label_studio(tmp_path: Path, web: Web, monkeyp
     actions: dict[str, int] = {}
     with running(tmp_path, RECIPE) as service:
         studio = LabelStudio(service, TaskImages(web.address, (), service.limits))
-        with TestClient(create_app(service, TOKEN), base_url=HERE) as client:
+        with TestClient(create_app(service, Access(TOKEN)), base_url=HERE) as client:
             for one in recorded:
                 before = service.statistics
                 answer = client.request(one["method"], one["path"], json=one["body"], headers=one["headers"])
@@ -238,7 +239,7 @@ def test_it_is_off_unless_asked_for(service: Service) -> None:
 
 def test_the_token_as_a_password(service: Service, web: Web) -> None:
     LabelStudio(service, TaskImages(web.address, (), service.limits))
-    client = TestClient(create_app(service, TOKEN), base_url=HERE)
+    client = TestClient(create_app(service, Access(TOKEN)), base_url=HERE)
 
     def status(given: str, path: str = "/label-studio/health") -> int:
         return int(client.get(path, headers={"authorization": given}).status_code)

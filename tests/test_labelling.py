@@ -18,6 +18,7 @@ from ocil.online.model import Recipe
 from ocil.online.vectors import VectorFormat
 from ocil.serve.limits import Limits, RefusedError
 from ocil.serve.service import Service
+from ocil.serve.tokens import Access
 from tests.serving import FORM, SECONDS, batches_of, picture, png, running
 
 pytest.importorskip("fastapi")
@@ -355,7 +356,7 @@ def test_a_model_of_vectors_has_no_images_to_label(tmp_path: Path) -> None:
 
 
 def test_the_token_guards_the_queue(service: Service) -> None:
-    client = TestClient(create_app(service, "a-token-of-some-length"), base_url=HERE)
+    client = TestClient(create_app(service, Access("a-token-of-some-length")), base_url=HERE)
     for method, path in (("GET", "/label/queue"), ("GET", "/label/images/1"), ("PUT", "/label/images/1/label")):
         assert client.request(method, path).status_code == 401
     assert client.get("/label").status_code == client.get("/label.js").status_code == 200

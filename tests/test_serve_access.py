@@ -189,7 +189,7 @@ def test_every_answer_names_its_request(service: Service) -> None:
 
 def test_health_needs_no_token_and_no_name(tmp_path: Path) -> None:
     with running(tmp_path) as service:
-        client = TestClient(create_app(service, "a-token-of-some-length"), base_url="http://10.1.2.3:8000")
+        client = TestClient(create_app(service, Access("a-token-of-some-length")), base_url="http://10.1.2.3:8000")
         for path in ("/health", "/health/live", "/health/ready"):
             answer = client.get(path, headers={"origin": "http://elsewhere"})
             assert (answer.status_code, answer.json()) == (200, {"status": "UP", "reason": None})

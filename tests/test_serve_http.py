@@ -34,7 +34,7 @@ from ocil.serve.app import create_app
 from ocil.serve.guard import LOOPBACK, PATHS, PUBLIC
 from ocil.serve.label_studio import LabelStudio
 from ocil.serve.label_studio_images import TaskImages
-from ocil.serve.tokens import digest_of
+from ocil.serve.tokens import Access, digest_of
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
 HERE = "http://127.0.0.1:8000"
@@ -594,7 +594,7 @@ TOKEN = "a-token-of-some-length"
 
 @pytest.fixture(scope="module")
 def guarded(service: Service) -> Iterator[Any]:
-    with TestClient(create_app(service, TOKEN, None), base_url="http://models.example:8000") as client:
+    with TestClient(create_app(service, Access(TOKEN), None), base_url="http://models.example:8000") as client:
         yield client
 
 

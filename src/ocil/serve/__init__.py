@@ -50,8 +50,9 @@ What clients see:
 ``routes``   what each path does
 ``sample_routes``, ``version_routes``  what the paths about samples and versions do
 ``answers``  models of requests and answers
+``openapi``  the description of all requests
 ``bodies``   reads the bodies of requests
-``pages``    the pages and the description of all requests
+``pages``    the pages, with that description as one of them
 ``limits``   what a client may ask for
 ``labels``, ``pictures``, ``vectors``  labels, images and vectors from clients
 """

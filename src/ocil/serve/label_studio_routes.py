@@ -2,7 +2,6 @@
 
 import base64
 import binascii
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
@@ -10,10 +9,10 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel, Field
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ocil.serve.answers import model_body
 from ocil.serve.bodies import Budget, read_small
 from ocil.serve.futures import in_pool
 from ocil.serve.label_studio import LabelStudio, Project, chosen, read_project
+from ocil.serve.openapi import BODY, add_route, named_body
 
 PREFIX = "/label-studio"
 Config = Annotated[str, Field(max_length=2**18)]
@@ -51,6 +50,9 @@ class LabelStudioWebhookRequest(BaseModel):  # type: ignore[misc]
     project: LabelStudioHookProject | None = None
 
 
+LABEL_STUDIO_REQUESTS = (LabelStudioSetupRequest, LabelStudioPredictRequest, LabelStudioWebhookRequest)
+
+
 class LabelStudioRoutes:
     """One function per path."""
 
@@ -58,20 +60,16 @@ class LabelStudioRoutes:
         self.studio, self.budget, self.limits = studio, budget, studio.service.limits
         self.pool = ThreadPoolExecutor(2, "ocil-label-studio-ask")
 
-    def add_to(self, app: FastAPI, refusals: Callable[..., Any], schemas: dict[str, Any]) -> None:
-        """``refusals``: describes the answers of these statuses. ``schemas``: gets those of the requests."""
-        body = (400, 408, 413, 415, 422)
-        for method, answer, summary, request, codes in (
-            ("GET", self.health, "Label Studio: whether the backend lives", None, ()),
-            ("POST", self.setup, "Label Studio: a project is connected", LabelStudioSetupRequest, body),
-            ("POST", self.predict, "Label Studio: predictions for tasks", LabelStudioPredictRequest, body),
-            ("POST", self.webhook, "Label Studio: annotations were changed", LabelStudioWebhookRequest, body),
+    def add_to(self, app: FastAPI) -> None:
+        for answer, summary, request in (
+            (self.setup, "Label Studio: a project is connected", LabelStudioSetupRequest),
+            (self.predict, "Label Studio: predictions for tasks", LabelStudioPredictRequest),
+            (self.webhook, "Label Studio: annotations were changed", LabelStudioWebhookRequest),
         ):
-            described: dict[str, Any] = {"summary": summary, "operation_id": f"label_studio_{answer.__name__}"}
-            described["responses"] = refusals(401, 403, 429, 503, *codes)
-            if request is not None:
-                described["openapi_extra"] = model_body(request, schemas)
-            app.add_api_route(f"{PREFIX}/{answer.__name__}", answer, methods=[method], **described)
+            path, name = f"{PREFIX}/{answer.__name__}", f"label_studio_{answer.__name__}"
+            add_route(app, "POST", path, answer, summary, 503, *BODY, name=name, body=named_body(request))
+        path, name = f"{PREFIX}/health", "label_studio_health"
+        add_route(app, "GET", path, self.health, "Label Studio: whether the backend lives", 503, name=name)
 
     async def health(self) -> dict[str, Any]:
         """Also how many annotations wait to be learned, and how many were given up."""

@@ -5,7 +5,6 @@ import logging
 
 from ocil.serve.audit import timestamp
 
-LOGGER = "ocil.serve"
 REQUESTS = "ocil.serve.requests"
 """The logger of one line per request."""
 TEXT, JSON = "text", "json"

@@ -287,7 +287,7 @@ def serve(
     app: Any
     if isinstance(services, Service):
         audit = Audit(services.folder / FILE)
-        app, all_of_them = create_app(services, None, settings.hosts, settings.access, audit), [services]
+        app, all_of_them = create_app(services, settings.access, settings.hosts, audit), [services]
     else:
         app, all_of_them = Models(services, settings.access, settings.hosts, audited=True), list(services.values())
     config = uvicorn.Config(
