@@ -131,14 +131,14 @@ def _shared_app(services: Mapping[str, Service], access: Access, hosts: tuple[st
                     problem=service.problem,
                 )
                 for name, service in services.items()
-                if access.sees(token, name)
+                if token.is_for(name)
             ]
         )
 
     async def metrics(request: Request) -> Response:
         """All models' numbers, each with the label ``model``; without those the token is not for."""
         token = asked(request.scope).token
-        seen = {name: service.metrics for name, service in services.items() if access.sees(token, name)}
+        seen = {name: service.metrics for name, service in services.items() if token.is_for(name)}
         return Response(text_of(seen), media_type=CONTENT_TYPE)
 
     app.add_api_route("/models", models, methods=["GET"], response_model=answers.ModelList)
