@@ -40,6 +40,7 @@ What clients see:
 
 ``client``   the requests as methods, for programs in Python
 ``run``      socket, server and clean stop
+``deadlines``  how long a client may take to ask and to read
 ``app``      the HTTP application
 ``models``   several models in one process
 ``guard``    which requests are let through
