@@ -101,17 +101,8 @@ class Labelling:
         ``first``: the number of an image to begin with, as after an undo.
         """
         self.open()
-        now = time.monotonic()
         with self._lock:
-            self._leases = {number: one for number, one in self._leases.items() if one[1] > now}
-            taken = {number for number, (who, _) in self._leases.items() if who != person}
-            free = [one for one in self._entries.values() if one.waits and not one.change]
-            found = heapq.nsmallest(count, (one for one in free if one.number not in taken), _order) or heapq.nsmallest(
-                count, free, _order
-            )
-            begin = [one for one in free if one.number == first]
-            found = (begin + [one for one in found if one.number != first])[:count]
-            self._leases |= {one.number: (person, now + LEASE_SECONDS) for one in found}
+            found = self._leased(person, count, first)
         if not found:
             return []
         prediction = self.service.predictor.ask(self._pixels(found)).result()
@@ -185,6 +176,19 @@ class Labelling:
         return self.open().totals()
 
     # How it is done.
+
+    def _leased(self, person: str, count: int, first: int | None) -> list[QueuedImage]:
+        """The next images for a person, which others are not shown for a while, unless there are no others."""
+        now = time.monotonic()
+        self._leases = {number: one for number, one in self._leases.items() if one[1] > now}
+        taken = {number for number, (who, _) in self._leases.items() if who != person}
+        waiting = [one for one in self._entries.values() if one.waits and not one.change]
+        free = [one for one in waiting if one.number not in taken] or waiting
+        begin = [one for one in waiting if one.number == first]
+        then = [one for one in heapq.nsmallest(count, free, _order) if one.number != first]
+        found = (begin + then)[:count]
+        self._leases |= {one.number: (person, now + LEASE_SECONDS) for one in found}
+        return found
 
     def _make_room(self, count: int, size: int) -> None:
         entries = [one for one in self._entries.values() if one.bytes]

@@ -61,7 +61,7 @@ class Trainer(ServiceThread):
         super().__init__("ocil-learn")
         self.model, self.log, self.counts = model, log, saved.counts
         self.scored = saved.scored
-        """Samples that were predicted before they were learned, in the service's life, and how many correctly."""
+        """In the service's life."""
         self.changed = log.changes
         """The number of the last change that was made."""
         self.corrections = Corrections(model)
@@ -351,7 +351,7 @@ class Trainer(ServiceThread):
         truth = [self.model.numbers[label] for label in labels]
         self.counts.add(truth, guesses, known)
         right = sum(one == guess for one, guess in zip(truth, guesses, strict=True))
-        self.scored = self.scored[0] + len(batch), self.scored[1] + right
+        self.scored = self.scored.plus(len(batch), right)
 
     def _publish(self, probe: NDArray[Any]) -> None:
         self.snapshots.publish(probe)

@@ -65,7 +65,7 @@ class VersionChanges:
             return Outcome(refused="there is a version of this name.")
         try:
             trainer.model.note[NOTE] = trainer.note().to_json()
-            self.versions.save(change, trainer.model, trainer.position, *trainer.scored)
+            self.versions.save(change, trainer.model, trainer.position, trainer.scored)
         except WriteError as error:
             return Outcome(refused=str(error))
         return Outcome()

@@ -175,6 +175,6 @@ def _known(one: Known) -> VersionKnowledge:
         held_out=one.tested,
         correct=one.correct,
         accuracy=one.correct / one.tested if one.tested else None,
-        scored_since=one.scored,
-        accuracy_since=one.scored_correct / one.scored if one.scored else None,
+        scored_since=one.scored.samples,
+        accuracy_since=one.scored.correct / one.scored.samples if one.scored.samples else None,
     )
