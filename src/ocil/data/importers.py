@@ -13,6 +13,7 @@ from ocil.data.catalog import DEFAULT, DatasetInfo
 from ocil.data.check import differences
 from ocil.data.cifar import read_cifar
 from ocil.data.dataset import Dataset, load_npz
+from ocil.data.doors import from_arrays
 from ocil.data.folder import ImageFiles
 from ocil.data.mini_imagenet import read_mini_imagenet
 from ocil.data.npy_folder import samples_in_npy_folder
@@ -20,7 +21,7 @@ from ocil.data.number_table import NumberTable, is_number_table
 from ocil.data.places import data_dir as folder_of
 from ocil.data.raw import MANIFEST, is_store, open_store
 from ocil.data.raw_writer import StoreWriter
-from ocil.data.samples import Progress, Samples, from_arrays
+from ocil.data.samples import Progress, Samples
 from ocil.data.split import split_again
 from ocil.errors import OcilError, WriteError
 from ocil.files import first_existing
