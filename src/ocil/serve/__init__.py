@@ -7,7 +7,7 @@ Learning and predicting:
 ``trainer``      the thread that learns what is in the log
 ``predictor``    the thread that predicts, by the newest snapshot
 ``snapshot``     copies of the learner that predictions read while it learns
-``changes``      what corrections, removals and reviews do to the model
+``corrections``  what corrections, removals and reviews do to the model
 ``version_changes``  what changes about versions do
 ``checkpoints``  saves the model with its place in the log
 ``idempotency``  keys of requests that may come again
@@ -47,7 +47,7 @@ What clients see:
 ``tokens``   who may ask for what, and how often
 ``audit``    a line per change
 ``health``   answers to probes
-``logs``     text or JSON lines
+``log_lines``  what is logged on standard error: text or JSON lines
 ``routes``   what each path does
 ``sample_routes``, ``version_routes``  what the paths about samples and versions do
 ``answers``  models of requests and answers

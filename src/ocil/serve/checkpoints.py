@@ -15,7 +15,7 @@ from ocil.files import sync_folder
 from ocil.online.header import entry, whole
 from ocil.online.model import Model
 from ocil.serve.catalogue import Catalogue
-from ocil.serve.changes import numbers_of
+from ocil.serve.corrections import numbers_of
 from ocil.serve.idempotency import KeyedRequest, Keys
 from ocil.serve.log import Log
 from ocil.serve.metrics import Metrics

@@ -15,7 +15,7 @@ from ocil.serve.audit import Audit
 from ocil.serve.futures import stopping
 from ocil.serve.health import HEALTH
 from ocil.serve.limits import RefusedError
-from ocil.serve.logs import REQUESTS
+from ocil.serve.log_lines import REQUESTS
 from ocil.serve.metrics import Metrics
 from ocil.serve.pages import PAGE_FILES
 from ocil.serve.tokens import NOBODY, Access, Token

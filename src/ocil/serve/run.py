@@ -17,7 +17,7 @@ from typing import Any
 import uvicorn
 
 from ocil.errors import OcilError
-from ocil.serve import logs
+from ocil.serve import log_lines
 from ocil.serve.app import create_app
 from ocil.serve.audit import FILE, Audit
 from ocil.serve.deadlines import REQUEST_SECONDS, Connection
@@ -129,7 +129,7 @@ class Settings:
     """Further names that the service is reached by."""
     access: Access = field(default_factory=Access)
     drain_seconds: float = 0.0
-    log_format: str = logs.TEXT
+    log_format: str = log_lines.TEXT
     log_requests: bool = False
     connections: int = CONNECTIONS
     """Connections at the same time."""
@@ -173,7 +173,7 @@ def serve(
         timeout_keep_alive=REQUEST_SECONDS,
         timeout_graceful_shutdown=STOP_SECONDS,
     )
-    logs.set_up(settings.log_format, settings.log_requests)
+    log_lines.set_up(settings.log_format, settings.log_requests)
     server = Server(config, *all_of_them, drain_seconds=settings.drain_seconds)
     # uvicorn raises the signal once more when it has stopped; saving comes after that.
     # One that comes before uvicorn listens to them stops it as soon as it has begun.

@@ -18,8 +18,8 @@ from ocil.online.vectors import VectorFormat
 from ocil.precision import numerics
 from ocil.serve.catalogue import FILE as CATALOGUE
 from ocil.serve.catalogue import Catalogue, SampleState
-from ocil.serve.changes import numbers_of
 from ocil.serve.checkpoints import MOST_SAMPLES, NOTE, Checkpoints, Note
+from ocil.serve.corrections import numbers_of
 from ocil.serve.held_out import HeldOut
 from ocil.serve.idempotency import Keys, restored
 from ocil.serve.limits import Limits, RefusedError

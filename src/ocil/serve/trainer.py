@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from ocil.errors import OcilError, WriteError
 from ocil.methods.base import Learner
 from ocil.online.model import Model
-from ocil.serve.changes import Corrections, Outcome, numbers_of
 from ocil.serve.checkpoints import Checkpoints, Note
+from ocil.serve.corrections import Corrections, Outcome, numbers_of
 from ocil.serve.futures import ServiceThread, Waiters, answer, stopping
 from ocil.serve.limits import RefusedError
 from ocil.serve.log import Log

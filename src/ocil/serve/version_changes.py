@@ -7,8 +7,8 @@ import numpy as np
 
 from ocil.errors import OcilError, WriteError
 from ocil.online.header import reading_note
-from ocil.serve.changes import Outcome, numbers_of
 from ocil.serve.checkpoints import NOTE, Note
+from ocil.serve.corrections import Outcome, numbers_of
 from ocil.serve.records import Change, NumberedSample, SampleRecord
 from ocil.serve.snapshot import Snapshot, Snapshots
 from ocil.serve.versions import Version, Versions

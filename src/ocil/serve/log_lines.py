@@ -1,4 +1,4 @@
-"""What the service logs, as text or as JSON lines."""
+"""What the service logs on standard error, as text or as JSON lines. (``ocil.serve.log`` is the log of samples.)"""
 
 import json
 import logging
