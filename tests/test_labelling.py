@@ -337,10 +337,10 @@ def test_a_damaged_or_foreign_database_is_reported(tmp_path: Path) -> None:
     base = sqlite3.connect(tmp_path / FILE)
     base.execute("PRAGMA user_version = 99")
     base.close()
-    with pytest.raises(OcilError, match="newer version"):
+    with pytest.raises(OcilError, match="later version"):
         Store(tmp_path / FILE)
     (tmp_path / FILE).write_bytes(b"not a database, whatever its name says" * 100)
-    with pytest.raises(OcilError, match="cannot be opened"):
+    with pytest.raises(OcilError, match="cannot be used"):
         Store(tmp_path / FILE)
     (tmp_path / "link.sqlite").symlink_to(tmp_path / FILE)
     with pytest.raises(OcilError, match="symbolic link"):

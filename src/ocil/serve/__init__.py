@@ -22,6 +22,7 @@ On the disk:
 ``segment``   the format of a log's files
 ``records``   the records in these files
 ``catalogue``  the list of all samples
+``databases``  opens files of SQLite
 ``versions``  named snapshots of the model
 ``held_out``  a labelled set to compare them on
 ``backup``    a copy of all files while learning goes on
