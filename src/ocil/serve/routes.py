@@ -6,6 +6,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -62,26 +63,15 @@ class Routes:
         self.started = time.monotonic()
 
     def add_to(self, app: FastAPI) -> None:
-        vectors = self.service.vectors
+        add, vectors = partial(add_route, app), self.service.vectors
         inputs = "images" if vectors is None else "vectors"
         learn, predict = learn_body(self.limits, vectors), predict_body(self.limits, vectors)
-        add_route(app, "POST", "/learn", self.learn, f"Learn labelled {inputs}", 409, 503, *BODY, body=learn)
-        add_route(
-            app,
-            "POST",
-            "/predict",
-            self.predict,
-            f"Classify {inputs}",
-            503,
-            *BODY,
-            body=predict,
-            response_model=answers.Predicted,
-        )
-        add_route(app, "GET", "/status", self.status, "What it has learned")
-        memory = answers.MemoryState
-        add_route(app, "GET", "/memory", self.memory, "What the memory holds", 422, 503, response_model=memory)
-        numbers = "Numbers for Prometheus"
-        add_route(app, "GET", "/metrics", self.metrics, numbers, responses=TEXT, response_class=Response)
+        found, memory = answers.Predicted, answers.MemoryState
+        add("POST", "/learn", self.learn, f"Learn labelled {inputs}", 409, 503, *BODY, body=learn)
+        add("POST", "/predict", self.predict, f"Classify {inputs}", 503, *BODY, body=predict, response_model=found)
+        add("GET", "/status", self.status, "What it has learned")
+        add("GET", "/memory", self.memory, "What the memory holds", 422, 503, response_model=memory)
+        add("GET", "/metrics", self.metrics, "Numbers for Prometheus", responses=TEXT, response_class=Response)
 
     async def learn(self, request: Request, wait: Wait = "false", idempotency_key: Key = None) -> answers.Learned:
         """Samples are acknowledged when they are on the disk, and learned in that order.

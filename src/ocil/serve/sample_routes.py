@@ -4,6 +4,7 @@ import asyncio
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -82,13 +83,14 @@ class SampleRoutes:
         self.service, self.limits = service, service.limits
 
     def add_to(self, app: FastAPI) -> None:
+        add = partial(add_route, app)
         one, change = "/samples/{number}", (409, 422, 503)
         body = label_body(Correction, self.limits)
-        add_route(app, "GET", "/samples", self.find_samples, "Search for samples", 422, 503)
-        add_route(app, "GET", one, self.find_sample, "One sample", 404, 422, 503)
-        add_route(app, "PUT", one, self.correct_sample, "Correct a sample's label", 404, *change, *BODY, body=body)
-        add_route(app, "DELETE", one, self.forget_sample, "Forget a sample", 404, *change)
-        add_route(app, "POST", "/review", self.review, "Relearn from the memory", *change)
+        add("GET", "/samples", self.find_samples, "Search for samples", 422, 503)
+        add("GET", one, self.find_sample, "One sample", 404, 422, 503)
+        add("PUT", one, self.correct_sample, "Correct a sample's label", 404, *change, *BODY, body=body)
+        add("DELETE", one, self.forget_sample, "Forget a sample", 404, *change)
+        add("POST", "/review", self.review, "Relearn from the memory", *change)
 
     async def find_samples(
         self, label: OfClass = None, since: Since = None, until: Until = None, after: After = 0, limit: Most = 100

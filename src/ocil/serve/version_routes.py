@@ -3,6 +3,7 @@
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated
 
 from fastapi import FastAPI, Path, Request
@@ -84,18 +85,19 @@ class VersionRoutes:
         self.pool = ThreadPoolExecutor(2, "ocil-versions")
 
     def add_to(self, app: FastAPI) -> None:
+        add = partial(add_route, app)
         one, change = "/versions/{name}", (404, 409, 422, 503)
         body = (*BODY, *change)
         save, pin, restore = json_body(NewVersion), json_body(Pin), json_body(Restoration)
         held_out = learn_body(_of_held_out(self.limits), self.service.vectors)
-        add_route(app, "GET", "/versions", self.list_versions, "All versions")
-        add_route(app, "POST", "/versions", self.save_version, "Save a version", *body, body=save)
-        add_route(app, "GET", "/versions/compare", self.compare_versions, "Compare all versions", 503)
-        add_route(app, "PUT", "/versions/pinned", self.pin_version, "Pin predictions to a version", *body, body=pin)
-        add_route(app, "DELETE", one, self.delete_version, "Delete a version", *change)
-        add_route(app, "POST", f"{one}/restore", self.restore_version, "Go back to a version", *body, body=restore)
-        add_route(app, "PUT", "/held-out", self.put_held_out, "Replace the held-out set", 503, *BODY, body=held_out)
-        add_route(app, "GET", "/backup", self.backup, "A copy of all files", 503, response_class=StreamingResponse)
+        add("GET", "/versions", self.list_versions, "All versions")
+        add("POST", "/versions", self.save_version, "Save a version", *body, body=save)
+        add("GET", "/versions/compare", self.compare_versions, "Compare all versions", 503)
+        add("PUT", "/versions/pinned", self.pin_version, "Pin predictions to a version", *body, body=pin)
+        add("DELETE", one, self.delete_version, "Delete a version", *change)
+        add("POST", f"{one}/restore", self.restore_version, "Go back to a version", *body, body=restore)
+        add("PUT", "/held-out", self.put_held_out, "Replace the held-out set", 503, *BODY, body=held_out)
+        add("GET", "/backup", self.backup, "A copy of all files", 503, response_class=StreamingResponse)
 
     async def list_versions(self) -> VersionList:
         """All versions, and the one that predictions are pinned to."""
