@@ -43,7 +43,7 @@ class DERPlusPlus(ocil.Learner):
         self.memory.start(problem.classes)
 
     @classmethod
-    def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
+    def passes(cls, config: DERConfig, batch_size: int, classes: int) -> list[Pass]:
         return [Pass(batch_size), Pass(replayed(config)), Pass(replayed(config))]
 
     def learn(self, x: Tensor, y: Tensor) -> None:

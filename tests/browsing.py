@@ -85,9 +85,11 @@ def served(service: "Service", token: str | None = None) -> Iterator[str]:
 
     from ocil.serve.app import create_app
     from ocil.serve.run import address_of, listen
+    from ocil.serve.tokens import Access
 
     bound = listen("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(create_app(service, token), lifespan="off", log_config=None, ws="none"))
+    app = create_app(service, Access(token))
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, ws="none"))
     server.install_signal_handlers = lambda: None
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()

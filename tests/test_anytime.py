@@ -118,7 +118,7 @@ def test_a_given_stream_is_evaluated_as_the_settings_ask(tiny: Dataset, tmp_path
 
 
 def test_measures_by_hand() -> None:
-    record = {"points": [{"accuracy": 0.5}, {"accuracy": 0.1}, {"accuracy": 0.3}]}
+    record: Any = {"points": [{"accuracy": 0.5}, {"accuracy": 0.1}, {"accuracy": 0.3}]}
     assert measures.average_anytime_accuracy(record) == pytest.approx(0.3)
     assert measures.lowest_anytime_accuracy(record) == 0.1
     assert measures.average_anytime_accuracy({}) is measures.lowest_anytime_accuracy({}) is None

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ocil.data.label_file import LabelledFile
 from ocil.errors import OcilError
 from ocil.online.feed import Feed
 from ocil.online.images import ImageFormat
 from ocil.online.model import FILE, Model, Recipe
-from ocil.online.sources import LabelledImages, Sample, read_list
+from ocil.online.sources import LabelledImages, read_list
 from ocil.runs.environment import digest
 from tests.conftest import Call, left_over, one_error
 
@@ -280,7 +281,7 @@ def test_nothing_can_be_read(ocil_command: Call, tmp_path: Path) -> None:
 
 
 def test_nothing_that_was_read_is_not_saved_in_between(tmp_path: Path) -> None:
-    samples = [Sample(f"{number}.png", tmp_path / f"{number}.png", "a") for number in range(25)]
+    samples = [LabelledFile(f"{number}.png", tmp_path / f"{number}.png", "a") for number in range(25)]
     for _ in range(2):
         feed = Feed(Model(Recipe("er", width=2), ImageFormat((8, 8, 1))), LabelledImages(samples))
         with pytest.raises(OcilError, match="not one of 25 images could be read, the first because"):

@@ -17,7 +17,7 @@ import pytest
 
 import ocil
 import ocil.cli
-from ocil.data import store
+from ocil.data import lookup
 from ocil.data.catalog import DEFAULT
 
 ROOT = Path(__file__).parents[1]
@@ -55,12 +55,12 @@ def few_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def few(few_images: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The code as it is, in less time and in a folder of its own: the embedded dataset is smaller."""
-    place_of = store.place_of
+    place_of = lookup.place_of
 
     def place(name: str | Path, *rest: Any) -> Any:
         return contextlib.nullcontext(few_images) if name == DEFAULT else place_of(name, *rest)
 
-    monkeypatch.setattr(store, "place_of", place)
+    monkeypatch.setattr(lookup, "place_of", place)
     monkeypatch.chdir(tmp_path)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from ocil.data import Dataset, store
+from ocil.data import Dataset, lookup
 from ocil.data.dataset import load_npz
 from ocil.engines import execute, pool
 from ocil.engines.job import Job, Observer, Outcome, Outcomes
@@ -306,7 +306,7 @@ def test_a_dataset_is_read_once_until_its_file_changes(
         read.append(path)
         return load_npz(path, name)
 
-    monkeypatch.setattr(store, "load_npz", counted)
+    monkeypatch.setattr(lookup, "load_npz", counted)
     path = tmp_path / "own.npz"
     tiny.save(path)
     settings = {"width": 2, "tasks": 2}

@@ -21,7 +21,7 @@ import pytest
 from ocil.cli.options import Execution
 from ocil.engines import execute, pool, ray, ray_worker, scheduler
 from ocil.engines.job import Job, Observer, Outcome
-from ocil.engines.nodes import examiner, packed, place_marker, unfit
+from ocil.engines.nodes import Facts, examiner, packed, place_marker, unfit
 from ocil.engines.ray_worker import Worker, WorkerSpec
 from ocil.engines.scheduler import Node, Scheduler, WorkerHandle
 from ocil.errors import InUseError, OcilError
@@ -299,7 +299,7 @@ def test_a_node_that_is_not_fit(npz: Path, tmp_path: Path) -> None:
     fit = examine(str(marker), samples, None)
     assert not marker.exists()
 
-    def why(theirs: dict[str, Any], torch_version: str | None = None) -> str | None:
+    def why(theirs: Facts, torch_version: str | None = None) -> str | None:
         return unfit(theirs, mine, tmp_path, torch_version)
 
     assert why(fit) is None

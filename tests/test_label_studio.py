@@ -22,6 +22,7 @@ from ocil.online.model import Recipe
 from ocil.online.vectors import VectorFormat
 from ocil.serve.limits import Limits, RefusedError
 from ocil.serve.service import Service
+from ocil.serve.tokens import Access
 from tests.serving import FORM, RECIPE, SECONDS, picture, png, running
 
 pytest.importorskip("fastapi")
@@ -32,7 +33,7 @@ from starlette.testclient import TestClient
 from ocil.serve import label_studio_images
 from ocil.serve.app import create_app
 from ocil.serve.label_studio import LabelStudio, chosen, read_project
-from ocil.serve.label_studio_images import Source
+from ocil.serve.label_studio_images import TaskImages
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
 HERE = "http://127.0.0.1:8000"
@@ -122,8 +123,8 @@ def test_the_recorded_requests_of_label_studio(tmp_path: Path, web: Web, monkeyp
     recorded = json.loads(RECORDED.read_text())
     actions: dict[str, int] = {}
     with running(tmp_path, RECIPE) as service:
-        studio = LabelStudio(service, Source(web.address, (), service.limits))
-        with TestClient(create_app(service, TOKEN), base_url=HERE) as client:
+        studio = LabelStudio(service, TaskImages(web.address, (), service.limits))
+        with TestClient(create_app(service, Access(TOKEN)), base_url=HERE) as client:
             for one in recorded:
                 before = service.statistics
                 answer = client.request(one["method"], one["path"], json=one["body"], headers=one["headers"])
@@ -184,7 +185,7 @@ def test_a_webhook_is_on_the_disk_before_it_is_answered(
     monkeypatch.setattr("ocil.serve.label_studio.RETRY_SECONDS", 0.05)
     web.key = "not known yet"
     with running(tmp_path) as service:
-        studio = LabelStudio(service, Source(web.address, (), service.limits))
+        studio = LabelStudio(service, TaskImages(web.address, (), service.limits))
         client = TestClient(create_app(service), base_url=HERE)
         assert client.post("/label-studio/webhook", json=annotation(4, "dark")).json() == {"changed": 1}
         assert client.post("/label-studio/webhook", json=annotation(5, "light")).json() == {"changed": 1}
@@ -194,7 +195,7 @@ def test_a_webhook_is_on_the_disk_before_it_is_answered(
         assert service.writer.acknowledged == 0
     web.key = ""
     with running(tmp_path) as service:
-        studio = LabelStudio(service, Source(web.address, (), service.limits))
+        studio = LabelStudio(service, TaskImages(web.address, (), service.limits))
         until(lambda: not studio.waiting)
         assert [service.sample(number).label for number in (1, 2)] == ["dark", "light"]
         # As if a crash had come between the log and the database, and a deletion after that.
@@ -215,7 +216,7 @@ def test_a_webhook_is_on_the_disk_before_it_is_answered(
 
 
 def test_requests_that_are_none(service: Service, web: Web) -> None:
-    LabelStudio(service, Source(web.address, (), service.limits))
+    LabelStudio(service, TaskImages(web.address, (), service.limits))
     client = TestClient(create_app(service), base_url=HERE)
     for path in ("setup", "predict", "webhook"):
         assert client.post(f"/label-studio/{path}", content=b"x").status_code == 415
@@ -237,8 +238,8 @@ def test_it_is_off_unless_asked_for(service: Service) -> None:
 
 
 def test_the_token_as_a_password(service: Service, web: Web) -> None:
-    LabelStudio(service, Source(web.address, (), service.limits))
-    client = TestClient(create_app(service, TOKEN), base_url=HERE)
+    LabelStudio(service, TaskImages(web.address, (), service.limits))
+    client = TestClient(create_app(service, Access(TOKEN)), base_url=HERE)
 
     def status(given: str, path: str = "/label-studio/health") -> int:
         return int(client.get(path, headers={"authorization": given}).status_code)
@@ -275,12 +276,12 @@ def test_a_project_and_its_results() -> None:
         assert chosen(project, other) is None
 
 
-def read(source: Source, address: str) -> bytes:
+def read(source: TaskImages, address: str) -> bytes:
     return source._content(address)
 
 
 def test_images_come_from_allowed_hosts_only(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Source(f"{web.address}/", ("images.example.org",), Limits())
+    source = TaskImages(f"{web.address}/", ("images.example.org",), Limits())
     source.offer_key("legacy")
     web.key = "Token legacy"
     assert read(source, "/data/image-1.png") == drawn(1)
@@ -309,7 +310,7 @@ def test_a_name_that_leads_to_an_internal_address_is_refused(web: Web, monkeypat
     names = {"images.example.org": "93.184.216.34"}
     connected: list[Any] = []
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, port, **_: [(2, 1, 6, "", (names.get(host, host), port))])
-    source = Source(web.address, ("images.example.org",), Limits())
+    source = TaskImages(web.address, ("images.example.org",), Limits())
 
     def connect(where: Any, **_: Any) -> Any:
         connected.append(where)
@@ -326,14 +327,14 @@ def test_a_name_that_leads_to_an_internal_address_is_refused(web: Web, monkeypat
     assert len(connected) == 1
     names["images.example.org"] = "10.0.0.1"  # at the start too: the operator meant a server of the own network
     with pytest.raises(RefusedError, match="ConnectionRefused"):
-        read(Source(web.address, ("images.example.org",), Limits()), "http://images.example.org/a.png")
+        read(TaskImages(web.address, ("images.example.org",), Limits()), "http://images.example.org/a.png")
     names["images.example.org"] = "169.254.169.254"  # never
     with pytest.raises(RefusedError, match="internal"):
-        read(Source(web.address, ("images.example.org",), Limits()), "http://images.example.org/a.png")
+        read(TaskImages(web.address, ("images.example.org",), Limits()), "http://images.example.org/a.png")
 
 
 def test_redirects_sizes_and_times(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Source(web.address, (), Limits(body_bytes=1000))
+    source = TaskImages(web.address, (), Limits(body_bytes=1000))
     web.answers = {
         "/there": (302, {"location": "/data/image-3.png"}, b""),
         "/away": (302, {"location": "http://169.254.169.254/"}, b""),
@@ -357,7 +358,7 @@ def test_redirects_sizes_and_times(web: Web, monkeypatch: pytest.MonkeyPatch) ->
     with socket.socket() as silent:  # it takes connections and never answers
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        slow = Source(f"http://127.0.0.1:{silent.getsockname()[1]}", (), Limits())
+        slow = TaskImages(f"http://127.0.0.1:{silent.getsockname()[1]}", (), Limits())
         started = time.monotonic()
         with pytest.raises(RefusedError, match="Timeout"):
             read(slow, "/a.png")
@@ -365,7 +366,7 @@ def test_redirects_sizes_and_times(web: Web, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_images_are_kept_for_the_next_prediction(web: Web) -> None:
-    source, form = Source(web.address, (), Limits()), ImageFormat((12, 12, 1))
+    source, form = TaskImages(web.address, (), Limits()), ImageFormat((12, 12, 1))
     first, again = (source.image("/data/image-1.png", form) for _ in range(2))
     assert np.array_equal(first, again)
     assert len(web.asked) == 1
@@ -376,13 +377,13 @@ def test_images_are_kept_for_the_next_prediction(web: Web) -> None:
 @pytest.mark.parametrize("address", ["localhost:8080", "ftp://a", "http://", "http://a:b@c", "http://a?b"])
 def test_addresses_that_are_none(address: str) -> None:
     with pytest.raises(OcilError, match="no address of Label Studio"):
-        Source(address, (), Limits())
+        TaskImages(address, (), Limits())
     for host in ("", "a/b", "http://a/b", "ftp://a", "a:0", "a:x"):
         with pytest.raises(OcilError, match="is no host"):
-            Source("http://localhost:8080", (host,), Limits())
+            TaskImages("http://localhost:8080", (host,), Limits())
 
 
 def test_a_model_of_vectors_is_refused(tmp_path: Path, web: Web) -> None:
     recipe = Recipe("er", memory=20, batch_size=4)
     with running(tmp_path, recipe, VectorFormat(3)) as service, pytest.raises(RefusedError, match="vectors"):
-        LabelStudio(service, Source(web.address, (), service.limits))
+        LabelStudio(service, TaskImages(web.address, (), service.limits))

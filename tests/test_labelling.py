@@ -18,6 +18,7 @@ from ocil.online.model import Recipe
 from ocil.online.vectors import VectorFormat
 from ocil.serve.limits import Limits, RefusedError
 from ocil.serve.service import Service
+from ocil.serve.tokens import Access
 from tests.serving import FORM, SECONDS, batches_of, picture, png, running
 
 pytest.importorskip("fastapi")
@@ -28,7 +29,7 @@ from starlette.testclient import TestClient
 from ocil.serve.app import create_app
 from ocil.serve.labelling import Labelling, margin
 from ocil.serve.labelling_images import prepare
-from ocil.serve.labelling_store import FILE, Change, Content, Store
+from ocil.serve.labelling_store import FILE, Content, LabelChange, Store
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
 HERE = "http://127.0.0.1:8000"
@@ -238,9 +239,13 @@ def test_what_a_crash_left_undone_is_done_once(tmp_path: Path) -> None:
         labelling.label(2, "b")
     store = Store(tmp_path / FILE)
     first, second, third, fourth = store.entries()
-    first.sample, first.label, first.change = None, None, Change("learn", "a")  # the log had it, the database not yet
-    second.change = Change("forget")
-    third.turn, third.change = 1, Change("learn", "c")  # not even the log had it
+    first.sample, first.label, first.change = (
+        None,
+        None,
+        LabelChange("learn", "a"),
+    )  # the log had it, the database not yet
+    second.change = LabelChange("forget")
+    third.turn, third.change = 1, LabelChange("learn", "c")  # not even the log had it
     store.save(first, second, third)
     store.close()
     with running(tmp_path) as service:
@@ -332,10 +337,10 @@ def test_a_damaged_or_foreign_database_is_reported(tmp_path: Path) -> None:
     base = sqlite3.connect(tmp_path / FILE)
     base.execute("PRAGMA user_version = 99")
     base.close()
-    with pytest.raises(OcilError, match="newer version"):
+    with pytest.raises(OcilError, match="later version"):
         Store(tmp_path / FILE)
     (tmp_path / FILE).write_bytes(b"not a database, whatever its name says" * 100)
-    with pytest.raises(OcilError, match="cannot be opened"):
+    with pytest.raises(OcilError, match="cannot be used"):
         Store(tmp_path / FILE)
     (tmp_path / "link.sqlite").symlink_to(tmp_path / FILE)
     with pytest.raises(OcilError, match="symbolic link"):
@@ -351,7 +356,7 @@ def test_a_model_of_vectors_has_no_images_to_label(tmp_path: Path) -> None:
 
 
 def test_the_token_guards_the_queue(service: Service) -> None:
-    client = TestClient(create_app(service, "a-token-of-some-length"), base_url=HERE)
+    client = TestClient(create_app(service, Access("a-token-of-some-length")), base_url=HERE)
     for method, path in (("GET", "/label/queue"), ("GET", "/label/images/1"), ("PUT", "/label/images/1/label")):
         assert client.request(method, path).status_code == 401
     assert client.get("/label").status_code == client.get("/label.js").status_code == 200

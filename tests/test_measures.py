@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ocil.errors import OcilError
 from ocil.evaluation import measures
 from ocil.evaluation.measures import MEASURES, Measure
+from ocil.evaluation.record_types import AnytimePoint, AnytimeRecord, CalibrationRecord
 from ocil.report.result_tables import CELL_RECORD
 
 quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -21,7 +22,7 @@ quick = settings(max_examples=60, deadline=None, derandomize=True, database=None
 PAGE = (Path(__file__).parents[1] / "docs/measures.md").read_text()
 GROUPS = [[0, 1], [2]]
 # Two tasks that end after 4 and 8 batches. Class 1 arrives with batch 3, class 2 with batch 5. Ten test images each.
-WORKED: dict[str, Any] = {
+WORKED: AnytimeRecord = {
     "every": 2,
     "tested": [10, 10, 10],
     "arrived": [1, 3, 5],
@@ -40,7 +41,7 @@ def test_worked_area_under_accuracy() -> None:
     """Each accuracy counts for the samples since the point before: 20, 20, 20 and 10 of 70."""
     expected = (20 * 0.8 + 20 * 0.7 + 20 * 0.4 + 10 * 0.6) / 70
     assert measures.area_under_accuracy(WORKED) == pytest.approx(expected)
-    evenly = WORKED | {"points": [{**point, "samples": 5 * point["batch"]} for point in WORKED["points"]]}
+    evenly: Any = {**WORKED, "points": [{**point, "samples": 5 * point["batch"]} for point in WORKED["points"]]}
     assert measures.area_under_accuracy(evenly) == pytest.approx((0.8 + 0.7 + 0.4 + 0.6) / 4)
 
 
@@ -65,7 +66,7 @@ def test_worked_stability_gap() -> None:
 
 def test_worked_domains() -> None:
     """Two classes in two domains; the second domain begins with batch 3. Domains are the tasks."""
-    record: dict[str, Any] = {
+    record: AnytimeRecord = {
         "tested": [4, 4],
         "tested_by_domain": [[2, 2], [2, 2]],
         "arrived": [1, 1],
@@ -87,7 +88,7 @@ def test_worked_domains() -> None:
 
 def test_worked_calibration_prequential_and_classes() -> None:
     """Two bins: 4 images at 0.5 on average of which 1 is right, 6 at 0.9 of which all are."""
-    bins = {"count": [4, 6], "correct": [1, 6], "confidence": [2.0, 5.4]}
+    bins: CalibrationRecord = {"count": [4, 6], "correct": [1, 6], "confidence": [2.0, 5.4]}
     assert measures.expected_calibration_error(bins) == pytest.approx(0.4 * 0.25 + 0.6 * 0.1)
     assert measures.expected_calibration_error({}) is None
     assert measures.prequential_accuracy({"every": 2, "seen": [20, 10], "correct": [5, 4]}) == 0.3
@@ -100,16 +101,17 @@ def test_what_was_not_recorded_has_no_value() -> None:
     for name in (*names, "minimum_accuracy", "worst_case_accuracy"):
         assert getattr(measures, name)({}) is None, name
         assert getattr(measures, name)({"points": []}) is None, name
-    before_it_was_kept = {"points": [{"batch": 1, "accuracy": 0.5, "correct": [1]}], "tested": [2], "arrived": [1]}
+    points: list[AnytimePoint] = [{"batch": 1, "accuracy": 0.5, "correct": [1]}]
+    before_it_was_kept: AnytimeRecord = {"points": points, "tested": [2], "arrived": [1]}
     assert measures.area_under_accuracy(before_it_was_kept) == 0.5
     assert measures.stability_gap(before_it_was_kept) is None
     assert measures.worst_case_accuracy(before_it_was_kept, [[0]]) is None
-    late = WORKED | {"points": WORKED["points"][:2]}
+    late: Any = {**WORKED, "points": WORKED["points"][:2]}
     assert measures.worst_case_accuracy(late, GROUPS) is None  # no point after the first task
 
 
 @st.composite
-def records(draw: st.DrawFn) -> tuple[dict[str, Any], list[list[int]]]:
+def records(draw: st.DrawFn) -> tuple[AnytimeRecord, list[list[int]]]:
     """A record of random counts, as a run would write it: classes arrive at any time, tasks have any length."""
     classes, tasks = draw(st.integers(2, 6)), draw(st.integers(1, 4))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
@@ -118,7 +120,7 @@ def records(draw: st.DrawFn) -> tuple[dict[str, Any], list[list[int]]]:
     arrived[0] = 1
     group_of = rng.permutation(np.arange(classes) % tasks)
     groups = [np.flatnonzero(group_of == group).tolist() for group in range(tasks)]
-    points = []
+    points: list[AnytimePoint] = []
     for batch in sorted(set(rng.integers(1, ends[-1] + 1, 12).tolist())):
         here = arrived <= batch
         correct = rng.integers(0, tested + 1) * here
@@ -126,18 +128,18 @@ def records(draw: st.DrawFn) -> tuple[dict[str, Any], list[list[int]]]:
         points.append(
             {"batch": batch, "samples": 3 * batch + batch % 2, "accuracy": accuracy, "correct": correct.tolist()}
         )
-    record = {"tested": tested.tolist(), "arrived": arrived.tolist(), "tasks": ends, "points": points}
+    record = AnytimeRecord(tested=tested.tolist(), arrived=arrived.tolist(), tasks=ends, points=points)
     return record, [group for group in groups if group]
 
 
 @given(records())
 @quick
-def test_over_time_by_loops(drawn: tuple[dict[str, Any], list[list[int]]]) -> None:
+def test_over_time_by_loops(drawn: tuple[AnytimeRecord, list[list[int]]]) -> None:
     """The definitions, spelled out class by class and point by point."""
     record, groups = drawn
-    points, tested, arrived, ends = (record[name] for name in ("points", "tested", "arrived", "tasks"))
+    points, tested, arrived, ends = record["points"], record["tested"], record["arrived"], record["tasks"]
 
-    def accuracy(point: dict[str, Any], names: list[int]) -> float | None:
+    def accuracy(point: AnytimePoint, names: list[int]) -> float | None:
         known = [name for name in names if arrived[name] <= point["batch"]]
         return sum(point["correct"][name] for name in known) / sum(tested[name] for name in known) if known else None
 
@@ -187,11 +189,11 @@ def test_calibration_by_loops(seed: int) -> None:
     for members in filter(None, bins):
         right, sure = np.mean([hit for _, hit in members]), np.mean([confidence for confidence, _ in members])
         slow += len(members) / len(images) * abs(right - sure)
-    record = {
-        "count": [len(members) for members in bins],
-        "correct": [sum(hit for _, hit in members) for members in bins],
-        "confidence": [sum(confidence for confidence, _ in members) for members in bins],
-    }
+    record = CalibrationRecord(
+        count=[len(members) for members in bins],
+        correct=[sum(hit for _, hit in members) for members in bins],
+        confidence=[sum(confidence for confidence, _ in members) for members in bins],
+    )
     assert measures.expected_calibration_error(record) == pytest.approx(slow)
 
 

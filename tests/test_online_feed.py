@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ocil.data.label_file import LabelledFile
 from ocil.online.feed import Feed
 from ocil.online.images import ImageFormat
 from ocil.online.model import Model, Recipe
-from ocil.online.sources import LabelledImages, Sample, read_list
+from ocil.online.sources import LabelledImages, read_list
 from ocil.runs.environment import digest
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
@@ -23,7 +24,7 @@ RECIPES = {
 
 
 @pytest.fixture
-def samples(tmp_path: Path) -> list[Sample]:
+def samples(tmp_path: Path) -> list[LabelledFile]:
     rng = np.random.default_rng(0)
     for name in "abc":
         (tmp_path / "images" / name).mkdir(parents=True)
@@ -73,7 +74,7 @@ class StoppedInside(Feed):
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 @pytest.mark.parametrize(("review", "position"), [(1, 4), (2, 12), (3, 18)])
 def test_learning_stops_inside_a_review(
-    samples: list[Sample], tmp_path: Path, recipe: Recipe, review: int, position: int
+    samples: list[LabelledFile], tmp_path: Path, recipe: Recipe, review: int, position: int
 ) -> None:
     """After the batches 2 and 4 of 5, and at the end of the list. The same command then ends with the same bits."""
     assert Feed(Model(recipe, FORM), LabelledImages(samples)).run(tmp_path / "whole")

@@ -12,7 +12,7 @@ import torch
 
 import ocil
 from ocil import files, precision
-from ocil.data.store import _is_path
+from ocil.data.lookup import _is_path
 from ocil.methods.er import ER
 from ocil.runs import build, environment
 from ocil.runs.config import resolve

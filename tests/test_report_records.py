@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ocil.evaluation.measures import Estimate, expected_calibration_error
+from ocil.evaluation.record_types import AnytimePoint, AnytimeRecord, CalibrationRecord
 from ocil.report import record_figures, record_plots, records
 from ocil.report.cells import FinishedRun, MeasuredCell, title_of
 from ocil.report.collect import collect
@@ -41,9 +42,9 @@ DATA = "/data/birds.npz"
 TESTED = [10, 20, 10, 10]
 
 
-def bins(count: int, correct: int, confidence: float) -> dict[str, Any]:
+def bins(count: int, correct: int, confidence: float) -> CalibrationRecord:
     """All images in the twelfth bin."""
-    found: dict[str, list[Any]] = {"count": [0] * 15, "correct": [0] * 15, "confidence": [0.0] * 15}
+    found: CalibrationRecord = {"count": [0] * 15, "correct": [0] * 15, "confidence": [0.0] * 15}
     found["count"][11], found["correct"][11], found["confidence"][11] = count, correct, confidence
     return found
 
@@ -56,7 +57,7 @@ def recorded(name: str, seed: int, level: float = 0.5, memory: int = 100, **sett
     for task, classes in enumerate(groups):
         for place, c in enumerate(classes):
             arrived[c] = 1 + 20 * task + place
-    points = []
+    points: list[AnytimePoint] = []
     for batch in (10, 20, 30, 40):
         correct = [round(level * TESTED[c]) if arrived[c] <= batch else 0 for c in range(4)]
         correct[groups[0][0]] = batch // 10  # the first class to arrive: 1, 2, 3, 4 of its images
@@ -120,9 +121,11 @@ def legend_title(axes: Axes) -> str:
 def test_over_time_says_where_it_stops_and_what_has_arrived() -> None:
     """The last point may be before the end of the stream, and tasks may end elsewhere in another seed."""
     one, two = recorded("er", 0), recorded("er", 1)
-    late, other = ({**each.anytime, "tasks": tasks} for each, tasks in ((one, [20, 43]), (two, [15, 43])))
-    for second, lines in ((late, (20, 43)), (other, ())):
-        results = [replace(one, anytime=late), replace(two, anytime={**two.anytime, "tasks": second["tasks"]})]
+    for tasks, lines in (([20, 43], (20, 43)), ([15, 43], ())):
+        results = [
+            replace(one, anytime={**one.anytime, "tasks": [20, 43]}),
+            replace(two, anytime={**two.anytime, "tasks": tasks}),
+        ]
         runs = tuple(FinishedRun(Path("x"), result) for result in results)
         found = records.over_time(MeasuredCell(runs, summarise(results)))
         assert found is not None
@@ -184,7 +187,7 @@ def test_points_that_not_all_seeds_have_are_left_out() -> None:
 def test_seeds_with_streams_of_different_lengths_are_shown(ocil_command: Call, tmp_path: Path) -> None:
     """As those of i-Blurry are, where incomplete last batches of tasks are dropped."""
     one, two = recorded("er", 0), recorded("er", 1)
-    shorter = {**two.anytime, "points": two.anytime["points"][:3], "tasks": [20, 39]}
+    shorter: AnytimeRecord = {**two.anytime, "points": two.anytime["points"][:3], "tasks": [20, 39]}
     for result in (one, replace(two, anytime=shorter)):
         RunFolder.of(tmp_path, result.config).save_result(result)
     said = ocil_command("show", tmp_path)
@@ -236,11 +239,11 @@ def test_accuracy_per_class_after_each_task_and_per_task() -> None:
 def test_accuracy_per_domain() -> None:
     """Two domains of two classes; the second domain arrives after 15 batches."""
     config = resolve("er", DATA, memory=100, settings={"tasks": 2, "scenario": "domain", "evaluate_every": 10})
-    points = [
+    points: list[AnytimePoint] = [
         {"batch": 10, "accuracy": 0.5, "correct": [1, 2], "correct_by_domain": [[1, 2], [0, 0]]},
         {"batch": 20, "accuracy": 0.5, "correct": [2, 5], "correct_by_domain": [[1, 1], [1, 4]]},
     ]
-    anytime = {"every": 10, "tested": [10, 10], "arrived": [1, 1], "points": points}
+    anytime: AnytimeRecord = {"every": 10, "tested": [10, 10], "arrived": [1, 1], "points": points}
     anytime |= {"tested_by_domain": [[4, 4], [6, 6]], "domains_arrived": [1, 15]}
     result = replace(made_up(config), anytime=anytime)
     found = records.heat_map(MeasuredCell((FinishedRun(Path("x"), result),), summarise([result])))

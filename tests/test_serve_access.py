@@ -21,7 +21,7 @@ pytest.importorskip("python_multipart")
 pytest.importorskip("httpx2")
 from starlette.testclient import TestClient
 
-from ocil.serve import logs
+from ocil.serve import log_lines
 from ocil.serve.app import create_app
 from ocil.serve.audit import Audit
 
@@ -189,7 +189,7 @@ def test_every_answer_names_its_request(service: Service) -> None:
 
 def test_health_needs_no_token_and_no_name(tmp_path: Path) -> None:
     with running(tmp_path) as service:
-        client = TestClient(create_app(service, "a-token-of-some-length"), base_url="http://10.1.2.3:8000")
+        client = TestClient(create_app(service, Access("a-token-of-some-length")), base_url="http://10.1.2.3:8000")
         for path in ("/health", "/health/live", "/health/ready"):
             answer = client.get(path, headers={"origin": "http://elsewhere"})
             assert (answer.status_code, answer.json()) == (200, {"status": "UP", "reason": None})
@@ -236,10 +236,10 @@ def test_an_audit_that_cannot_be_written_is_reported_once(tmp_path: Path, caplog
 
 
 def test_logs_as_json_lines(service: Service, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logs.REQUESTS):
+    with caplog.at_level(logging.INFO, log_lines.REQUESTS):
         client_of(service).get("/status", headers={"x-request-id": "r-2"})
-    (record,) = [one for one in caplog.records if one.name == logs.REQUESTS]
-    line = json.loads(logs.JsonLines().format(record))
+    (record,) = [one for one in caplog.records if one.name == log_lines.REQUESTS]
+    line = json.loads(log_lines.JsonLines().format(record))
     assert (line["request_id"], line["path"], line["status"], line["level"]) == ("r-2", "/status", 200, "info")
     assert line["ms"] >= 0
     try:
@@ -248,7 +248,7 @@ def test_logs_as_json_lines(service: Service, caplog: pytest.LogCaptureFixture) 
         record = logging.getLogger("x").makeRecord(
             "x", logging.ERROR, "f", 1, "it %s", ("failed",), __import__("sys").exc_info()
         )
-    text = logs.JsonLines().format(record)
+    text = log_lines.JsonLines().format(record)
     assert "\n" not in text
     assert json.loads(text)["message"] == "it failed"
     assert "ValueError" in json.loads(text)["exception"]

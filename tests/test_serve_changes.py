@@ -18,7 +18,7 @@ from ocil.online.model import Model, Recipe
 from ocil.runs.environment import digest
 from ocil.serve.catalogue import FILE as CATALOGUE
 from ocil.serve.catalogue import Catalogue
-from ocil.serve.changes import numbers_of
+from ocil.serve.corrections import numbers_of
 from ocil.serve.labelling_store import Store
 from ocil.serve.limits import Limits, RefusedError
 from ocil.serve.log import Log

@@ -24,7 +24,7 @@ pytest.importorskip("python_multipart")
 
 import uvicorn
 
-from ocil.serve import run
+from ocil.serve import deadlines, run
 from ocil.serve.app import create_app
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
@@ -38,7 +38,7 @@ def listening(folder: Path, **options: Any) -> Iterator[tuple[Service, run.Serve
     with running(folder, **options) as service, run.listen("127.0.0.1", 0) as bound:
         app = create_app(service)
         config = uvicorn.Config(
-            app, lifespan="off", log_config=None, ws="none", http=run.Connection, timeout_graceful_shutdown=1
+            app, lifespan="off", log_config=None, ws="none", http=deadlines.Connection, timeout_graceful_shutdown=1
         )
         server = run.Server(config, service)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
@@ -128,7 +128,7 @@ def test_a_request_that_still_arrives_when_it_stops_may_come_again(tmp_path: Pat
 
 
 def test_a_request_that_does_not_come_ends_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "REQUEST_SECONDS", 3.0)
+    monkeypatch.setattr(deadlines, "REQUEST_SECONDS", 3.0)
     with listening(tmp_path) as (_, _, port):
         beginnings = (b"", GET, GET + b"\r\n", GET + b"\r\n" + GET, GET + b"Content-Length: 99999\r\n\r\nx")
         open_ones = [socket.create_connection(("127.0.0.1", port), timeout=0.01) for _ in beginnings]
@@ -149,7 +149,7 @@ def _stays_open(port: int) -> bool:
         asked_at.append(time.monotonic())
         assert client.getresponse().read()
         time.sleep(1.0)
-    if max(later - one for one, later in pairwise(asked_at)) >= run.REQUEST_SECONDS:
+    if max(later - one for one, later in pairwise(asked_at)) >= deadlines.REQUEST_SECONDS:
         return False
     assert client.sock is first
     client.close()
@@ -171,7 +171,7 @@ def test_a_client_that_does_not_read_its_answer_is_cut_off(
 ) -> None:
     """Its memory is given back, however large the answer is, and others are answered meanwhile."""
     answered: list[Any] = []
-    monkeypatch.setattr(run, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(deadlines, "ANSWER_SECONDS", 1.0)
     monkeypatch.setattr("ocil.serve.routes._stored_images", lambda _: (answered.append(_), b" " * 2**24)[1])
     with listening(tmp_path) as (_, server, port):
         asked = f"GET /memory HTTP/1.1\r\nHost: localhost\r\n{end}\r\n".encode()
@@ -204,11 +204,11 @@ ASK_FOR_LONG = b"GET /memory HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\
 
 def test_a_client_that_reads_slowly_gets_all_of_its_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes several times as long as a client may take nothing."""
-    monkeypatch.setattr(run, "ANSWER_SECONDS", 2.0)
+    monkeypatch.setattr(deadlines, "ANSWER_SECONDS", 2.0)
     monkeypatch.setattr("ocil.serve.routes._stored_images", lambda _: b" " * LONG)
     with listening(tmp_path) as (_, server, port):
-        longest: float = run.ANSWER_SECONDS
-        while longest >= run.ANSWER_SECONDS:  # it took nothing for too long, on a machine that is busy
+        longest: float = deadlines.ANSWER_SECONDS
+        while longest >= deadlines.ANSWER_SECONDS:  # it took nothing for too long, on a machine that is busy
             with deaf(port, ASK_FOR_LONG, 2**16) as connection:
                 count, longest = read_slowly(connection)
         assert count > LONG
@@ -216,7 +216,7 @@ def test_a_client_that_reads_slowly_gets_all_of_its_answer(tmp_path: Path, monke
 
 
 def test_a_client_that_reads_for_too_long_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "WHOLE_ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(deadlines, "WHOLE_ANSWER_SECONDS", 1.0)
     monkeypatch.setattr("ocil.serve.routes._stored_images", lambda _: b" " * LONG)
     with listening(tmp_path) as (_, server, port), deaf(port, ASK_FOR_LONG, 2**16) as connection:
         assert 0 < read_slowly(connection)[0] < LONG
@@ -227,11 +227,11 @@ def test_small_answers_that_nobody_reads_do_not_keep_a_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many requests on one connection, so that their answers fill every buffer."""
-    monkeypatch.setattr(run, "ANSWER_SECONDS", 1.0)
-    monkeypatch.setattr(run, "REQUEST_SECONDS", 2.0)
+    monkeypatch.setattr(deadlines, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(deadlines, "REQUEST_SECONDS", 2.0)
     made: list[Any] = []
-    begin = run.Connection.connection_made
-    monkeypatch.setattr(run.Connection, "connection_made", lambda *of: (begin(*of), made.append(of))[0])
+    begin = deadlines.Connection.connection_made
+    monkeypatch.setattr(deadlines.Connection, "connection_made", lambda *of: (begin(*of), made.append(of))[0])
     with listening(tmp_path) as (_, server, port):
         connection = deaf(port, b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 400)
         assert eventually(lambda: bool(made))
@@ -310,13 +310,13 @@ class Recorder:
 def test_headers_and_body_are_sent_at_once() -> None:
     async def write() -> list[Any]:
         under = Recorder()
-        transport = run.Gathering(under, asyncio.get_running_loop())  # type: ignore[arg-type]
+        transport = deadlines.Gathering(under, asyncio.get_running_loop())  # type: ignore[arg-type]
         transport.write(b"headers ")
         transport.write(b"body")
         assert (under.done, transport.get_write_buffer_size()) == ([], 15)
         await asyncio.sleep(0)
         transport.write(b"more ")
-        transport.write(b"x" * run.GATHERED_BYTES)
+        transport.write(b"x" * deadlines.GATHERED_BYTES)
         assert len(under.done) == 2
         transport.write(b"the end")
         transport.close()
@@ -324,4 +324,4 @@ def test_headers_and_body_are_sent_at_once() -> None:
         await asyncio.sleep(0)
         return under.done
 
-    assert asyncio.run(write()) == [b"headers body", b"more " + b"x" * run.GATHERED_BYTES, b"the end", "closed"]
+    assert asyncio.run(write()) == [b"headers body", b"more " + b"x" * deadlines.GATHERED_BYTES, b"the end", "closed"]

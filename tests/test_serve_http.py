@@ -33,8 +33,8 @@ from starlette.testclient import TestClient
 from ocil.serve.app import create_app
 from ocil.serve.guard import LOOPBACK, PATHS, PUBLIC
 from ocil.serve.label_studio import LabelStudio
-from ocil.serve.label_studio_images import Source
-from ocil.serve.tokens import digest_of
+from ocil.serve.label_studio_images import TaskImages
+from ocil.serve.tokens import Access, digest_of
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
 HERE = "http://127.0.0.1:8000"
@@ -556,7 +556,7 @@ def test_the_description_names_every_path_and_the_docs_show_it(client: Any) -> N
 def test_the_description_has_every_path_that_is_answered(tmp_path: Path) -> None:
     """Only the files of the pages are left out."""
     with running(tmp_path) as service:
-        LabelStudio(service, Source("http://localhost:8080", (), service.limits))
+        LabelStudio(service, TaskImages("http://localhost:8080", (), service.limits))
         app = create_app(service)
         answered = {(method, route.path) for route in app.routes for method in route.methods or () if method != "HEAD"}
         described = app.openapi()
@@ -594,7 +594,7 @@ TOKEN = "a-token-of-some-length"
 
 @pytest.fixture(scope="module")
 def guarded(service: Service) -> Iterator[Any]:
-    with TestClient(create_app(service, TOKEN, None), base_url="http://models.example:8000") as client:
+    with TestClient(create_app(service, Access(TOKEN), None), base_url="http://models.example:8000") as client:
         yield client
 
 

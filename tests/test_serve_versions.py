@@ -159,8 +159,8 @@ def test_compared_on_a_held_out_set(tmp_path: Path) -> None:
             guesses = [model.labels[n] for n in model.probabilities(inputs).argmax(1)]
             assert (one.tested, one.correct) == (10, sum(a == b for a, b in zip(guesses, labels, strict=True)))
         counts = service.statistics.counts
-        assert (now.scored, now.scored_correct) == (24, sum(counts.correct))
-        assert version.scored == 20
+        assert now.scored == (24, sum(counts.correct))
+        assert version.scored.samples == 20
         assert service.held_out.compare()[0] == version
         service.held_out.path.write_bytes(b"no")
         with pytest.raises(OcilError, match="Send the held-out set again"):
@@ -339,7 +339,7 @@ def test_the_end_of_the_log_is_gone(tmp_path: Path) -> None:
         pass
     with running(tmp_path, set_aside_damage=True) as service:
         assert service.samples() == []
-        assert [one.scored for one in service.held_out.compare()] == [0, 0]
+        assert [one.scored.samples for one in service.held_out.compare()] == [0, 0]
         assert "has its number" in str(make(service, service.save_version("w")).refused)
         assert make(service, service.save_version("w")).refused is None
     with running(tmp_path) as service:

@@ -12,7 +12,7 @@ import torch
 from ocil import Dataset, OcilError, Stream, StreamConfig
 from ocil.data import load
 from ocil.streams import KINDS
-from ocil.streams.config import Boundary
+from ocil.streams.choices import Boundary
 from ocil.streams.i_blurry import choose_disjoint
 from tests.reference.datasets import numbered
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 import ocil
 from ocil import Dataset, OcilError, Stream, StreamConfig
+from ocil.data.lookup import load
 from ocil.data.samples import Samples
-from ocil.data.store import load
 from ocil.evaluation.evaluator import Evaluator
 from ocil.runs.captured import CapturedStepper
 from ocil.runs.folder import RunFolder

@@ -24,11 +24,11 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from ocil.errors import OcilError, UnknownNameError
 from ocil.files import read_regular
@@ -94,6 +94,9 @@ class Registry(MutableMapping[str, T]):
     raises ``TypeError`` for an object of the wrong kind. ``spelling`` maps all ways to write a name to one.
     """
 
+    instances: ClassVar["list[Registry[Any]]"] = []
+    """The registries of this process."""
+
     def __init__(
         self,
         kind: str,
@@ -107,7 +110,7 @@ class Registry(MutableMapping[str, T]):
         self._origins = dict.fromkeys(self._things, OURS)
         self._waiting: list[EntryPoint] | None = None  # entry points that were not loaded yet; None: not looked up
         self._broken: dict[str, str] = {}  # entry points that cannot be loaded, by name, and why
-        _registries.append(self)
+        Registry.instances.append(self)
 
     def register(self, thing: T, replace: bool = False) -> None:
         """Add a thing. Its name must be free, unless ``replace`` is given or a file is loaded again after a change."""
@@ -147,7 +150,7 @@ class Registry(MutableMapping[str, T]):
         missing = [why for key, why in self._broken.items() if self.spelling(key) == wanted]
         if missing:
             return OcilError(f"the {self.kind} '{name}' cannot be loaded: {missing[0]}")
-        maybe = "".join(f" A plugin that may have it is broken: {why}" for why in _broken_files.values())
+        maybe = "".join(f" A plugin that may have it is broken: {why}" for why in _files.broken.values())
         return UnknownNameError(f"unknown {self.kind} '{name}'.{maybe}", name, [*self, *others])
 
     @contextmanager
@@ -232,9 +235,6 @@ class Registry(MutableMapping[str, T]):
         return len(self._things)
 
 
-_registries: list[Registry[Any]] = []
-
-
 @dataclass(frozen=True)
 class PluginFile:
     """A plugin file as it was when it was read. Worker processes get it with their runs, so all run the same code."""
@@ -266,9 +266,28 @@ class PluginFile:
         return f"ocil_plugin_{re.sub(r'[^0-9a-zA-Z]', '_', Path(self.path).stem)}_{self.digest}"
 
 
-_files: dict[str, PluginFile] = {}  # loaded, by path
-_said: set[str] = set()
-_broken_files: dict[str, str] = {}  # that cannot be loaded, by path, and why
+@dataclass
+class PluginFiles:
+    """The plugin files that this process has met."""
+
+    loaded: dict[str, PluginFile] = field(default_factory=dict)
+    """By path."""
+    broken: dict[str, str] = field(default_factory=dict)
+    """Why those that cannot be loaded are left out, by path."""
+    warnings: set[str] = field(default_factory=set)
+    """What was said on standard error."""
+
+    @contextmanager
+    def preserved(self) -> Iterator[None]:
+        """What is met inside the block is forgotten after it."""
+        before = dict(self.loaded), dict(self.broken), set(self.warnings)
+        try:
+            yield
+        finally:
+            self.loaded, self.broken, self.warnings = before
+
+
+_files = PluginFiles()
 
 
 def load(path: Path | str) -> ModuleType:
@@ -294,7 +313,7 @@ def load_named() -> None:
     """Load the files that the variable ``OCIL_PLUGINS`` names, each once."""
     for name in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
         path = str(Path(name).expanduser().resolve())
-        if path in _files or path in _broken_files:
+        if path in _files.loaded or path in _files.broken:
             continue
         with _left_out_if_broken(path):
             load(path)
@@ -306,27 +325,23 @@ def _left_out_if_broken(path: str) -> Iterator[None]:
     try:
         yield
     except OcilError as error:
-        _broken_files[path] = str(error)
+        _files.broken[path] = str(error)
         warn_once(str(error))
 
 
 def loaded() -> tuple[PluginFile, ...]:
     """The plugin files of this process, for other processes to ``install``."""
-    return tuple(_files.values())
+    return tuple(_files.loaded.values())
 
 
 @contextmanager
 def preserved() -> Iterator[None]:
     """What is loaded or registered inside the block, from whatever plugin, is forgotten after it."""
-    global _files, _broken_files, _said
-    before = dict(_files), dict(_broken_files), set(_said)
     with ExitStack() as stack:
-        for registry in _registries:
+        stack.enter_context(_files.preserved())
+        for registry in Registry.instances:
             stack.enter_context(registry.preserved())
-        try:
-            yield
-        finally:
-            _files, _broken_files, _said = before
+        yield
 
 
 def install(files: Iterable[PluginFile]) -> None:
@@ -337,11 +352,11 @@ def install(files: Iterable[PluginFile]) -> None:
 
 def _load_file(file: PluginFile) -> ModuleType:
     with _lock:
-        if file.path in _files and _files[file.path].source == file.source:
+        if file.path in _files.loaded and _files.loaded[file.path].source == file.source:
             return sys.modules[file.module]
         module = ModuleType(file.module)
         module.__file__ = file.path
-        undo = [registry._snapshot() for registry in _registries]
+        undo = [registry._snapshot() for registry in Registry.instances]
         sys.modules[file.module] = module  # dataclasses and pickle look for it there
         try:
             with _registering(file.origin):
@@ -355,8 +370,8 @@ def _load_file(file: PluginFile) -> ModuleType:
             lines = [place.lineno for place in traceback.extract_tb(error.__traceback__) if place.filename == file.path]
             where = f" (line {lines[-1]})" if lines else ""  # a SyntaxError has its line in its text
             raise OcilError(f"the plugin {file.path} cannot be loaded{where}: {_reason(error)}") from error
-        _files[file.path] = file
-        _broken_files.pop(file.path, None)
+        _files.loaded[file.path] = file
+        _files.broken.pop(file.path, None)
         return module
 
 
@@ -377,7 +392,7 @@ def _package_of(point: "EntryPoint") -> Origin:
 
 def package_origin(name: str) -> Origin:
     """The origin of a module: a plugin file, or a package, with the version of its distribution where that is known."""
-    file = next((file for file in _files.values() if file.module == name), None)
+    file = next((file for file in _files.loaded.values() if file.module == name), None)
     return _package(name) if file is None else file.origin
 
 
@@ -403,6 +418,6 @@ def warn_once(text: str) -> None:
     """Say on standard error, once, that something of a plugin is left out."""
     from multiprocessing import parent_process
 
-    if text not in _said and parent_process() is None:  # else the process that started this one has said it
-        _said.add(text)
+    if text not in _files.warnings and parent_process() is None:  # else the process that started this one has said it
+        _files.warnings.add(text)
         print(f"ocil: warning: left out: {escaped(text)}", file=sys.stderr)

@@ -42,40 +42,44 @@ def using(count: int) -> Iterator[None]:
     before, chosen = torch.get_num_threads(), _chosen.set(True)
     torch.set_num_threads(count)
     try:
-        with _convolutions_on(count):
+        with _convolutions.using(count):
             yield
     finally:
         _chosen.reset(chosen)
         torch.set_num_threads(before)
 
 
-_blocks: list[list[int]] = []  # one entry for each block of ``_convolutions_on`` in any thread, the latest last
-_blocks_lock = threading.Lock()
-
-
-@contextmanager
-def _convolutions_on(count: int) -> Iterator[None]:
+class _ConvolutionThreads:
     """The threads of ARM's convolutions. Their number belongs to the process, so blocks of several threads may overlap:
     the latest open block wins, and the last one to end restores the number from before the first.
     """
-    scheduler = _arm_scheduler()
-    if scheduler is None:
-        yield
-        return
-    block = [count]
-    with _blocks_lock:
-        if not _blocks:
-            _blocks.append([scheduler.count])
-        _blocks.append(block)
-        scheduler.count = count
-    try:
-        yield
-    finally:
-        with _blocks_lock:
-            _blocks[:] = [other for other in _blocks if other is not block]
-            scheduler.count = _blocks[-1][0]
-            if len(_blocks) == 1:
-                _blocks.clear()
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._blocks: list[list[int]] = []  # one entry for each open block in any thread, the latest last
+        self._before = 0
+
+    @contextmanager
+    def using(self, count: int) -> Iterator[None]:
+        scheduler = _arm_scheduler()
+        if scheduler is None:
+            yield
+            return
+        block = [count]  # a list: two blocks of the same number are not the same block
+        with self._lock:
+            if not self._blocks:
+                self._before = scheduler.count
+            self._blocks.append(block)
+            scheduler.count = count
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._blocks = [other for other in self._blocks if other is not block]
+                scheduler.count = self._blocks[-1][0] if self._blocks else self._before
+
+
+_convolutions = _ConvolutionThreads()
 
 
 def default_if_free(multiply_adds: int) -> AbstractContextManager[None]:

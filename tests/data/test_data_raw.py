@@ -94,7 +94,7 @@ def test_a_dataset_of_vectors_is_checked_and_listed(tmp_path: Path) -> None:
 
 def test_a_dataset_that_a_function_makes_keeps_its_fingerprint(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = open_store(stored, "own")
-    monkeypatch.setattr("ocil.data.store.SOURCES.find", lambda name: DatasetSource("mine", lambda: made))
+    monkeypatch.setattr("ocil.data.lookup.SOURCES.find", lambda name: DatasetSource("mine", lambda: made))
     monkeypatch.setattr("ocil.data.dataset.pieces", lambda array: pytest.fail("it was computed"))
     assert load("mine").fingerprint == made.fingerprint
 

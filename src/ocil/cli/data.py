@@ -30,8 +30,8 @@ def list_datasets(*, data_dir: DataDir = None, as_json: Json = False) -> None:
     Example: `ocil data list`
     """
     from ocil.data import available
+    from ocil.data.lookup import in_former_folder
     from ocil.data.places import data_dir as folder_of
-    from ocil.data.store import in_former_folder
 
     entries = available(data_dir)
     folder = str(folder_of(data_dir))
@@ -237,7 +237,7 @@ def features(
 
 def _print_stored(path: Path, notes: list[str], as_json: bool) -> None:
     from ocil.data.dataset import shape_text
-    from ocil.data.store import peek
+    from ocil.data.lookup import peek
 
     classes, image_shape, train, test = peek(path)
     if as_json:

@@ -14,7 +14,7 @@ from ocil.cli.options import FLAG, FOLDER, WORDS, MaybeWhole, ModelOptions, Thre
 from ocil.errors import OcilError, optional
 
 if TYPE_CHECKING:
-    from ocil.serve.label_studio_images import Source
+    from ocil.serve.label_studio_images import TaskImages
     from ocil.serve.limits import Limits
     from ocil.serve.run import Settings
     from ocil.serve.service import Service
@@ -179,15 +179,15 @@ class LabelStudioOptions:
     label_studio_host: Annotated[tuple[str, ...], WORDS] = ()
     """Further hosts that images of its tasks may be read from."""
 
-    def source(self, limits: "Limits") -> "Source | None":
+    def task_images(self, limits: "Limits") -> "TaskImages | None":
         """Where the images of this Label Studio are read, if there is one."""
         if self.label_studio is None:
             if self.label_studio_host:
                 raise OcilError("--label-studio-host needs --label-studio ADDRESS.")
             return None
-        from ocil.serve.label_studio_images import Source
+        from ocil.serve.label_studio_images import TaskImages
 
-        return Source(self.label_studio, self.label_studio_host, limits)
+        return TaskImages(self.label_studio, self.label_studio_host, limits)
 
 
 def serve(
@@ -245,7 +245,7 @@ def serve(
         from ocil.serve.run import serve as answer
     request, settings = (options or ModelOptions()).request, access.settings
     allowed = limits.limits
-    source = (studio or LabelStudioOptions()).source(allowed)
+    task_images = (studio or LabelStudioOptions()).task_images(allowed)
     if model is not None:
         request.check(model)
     with listen(access.host, access.port) as bound, ExitStack() as held:
@@ -253,8 +253,8 @@ def serve(
         if model is not None:
             opened = _opened(model, options or ModelOptions(), device, threads, keeping, allowed)
             service = held.enter_context(opened)
-            if source is not None:
-                LabelStudio(service, source)
+            if task_images is not None:
+                LabelStudio(service, task_images)
             answer(service, bound, settings, lambda: _print_ready({"": service}, address, str(model), as_json))
             services = {"": service}
         else:

@@ -2,8 +2,8 @@
 
 from ocil.data.catalog import CATALOG, DEFAULT, DatasetInfo, DatasetSource
 from ocil.data.dataset import Dataset
+from ocil.data.lookup import ListedDataset, available, load, load_once
 from ocil.data.raw_writer import StoreWriter
-from ocil.data.store import ListedDataset, available, load, load_once
 
 __all__ = [
     "CATALOG",

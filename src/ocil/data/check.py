@@ -8,9 +8,9 @@ from ocil.data import catalog
 from ocil.data.archive import check_sums
 from ocil.data.catalog import SOURCES, DatasetInfo
 from ocil.data.dataset import AGAIN, Dataset, pieces, shape_text
+from ocil.data.lookup import load, place_of
 from ocil.data.mapped import is_mapped
 from ocil.data.raw import damage, is_store
-from ocil.data.store import load, place_of
 
 
 @dataclass(frozen=True)

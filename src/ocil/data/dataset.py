@@ -18,7 +18,7 @@ from ocil.errors import OcilError
 from ocil.files import atomic_write
 
 if TYPE_CHECKING:
-    from ocil.data.samples import DomainOptions, HuggingFaceOptions, TorchOptions
+    from ocil.data.doors import DomainOptions, HuggingFaceOptions, TorchOptions
 
 ARRAYS = ("train_x", "train_y", "test_x", "test_y", "classes")
 DOMAINS = ("train_domain", "test_domain", "domains")
@@ -154,7 +154,7 @@ class Dataset:
             >>> data.image_shape, data.classes
             ((16, 16, 3), ('cat', 'dog'))
         """
-        from ocil.data.samples import from_arrays
+        from ocil.data.doors import from_arrays
 
         return from_arrays(train_x, train_y, test_x, test_y, **options).made(store)
 
@@ -170,7 +170,7 @@ class Dataset:
 
         Options: those of ``from_arrays``, and ``size``, which makes every image a square of that side.
         """
-        from ocil.data.samples import from_torch
+        from ocil.data.doors import from_torch
 
         return from_torch(train, test, **options).made(store)
 
@@ -192,7 +192,7 @@ class Dataset:
         Options: those of ``from_torch`` but ``classes``; ``train`` and ``test`` name the splits. By default they are
         ``train``, and ``test`` or else ``validation``.
         """
-        from ocil.data.samples import from_huggingface
+        from ocil.data.doors import from_huggingface
 
         return from_huggingface(ds, image, label, **options).made(store)
 

@@ -2,8 +2,8 @@
 
 import re
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
@@ -13,6 +13,7 @@ from ocil.data.catalog import DEFAULT, DatasetInfo
 from ocil.data.check import differences
 from ocil.data.cifar import read_cifar
 from ocil.data.dataset import Dataset, load_npz
+from ocil.data.doors import from_arrays
 from ocil.data.folder import ImageFiles
 from ocil.data.mini_imagenet import read_mini_imagenet
 from ocil.data.npy_folder import samples_in_npy_folder
@@ -20,7 +21,7 @@ from ocil.data.number_table import NumberTable, is_number_table
 from ocil.data.places import data_dir as folder_of
 from ocil.data.raw import MANIFEST, is_store, open_store
 from ocil.data.raw_writer import StoreWriter
-from ocil.data.samples import Progress, Samples, from_arrays
+from ocil.data.samples import Progress, Samples
 from ocil.data.split import split_again
 from ocil.errors import OcilError, WriteError
 from ocil.files import first_existing
@@ -60,21 +61,10 @@ def import_dataset(
     dataset of one's own becomes a file or a folder, instead of its size. ``expect`` replaces the catalog entry, for
     tests with a few images.
     """
-    source = source.expanduser()
-    info = expect or catalog.find(name)
-    if info is not None and info.name == DEFAULT:
-        raise OcilError(f"'{DEFAULT}' comes with ocil and cannot be replaced. Choose another name.")
-    if info is None and not NAME.fullmatch(name):
-        advice = "Use small letters, digits, - and _, for example 'my-birds'."
-        raise OcilError(f"'{name}' cannot be a dataset name. {advice}")
-    if info is not None and form == "folder":
-        raise OcilError(f"{info.title} is stored as one file. Leave out --form.")
-    if not source.exists():
-        raise OcilError(f"{source} does not exist. Give the archive, folder or .npz file to import.")
-    if random_split is not None and source.suffix.lower() != ".npz":
-        raise OcilError(f"--random-split is for a prepared .npz file, which {source} is not. Leave it out.")
+    source, info = source.expanduser(), expect or catalog.find(name)
+    _refuse_impossible(name, source, info, form, random_split)
     target = folder_of(data_dir) / (info.name if info else name)
-    try:
+    with _reading(source):
         if info is None and _holds_pictures(source):
             images = ImageFiles(source, size, test_share=test_share, strict=strict, note=note)
             return _store_images(images, target, form, progress)
@@ -87,15 +77,37 @@ def import_dataset(
             samples.write(target, progress)
             return _only_form(target)
         dataset = samples.dataset()
+    if info is not None and (wrong := differences(dataset, info)):
+        raise OcilError(f"{source} is not {info.title}: {'; '.join(wrong)}. Import it under a name of its own.")
+    return _save_npz(dataset, target)
+
+
+def _refuse_impossible(name: str, source: Path, info: DatasetInfo | None, form: Form, random_split: int | None) -> None:
+    """Raise an ``OcilError`` for what cannot be imported, before anything is read."""
+    if info is not None and info.name == DEFAULT:
+        raise OcilError(f"'{DEFAULT}' comes with ocil and cannot be replaced. Choose another name.")
+    if info is None and not NAME.fullmatch(name):
+        advice = "Use small letters, digits, - and _, for example 'my-birds'."
+        raise OcilError(f"'{name}' cannot be a dataset name. {advice}")
+    if info is not None and form == "folder":
+        raise OcilError(f"{info.title} is stored as one file. Leave out --form.")
+    if not source.exists():
+        raise OcilError(f"{source} does not exist. Give the archive, folder or .npz file to import.")
+    if random_split is not None and source.suffix.lower() != ".npz":
+        raise OcilError(f"--random-split is for a prepared .npz file, which {source} is not. Leave it out.")
+
+
+@contextmanager
+def _reading(source: Path) -> Iterator[None]:
+    """What the system says about ``source`` inside the block becomes an ``OcilError``."""
+    try:
+        yield
     except WriteError:
         raise
     except OSError as error:
         raise OcilError(f"cannot read {source}: {error.strerror or error}. Check its permissions.") from error
     except MemoryError as error:
         raise OcilError(f"{source} does not fit in memory. Import fewer or smaller images.") from error
-    if info is not None and (wrong := differences(dataset, info)):
-        raise OcilError(f"{source} is not {info.title}: {'; '.join(wrong)}. Import it under a name of its own.")
-    return _save_npz(dataset, target)
 
 
 def _store_images(images: ImageFiles, target: Path, form: Form, progress: Progress) -> Path:

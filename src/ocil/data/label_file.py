@@ -22,13 +22,13 @@ SplitName = Literal["train", "test", "val"]
 
 
 class LabelledFile(NamedTuple):
-    """A line of a label file: an image, its class and its split."""
+    """An image file and its class: a line of a label file, or a file in the folder of its class."""
 
     name: str
-    """The path in the list, relative to the folder of the list."""
+    """The path in the list, relative to the folder of the list or of all classes."""
     path: Path
     label: str
-    split: SplitName
+    split: SplitName = "train"
     domain: str = ""
     """Empty if the file has no column ``domain``."""
 

@@ -76,17 +76,19 @@ def _pairs(path: Path) -> dict[str, str]:
     return found
 
 
-def _label_file(source: Path) -> Listing | None:
-    if source.is_file():
-        files = [source]
-    else:
-        files = [path for path in sorted(source.glob("*.csv")) if columns_of(path) is not None]
+def _label_file_in(source: Path) -> Path | None:
+    """The only label file of a folder; None if there is none."""
+    files = [path for path in sorted(source.glob("*.csv")) if columns_of(path) is not None]
     if len(files) > 1:
         names = ", ".join(path.name for path in files[:5])
         raise OcilError(f"{source} has several label files ({names}). Give the one to import in its place.")
-    if not files:
+    return files[0] if files else None
+
+
+def _label_file(source: Path) -> Listing | None:
+    file = source if source.is_file() else _label_file_in(source)
+    if file is None:
         return None
-    (file,) = files
     labelled = read_label_file(file)
     classes = tuple(sorted({image.label for image in labelled}))
     label_of = {name: label for label, name in enumerate(classes)}

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ocil.data.doors import DomainOptions, from_arrays
 from ocil.data.mapped import mapped
 from ocil.data.npy import read_header
-from ocil.data.samples import DomainOptions, Note, Samples, from_arrays
+from ocil.data.samples import Note, Samples
 from ocil.errors import OcilError
 from ocil.files import open_regular, read_regular
 

@@ -136,12 +136,18 @@ _ALLOWED = {
     ("numpy", "ndarray"): _NDARRAY,
     ("numpy", "dtype"): _Global(lambda spec, *_: _Dtype(spec)),
     ("_codecs", "encode"): _Global(_encode),
+    ("__builtin__", "bytes"): _Global(_no_bytes),
+    ("builtins", "bytes"): _Global(_no_bytes),
+    **{
+        (f"{core}.{module}", name): _Global(call)
+        for core in ("numpy.core", "numpy._core")  # the name before and since numpy 2
+        for module, name, call in (
+            ("multiarray", "_reconstruct", _reconstruct),
+            ("multiarray", "scalar", _scalar),
+            ("numeric", "_frombuffer", _frombuffer),
+        )
+    },
 }
-_ALLOWED["__builtin__", "bytes"] = _ALLOWED["builtins", "bytes"] = _Global(_no_bytes)
-for _core in ("numpy.core", "numpy._core"):  # the name before and since numpy 2
-    _ALLOWED[f"{_core}.multiarray", "_reconstruct"] = _Global(_reconstruct)
-    _ALLOWED[f"{_core}.multiarray", "scalar"] = _Global(_scalar)
-    _ALLOWED[f"{_core}.numeric", "_frombuffer"] = _Global(_frombuffer)
 
 
 class _Restricted(pickle.Unpickler):

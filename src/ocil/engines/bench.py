@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ocil.data import Dataset
 from ocil.methods.base import Learner
 from ocil.methods.passes import Pass
-from ocil.networks import InputShape, evaluating, is_image, to_float
+from ocil.networks import InputShape, Network, evaluating, is_image, to_float
 from ocil.precision import Precision, numerics
 from ocil.runs.build import build, network_of, refuse_wrong_inputs
 from ocil.runs.captured import CapturedStepper, can_be_captured
@@ -119,24 +119,30 @@ def measure(
         floor = _floor_gpu(config, data, passes, device) if gpu else _floor_cpu(seeds[0], passes, repeats)
     images, count, network = sum(each.images for each in passes), len(seeds), seeds[0].learner.network
     return Timing(
-        config.label,
-        torch.cuda.get_device_name(device) if gpu else "cpu",
-        config.learner.precision,
-        count,
-        step_ms / count,
-        spread,
-        None if review_ms is None else review_ms / count,
-        None if rehearsal_ms is None else rehearsal_ms / count,
-        1000 * count / step_ms,
-        1000 * count * images / step_ms,
-        images,
-        floor,
-        floor * count / step_ms,
-        peak,
-        config.learner.network,
-        sum(value.numel() for name, value in network.named_parameters() if name[:5] != "head." and value.requires_grad),
-        network.multiply_adds,
+        method=config.label,
+        device=torch.cuda.get_device_name(device) if gpu else "cpu",
+        precision=config.learner.precision,
+        seeds=count,
+        ms_per_step=step_ms / count,
+        spread=spread,
+        ms_per_review_step=None if review_ms is None else review_ms / count,
+        ms_per_rehearsal_step=None if rehearsal_ms is None else rehearsal_ms / count,
+        steps_per_second=1000 * count / step_ms,
+        images_per_second=1000 * count * images / step_ms,
+        images_per_step=images,
+        floor_ms=floor,
+        share_of_floor=floor * count / step_ms,
+        peak_bytes=peak,
+        network=config.learner.network,
+        parameters=_learned_numbers(network),
+        multiply_adds=network.multiply_adds,
     )
+
+
+def _learned_numbers(network: Network) -> int:
+    """Those of the head and of what is frozen are left out."""
+    body = (value for name, value in network.named_parameters() if not name.startswith("head."))
+    return sum(value.numel() for value in body if value.requires_grad)
 
 
 class _TimedSeed:

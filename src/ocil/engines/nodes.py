@@ -4,13 +4,25 @@ import pickle
 import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from ocil import plugins
 from ocil.files import write_bytes
 from ocil.runs.protocol import Run
 
-Facts = dict[str, Any]
+Facts = TypedDict(
+    "Facts",
+    {
+        "folder": str | None,  # why the folder of the runs cannot be used
+        "import": str,  # why ocil cannot be imported
+        "ocil": str,
+        "torch": str,
+        "images": dict[str, str],  # fingerprints by dataset
+        "no images": dict[str, str],  # why a dataset is missing
+    },
+    total=False,
+)
+"""What a node reports about itself. What does not apply is left out."""
 Examine = Callable[[str | None, bytes, str | None], Facts]
 
 
@@ -21,12 +33,13 @@ def examiner() -> Examine:
     ``samples``: see ``packed``.
     """
 
-    def examine(marker: str | None, samples: bytes, data_dir: str | None) -> Facts:
+    # ``Facts`` in quotes: the name itself would go along, and a node could not find it without ocil.
+    def examine(marker: str | None, samples: bytes, data_dir: str | None) -> "Facts":
         import hashlib
         import pickle
         from pathlib import Path
 
-        facts: dict[str, Any] = {}
+        facts: Facts = {}
         if marker is not None:
             try:
                 Path(marker).unlink()  # if that works, it is the same folder and can be written to
@@ -37,13 +50,14 @@ def examiner() -> Examine:
 
             import ocil
         except ImportError as error:
-            return facts | {"import": str(error)}
+            facts["import"] = str(error)
+            return facts
         package = Path(ocil.__file__).parent
         sha = hashlib.sha256()
         for path in sorted(package.rglob("*.py")):
             sha.update(path.relative_to(package).as_posix().encode() + path.read_bytes())
-        facts |= {"ocil": f"{ocil.__version__}, code {sha.hexdigest()[:8]}", "torch": torch.__version__}
-        facts |= {"images": {}, "no images": {}}
+        facts["ocil"], facts["torch"] = f"{ocil.__version__}, code {sha.hexdigest()[:8]}", torch.__version__
+        facts["images"], facts["no images"] = {}, {}
         try:
             from ocil import plugins
 
@@ -51,7 +65,8 @@ def examiner() -> Examine:
             plugins.install(files)
             runs = pickle.loads(pickled)  # noqa: S301
         except Exception as error:  # the node has another ocil, which ``unfit`` reports first
-            return facts | {"no images": {"": f"{error}."}}
+            facts["no images"] = {"": f"{error}."}
+            return facts
         for name, run in runs.items():
             try:
                 facts["images"][name] = run.fingerprint(None if data_dir is None else Path(data_dir))

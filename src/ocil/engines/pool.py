@@ -13,15 +13,25 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from multiprocessing.connection import Connection, wait
-from typing import Any
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING, cast
 
 from ocil import plugins
-from ocil.engines.job import Job, Observer, Outcome, Outcomes, not_started
+from ocil.engines.job import Event, Job, Observer, Outcome, Outcomes, not_started
 from ocil.errors import OcilError, UnknownNameError
 from ocil.plugins import PluginFile
 from ocil.runs.protocol import Interrupted, Progress, Run, perform
 from ocil.threads import cores
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import SpawnProcess
+    from multiprocessing.synchronize import Event as StopEvent
+
+    WorkerConnection = Connection[Run | None, Event]
+    """To a worker, which gets runs and sends events."""
+    DriverConnection = Connection[Event, Run | None]
+    """Of a worker, to the process that started it."""
 
 STARTS_RUNS_ITSELF = 79
 """The exit code of a worker that was asked for runs by the script that it imports."""
@@ -69,8 +79,8 @@ class WorkerPool:
         self.waiting = deque(runs)
         self.context = multiprocessing.get_context("spawn")
         self.stop = self.context.Event()
-        self.busy: dict[Any, tuple[Any, Run]] = {}  # connection -> (process, its run)
-        self.heard: set[Any] = set()  # connections of workers that have sent something
+        self.busy: dict[WorkerConnection, tuple[SpawnProcess, Run]] = {}  # the process behind it, and its run
+        self.heard: set[WorkerConnection] = set()  # connections of workers that have sent something
 
     def execute(self) -> Outcomes:
         try:
@@ -81,7 +91,7 @@ class WorkerPool:
                     self.stop.set()
                     self.waiting.clear()
                     self.end_unheard()
-                for connection in wait(list(self.busy), timeout=0.2):
+                for connection in cast("list[WorkerConnection]", wait(list(self.busy), timeout=0.2)):
                     self.receive(connection)
         finally:
             for process, _ in self.busy.values():
@@ -108,7 +118,7 @@ class WorkerPool:
         theirs.close()
         self.assign(ours, process)
 
-    def assign(self, connection: Any, process: Any) -> None:
+    def assign(self, connection: "WorkerConnection", process: "SpawnProcess") -> None:
         if not self.waiting:
             self.busy.pop(connection, None)
             _send(connection, None)
@@ -118,7 +128,7 @@ class WorkerPool:
         self.busy[connection] = (process, run)
         _send(connection, run)
 
-    def receive(self, connection: Any) -> None:
+    def receive(self, connection: "WorkerConnection") -> None:
         process, run = self.busy[connection]
         try:
             event = connection.recv()
@@ -141,7 +151,7 @@ class WorkerPool:
         self.outcomes[run.key] = outcome
         self.observer.on_event(run, outcome)
 
-    def died(self, run: Run, code: int) -> OcilError:
+    def died(self, run: Run, code: int | None) -> OcilError:
         if code == STARTS_RUNS_ITSELF:
             return OcilError(
                 "worker processes import this script, and it starts runs when it is imported: "
@@ -155,12 +165,12 @@ class WorkerPool:
         )
 
 
-def _send(connection: Any, message: Any) -> None:
+def _send(connection: "WorkerConnection", run: Run | None) -> None:
     with suppress(OSError):  # a worker that has just died is noticed when its connection is read
-        connection.send(message)
+        connection.send(run)
 
 
-def _work(connection: "Connection[Any, Any]", job: Job, files: Sequence[PluginFile], stop: Any) -> None:
+def _work(connection: "DriverConnection", job: Job, files: Sequence[PluginFile], stop: "StopEvent") -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if not hasattr(signal, "pthread_sigmask"):  # Windows: Ctrl-C comes to the workers too, and the parent tells them
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -176,13 +186,12 @@ def _work(connection: "Connection[Any, Any]", job: Job, files: Sequence[PluginFi
                 connection.send(_not_here(outcome.brief) if isinstance(outcome, UnknownNameError) else outcome)
 
 
-def _received(connection: "Connection[Any, Any]") -> Run | OcilError | None:
+def _received(connection: "DriverConnection") -> Run | OcilError | None:
     """The next run; an error if its settings are of a class that this process does not have; None at the end."""
     try:
-        run: Run | None = connection.recv()
+        return connection.recv()
     except (AttributeError, ImportError) as error:
         return _not_here(f"{error}.")
-    return run
 
 
 def _not_here(reason: str) -> OcilError:

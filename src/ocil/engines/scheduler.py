@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from ocil import plugins
 from ocil.engines.job import Event, Job, Observer, Outcome, Outcomes, not_started
@@ -24,7 +24,19 @@ NODE_TIMEOUT = 180.0  # seconds for a node to load PyTorch and the datasets for 
 NODE_POLL_SECONDS = 5.0  # between two looks at which nodes there are
 NO_NODE_TIMEOUT = 60.0  # seconds without any node after which the waiting runs fail
 
+ObjectRef = Any
+"""What Ray gives for a value that is still being computed: a ``ray.ObjectRef``."""
+
 log = logging.getLogger(__name__)
+
+
+class NodeDescription(TypedDict):
+    """What ``ray.nodes`` has about a node, as far as it is used here."""
+
+    NodeID: str
+    NodeManagerHostname: str
+    Alive: bool
+    Resources: dict[str, float]
 
 
 @dataclass(eq=False)
@@ -61,7 +73,7 @@ class Scheduler:
         self.deaths: Counter[RunKey] = Counter()  # of workers, by the run they were working on
         self.nodes: dict[str, Node] = {}
         self.examined: set[str] = set()  # nodes, fit or not
-        self.calls: dict[Any, Callable[[Any], None]] = {}  # pending remote calls, each with its callback
+        self.calls: dict[ObjectRef, Callable[[ObjectRef], None]] = {}  # pending remote calls, each with its callback
         self.workers: list[WorkerHandle] = []
         self.stopping = False
         self.looked = self.last_usable = time.monotonic()
@@ -105,10 +117,11 @@ class Scheduler:
         for problem in filter(None, problems):
             raise OcilError(problem)
 
-    def fitting(self) -> list[dict[str, Any]]:
+    def fitting(self) -> list[NodeDescription]:
         """The nodes with room for a worker. Also updates which known nodes are alive."""
         self.looked = time.monotonic()
-        alive = {node["NodeID"]: node for node in self.ray.nodes() if node["Alive"]}
+        described: list[NodeDescription] = self.ray.nodes()
+        alive = {node["NodeID"]: node for node in described if node["Alive"]}
         for node in self.nodes.values():
             node.alive = node.id in alive
         return [node for node in alive.values() if self.spec.room(node["Resources"])]
@@ -122,13 +135,13 @@ class Scheduler:
                 ref, marker = self.ask(node)
                 self.calls[ref] = partial(self.joined, node, marker)
 
-    def ask(self, node: dict[str, Any]) -> tuple[Any, Path]:
+    def ask(self, node: NodeDescription) -> tuple[ObjectRef, Path]:
         self.examined.add(node["NodeID"])
         marker = place_marker(self.job.root)
         task = self.ray.remote(self.examine).options(**self.on(node["NodeID"]), num_cpus=0, max_retries=0)
         return task.remote(str(marker), *self.questions), marker
 
-    def admit(self, node: dict[str, Any], marker: Path, ref: Any) -> str | None:
+    def admit(self, node: NodeDescription, marker: Path, ref: ObjectRef) -> str | None:
         """Accept a node that has answered, or return why it cannot work."""
         host = node["NodeManagerHostname"]
         try:
@@ -149,7 +162,7 @@ class Scheduler:
         self.nodes[node["NodeID"]] = Node(node["NodeID"], host, self.spec.room(node["Resources"]))
         return None
 
-    def joined(self, node: dict[str, Any], marker: Path, ref: Any) -> None:
+    def joined(self, node: NodeDescription, marker: Path, ref: ObjectRef) -> None:
         if (problem := self.admit(node, marker, ref)) is not None:
             log.warning("%s It is left out.", problem)
 
@@ -198,7 +211,7 @@ class Scheduler:
         for ref in ready:
             self.calls.pop(ref)(ref)
 
-    def worker_started(self, worker: WorkerHandle, ref: Any) -> None:
+    def worker_started(self, worker: WorkerHandle, ref: ObjectRef) -> None:
         """Called when a worker is up, has reported why it cannot work, or has died."""
         if worker not in self.workers:
             return
@@ -239,7 +252,7 @@ class Scheduler:
     def poll(self, worker: WorkerHandle) -> None:
         self.calls[worker.actor.events.remote(self.stopping)] = partial(self.receive, worker)
 
-    def receive(self, worker: WorkerHandle, ref: Any) -> None:
+    def receive(self, worker: WorkerHandle, ref: ObjectRef) -> None:
         try:
             events = self.ray.get(ref)
         except self.ray.exceptions.RayError:  # the process, its node, or its answer is lost

@@ -5,7 +5,6 @@ first arrived. Every measure of accuracy over time follows from it (``over_time`
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from ocil.errors import OcilError
 from ocil.evaluation.evaluator import batch_for, places, scorer_of, scores_of_parts
+from ocil.evaluation.record_types import AnytimePoint, AnytimeRecord
 from ocil.evaluation.subset import chosen_images, kinds_of
 from ocil.methods.base import Learner
 from ocil.streams import Stream
@@ -99,28 +99,39 @@ class AnytimeEvaluator:
         if self.counts is not None:
             self.counts.copy_(state["anytime"])
 
-    def record(self, reviews: list[int], tasks: list[int]) -> dict[str, Any]:
-        """What a result holds, see docs/measures.md. ``reviews`` and ``tasks``: the numbers of batches after which
+    def record(self, reviews: list[int], tasks: list[int]) -> AnytimeRecord:
+        """What a result holds. ``reviews`` and ``tasks``: the numbers of batches after which
         reviews took place and tasks ended. Waits for the device."""
         if self.counts is None:
             return {}
         classes = self.stream.data.num_classes
-        found: dict[str, Any] = {"every": self.every}
+        found: AnytimeRecord = {"every": self.every}
         if self.subset:
             found["subset"] = self.subset
         tested = self.tested.reshape(-1, classes)
-        found |= {"tested": tested.sum(axis=0).tolist(), "arrived": self.arrived.tolist()}
+        found["tested"], found["arrived"] = tested.sum(axis=0).tolist(), self.arrived.tolist()
         if self.domains:
-            found |= {"tested_by_domain": tested.tolist(), "domains_arrived": self.domains_arrived.tolist()}
+            found["tested_by_domain"], found["domains_arrived"] = tested.tolist(), self.domains_arrived.tolist()
         if self.stream.arrivals.scenario == "domain":
             found["domain_groups"] = [list(map(int, group)) for group in self.stream.groups]
-        points, samples = [], np.cumsum([last - first for first, last in self.stream.bounds])
-        for number, counts in zip(self.due, self.counts.cpu().numpy(), strict=True):
-            by_domain = counts.reshape(-1, classes)
-            point: dict[str, Any] = {"batch": number, "samples": int(samples[number - 1])}
-            point |= {"accuracy": int(counts.sum()) / self.sizes[number], "correct": by_domain.sum(axis=0).tolist()}
-            points.append(point | ({"correct_by_domain": by_domain.tolist()} if self.domains else {}))
-        return found | {"reviews": reviews, "tasks": tasks, "points": points}
+        found["reviews"], found["tasks"] = reviews, tasks
+        samples = np.cumsum([last - first for first, last in self.stream.bounds])
+        counts = self.counts.cpu().numpy()
+        found["points"] = [self._point(n, int(samples[n - 1]), row) for n, row in zip(self.due, counts, strict=True)]
+        return found
+
+    def _point(self, batches: int, samples: int, counts: NDArray[np.int64]) -> AnytimePoint:
+        """``counts``: correct images by kind after so many batches and samples."""
+        by_domain = counts.reshape(-1, self.stream.data.num_classes)
+        point: AnytimePoint = {
+            "batch": batches,
+            "samples": samples,
+            "accuracy": int(counts.sum()) / self.sizes[batches],
+            "correct": by_domain.sum(axis=0).tolist(),
+        }
+        if self.domains:
+            point["correct_by_domain"] = by_domain.tolist()
+        return point
 
 
 def first_batches(stream: Stream, labels: NDArray[np.int64], count: int) -> NDArray[np.int64]:

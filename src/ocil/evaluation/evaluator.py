@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ocil.errors import OcilError
 from ocil.evaluation.calibration import MOST_CLASSES, calibration_of, confusion_of
+from ocil.evaluation.record_types import CalibrationRecord
 from ocil.evaluation.subset import kinds_of
 from ocil.methods.base import Learner
 from ocil.networks import NOT_MET
@@ -48,7 +49,7 @@ class Evaluation:
     correct: list[int] | None = None
     correct_by_domain: list[list[int]] | None = None
     confusion: list[list[int]] | None = None
-    calibration: dict[str, list[float]] | None = None
+    calibration: CalibrationRecord | None = None
 
     def to_json(self) -> dict[str, Any]:
         found = asdict(self)

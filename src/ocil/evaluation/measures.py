@@ -39,6 +39,7 @@ from ocil.evaluation.over_time import (
     stability_gap,
     worst_case_accuracy,
 )
+from ocil.evaluation.record_types import AnytimeRecord, CalibrationRecord, PrequentialRecord, ProbeRecord
 from ocil.plugins import OURS, Registry, warn_once
 
 __all__ = [
@@ -74,13 +75,13 @@ def accuracy_per_class(correct: Sequence[int], tested: Sequence[int]) -> list[fl
     return [right / count if count else None for right, count in zip(correct, tested, strict=True)]
 
 
-def expected_calibration_error(calibration: Mapping[str, Any]) -> float | None:
+def expected_calibration_error(calibration: CalibrationRecord) -> float | None:
     """ECE: the gap between accuracy and mean confidence in each bin of confidence, weighted by the images in it."""
     count, correct, confidence = (np.array(calibration.get(name, ())) for name in ("count", "correct", "confidence"))
     return float(np.abs(correct - confidence).sum() / count.sum()) if count.sum() else None
 
 
-def prequential_accuracy(prequential: Mapping[str, Any]) -> float | None:
+def prequential_accuracy(prequential: PrequentialRecord) -> float | None:
     """The share of stream samples that were classified correctly just before they were learned."""
     seen = sum(prequential.get("seen", ()))
     return sum(prequential["correct"]) / seen if seen else None
@@ -97,7 +98,7 @@ class RecordedResult(Protocol):
     def evaluations(self) -> list[dict[str, Any]]: ...
 
     @property
-    def anytime(self) -> dict[str, Any]: ...
+    def anytime(self) -> AnytimeRecord: ...
 
     @property
     def wall_seconds(self) -> float: ...
@@ -115,13 +116,13 @@ class RecordedResult(Protocol):
     def confusion(self) -> list[list[int]]: ...
 
     @property
-    def calibration(self) -> dict[str, Any]: ...
+    def calibration(self) -> CalibrationRecord: ...
 
     @property
-    def prequential(self) -> dict[str, Any]: ...
+    def prequential(self) -> PrequentialRecord: ...
 
     @property
-    def probe(self) -> dict[str, Any]: ...
+    def probe(self) -> ProbeRecord: ...
 
     @property
     def cost(self) -> dict[str, int]: ...

@@ -5,17 +5,19 @@ the classes that had arrived (``ocil.evaluation.anytime`` writes it). ``groups``
 ``Result.groups``. Without them, tasks are of domains (``domain_groups`` of the record) if it has counts by domain.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ocil.evaluation.record_types import AnytimeRecord
+
 Groups = Sequence[Sequence[int]]
 
 
-def area_under_accuracy(anytime: Mapping[str, Any]) -> float | None:
+def area_under_accuracy(anytime: AnytimeRecord) -> float | None:
     """A_AUC of i-Blurry: the area under the curve of accuracy over stream samples, divided by the samples.
 
     Each point stands for the samples since the one before it. With points at equal distances it is their mean.
@@ -28,7 +30,7 @@ def area_under_accuracy(anytime: Mapping[str, Any]) -> float | None:
     return float((widths * [point["accuracy"] for point in points]).sum() / samples[-1])
 
 
-def average_anytime_accuracy(anytime: Mapping[str, Any], groups: Groups = ()) -> float | None:
+def average_anytime_accuracy(anytime: AnytimeRecord, groups: Groups = ()) -> float | None:
     """AAA of the survey: at each point the mean of the accuracies on the tasks that have begun, averaged over points.
 
     Without tasks it is the mean accuracy of the points.
@@ -42,12 +44,12 @@ def average_anytime_accuracy(anytime: Mapping[str, Any], groups: Groups = ()) ->
     return float((_share(found.correct, found.tested).sum(axis=1) / begun.sum(axis=1)).mean())
 
 
-def lowest_anytime_accuracy(anytime: Mapping[str, Any]) -> float | None:
+def lowest_anytime_accuracy(anytime: AnytimeRecord) -> float | None:
     """The smallest accuracy of all points."""
     return min((float(point["accuracy"]) for point in anytime.get("points", ())), default=None)
 
 
-def minimum_accuracy(anytime: Mapping[str, Any], groups: Groups = ()) -> float | None:
+def minimum_accuracy(anytime: AnytimeRecord, groups: Groups = ()) -> float | None:
     """min-ACC of De Lange et al.: the lowest accuracy on each task since it ended, averaged over all but the last task.
 
     None if some task has no point after its end, or if there are not as many task ends as groups.
@@ -64,7 +66,7 @@ def minimum_accuracy(anytime: Mapping[str, Any], groups: Groups = ()) -> float |
     return float(np.mean(lowest))
 
 
-def worst_case_accuracy(anytime: Mapping[str, Any], groups: Groups = ()) -> float | None:
+def worst_case_accuracy(anytime: AnytimeRecord, groups: Groups = ()) -> float | None:
     """WC-ACC of De Lange et al.: the last point's accuracy on the last task, and min-ACC on those before it, weighted
     by their numbers of tasks."""
     lowest, found = minimum_accuracy(anytime, groups), _by_group(anytime, groups)
@@ -74,7 +76,7 @@ def worst_case_accuracy(anytime: Mapping[str, Any], groups: Groups = ()) -> floa
     return float(found.correct[-1, -1] / found.tested[-1, -1] / tasks + (1 - 1 / tasks) * lowest)
 
 
-def stability_gap(anytime: Mapping[str, Any]) -> float | None:
+def stability_gap(anytime: AnytimeRecord) -> float | None:
     """How far accuracy on what is known falls after a task's end: that at the last point up to the end, less the lowest
     one on the same test images until the end of the next task, averaged over task ends. Below 0 if it only rises.
     """
@@ -107,7 +109,7 @@ class _Cells(NamedTuple):
     """0 if there are none."""
 
 
-def _cells(anytime: Mapping[str, Any]) -> _Cells | None:
+def _cells(anytime: AnytimeRecord) -> _Cells | None:
     points = anytime["points"]
     if "arrived" not in anytime or "correct" not in points[0]:
         return None
@@ -129,7 +131,7 @@ class _ByGroup(NamedTuple):
     """``[points, groups]``: images of what has arrived by then."""
 
 
-def _by_group(anytime: Mapping[str, Any], groups: Groups) -> _ByGroup | None:
+def _by_group(anytime: AnytimeRecord, groups: Groups) -> _ByGroup | None:
     if not anytime.get("points") or (cells := _cells(anytime)) is None or not (groups or cells.domains):
         return None
     classes = len(anytime["tested"])

@@ -1,13 +1,13 @@
 """Prequential accuracy: each stream batch is classified before it is learned ("test, then train")."""
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ocil.errors import OcilError
 from ocil.evaluation.evaluator import scorer_of
+from ocil.evaluation.record_types import PrequentialRecord
 from ocil.methods.base import Learner
 from ocil.networks import NOT_MET
 from ocil.streams import Stream
@@ -55,7 +55,7 @@ class Prequential:
         if self.every:
             self.correct.copy_(state["prequential"])
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> PrequentialRecord:
         """What a result holds: samples and correct samples by window. Waits for the device."""
         if not self.every:
             return {}

@@ -5,13 +5,13 @@ without a learning rate or a number of epochs to choose. The network stays as it
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ocil.evaluation.evaluator import batch_for, places
+from ocil.evaluation.record_types import ProbeRecord
 from ocil.methods.base import Learner
 from ocil.networks import evaluating
 from ocil.precision import widest
@@ -20,7 +20,7 @@ from ocil.streams import Stream
 PENALTY = 1e-3  # on squared weights, relative to the mean squared features per sample, which are 1 each
 
 
-def probe(learner: Learner, stream: Stream) -> dict[str, Any]:
+def probe(learner: Learner, stream: Stream) -> ProbeRecord:
     """Train a probe on the features of all training samples that arrive, and test it on all test images.
 
     Returns the accuracy and the correct test images per class. Features come from the network that scores come from:

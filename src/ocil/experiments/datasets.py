@@ -7,7 +7,7 @@ from ocil import data
 from ocil.data import DEFAULT, Dataset
 from ocil.data.catalog import find
 from ocil.data.derived import is_derived, renamed_bases
-from ocil.data.store import locate
+from ocil.data.lookup import locate
 from ocil.errors import OcilError
 from ocil.experiments.estimate import Size
 from ocil.experiments.files import Cell, KnownDataset

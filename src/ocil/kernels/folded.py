@@ -46,10 +46,10 @@ KERNEL = ((1 / 4, 0, 0), (-1 / 6, -1 / 6, -1 / 6), (-1 / 6, 1 / 6, -1 / 6), (1 /
 RESULT = ((1, 1, 1, 1, 1, 0), (0, 1, -1, 2, -2, 0), (0, 1, 1, 4, 4, 0), (0, 1, -1, 8, -8, 1))
 CONSTANT = 1  # the product that counts once in each of the four outputs: a bias is added to it
 
-Pass = Callable[..., Tensor]
+TracedPass = Callable[..., Tensor]
 
 
-class Block(NamedTuple):
+class FoldedBlock(NamedTuple):
     """How a block of the network is computed."""
 
     stride: int
@@ -68,7 +68,7 @@ class Form(NamedTuple):
     window: tuple[int, int]
     tiled: bool
     """Whether NNPACK computes the first convolution."""
-    blocks: tuple[Block, ...]
+    blocks: tuple[FoldedBlock, ...]
 
     @classmethod
     def of(cls, network: "ReducedResNet18") -> "Form":
@@ -77,7 +77,7 @@ class Form(NamedTuple):
         for block in modules:
             stride = block.conv1.stride[0]
             places = (-(-places[0] // stride), -(-places[1] // stride))
-            blocks.append(Block(stride, len(block.shortcut) > 0, _suits_nnpack(*places)))
+            blocks.append(FoldedBlock(stride, len(block.shortcut) > 0, _suits_nnpack(*places)))
         return cls(
             (channels, height, width), network.width, network.window, _suits_nnpack(height, width), tuple(blocks)
         )
@@ -122,7 +122,7 @@ def _nnpack_started() -> bool:
     return True
 
 
-def _weights(form: Block, block: Any) -> Iterator[Tensor]:
+def _weights(form: FoldedBlock, block: Any) -> Iterator[Tensor]:
     """The weights of a block's convolutions in their order, two tensors for each, as the functions below take them."""
     prepared = _for_nnpack if form.tiled else _for_winograd
     first = _folded(block.conv1, block.bn1)
@@ -132,7 +132,7 @@ def _weights(form: Block, block: Any) -> Iterator[Tensor]:
         yield from _for_patches(*_folded(*block.shortcut))
 
 
-def _pass_of(form: Form) -> Pass:
+def _pass_of(form: Form) -> TracedPass:
     """A function of images and these weights. Between its parts maps are [N, C, H, W], whatever their strides."""
 
     def features(x: Tensor, *weights: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ def _pass_of(form: Form) -> Pass:
     return features
 
 
-_passes: dict[Form, Pass] = {}  # those that were traced
+_passes: dict[Form, TracedPass] = {}  # those that were traced
 
 
 def _trace(form: Form, weights: Sequence[Tensor]) -> None:

@@ -43,7 +43,7 @@ class FrozenLearner(Learner):
         self._kept: tuple[Any, Any] = (None, None)
 
     @classmethod
-    def needs_vectors(cls, config: Any) -> str | None:
+    def needs_vectors(cls, config: LearnerConfig) -> str | None:
         if not networks.has_random_weights(config.network, config.pretrained):
             return None
         return (
@@ -52,7 +52,7 @@ class FrozenLearner(Learner):
         )
 
     @classmethod
-    def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
+    def passes(cls, config: LearnerConfig, batch_size: int, classes: int) -> list[Pass]:
         return [Pass(batch_size, trains=False)]
 
     def shapes_are_static(self) -> bool:

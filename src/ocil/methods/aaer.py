@@ -63,7 +63,7 @@ class AAER(Learner):
     no_average = "its class centres and anchors are features of the network that is trained"
 
     @classmethod
-    def needs_images(cls, config: Any) -> str | None:
+    def needs_images(cls, config: AAERConfig) -> str | None:
         return "augment = true makes random views of images" if config.augment else None
 
     def __init__(self, config: AAERConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
@@ -81,22 +81,22 @@ class AAER(Learner):
         """How far the earlier anchors of a class have moved."""
 
     @classmethod
-    def extra_state(cls, config: Any, problem: Problem, network: networks.Network) -> ExtraState:
+    def extra_state(cls, config: AAERConfig, problem: Problem, network: networks.Network) -> ExtraState:
         """An anchor and three vectors per class."""
         anchor = math.prod(problem.input_shape) * problem.dtype.itemsize
         return ExtraState(problem.classes * (anchor + 1 + 3 * 4 * network.feature_size))
 
     @classmethod
-    def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
+    def passes(cls, config: AAERConfig, batch_size: int, classes: int) -> list[Pass]:
         memory = Pass(replayed(config) * (2 if config.augment else 1))
         return [Pass(batch_size), memory, *cls.anchor_passes(config, classes)] * config.updates
 
     @classmethod
-    def review_passes(cls, config: Any, classes: int) -> list[Pass]:
+    def review_passes(cls, config: AAERConfig, classes: int) -> list[Pass]:
         return [Pass(config.review_batch), *cls.anchor_passes(config, classes)]
 
     @classmethod
-    def task_end_passes(cls, config: Any, classes: int, stored: int) -> list[Pass]:
+    def task_end_passes(cls, config: AAERConfig, classes: int, stored: int) -> list[Pass]:
         sizes = [min(TASK_END_BATCH, stored - first) for first in range(0, stored, TASK_END_BATCH)]
         return [Pass(size, trains=False) for size in (*sizes, classes, classes)] if stored else []
 

@@ -100,7 +100,7 @@ class AFS(Learner):
     vector_settings: ClassVar[dict[str, Any]] = {"views": "raw"}
 
     @classmethod
-    def needs_images(cls, config: Any) -> str | None:
+    def needs_images(cls, config: AFSConfig) -> str | None:
         return None if config.views == "raw" else f"views = {config.views} makes random views of images"
 
     def __init__(self, config: AFSConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
@@ -116,7 +116,7 @@ class AFS(Learner):
         return super().settings_for(dataset, memory, classes) | beta
 
     @classmethod
-    def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
+    def passes(cls, config: AFSConfig, batch_size: int, classes: int) -> list[Pass]:
         memory = replayed(config) * (2 if config.views == "both" else 1)
         return [Pass(batch_size + memory)] if config.forward == "joint" else [Pass(batch_size), Pass(memory)]
 

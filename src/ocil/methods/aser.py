@@ -58,7 +58,7 @@ class ASER(Learner):
         self.bn_momentum = 1 - 0.9**config.bn_updates
 
     @classmethod
-    def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
+    def passes(cls, config: ASERConfig, batch_size: int, classes: int) -> list[Pass]:
         drawn = config.per_class * classes
         chosen = Pass(2 * drawn + batch_size, trains=False)
         stored = Pass(drawn + min(drawn, config.memory) + batch_size, trains=False)

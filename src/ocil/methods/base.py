@@ -57,6 +57,7 @@ class Learner(GrowsByClass, Capturable):
     """
 
     Config: ClassVar[type[LearnerConfig]] = LearnerConfig
+    """What class methods such as ``passes`` get: a method names its own class there in place of ``Any``."""
     dataset_settings: ClassVar[dict[str, dict[str, Any]]] = {}
     """Per dataset: the defaults that differ from the config's own. ``settings_for`` returns them."""
     kernel_factor: ClassVar[float] = 1.0

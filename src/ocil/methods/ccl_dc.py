@@ -82,7 +82,7 @@ class CCLDC(Learner):
     no_average = "its predictions are those of two networks, of which one would be averaged"
 
     @classmethod
-    def needs_images(cls, config: Any) -> str | None:
+    def needs_images(cls, config: CCLDCConfig) -> str | None:
         return "augment = true makes views of images" if config.augment else None
 
     def __init__(
@@ -96,16 +96,16 @@ class CCLDC(Learner):
         self.optimizer = self.make_optimizer()  # of both: no gradient goes from one network to the other
 
     @classmethod
-    def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
+    def passes(cls, config: CCLDCConfig, batch_size: int, classes: int) -> list[Pass]:
         views = len(VIEWS) if config.augment else 1
         return 2 * views * [Pass(batch_size + replayed(config))]
 
     @classmethod
-    def review_passes(cls, config: Any, classes: int) -> list[Pass]:
+    def review_passes(cls, config: CCLDCConfig, classes: int) -> list[Pass]:
         return 2 * [Pass(config.review_batch)]
 
     @classmethod
-    def extra_state(cls, config: Any, problem: Problem, network: Network) -> ExtraState:
+    def extra_state(cls, config: CCLDCConfig, problem: Problem, network: Network) -> ExtraState:
         """The other network, its gradient, and what the optimiser keeps of it."""
         peer = size_with_head(network, problem.classes)
         return ExtraState(4 * ((2 + optimizers.numbers_kept(config.optimizer)) * peer.weights + peer.statistics))

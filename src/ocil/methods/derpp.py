@@ -42,7 +42,7 @@ class DERPlusPlus(Learner):
     vector_settings: ClassVar[dict[str, Any]] = {"augment": False}
 
     @classmethod
-    def needs_images(cls, config: Any) -> str | None:
+    def needs_images(cls, config: DERPlusPlusConfig) -> str | None:
         return "augment = true shifts and flips images" if config.augment else None
 
     def __init__(
@@ -52,11 +52,11 @@ class DERPlusPlus(Learner):
         self.outputs = StoredOutputs(self.memory, problem.classes)
 
     @classmethod
-    def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
+    def passes(cls, config: DERPlusPlusConfig, batch_size: int, classes: int) -> list[Pass]:
         return [Pass(batch_size), Pass(replayed(config)), Pass(replayed(config))]
 
     @classmethod
-    def extra_state(cls, config: Any, problem: Problem, network: Network) -> ExtraState:
+    def extra_state(cls, config: DERPlusPlusConfig, problem: Problem, network: Network) -> ExtraState:
         return ExtraState(StoredOutputs.bytes_held(config.memory, problem.classes))
 
     def learn(self, x: Tensor, y: Tensor) -> None:

@@ -60,7 +60,7 @@ class DVC(Learner):
     }
 
     @classmethod
-    def needs_images(cls, config: Any) -> str | None:
+    def needs_images(cls, config: DVCConfig) -> str | None:
         return "it compares two views of an image"
 
     def __init__(self, config: DVCConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
@@ -78,17 +78,17 @@ class DVC(Learner):
         self.optimizer = self.make_optimizer()
 
     @classmethod
-    def extra_state(cls, config: Any, problem: Problem, network: networks.Network) -> ExtraState:
+    def extra_state(cls, config: DVCConfig, problem: Problem, network: networks.Network) -> ExtraState:
         """The Q-net, with its gradients and velocities."""
         return ExtraState(4 * 3 * ((3 * problem.classes + 1) * config.qnet_units + problem.classes))
 
     @classmethod
-    def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
+    def passes(cls, config: DVCConfig, batch_size: int, classes: int) -> list[Pass]:
         scored = Pass(2 * replayed(config, config.candidates), trains=False)
         return [Pass(2 * batch_size), scored, scored, Pass(2 * replayed(config))]
 
     @classmethod
-    def review_passes(cls, config: Any, classes: int) -> list[Pass]:
+    def review_passes(cls, config: DVCConfig, classes: int) -> list[Pass]:
         return [Pass(2 * config.review_batch)]
 
     def shapes_are_static(self) -> bool:

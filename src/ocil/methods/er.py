@@ -1,7 +1,7 @@
 """Experience replay (Chaudhry et al., On Tiny Episodic Memories in Continual Learning, ICML Workshop 2019)."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ class ER(Learner):
     config: ERConfig
 
     @classmethod
-    def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
+    def passes(cls, config: ERConfig, batch_size: int, classes: int) -> list[Pass]:
         if config.forward == "joint":
             return [Pass(batch_size + replayed(config))]
         return super().passes(config, batch_size, classes)

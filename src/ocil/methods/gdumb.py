@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -55,11 +55,11 @@ class GDumb(Learner):
         return True  # a step retrieves nothing
 
     @classmethod
-    def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
+    def passes(cls, config: GDumbConfig, batch_size: int, classes: int) -> list[Pass]:
         return []
 
     @classmethod
-    def task_end_passes(cls, config: Any, classes: int, stored: int) -> list[Pass]:
+    def task_end_passes(cls, config: GDumbConfig, classes: int, stored: int) -> list[Pass]:
         size = max(1, min(config.rehearsal_batch, stored))
         return [Pass(size)] * (config.rehearsal_epochs * (stored // size))
 

@@ -55,7 +55,7 @@ class GSA(Learner):
     class_rows = (*Learner.class_rows, "task_classes", "seen_classes", "pulled", "pushed")
 
     @classmethod
-    def needs_images(cls, config: Any) -> str | None:
+    def needs_images(cls, config: GSAConfig) -> str | None:
         return "it mirrors and crops images"
 
     def __init__(self, config: GSAConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
@@ -74,12 +74,12 @@ class GSA(Learner):
         self.batches_of_task: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64, device=self.device))
 
     @classmethod
-    def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
+    def passes(cls, config: GSAConfig, batch_size: int, classes: int) -> list[Pass]:
         """An upper bound: in some tasks the balanced set is an image smaller."""
         return [Pass(2 * (batch_size + config.current_batch)), Pass(2 * config.memory_batch)]
 
     @classmethod
-    def extra_state(cls, config: Any, problem: Problem, network: networks.Network) -> ExtraState:
+    def extra_state(cls, config: GSAConfig, problem: Problem, network: networks.Network) -> ExtraState:
         return ExtraState(8 * (config.memory + 1) + 8 * problem.classes)
 
     def learn(self, x: Tensor, y: Tensor) -> None:

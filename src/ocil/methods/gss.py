@@ -1,7 +1,7 @@
 """GSS-greedy (Aljundi et al., Gradient Based Sample Selection for Online Continual Learning, NeurIPS 2019)."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +48,7 @@ class GSS(Learner):
         return super().shapes_are_static() and self.memory.holds_more_than(grouped - 1)
 
     @classmethod
-    def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
+    def passes(cls, config: GSSConfig, batch_size: int, classes: int) -> list[Pass]:
         size = min(config.group_size, config.memory)
         grouped = size * min(config.groups, config.memory // size)
         return [*super().passes(config, batch_size, classes), Pass(batch_size + grouped)]

@@ -3,7 +3,7 @@ NeurIPS 2019)."""
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ class MIR(Learner):
     config: MIRConfig
 
     @classmethod
-    def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
+    def passes(cls, config: MIRConfig, batch_size: int, classes: int) -> list[Pass]:
         scored = Pass(replayed(config, config.candidates), trains=False)
         return [Pass(batch_size), scored, scored, Pass(replayed(config))]
 

@@ -59,7 +59,7 @@ class MKD(Learner):
     no_average = "its predictions are those of an average already"
 
     @classmethod
-    def needs_images(cls, config: Any) -> str | None:
+    def needs_images(cls, config: MKDConfig) -> str | None:
         return "augment = true makes random views of images" if config.augment else None
 
     def __init__(self, config: MKDConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
@@ -72,12 +72,12 @@ class MKD(Learner):
             torch._foreach_mul_(teacher, config.alpha / (1 - config.alpha))
 
     @classmethod
-    def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
+    def passes(cls, config: MKDConfig, batch_size: int, classes: int) -> list[Pass]:
         both = batch_size + replayed(config)
         return (2 if config.augment else 1) * [Pass(both)] + [Pass(both, trains=False)]
 
     @classmethod
-    def extra_state(cls, config: Any, problem: Problem, network: Network) -> ExtraState:
+    def extra_state(cls, config: MKDConfig, problem: Problem, network: Network) -> ExtraState:
         """The teacher, and for scores the mean of both."""
         teacher = 4 * sum(size_with_head(network, problem.classes))
         return ExtraState(teacher, teacher)

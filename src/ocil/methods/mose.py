@@ -78,7 +78,7 @@ class MOSE(Learner):
     no_average = "its experts are not part of the network that is averaged"
 
     @classmethod
-    def needs_images(cls, config: Any) -> str | None:
+    def needs_images(cls, config: MOSEConfig) -> str | None:
         return "it learns from the maps of a network for images"
 
     def __init__(self, config: MOSEConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
@@ -116,16 +116,16 @@ class MOSE(Learner):
         self.old_count = 0  # classes seen in earlier tasks, on the host
 
     @classmethod
-    def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
+    def passes(cls, config: MOSEConfig, batch_size: int, classes: int) -> list[Pass]:
         """An upper bound: the balanced set grows with the classes. The side branches come on top of the network."""
         return [Pass(VIEWS * (batch_size + config.current_batch + config.memory_batch))]
 
     @classmethod
-    def review_passes(cls, config: Any, classes: int) -> list[Pass]:
+    def review_passes(cls, config: MOSEConfig, classes: int) -> list[Pass]:
         return [Pass(VIEWS * config.review_batch)]
 
     @classmethod
-    def extra_state(cls, config: Any, problem: Problem, network: networks.Network) -> ExtraState:
+    def extra_state(cls, config: MOSEConfig, problem: Problem, network: networks.Network) -> ExtraState:
         """Experts, heads, projections and the map, each with its gradient and what the optimiser keeps."""
         channels = network.stage_channels
         size, experts = channels[-1], Experts(channels)

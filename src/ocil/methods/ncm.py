@@ -3,7 +3,7 @@ Classes at Near-Zero Cost, TPAMI 2013)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +36,7 @@ class NCM(FrozenLearner):
         self.counts = self.buffer(problem.classes)
 
     @classmethod
-    def extra_state(cls, config: Any, problem: Problem, network: Network) -> ExtraState:
+    def extra_state(cls, config: NCMConfig, problem: Problem, network: Network) -> ExtraState:
         return ExtraState(8 * problem.classes * (network.feature_size + 1))
 
     @torch.no_grad()

@@ -68,7 +68,7 @@ class OCM(Learner):
     class_rows = (*Learner.class_rows, "seen_classes", "old_classes")
 
     @classmethod
-    def needs_images(cls, config: Any) -> str | None:
+    def needs_images(cls, config: OCMConfig) -> str | None:
         return "it turns halves of images"
 
     def __init__(self, config: OCMConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
@@ -90,13 +90,13 @@ class OCM(Learner):
         self.standard = Standardise(channels, self.device, config.normalise and not self.network.normalises)
 
     @classmethod
-    def extra_state(cls, config: Any, problem: Problem, network: networks.Network) -> ExtraState:
+    def extra_state(cls, config: OCMConfig, problem: Problem, network: networks.Network) -> ExtraState:
         """The last task's network, and a projection beside each of the two networks."""
         projection = (network.channels + 1) * min(config.projection, network.channels)
         return ExtraState(4 * (sum(size_with_head(network, problem.classes)) + 2 * projection))
 
     @classmethod
-    def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
+    def passes(cls, config: OCMConfig, batch_size: int, classes: int) -> list[Pass]:
         """An upper bound: the memory batch grows with the classes."""
         memory = replayed(config, min(config.memory_batch, config.per_class * classes))
         contrast, previous = Pass(2 * VARIANTS * (batch_size + memory)), Pass(VARIANTS * memory, trains=False)

@@ -73,12 +73,12 @@ class PCR(Learner):
     vector_settings: ClassVar[dict[str, Any]] = {"views": "raw"}
 
     @classmethod
-    def needs_task_ends(cls, config: Any) -> str | None:
+    def needs_task_ends(cls, config: PCRConfig) -> str | None:
         late = config.hybrid and config.distil_from == "second_task"
         return "HPCR distils from the second task on, or with --set distil_from=start at once" if late else None
 
     @classmethod
-    def needs_images(cls, config: Any) -> str | None:
+    def needs_images(cls, config: PCRConfig) -> str | None:
         return None if config.views == "raw" else f"views = {config.views} makes random views of images"
 
     def __init__(self, config: PCRConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
@@ -93,16 +93,16 @@ class PCR(Learner):
         self.outputs = StoredOutputs(self.memory, problem.classes, size) if config.hybrid else None
 
     @classmethod
-    def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
+    def passes(cls, config: PCRConfig, batch_size: int, classes: int) -> list[Pass]:
         views = 2 if config.views == "both" else 1
         return [Pass(views * batch_size), Pass(views * replayed(config))]
 
     @classmethod
-    def review_passes(cls, config: Any, classes: int) -> list[Pass]:
+    def review_passes(cls, config: PCRConfig, classes: int) -> list[Pass]:
         return [Pass((2 if config.views == "both" else 1) * config.review_batch)]
 
     @classmethod
-    def extra_state(cls, config: Any, problem: Problem, network: networks.Network) -> ExtraState:
+    def extra_state(cls, config: PCRConfig, problem: Problem, network: networks.Network) -> ExtraState:
         kept = StoredOutputs.bytes_held(config.memory, problem.classes, network.feature_size)
         return ExtraState(kept if config.hybrid else 0)
 

@@ -3,7 +3,7 @@ Pre-trained Models for Continual Learning, NeurIPS 2023)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +54,7 @@ class RanPAC(FrozenLearner):
         self.counts = self.buffer(problem.classes)
 
     @classmethod
-    def extra_state(cls, config: Any, problem: Problem, network: Network) -> ExtraState:
+    def extra_state(cls, config: RanPACConfig, problem: Problem, network: Network) -> ExtraState:
         """The random projection and the sums. To choose a ridge and to solve takes up to six more matrices."""
         size, classes = config.projection, problem.classes
         sums = 8 * (2 * size * size + 2 * classes * size + classes)

@@ -48,7 +48,7 @@ class RAR(Learner):
     scores_are_logits = False
 
     @classmethod
-    def needs_images(cls, config: Any) -> str | None:
+    def needs_images(cls, config: RARConfig) -> str | None:
         return f"operations = {config.operations} augments images" if config.operations else None
 
     def __init__(self, config: RARConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
@@ -56,7 +56,7 @@ class RAR(Learner):
         self.randaugment = RandAugment(config.operations, config.magnitude)
 
     @classmethod
-    def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
+    def passes(cls, config: RARConfig, batch_size: int, classes: int) -> list[Pass]:
         return [Pass(batch_size + replayed(config)) for _ in range(config.repeats)]
 
     def learn(self, x: Tensor, y: Tensor) -> None:

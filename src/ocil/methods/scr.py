@@ -51,7 +51,7 @@ class SCR(Learner):
     scores_are_logits = False
 
     @classmethod
-    def needs_images(cls, config: Any) -> str | None:
+    def needs_images(cls, config: SCRConfig) -> str | None:
         return "it contrasts random views of images"
 
     def __init__(self, config: SCRConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
@@ -66,11 +66,11 @@ class SCR(Learner):
         self.optimizer = self.make_optimizer()
 
     @classmethod
-    def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
+    def passes(cls, config: SCRConfig, batch_size: int, classes: int) -> list[Pass]:
         return 2 * [Pass(batch_size + replayed(config))]
 
     @classmethod
-    def review_passes(cls, config: Any, classes: int) -> list[Pass]:
+    def review_passes(cls, config: SCRConfig, classes: int) -> list[Pass]:
         return 2 * [Pass(config.review_batch)]
 
     def learn(self, x: Tensor, y: Tensor) -> None:

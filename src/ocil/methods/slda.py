@@ -3,7 +3,7 @@ Discriminant Analysis, CVPR Workshop 2020)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ class SLDA(FrozenLearner):
         self.products = self.buffer(size, size)
 
     @classmethod
-    def extra_state(cls, config: Any, problem: Problem, network: Network) -> ExtraState:
+    def extra_state(cls, config: SLDAConfig, problem: Problem, network: Network) -> ExtraState:
         """``rule`` makes up to five matrices of the size of the covariance."""
         size, classes = network.feature_size, problem.classes
         return ExtraState(8 * (size * size + classes * (size + 1)), 8 * 5 * size * max(size, classes))

@@ -1,6 +1,6 @@
 """What every network has: features, a head, and facts about itself."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -8,6 +8,10 @@ from torch import Tensor, nn
 
 from ocil.errors import OcilError
 from ocil.precision import Precision
+
+Factory = Callable[..., nn.Module]
+"""Called with the shape of a stored input, ``(H, W, C)`` or ``(D,)``, and options by name; returns a module that turns
+float inputs ``[B, C, H, W]`` in [0, 1], or ``[B, D]``, into features ``[B, d]``."""
 
 
 class Outputs(NamedTuple):

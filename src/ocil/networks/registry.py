@@ -7,7 +7,7 @@ A network is named by a setting: ``reduced-resnet18``, ``mlp(hidden=512)``, ``ti
 import inspect
 import re
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
@@ -18,7 +18,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from ocil.errors import OcilError
 from ocil.networks import pretrained as weights
-from ocil.networks.base import Network
+from ocil.networks.base import Factory, Network
 from ocil.networks.growth import GrowingHead
 from ocil.networks.inputs import InputShape, image_shape, is_image
 from ocil.networks.modes import seeded
@@ -33,10 +33,6 @@ REDUCED = "reduced-resnet18"
 """The default for images. It alone has kernels of its own, and the setting ``width``."""
 FOR_VECTORS = "linear"
 """The default where inputs are vectors."""
-
-Factory = Callable[..., nn.Module]
-"""Called with the shape of a stored input, ``(H, W, C)`` or ``(D,)``, and options by name; returns a module that turns
-float inputs ``[B, C, H, W]`` in [0, 1], or ``[B, D]``, into features ``[B, d]``."""
 
 
 @dataclass(frozen=True)

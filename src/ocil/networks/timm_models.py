@@ -5,8 +5,8 @@ from typing import Any
 from torch import nn
 
 from ocil.errors import OcilError, optional, suggest
+from ocil.networks.base import Factory
 from ocil.networks.inputs import InputShape
-from ocil.networks.registry import Factory
 
 TAKEN = {
     "own_weights": "use the setting pretrained = own",

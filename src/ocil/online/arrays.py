@@ -95,7 +95,7 @@ def open_rows(path: Path, names: Names) -> Rows:
     if path.suffix.lower() == ".parquet":
         from ocil.online.parquet import ParquetRows
 
-        return ParquetRows(path, names)
+        return ParquetRows(path, names.x, names.y)
     if path.suffix.lower() == ".csv":
         return ArrayRows(path, NumberTable.read(path).vectors(names.x, names.y))
     return ArrayRows(path, _checked_rows(path, _array(path, names.x, "x", "--x")))
@@ -110,7 +110,7 @@ def open_labels(path: Path, names: Names) -> list[ClassLabel]:
     if path.suffix.lower() == ".parquet":
         from ocil.online.parquet import read_labels
 
-        return read_labels(path, names)
+        return read_labels(path, names.y)
     if path.suffix.lower() == ".csv":
         return _labels_of(NumberTable.read(path), names)
     if path.suffix.lower() == ".npy":

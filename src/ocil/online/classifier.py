@@ -19,7 +19,8 @@ with optional("OnlineClassifier needs scikit-learn", "sklearn", "sklearn"):
 
 from ocil.files import is_locked
 from ocil.limits import check_threads
-from ocil.networks.registry import Factory, named
+from ocil.networks.base import Factory
+from ocil.networks.registry import named
 from ocil.online.formats import format_of
 from ocil.online.header import entry, reading_note
 from ocil.online.images import ImageFormat, is_pictures

@@ -1,6 +1,6 @@
 """Rows of numbers in a Parquet file: one column of lists, or one column per number. Needs the extra ``parquet``."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -17,7 +17,6 @@ with optional("reading Parquet files needs pyarrow", "parquet", "pyarrow"):
     import pyarrow.types as kinds
 
 from ocil.data.number_table import chosen_columns, label_column, listed
-from ocil.online.arrays import Names
 from ocil.online.labels import ClassLabel
 
 INDEX = "__index_level_*"  # pandas writes its index so
@@ -41,12 +40,13 @@ def opened(path: Path) -> Iterator[Any]:
 class ParquetRows:
     """The rows of a Parquet file, decoded some at a time. Reading on is cheap, going back reads a row group again."""
 
-    def __init__(self, path: Path, names: Names) -> None:
+    def __init__(self, path: Path, x: Sequence[str] = (), y: str = "") -> None:
+        """``x`` and ``y``: the columns of numbers and of labels; empty: those with the usual names."""
         self.path = path
         with opened(path) as file:
             self._length: int = file.metadata.num_rows
             self._groups = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
-            self._columns = _vector_columns(path, file.schema_arrow, names)
+            self._columns = _vector_columns(path, file.schema_arrow, x, y)
             field = file.schema_arrow.field(self._columns[0])
             self._is_lists = _is_list(field.type)
             types = [file.schema_arrow.field(name).type for name in self._columns]
@@ -128,11 +128,11 @@ class ParquetRows:
         return 0
 
 
-def read_labels(path: Path, names: Names) -> list[ClassLabel]:
+def read_labels(path: Path, y: str = "") -> list[ClassLabel]:
     """The labels of a Parquet file, each equal one the same object: a long file has few classes."""
     with opened(path) as file:
         schema = file.schema_arrow
-        name = label_column(path, schema.names, names.y)
+        name = label_column(path, schema.names, y)
         if name is None:
             raise OcilError(f"{path} has no column of labels: name it with --y; there are {listed(schema.names)}.")
         kind = schema.field(name).type
@@ -152,11 +152,11 @@ def read_labels(path: Path, names: Names) -> list[ClassLabel]:
     return labels
 
 
-def _vector_columns(path: Path, schema: Any, names: Names) -> list[str]:
-    label = label_column(path, schema.names, names.y)
+def _vector_columns(path: Path, schema: Any, x: Sequence[str], y: str) -> list[str]:
+    label = label_column(path, schema.names, y)
     others = [name for name in schema.names if name != label and not fnmatchcase(name, INDEX)]
-    if names.x:
-        chosen = chosen_columns(others, names.x)
+    if x:
+        chosen = chosen_columns(others, x)
     else:
         lists = [name for name in others if _is_list(schema.field(name).type)]
         chosen = lists if len(lists) == 1 else others

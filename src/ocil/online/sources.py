@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ocil.data.label_file import read_label_file
+from ocil.data.label_file import LabelledFile, read_label_file
 from ocil.data.layouts import class_folders, list_images, training_folder
 from ocil.errors import OcilError
 from ocil.online.arrays import ArrayRows, Names, Rows, is_array_file, open_labels, open_rows
@@ -48,23 +48,14 @@ class LabelledSource(Protocol):
         """What distinguishes these samples from others: a list that was learned in part is known by it."""
 
 
-class Sample(NamedTuple):
-    """An image file and its class."""
-
-    name: str
-    """The path in the list, relative to the folder or to that of the CSV."""
-    path: Path
-    label: str
-
-
 @dataclass(frozen=True)
 class LabelledImages:
     """Image files. One that cannot be read is left out. They are known by their names and labels."""
 
-    samples: Sequence[Sample]
+    files: Sequence[LabelledFile]
 
     def __len__(self) -> int:
-        return len(self.samples)
+        return len(self.files)
 
     def check(self, input_format: InputFormat, new: bool = True) -> None:
         """Raise an ``OcilError`` if the model is new and not one image can be read. It stops at the first that can."""
@@ -73,9 +64,9 @@ class LabelledImages:
         if not new:
             return
         first: InputError | None = None
-        for sample in self.samples:
+        for file in self.files:
             try:
-                input_format.read([sample.path])
+                input_format.read([file.path])
             except InputError as error:
                 first = first or error
             else:
@@ -86,18 +77,18 @@ class LabelledImages:
         images: list[NDArray[Any]] = []
         labels: list[ClassLabel] = []
         problems: list[str] = []
-        for sample in self.samples[first:last]:
+        for file in self.files[first:last]:
             try:
-                images.append(input_format.read([sample.path])[0])
-                labels.append(sample.label)
+                images.append(input_format.read([file.path])[0])
+                labels.append(file.label)
             except InputError as error:
                 problems.append(str(error))
         empty = np.empty((0, *input_format.network_shape), input_format.dtype)
         return LabelledBatch(np.stack(images) if images else empty, labels, problems)
 
     def identities(self, first: int, last: int) -> Iterator[bytes]:
-        for sample in self.samples[first:last]:
-            yield f"{sample.name}\0{sample.label}\0".encode()
+        for file in self.files[first:last]:
+            yield f"{file.name}\0{file.label}\0".encode()
 
 
 @dataclass(frozen=True)
@@ -203,7 +194,7 @@ def open_source(path: Path, names: Names | None = None, shuffle: int | None = No
     return LabelledImages(read_list(path, shuffle))
 
 
-def read_list(source: Path, shuffle: int | None = None) -> list[Sample]:
+def read_list(source: Path, shuffle: int | None = None) -> list[LabelledFile]:
     """The labelled images of a list: a CSV with columns ``path`` and ``label``, or a folder CLASS/IMAGE or
     CLASS/images/IMAGE.
 
@@ -212,9 +203,9 @@ def read_list(source: Path, shuffle: int | None = None) -> list[Sample]:
     a random order.
     """
     if source.is_dir():
-        samples = _read_folder(source)
+        files = _read_folder(source)
     elif source.suffix.lower() == ".csv" and source.is_file():
-        samples = _read_csv(source)
+        files = _read_csv(source)
     elif not source.exists():
         raise OcilError(f"there is no file or folder {source}.")
     else:
@@ -223,23 +214,24 @@ def read_list(source: Path, shuffle: int | None = None) -> list[Sample]:
             "numbers in a .npy, .npz, .parquet or .csv file."
         )
     if shuffle is not None:
-        samples = [samples[number] for number in random_order(len(samples), shuffle)]
-    return samples
+        files = [files[number] for number in random_order(len(files), shuffle)]
+    return files
 
 
-def _read_folder(source: Path) -> list[Sample]:
+def _read_folder(source: Path) -> list[LabelledFile]:
     root = training_folder(source)
     classes = class_folders(root)
     files = [
-        Sample(path.relative_to(root).as_posix(), path, classes[label]) for path, label in list_images(root, classes)
+        LabelledFile(path.relative_to(root).as_posix(), path, classes[label])
+        for path, label in list_images(root, classes)
     ]
     if not files:
         raise OcilError(f"{root} holds no images. Lay them out as {source.name}/CLASS/IMAGE.png.")
     return files
 
 
-def _read_csv(source: Path) -> list[Sample]:
-    samples = [Sample(file.name, file.path, file.label) for file in read_label_file(source) if file.split == "train"]
-    if not samples:
+def _read_csv(source: Path) -> list[LabelledFile]:
+    files = [file for file in read_label_file(source) if file.split == "train"]
+    if not files:
         raise OcilError(f"{source} has no images for training: its column split says test or val in every line.")
-    return samples
+    return files

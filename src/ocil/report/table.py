@@ -232,21 +232,13 @@ def latex_table(table: Table, document: Document) -> str:
     table = _with_remarks(table)
     published = any(value.published for row in table.rows for value in row.values)
     compared = [published and column.kind == "compared" for column in table.columns]
-    words = [f"{latex_text(document.title)}. {latex_text(table.title)}.", latex_text(document.caption)]
-    words += [latex_text(table.note)]
-    if any(column.kind == "compared" for column in table.columns):
-        words += ["Best in bold, second underlined; --: not measured."]
-    if any(column.kind == "paired" for column in table.columns):
-        words += ["Best in bold, second underlined; in brackets: the paired difference."]
-    if published:
-        words += [r"$^{*}$: the intervals do not overlap."]
     forms = {"compared": "rrr" if published else "r", "paired": "r", "number": "r"}
     form = "".join(forms.get(column.kind, "l") for column in table.columns)
     kind = "table*" if len(form) > 4 else "table"
     lines = [
         rf"\begin{{{kind}}}",
         r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",
-        rf"\caption{{{' '.join(filter(None, words))}}}",
+        rf"\caption{{{_latex_caption(table, document, published)}}}",
         r"\begin{adjustbox}{max width=\linewidth}",
         rf"\begin{{tabular}}{{{form}}}",
         r"\toprule",
@@ -260,6 +252,20 @@ def latex_table(table: Table, document: Document) -> str:
         lines.append(" & ".join(word for value, each in values for word in _latex_value(value, each)) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}", r"\end{adjustbox}", rf"\end{{{kind}}}", ""]
     return "\n".join(lines)
+
+
+def _latex_caption(table: Table, document: Document, published: bool) -> str:
+    """``published``: whether there are published values to compare with."""
+    kinds = {column.kind for column in table.columns}
+    words = [
+        f"{latex_text(document.title)}. {latex_text(table.title)}.",
+        latex_text(document.caption),
+        latex_text(table.note),
+        "Best in bold, second underlined; --: not measured." if "compared" in kinds else "",
+        "Best in bold, second underlined; in brackets: the paired difference." if "paired" in kinds else "",
+        r"$^{*}$: the intervals do not overlap." if published else "",
+    ]
+    return " ".join(filter(None, words))
 
 
 def _latex_heads(table: Table, compared: list[bool]) -> list[str]:

@@ -20,13 +20,12 @@ from ocil.networks.spec import Spec
 from ocil.plugins import OURS, PROGRAM, Origin
 from ocil.rng import check_seed
 from ocil.runs.defaults import usual_precision_and_lr, usual_reviews, usual_settings
-from ocil.runs.naming import as_formerly, cell_name, distinct, readable, short_digest
+from ocil.runs.naming import NameCache, as_formerly, cell_name, distinct, readable, short_digest
 from ocil.runs.settings import as_argument, fill, read_as, refuse_later, refuse_unknown, restored, values
 from ocil.streams import StreamConfig, usual_tasks
 from ocil.streams.config import usual_task_sizes
 
-MOST_NAMES = 10_000
-_names: dict[tuple[Any, ...], str] = {}  # see RunConfig._named
+_names = NameCache(10_000)  # see RunConfig._named
 
 
 @dataclass(frozen=True)
@@ -116,12 +115,7 @@ class RunConfig:
         """The name that ``make`` gives, computed once for all seeds: a large sweep asks for thousands of names."""
         words = self._words
         parts = (self.dataset, repr(self.stream), repr(self.learner), self.fingerprint, self.weights, self.code)
-        key = (kind, words, type(self.learner), self.method, *parts)
-        if key not in _names:
-            if len(_names) >= MOST_NAMES:
-                _names.clear()
-            _names[key] = make(words)
-        return _names[key]
+        return _names.get((kind, words, type(self.learner), self.method, *parts), lambda: make(words))
 
     def as_formerly(self) -> dict[str, Any]:
         """The settings that the digests of former names covered."""

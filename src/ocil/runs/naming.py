@@ -6,7 +6,7 @@ come from each kind of configuration.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
 from typing import Any
 
@@ -48,6 +48,22 @@ ADDED_SINCE = frozenset(
 )
 """Settings that the digests of former names did not cover at their default. A new setting must be added here too, so
 that folders with former names are still found."""
+
+
+class NameCache:
+    """Names that were computed before. It begins anew when it holds ``most`` of them."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._names: dict[Hashable, str] = {}
+
+    def get(self, key: Hashable, make: Callable[[], str]) -> str:
+        """The name that ``make`` gives, computed once for all who ask with the same key."""
+        if key not in self._names:
+            if len(self._names) >= self.most:
+                self._names.clear()
+            self._names[key] = make()
+        return self._names[key]
 
 
 def cell_name(dataset: str, words: str, identity: Mapping[str, Any]) -> str:

@@ -98,7 +98,7 @@ def _check_anytime(record: Mapping[str, Any], classes: int | None) -> None:
     """Raise if it is not what ``AnytimeEvaluator.record`` makes."""
     if not record:
         return
-    tested, points, last = record["tested"], record["points"], {"batch": 0, "samples": 0}
+    tested = record["tested"]
     _counts("anytime: tested", tested, classes)
     _counts("anytime: arrived", record["arrived"], len(tested))
     by_domain = record.get("tested_by_domain", [])
@@ -113,8 +113,13 @@ def _check_anytime(record: Mapping[str, Any], classes: int | None) -> None:
         _counts(f"anytime: {name}", record.get(name, []), None)
         if any(a >= b for a, b in pairwise(record.get(name, []))):
             raise ValueError(f"anytime: {name} does not ascend")
+    _check_points(record["points"], tested, by_domain)
+
+
+def _check_points(points: Any, tested: list[int], by_domain: list[list[int]]) -> None:
     if not isinstance(points, list) or len(points) > MOST_POINTS:
         raise ValueError("anytime: points is not a list")
+    last = {"batch": 0, "samples": 0}
     for point in points:
         for name, before in last.items():
             if name in point and (not _is_count(point[name]) or point[name] <= before):

@@ -12,6 +12,7 @@ from ocil.data import Dataset
 from ocil.errors import LaterVersionError, OcilError
 from ocil.evaluation import measures
 from ocil.evaluation.measures import MEASURES, Estimate, estimate
+from ocil.evaluation.record_types import AnytimeRecord, CalibrationRecord, PrequentialRecord, ProbeRecord
 from ocil.files import NOWHERE, read_regular, write_bytes
 from ocil.runs.config import RunConfig
 from ocil.runs.result_checks import check_result
@@ -65,7 +66,7 @@ class Result:
     digest: str
     """SHA-256 of the final learner: weights, memory and generators."""
     environment: dict[str, Any]
-    anytime: dict[str, Any] = field(default_factory=dict)
+    anytime: AnytimeRecord = field(default_factory=AnytimeRecord)
     """With ``evaluate_every``: correct test images per class at each point, see ``ocil.evaluation.anytime``."""
     tested: list[int] = field(default_factory=list)
     """Test images per class."""
@@ -75,11 +76,11 @@ class Result:
     """The classes of each group: what the columns of the accuracy matrix are."""
     confusion: list[list[int]] = field(default_factory=list)
     """At the end: test images by true class (rows) and predicted class (columns)."""
-    calibration: dict[str, Any] = field(default_factory=dict)
+    calibration: CalibrationRecord = field(default_factory=CalibrationRecord)
     """At the end: images, correct images and sum of confidences in 15 bins of confidence, if scores are logits."""
-    prequential: dict[str, Any] = field(default_factory=dict)
+    prequential: PrequentialRecord = field(default_factory=PrequentialRecord)
     """With ``prequential``: stream samples, and how many of them were predicted correctly, by window."""
-    probe: dict[str, Any] = field(default_factory=dict)
+    probe: ProbeRecord = field(default_factory=ProbeRecord)
     """With ``probe``: accuracy of a linear probe of the final features, and correct test images per class."""
     cost: dict[str, int] = field(default_factory=dict)
     """Images passed through the network, and bytes kept: see ``ocil.runs.cost``."""

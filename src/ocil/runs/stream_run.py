@@ -371,7 +371,7 @@ class ActiveStreamRun:
         tasks = [number + 1 for number in batches if stream.evaluation_point_after(number) is not None]
         announced = tasks if stream.announces_tasks else []
         evaluations = [row.to_json() for row in self.evaluations]
-        confusion, calibration = (evaluations[-1].pop(name, None) for name in ("confusion", "calibration"))
+        confusion, calibration = evaluations[-1].pop("confusion", []), evaluations[-1].pop("calibration", {})
         result = Result(
             self.config,
             [row.accuracy for row in self.evaluations],
@@ -382,8 +382,8 @@ class ActiveStreamRun:
             {**environment(self.device), "images": self.images, **self._plugins(), **self.surroundings},
             self.anytime.record(reviews, tasks),
             **self.evaluator.facts(),
-            confusion=confusion or [],
-            calibration=calibration or {},
+            confusion=confusion,
+            calibration=calibration,
             prequential=self.prequential.record(),
             probe=probe(self.learner, stream) if stream.config.probe else {},
             cost=cost_of(self.learner, self.config, stream, reviews, announced),

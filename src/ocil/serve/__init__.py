@@ -7,7 +7,7 @@ Learning and predicting:
 ``trainer``      the thread that learns what is in the log
 ``predictor``    the thread that predicts, by the newest snapshot
 ``snapshot``     copies of the learner that predictions read while it learns
-``changes``      what corrections, removals and reviews do to the model
+``corrections``  what corrections, removals and reviews do to the model
 ``version_changes``  what changes about versions do
 ``checkpoints``  saves the model with its place in the log
 ``idempotency``  keys of requests that may come again
@@ -22,6 +22,7 @@ On the disk:
 ``segment``   the format of a log's files
 ``records``   the records in these files
 ``catalogue``  the list of all samples
+``databases``  opens files of SQLite
 ``versions``  named snapshots of the model
 ``held_out``  a labelled set to compare them on
 ``backup``    a copy of all files while learning goes on
@@ -40,18 +41,20 @@ What clients see:
 
 ``client``   the requests as methods, for programs in Python
 ``run``      socket, server and clean stop
+``deadlines``  how long a client may take to ask and to read
 ``app``      the HTTP application
 ``models``   several models in one process
 ``guard``    which requests are let through
 ``tokens``   who may ask for what, and how often
 ``audit``    a line per change
 ``health``   answers to probes
-``logs``     text or JSON lines
+``log_lines``  what is logged on standard error: text or JSON lines
 ``routes``   what each path does
 ``sample_routes``, ``version_routes``  what the paths about samples and versions do
 ``answers``  models of requests and answers
+``openapi``  the description of all requests
 ``bodies``   reads the bodies of requests
-``pages``    the pages and the description of all requests
+``pages``    the pages, with that description as one of them
 ``limits``   what a client may ask for
 ``labels``, ``pictures``, ``vectors``  labels, images and vectors from clients
 """

@@ -1,15 +1,12 @@
-"""Models of requests and answers. The OpenAPI description is made from them."""
+"""Models of requests and answers. The OpenAPI description (``ocil.serve.openapi``) is made from them."""
 
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr
 
 from ocil.serve.labels import BIGGEST_NUMBER
-from ocil.serve.limits import Limits
 
 JsonLabel = str | int | float | bool | list[Any] | None
-LARGEST = float(np.finfo(np.float32).max)
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
 
@@ -104,7 +101,7 @@ class ModelSummary(BaseModel):  # type: ignore[misc]
     problem: str | None = Field(description="What keeps it from learning or saving.")
 
 
-class Models(BaseModel):  # type: ignore[misc]
+class ModelList(BaseModel):  # type: ignore[misc]
     models: list[ModelSummary]
 
 
@@ -119,7 +116,9 @@ class MemoryState(BaseModel):  # type: ignore[misc]
     classes: list[StoredClass]
 
 
-class _Request(BaseModel):  # type: ignore[misc]
+class StrictRequest(BaseModel):  # type: ignore[misc]
+    """JSON that has no other fields than these."""
+
     model_config = ConfigDict(extra="forbid")
 
 
@@ -142,16 +141,16 @@ Text = Annotated[StrictStr, Field(min_length=1)]
 Number = Annotated[StrictInt, Field(ge=-BIGGEST_NUMBER, le=BIGGEST_NUMBER), BeforeValidator(_whole)]
 
 
-class LabelledImage(_Request):
+class LabelledImage(StrictRequest):
     image: Base64Image
     label: Text | Number
 
 
-class LearnRequest(_Request):
+class LearnRequest(StrictRequest):
     samples: list[LabelledImage] = Field(min_length=1)
 
 
-class PredictRequest(_Request):
+class PredictRequest(StrictRequest):
     images: list[Base64Image] = Field(min_length=1)
 
 
@@ -159,16 +158,16 @@ Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Vector = Annotated[list[Finite], Field(min_length=1)]
 
 
-class LabelledVector(_Request):
+class LabelledVector(StrictRequest):
     vector: Vector
     label: Text | Number
 
 
-class LearnVectorsRequest(_Request):
+class LearnVectorsRequest(StrictRequest):
     samples: list[LabelledVector] = Field(min_length=1)
 
 
-class PredictVectorsRequest(_Request):
+class PredictVectorsRequest(StrictRequest):
     vectors: list[Vector] = Field(min_length=1)
 
 
@@ -177,83 +176,3 @@ LEARN: dict[bool, Any] = {False: LearnRequest, True: LearnVectorsRequest}
 PREDICT: dict[bool, Any] = {False: PredictRequest, True: PredictVectorsRequest}
 OTHERS = {False: ("vector", "vectors"), True: ("image", "images")}
 """Fields of requests for the other kind of model."""
-
-
-def learn_body(limits: Limits, vectors: int | None) -> dict[str, Any]:
-    """The description of a learning request: a form or JSON, JSON alone for ``vectors`` of so many numbers."""
-    if vectors is not None:
-        return _body(LEARN[True].__name__)
-    fields = {
-        "image": _form_images(limits),
-        "label": {
-            "type": "array",
-            "minItems": 1,
-            "maxItems": limits.batch,
-            "items": {"type": "string", "minLength": 1, "maxLength": limits.label},
-            "description": "The class of each image, in the same order.",
-        },
-    }
-    return _body("LearnRequest", fields)
-
-
-def predict_body(limits: Limits, vectors: int | None) -> dict[str, Any]:
-    if vectors is not None:
-        return _body(PREDICT[True].__name__)
-    return _body("PredictRequest", {"image": _form_images(limits)})
-
-
-def files_body(limits: Limits) -> dict[str, Any]:
-    """The description of a form of images, without labels."""
-    described = _body("", {"image": _form_images(limits)})
-    del described["requestBody"]["content"]["application/json"]
-    return described
-
-
-def model_body(model: Any, prefix: str, schemas: dict[str, Any]) -> dict[str, Any]:
-    """The description of JSON that is read as a model. ``schemas`` gets its parts, named after ``prefix``."""
-    schema = model.model_json_schema(ref_template=f"#/components/schemas/{prefix}{{model}}")
-    schemas |= {f"{prefix}{name}": part for name, part in schema.pop("$defs", {}).items()}
-    schemas[f"{prefix}{model.__name__}"] = schema
-    return _body(f"{prefix}{model.__name__}")
-
-
-def _form_images(limits: Limits) -> dict[str, Any]:
-    image = {"type": "string", "format": "binary", "contentMediaType": "image/*"}
-    return {"type": "array", "minItems": 1, "maxItems": limits.batch, "items": image, "description": "Image files."}
-
-
-def _body(name: str, fields: dict[str, Any] | None = None) -> dict[str, Any]:
-    """JSON of this name, or a form of these fields."""
-    content: dict[str, Any] = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
-    if fields is not None:
-        form = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
-        encoding = {"image": {"contentType": "image/png, image/jpeg, image/webp, image/bmp, image/gif, image/tiff"}}
-        content["multipart/form-data"] = {"schema": form, "encoding": encoding}
-    return {"requestBody": {"required": True, "content": content}}
-
-
-def request_schemas(limits: Limits, vectors: int | None) -> dict[str, Any]:
-    """The JSON requests with the limits of this service, for images or for ``vectors`` of so many numbers."""
-    found: dict[str, Any] = {}
-    learn, predict = LEARN[vectors is not None], PREDICT[vectors is not None]
-    for model in (learn, predict):
-        schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-        found |= schema.pop("$defs", {})
-        found[model.__name__] = schema
-    inputs, sample = ("images", "LabelledImage") if vectors is None else ("vectors", "LabelledVector")
-    asked = found[predict.__name__]["properties"][inputs]
-    found[learn.__name__]["properties"]["samples"]["maxItems"] = asked["maxItems"] = limits.batch
-    if vectors is not None:
-        for vector in (asked["items"], found[sample]["properties"]["vector"]):
-            vector |= {"minItems": vectors, "maxItems": vectors}
-            vector["items"] |= {"minimum": -LARGEST, "maximum": LARGEST}
-    found[sample]["properties"]["label"]["anyOf"][0] |= {
-        "maxLength": limits.label,
-        "pattern": r"^[^\s\x00-\x1f\x7f-\x9f]([^\x00-\x1f\x7f-\x9f]*[^\s\x00-\x1f\x7f-\x9f])?$",
-        "description": (
-            "Blanks around it are left out. Control characters, those that set the direction of text, and text "
-            "without a visible character are refused. "
-            "A label that reads like that of a known class means that class."
-        ),
-    }
-    return found

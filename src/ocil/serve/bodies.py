@@ -7,15 +7,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
+from ocil.online.formats import InputFormat
+from ocil.online.images import ImageFormat
 from ocil.serve.answers import LEARN, OTHERS, PREDICT
 from ocil.serve.labels import BIGGEST_NUMBER
 from ocil.serve.limits import Limits, RefusedError
-from ocil.serve.pictures import from_base64
+from ocil.serve.pictures import decode_pictures, from_base64
+from ocil.serve.vectors import decode_vectors
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
@@ -27,8 +31,15 @@ LABEL_KINDS = f"a label is text of at least one character, or a whole number wit
 class Sent:
     """The content of a request: image files or vectors and, if they are to be learned, as many labels."""
 
-    inputs: list[bytes] | list[list[float]]
+    inputs: list[Any]
+    """Bytes of an image file each, or a list of numbers each."""
     labels: list[str | int]
+
+    def decoded(self, form: InputFormat, limits: Limits) -> NDArray[Any]:
+        """The inputs as the learner takes them."""
+        if isinstance(form, ImageFormat):
+            return decode_pictures(self.inputs, form, limits)
+        return decode_vectors(self.inputs, form, limits)
 
 
 class Budget:

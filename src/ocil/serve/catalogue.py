@@ -6,9 +6,7 @@ saved. So after a crash the log still has what the list has lost, and it is adde
 changes nothing.
 """
 
-import json
 import sqlite3
-import stat
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ocil.errors import OcilError, WriteError
-from ocil.online.labels import ClassLabel, decoded, encoded
-from ocil.serve.databases import ADVICE, is_damage
+from ocil.online.labels import ClassLabel
+from ocil.serve.databases import label_from_text, label_to_text, open_database, opening
 from ocil.serve.records import Change, Record, SampleRecord
 
 FILE = "samples.sqlite"
@@ -31,6 +29,10 @@ create index if not exists by_label on samples (label, number);
 create index if not exists by_time on samples (time);
 """
 NEWEST_FORMAT = 1
+IF_DAMAGED = (
+    "Restore it from a copy, or move it away: then the samples so far can no longer be listed, corrected or forgotten, "
+    "and all else goes on."
+)
 
 
 @dataclass(frozen=True)
@@ -60,17 +62,8 @@ class Catalogue:
         self.broken: str | None = None
         """Why something could not be added, or was lost again. The log has it until the list is mended."""
         self._lock = threading.Lock()
-        try:
-            if path.is_symlink() or (path.exists() and not stat.S_ISREG(path.lstat().st_mode)):
-                raise OcilError(f"{path} is not a regular file: the list of samples needs one.")
-            self._base = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self._base.execute("pragma journal_mode = wal")
-            self._base.execute("pragma synchronous = full")
-            version = self._base.execute("pragma user_version").fetchone()[0]
-            if version > NEWEST_FORMAT:
-                raise OcilError(f"{path} was written by a later version of ocil: update it.")
-            self._base.executescript(TABLES)
-            self._base.execute(f"pragma user_version = {NEWEST_FORMAT}")
+        with opening(path, IF_DAMAGED):
+            self._base = open_database(path, TABLES, NEWEST_FORMAT)
             (newest,) = self._base.execute("select coalesce(max(number), 0) from samples").fetchone()
             if newest > last and not set_aside:
                 raise OcilError(
@@ -81,13 +74,6 @@ class Catalogue:
             self._base.execute("delete from samples where number > ?", (last,))
             self._base.execute("update samples set changed = ? where changed > ?", (last_change, last_change))
             self._base.execute("begin")
-        except sqlite3.Error as error:
-            if not is_damage(error):
-                raise WriteError(f"cannot write {path}: {error}. {ADVICE}") from error
-            raise OcilError(
-                f"{path} cannot be used: {error}. Restore it from a copy, or move it away: then the samples so far can "
-                "no longer be listed, corrected or forgotten, and all else goes on."
-            ) from error
 
     def add(self, records: Iterable[Record]) -> None:
         """Add what records of the log say. An error is kept in ``broken``."""
@@ -110,13 +96,13 @@ class Catalogue:
 
     def _add(self, record: Record) -> None:
         if isinstance(record, SampleRecord):
-            rows = [(record.first + n, _text(label), record.time) for n, label in enumerate(record.labels)]
+            rows = [(record.first + n, label_to_text(label), record.time) for n, label in enumerate(record.labels)]
             self._base.executemany("insert or ignore into samples (number, label, time) values (?, ?, ?)", rows)
         elif isinstance(record, Change) and record.action == "correct":
             self._base.execute(
                 "update samples set first_label = coalesce(first_label, label), label = ?, changed = ? "
                 "where number = ? and changed < ? and not forgotten",
-                (_text(record.label), record.number, record.sample, record.number),
+                (label_to_text(record.label), record.number, record.sample, record.number),
             )
         elif isinstance(record, Change) and record.action == "forget":
             self._base.execute(
@@ -152,7 +138,7 @@ class Catalogue:
     ) -> list[SampleState]:
         """Samples that are not forgotten, by number from ``after`` on: of a class, and of a time (the end left out)."""
         parts: list[tuple[str, Any]] = [("number > ?", after)]
-        parts += [("label = ?", _text(label))] if label is not None else []
+        parts += [("label = ?", label_to_text(label))] if label is not None else []
         parts += [("time >= ?", since)] if since is not None else []
         parts += [("time < ?", until)] if until is not None else []
         where = " and ".join(part for part, _ in parts)
@@ -163,7 +149,7 @@ class Catalogue:
         with self._lock:
             rows = self._base.execute(f"select {COLUMNS} from samples {rest}", values).fetchall()  # noqa: S608
         return [
-            SampleState(number, _label(label), time, _label(first), bool(forgotten), changed)
+            SampleState(number, label_from_text(label), time, label_from_text(first), bool(forgotten), changed)
             for number, label, time, first, forgotten, changed in rows
         ]
 
@@ -181,11 +167,3 @@ class Catalogue:
                 pass
             finally:
                 self._base.close()
-
-
-def _text(label: ClassLabel) -> str:
-    return json.dumps(encoded(label))
-
-
-def _label(text: str | None) -> ClassLabel | None:
-    return None if text is None else decoded(json.loads(text))

@@ -15,12 +15,12 @@ from ocil.files import sync_folder
 from ocil.online.header import entry, whole
 from ocil.online.model import Model
 from ocil.serve.catalogue import Catalogue
-from ocil.serve.changes import numbers_of
+from ocil.serve.corrections import numbers_of
 from ocil.serve.idempotency import KeyedRequest, Keys
 from ocil.serve.log import Log
 from ocil.serve.metrics import Metrics
 from ocil.serve.segment import DamagedError
-from ocil.serve.statistics import Counts
+from ocil.serve.statistics import Counts, Scored
 from ocil.serve.versions import Versions
 
 NOTE = "serve"  # the service's entry in the note of a model
@@ -48,9 +48,8 @@ class Note:
     another memory."""
     pinned: int = 0
     """The version that predictions come from; 0: the model itself."""
-    scored: tuple[int, int] = (0, 0)
-    """Samples that were predicted before they were learned, in the service's life, and how many correctly. A version
-    that is restored does not bring back its own."""
+    scored: Scored = field(default_factory=Scored)
+    """In the service's life. A version that is restored does not bring back its own."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -80,8 +79,17 @@ class Note:
         scored = entry(content, "scored", list)
         if [type(number) for number in scored] != [int, int] or not 0 <= scored[1] <= scored[0]:
             raise ValueError("its entry 'scored' is not made of two counts")
-        pinned = whole(content, "pinned")
-        return cls(position, counts, keys, changes, change_keys, numbers, learned, pinned, (scored[0], scored[1]))
+        return cls(
+            position=position,
+            counts=counts,
+            keys=keys,
+            changes=changes,
+            change_keys=change_keys,
+            numbers=numbers,
+            learned=learned,
+            pinned=whole(content, "pinned"),
+            scored=Scored(*scored),
+        )
 
     def number_memory(self, model: Model) -> None:
         """Let the model's memory know the numbers of its samples, as far as they are known, and keep count."""
@@ -111,14 +119,15 @@ class Checkpoints:
         model: Model,
         folder: Path,
         saved: Note,
+        *,
         log: Log,
         catalogue: Catalogue,
         keys: Keys,
         change_keys: Keys,
+        versions: Versions,
         metrics: Metrics,
         seconds: float,
         keep_log: bool,
-        versions: Versions,
     ) -> None:
         """``saved``: what was saved with the model. ``seconds``: between two checkpoints."""
         self.model, self.folder, self.log, self.catalogue, self.metrics = model, folder, log, catalogue, metrics
@@ -141,11 +150,19 @@ class Checkpoints:
         late = time.monotonic() - self._tried_at >= self.seconds
         return late or self.model.batches - self._batches >= MOST_BATCHES
 
-    def note(self, position: int, counts: Counts, changes: int, scored: tuple[int, int]) -> Note:
+    def note(self, position: int, counts: Counts, changes: int, scored: Scored) -> Note:
         """What is to be known of the model beside it, after these samples and changes."""
-        model, keys, change_keys = self.model, self.keys.copy(), self.change_keys.copy()
-        numbers = numbers_of(model).of_slot[: len(model.learner.memory)].tolist()
-        return Note(position, counts, keys, changes, change_keys, numbers, model.samples, self.pinned, scored)
+        return Note(
+            position=position,
+            counts=counts,
+            keys=self.keys.copy(),
+            changes=changes,
+            change_keys=self.change_keys.copy(),
+            numbers=numbers_of(self.model).of_slot[: len(self.model.learner.memory)].tolist(),
+            learned=self.model.samples,
+            pinned=self.pinned,
+            scored=scored,
+        )
 
     def _commit_list(self) -> None:
         if self.catalogue.broken:

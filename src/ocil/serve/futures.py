@@ -31,6 +31,11 @@ async def in_pool(pool: ThreadPoolExecutor, function: Callable[..., T], *argumen
     return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
 
 
+async def result_of(future: "Future[T]") -> T:
+    """The result that another thread gives. A client that goes away must not take the answer from others."""
+    return await asyncio.shield(asyncio.wrap_future(future))
+
+
 def answer_all(answers: "Iterable[tuple[Future[T] | asyncio.Future[T], T | Exception]]") -> None:
     """Answer futures of threads and of event loops. A loop is woken once for all of its futures."""
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[T], T | Exception]]] = defaultdict(list)

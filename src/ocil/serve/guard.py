@@ -15,7 +15,7 @@ from ocil.serve.audit import Audit
 from ocil.serve.futures import stopping
 from ocil.serve.health import HEALTH
 from ocil.serve.limits import RefusedError
-from ocil.serve.logs import REQUESTS
+from ocil.serve.log_lines import REQUESTS
 from ocil.serve.metrics import Metrics
 from ocil.serve.pages import PAGE_FILES
 from ocil.serve.tokens import NOBODY, Access, Token
@@ -28,8 +28,8 @@ LINKED = ("/status", "/metrics")
 PATHS = (*PUBLIC, "/learn", "/predict", "/status", "/memory", "/metrics")
 UNCHANGING = ("/predict", "/label-studio/predict", "/label-studio/setup")
 """Requests that send something and change nothing."""
-WHOLE = ("/backup",)
-"""Requests that change nothing and yet need the scope ``write``: they give away all that there is."""
+WHOLE = "/backup"
+"""It changes nothing and yet needs the scope ``write``: it gives away all that there is."""
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 ASKED = "ocil.asked"
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -149,16 +149,15 @@ class Guard:
         if path in HEALTH:
             return None
         try:
-            if (
-                self.hosts is not None and _without_port(host) not in self.hosts
-            ):  # a name that leads here: DNS rebinding
+            # Another name that leads here would be DNS rebinding.
+            if self.hosts is not None and _without_port(host) not in self.hosts:
                 names = ", ".join(self.hosts)
                 raise RefusedError(403, f"this service is called {names}: use that, or start it with --allow-host.")
             if path not in PUBLIC:
                 if _is_foreign(headers, host) and not _is_link(scope, headers):
                     raise RefusedError(403, "requests from the pages of another site are refused.")
                 given = headers.get(b"authorization", "")
-                now.token = self.access.admitted(given, changes(scope) or path in WHOLE, self.model)
+                now.token = self.access.admitted(given, changes(scope), self.model)
         except RefusedError as error:
             return refused(error, now.request_id)
         return None
@@ -166,7 +165,7 @@ class Guard:
 
 def changes(scope: Scope) -> bool:
     """Whether a request may change a model: all but those that only read, and predictions. So counts a copy of all."""
-    reads = scope["method"] in ("GET", "HEAD", "OPTIONS") and scope["path"] != "/backup"
+    reads = scope["method"] in ("GET", "HEAD", "OPTIONS") and scope["path"] != WHOLE
     return not reads and scope["path"] not in UNCHANGING
 
 

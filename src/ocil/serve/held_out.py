@@ -19,6 +19,7 @@ from ocil.online.model import Model
 from ocil.serve.labels import reading
 from ocil.serve.limits import RefusedError
 from ocil.serve.snapshot import Snapshots
+from ocil.serve.statistics import Scored
 from ocil.serve.versions import Version
 
 if TYPE_CHECKING:
@@ -39,9 +40,8 @@ class Known:
     """Inputs of the held-out set; 0: there is none."""
     correct: int
     """How many of them it classifies correctly."""
-    scored: int
-    """Samples that the service has predicted before learning since this version was saved; of the model: in all."""
-    scored_correct: int
+    scored: Scored
+    """By the model that learns, since this version was saved; of that model itself: in all."""
 
 
 class HeldOut:
@@ -78,20 +78,16 @@ class HeldOut:
         try:
             torch.set_num_threads(1)  # counts for this thread: others learn and predict
             trainer, held = self.service.trainer, self.read()
-            now, at = trainer.between_steps(lambda: (trainer.model.copy(trainer.model.device), trainer.scored)).result()
-            found = [
-                Known(
-                    one,
-                    one.samples,
-                    len(held[1]) if held else 0,
-                    self._correct(one, held) if held else 0,
-                    *_since(one, *at),
-                )
-                for one in self.service.versions
-            ]
+            tested = len(held[1]) if held else 0
+            now, scored = trainer.between_steps(
+                lambda: (trainer.model.copy(trainer.model.device), trainer.scored)
+            ).result()
+            found: list[Known] = []
+            for version in self.service.versions:
+                correct = self._correct(version, held) if held else 0
+                found.append(Known(version, version.samples, tested, correct, _since(version, scored)))
             trainer.refuse_if_stopping()
-            right = _correct(now, *held) if held else 0
-            return [*found, Known(None, now.samples, len(held[1]) if held else 0, right, *at)]
+            return [*found, Known(None, now.samples, tested, _correct(now, *held) if held else 0, scored)]
         finally:
             self._lock.release()
 
@@ -114,8 +110,7 @@ def _correct(model: Model, inputs: NDArray[Any], labels: list[ClassLabel]) -> in
     return sum(reading(found.labels[guess]) == reading(label) for guess, label in zip(guesses, labels, strict=True))
 
 
-def _since(version: Version, scored: int, correct: int) -> tuple[int, int]:
-    """Samples that were predicted since a version was saved, and how many correctly. The counts begin anew if the model
-    is lost."""
-    more = max(0, scored - version.scored)
-    return more, min(more, max(0, correct - version.correct))
+def _since(version: Version, scored: Scored) -> Scored:
+    """What was predicted since a version was saved. The counts begin anew if the model is lost."""
+    more = max(0, scored.samples - version.scored)
+    return Scored(more, min(more, max(0, scored.correct - version.correct)))

@@ -15,7 +15,7 @@ from ocil.online.images import ImageFormat
 from ocil.online.labels import ClassLabel
 from ocil.serve.futures import ServiceThread
 from ocil.serve.idempotency import digest
-from ocil.serve.label_studio_images import Source
+from ocil.serve.label_studio_images import TaskImages
 from ocil.serve.labelling import Labelling, forgotten, margin
 from ocil.serve.labelling_store import Annotation
 from ocil.serve.labels import checked_label, reading
@@ -84,9 +84,9 @@ class LabelStudio(ServiceThread):
     The thread then reads the image and has the label learned, corrected or forgotten, once, whatever crashes.
     """
 
-    def __init__(self, service: Service, source: Source) -> None:
+    def __init__(self, service: Service, task_images: TaskImages) -> None:
         super().__init__("ocil-label-studio")
-        self.service, self.source = service, source
+        self.service, self.task_images = service, task_images
         self.labelling = Labelling.of(service)
         self.failed: dict[str, str] = {}
         """Why annotations were given up, until they change or the service restarts."""
@@ -152,7 +152,7 @@ class LabelStudio(ServiceThread):
         form = self.service.model.input_format
         if not isinstance(form, ImageFormat):
             raise RefusedError(400, "this model takes vectors, and Label Studio shows images.")
-        return self.source.image(address, form)
+        return self.task_images.image(address, form)
 
     def _run(self) -> None:
         while not self._stopping:

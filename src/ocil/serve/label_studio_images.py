@@ -32,7 +32,7 @@ ACCESS_SECONDS = 240.0  # for which an access token is used: it is valid for fiv
 PORTS = {"http": 80, "https": 443}
 
 
-class Origin(NamedTuple):
+class WebOrigin(NamedTuple):
     """A server that images may be read from."""
 
     scheme: str
@@ -40,7 +40,7 @@ class Origin(NamedTuple):
     port: int
 
 
-class Source:
+class TaskImages:
     """Label Studio, and further hosts that its tasks may name.
 
     A name is resolved once per request, and the connection goes to the address that was checked. Only the hosts that
@@ -110,7 +110,7 @@ class Source:
         path = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
         return self._request(origin, "GET", path, headers, None, end)
 
-    def _allowed(self, parts: SplitResult) -> Origin:
+    def _allowed(self, parts: SplitResult) -> WebOrigin:
         origin = _origin(parts) if parts.scheme in PORTS and parts.hostname and not parts.username else None
         if origin not in self._internal:
             raise RefusedError(422, "the image of the task is on a host that --label-studio-host does not name.")
@@ -136,7 +136,7 @@ class Source:
         return {"authorization": f"Bearer {access}"}
 
     def _request(
-        self, origin: Origin, method: str, path: str, headers: dict[str, str], body: bytes | None, end: float
+        self, origin: WebOrigin, method: str, path: str, headers: dict[str, str], body: bytes | None, end: float
     ) -> tuple[int, str | None, bytes]:
         """Status, where it was redirected to, and content."""
         connection = http.client.HTTPConnection(origin.host, origin.port)
@@ -151,7 +151,7 @@ class Source:
         finally:
             connection.close()
 
-    def _connected(self, origin: Origin, end: float) -> Any:
+    def _connected(self, origin: WebOrigin, end: float) -> Any:
         """A connection to an address that was checked."""
         found = _addresses(origin)
         if not all(_is_fit(address, self._internal[origin]) for address in found):
@@ -191,14 +191,14 @@ def _left(end: float) -> float:
     return left
 
 
-def _origin(parts: SplitResult) -> Origin:
+def _origin(parts: SplitResult) -> WebOrigin:
     try:
-        return Origin(parts.scheme, (parts.hostname or "").lower(), parts.port or PORTS[parts.scheme])
+        return WebOrigin(parts.scheme, (parts.hostname or "").lower(), parts.port or PORTS[parts.scheme])
     except ValueError as error:
         raise RefusedError(422, "the address of the task's image has no valid port.") from error
 
 
-def _origins(host: str) -> list[Origin]:
+def _origins(host: str) -> list[WebOrigin]:
     """What ``images.example.org``, ``images.example.org:8443`` or ``http://images.example.org`` allow."""
     parts = urlsplit(host if "://" in host else f"//{host}")
     try:
@@ -209,10 +209,10 @@ def _origins(host: str) -> list[Origin]:
     if bad or parts.path not in ("", "/") or parts.query or parts.username:
         raise OcilError(f"{host} is no host: give one as images.example.org or http://images.example.org:8000.")
     schemes = [parts.scheme] if parts.scheme else list(PORTS)
-    return [Origin(scheme, (parts.hostname or "").lower(), port or PORTS[scheme]) for scheme in schemes]
+    return [WebOrigin(scheme, (parts.hostname or "").lower(), port or PORTS[scheme]) for scheme in schemes]
 
 
-def _is_internal_now(origin: Origin) -> bool:
+def _is_internal_now(origin: WebOrigin) -> bool:
     try:
         found = _addresses(origin)
     except (OSError, UnicodeError):
@@ -220,7 +220,7 @@ def _is_internal_now(origin: Origin) -> bool:
     return not any(_is_fit(address, False) for address in found)
 
 
-def _addresses(origin: Origin) -> list[str]:
+def _addresses(origin: WebOrigin) -> list[str]:
     found = socket.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(where[0]) for *_, where in found))
 

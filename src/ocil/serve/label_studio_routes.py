@@ -2,7 +2,6 @@
 
 import base64
 import binascii
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
@@ -10,45 +9,48 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel, Field
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ocil.serve.answers import model_body
 from ocil.serve.bodies import Budget, read_small
 from ocil.serve.futures import in_pool
 from ocil.serve.label_studio import LabelStudio, Project, chosen, read_project
+from ocil.serve.openapi import BODY, add_route, named_body
 
 PREFIX = "/label-studio"
 Config = Annotated[str, Field(max_length=2**18)]
 
 
-class Task(BaseModel):  # type: ignore[misc]
+class LabelStudioTask(BaseModel):  # type: ignore[misc]
     data: dict[str, Any]
 
 
-class PredictRequest(BaseModel):  # type: ignore[misc]
-    tasks: list[Task] = Field(max_length=1000)
+class LabelStudioPredictRequest(BaseModel):  # type: ignore[misc]
+    tasks: list[LabelStudioTask] = Field(max_length=1000)
     label_config: Config
 
 
-class SetupRequest(BaseModel):  # type: ignore[misc]
+class LabelStudioSetupRequest(BaseModel):  # type: ignore[misc]
     label_schema: Config = Field(alias="schema")
     access_token: str | None = Field(default=None, max_length=1000)
 
 
-class HookAnnotation(BaseModel):  # type: ignore[misc]
+class LabelStudioHookAnnotation(BaseModel):  # type: ignore[misc]
     id: int
     result: Any = None
     was_cancelled: bool = False
 
 
-class HookProject(BaseModel):  # type: ignore[misc]
+class LabelStudioHookProject(BaseModel):  # type: ignore[misc]
     label_config: Config
 
 
-class WebhookRequest(BaseModel):  # type: ignore[misc]
+class LabelStudioWebhookRequest(BaseModel):  # type: ignore[misc]
     action: str
-    annotation: HookAnnotation | list[HookAnnotation] | None = None
-    annotations: list[HookAnnotation] | None = None
-    task: Task | list[Task] | None = None
-    project: HookProject | None = None
+    annotation: LabelStudioHookAnnotation | list[LabelStudioHookAnnotation] | None = None
+    annotations: list[LabelStudioHookAnnotation] | None = None
+    task: LabelStudioTask | list[LabelStudioTask] | None = None
+    project: LabelStudioHookProject | None = None
+
+
+LABEL_STUDIO_REQUESTS = (LabelStudioSetupRequest, LabelStudioPredictRequest, LabelStudioWebhookRequest)
 
 
 class LabelStudioRoutes:
@@ -58,20 +60,16 @@ class LabelStudioRoutes:
         self.studio, self.budget, self.limits = studio, budget, studio.service.limits
         self.pool = ThreadPoolExecutor(2, "ocil-label-studio-ask")
 
-    def add_to(self, app: FastAPI, refusals: Callable[..., Any], schemas: dict[str, Any]) -> None:
-        """``refusals``: describes the answers of these statuses. ``schemas``: gets those of the requests."""
-        body = (400, 408, 413, 415, 422)
-        for method, answer, summary, request, codes in (
-            ("GET", self.health, "Label Studio: whether the backend lives", None, ()),
-            ("POST", self.setup, "Label Studio: a project is connected", SetupRequest, body),
-            ("POST", self.predict, "Label Studio: predictions for tasks", PredictRequest, body),
-            ("POST", self.webhook, "Label Studio: annotations were changed", WebhookRequest, body),
+    def add_to(self, app: FastAPI) -> None:
+        for answer, summary, request in (
+            (self.setup, "Label Studio: a project is connected", LabelStudioSetupRequest),
+            (self.predict, "Label Studio: predictions for tasks", LabelStudioPredictRequest),
+            (self.webhook, "Label Studio: annotations were changed", LabelStudioWebhookRequest),
         ):
-            described: dict[str, Any] = {"summary": summary, "operation_id": f"label_studio_{answer.__name__}"}
-            described["responses"] = refusals(401, 403, 429, 503, *codes)
-            if request is not None:
-                described["openapi_extra"] = model_body(request, "LabelStudio", schemas)
-            app.add_api_route(f"{PREFIX}/{answer.__name__}", answer, methods=[method], **described)
+            path, name = f"{PREFIX}/{answer.__name__}", f"label_studio_{answer.__name__}"
+            add_route(app, "POST", path, answer, summary, 503, *BODY, name=name, body=named_body(request))
+        path, name = f"{PREFIX}/health", "label_studio_health"
+        add_route(app, "GET", path, self.health, "Label Studio: whether the backend lives", 503, name=name)
 
     async def health(self) -> dict[str, Any]:
         """Also how many annotations wait to be learned, and how many were given up."""
@@ -86,16 +84,16 @@ class LabelStudioRoutes:
 
     async def setup(self, request: Request) -> dict[str, str]:
         """The project must have single choices for images."""
-        asked = await read_small(request, self.limits, SetupRequest, most=2**20)
+        asked = await read_small(request, self.limits, LabelStudioSetupRequest, most=2**20)
         read_project(asked.label_schema)
         if asked.access_token:
-            self.studio.source.offer_key(asked.access_token)
+            self.studio.task_images.offer_key(asked.access_token)
         return {"model_version": self.studio.version}
 
     async def predict(self, request: Request) -> dict[str, Any]:
         """The likeliest choice of each task, and how sure the model is of it."""
         with self.budget.lease() as take:
-            asked = await read_small(request, self.limits, PredictRequest, take, self.limits.body_bytes)
+            asked = await read_small(request, self.limits, LabelStudioPredictRequest, take, self.limits.body_bytes)
             project, version = read_project(asked.label_config), self.studio.version
             addresses = [_address(project, task) for task in asked.tasks]
             guesses = await self._in(self.studio.predict, project, addresses)
@@ -110,10 +108,10 @@ class LabelStudioRoutes:
     async def webhook(self, request: Request) -> dict[str, int]:
         """They are learned, corrected or forgotten as soon as their images are read."""
         with self.budget.lease() as take:
-            asked = await read_small(request, self.limits, WebhookRequest, take, self.limits.body_bytes)
+            asked = await read_small(request, self.limits, LabelStudioWebhookRequest, take, self.limits.body_bytes)
         return {"changed": await self._in(self._note, asked)}
 
-    def _note(self, asked: WebhookRequest) -> int:
+    def _note(self, asked: LabelStudioWebhookRequest) -> int:
         """Write down what changed. Other actions concern the model as little as a deleted task or project."""
         changed = 0
         if asked.action in ("ANNOTATION_CREATED", "ANNOTATIONS_CREATED", "ANNOTATION_UPDATED") and asked.project:
@@ -159,6 +157,6 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-def _address(project: Project, task: Task) -> str | None:
+def _address(project: Project, task: LabelStudioTask) -> str | None:
     found = task.data.get(project.field)
     return found if isinstance(found, str) else None

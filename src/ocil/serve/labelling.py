@@ -15,7 +15,7 @@ from ocil.online.images import ImageFormat
 from ocil.online.labels import ClassLabel
 from ocil.serve.futures import ServiceThread
 from ocil.serve.idempotency import digest
-from ocil.serve.labelling_store import FILE, Change, Content, Entry, Store, Totals
+from ocil.serve.labelling_store import FILE, Content, LabelChange, QueuedImage, Store, Totals
 from ocil.serve.labels import reading
 from ocil.serve.limits import RefusedError
 from ocil.serve.predictor import TOGETHER, Prediction
@@ -31,7 +31,7 @@ NEVER = 2.0  # in place of a margin that is not known: after all others
 class Shown(NamedTuple):
     """An image with its likeliest classes."""
 
-    entry: Entry
+    entry: QueuedImage
     classes: list[tuple[ClassLabel, float]]
 
 
@@ -51,7 +51,7 @@ class Labelling:
         self.service, self.limits = service, service.limits
         self._lock = threading.RLock()
         self._store: Store | None = None
-        self._entries: dict[int, Entry] = {}
+        self._entries: dict[int, QueuedImage] = {}
         self._leases: dict[int, tuple[str, float]] = {}
         self._wanted: str | None = None
         self._ranker = Ranker(self)
@@ -101,40 +101,31 @@ class Labelling:
         ``first``: the number of an image to begin with, as after an undo.
         """
         self.open()
-        now = time.monotonic()
         with self._lock:
-            self._leases = {number: one for number, one in self._leases.items() if one[1] > now}
-            taken = {number for number, (who, _) in self._leases.items() if who != person}
-            free = [one for one in self._entries.values() if one.waits and not one.change]
-            found = heapq.nsmallest(count, (one for one in free if one.number not in taken), _order) or heapq.nsmallest(
-                count, free, _order
-            )
-            begin = [one for one in free if one.number == first]
-            found = (begin + [one for one in found if one.number != first])[:count]
-            self._leases |= {one.number: (person, now + LEASE_SECONDS) for one in found}
+            found = self._leased(person, count, first)
         if not found:
             return []
         prediction = self.service.predictor.ask(self._pixels(found)).result()
         return [_shown(one, prediction, row) for one, row in zip(found, prediction.probabilities, strict=True)]
 
-    def label(self, number: int, label: ClassLabel, again: bool = False) -> Entry:
+    def label(self, number: int, label: ClassLabel, again: bool = False) -> QueuedImage:
         """Give an image a label, which the model learns; or, ``again``, another one, which corrects the sample."""
 
-        def change(one: Entry) -> Change:
+        def change(one: QueuedImage) -> LabelChange:
             if one.waits == again:
                 had = "no label yet" if one.waits else f"a label already: {reading(one.label)}"
                 raise RefusedError(409, f"this image has {had}.")
-            return Change("correct" if again else "learn", label)
+            return LabelChange("correct" if again else "learn", label)
 
         return self._change(number, change)
 
-    def unlabel(self, number: int) -> Entry:
+    def unlabel(self, number: int) -> QueuedImage:
         """Put an image back into the queue. The model forgets the sample."""
 
-        def change(one: Entry) -> Change:
+        def change(one: QueuedImage) -> LabelChange:
             if one.waits:
                 raise RefusedError(409, "this image has no label.")
-            return Change("forget")
+            return LabelChange("forget")
 
         return self._change(number, change)
 
@@ -156,7 +147,7 @@ class Labelling:
 
     # What the page shows.
 
-    def of_class(self, label: ClassLabel, first: int, count: int) -> tuple[int, list[Entry]]:
+    def of_class(self, label: ClassLabel, first: int, count: int) -> tuple[int, list[QueuedImage]]:
         """How many images have this label, and some of them, the doubtful first."""
         self.open()
         name = reading(label)
@@ -186,6 +177,19 @@ class Labelling:
 
     # How it is done.
 
+    def _leased(self, person: str, count: int, first: int | None) -> list[QueuedImage]:
+        """The next images for a person, which others are not shown for a while, unless there are no others."""
+        now = time.monotonic()
+        self._leases = {number: one for number, one in self._leases.items() if one[1] > now}
+        taken = {number for number, (who, _) in self._leases.items() if who != person}
+        waiting = [one for one in self._entries.values() if one.waits and not one.change]
+        free = [one for one in waiting if one.number not in taken] or waiting
+        begin = [one for one in waiting if one.number == first]
+        then = [one for one in heapq.nsmallest(count, free, _order) if one.number != first]
+        found = (begin + then)[:count]
+        self._leases |= {one.number: (person, now + LEASE_SECONDS) for one in found}
+        return found
+
     def _make_room(self, count: int, size: int) -> None:
         entries = [one for one in self._entries.values() if one.bytes]
         old = sorted((one for one in entries if not one.waits and not one.change), key=lambda one: one.sample or 0)
@@ -206,7 +210,7 @@ class Labelling:
             one.bytes = 0
             del self._entries[one.number]
 
-    def _entry(self, number: int) -> Entry:
+    def _entry(self, number: int) -> QueuedImage:
         self.open()
         one = self._entries.get(number)
         if one is None or not one.bytes:
@@ -215,13 +219,13 @@ class Labelling:
             raise RefusedError(409, "this image is being labelled already.", 1)
         return one
 
-    def _waiting(self, number: int) -> Entry:
+    def _waiting(self, number: int) -> QueuedImage:
         one = self._entry(number)
         if not one.waits:
             raise RefusedError(409, f"this image has a label already: {reading(one.label)}.")
         return one
 
-    def _change(self, number: int, change: Callable[[Entry], Change]) -> Entry:
+    def _change(self, number: int, change: Callable[[QueuedImage], LabelChange]) -> QueuedImage:
         with self._lock:
             one = self._entry(number)
             wanted = change(one)
@@ -235,7 +239,7 @@ class Labelling:
         self._carry_out(one, wanted)
         return one
 
-    def _carry_out(self, one: Entry, change: Change) -> None:
+    def _carry_out(self, one: QueuedImage, change: LabelChange) -> None:
         """Do what was written down. A refusal leaves the image as it was."""
         try:
             if change.verb == "learn":
@@ -264,7 +268,7 @@ class Labelling:
             self.open().save(one)
         self._wake()
 
-    def _pixels(self, entries: Sequence[Entry]) -> NDArray[Any]:
+    def _pixels(self, entries: Sequence[QueuedImage]) -> NDArray[Any]:
         form, store = self.service.model.input_format, self.open()
         found = [store.content(one.number, "pixels") for one in entries]
         images = [np.frombuffer(one, form.dtype) for one in found if one is not None]
@@ -306,7 +310,7 @@ class Labelling:
                 one.scored = found.samples
         return True
 
-    def _stale(self) -> list[Entry]:
+    def _stale(self) -> list[QueuedImage]:
         """Up to a pass of images: new ones, those at the head of the queue, those of the class that is looked at."""
         statistics = self.service.statistics
         if not statistics.labels:
@@ -316,7 +320,7 @@ class Labelling:
             return []
         front = {one.number for one in heapq.nsmallest(FRONT, (o for o in self._entries.values() if o.waits), _order)}
 
-        def urgency(one: Entry) -> tuple[int, int]:
+        def urgency(one: QueuedImage) -> tuple[int, int]:
             if one.waits:
                 rank = 0 if one.certainty is None else 1 if one.number in front else 3
             else:
@@ -367,16 +371,16 @@ def forgotten(service: Service, sample: int) -> None:
             raise
 
 
-def _key(one: Entry) -> str:
+def _key(one: QueuedImage) -> str:
     """The Idempotency-Key under which the model is given an image this time."""
     return f"label-{one.number}-{one.turn}"
 
 
-def _order(one: Entry) -> tuple[int, float, int]:
+def _order(one: QueuedImage) -> tuple[int, float, int]:
     return one.skips, NEVER if one.certainty is None else one.certainty, one.number
 
 
-def _shown(one: Entry, found: Prediction, row: NDArray[np.float64]) -> Shown:
+def _shown(one: QueuedImage, found: Prediction, row: NDArray[np.float64]) -> Shown:
     likeliest = np.argsort(-row, kind="stable")[:KEYS]
     classes = [(found.labels[n], min(1.0, float(row[n]))) for n in likeliest]
     one.shown = bool(classes)

@@ -9,11 +9,11 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI, Path, Query, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from ocil.online.images import ImageFormat
 from ocil.online.labels import encoded
-from ocil.serve.answers import JsonLabel, Number, Share, Text, files_body
+from ocil.serve.answers import ClassProbability, JsonLabel, Number, Share, StrictRequest, Text
 from ocil.serve.bodies import Budget, read_files, read_small
 from ocil.serve.futures import in_pool
 from ocil.serve.guard import asked as note
@@ -21,15 +21,15 @@ from ocil.serve.labelling import Added, Labelling, Shown
 from ocil.serve.labelling_images import media_type, prepare
 from ocil.serve.labelling_store import Content
 from ocil.serve.labels import checked_label, reading
-from ocil.serve.limits import RefusedError
-from ocil.serve.sample_routes import label_body
+from ocil.serve.limits import Limits, RefusedError
+from ocil.serve.openapi import Responses, add_route, files_body, label_body
 
 T = TypeVar("T")
 
-IMAGE: dict[int | str, dict[str, Any]] = {
+IMAGE: Responses = {
     200: {"content": {kind: {"schema": {"type": "string", "format": "binary"}} for kind in ("image/png", "image/jpeg")}}
 }
-TABLE: dict[int | str, dict[str, Any]] = {200: {"content": {"text/csv": {"schema": {"type": "string"}}}}}
+TABLE: Responses = {200: {"content": {"text/csv": {"schema": {"type": "string"}}}}}
 ImageNumber = Annotated[int, Path(ge=1, le=2**62, description="The number of an image of the queue.")]
 Person = Annotated[str, Query(max_length=64, description="Who asks: two people are not shown the same image.")]
 Ahead = Annotated[int, Query(ge=1, le=8, description="Images to name.")]
@@ -38,21 +38,15 @@ First = Annotated[int, Query(ge=0, le=10**6, description="Leave out so many imag
 Count = Annotated[int, Query(ge=1, le=100, description="Images to name.")]
 
 
-class LabelRequest(BaseModel):  # type: ignore[misc]
-    model_config = ConfigDict(extra="forbid")
+class LabelRequest(StrictRequest):
     label: Text | Number
     again: bool = False
-
-
-class Guess(BaseModel):  # type: ignore[misc]
-    label: JsonLabel
-    probability: Share
 
 
 class ShownImage(BaseModel):  # type: ignore[misc]
     number: int
     name: str
-    classes: list[Guess]
+    classes: list[ClassProbability]
 
 
 class LabelledClass(BaseModel):  # type: ignore[misc]
@@ -109,28 +103,27 @@ class LabellingRoutes:
         self.service, self.limits = labelling.service, labelling.limits
         self.pool = ThreadPoolExecutor(4, "ocil-label")
 
-    def add_to(self, app: FastAPI, refusals: Callable[..., Any]) -> None:
-        """``refusals``: describes the answers of these statuses."""
-        common, body, one = (400, 401, 403, 422, 429, 503), (408, 413, 415), (404, 409)
-        files = {"openapi_extra": files_body(self.limits)}
-        label = {"openapi_extra": label_body(self.limits, LabelRequest)}
+    def add_to(self, app: FastAPI) -> None:
+        common, body, one = (400, 422, 503), (408, 413, 415), (404, 409)
+        files = {"body": files_body(self.limits)}
+        label = {"body": label_body(LabelRequest, self.limits)}
+        none: dict[str, Any] = {}
         image = {"response_class": Response, "responses": IMAGE}
         table = {"response_class": Response, "responses": TABLE}
         for method, path, answer, summary, codes, options in (
             ("POST", "images", self.add, "Put images into the queue", body, files),
-            ("GET", "queue", self.queue, "The images to label next", one, {}),
-            ("GET", "images", self.of_class, "The images of a class, the doubtful first", (), {}),
+            ("GET", "queue", self.queue, "The images to label next", one, none),
+            ("GET", "images", self.of_class, "The images of a class, the doubtful first", (), none),
             ("GET", "labels.csv", self.labels, "All labels that were given", (), table),
             ("GET", "images/{number}", self.image, "A preview of an image", one, image),
-            ("DELETE", "images/{number}", self.remove, "Take an image out of the queue", one, {}),
+            ("DELETE", "images/{number}", self.remove, "Take an image out of the queue", one, none),
             ("PUT", "images/{number}/label", self.label, "Label an image", (*body, *one), label),
-            ("DELETE", "images/{number}/label", self.unlabel, "Take a label back", one, {}),
-            ("POST", "images/{number}/skip", self.skip, "Put an image off", one, {}),
-            ("DELETE", "images/{number}/skip", self.unskip, "Take that back", one, {}),
+            ("DELETE", "images/{number}/label", self.unlabel, "Take a label back", one, none),
+            ("POST", "images/{number}/skip", self.skip, "Put an image off", one, none),
+            ("DELETE", "images/{number}/skip", self.unskip, "Take that back", one, none),
         ):
-            described: dict[str, Any] = {"summary": summary, "operation_id": f"labelling_{answer.__name__}"}
-            described["responses"] = options.get("responses", {}) | refusals(*common, *codes)
-            app.add_api_route(f"/label/{path}", answer, methods=[method], **(options | described))
+            name = f"labelling_{answer.__name__}"
+            add_route(app, method, f"/label/{path}", answer, summary, *common, *codes, name=name, **options)
 
     async def add(self, request: Request) -> AddedImages:
         """A form has the field `image`, repeated. Files that cannot be read are named, and the others added once."""
@@ -233,7 +226,7 @@ class LabellingRoutes:
         return await in_pool(self.pool, function, *arguments)
 
 
-def _prepared(file: tuple[str, bytes], form: ImageFormat, limits: Any) -> Content | RefusedError:
+def _prepared(file: tuple[str, bytes], form: ImageFormat, limits: Limits) -> Content | RefusedError:
     """An image as it is kept, or why it is not: the other images of a folder must not suffer."""
     try:
         return prepare(*file, form, limits)
@@ -242,5 +235,5 @@ def _prepared(file: tuple[str, bytes], form: ImageFormat, limits: Any) -> Conten
 
 
 def _shown_image(one: Shown) -> ShownImage:
-    classes = [Guess(label=encoded(label), probability=share) for label, share in one.classes]
+    classes = [ClassProbability(label=encoded(label), probability=share) for label, share in one.classes]
     return ShownImage(number=one.entry.number, name=one.entry.name, classes=classes)

@@ -7,12 +7,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from ocil.errors import OcilError, WriteError
-from ocil.files import is_link
 from ocil.online.labels import ClassLabel, decoded, encoded
-from ocil.serve.databases import ADVICE, is_damage
+from ocil.serve.databases import label_from_text, label_to_text, open_database, opening
 from ocil.serve.limits import RefusedError
 
 FILE = "labelling.sqlite"
@@ -49,7 +47,7 @@ CREATE TABLE IF NOT EXISTS annotations (
 VERSION = 1
 
 
-class Change(NamedTuple):
+class LabelChange(NamedTuple):
     """What is to be done with an image. It is on the disk before it is done, so that a restart can finish it."""
 
     verb: Literal["learn", "correct", "forget"]
@@ -72,7 +70,7 @@ class Content(NamedTuple):
 
 
 @dataclass
-class Entry:
+class QueuedImage:
     """One image. It waits for a label, or has one."""
 
     number: int
@@ -88,7 +86,7 @@ class Entry:
     """Its number in the log; None while it has no label."""
     correct: bool | None = None
     """Whether the class that was shown first was the right one; None if none was shown."""
-    change: Change | None = None
+    change: LabelChange | None = None
     """What is being done with it."""
     certainty: float | None = None
     """Without a label, the margin between the two likeliest classes; with one, the probability of that."""
@@ -118,21 +116,8 @@ class Store:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
-        if is_link(path):
-            raise OcilError(f"{path} is a symbolic link: replace it by the file itself.")
-        try:
-            self._base = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-            self._base.execute("PRAGMA journal_mode = WAL")
-            self._base.execute("PRAGMA synchronous = FULL")
-            self._base.execute("PRAGMA foreign_keys = ON")
-            (version,) = self._base.execute("PRAGMA user_version").fetchone()
-            if version > VERSION:
-                raise OcilError(f"{path} was made by a newer version of ocil.")
-            self._base.executescript(f"BEGIN; {TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
-        except sqlite3.Error as error:
-            if not is_damage(error):
-                raise WriteError(f"cannot write {path}: {error}. {ADVICE}") from None
-            raise OcilError(f"{path} cannot be opened: {error}. Move it away to begin with an empty queue.") from None
+        with opening(path, "Move it away to begin with an empty queue."):
+            self._base = open_database(path, TABLES, VERSION)
 
     def close(self) -> None:
         with self._lock:
@@ -153,16 +138,16 @@ class Store:
             except sqlite3.Error as error:
                 raise RefusedError(503, f"the queue of images cannot be used: {error}.", 10) from error
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[QueuedImage]:
         """All images whose content is kept, and those with a change that is not done."""
         with self._using() as base:
             rows = base.execute(
                 "SELECT number, name, bytes, skips, turn, label, sample, correct, change FROM images "
                 "WHERE bytes > 0 OR change IS NOT NULL ORDER BY number"
             ).fetchall()
-        return [_entry(*row) for row in rows]
+        return [_queued_image(*row) for row in rows]
 
-    def add(self, contents: Iterable[Content]) -> list[Entry]:
+    def add(self, contents: Iterable[Content]) -> list[QueuedImage]:
         """Keep images. Those that are there already, or were, are left out."""
         added = []
         with self._using() as base:
@@ -173,15 +158,15 @@ class Store:
                     number = int(found.lastrowid or 0)
                     blobs = (number, one.pixels, one.preview, one.thumbnail)
                     base.execute("INSERT INTO contents VALUES (?, ?, ?, ?)", blobs)
-                    added.append(Entry(number, one.name, one.size))
+                    added.append(QueuedImage(number, one.name, one.size))
         return added
 
-    def save(self, *entries: Entry) -> None:
+    def save(self, *entries: QueuedImage) -> None:
         """Write down what changed about these images. The content of one without bytes is dropped."""
         with self._using() as base:
             for one in entries:
                 change = None if one.change is None else json.dumps([one.change.verb, encoded(one.change.label)])
-                label = None if one.sample is None else json.dumps(encoded(one.label))
+                label = None if one.sample is None else label_to_text(one.label)
                 base.execute(
                     "UPDATE images SET bytes = ?, skips = ?, turn = ?, label = ?, sample = ?, correct = ?, change = ? "
                     "WHERE number = ?",
@@ -218,14 +203,14 @@ class Store:
             rows = base.execute(
                 "SELECT name, label, sample FROM images WHERE sample IS NOT NULL ORDER BY sample"
             ).fetchall()
-        return [(name, decoded(json.loads(label)), sample) for name, label, sample in rows]
+        return [(name, label_from_text(label), sample) for name, label, sample in rows]
 
     def want_annotation(self, name: str, address: str | None, label: ClassLabel | None) -> bool:
         """Write down which label an annotation of another tool has now; None if it has none any more.
 
         ``address``: of its image; None leaves the one that is known. False if nothing changes.
         """
-        wanted = None if label is None else json.dumps(encoded(label))
+        wanted = None if label is None else label_to_text(label)
         with self._using() as base:
             had = base.execute("SELECT wanted FROM annotations WHERE name = ?", (name,)).fetchone()
             if had == (wanted,) or (had is None and (wanted is None or address is None)):
@@ -243,11 +228,14 @@ class Store:
         """Annotations whose label the model has not been given yet."""
         with self._using() as base:
             rows = base.execute("SELECT * FROM annotations WHERE wanted IS NOT label ORDER BY rowid").fetchall()
-        return [Annotation(one[0], one[1], _read(one[2]), _read(one[3]), one[4], one[5]) for one in rows]
+        return [
+            Annotation(name, address, label_from_text(wanted), label_from_text(label), sample, turn)
+            for name, address, wanted, label, sample, turn in rows
+        ]
 
     def settle(self, one: "Annotation") -> None:
         """Write down what the model was given. What is wanted may have changed meanwhile."""
-        label = None if one.label is None else json.dumps(encoded(one.label))
+        label = None if one.label is None else label_to_text(one.label)
         with self._using() as base:
             new = "UPDATE annotations SET label = ?, sample = ?, turn = ? WHERE name = ?"
             base.execute(new, (label, one.sample, one.turn, one.name))
@@ -268,11 +256,7 @@ class Annotation(NamedTuple):
     """How often the model was given its image and told to forget it."""
 
 
-def _read(label: str | None) -> ClassLabel | None:
-    return None if label is None else decoded(json.loads(label))
-
-
-def _entry(
+def _queued_image(
     number: int,
     name: str,
     size: int,
@@ -282,16 +266,11 @@ def _entry(
     sample: int | None,
     correct: int | None,
     change: str | None,
-) -> Entry:
-    todo: Any = None if change is None else json.loads(change)
-    return Entry(
-        number,
-        name,
-        size,
-        skips,
-        turn,
-        _read(label),
-        sample,
-        None if correct is None else bool(correct),
-        None if todo is None else Change(todo[0], decoded(todo[1])),
-    )
+) -> QueuedImage:
+    """An image from a row of its table."""
+    found = QueuedImage(number, name, size, skips, turn, label_from_text(label), sample)
+    found.correct = None if correct is None else bool(correct)
+    if change is not None:
+        verb, new = json.loads(change)
+        found.change = LabelChange(verb, decoded(new))
+    return found

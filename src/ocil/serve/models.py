@@ -15,11 +15,12 @@ import ocil
 from ocil.errors import OcilError
 from ocil.online.model import has_model
 from ocil.serve import answers
-from ocil.serve.app import TEXT, create_app, guarded, refusals
+from ocil.serve.app import create_app, guarded
 from ocil.serve.audit import FILE, Audit
 from ocil.serve.guard import LOOPBACK, asked
 from ocil.serve.health import add_health
 from ocil.serve.metrics import CONTENT_TYPE, Metrics, text_of
+from ocil.serve.openapi import GUARD, TEXT, refusals
 from ocil.serve.service import Service
 from ocil.serve.tokens import NAME, Access
 
@@ -97,7 +98,7 @@ class Models:
         self.apps: dict[str, ASGIApp] = {}
         for name, service in services.items():
             audit = Audit(service.folder / FILE) if audited else None
-            self.apps[name] = create_app(service, None, hosts, access, audit, prefix=f"/models/{name}")
+            self.apps[name] = create_app(service, access, hosts, audit, prefix=f"/models/{name}")
         self.shared = _shared_app(services, access, hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -116,10 +117,10 @@ def _shared_app(services: Mapping[str, Service], access: Access, hosts: tuple[st
     app = FastAPI(title="ocil serve", version=ocil.__version__, docs_url=None, redoc_url=None, openapi_url=None)
     own = Metrics()
 
-    async def models(request: Request) -> answers.Models:
+    async def models(request: Request) -> answers.ModelList:
         """The models that the token is for."""
         token = asked(request.scope).token
-        return answers.Models(
+        return answers.ModelList(
             models=[
                 answers.ModelSummary(
                     name=name,
@@ -130,18 +131,18 @@ def _shared_app(services: Mapping[str, Service], access: Access, hosts: tuple[st
                     problem=service.problem,
                 )
                 for name, service in services.items()
-                if access.sees(token, name)
+                if token.is_for(name)
             ]
         )
 
     async def metrics(request: Request) -> Response:
         """All models' numbers, each with the label ``model``; without those the token is not for."""
         token = asked(request.scope).token
-        seen = {name: service.metrics for name, service in services.items() if access.sees(token, name)}
+        seen = {name: service.metrics for name, service in services.items() if token.is_for(name)}
         return Response(text_of(seen), media_type=CONTENT_TYPE)
 
-    app.add_api_route("/models", models, methods=["GET"], response_model=answers.Models)
-    app.add_api_route("/metrics", metrics, methods=["GET"], responses=TEXT | refusals(401, 403, 429))
+    app.add_api_route("/models", models, methods=["GET"], response_model=answers.ModelList)
+    app.add_api_route("/metrics", metrics, methods=["GET"], responses=TEXT | refusals(*GUARD))
     add_health(app, list(services.values()))
     guarded(app, metrics=own, access=access, hosts=hosts)
     return app

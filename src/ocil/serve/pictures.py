@@ -46,7 +46,7 @@ def is_quick(content: bytes) -> bool:
     return bool(width * height <= QUICK_PIXELS)
 
 
-def decode_all(contents: Sequence[bytes], form: ImageFormat, limits: Limits) -> NDArray[np.uint8]:
+def decode_pictures(contents: Sequence[bytes], form: ImageFormat, limits: Limits) -> NDArray[np.uint8]:
     if not contents:
         raise RefusedError(422, "there is no image.")
     if len(contents) > limits.batch:

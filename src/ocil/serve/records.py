@@ -16,9 +16,9 @@ that has: it names the kind it does not know.
 import hashlib
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,15 @@ SAMPLES, CUT, CHANGE, CUT_AFTER = 1, 2, 3, 4
 NUMBER = struct.Struct("<Q")
 TYPES = {"uint8": "u1", "float16": "<f2", "float32": "<f4"}
 """Types of inputs, and their form on disk. A record that names none holds uint8, as all did once."""
+
+
+class NumberedSample(NamedTuple):
+    """One labelled input of the log."""
+
+    number: int
+    label: ClassLabel
+    inputs: NDArray[Any] | None
+    """None: the sample was forgotten before it was learned."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,9 @@ class SampleRecord:
     @property
     def last(self) -> int:
         return self.first + len(self.labels) - 1
+
+    def samples(self) -> Iterator[NumberedSample]:
+        return map(NumberedSample, range(self.first, self.last + 1), self.labels, self.inputs)
 
     def body(self) -> bytes:
         content: dict[str, Any] = {"labels": [encoded(label) for label in self.labels], "shape": self.inputs.shape[1:]}

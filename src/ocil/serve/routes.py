@@ -4,32 +4,32 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from typing import Annotated, Any, Literal, TypeVar
+from functools import partial
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from fastapi import Header, Query, Request
+from fastapi import FastAPI, Header, Query, Request
 from fastapi.responses import Response
 from numpy.typing import NDArray
 from starlette.types import Receive, Scope, Send
 
 import ocil
+from ocil.online.images import ImageFormat
 from ocil.online.labels import encoded
-from ocil.serve import answers, pictures, vectors
-from ocil.serve.bodies import Budget, read_body
-from ocil.serve.futures import in_pool
+from ocil.serve import answers, pictures
+from ocil.serve.bodies import Budget, Sent, read_body
+from ocil.serve.futures import in_pool, result_of
 from ocil.serve.guard import asked
 from ocil.serve.idempotency import digest
 from ocil.serve.labels import checked_label
 from ocil.serve.limits import RefusedError
 from ocil.serve.metrics import CONTENT_TYPE
+from ocil.serve.openapi import BODY, TEXT, add_route, learn_body, predict_body
 from ocil.serve.predictor import Prediction
 from ocil.serve.service import Service
 from ocil.serve.statistics import StoredImages
-
-T = TypeVar("T")
 
 SEND_BYTES = 2**16  # of a long answer that are written at once
 ANSWER_BYTES = 2**16  # that an answer about the memory takes in addition to its images
@@ -62,6 +62,17 @@ class Routes:
         self.memory_pool = ThreadPoolExecutor(1, "ocil-memory")  # predictions must not wait for it
         self.started = time.monotonic()
 
+    def add_to(self, app: FastAPI) -> None:
+        add, vectors = partial(add_route, app), self.service.vectors
+        inputs = "images" if vectors is None else "vectors"
+        learn, predict = learn_body(self.limits, vectors), predict_body(self.limits, vectors)
+        found, memory = answers.Predicted, answers.MemoryState
+        add("POST", "/learn", self.learn, f"Learn labelled {inputs}", 409, 503, *BODY, body=learn)
+        add("POST", "/predict", self.predict, f"Classify {inputs}", 503, *BODY, body=predict, response_model=found)
+        add("GET", "/status", self.status, "What it has learned")
+        add("GET", "/memory", self.memory, "What the memory holds", 422, 503, response_model=memory)
+        add("GET", "/metrics", self.metrics, "Numbers for Prometheus", responses=TEXT, response_class=Response)
+
     async def learn(self, request: Request, wait: Wait = "false", idempotency_key: Key = None) -> answers.Learned:
         """Samples are acknowledged when they are on the disk, and learned in that order.
 
@@ -72,13 +83,13 @@ class Routes:
         with self.budget.lease() as take:
             sent = await read_body(request, self.limits, take, learning=True, vectors=service.vectors)
             labels = [checked_label(label, self.limits) for label in sent.labels]
-            inputs = await self._decoded(sent.inputs)
-        receipt = await _result(service.writer.submit(inputs, labels, idempotency_key, digest(inputs, labels)))
+            inputs = await self._decoded(sent)
+        receipt = await result_of(service.writer.submit(inputs, labels, idempotency_key, digest(inputs, labels)))
         asked(request.scope).changed |= {"first": receipt.first, "last": receipt.last, "repeated": receipt.repeated}
         if wait == "true":
             with suppress(TimeoutError):
                 await asyncio.wait_for(
-                    _result(service.trainer.waiters.wait_for(receipt.last)), self.limits.wait_seconds
+                    result_of(service.trainer.waiters.wait_for(receipt.last)), self.limits.wait_seconds
                 )
         now = service.statistics
         return answers.Learned(
@@ -95,7 +106,7 @@ class Routes:
         """A form has the field `image`, repeated for a batch. JSON has `images`, in base64, or `vectors`."""
         with self.budget.lease() as take:
             sent = await read_body(request, self.limits, take, learning=False, vectors=self.service.vectors)
-            inputs = await self._decoded(sent.inputs)
+            inputs = await self._decoded(sent)
         named = len(inputs) * min(top, len(self.service.statistics.labels))
         size = named * CLASS_BYTES
         if size > self.budget.limit:
@@ -154,7 +165,7 @@ class Routes:
             take(ANSWER_BYTES + COPIES * size * min(most, per_class * classes))
             try:
                 wanted = self.service.stored(per_class, first, count, most)
-                found = await asyncio.wait_for(_result(wanted), self.limits.wait_seconds)
+                found = await asyncio.wait_for(result_of(wanted), self.limits.wait_seconds)
             except TimeoutError as error:
                 raise RefusedError(503, "the learner is busy with a long step.", 5) from error
             return _Held(await in_pool(self.memory_pool, _stored_images, found), held.pop_all())
@@ -163,13 +174,11 @@ class Routes:
         """Counters and durations in Prometheus' text format."""
         return Response(self.service.metrics.text(), media_type=CONTENT_TYPE)
 
-    async def _decoded(self, inputs: list[Any]) -> NDArray[Any]:
-        images = self.service.vectors is None
-        decode: Callable[..., NDArray[Any]] = pictures.decode_all if images else vectors.decode_all
-        wanted = (inputs, self.service.model.input_format, self.limits)
-        if images and len(inputs) == 1 and pictures.is_quick(inputs[0]):
-            return decode(*wanted)
-        return await in_pool(self.pool, decode, *wanted)
+    async def _decoded(self, sent: Sent) -> NDArray[Any]:
+        form = self.service.model.input_format
+        if len(sent.inputs) == 1 and isinstance(form, ImageFormat) and pictures.is_quick(sent.inputs[0]):
+            return sent.decoded(form, self.limits)
+        return await in_pool(self.pool, sent.decoded, form, self.limits)
 
 
 def _predictions(found: Prediction, top: int) -> bytes:
@@ -212,8 +221,3 @@ class _Held(Response):  # type: ignore[misc]
             for first in range(0, len(self.body), SEND_BYTES):
                 chunk, more = self.body[first : first + SEND_BYTES], first + SEND_BYTES < len(self.body)
                 await send({"type": "http.response.body", "body": chunk, "more_body": more})
-
-
-async def _result(future: "Future[T]") -> T:
-    """A client that goes away must not take the answer from others."""
-    return await asyncio.shield(asyncio.wrap_future(future))

@@ -1,10 +1,10 @@
 """What the paths about single samples do: look one up, search, correct, forget, and relearn from the memory."""
 
 import asyncio
-from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -13,14 +13,16 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from ocil.online.labels import encoded
-from ocil.serve.answers import Count, JsonLabel, Number, Text, _Request
+from ocil.serve.answers import Count, JsonLabel, Number, StrictRequest, Text
 from ocil.serve.bodies import read_small
 from ocil.serve.catalogue import SampleState
+from ocil.serve.futures import result_of
 from ocil.serve.guard import asked
 from ocil.serve.labels import BIGGEST_NUMBER, checked_label
-from ocil.serve.limits import Limits, RefusedError
+from ocil.serve.limits import RefusedError
+from ocil.serve.openapi import BODY, add_route, label_body
 from ocil.serve.pictures import as_png
-from ocil.serve.routes import Key, _result
+from ocil.serve.routes import Key
 from ocil.serve.service import Service
 from ocil.serve.writer import Receipt
 
@@ -70,7 +72,7 @@ class ChangedSample(Changed):
     )
 
 
-class Correction(_Request):
+class Correction(StrictRequest):
     label: Text | Number
 
 
@@ -79,6 +81,16 @@ class SampleRoutes:
 
     def __init__(self, service: Service) -> None:
         self.service, self.limits = service, service.limits
+
+    def add_to(self, app: FastAPI) -> None:
+        add = partial(add_route, app)
+        one, change = "/samples/{number}", (409, 422, 503)
+        body = label_body(Correction, self.limits)
+        add("GET", "/samples", self.find_samples, "Search for samples", 422, 503)
+        add("GET", one, self.find_sample, "One sample", 404, 422, 503)
+        add("PUT", one, self.correct_sample, "Correct a sample's label", 404, *change, *BODY, body=body)
+        add("DELETE", one, self.forget_sample, "Forget a sample", 404, *change)
+        add("POST", "/review", self.review, "Relearn from the memory", *change)
 
     async def find_samples(
         self, label: OfClass = None, since: Since = None, until: Until = None, after: After = 0, limit: Most = 100
@@ -92,7 +104,7 @@ class SampleRoutes:
         """One sample, and whether the memory holds it."""
         known = self.service.sample(number)
         try:
-            pixels = await asyncio.wait_for(_result(self.service.stored_input(number)), self.limits.wait_seconds)
+            pixels = await asyncio.wait_for(result_of(self.service.stored_input(number)), self.limits.wait_seconds)
         except TimeoutError as error:
             raise RefusedError(503, "the learner is busy with a long step.", 5) from error
         shown = _shown(pixels if with_input == "true" else None, self.service.vectors)
@@ -119,19 +131,12 @@ class SampleRoutes:
 
     async def review(self, request: Request, idempotency_key: Key = None) -> Changed:
         """Relearn from the memory: one pass over all that it holds, with the labels as they are now."""
-        receipt, made = await self.wait_for(self.service.review(idempotency_key))
+        receipt, made = await accepted_change(self.service, self.service.review(idempotency_key))
         asked(request.scope).changed |= {"change": receipt.first, "repeated": receipt.repeated}
         return Changed(change=receipt.first, repeated=receipt.repeated, made=made)
 
-    async def wait_for(self, accepted: "Future[Receipt]") -> tuple[Receipt, bool]:
-        """The receipt of a change, and whether it was made in the time that a request may wait."""
-        receipt, made = await _result(accepted), False
-        with suppress(TimeoutError):
-            made = await asyncio.wait_for(_result(self.service.made(receipt.first)), self.limits.wait_seconds)
-        return receipt, made
-
     async def _changed(self, request: Request, number: int, accepted: "Future[Receipt]") -> ChangedSample:
-        receipt, made = await self.wait_for(accepted)
+        receipt, made = await accepted_change(self.service, accepted)
         outcome = self.service.trainer.outcomes.get(receipt.first)
         label = encoded(self.service.sample(number).label)
         audited = {"change": receipt.first, "sample": number, "label": label, "repeated": receipt.repeated}
@@ -156,6 +161,14 @@ class SampleRoutes:
         }
 
 
+async def accepted_change(service: Service, accepted: "Future[Receipt]") -> tuple[Receipt, bool]:
+    """The receipt of a change, and whether it was made in the time that a request may wait."""
+    receipt, made = await result_of(accepted), False
+    with suppress(TimeoutError):
+        made = await asyncio.wait_for(result_of(service.made(receipt.first)), service.limits.wait_seconds)
+    return receipt, made
+
+
 def _seconds(time: datetime | None) -> float | None:
     if time is None:
         return None
@@ -168,31 +181,3 @@ def _shown(stored: NDArray[Any] | None, vectors: int | None) -> dict[str, Any]:
     if vectors is None:
         return {"image": as_png(np.asarray(stored)), "vector": None}
     return {"image": None, "vector": stored.astype(float).tolist()}
-
-
-def label_body(limits: Limits, request: type[BaseModel] = Correction) -> dict[str, Any]:
-    """The description of a request with a label."""
-    schema = request.model_json_schema()
-    schema["properties"]["label"]["anyOf"][0] |= {
-        "maxLength": limits.label,
-        "pattern": r"^[^\s\x00-\x1f\x7f-\x9f]([^\x00-\x1f\x7f-\x9f]*[^\s\x00-\x1f\x7f-\x9f])?$",
-    }
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-def add_sample_routes(app: FastAPI, service: Service, refusals: Callable[..., Any]) -> None:
-    """``refusals``: describes the answers of these statuses."""
-    routes = SampleRoutes(service)
-    common = (401, 403, 422, 429, 503)
-
-    def add(method: str, path: str, answer: Callable[..., Any], summary: str, *codes: int, **options: Any) -> None:
-        described = {"summary": summary, "responses": refusals(*common, *codes), "operation_id": answer.__name__}
-        app.add_api_route(path, answer, methods=[method], **described, **options)
-
-    one = "/samples/{number}"
-    add("GET", "/samples", routes.find_samples, "Search for samples")
-    add("GET", one, routes.find_sample, "One sample", 404)
-    body = {"openapi_extra": label_body(service.limits)}
-    add("PUT", one, routes.correct_sample, "Correct a sample's label", 400, 404, 408, 409, 413, 415, **body)
-    add("DELETE", one, routes.forget_sample, "Forget a sample", 404, 409)
-    add("POST", "/review", routes.review, "Relearn from the memory", 409)

@@ -18,8 +18,8 @@ from ocil.online.vectors import VectorFormat
 from ocil.precision import numerics
 from ocil.serve.catalogue import FILE as CATALOGUE
 from ocil.serve.catalogue import Catalogue, SampleState
-from ocil.serve.changes import numbers_of
 from ocil.serve.checkpoints import MOST_SAMPLES, NOTE, Checkpoints, Note
+from ocil.serve.corrections import numbers_of
 from ocil.serve.held_out import HeldOut
 from ocil.serve.idempotency import Keys, restored
 from ocil.serve.limits import Limits, RefusedError
@@ -82,12 +82,32 @@ class Service:
         keys = Keys(self.limits.keys, restored(note.keys, note.position, log.recovered.keys))
         change_keys = Keys(self.limits.keys, restored(note.change_keys, note.changes, log.recovered.change_keys))
         self.saved_versions = Versions(folder, set_aside_damage)
-        parts = (self.catalogue, keys, change_keys, self.metrics)
-        self.checkpoints = Checkpoints(model, folder, note, log, *parts, save_seconds, keep_log, self.saved_versions)
+        self.checkpoints = Checkpoints(
+            model,
+            folder,
+            note,
+            log=log,
+            catalogue=self.catalogue,
+            keys=keys,
+            change_keys=change_keys,
+            versions=self.saved_versions,
+            metrics=self.metrics,
+            seconds=save_seconds,
+            keep_log=keep_log,
+        )
         self.trainer = Trainer(model, log, note, self.checkpoints, self.saved_versions, self.metrics)
         self.held_out = HeldOut(self)
         labels = (*model.labels, *sorted(log.recovered.labels, key=repr))
-        self.writer = Writer(log, labels, keys, change_keys, self.catalogue, self.trainer, self.limits, self.metrics)
+        self.writer = Writer(
+            log,
+            labels,
+            keys=keys,
+            change_keys=change_keys,
+            catalogue=self.catalogue,
+            trainer=self.trainer,
+            limits=self.limits,
+            metrics=self.metrics,
+        )
         self.predictor = Predictor(self.trainer.snapshots, self.limits, self.metrics)
         self.metrics.add_gauges(self.gauges)
         self.attached: list[Part] = []

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,16 @@ from ocil.serve.answers import BiasState
 WINDOW = 500
 NOTHING = np.empty((0, 1, 1, 1), np.uint8)
 UNKNOWN = -1  # in the place of a class number: a class that was not met yet, or no prediction
+
+
+class Scored(NamedTuple):
+    """Samples that were predicted before they were learned, and how many of them correctly."""
+
+    samples: int = 0
+    correct: int = 0
+
+    def plus(self, samples: int, correct: int) -> "Scored":
+        return Scored(self.samples + samples, self.correct + correct)
 
 
 @dataclass

@@ -47,6 +47,9 @@ class Token:
     per_minute: int | None = None
     """Requests that it is allowed per minute; None: what holds for all tokens."""
 
+    def is_for(self, model: str) -> bool:
+        return self.models is None or model in self.models
+
 
 NOBODY = Token("", "")
 """Who asks where no token is needed."""
@@ -85,15 +88,12 @@ class Access:
         """The token of a request. ``RefusedError``: 401 without a token, 403 beyond its scope, 429 too often."""
         self._reload()
         token = self._known(authorization) if self.required else NOBODY
-        if token.models is not None and model is not None and model not in token.models:
+        if model is not None and not token.is_for(model):
             raise RefusedError(403, f"the token {token.name} is not for the model {model}.")
         if write and token.scope != WRITE:
             raise RefusedError(403, f"the token {token.name} may read and predict only: this needs the scope write.")
         self._count(token)
         return token
-
-    def sees(self, token: Token, model: str) -> bool:
-        return token.models is None or model in token.models
 
     def _known(self, authorization: str) -> Token:
         kind, _, given = authorization.partition(" ")

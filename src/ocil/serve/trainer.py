@@ -9,22 +9,21 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ocil.errors import OcilError, WriteError
 from ocil.methods.base import Learner
-from ocil.online.labels import ClassLabel
 from ocil.online.model import Model
-from ocil.serve.changes import Corrections, Outcome, numbers_of
 from ocil.serve.checkpoints import Checkpoints, Note
+from ocil.serve.corrections import Corrections, Outcome, numbers_of
 from ocil.serve.futures import ServiceThread, Waiters, answer, stopping
 from ocil.serve.limits import RefusedError
 from ocil.serve.log import Log
 from ocil.serve.metrics import Metrics
-from ocil.serve.records import Change, Cut, SampleRecord
+from ocil.serve.records import Change, Cut, NumberedSample, SampleRecord
 from ocil.serve.snapshot import Snapshots
 from ocil.serve.statistics import UNKNOWN, Statistics
 from ocil.serve.version_changes import VersionChanges
@@ -46,19 +45,6 @@ class _TooLateError(Exception):
     """The service must stop before a change is made."""
 
 
-class NumberedSample(NamedTuple):
-    """One labelled input of the log."""
-
-    number: int
-    label: ClassLabel
-    inputs: NDArray[Any] | None
-    """None: the sample was forgotten before it was learned."""
-
-    @classmethod
-    def of(cls, record: SampleRecord) -> "Iterator[NumberedSample]":
-        return map(cls, range(record.first, record.last + 1), record.labels, record.inputs)
-
-
 class Trainer(ServiceThread):
     """Learns what is in the log: first what the model on disk has not learned, then what the writer adds.
 
@@ -75,7 +61,7 @@ class Trainer(ServiceThread):
         super().__init__("ocil-learn")
         self.model, self.log, self.counts = model, log, saved.counts
         self.scored = saved.scored
-        """Samples that were predicted before they were learned, in the service's life, and how many correctly."""
+        """In the service's life."""
         self.changed = log.changes
         """The number of the last change that was made."""
         self.corrections = Corrections(model)
@@ -126,7 +112,7 @@ class Trainer(ServiceThread):
                 if isinstance(record, Change):
                     self._changes.append(record)
                 else:
-                    self._ready.extend(NumberedSample.of(record))
+                    self._ready.extend(record.samples())
             self._changed.notify_all()
 
     @property
@@ -245,7 +231,7 @@ class Trainer(ServiceThread):
         never = self.log.recovered.unlearned  # learning would stop at them again before it came to the change
         for record in self.log.replay():
             if isinstance(record, SampleRecord):
-                samples = NumberedSample.of(record)
+                samples = record.samples()
                 self._pending += [one._replace(inputs=None) if one.number in never else one for one in samples]
             elif isinstance(record, Change) and record.number <= self.log.changes:
                 self._change_waiting(record)  # it was made, but its sample waits again
@@ -365,7 +351,7 @@ class Trainer(ServiceThread):
         truth = [self.model.numbers[label] for label in labels]
         self.counts.add(truth, guesses, known)
         right = sum(one == guess for one, guess in zip(truth, guesses, strict=True))
-        self.scored = self.scored[0] + len(batch), self.scored[1] + right
+        self.scored = self.scored.plus(len(batch), right)
 
     def _publish(self, probe: NDArray[Any]) -> None:
         self.snapshots.publish(probe)

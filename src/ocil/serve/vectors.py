@@ -10,7 +10,7 @@ from ocil.online.vectors import VectorFormat
 from ocil.serve.limits import Limits, RefusedError
 
 
-def decode_all(given: Sequence[Sequence[float]], form: VectorFormat, limits: Limits) -> NDArray[Any]:
+def decode_vectors(given: Sequence[Sequence[float]], form: VectorFormat, limits: Limits) -> NDArray[Any]:
     """Vectors as an array [N, D] in the model's format."""
     if len(given) > limits.batch:
         raise RefusedError(422, f"there are {len(given)} vectors, the most in one request is {limits.batch}.")

@@ -7,14 +7,14 @@ import numpy as np
 
 from ocil.errors import OcilError, WriteError
 from ocil.online.header import reading_note
-from ocil.serve.changes import Outcome, numbers_of
 from ocil.serve.checkpoints import NOTE, Note
-from ocil.serve.records import Change, SampleRecord
+from ocil.serve.corrections import Outcome, numbers_of
+from ocil.serve.records import Change, NumberedSample, SampleRecord
 from ocil.serve.snapshot import Snapshot, Snapshots
 from ocil.serve.versions import Version, Versions
 
 if TYPE_CHECKING:
-    from ocil.serve.trainer import NumberedSample, Trainer
+    from ocil.serve.trainer import Trainer
 
 
 class VersionChanges:
@@ -65,7 +65,7 @@ class VersionChanges:
             return Outcome(refused="there is a version of this name.")
         try:
             trainer.model.note[NOTE] = trainer.note().to_json()
-            self.versions.save(change, trainer.model, trainer.position, *trainer.scored)
+            self.versions.save(change, trainer.model, trainer.position, trainer.scored)
         except WriteError as error:
             return Outcome(refused=str(error))
         return Outcome()
@@ -106,9 +106,9 @@ class VersionChanges:
             self._relearn(version, last)
         return Outcome()
 
-    def _relearn(self, version: Version, changes: "dict[int, Change]") -> None:
+    def _relearn(self, version: Version, changes: dict[int, Change]) -> None:
         """Learn what came after a version, in full batches, with the labels as they are now."""
-        model, batch = self.trainer.model, list["NumberedSample"]()
+        model, batch = self.trainer.model, list[NumberedSample]()
         size = model.recipe.batch_size
         for sample in self._samples_since(version):
             change = changes.get(sample.number)
@@ -122,18 +122,16 @@ class VersionChanges:
             self._learn(batch)
         model.check_loss()
 
-    def _learn(self, batch: "list[NumberedSample]") -> None:
+    def _learn(self, batch: list[NumberedSample]) -> None:
         model = self.trainer.model
         numbers_of(model).announce([sample.number for sample in batch])
         model.learn(np.stack([s.inputs for s in batch if s.inputs is not None]), [s.label for s in batch])
         self.trainer.stop_if_late()
 
-    def _samples_since(self, version: Version) -> "Iterator[NumberedSample]":
-        from ocil.serve.trainer import NumberedSample
-
+    def _samples_since(self, version: Version) -> Iterator[NumberedSample]:
         for record in self.trainer.log.records():
             if isinstance(record, SampleRecord) and record.last > version.position:
-                for sample in NumberedSample.of(record):
+                for sample in record.samples():
                     if version.position < sample.number <= self.trainer.position:
                         yield sample
 

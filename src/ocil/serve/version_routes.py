@@ -1,18 +1,16 @@
 """What the paths about versions, the held-out set and backups do."""
 
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated
 
 from fastapi import FastAPI, Path, Request
 from fastapi.responses import StreamingResponse
-from numpy.typing import NDArray
 from pydantic import BaseModel, Field, StrictBool, StrictStr
 
-from ocil.serve import answers, pictures, vectors
-from ocil.serve.answers import Count, _Request
+from ocil.serve.answers import Count, StrictRequest
 from ocil.serve.backup import backup
 from ocil.serve.bodies import Budget, read_body, read_small
 from ocil.serve.futures import in_pool
@@ -20,8 +18,9 @@ from ocil.serve.guard import asked
 from ocil.serve.held_out import Known
 from ocil.serve.labels import checked_label
 from ocil.serve.limits import Limits, RefusedError
+from ocil.serve.openapi import BODY, add_route, json_body, learn_body
 from ocil.serve.routes import Key
-from ocil.serve.sample_routes import Changed, SampleRoutes
+from ocil.serve.sample_routes import Changed, accepted_change
 from ocil.serve.service import Service
 from ocil.serve.versions import NAME, Version
 from ocil.serve.writer import Receipt
@@ -29,15 +28,15 @@ from ocil.serve.writer import Receipt
 VersionName = Annotated[str, Path(pattern=f"^{NAME}$", description="The name of a version.")]
 
 
-class NewVersion(_Request):
+class NewVersion(StrictRequest):
     name: StrictStr = Field(pattern=f"^{NAME}$", description="Not `pinned` or `compare`.")
 
 
-class Restoration(_Request):
+class Restoration(StrictRequest):
     relearn: StrictBool = Field(False, description="Learn what came after the version again.")
 
 
-class Pin(_Request):
+class Pin(StrictRequest):
     name: StrictStr | None = Field(description="The version that answers predictions; null: the model that learns.")
 
 
@@ -67,7 +66,7 @@ class VersionKnowledge(BaseModel):  # type: ignore[misc]
     )
 
 
-class Comparison(BaseModel):  # type: ignore[misc]
+class VersionComparison(BaseModel):  # type: ignore[misc]
     versions: list[VersionKnowledge]
 
 
@@ -80,10 +79,25 @@ class VersionRoutes:
 
     def __init__(self, service: Service) -> None:
         self.service, self.limits = service, service.limits
-        self.changes, self.budget = SampleRoutes(service), Budget(service.limits.bodies_bytes)
+        self.budget = Budget(service.limits.bodies_bytes)
         # Threads of their own: in those of the event loop, which read requests, predictions would wait for a long step.
         # One comparison at a time is allowed, so that a second thread is left for backups.
         self.pool = ThreadPoolExecutor(2, "ocil-versions")
+
+    def add_to(self, app: FastAPI) -> None:
+        add = partial(add_route, app)
+        one, change = "/versions/{name}", (404, 409, 422, 503)
+        body = (*BODY, *change)
+        save, pin, restore = json_body(NewVersion), json_body(Pin), json_body(Restoration)
+        held_out = learn_body(_of_held_out(self.limits), self.service.vectors)
+        add("GET", "/versions", self.list_versions, "All versions")
+        add("POST", "/versions", self.save_version, "Save a version", *body, body=save)
+        add("GET", "/versions/compare", self.compare_versions, "Compare all versions", 503)
+        add("PUT", "/versions/pinned", self.pin_version, "Pin predictions to a version", *body, body=pin)
+        add("DELETE", one, self.delete_version, "Delete a version", *change)
+        add("POST", f"{one}/restore", self.restore_version, "Go back to a version", *body, body=restore)
+        add("PUT", "/held-out", self.put_held_out, "Replace the held-out set", 503, *BODY, body=held_out)
+        add("GET", "/backup", self.backup, "A copy of all files", 503, response_class=StreamingResponse)
 
     async def list_versions(self) -> VersionList:
         """All versions, and the one that predictions are pinned to."""
@@ -110,10 +124,10 @@ class VersionRoutes:
         sent = await read_small(request, self.limits, Pin)
         return await self._changed(request, self.service.pin_version(sent.name, idempotency_key), sent.name)
 
-    async def compare_versions(self) -> Comparison:
+    async def compare_versions(self) -> VersionComparison:
         """The accuracy of each version on the held-out set, and of what was learned since it was saved."""
         found = await in_pool(self.pool, self.service.held_out.compare)
-        return Comparison(versions=[_known(one) for one in found])
+        return VersionComparison(versions=[_known(one) for one in found])
 
     async def put_held_out(self, request: Request) -> HeldOutState:
         """A labelled set that is never learned, as for `/learn`; it replaces the one before."""
@@ -121,10 +135,7 @@ class VersionRoutes:
         with self.budget.lease() as take:
             sent = await read_body(request, limits, take, learning=True, vectors=self.service.vectors)
             labels = [checked_label(label, self.limits) for label in sent.labels]
-            decode: Callable[..., NDArray[Any]] = (
-                pictures.decode_all if self.service.vectors is None else vectors.decode_all
-            )
-            inputs = await in_pool(self.pool, decode, sent.inputs, self.service.model.input_format, limits)
+            inputs = await in_pool(self.pool, sent.decoded, self.service.model.input_format, limits)
             await in_pool(self.pool, self.service.held_out.put, inputs, labels)
         return HeldOutState(count=len(labels))
 
@@ -135,7 +146,7 @@ class VersionRoutes:
         return StreamingResponse(chunks, media_type="application/x-tar", headers=headers)
 
     async def _changed(self, request: Request, accepted: "Future[Receipt]", name: str | None) -> Changed:
-        receipt, made = await self.changes.wait_for(accepted)
+        receipt, made = await accepted_change(self.service, accepted)
         asked(request.scope).changed |= {"change": receipt.first, "version": name, "repeated": receipt.repeated}
         outcome = self.service.trainer.outcomes.get(receipt.first)
         if outcome is not None and outcome.refused:
@@ -166,33 +177,6 @@ def _known(one: Known) -> VersionKnowledge:
         held_out=one.tested,
         correct=one.correct,
         accuracy=one.correct / one.tested if one.tested else None,
-        scored_since=one.scored,
-        accuracy_since=one.scored_correct / one.scored if one.scored else None,
+        scored_since=one.scored.samples,
+        accuracy_since=one.scored.correct / one.scored.samples if one.scored.samples else None,
     )
-
-
-def _body(model: Any) -> dict[str, Any]:
-    content = {"application/json": {"schema": model.model_json_schema()}}
-    return {"openapi_extra": {"requestBody": {"required": True, "content": content}}}
-
-
-def add_version_routes(app: FastAPI, service: Service, refusals: Callable[..., Any]) -> None:
-    """``refusals``: describes the answers of these statuses."""
-    routes = VersionRoutes(service)
-    body = (400, 408, 413, 415, 422)
-
-    def add(method: str, path: str, answer: Callable[..., Any], summary: str, *codes: int, **options: Any) -> None:
-        described = {"summary": summary, "responses": refusals(401, 403, *codes), "operation_id": answer.__name__}
-        app.add_api_route(path, answer, methods=[method], **described, **options)
-
-    change = (404, 409, 422, 429, 503)
-    add("GET", "/versions", routes.list_versions, "All versions")
-    add("POST", "/versions", routes.save_version, "Save a version", *body, *change, **_body(NewVersion))
-    add("GET", "/versions/compare", routes.compare_versions, "Compare all versions", 429, 503)
-    add("PUT", "/versions/pinned", routes.pin_version, "Pin predictions to a version", *body, *change, **_body(Pin))
-    add("DELETE", "/versions/{name}", routes.delete_version, "Delete a version", *change)
-    restore = "/versions/{name}/restore"
-    add("POST", restore, routes.restore_version, "Go back to a version", *body, *change, **_body(Restoration))
-    extra = {"openapi_extra": answers.learn_body(_of_held_out(service.limits), service.vectors)}
-    add("PUT", "/held-out", routes.put_held_out, "Replace the held-out set", *body, 429, 503, **extra)
-    add("GET", "/backup", routes.backup, "A copy of all files", 503, response_class=StreamingResponse)

@@ -22,6 +22,7 @@ from ocil.online.model import FILE, Model
 from ocil.runs.results import check_sealed, sealed
 from ocil.serve.limits import RefusedError
 from ocil.serve.records import Change
+from ocil.serve.statistics import Scored
 
 FOLDER, DESCRIPTION = "versions", "version.json"
 SCHEMA = 2  # the first one was not written down, and had no checksum
@@ -102,7 +103,7 @@ class Versions:
         """The log is needed from this sample on, for versions to be restored; None: there are none."""
         return min((one.position for one in self.all), default=None)
 
-    def save(self, change: Change, model: Model, position: int, scored: int, correct: int) -> None:
+    def save(self, change: Change, model: Model, position: int, scored: Scored) -> None:
         """Save the model, with its note as it is. ``WriteError`` if it cannot be written."""
         place = self.path(change.number)
         try:
@@ -110,18 +111,17 @@ class Versions:
                 shutil.rmtree(place, ignore_errors=True)  # what a process that was killed while it saved left there
             place.mkdir(parents=True, exist_ok=True)
             model.save(place)
-            size = (place / FILE).stat().st_size
             made = Version(
-                change.number,
-                change.name,
-                change.time,
-                position,
-                change.number - 1,
-                model.samples,
-                len(model.labels),
-                scored,
-                correct,
-                size,
+                number=change.number,
+                name=change.name,
+                time=change.time,
+                position=position,
+                changes=change.number - 1,
+                samples=model.samples,
+                classes=len(model.labels),
+                scored=scored.samples,
+                correct=scored.correct,
+                bytes=(place / FILE).stat().st_size,
             )
             write_bytes(place / DESCRIPTION, json.dumps(sealed({"schema": SCHEMA, **asdict(made)})).encode())
             for written in (place, self.folder, self.folder.parent):

@@ -77,6 +77,7 @@ class Writer(ServiceThread):
         self,
         log: Log,
         labels: Iterable[ClassLabel],
+        *,
         keys: Keys,
         change_keys: Keys,
         catalogue: Catalogue,

@@ -12,13 +12,9 @@ from ocil.data import CATALOG, Dataset
 from ocil.data.derived import base_of, parts_of
 from ocil.errors import OcilError
 from ocil.files import read_regular
+from ocil.streams.choices import Boundary, ClassOrder, ImbalanceOrder, NoiseAmong, Scenario, TaskEnds
+from ocil.streams.order_file import settings_in
 
-Boundary = Literal["clear", "blurry", "none", "iid", "i-blurry", "si-blurry", "repeated"]
-ClassOrder = Literal["fixed", "seeded"]
-Scenario = Literal["class", "domain"]
-TaskEnds = Literal["usual", "announced", "hidden"]
-NoiseAmong = Literal["all", "task"]
-ImbalanceOrder = Literal["arrival", "seeded"]
 # Metadata of fields that concern online methods only, or offline methods only: see ``ocil.runs.config.concerns``.
 BOUNDARIES: Mapping[str, str] = {"concerns": "boundaries"}
 EPOCHS: Mapping[str, str] = {"concerns": "epochs"}
@@ -230,8 +226,6 @@ class StreamConfig:
             )
 
     def _read_order(self) -> None:
-        from ocil.streams.order import settings_in
-
         path = Path(self.order).expanduser().resolve()
         for name, value in (settings_in(path) | {"order": str(path)}).items():
             object.__setattr__(self, name, value)

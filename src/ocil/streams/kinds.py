@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from ocil.data import Dataset
 from ocil.streams.blurry import blurry
-from ocil.streams.config import Boundary, StreamConfig
+from ocil.streams.choices import Boundary
+from ocil.streams.config import StreamConfig
 from ocil.streams.fading import fading
 from ocil.streams.i_blurry import i_blurry
 from ocil.streams.label_noise import with_noise

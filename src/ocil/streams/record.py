@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ocil.data import Dataset
+from ocil.data.doors import ArrayOptions
 from ocil.data.inputs import (
     ArraySource,
     InputForm,
@@ -28,7 +29,7 @@ from ocil.data.inputs import (
 )
 from ocil.data.mapped import mapped
 from ocil.data.places import cache_dir
-from ocil.data.samples import ArrayOptions, LabelledSamples, Note, Samples, warn
+from ocil.data.samples import LabelledSamples, Note, Samples, warn
 from ocil.data.split import hold_out, in_words
 from ocil.errors import OcilError, WriteError
 from ocil.streams.config import DEFAULT_TASKS

@@ -1,4 +1,4 @@
-"""Changes that were asked for: what each of them does to the model, in the learning thread."""
+"""What corrections, removals and reviews of samples do to the model, in the learning thread."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -9,8 +9,8 @@ from tests.data.tiny_sources import tiny_dataset
 from ocil.data import CATALOG, DEFAULT, available, load
 from ocil.data.catalog import find
 from ocil.data.check import check
+from ocil.data.lookup import in_former_folder
 from ocil.data.places import cache_dir, data_dir, data_dirs, user_cache_dir, user_data_dir
-from ocil.data.store import in_former_folder
 from ocil.errors import OcilError
 
 EMBEDDED = resources.files("ocil.data") / "embedded"

@@ -1,11 +1,10 @@
-"""What the service logs, as text or as JSON lines."""
+"""What the service logs on standard error, as text or as JSON lines. (``ocil.serve.log`` is the log of samples.)"""
 
 import json
 import logging
 
 from ocil.serve.audit import timestamp
 
-LOGGER = "ocil.serve"
 REQUESTS = "ocil.serve.requests"
 """The logger of one line per request."""
 TEXT, JSON = "text", "json"
