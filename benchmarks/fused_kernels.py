@@ -68,7 +68,7 @@ def candidates(kind: str, ci: int, co: int, size: int, stride: int) -> list[Tile
 class Case:
     """One kernel of the pass, ready to be launched with any tile."""
 
-    def __init__(self, kind: str, layer: Layer, batch: int, device: str, holder: launch.Pass) -> None:
+    def __init__(self, kind: str, layer: Layer, batch: int, device: str, holder: launch.NetworkPass) -> None:
         # The plan in ``holder`` keeps the network's parameters alive.
         self.kind, self.layer, self.holder, self.batch = kind, layer, holder, batch
         shape = layer.shape
@@ -111,7 +111,7 @@ def cases(batch: int, device: str) -> list[Case]:
     """One case per shape."""
     net = network(device=device)
     plan = fused_network.plan_for(net, images(batch, device=device))
-    holder = launch.Pass(plan, torch.device(device))
+    holder = launch.NetworkPass(plan, torch.device(device))
     holder.counters.zero_()
     holder.stats.normal_()
     holder.packed.normal_(std=0.05)

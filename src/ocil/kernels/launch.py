@@ -19,7 +19,7 @@ ELEMENTS = 4096
 """That a program of an elementwise kernel takes."""
 
 
-class Pass:
+class NetworkPass:
     """The buffers that all layers of one pass share."""
 
     def __init__(self, plan: KernelPlan, device: torch.device) -> None:
@@ -94,7 +94,7 @@ def compile_all(work: Callable[[], object]) -> None:
             pass
 
 
-def pack(p: Pass) -> None:
+def pack(p: NetworkPass) -> None:
     """Copy all weights into the layout of the kernels, and set the counters to zero."""
     table = p.plan.pack_table
     options = {"COLUMN": PACK_COLUMNS, "COUNTERS": len(p.counters), "BLOCK": PACK_BLOCK}
@@ -106,13 +106,13 @@ def _norm(layer: Layer) -> Norm:
     return Norm(norm.weight, norm.bias, norm.running_mean, norm.running_var)
 
 
-def _programs(p: Pass, rows: int, of_program: int) -> int:
+def _programs(p: NetworkPass, rows: int, of_program: int) -> int:
     """Programs that take so many rows each, if an image has ``rows``. None of them has rows of two batches."""
     first, second = p.plan.first * rows, (p.plan.batch - p.plan.first) * rows
     return int(triton.cdiv(first, of_program) + triton.cdiv(second, of_program))
 
 
-def _grid(p: Pass, layer: Layer, pixels: int, channels: int, t: Tile) -> tuple[int, int]:
+def _grid(p: NetworkPass, layer: Layer, pixels: int, channels: int, t: Tile) -> tuple[int, int]:
     """Programs over the rows and the columns of a product; an image has so many stored pixels and channels."""
     return _programs(p, pixels // layer.group, t.rows), triton.cdiv(layer.group * channels, t.cols)
 
@@ -128,7 +128,7 @@ def _of(module: Any, name: str, layer: Layer, channels: int, t: Tile) -> tuple[A
     return getattr(grouped, name), options | {"GROUP": group}
 
 
-def conv(p: Pass, layer: Layer, x: Tensor, t: Tile | None = None) -> Tensor:
+def conv(p: NetworkPass, layer: Layer, x: Tensor, t: Tile | None = None) -> Tensor:
     """The convolution of a layer, and the batch statistics of its output."""
     t = t or tile_for("conv", layer.shape, layer.group)
     pixels, channels = layer.shape.out_pixels, layer.shape.stored_outputs
@@ -142,7 +142,7 @@ def conv(p: Pass, layer: Layer, x: Tensor, t: Tile | None = None) -> Tensor:
     return y
 
 
-def infer(p: Pass, layer: Layer, x: Tensor, other: Tensor | None = None, relu: bool = True) -> Tensor:
+def infer(p: NetworkPass, layer: Layer, x: Tensor, other: Tensor | None = None, relu: bool = True) -> Tensor:
     """Convolution, normalisation by running statistics, addition and ReLU at once."""
     t = tile_for("conv", layer.shape, layer.group)
     pixels, channels = p.plan.batch * layer.shape.out_pixels, layer.shape.stored_outputs
@@ -154,7 +154,9 @@ def infer(p: Pass, layer: Layer, x: Tensor, other: Tensor | None = None, relu: b
     return out
 
 
-def activate(p: Pass, layer: Layer, y: Tensor, other: Tensor | None = None, other_layer: Layer | None = None) -> Tensor:
+def activate(
+    p: NetworkPass, layer: Layer, y: Tensor, other: Tensor | None = None, other_layer: Layer | None = None
+) -> Tensor:
     """Normalisation of ``y``, addition of ``other``, normalised too where it comes from a layer, and ReLU."""
     out = torch.empty_like(y)
     stats = p.stats_of(layer)
@@ -173,7 +175,7 @@ def _window(plan: KernelPlan) -> dict[str, int]:
     return {"WINDOW_H": plan.window[0], "WINDOW_W": plan.window[1]}
 
 
-def pool(p: Pass, layer: Layer, a: Tensor) -> Tensor:
+def pool(p: NetworkPass, layer: Layer, a: Tensor) -> Tensor:
     """The features: means of the last map over windows."""
     channels, windows = layer.shape.outputs, p.plan.windows
     out = torch.empty((p.plan.batch, channels * windows), dtype=torch.float32, device=p.device)
@@ -192,12 +194,12 @@ class Target(NamedTuple):
     other_layer: Layer | None = None
     other: Tensor | None = None
 
-    def relu(self, p: Pass) -> Relu:
+    def relu(self, p: NetworkPass) -> Relu:
         active = self.y if self.active is None else self.active
         other = self.y if self.other is None else self.other
         return Relu(active, self.y, p.stats_of(self.layer), other, p.stats_of(self.other_layer or self.layer))
 
-    def grads(self, p: Pass, programs: int, group: int = 1) -> ReluGrads:
+    def grads(self, p: NetworkPass, programs: int, group: int = 1) -> ReluGrads:
         layer, other = self.layer, self.other_layer or self.layer
         planes = 2 if self.other is None else 3
         return ReluGrads(
@@ -211,7 +213,7 @@ class Target(NamedTuple):
         )
 
 
-def unpool(p: Pass, target: Target, features_grad: Tensor) -> Tensor:
+def unpool(p: NetworkPass, target: Target, features_grad: Tensor) -> Tensor:
     """The gradient of the features, carried to the ReLU of the last block."""
     shape = target.layer.shape
     rows, cols = 32, power(shape.outputs, 16, 32)
@@ -224,7 +226,7 @@ def unpool(p: Pass, target: Target, features_grad: Tensor) -> Tensor:
 
 
 def dgrad(
-    p: Pass,
+    p: NetworkPass,
     layer: Layer,
     dy: Tensor,
     target: Target,
@@ -256,7 +258,9 @@ def dgrad(
     return to.gradient
 
 
-def wgrad(p: Pass, layer: Layer, x: Tensor, g: Tensor, y: Tensor, store: bool = True, t: Tile | None = None) -> Tensor:
+def wgrad(
+    p: NetworkPass, layer: Layer, x: Tensor, g: Tensor, y: Tensor, store: bool = True, t: Tile | None = None
+) -> Tensor:
     """Leaves the partial sums of the weight's gradient; returns the gradient of the convolution's output, if stored."""
     shape, pixels = layer.shape, layer.group
     t = t or tile_for("wgrad", shape, pixels)
@@ -272,7 +276,7 @@ def wgrad(p: Pass, layer: Layer, x: Tensor, g: Tensor, y: Tensor, store: bool = 
     return dy
 
 
-def reduce(p: Pass) -> None:
+def reduce(p: NetworkPass) -> None:
     """Add up the partial sums of all weights' gradients."""
     table = p.plan.reduce_table
     options = {"COLUMN": REDUCE_COLUMNS, "BLOCK": REDUCE_BLOCK, "CHUNK": 16}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ocil.kernels import launch
-from ocil.kernels.launch import Pass, Target
+from ocil.kernels.launch import NetworkPass, Target
 from ocil.kernels.plan import BlockLayers, KernelPlan, Layer, addresses, build
 
 _plans: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], KernelPlan]] = WeakKeyDictionary()
@@ -72,7 +72,7 @@ def run(network: nn.Module, images: Tensor, into_grad: bool, first: int | None =
 
 def infer(plan: KernelPlan, images: Tensor) -> Tensor:
     """Features by running statistics, without a gradient."""
-    p = Pass(plan, images.device)
+    p = NetworkPass(plan, images.device)
     launch.pack(p)
     a = launch.infer(p, plan.stem, images.contiguous(memory_format=torch.channels_last))
     for conv1, conv2, short in plan.blocks:
@@ -84,7 +84,7 @@ def infer(plan: KernelPlan, images: Tensor) -> Tensor:
 class _Backbone(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, plan: KernelPlan, into_grad: bool, images: Tensor, *parameters: Tensor) -> Tensor:
-        p = Pass(plan, images.device)
+        p = NetworkPass(plan, images.device)
         x = images.contiguous(memory_format=torch.channels_last)
         y0, states = _forward(p, x)
         ctx.kept = (p, into_grad, x, y0, states)
@@ -114,7 +114,7 @@ class _Backbone(torch.autograd.Function):
         return (None, None, None, *grads)
 
 
-def _forward(p: Pass, images: Tensor) -> tuple[Tensor, list[BlockState]]:
+def _forward(p: NetworkPass, images: Tensor) -> tuple[Tensor, list[BlockState]]:
     launch.pack(p)
     y0 = launch.conv(p, p.plan.stem, images)
     a = launch.activate(p, p.plan.stem, y0)
@@ -134,7 +134,7 @@ def _compile(plan: KernelPlan, images: Tensor) -> None:
     """All kernels of a pass at once: one after the other they would take half a minute the first time."""
 
     def work() -> None:
-        p = Pass(plan, images.device)
+        p = NetworkPass(plan, images.device)
         y0, states = _forward(p, images)
         features = launch.pool(p, plan.blocks[-1].conv2, states[-1].out)
         p.grads = torch.empty(plan.grads_size, device=p.device)
@@ -145,7 +145,7 @@ def _compile(plan: KernelPlan, images: Tensor) -> None:
     launch.compile_all(work)
 
 
-def _backward(p: Pass, images: Tensor, y0: Tensor, states: list[BlockState], features_grad: Tensor) -> None:
+def _backward(p: NetworkPass, images: Tensor, y0: Tensor, states: list[BlockState], features_grad: Tensor) -> None:
     g = launch.unpool(p, states[-1].target(), features_grad)
     for number, state in reversed(list(enumerate(states))):
         conv1, conv2, short = state.layers
