@@ -59,6 +59,19 @@ class NumberedSample(NamedTuple):
         return map(cls, range(record.first, record.last + 1), record.labels, record.inputs)
 
 
+class Replay(NamedTuple):
+    """How much of what the log held at the start, and the model did not, is learned and made by now."""
+
+    samples: int
+    all_samples: int
+    changes: int
+    all_changes: int
+
+    @property
+    def finished(self) -> bool:
+        return self.samples >= self.all_samples and self.changes >= self.all_changes
+
+
 class Trainer(ServiceThread):
     """Learns what is in the log: first what the model on disk has not learned, then what the writer adds.
 
@@ -108,6 +121,17 @@ class Trainer(ServiceThread):
     def position(self) -> int:
         """The number of the last sample that is learned."""
         return self.statistics.position
+
+    @property
+    def replay(self) -> Replay:
+        """How far the replay is. What the writer adds does not count: a service under load may always be behind."""
+        log, end = self.log, self.log.recovered
+        return Replay(
+            min(self.position, end.last) - log.position,
+            end.last - log.position,
+            min(self.changed, end.last_change) - log.changes,
+            end.last_change - log.changes,
+        )
 
     @property
     def sound(self) -> bool:
