@@ -320,6 +320,8 @@ def _print_ready(services: "Mapping[str, Service]", address: str, model: str, as
         return
     if one:
         print(f"{address}  (docs: {address}/docs, metrics: {address}/metrics)", flush=True)
+    else:
+        print(f"{address}  (all models; metrics: {address}/metrics)", flush=True)
     for name in () if one else services:
         print(f"{address}/models/{name}/", flush=True)
     if backlog:

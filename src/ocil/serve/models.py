@@ -18,8 +18,9 @@ from ocil.serve import answers
 from ocil.serve.app import TEXT, create_app, guarded, refusals
 from ocil.serve.audit import FILE, Audit
 from ocil.serve.guard import LOOPBACK, asked
-from ocil.serve.health import add_health
+from ocil.serve.health import add_health, not_ready
 from ocil.serve.metrics import CONTENT_TYPE, Metrics, text_of
+from ocil.serve.pages import add_models_page
 from ocil.serve.service import Service
 from ocil.serve.tokens import NAME, Access
 
@@ -112,7 +113,7 @@ class Models:
 
 
 def _shared_app(services: Mapping[str, Service], access: Access, hosts: tuple[str, ...] | None) -> FastAPI:
-    """What concerns the whole process: the list of models, health, metrics."""
+    """What concerns the whole process: the list of models and its page, health, metrics."""
     app = FastAPI(title="ocil serve", version=ocil.__version__, docs_url=None, redoc_url=None, openapi_url=None)
     own = Metrics()
 
@@ -127,6 +128,9 @@ def _shared_app(services: Mapping[str, Service], access: Access, hosts: tuple[st
                     method=service.model.recipe.method,
                     model_samples=service.statistics.samples,
                     classes=len(service.statistics.labels),
+                    queue=max(0, service.backlog),
+                    vectors=service.vectors is not None,
+                    reason=not_ready([service]),
                     problem=service.problem,
                 )
                 for name, service in services.items()
@@ -143,5 +147,6 @@ def _shared_app(services: Mapping[str, Service], access: Access, hosts: tuple[st
     app.add_api_route("/models", models, methods=["GET"], response_model=answers.Models)
     app.add_api_route("/metrics", metrics, methods=["GET"], responses=TEXT | refusals(401, 403, 429))
     add_health(app, list(services.values()))
+    add_models_page(app)
     guarded(app, metrics=own, access=access, hosts=hosts)
     return app
