@@ -57,6 +57,9 @@ def test_each_model_learns_its_own(services: dict[str, Service]) -> None:
     assert client.get("/models/birds/openapi.json").json()["servers"] == [{"url": "/models/birds"}]
     for path in ("/models/cats/status", "/status", "/label", "/docs", "/models/birds/models/fish/status"):
         assert client.get(path).status_code == 404, path
+    for answer in (client.get("/models/cats/status"), client.post("/models/cats/learn"), client.get("/models/cats")):
+        assert answer.status_code == 404
+        assert "no model of this name" in answer.json()["detail"]
 
 
 def test_the_page_lists_the_models_with_their_states(services: dict[str, Service], tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from ocil.serve.app import TEXT, create_app, guarded, refusals
 from ocil.serve.audit import FILE, Audit
 from ocil.serve.guard import LOOPBACK, asked
 from ocil.serve.health import add_health, not_ready
+from ocil.serve.limits import RefusedError
 from ocil.serve.metrics import CONTENT_TYPE, Metrics, text_of
 from ocil.serve.pages import add_models_page
 from ocil.serve.service import Service
@@ -144,6 +145,12 @@ def _shared_app(services: Mapping[str, Service], access: Access, hosts: tuple[st
         seen = {name: service.metrics for name, service in services.items() if access.sees(token, name)}
         return Response(text_of(seen), media_type=CONTENT_TYPE)
 
+    async def unknown() -> None:
+        """Requests for models that are there do not come here."""
+        raise RefusedError(404, "there is no model of this name here: GET /models lists those that the token is for.")
+
+    for path in ("/models/{name}", "/models/{name}/{rest:path}"):
+        app.add_api_route(path, unknown, methods=["GET", "HEAD", "POST", "PUT", "DELETE"], response_model=None)
     app.add_api_route("/models", models, methods=["GET"], response_model=answers.Models)
     app.add_api_route("/metrics", metrics, methods=["GET"], responses=TEXT | refusals(401, 403, 429))
     add_health(app, list(services.values()))
