@@ -81,14 +81,18 @@ def violations(page: Any, script: str, within: str = "html") -> list[str]:
 
 def served(service: "Service", token: str | None = None) -> Iterator[str]:
     """A real server on a real port, in a thread."""
-    import uvicorn
-
     from ocil.serve.app import create_app
-    from ocil.serve.run import address_of, listen
     from ocil.serve.tokens import Access
 
+    yield from served_app(create_app(service, Access(token)))
+
+
+def served_app(app: Any) -> Iterator[str]:
+    import uvicorn
+
+    from ocil.serve.run import address_of, listen
+
     bound = listen("127.0.0.1", 0)
-    app = create_app(service, Access(token))
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, ws="none"))
     server.install_signal_handlers = lambda: None
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)

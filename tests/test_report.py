@@ -10,8 +10,9 @@ import pytest
 
 from ocil.errors import WriteError
 from ocil.evaluation.measures import Estimate, estimate
-from ocil.report.formatting import duration, measured_or_range, percent, percent_or_range
+from ocil.report.formatting import duration, measured, percent
 from ocil.report.plots import accuracy_after_each_task
+from ocil.report.quantities import ACCURACY_QUANTITY
 from ocil.report.result_tables import legend, summary_table
 from ocil.report.style import save
 from ocil.report.table import markdown_table
@@ -35,9 +36,9 @@ def summary(name: str = "er", seeds: int = 3, dataset: str = "cifar10") -> Summa
     [
         (None, "-"),
         (estimate([0.4234]), "42.3 (one seed)"),
-        (Estimate(0.423, 0.004, (0.4, 0.4)), "42.3 ± 0.4"),
-        (Estimate(-0.05, 0.0, (0.0, 0.0)), "-5.0 ± 0.0"),
-        (Estimate(1.0, 0.123, (1.0, 1.0)), "100.0 ± 12.3"),
+        (Estimate(0.423, 0.004, (0.4, 0.4, 0.4)), "42.3 ± 0.4"),
+        (Estimate(-0.05, 0.0, (0.0, 0.0, 0.0)), "-5.0 ± 0.0"),
+        (Estimate(1.0, 0.123, (1.0, 1.0, 1.0)), "100.0 ± 12.3"),
         (Estimate(0.0, None, (0.0,)), "0.0 (one seed)"),
         (Estimate(-1e-9, 0.0, (0.0,)), "0.0 ± 0.0"),
     ],
@@ -134,15 +135,16 @@ def test_a_figure_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_two_seeds_have_a_range() -> None:
     """Their interval would be 12.7 standard errors wide: 41.6 ± 158.2."""
-    assert percent_or_range(Estimate(0.416, 1.582, (0.541, 0.291))) == "41.6 (29.1 to 54.1)"
-    assert percent_or_range(Estimate(0.4, 0.1, (0.3, 0.4, 0.5))) == "40.0 ± 10.0"
-    assert percent_or_range(None) == "-"
-    two = Estimate(0.416, 1.582, (0.541, 0.291))
-    assert [measured_or_range(two, form) for form in ("percent", ".2f")] == [
-        "41.6 (29.1 to 54.1)",
-        "0.42 (0.29 to 0.54)",
-    ]
-    assert measured_or_range(Estimate(0.4, 0.1, (0.3, 0.4, 0.5)), ".2f") == "0.40 ± 0.10"
+    two, three = Estimate(0.416, 1.582, (0.541, 0.291)), Estimate(0.4, 0.1, (0.3, 0.4, 0.5))
+    assert [measured(two, form) for form in ("percent", ".2f")] == ["41.6 (29.1 to 54.1)", "0.42 (0.29 to 0.54)"]
+    assert [measured(three, form) for form in ("percent", ".2f")] == ["40.0 ± 10.0", "0.40 ± 0.10"]
+    assert (percent(two), percent(three), percent(None)) == ("41.6 (29.1 to 54.1)", "40.0 ± 10.0", "-")
+    assert two.spread == pytest.approx(0.125)
+    assert two.shown_interval is None
+    assert (three.spread, three.shown_interval, three.shown_range) == (0.1, 0.1, None)
+    difference = Estimate(-0.004, 0.11, (0.01, -0.018))
+    assert ACCURACY_QUANTITY.difference(difference) == "-0.4 (-1.8 to +1.0)"
+    assert ACCURACY_QUANTITY.difference(Estimate(0.4, 0.1, (0.3, 0.4, 0.5))) == "+40.0 ± 10.0"
 
 
 @pytest.mark.parametrize("seeds", [1, 2, 3, 10])

@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from ocil.evaluation.measures import Estimate
 from ocil.report import cost_figure as module
 from ocil.report.collect import collect
 from ocil.report.cost_figure import Canvas, MethodPoint, Scale, cost_figure, frontier
@@ -73,7 +74,8 @@ def test_the_interval_is_over_seeds_of_the_mean_of_columns(root: Path) -> None:
 def test_the_line_has_what_no_other_beats(higher: bool) -> None:
     rng = np.random.default_rng(0)
     for _ in range(50):
-        points = [MethodPoint(str(n), float(v), None, (c, c, c)) for n, (v, c) in enumerate(rng.integers(1, 6, (8, 2)))]
+        drawn, none = enumerate(rng.integers(1, 6, (8, 2))), Estimate(0.0, None, ())
+        points = [MethodPoint(str(n), float(v), none, (c, c, c)) for n, (v, c) in drawn]
 
         def beaten(one: MethodPoint, points: list[MethodPoint] = points) -> bool:
             sign = 1 if higher else -1
@@ -101,7 +103,9 @@ def test_one_method_or_no_cost_has_no_figure(tmp_path: Path, monkeypatch: pytest
 
 
 def test_names_are_text_and_many_points_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    points = [MethodPoint(f"{HOSTILE}{n}", float(n), 0.5, (10, 10.0 + n, 20 + n)) for n in range(9)]
+    points = [
+        MethodPoint(f"{HOSTILE}{n}", float(n), Estimate(float(n), 0.5, ()), (10, 10.0 + n, 20 + n)) for n in range(9)
+    ]
     svg = module._svg(points, True, Canvas(358, 320, 12), "accuracy %", "images", str, HOSTILE)
     assert "<script" not in svg
     assert parsed(svg).get("aria-label") == HOSTILE

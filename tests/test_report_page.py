@@ -8,6 +8,7 @@ import math
 import os
 import re
 import statistics
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import torch
 from ocil.data import Dataset
 from ocil.errors import OcilError
 from ocil.evaluation.evaluator import EASY, HARD
+from ocil.files import read_regular
 from ocil.report import formulas, plots
 from ocil.report.cells import Collection, FinishedRun, MeasuredCell
 from ocil.report.collect import collect, read
@@ -46,7 +48,7 @@ from ocil.report.write import Written, write
 from ocil.runs.build import build
 from ocil.runs.config import RunConfig, resolve
 from ocil.runs.folder import RunFolder
-from ocil.runs.results import Result, sealed
+from ocil.runs.results import Result, sealed, write_json
 from tests.conftest import Call, left_over, one_error
 
 PAPER = load()
@@ -280,6 +282,34 @@ def test_forgetting_is_best_when_low(collection: Collection) -> None:
         top = best(measured, key=lambda entry: entry.value.mean if entry.value else np.nan)
         assert top.rank == 1
     assert part.rows[-1].name.endswith("CE × 0.25")
+
+
+def test_folders_and_files_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of thousands of runs each listing and each parsing counts."""
+    save(tmp_path, resolve("er", "cifar10", memory=200), seeds=2)
+    begun = RunFolder.of(tmp_path, resolve("afs", "cifar10", memory=200))
+    begun.path.mkdir(parents=True)
+    write_json(begun.path / "config.json", resolve("afs", "cifar10", memory=200).to_json())
+    listed: Counter[str] = Counter()
+    parsed: Counter[str] = Counter()
+    scan, read_file = os.scandir, read_regular
+
+    def scandir(path: Any) -> Any:
+        listed[os.fspath(path)] += 1
+        return scan(path)
+
+    def counted(path: Path, most: int | None = None) -> bytes:
+        parsed[str(path)] += 1
+        return read_file(path, most)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    monkeypatch.setattr("ocil.runs.results.read_regular", counted)
+    found = collect([tmp_path])
+    assert [len(cell.runs) for cell in found.cells] == [2]
+    assert [warning.partition(":")[0] for warning in found.warnings] == ["1 run is not finished"]
+    assert set(listed.values()) == {1}
+    assert set(parsed.values()) == {1}
+    assert len(parsed) == 3
 
 
 def test_more_seeds_then_the_usual_precision_fill_a_place(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_accuracy_over_time() -> None:
     ]
     assert len(axes.collections) == 2  # a band each
     band = axes.collections[0].get_paths()[0].vertices
-    assert np.asarray(band)[:, 1].max() == pytest.approx(54.5 + 100 * 12.7062 * 0.005, rel=1e-4)
+    assert np.asarray(band)[:, 1].max() == pytest.approx(55)  # of two seeds their range
 
 
 def legend_title(axes: Axes) -> str:
@@ -443,7 +443,8 @@ def test_words_on_who_is_ahead(root: Path) -> None:
     assert found is not None
     who, by, cost = found.answers
     assert (who.short, who.words.split(":")[0]) == ("mir", "First of 2 methods on birds, memory 100")
-    assert by.words == "Over er, which is second, on 2 shared seeds."
+    unsettled = "Two seeds have no interval, so the order is not settled."
+    assert by.words == f"Over er, which is second, on 2 shared seeds. {unsettled}"
     assert (cost.short, cost.words) == ("225 images", "Passed per stream batch; er passes 225.")
     assert headline(Standings(entries([]))) is None
 

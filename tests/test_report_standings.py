@@ -159,7 +159,7 @@ def test_the_leader_the_missing_and_what_seeds_are_shared(found: Entries) -> Non
     difference = against_afs.numbers["er"][small].difference
     assert difference is not None
     assert difference.values == pytest.approx((-0.1, -0.1))  # seeds 1 and 2
-    assert against_afs.numbers["er"][small].settled
+    assert against_afs.numbers["er"][small].settled is None  # two seeds have no interval that is shown
     difference = against_afs.numbers["er"][large].difference
     assert difference is not None
     assert difference.values == pytest.approx((-0.102, -0.104))
@@ -173,7 +173,7 @@ def test_the_leader_the_missing_and_what_seeds_are_shared(found: Entries) -> Non
     assert standings.reference(fish) == found.named("afs")  # the best where the leader is missing
     text = markdown_table(side_by_side(against_afs))
     assert "(no shared seed)" in text
-    assert "-10.0 ± 0.0" in text
+    assert "(-10.0 (-10.0 to -10.0))" in text
     assert "- mir, seeds 7, 8: birds, memory 100, 200" in text
 
 
@@ -224,7 +224,7 @@ def test_a_number_over_fewer_seeds_says_so_in_every_format(tmp_path: Path) -> No
     for text in (markdown(document), latex(document)):
         assert "3 seeds unless noted otherwise." in text
         (line,) = (line for line in text.splitlines() if re.match(r"(\| )?afs ", line))
-        assert re.search(r"\(\+0\.0 \S+ 0\.0, 2 seeds\)", line)
+        assert "(+0.0 (+0.0 to +0.0), 2 seeds)" in line.replace("$", "")
         (line,) = (line for line in text.splitlines() if re.match(r"(\| )?er ", line))
         assert "seeds" not in line
 
@@ -241,7 +241,7 @@ def test_the_first_table_says_who_leads_by_how_much_and_at_what_cost(found: Entr
     er = next(iter(found.named("er").cells.values()))
     assert images_per_batch(er) == 20  # ten of the stream, ten of the memory
     (lead,) = (row for row in leads_table(Standings(found)).rows if row.values[0].text.startswith("fish"))
-    assert [value.text for value in lead.values[1:5]] == ["afs", "62.4 ± 3.0", "er", "10.3 ± 1.3"]
+    assert [value.text for value in lead.values[1:5]] == ["afs", "62.4 ± 3.0", "er", "10.3 (10.2 to 10.4)"]
 
 
 def test_standings_as_numbers(found: Entries) -> None:
@@ -302,8 +302,9 @@ def test_show_compares_several_cells(root: Path, ocil_command: Call) -> None:
     said = ocil_command("show", root, "--against", "afs", "--seeds", "1-2", "--markdown")
     assert said.code == 0, said.err
     (fish,) = (line for line in said.out.splitlines() if line.startswith("| fish"))
-    assert "| **61.8 ± 7.6** |" in fish
-    assert "| <u>51.5 ± 6.4</u> (-10.3 ± 1.3) |" in fish
+    assert "| **61.8 (61.2 to 62.4)** |" in fish
+    assert "| <u>51.5 (51.0 to 52.0)</u> (-10.3 (-10.4 to -10.2)) |" in fish
+    assert "half of the 95 % interval. Of two seeds the lowest and the highest value are shown instead." in said.out
     assert "mir" not in said.out  # it has no such seed
     content = json.loads(ocil_command("show", root, "--against", "afs", "--json").out)
     assert content["against"] == "afs"
@@ -324,3 +325,25 @@ def test_show_another_measure(root: Path, ocil_command: Call) -> None:
     assert "no run of 'nonesuch'" in one_error(ocil_command("show", root, "--against", "nonesuch"))
     assert "has one of these seeds" in one_error(ocil_command("show", root, "--seeds", "77"))
     assert "name a run" in one_error(ocil_command("show"))
+
+
+def test_two_seeds_have_a_range_wherever_they_are_shown(tmp_path: Path, ocil_command: Call) -> None:
+    """As ``ocil run`` prints them: their interval is 12.7 standard errors to each side."""
+    er, afs = resolve("er", BIRDS, memory=100), resolve("afs", BIRDS, memory=100)
+    store(tmp_path, er, {0: 0.41, 1: 0.43})
+    store(tmp_path, afs, {0: 0.45, 1: 0.46})
+    said = ocil_command("show", tmp_path / er.cell)
+    assert "42.0 (41.0 to 43.0)" in said.out
+    assert "±" not in said.out
+    content = json.loads(ocil_command("show", tmp_path / er.cell, "--json").out)["average_accuracy"]
+    assert content["interval"] == pytest.approx(12.7062 * 0.01, rel=1e-4)  # for programs
+    out = tmp_path / "report"
+    assert ocil_command("report", tmp_path, "--out", out).code == 0
+    for file in out.rglob("*.md"):
+        assert "42.0 ±" not in file.read_text(), file
+    assert "42.0 (41.0 to 43.0)" in (out / "tables" / "methods.md").read_text()
+    page = (out / "index.html").read_text()
+    assert "±" not in page.replace("± half of the 95 %", "").partition("<script")[0]
+    assert "3.5 (3.0 to 4.0) points" in page  # afs over er
+    assert "Two seeds have no interval, so the order is not settled." in page
+    assert "Of two seeds the lowest and the highest value are shown instead." in page

@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 import pytest
 
 from ocil.errors import OcilError
+from ocil.online.model import Model
 from ocil.serve.limits import RefusedError
 from ocil.serve.service import Service
 from ocil.serve.tokens import Access, add_token, digest_of, read_tokens
 from tests.conftest import Call, one_error
-from tests.serving import as_json, picture, png, running
+from tests.serving import SECONDS, as_json, picture, png, running
 
 pytest.importorskip("fastapi")
 pytest.importorskip("python_multipart")
@@ -204,6 +206,38 @@ def test_health_needs_no_token_and_no_name(tmp_path: Path) -> None:
         assert client.get("/health/ready").json()["reason"] == "learning has stopped"
         assert client.get("/health").json() == {"status": "UP", "reason": "learning has stopped"}
         assert client.get("/health/live").status_code == 200
+
+
+def test_a_service_is_not_ready_before_its_log_is_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(tmp_path, save_seconds=1e6) as service:
+        for number in range(3):
+            service.writer.submit(picture(100, number)[None, :, :, None], ["robin"]).result(SECONDS)
+            service.trainer.waiters.wait_for(number + 1).result(SECONDS)
+        service.made(service.review().result(SECONDS).first).result(SECONDS)
+        service.trainer._abandoned = True  # as a crash leaves it: nothing is saved
+    go_on, learn = threading.Semaphore(0), Model.learn
+
+    def learn_when_told(model: Model, *arguments: Any) -> Any:
+        assert go_on.acquire(timeout=SECONDS)
+        return learn(model, *arguments)
+
+    monkeypatch.setattr(Model, "learn", learn_when_told)
+    with running(tmp_path) as service:
+        client = client_of(service)
+        for done in range(3):
+            if done:
+                service.trainer.waiters.wait_for(done).result(SECONDS)
+            answer = client.get("/health/ready")
+            reason = f"replaying the log: {done} of 3 samples are learned and 0 of 1 changes are made"
+            assert (answer.status_code, answer.json()) == (503, {"status": "DOWN", "reason": reason})
+            assert client.get("/health").json() == {"status": "UP", "reason": reason}
+            assert client.get("/health/live").status_code == 200
+            go_on.release()
+        service.made(1).result(SECONDS)
+        assert client.get("/health/ready").json() == {"status": "UP", "reason": None}
+        service.writer.submit(picture(100, 9)[None, :, :, None], ["robin"]).result(SECONDS)
+        assert client.get("/health/ready").status_code == 200  # what came after the start does not count
+        go_on.release()
 
 
 def test_the_audit_names_who_changed_what(service: Service, tmp_path: Path) -> None:

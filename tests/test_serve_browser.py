@@ -11,7 +11,7 @@ import pytest
 from ocil.online.model import Recipe
 from ocil.online.vectors import VectorFormat
 from ocil.serve.service import Service
-from tests.browsing import needs_browser, served, until
+from tests.browsing import needs_browser, served, served_app, until
 from tests.serving import picture, png, running
 
 pytestmark = [
@@ -178,3 +178,39 @@ def test_a_model_of_vectors(visit: Any, tmp_path: Path) -> None:
             teach(page, "spam")
             until(page, "document.getElementById('verdict').textContent.startsWith('spam, 100.0 %')")
         assert service.model.learner.memory.images[0].tolist() == pytest.approx([0.5, -0.01, 3.0])
+
+
+def test_the_list_of_several_models(visit: Any, tmp_path: Path) -> None:
+    from ocil.serve.models import Models
+    from ocil.serve.tokens import Access, add_token
+
+    tokens = tmp_path / "tokens.toml"
+    own = add_token(tokens, "own", "read", ("birds", "texts"))
+    with (
+        running(tmp_path / "birds") as birds,
+        running(tmp_path / "texts", Recipe("er", memory=20, batch_size=4), VectorFormat(3)) as texts,
+        running(tmp_path / "secret") as secret,
+    ):
+        services = {"birds": birds, "texts": texts, "secret": secret}
+        for address in served_app(Models(services, Access(file=tokens))):
+            page = visit(address, "401")
+            until(page, "document.getElementById('ask').open")
+            page.locator("#token").fill(own)
+            page.get_by_role("button", name="Go on").click()
+            rows = page.locator("#models tbody tr")
+            rows.first.wait_for()
+            assert [text.split("\t")[:3] for text in rows.all_inner_texts()] == [
+                ["birds", "ready", "er"],
+                ["texts", "ready", "er"],
+            ]
+            assert page.locator("#count").inner_text() == "2 of 2 ready"
+            texts.trainer._fail("the loss is not finite any more.")
+            until(page, "document.getElementById('count').textContent === '1 of 2 ready'")
+            assert "the loss is not finite" in rows.nth(1).inner_text()
+            page.set_viewport_size({"width": 390, "height": 600})  # no word is cut in two
+            assert all(box.bounding_box()["height"] < 50 for box in page.locator("#models thead th").all())
+            assert rows.nth(0).get_by_role("link", name="label").count() == 1
+            assert rows.nth(1).get_by_role("link", name="label").count() == 0
+            page.get_by_role("link", name="birds").click()
+            until(page, "document.getElementById('model').textContent.startsWith('er, images')")
+            assert page.url == f"{address}/models/birds/"

@@ -282,7 +282,7 @@ def test_a_file_name_is_never_used(client: Any, service: Service, tmp_path: Path
         assert answer.status_code == 200
     assert not target.exists()
     found = {path.relative_to(service.folder).parts[0] for path in service.folder.rglob("*")}
-    assert found - {f"samples.sqlite{end}" for end in ("", "-wal", "-shm")} <= {"log", FILE, ".lock"}
+    assert found - {f"samples.sqlite{end}" for end in ("", "-wal", "-shm")} <= {"log", "log.newest", FILE, ".lock"}
 
 
 def test_too_many_images(client: Any) -> None:

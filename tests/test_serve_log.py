@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from ocil.errors import OcilError, WriteError
 from ocil.serve.log import Log
+from ocil.serve.newest import newest_file
 from ocil.serve.records import BODY, Change, Cut, Record, SampleRecord
 from ocil.serve.segment import HEAD, HEADER, MARK, OLD_HEADER, OLD_MAGIC, DamagedError, Segment, framed, read
 from tests.conftest import Call, one_error
@@ -142,6 +144,7 @@ def test_both_formats_are_read(written: Path) -> None:
 @pytest.mark.usefixtures("no_sync")
 def test_a_torn_end_is_cut_at_every_byte(folder: Path) -> None:
     path = filled(folder)
+    newest_file(folder).unlink()  # a segment whose header is torn was not named yet
     content = path.read_bytes()
     ends = ends_of(content)
     for length in range(len(content)):
@@ -154,6 +157,7 @@ def test_a_torn_end_is_cut_at_every_byte(folder: Path) -> None:
 @pytest.mark.usefixtures("no_sync")
 def test_a_torn_end_of_the_old_format_is_cut_only_where_no_record_can_have_been(folder: Path) -> None:
     path = filled(folder)
+    newest_file(folder).unlink()  # the version that wrote this format had no such file
     content = in_old_format(path.read_bytes())
     ends = ends_of(content)
     for length in range(len(content)):
@@ -311,6 +315,7 @@ def test_samples_that_were_given_up_do_not_excuse_others(damaged: Path) -> None:
     kept = plain([RECORDS[0], *RECORDS[2:], samples(7), samples(11)])
     assert left(folder) == kept
     later.unlink()
+    newest_file(folder).unlink()
     Log(folder, 19).append([samples(20)])
     with pytest.raises(DamagedError, match="goes on with sample 20 where 7 should be"):
         Log(folder, 0)
@@ -493,8 +498,143 @@ def test_missing_samples_are_an_error(folder: Path) -> None:
     with pytest.raises(DamagedError, match="goes on with sample 7 where 1 should be"):
         Log(folder, 0)
     second.rename(folder / "00000000000000000003-0000.log")
+    newest_file(folder).unlink()
     with pytest.raises(DamagedError, match="where 3 should be"):
         Log(folder, 2)
+
+
+@pytest.mark.parametrize("cuts", [False, True], ids=["nothing after it", "cuts after it"])
+@pytest.mark.parametrize("loss", ["file", "content", "folder"])
+def test_a_start_notices_that_the_newest_segment_is_gone(folder: Path, loss: str, cuts: bool) -> None:
+    newest = filled(folder)
+    if cuts:  # as after a crash: what was not learned before it is
+        Log(folder, 4).append([Cut(6)])
+    if loss == "content":
+        newest.write_bytes(b"")
+    else:
+        shutil.rmtree(folder) if loss == "folder" else newest.unlink()
+    there = sorted(folder.glob("*"))
+    with pytest.raises(DamagedError, match="and acknowledged samples may be") as error:
+        Log(folder, 0)
+    assert str(newest) in str(error.value)
+    assert "--set-aside-damage" in str(error.value)
+    assert sorted(folder.glob("*")) == there
+    log = Log(folder, 0, set_aside=True)
+    assert log.last == 0
+    assert not newest.exists()
+    Log(folder, 0)  # the option is needed once
+    log.append([samples(1)])
+    assert left(folder)[-1:] == plain([samples(1)])
+
+
+def test_a_segment_that_the_saved_model_has_learned_may_be_gone(folder: Path) -> None:
+    log = Log(folder, 0)
+    log.append([samples(1)])
+    log.append([Change(1, "review")])
+    for position, changes, gone in ((1, 1, False), (2, 0, False), (2, 1, True)):
+        log.saved(position, changes)
+        assert newest_file(folder).exists() != gone
+    log.append([samples(3)])  # in the same segment
+    assert newest_file(folder).exists()
+    log.saved(4, 1)
+    (segment,) = folder.iterdir()
+    segment.unlink()
+    assert left(folder, 4) == []
+
+
+def test_a_damaged_name_of_the_newest_segment_is_refused(folder: Path) -> None:
+    filled(folder)
+    for content in (b"", b"\xff\0", b"../../etc/passwd"):
+        newest_file(folder).write_bytes(content)
+        with pytest.raises(DamagedError, match=r"log\.newest, .*--set-aside-damage"):
+            Log(folder, 0)
+    assert plain(list(Log(folder, 0, set_aside=True).replay())) == plain(RECORDS)
+    assert left(folder) == plain(RECORDS)
+
+
+class CrashError(BaseException):
+    """The process is gone: nothing handles this."""
+
+
+class Disk:
+    """What of two folders survives a crash after a number of operations.
+
+    A killed process leaves all that it did. After a power failure a folder may be as it was when it was last synced,
+    and then a file is what was last synced of it.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folders: tuple[Path, ...], operations: int) -> None:
+        self.folders, self.left = folders, operations
+        self.synced: dict[int, bytes] = {}  # content by inode
+        self.names: dict[Path, dict[str, int]] = {folder: {} for folder in folders}  # inodes of what was synced
+        self.held: list[int] = []  # descriptors, so that no inode is used again
+        for place, name in ((os, "open"), (os, "write"), (Path, "unlink"), (Path, "replace")):
+            monkeypatch.setattr(place, name, self.counted(getattr(place, name)))
+        monkeypatch.setattr(os, "fsync", self.counted(self.sync))
+
+    def counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if not self.left:
+                raise CrashError
+            self.left -= 1
+            return function(*arguments, **options)
+
+        return call
+
+    def sync(self, descriptor: int) -> None:
+        self.held.append(os.dup(descriptor))
+        inode = os.fstat(descriptor).st_ino
+        for folder in self.folders:
+            files = {path.name: path.stat().st_ino for path in folder.iterdir() if path.is_file()}
+            if folder.stat().st_ino == inode:
+                self.names[folder] = files
+            self.synced |= {one: (folder / name).read_bytes() for name, one in files.items() if one == inode}
+
+    def close(self) -> None:
+        for descriptor in self.held:
+            os.close(descriptor)
+
+    def lose_power(self, folder: Path) -> None:
+        for path in folder.iterdir():
+            if path.is_file():
+                path.unlink()
+        for name, inode in self.names[folder].items():
+            (folder / name).write_bytes(self.synced.get(inode, b""))
+
+
+@pytest.mark.parametrize("lost", [(), (0,), (1,), (0, 1)], ids=["killed", "log lost", "name lost", "both lost"])
+def test_no_crash_makes_a_start_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: tuple[int, ...]) -> None:
+    for operations in range(1000):
+        folder = tmp_path / str(operations) / "log"
+        folder.mkdir(parents=True)
+        learned, acknowledged = 0, 0
+        with monkeypatch.context() as patch:
+            disk = Disk(patch, (folder, folder.parent), operations)
+            try:
+                log = Log(folder, 0)
+                for first in (1, 3, 5, 7):
+                    log.append([samples(first)])
+                    acknowledged = first + 1
+                    log.append([Cut(first)], sync=False)
+                    log.saved(learned := first - (first == 3), 0)
+                    log.covered(learned)
+                log.append([Cut(8)], sync=False)
+                log.saved(learned := 8, 0)
+                log.append([Cut(8)], sync=False)
+                log.covered(8)
+                log.append([samples(9)])
+                acknowledged = 10
+                log.close()
+            except CrashError:
+                pass
+            else:
+                assert operations > 50
+                return
+            finally:
+                disk.close()
+        for number in lost:
+            disk.lose_power(disk.folders[number])
+        assert Log(folder, learned).last >= acknowledged
 
 
 def test_a_file_that_is_no_log(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Several models in one process."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,27 @@ def test_each_model_learns_its_own(services: dict[str, Service]) -> None:
     assert client.get("/models/birds/").text.startswith("<!doctype html>")
     assert client.get("/models/birds/page.js").status_code == 200
     assert client.get("/models/birds/openapi.json").json()["servers"] == [{"url": "/models/birds"}]
-    for path in ("/models/cats/status", "/status", "/", "/models/birds/models/fish/status"):
+    for path in ("/models/cats/status", "/status", "/label", "/docs", "/models/birds/models/fish/status"):
         assert client.get(path).status_code == 404, path
+    for answer in (client.get("/models/cats/status"), client.post("/models/cats/learn"), client.get("/models/cats")):
+        assert answer.status_code == 404
+        assert "no model of this name" in answer.json()["detail"]
+
+
+def test_the_page_lists_the_models_with_their_states(services: dict[str, Service], tmp_path: Path) -> None:
+    add_token(tmp_path / "tokens.toml", "some", "read")
+    client = TestClient(Models(services, Access(file=tmp_path / "tokens.toml")), base_url=HERE)
+    page = client.get("/")  # it names no model, so it needs no token
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert not any(name in page.text for name in services)
+    for file in re.findall(r'(?:src|href)="([a-z.]+)"', page.text):
+        assert client.get(f"/{file}").status_code == 200, file
+    client = TestClient(Models(services), base_url=HERE)
+    services["fish"].draining = True
+    listed = {one["name"]: one for one in client.get("/models").json()["models"]}
+    services["fish"].draining = False
+    assert (listed["birds"]["reason"], listed["fish"]["reason"]) == (None, "stopping")
+    assert (listed["birds"]["queue"], listed["birds"]["vectors"]) == (0, False)
 
 
 def test_metrics_and_health_of_all(services: dict[str, Service]) -> None:

@@ -382,7 +382,6 @@ def test_data_that_was_cut_is_written_again(six: Dataset, tmp_path: Path) -> Non
         (("--grid", "lr=0.1", "--seeds", 0), "--seeds 0 must be a whole number from 1"),
         (("--grid", "lr=0.1", "--address", "x"), "add --engine ray"),
         (("--grid", "lr=0.1", "-s", "class_order=seeded"), "fixed order"),
-        (("--grid", "lr=0.1", "-s", "class_counts=9,9,9,9,9,9"), "class_counts is about the whole stream"),
     ],
 )
 def test_mistakes(tune: Tune, tmp_path: Path, words: tuple[object, ...], says: str) -> None:
@@ -452,3 +451,29 @@ def test_a_search_takes_the_sizes_of_the_first_tasks(six: Dataset, tmp_path: Pat
     found.plan()
     assert [len(classes) for classes in found.split.tasks] == [1, 3]
     assert found.cells[0].config.stream.task_sizes == (1, 3)
+
+
+LONG_TAIL = {"width": "2", "tasks": "3", "drop_last": "false"}
+
+
+@pytest.mark.parametrize("order", ["arrival", "seeded"])
+def test_classes_are_as_large_in_a_search_as_in_the_whole_stream(six: Dataset, tmp_path: Path, order: str) -> None:
+    """Of 20 images per class at most, a tenth is held out."""
+    settings = LONG_TAIL | {"arrival_order": "f,e,d,c,b,a", "imbalance_factor": "20", "imbalance_order": order}
+    six.save(tmp_path / "six.npz")
+    path, out = str(tmp_path / "six.npz"), tmp_path / "s"
+    found = search.Search("fine-tune", path, {"lr": ["0.1", "0.2"]}, settings=settings, seeds=4, out=out)
+    for cell in found.plan().cells:
+        for seed, config in enumerate(cell.configs):
+            whole = Stream(six, found.configs[0].stream, seed)
+            in_whole = np.bincount(six.train_y[whole.samples.numpy()], minlength=CLASSES)
+            cut = Stream(found.split.data, config.stream, seed)
+            in_search = np.bincount(found.split.data.train_y[cut.samples.numpy()])
+            expected = [max(1, round(0.9 * in_whole[six.classes.index(name)])) for name in found.split.data.classes]
+            assert in_search.tolist() == expected
+    assert found.samples == sum(found.cells[0].config.stream.class_counts) < len(found.split.data.train_y)
+
+
+def test_given_counts_are_those_of_the_classes_of_a_search(six: Dataset, tmp_path: Path) -> None:
+    stream = searched_stream(six, tmp_path, **LONG_TAIL, class_counts="20,10,4,1,20,20")
+    assert np.bincount(stream.data.train_y[stream.samples.numpy()]).tolist() == [18, 9, 4, 1]

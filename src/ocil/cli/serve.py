@@ -303,7 +303,10 @@ def _report(services: "Mapping[str, Service]") -> None:
     for name, service in services.items():
         if service.backlog and not service.stopped:
             of = f" of {name}" if name else ""
-            console.info(f"{service.backlog} samples{of} are in the log and will be learned after the next start.")
+            waiting = (
+                f"{service.backlog} sample{of} is" if service.backlog == 1 else f"{service.backlog} samples{of} are"
+            )
+            console.info(f"{waiting} in the log and will be learned after the next start.")
     for name, service in services.items():
         if service.stopped:
             raise OcilError(f"learning {f'of {name} ' if name else ''}had stopped: {service.stopped}")
@@ -320,10 +323,12 @@ def _print_ready(services: "Mapping[str, Service]", address: str, model: str, as
         return
     if one:
         print(f"{address}  (docs: {address}/docs, metrics: {address}/metrics)", flush=True)
+    else:
+        print(f"{address}  (all models; metrics: {address}/metrics)", flush=True)
     for name in () if one else services:
         print(f"{address}/models/{name}/", flush=True)
     if backlog:
-        print(f"{backlog} samples of the log are learned first.", flush=True)
+        print(f"{'1 sample' if backlog == 1 else f'{backlog} samples'} of the log will be learned first.", flush=True)
     print("Stop it with Ctrl-C: what was learned is saved.", flush=True)
 
 

@@ -191,7 +191,7 @@ def _execute(experiment: "Experiment", forecast: "Forecast", job: "Job", executi
 
 def _print_results(title: str, found: "Sequence[tuple[Cell, CellSummary | None]]") -> None:
     from ocil.data.derived import short_name
-    from ocil.report.formatting import duration, percent_or_range
+    from ocil.report.formatting import duration, percent
     from ocil.report.result_tables import legend, measure_columns
 
     summaries = [known.summary for _, known in found if known is not None]
@@ -205,7 +205,7 @@ def _print_results(title: str, found: "Sequence[tuple[Cell, CellSummary | None]]
         count, summary = len(known.folders), known.summary
         measures = (summary.average_accuracy, summary.average_forgetting, summary.average_intransigence)
         seeds = str(count) if count == len(cell.configs) else f"{count}/{len(cell.configs)}"
-        numbers = (*map(percent_or_range, measures), *(value(summary).text for _, value in own))
+        numbers = (*map(percent, measures), *(value(summary).text for _, value in own))
         rows.append((*place, seeds, *numbers, duration(summary.wall_seconds.mean)))
     usual = ("row", "dataset", "memory", "seeds", "accuracy %", "forgetting %", "intransigence %")
     columns = (*usual, *(column.title for column, _ in own), "time / run")

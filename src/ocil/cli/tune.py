@@ -135,7 +135,7 @@ def _print_scores(search: "Search", scores: "list[Estimate | None]", choice: "Ch
     console.print_table((*search.space, "accuracy on held-out images %", ""), rows, title)
     data = search.split.data
     print(
-        f"Learned from {len(data.train_y)} and scored on {len(data.test_y)} training images of those tasks; "
+        f"Learned from {search.samples} and scored on {len(data.test_y)} training images of those tasks; "
         f"{search.seeds} {'seed' if search.seeds == 1 else 'seeds'} per point."
     )
     if choice.note:

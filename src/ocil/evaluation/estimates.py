@@ -13,11 +13,31 @@ CONFIDENCE = 0.975  # one-sided: a 95 % interval
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds. ``interval`` is half the width of its 95 % confidence interval; one value has none."""
+    """A mean over seeds. ``interval`` is half the width of its 95 % confidence interval; one value has none.
+
+    >>> estimate([0.41, 0.43]).shown_range
+    (0.41, 0.43)
+    """
 
     mean: float
     interval: float | None
     values: tuple[float, ...]
+
+    @property
+    def shown_range(self) -> tuple[float, float] | None:
+        """The lowest and highest of two values. All tables and figures show them instead of the interval, which would
+        be 12.7 standard errors to each side; None for any other number of values."""
+        return (min(self.values), max(self.values)) if len(self.values) == 2 else None
+
+    @property
+    def shown_interval(self) -> float | None:
+        """``interval`` where tables and figures show it, and verdicts are drawn from it: for three values and more."""
+        return self.interval if self.shown_range is None else None
+
+    @property
+    def spread(self) -> float | None:
+        """How far a figure reaches to each side of the mean: ``interval``, or half of the range; None of one value."""
+        return self.interval if self.shown_range is None else (self.shown_range[1] - self.shown_range[0]) / 2
 
 
 def estimate_json(value: Estimate | None) -> dict[str, Any] | None:

@@ -42,6 +42,8 @@ from ocil.runs.results import Result, write_json
 from ocil.runs.stream_run import StreamRun
 from ocil.streams import Stream
 from ocil.streams.config import StreamConfig
+from ocil.streams.long_tail import counts_of, is_long_tailed
+from ocil.streams.material import Material
 
 SCHEMA = 1
 RECORD = "tuning.json"
@@ -123,7 +125,7 @@ class Search:
         self.split = search_split(inputs, self.configs[0], tasks, validation)
         self.out = out or self._folder()
         self.cells = tuple(
-            Cell(_text(point), tuple(replace(self._on_split(config), seed=seed) for seed in range(seeds)))
+            Cell(_text(point), tuple(self._on_split(replace(config, seed=seed), inputs) for seed in range(seeds)))
             for config, point in configs.items()
         )
 
@@ -173,9 +175,17 @@ class Search:
         former = Path("tuning") / f"{first.label}-{stem}{words}-{self.former_digest}"
         return former if is_folder(former) and not is_folder(usual) else usual
 
-    def _on_split(self, config: RunConfig) -> RunConfig:
+    @property
+    def samples(self) -> int:
+        """How many samples a run of the first point learns from."""
+        return sum(self.cells[0].config.stream.class_counts) or len(self.split.data.train_y)
+
+    def _on_split(self, config: RunConfig, whole: Dataset) -> RunConfig:
         """The configuration of a run of the search: all settings of the real run, on the search's own data."""
         stream, fingerprint = of_first_tasks(config.stream, self.tasks), self.split.data.fingerprint
+        if is_long_tailed(stream):
+            counts = first_counts(whole, config, self.split)
+            stream = replace(stream, class_counts=counts, imbalance_factor=1.0, imbalance_order="arrival")
         config = replace(config, dataset=str(self.data_path), fingerprint=fingerprint, stream=stream)
         if not config.learner.features:
             return config
@@ -231,7 +241,7 @@ class Search:
             "settings": self.settings,
             "grid": self.space,
             "tasks": [list(classes) for classes in self.split.tasks],
-            "train_images": len(self.split.data.train_y),
+            "train_images": self.samples,
             "validation_images": len(self.split.data.test_y),
             "validation_share": self.validation,
             "data": {"path": str(self.data_path), "fingerprint": self.split.data.fingerprint},
@@ -288,9 +298,8 @@ def search_split(dataset: Dataset, config: RunConfig, tasks: int, share: float) 
         raise OcilError("class_order = 'seeded' gives each seed other first tasks: search with the fixed order.")
     if stream.scenario != "class":
         raise OcilError("scenario = 'domain': a search needs tasks of new classes, and these are tasks of new domains.")
-    for name in ("class_counts", "order"):
-        if getattr(stream, name):
-            raise OcilError(f"{name} is about the whole stream: leave it out of a search, which has the first tasks.")
+    if stream.order:
+        raise OcilError("order is about the whole stream: leave it out of a search, which has the first tasks.")
     if not 1 <= tasks < stream.tasks:
         raise OcilError(f"--tasks {tasks}: search on 1 to {stream.tasks - 1} of the {stream.tasks} tasks, not on all.")
     if not 0 < share < 1:
@@ -320,6 +329,20 @@ def search_split(dataset: Dataset, config: RunConfig, tasks: int, share: float) 
         unseen=dataset.num_classes - len(old_labels),  # beta acts through the number of outputs, so keep all of them
     )
     return SearchSplit(cut, tuple(tuple(dataset.classes[label] for label in group) for group in groups))
+
+
+def first_counts(dataset: Dataset, config: RunConfig, split: SearchSplit) -> tuple[int, ...]:
+    """How many samples each class of a search has where the stream is long-tailed: as many as in the whole stream, less
+    the share of the class that is held out.
+    """
+    arrival = Material.of(dataset, config.stream, config.seed).arrival
+    wanted = counts_of(dataset, config.stream, arrival, config.seed)
+    counts = []
+    for name, learned in zip(split.data.classes, np.bincount(split.data.train_y).tolist(), strict=True):
+        label = dataset.classes.index(name)
+        there = int(np.count_nonzero(dataset.train_y == label))
+        counts.append(max(1, min(learned, round(wanted[label] * learned / there))))
+    return tuple(counts)
 
 
 def of_first_tasks(stream: StreamConfig, tasks: int) -> StreamConfig:

@@ -5,12 +5,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from ocil.errors import OcilError
 from ocil.evaluation.measures import Estimate, estimate
 from ocil.longtail.config import VARIANTS, LongTailConfig, command
 from ocil.longtail.metrics import LATER, MEASURES
 from ocil.runs.config import for_seeds
 from ocil.runs.result_checks import is_number
-from ocil.runs.results import check_sealed, if_there, read_json, reason_of, sealed
+from ocil.runs.results import UNREADABLE, check_sealed, if_there, read_json, reason_of, sealed
 
 KIND = "longtail"
 SCHEMA = 2
@@ -129,13 +130,17 @@ class LongTailCell:
         return estimate(values) if values and len(values) == len(self.results) else None
 
 
-def read_if_longtail(path: Path) -> LongTailResult | None:
-    """The long-tailed result in a file; None if it is a file of another kind, whatever that is."""
+def is_longtail(content: Any) -> bool:
+    """Whether a file with this content holds a long-tailed result."""
+    return isinstance(content, dict) and content.get("kind") == KIND
+
+
+def from_content(path: Path, content: Any) -> LongTailResult:
+    """The result in a file of this content. Raises ``OcilError`` if it is broken."""
     try:
-        content = read_json(path)
-    except (OSError, ValueError, RecursionError):
-        return None
-    return read_result(path) if isinstance(content, dict) and content.get("kind") == KIND else None
+        return LongTailResult.from_json(content)
+    except (*UNREADABLE, OcilError) as error:
+        raise OcilError(_not_longtail(path, error)) from error
 
 
 def read_result(path: Path) -> LongTailResult | None:

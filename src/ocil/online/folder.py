@@ -22,7 +22,7 @@ from ocil.online.vectors import VectorFormat
 from ocil.runs.protocol import out_of_memory
 
 DATABASES = {f"{name}.sqlite{end}" for name in ("samples", "labelling") for end in ("", "-wal", "-shm")}
-NOT_A_MODEL = {".lock", "log", "audit.jsonl", "versions", "held-out.safetensors"} | DATABASES
+NOT_A_MODEL = {".lock", "log", "log.newest", "audit.jsonl", "versions", "held-out.safetensors"} | DATABASES
 """What a folder without a model may hold."""
 
 

@@ -1,7 +1,8 @@
 """Find results under folders, group them to cells (runs that differ only by their seed) and summarise each cell."""
 
+import os
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from ocil.data import CATALOG
 from ocil.errors import OcilError, UnknownNameError
-from ocil.longtail.results import LongTailResult, read_if_longtail
+from ocil.longtail.results import LongTailResult, from_content, is_longtail
 from ocil.longtail.results import cells as longtail_cells
 from ocil.methods import METHODS
 from ocil.report.cells import Collection, FinishedRun, MeasuredCell, title_of
@@ -62,8 +63,8 @@ class FoundResults:
 def find(paths: Sequence[Path]) -> FoundResults:
     """Read every result under ``paths``. See ``collect``."""
     warnings: list[str] = []
-    found, where = _read_all(_files(paths), warnings), ", ".join(map(str, paths))
-    unfinished = _unfinished(paths)
+    files, begun = _files(paths)
+    found, where, unfinished = _read_all(files, warnings), ", ".join(map(str, paths)), _seeds(begun)
     if not found:
         if warnings:
             raise OcilError(f"no result under {where} can be read: {warnings[0]}")
@@ -72,10 +73,10 @@ def find(paths: Sequence[Path]) -> FoundResults:
     return FoundResults(where, found, warnings, unfinished)
 
 
-def read(path: Path) -> Result:
-    """One result file, checked. Any mistake in it is an ``OcilError`` that names the file."""
+def read(path: Path, load: Callable[[Path], Any] = read_json) -> Result:
+    """One result file, checked. Any mistake in it is an ``OcilError`` that names the file. ``load``: reads its JSON."""
     try:
-        return Result.from_json(read_json(path))
+        return Result.from_json(load(path))
     except OSError as error:
         raise OcilError(f"cannot read {path}: {reason_of(error)}.") from None
     except OcilError as error:  # a method that is not registered here, or settings that cannot be
@@ -107,29 +108,44 @@ def _reason_here(error: OcilError, path: Path) -> str:
     return f"{reason.rstrip('.')}. {remedy}"
 
 
-def _files(paths: Sequence[Path]) -> list[Path]:
-    """The result files under ``paths``. A given path may be a symbolic link; links below it are not followed."""
-    found: dict[Path, Path] = {}
+def _files(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """The result files under ``paths``, and the configurations of runs that have no result beside them.
+
+    A given path may be a symbolic link; links below it are not followed.
+    """
+    results: dict[Path, Path] = {}
+    begun: dict[Path, None] = {}
     for path in paths:
         try:
-            inside = [path.resolve()] if path.is_file() else sorted(path.rglob("result.json"))
-            there = path.exists()
+            is_file, there = path.is_file(), path.exists()
         except OSError:  # its name is too long, for example
             there = False
         if not there:
             raise OcilError(f"there is nothing at {path}: name folders of runs, such as the --out of ocil run.")
-        for file in inside:
-            found.setdefault(file.parent.resolve() / file.name, file)
-    return list(found.values())
+        finished, unfinished = ([path.resolve()], []) if is_file else _walk(path)
+        for file in finished:
+            results.setdefault(file.parent.resolve() / file.name, file)
+        begun |= dict.fromkeys(unfinished)
+    return list(results.values()), list(begun)
 
 
-def _unfinished(paths: Sequence[Path]) -> dict[Path, int]:
-    """The folders under ``paths`` with a configuration of a run and no result, and their seeds."""
+def _walk(path: Path) -> tuple[list[Path], list[Path]]:
+    """The same of one folder, sorted; a folder of thousands of runs is read once."""
+    results, begun = [], []
+    for place, folders, files in os.walk(path):
+        if "result.json" in files or "result.json" in folders:
+            results.append(Path(place, "result.json"))
+        elif "config.json" in files:
+            begun.append(Path(place, "config.json"))
+    return sorted(results), sorted(begun)
+
+
+def _seeds(configs: Iterable[Path]) -> dict[Path, int]:
+    """The seeds of runs by their folders, from the files of their configurations."""
     found: dict[Path, int] = {}
-    for file in (file for path in paths for file in sorted(path.rglob("config.json"))):
-        if not (file.parent / "result.json").exists():
-            with suppress(*UNREADABLE, OcilError):  # another program's file, or of a method that is not known here
-                found.setdefault(file.parent, RunConfig.from_json(read_json(file)).seed)
+    for file in configs:
+        with suppress(*UNREADABLE, OcilError):  # another program's file, or of a method that is not known here
+            found[file.parent] = RunConfig.from_json(read_json(file)).seed
     return found
 
 
@@ -144,13 +160,22 @@ def _read_all(files: Iterable[Path], warnings: list[str]) -> list[Found]:
     unknown: dict[str, list[Path]] = {}
     for path in files:
         try:
-            found.append((path, read_if_longtail(path) or read(path)))
+            found.append((path, _read_either(path)))
         except _UnknownHereError as error:
             unknown.setdefault(error.reason, []).append(error.path)
         except OcilError as error:
             warnings.append(str(error))
     warnings += [str(_UnknownHereError(first, reason, len(more))) for reason, (first, *more) in unknown.items()]
     return found
+
+
+def _read_either(path: Path) -> Result | LongTailResult:
+    """A result of either kind; the file is read once."""
+    try:
+        content = read_json(path)
+    except (OSError, ValueError, RecursionError):
+        return read(path)  # which says what is wrong
+    return from_content(path, content) if is_longtail(content) else read(path, lambda _: content)
 
 
 def _with_one_name(found: Sequence[Found]) -> list[Found]:

@@ -102,10 +102,10 @@ def difference(value: Estimate | None, published: Published | None) -> float | N
 
 
 def overlap(value: Estimate | None, published: Published | None) -> bool | None:
-    """Whether the two intervals meet; None where one of them is not known, as for a single seed."""
-    if value is None or published is None or value.interval is None or published.interval is None:
+    """Whether the two intervals meet; None where one of them is not known, as for one seed or two."""
+    if value is None or published is None or value.shown_interval is None or published.interval is None:
         return None
-    return abs(100 * value.mean - published.mean) <= 100 * value.interval + published.interval
+    return abs(100 * value.mean - published.mean) <= 100 * value.shown_interval + published.interval
 
 
 def published_accuracy(cell: MeasuredCell, paper: Paper) -> Published | None:

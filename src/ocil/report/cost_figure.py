@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
-from ocil.evaluation.measures import estimate
+from ocil.evaluation.measures import Estimate, estimate
 from ocil.report.cost import images_per_batch
 from ocil.report.entries import Entry
-from ocil.report.formatting import count, duration, kilo
+from ocil.report.formatting import count, duration, kilo, range_note, spread_text
 from ocil.report.standings import Standings
 from ocil.report.table import MINUS
 
@@ -26,13 +26,19 @@ class MethodPoint:
 
     name: str
     value: float
-    interval: float | None
+    over_seeds: Estimate
+    """Of the seeds that all columns share, in the same unit. Its mean may differ: ``value`` is over all seeds."""
     costs: tuple[float, float, float]
     """The lowest, the mean and the highest over the columns of the ranking."""
 
     @property
     def cost(self) -> float:
         return self.costs[1]
+
+    @property
+    def spread(self) -> float:
+        """How far the bar reaches to each side; 0: there is none."""
+        return self.over_seeds.spread or 0.0
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,8 @@ def cost_figure(standings: Standings) -> CostFigure | None:
     measure = standings.quantity.title.removesuffix(" %")
     title = f"{measure[:1].upper()}{measure[1:]} against cost"
     words = [
-        f"{'The mean over' if places != '1 column' else 'Over'} {places}; bars are 95 % intervals over seeds.",
+        f"{'The mean over' if places != '1 column' else 'Over'} {places}; bars are 95 % intervals over seeds."
+        + range_note(point.over_seeds for point in shown),
         f"No method is both cheaper and {'more accurate' if measure == 'accuracy' else 'better'} than one on the line.",
         "An image that only passes forward counts a third." if by_images else "",
         f"Without a known cost: {count(len(rows) - len(found), 'method')}." if len(rows) > len(found) else "",
@@ -102,10 +109,9 @@ def _point(standings: Standings, row: Entry, costs: Sequence[float]) -> MethodPo
     per_column = [standings.by_seed[row.name][place] for place in standings.ranking.columns]
     shared = set.intersection(*(set(values) for values in per_column))
     over_seeds = [sum(values[seed] for values in per_column) / len(per_column) for seed in sorted(shared)]
-    spread = estimate(over_seeds).interval if len(over_seeds) > 1 else None
     factor = 100.0 if standings.quantity.form == "percent" else 1.0
-    interval = None if spread is None else factor * spread
-    return MethodPoint(row.name, factor * mean, interval, (min(costs), sum(costs) / len(costs), max(costs)))
+    spread = estimate([factor * value for value in over_seeds]) if over_seeds else Estimate(factor * mean, None, ())
+    return MethodPoint(row.name, factor * mean, spread, (min(costs), sum(costs) / len(costs), max(costs)))
 
 
 @dataclass(frozen=True)
@@ -162,7 +168,7 @@ def _cost_scale(points: Sequence[MethodPoint], canvas: Canvas) -> Scale:
 
 
 def _value_scale(points: Sequence[MethodPoint], canvas: Canvas, higher: bool) -> Scale:
-    ends = [point.value + sign * (point.interval or 0) for point in points for sign in (-1, 1)]
+    ends = [point.value + sign * point.spread for point in points for sign in (-1, 1)]
     low, high = min(ends), max(ends)
     room = 0.08 * (high - low) or 0.1 * abs(high) or 1.0
     places = (canvas.height - canvas.bottom, canvas.top)
@@ -215,11 +221,13 @@ def _axes(
 def _mark(point: MethodPoint, across: Scale, up: Scale, best: bool, leads: bool, write: Callable[[float], str]) -> str:
     x, y = across(point.cost), up(point.value)
     low, _, high = point.costs
-    spread = "" if point.interval is None else f" ± {point.interval:.1f}"
-    title = f"{point.name}: {point.value:.1f}{spread}; {write(low)}" + (f" to {write(high)}" if high > low else "")
+    spread = spread_text(point.over_seeds, lambda number: f"{number:.1f}")
+    title = f"{point.name}: {f'{point.value:.1f} {spread}'.strip()}; {write(low)}" + (
+        f" to {write(high)}" if high > low else ""
+    )
     bars = ""
-    if point.interval:
-        ends = (up(point.value + sign * point.interval) for sign in (1, -1))
+    if point.spread:
+        ends = (up(point.value + sign * point.spread) for sign in (1, -1))
         top, bottom = (f"{end:.1f}" for end in ends)
         bars = f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}"/>'
     kind = "point leader" if leads else "point best" if best else "point"
@@ -268,8 +276,8 @@ def _labels(
 def _taken(point: MethodPoint, across: Scale, up: Scale) -> Iterator[Box]:
     x, y = across(point.cost), up(point.value)
     yield Box(x - 7, y - 7, x + 7, y + 7)
-    if point.interval:
-        top, bottom = sorted((up(point.value - point.interval), up(point.value + point.interval)))
+    if point.spread:
+        top, bottom = sorted((up(point.value - point.spread), up(point.value + point.spread)))
         yield Box(x - 1, top, x + 1, bottom)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ocil.report.cells import MeasuredCell, Place
+from ocil.report.formatting import range_note
 from ocil.report.style import render
 
 CROWD = 8  # with more lines than this, a method is shown with its own settings, and with the review trick only
@@ -55,8 +56,10 @@ def has_tasks(cells: Iterable[MeasuredCell]) -> bool:
 
 
 def seeds_of(cells: Iterable[MeasuredCell]) -> str:
-    """How many seeds the cells of a figure have, for its caption."""
-    counts = sorted({len(cell.runs) for cell in cells})
+    """How many seeds the cells of a figure have, and what is shown of two, for its caption."""
+    found = list(cells)
+    counts = sorted({len(cell.runs) for cell in found})
     if counts == [1]:
         return "One seed."
-    return f"{counts[0]} seeds." if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds."
+    number = f"{counts[0]} seeds." if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds."
+    return number + range_note(cell.summary.average_accuracy for cell in found)

@@ -213,8 +213,8 @@ def _differences(collection: Collection, paper: Paper) -> Iterator[Drawing]:
         points = difference(value, published)
         if published is None or points is None:
             continue
-        known = value.interval is not None and published.interval is not None
-        reach = 100 * (value.interval or 0) + (published.interval or 0) if known else None
+        known = value.shown_interval is not None and published.interval is not None
+        reach = 100 * (value.shown_interval or 0) + (published.interval or 0) if known else None
         memory = f", {cell.place.memory}" if cell.place.memory else ""
         groups.setdefault(cell.config.dataset, {})[_name(cell) + memory] = (points, reach)
     for dataset, rows in groups.items():

@@ -1,6 +1,6 @@
 """Measured and published numbers as text."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ocil.evaluation.measures import Estimate
@@ -10,29 +10,29 @@ LONGEST = 1e9  # seconds, written in hours and minutes
 
 
 def percent(value: Estimate | None) -> str:
-    """``42.3 ± 0.4``; without an interval where there is one seed."""
+    """``42.3 ± 0.4``; of two seeds ``42.3 (42.0 to 42.6)``."""
     return measured(value, "percent")
 
 
-def percent_or_range(value: Estimate | None) -> str:
-    """``percent``; of two seeds the lowest and highest value. Their interval would be 12.7 times its standard error."""
-    return measured_or_range(value, "percent")
-
-
 def measured(value: Estimate | None, form: str) -> str:
-    """A measure with its interval. ``form`` is ``percent`` or a format of Python."""
+    """A measure with its interval; of two seeds with the lowest and highest value. ``form`` is ``percent`` or a format
+    of Python."""
     if value is None:
         return "-"
-    spread = "(one seed)" if value.interval is None else f"± {_number(value.interval, form)}"
-    return f"{_number(value.mean, form)} {spread}"
+    return f"{_number(value.mean, form)} {spread_text(value, lambda number: _number(number, form)) or '(one seed)'}"
 
 
-def measured_or_range(value: Estimate | None, form: str) -> str:
-    """``measured``; of two seeds the lowest and highest value, as in ``percent_or_range``."""
-    if value is None or len(value.values) != 2:
-        return measured(value, form)
-    mean, low, high = (_number(each, form) for each in (value.mean, *sorted(value.values)))
-    return f"{mean} ({low} to {high})"
+def spread_text(value: Estimate, write: Callable[[float], str]) -> str:
+    """What stands behind a mean: ``± 0.4``, of two seeds ``(42.0 to 42.6)``, of one nothing."""
+    if value.shown_range is not None:
+        return f"({' to '.join(map(write, value.shown_range))})"
+    return "" if value.interval is None else f"± {write(value.interval)}"
+
+
+def range_note(values: Iterable[Estimate | None]) -> str:
+    """The end of a caption that speaks of intervals: nothing, unless ``spread_text`` shows a range of one of these."""
+    two = any(value is not None and value.shown_range is not None for value in values)
+    return " Of two seeds the lowest and the highest value are shown instead." if two else ""
 
 
 def _number(value: float, form: str) -> str:

@@ -67,17 +67,19 @@ def _by(standings: Standings, leader: Entry, rival: Entry) -> Answer:
     points = " points" if quantity.form == "percent" else ""
     place = "which is second" if second else "the next method"
     words = f"Over {rival.name}, {place}, on {_seeds(len(behind.values))}."
-    if behind.interval is None:
-        words += " One seed has no interval, so the order is not settled."
-    elif abs(behind.mean) <= behind.interval:
+    if behind.shown_interval is None:
+        few = "One seed has" if len(behind.values) == 1 else "Two seeds have"
+        words += f" {few} no interval, so the order is not settled."
+    elif abs(behind.mean) <= behind.shown_interval:
         words += " That interval holds zero, so the order of the two is not settled."
     return Answer(question, f"{_size(quantity, behind)}{points}", words)
 
 
 def _size(quantity: Quantity, difference: Estimate) -> str:
     """A difference without its sign. The plus or minus does not stand at the end of a line."""
-    text = quantity.difference(replace(difference, mean=abs(difference.mean))).removeprefix("+")
-    return text.replace(" ± ", "\u00a0±\u00a0")
+    if difference.mean < 0:
+        difference = replace(difference, mean=-difference.mean, values=tuple(-value for value in difference.values))
+    return quantity.difference(difference, plus="").replace(" ± ", "\u00a0±\u00a0")
 
 
 def _seeds(number: int) -> str:

@@ -9,8 +9,9 @@ from ocil.longtail.config import changed
 from ocil.longtail.metrics import LATER, MEASURES
 from ocil.longtail.results import LongTailCell
 from ocil.report.cells import title_of
-from ocil.report.formatting import duration
+from ocil.report.formatting import duration, range_note
 from ocil.report.papers import Claim, Paper, PaperLongTail
+from ocil.report.quantities import ACCURACY_QUANTITY
 from ocil.report.result_tables import anchor, estimate_value, exact, exact_interval, record_table
 from ocil.report.table import Column, Document, Row, Table, Value
 
@@ -27,10 +28,10 @@ HEADINGS |= {"f_measure": "F-measure", "auroc": "AUROC", "fpr95": "FPR95"}
 IN_TITLE = ("imbalance", "open_share", "precision")
 TITLE = "Open long-tailed recognition"
 CAPTION = (
-    "Top-1 accuracy in percent, mean over seeds ± half of the 95 % interval. Many: 100 training images or more; few: "
-    "20 or fewer. Closed set, then open set: an image whose largest probability is below a threshold counts as "
-    "unknown. AUROC and FPR95 need no threshold: FPR95 is the share of unknown images that are kept where 95 % of the "
-    "known ones are, so smaller is better."
+    "Top-1 accuracy in percent, mean over seeds ± half of the 95 % interval.{ranges} Many: 100 training images or "
+    "more; few: 20 or fewer. Closed set, then open set: an image whose largest probability is below a threshold counts "
+    "as unknown. AUROC and FPR95 need no threshold: FPR95 is the share of unknown images that are kept where 95 % of "
+    "the known ones are, so smaller is better."
 )
 LONGTAIL_RECORD = (
     *("source", "dataset", "imbalance", "open_share", "variant", "cell", "seeds"),
@@ -48,15 +49,18 @@ class JudgedClaim:
     verdict: str
 
     def __str__(self) -> str:
-        spread = "" if self.difference.interval is None else f" ± {100 * self.difference.interval:.1f}"
-        return f"{self.text}: {self.verdict} ({100 * self.difference.mean:+z.1f}{spread} points)"
+        return f"{self.text}: {self.verdict} ({ACCURACY_QUANTITY.difference(self.difference)} points)"
 
 
 def document(cells: Sequence[LongTailCell], paper: Paper) -> Document:
     """A table per dataset, and that of the paper."""
     published = published_table(paper.longtail)
     tables = (*measured_tables(cells, paper), *([published] if published else []))
-    return Document("longtail", TITLE, tables, _records(cells, paper.longtail), CAPTION)
+    return Document("longtail", TITLE, tables, _records(cells, paper.longtail), caption(cells))
+
+
+def caption(cells: Sequence[LongTailCell]) -> str:
+    return CAPTION.format(ranges=range_note(cell.value("overall") for cell in cells))
 
 
 def measured_tables(cells: Sequence[LongTailCell], paper: Paper) -> list[Table]:
@@ -158,8 +162,8 @@ def _difference(mine: LongTailCell, theirs: LongTailCell, measure: str) -> Estim
 
 
 def _verdict(value: Estimate, direction: int) -> str:
-    if value.interval is None:
-        return "one seed, so not known"
-    if abs(value.mean) <= value.interval:
+    if value.shown_interval is None:
+        return f"{'one seed' if len(value.values) == 1 else 'two seeds'}, so not known"
+    if abs(value.mean) <= value.shown_interval:
         return "not settled, the interval holds 0"
     return "holds" if value.mean * direction > 0 else "does not hold"

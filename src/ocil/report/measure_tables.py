@@ -5,6 +5,7 @@ from typing import Any
 
 from ocil.evaluation.measures import Estimate
 from ocil.report.cells import MeasuredCell, Place
+from ocil.report.formatting import range_note
 from ocil.report.quantities import Quantity, recorded
 from ocil.report.ranking import top_two
 from ocil.report.result_tables import anchor, record_table
@@ -17,7 +18,7 @@ EVERY_RUN = {
 }
 """What follows from every accuracy matrix: if nothing else was recorded, there is no table of it."""
 RECORD = ("dataset", "stream", "memory", "method", "measure", "seeds", "mean", "interval")
-CAPTION = "Mean over seeds ± half of the 95 % interval. Best in bold, second underlined. A dash: not recorded."
+CAPTION = "Mean over seeds ± half of the 95 % interval.{ranges} Best in bold, second underlined. A dash: not recorded."
 
 
 def measures_document(standings: Standings) -> Document | None:
@@ -32,7 +33,9 @@ def measures_document(standings: Standings) -> Document | None:
             records += _records(place, cells, quantities)
     if not tables:
         return None
-    return Document("measures", "All measures", tuple(tables), record_table(RECORD, records), CAPTION)
+    shown = (cell.summary.average_accuracy for row in standings.rows for cell in row.cells.values())
+    caption = CAPTION.format(ranges=range_note(shown))
+    return Document("measures", "All measures", tuple(tables), record_table(RECORD, records), caption)
 
 
 def _table(

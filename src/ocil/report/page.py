@@ -214,7 +214,7 @@ def _longtail(cells: Sequence[LongTailCell], paper: Paper) -> dict[str, Any]:
     ]
     if published := longtail.published_table(paper.longtail):
         parts.append({"title": published.title, "html": html(published, published.title), "remarks": (), "latex": ""})
-    return {"title": longtail.TITLE, "caption": longtail.CAPTION, "parts": parts}
+    return {"title": longtail.TITLE, "caption": longtail.caption(cells), "parts": parts}
 
 
 def _detail(cell: MeasuredCell, paper: Paper) -> dict[str, Any]:

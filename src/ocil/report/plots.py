@@ -64,7 +64,7 @@ def _draw_curve(axes: Axes, points: Sequence[Estimate], look: Look, label: str, 
     """Draw a line and its 95 % interval, a band of this ``alpha``, in percent."""
     tasks = range(1, len(points) + 1)
     mean = np.array([100 * point.mean for point in points])
-    spread = np.array([100 * (point.interval or 0.0) for point in points])
+    spread = np.array([100 * (point.spread or 0.0) for point in points])
     axes.plot(tasks, mean, look.line, **look.line_options | options, label=label)
     low, high = (mean - spread).clip(0, 100), (mean + spread).clip(0, 100)
     axes.fill_between(tasks, low, high, color=look.colour, alpha=alpha, linewidth=0)
@@ -110,7 +110,7 @@ def balance(points: Mapping[str, tuple[Estimate, Estimate]]) -> Figure:
     look = looks(points)
     for spot, (name, (x, y)) in zip(spots, points.items(), strict=True):
         options = look[name].line_options | {"markersize": 6, "linewidth": 0.8, "alpha": 0.95}
-        axes.errorbar(spot[0], spot[1], xerr=100 * (x.interval or 0), yerr=100 * (y.interval or 0), **options)
+        axes.errorbar(spot[0], spot[1], xerr=100 * (x.spread or 0), yerr=100 * (y.spread or 0), **options)
     axes.set(xlabel="average intransigence, %", ylabel="average forgetting, %")
     axes.margins(0.12)
     name_points(figure, axes, spots, list(points))
@@ -164,7 +164,7 @@ def memory_batch(curves: Mapping[str, Mapping[int, Estimate]]) -> Figure:
         axes.errorbar(
             at,
             [100 * curve[size].mean for size in at],
-            yerr=[100 * (curve[size].interval or 0) for size in at],
+            yerr=[100 * (curve[size].spread or 0) for size in at],
             **look.line_options | {"markersize": 5},
             capsize=2,
             label=name,

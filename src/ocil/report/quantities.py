@@ -7,7 +7,7 @@ from ocil.errors import OcilError, suggest
 from ocil.evaluation.measures import MEASURES, Estimate, Measure, estimate
 from ocil.report.cells import FinishedRun, MeasuredCell
 from ocil.report.cost import bytes_kept
-from ocil.report.formatting import duration, kilo, measured
+from ocil.report.formatting import duration, kilo, measured, spread_text
 from ocil.report.papers import ACCURACY
 
 
@@ -35,7 +35,7 @@ class Quantity:
         return estimate(values) if values and len(values) == len(cell.runs) else None
 
     def text(self, value: Estimate | None) -> str:
-        """``42.3 ± 0.4``, in its own unit."""
+        """``42.3 ± 0.4``, in its own unit; see ``measured``."""
         if value is None:
             return "-"
         plain: dict[str, Callable[[float], str]] = {
@@ -45,16 +45,22 @@ class Quantity:
         }
         return plain[self.form](value.mean) if self.form in plain else measured(value, self.form)
 
-    def difference(self, value: Estimate | None) -> str:
-        """``+7.5 ± 0.4``: percent as points; other units as they are."""
+    def difference(self, value: Estimate | None, plus: str = "+") -> str:
+        """``+7.5 ± 0.4``, of two seeds ``+7.5 (+7.2 to +7.8)``: percent as points; other units as they are. ``plus``:
+        what stands before a number that is not negative."""
         if value is None:
             return ""
         scale, form = (100.0, "z.1f") if self.form == "percent" else (1.0, "z.4g")
         if self.form not in ("percent", "bytes", "images", "seconds"):
             form = self.form
-        sign = "+" if value.mean * scale >= 0 and not form.startswith("+") else ""
-        spread = "" if value.interval is None else f" ± {value.interval * scale:{form}}"
-        return f"{sign}{value.mean * scale:{form}}{spread}"
+
+        def signed(number: float) -> str:
+            sign = plus if number * scale >= 0 and not form.startswith("+") else ""
+            return f"{sign}{number * scale:{form}}"
+
+        ranged = value.shown_range is not None
+        spread = spread_text(value, signed if ranged else lambda number: f"{number * scale:{form}}")
+        return f"{signed(value.mean)} {spread}".strip()
 
 
 def _of(measure: Measure) -> Quantity:

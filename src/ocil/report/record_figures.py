@@ -10,6 +10,7 @@ from ocil.report import record_plots, records
 from ocil.report.cells import MeasuredCell, Place
 from ocil.report.cost import bytes_kept, images_passed, images_per_batch
 from ocil.report.drawings import CROWD, Drawing, drawing_of, has_tasks, plain, seeds_of, units_of
+from ocil.report.formatting import range_note
 from ocil.report.standings import Standings
 
 MOST_CURVES = 8
@@ -142,6 +143,7 @@ def _paired(place: Place, standings: Standings) -> Iterator[Drawing]:
         "paired-differences",
         f"Difference to {reference.name}",
         "Over the seeds that both have, with the 95 % interval. A diamond marks an interval that leaves out zero."
+        + range_note(found.values())
         + left_out,
         record_plots.paired,
         {name: found[name] for name in ordered if name in near},

@@ -33,7 +33,7 @@ def over_time(curves: Mapping[str, OverTime], units: str = "classes") -> Figure:
     for number, (name, curve) in enumerate(ordered):
         look = of_name[name]
         mean = np.array([100 * point.mean for point in curve.accuracy])
-        spread = np.array([100 * (point.interval or 0.0) for point in curve.accuracy])
+        spread = np.array([100 * (point.spread or 0.0) for point in curve.accuracy])
         axes.plot(
             curve.batches, mean, look.line, color=look.colour, linewidth=1.3, label=f"{_short(name)}  {mean[-1]:.1f}"
         )
@@ -157,7 +157,7 @@ def against_cost(curves: Mapping[str, Sequence[tuple[float, Estimate]]], xlabel:
         look = Look.number(lines_first.index(name))
         ordered = sorted(points, key=lambda point: point[0])
         at, means = [cost for cost, _ in ordered], [100 * value.mean for _, value in ordered]
-        bars = [100 * (value.interval or 0) for _, value in ordered]
+        bars = [100 * (value.spread or 0) for _, value in ordered]
         axes.errorbar(at, means, yerr=bars, capsize=2, **look.line_options | {"markersize": 6, "linewidth": 0.9})
         best = int(np.argmax(means))
         spots.append((at[best], means[best]))
@@ -185,12 +185,12 @@ def paired(rows: Mapping[str, Estimate], xlabel: str) -> Figure:
     """Differences to one method with their 95 % intervals; a diamond marks those that leave out zero."""
     figure, (axes,) = new_figure(6.8, 1.0 + 0.26 * len(rows))
     for number, value in enumerate(reversed(list(rows.values()))):
-        apart = value.interval is not None and abs(value.mean) > value.interval
+        apart = value.shown_interval is not None and abs(value.mean) > value.shown_interval
         look = Look.number(1 if apart else 0)
         axes.errorbar(
             100 * value.mean,
             number,
-            xerr=None if value.interval is None else 100 * value.interval,
+            xerr=None if value.spread is None else 100 * value.spread,
             color=look.colour,
             marker="D" if apart else "o",
             markersize=4.5,

@@ -22,9 +22,7 @@ from ocil.report.formatting import (
     count,
     duration,
     measured,
-    measured_or_range,
     percent,
-    percent_or_range,
     points,
     published_percent,
 )
@@ -62,9 +60,9 @@ def summary_table(summaries: Sequence[Summary]) -> Table:
         summaries,
         (Column("method"), lambda summary: summary.config.label),
         (Column("memory", "number"), lambda summary: summary.config.learner.memory or "-"),
-        (Column("accuracy %", "number"), lambda summary: percent_or_range(summary.average_accuracy)),
-        (Column("forgetting %", "number"), lambda summary: percent_or_range(summary.average_forgetting)),
-        (Column("intransigence %", "number"), lambda summary: percent_or_range(summary.average_intransigence)),
+        (Column("accuracy %", "number"), lambda summary: percent(summary.average_accuracy)),
+        (Column("forgetting %", "number"), lambda summary: percent(summary.average_forgetting)),
+        (Column("intransigence %", "number"), lambda summary: percent(summary.average_intransigence)),
         *measure_columns(summaries),
         (Column("time / run", "number"), lambda summary: duration(summary.wall_seconds.mean)),
         title=f"{escaped(short_name(summaries[0].config.dataset))}, {spread}{part}",
@@ -92,7 +90,7 @@ def legend(summaries: Sequence[Summary]) -> list[str]:
 
 
 def measure_columns(
-    summaries: Sequence[Summary], text: Callable[[Estimate | None, str], str] = measured_or_range
+    summaries: Sequence[Summary], text: Callable[[Estimate | None, str], str] = measured
 ) -> list[tuple[Column, Callable[[Summary], Value]]]:
     """A column per measure of a plugin, and per measure of accuracy over time and the like that was recorded, with the
     function that gives its value."""
@@ -205,7 +203,7 @@ def cells_document(cells: Sequence[MeasuredCell], paper: Paper) -> Document:
 
 def cells_table(cells: Iterable[MeasuredCell], paper: Paper) -> Table:
     cells = list(cells)
-    measured_columns = measure_columns([cell.summary for cell in cells], measured)
+    measured_columns = measure_columns([cell.summary for cell in cells])
     heads = (
         *(Column("dataset", "dataset"), Column("memory", "number"), Column("method"), Column("settings", "settings")),
         *columns("seeds", "accuracy %", "published %", "difference"),

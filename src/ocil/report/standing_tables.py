@@ -10,7 +10,7 @@ from ocil.evaluation.measures import Estimate
 from ocil.report.cells import MeasuredCell, Place, memory_of
 from ocil.report.cost import images_per_batch
 from ocil.report.entries import Entry
-from ocil.report.formatting import count, duration, kilo
+from ocil.report.formatting import count, duration, kilo, range_note
 from ocil.report.quantities import KEPT, Quantity
 from ocil.report.ranking import seeds_text
 from ocil.report.result_tables import anchor, record_table
@@ -57,8 +57,10 @@ def _caption(standings: Standings) -> str:
     title, unit = quantity.title.removesuffix(" %"), "the same unit"
     if quantity.form == "percent":
         title, unit = f"{title} in percent", "points"
+    numbers = [number for found in standings.numbers.values() for number in found.values()]
+    ranges = range_note(value for number in numbers for value in (number.value, number.difference))
     return (
-        f"{title[:1].upper()}{title[1:]}, mean over seeds ± half of the 95 % interval. Differences are to "
+        f"{title[:1].upper()}{title[1:]}, mean over seeds ± half of the 95 % interval.{ranges} Differences are to "
         f"{reference_text(standings)}, over the seeds that both have, in {unit}."
     )
 
@@ -264,7 +266,7 @@ def _lead_number(standings: Standings, lead: Lead) -> Value:
 def _ahead_by(quantity: Quantity, lead: Lead) -> Value:
     if lead.by is None:
         return Value(NO_SHARED_SEED if lead.second else "-", "")
-    return Value(quantity.difference(lead.by).removeprefix("+"), _sort(lead.by.mean))
+    return Value(quantity.difference(lead.by, plus=""), _sort(lead.by.mean))
 
 
 def _images_of(cell: MeasuredCell) -> Value:

@@ -27,9 +27,9 @@ class Number:
     @property
     def settled(self) -> bool | None:
         """Whether the interval of the difference leaves out zero; None where there is no interval."""
-        if self.difference is None or self.difference.interval is None:
+        if self.difference is None or self.difference.shown_interval is None:
             return None
-        return abs(self.difference.mean) > self.difference.interval
+        return abs(self.difference.mean) > self.difference.shown_interval
 
 
 @dataclass(frozen=True)

@@ -197,13 +197,19 @@ def check_sealed(content: Mapping[str, Any], schema: int) -> None:
         raise kind(f"its schema is {content['schema']}, this version of ocil reads up to {schema}")
     if content["schema"] == 1 and CHECKSUM not in content:
         return
-    if content.get(CHECKSUM) != _checksum(content):
+    found = content.get(CHECKSUM)
+    if found != _digest(content) and found != _checksum(content):
         raise DamagedFileError("it is damaged: its content does not match its checksum")
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
-    """SHA-256 of what a file holds, however it is spaced and ordered."""
-    rest = json.loads(json.dumps({name: value for name, value in content.items() if name != CHECKSUM}))
+    """SHA-256 of what a file with this content holds, however it is spaced and ordered."""
+    return _digest(json.loads(json.dumps(content)))
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    """``_checksum`` of content that was read from a file."""
+    rest = {name: value for name, value in content.items() if name != CHECKSUM}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
@@ -240,8 +246,10 @@ def other_images(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
-    content = json.loads(read_regular(path, MOST_BYTES))
-    json.dumps(content, ensure_ascii=False).encode()  # raises for a lone surrogate, which could not be written again
+    raw = read_regular(path, MOST_BYTES)
+    content = json.loads(raw)
+    if not raw.isascii() or b"\\u" in raw or b"\0" in raw:  # else every character is a plain one
+        json.dumps(content, ensure_ascii=False).encode()  # raises for a lone surrogate, which cannot be written again
     return content
 
 

@@ -19,6 +19,7 @@ On the disk:
 
 ``log``       the samples and changes that were acknowledged
 ``recovery``  reads the log at the start
+``newest``    the name of the log's newest file, which must be there
 ``segment``   the format of a log's files
 ``records``   the records in these files
 ``catalogue``  the list of all samples

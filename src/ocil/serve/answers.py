@@ -98,6 +98,9 @@ class ModelSummary(BaseModel):  # type: ignore[misc]
     method: str
     model_samples: Count = Field(description="Samples the model has learned in its life.")
     classes: Count
+    queue: Count = Field(description="Samples that are accepted and not learned yet.")
+    vectors: bool = Field(description="Whether it takes vectors; else it takes images.")
+    reason: str | None = Field(description="Why it is not ready, as /models/NAME/health/ready says it.")
     problem: str | None = Field(description="What keeps it from learning or saving.")
 
 

@@ -21,6 +21,7 @@ from ocil.files import open_regular
 from ocil.online.model import FILE
 from ocil.serve import audit, held_out, versions
 from ocil.serve.limits import RefusedError
+from ocil.serve.newest import newest_file
 
 if TYPE_CHECKING:
     from ocil.serve.service import Service
@@ -61,8 +62,10 @@ def _opened(service: "Service", held: ExitStack) -> list[_Member]:
     found += [_Member(name, copied, copied.seek(0, os.SEEK_END)) for name, copied in bases]
     found += [_member(folder, path, held) for path in folder.glob(audit.FILE)]  # it only grows, as the log does
     with service.log.standing_still():
-        segments = [_member(folder, segment.path, held) for segment in service.log.segments()]
-    return found + segments
+        newest = newest_file(service.log.folder)
+        paths = [*(segment.path for segment in service.log.segments()), *([newest] if newest.exists() else [])]
+        of_log = [_member(folder, path, held) for path in paths]
+    return found + of_log
 
 
 def _whole_files(folder: Path) -> list[Path]:

@@ -182,6 +182,7 @@ class Checkpoints:
             self.model.save(self.folder)
             sync_folder(self.folder)
             self.position, self.changes, self._batches = note.position, note.changes, self.model.batches
+            self.log.saved(note.position, note.changes)
             if not self.keep_log:
                 needed = self.versions.needed_from
                 position = note.position if needed is None else min(note.position, max(0, needed - 1))

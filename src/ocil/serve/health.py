@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse, Response
 
 from ocil.serve import answers
 from ocil.serve.service import Service
+from ocil.serve.trainer import Replay
 
 HEALTH = ("/health", "/health/live", "/health/ready")
 
@@ -20,7 +21,8 @@ def add_health(app: FastAPI, services: Sequence[Service]) -> None:
         return answers.Health(status="UP")
 
     async def ready() -> Response:
-        """200 if all models learn and predict; 503 while the service stops or when learning has stopped."""
+        """200 if all models learn and predict; 503 while the service stops, while a model still learns what its log
+        held at the start, and when learning has stopped."""
         reason = not_ready(services)
         content = answers.Health(status="UP" if reason is None else "DOWN", reason=reason)
         return JSONResponse(content.model_dump(), 200 if reason is None else 503)
@@ -46,4 +48,12 @@ def not_ready(services: Sequence[Service]) -> str | None:
         return "stopping"
     if any(service.stopped for service in services):
         return "learning has stopped"
-    return None
+    replays = [service.trainer.replay for service in services]
+    return None if all(replay.finished for replay in replays) else _replaying(replays)
+
+
+def _replaying(replays: Sequence[Replay]) -> str:
+    """How far all of them are together."""
+    samples, all_samples, changes, all_changes = map(sum, zip(*replays, strict=True))
+    made = f" and {changes} of {all_changes} changes are made" if all_changes else ""
+    return f"replaying the log: {samples} of {all_samples} samples are learned{made}"

@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 from ocil.errors import WriteError
 from ocil.files import open_regular, sync_folder
 from ocil.online.formats import InputFormat
-from ocil.serve.records import Change, Record, SampleRecord
+from ocil.serve.newest import write_newest
+from ocil.serve.records import Change, Cut, Record, SampleRecord
 from ocil.serve.recovery import recover, write_missing
 from ocil.serve.segment import SALT, Segment, framed, header, needed_segments, read, segments_of
 
@@ -49,7 +50,7 @@ class Log:
         """Why nothing can be written any more."""
         self._lock = threading.Lock()
         self._file: int | None = None  # a descriptor: a buffer would hide when something is written
-        self._salt, self._end, self._has_requests = b"", 0, False
+        self._path, self._salt, self._end, self._has_requests = folder, b"", 0, False
         self.recovered = recover(folder, position, input_format, set_aside, changes)
         self.last = self.recovered.last
         """The number of the last sample written."""
@@ -91,6 +92,8 @@ class Log:
             file = self._file
             if file is None or (self._has_requests and self._end >= self.segment_bytes):
                 file = self._begin_segment()
+            if self.recovered.newest != self._path and not all(isinstance(record, Cut) for record in records):
+                self._name_newest()
             content = b"".join(framed(record.body(), self._salt) for record in records)
             try:
                 _write_all(file, content)
@@ -107,6 +110,14 @@ class Log:
                     self.last, self._has_requests = record.last, True
                 elif isinstance(record, Change):
                     self.last_change, self._has_requests = record.number, True
+
+    def _name_newest(self) -> None:
+        """Requests will follow in the segment that is written: from now on it must be there."""
+        try:
+            write_newest(self.folder, self._path)
+        except OSError as error:
+            raise WriteError(f"cannot write to {self.folder.parent.name}: {error.strerror or error}.") from error
+        self.recovered.newest = self._path
 
     def _take_back(self, file: int, error: OSError, full: bool) -> NoReturn:
         """Remove what was written of a failed append. Raises always. ``full``: the disk is full, but works."""
@@ -151,7 +162,7 @@ class Log:
                 raise
         except OSError as error:
             raise WriteError(f"cannot write to {self.folder.name}: {error.strerror}. Free some space.") from error
-        self._file, self._salt, self._end, self._has_requests = file, salt, len(start), False
+        self._file, self._path, self._salt, self._end, self._has_requests = file, path, salt, len(start), False
         return file
 
     def sync(self) -> None:
@@ -162,6 +173,16 @@ class Log:
                     os.fsync(self._file)
                 except OSError as error:
                     self._break(error)
+
+    def saved(self, position: int, changes: int) -> None:
+        """The model on disk has all samples and changes up to these. If there are no others, no segment is missed."""
+        with self._lock:
+            if self.recovered.newest is not None and self.last <= position and self.last_change <= changes:
+                self._forget_newest()
+
+    def _forget_newest(self) -> None:
+        write_newest(self.folder, None)
+        self.recovered.newest = None
 
     def covered(self, position: int, changes: int | None = None) -> None:
         """The model on disk has learned all samples up to ``position``: delete what it needs no more.
@@ -176,9 +197,11 @@ class Log:
             all_made = self.last_change <= changes
             all_of_it = self._file is None and self.last <= position and all_made
             needed = set() if all_of_it else set(needed_segments(self.folder, position if all_made else position - 1))
-            for segment in self.segments():
-                if segment not in needed:
-                    segment.path.unlink(missing_ok=True)
+            unneeded = [segment.path for segment in self.segments() if segment not in needed]
+            if self.recovered.newest in unneeded:
+                self._forget_newest()  # before the segment goes
+            for path in unneeded:
+                path.unlink(missing_ok=True)
             still_missing = tuple(gap for gap in self.recovered.missing if gap.stop > position + 1)
             if still_missing != self.recovered.missing:
                 write_missing(self.folder, still_missing)

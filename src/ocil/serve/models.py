@@ -18,9 +18,11 @@ from ocil.serve import answers
 from ocil.serve.app import create_app, guarded
 from ocil.serve.audit import FILE, Audit
 from ocil.serve.guard import LOOPBACK, asked
-from ocil.serve.health import add_health
+from ocil.serve.health import add_health, not_ready
+from ocil.serve.limits import RefusedError
 from ocil.serve.metrics import CONTENT_TYPE, Metrics, text_of
 from ocil.serve.openapi import GUARD, TEXT, refusals
+from ocil.serve.pages import add_models_page
 from ocil.serve.service import Service
 from ocil.serve.tokens import NAME, Access
 
@@ -113,7 +115,7 @@ class Models:
 
 
 def _shared_app(services: Mapping[str, Service], access: Access, hosts: tuple[str, ...] | None) -> FastAPI:
-    """What concerns the whole process: the list of models, health, metrics."""
+    """What concerns the whole process: the list of models and its page, health, metrics."""
     app = FastAPI(title="ocil serve", version=ocil.__version__, docs_url=None, redoc_url=None, openapi_url=None)
     own = Metrics()
 
@@ -128,6 +130,9 @@ def _shared_app(services: Mapping[str, Service], access: Access, hosts: tuple[st
                     method=service.model.recipe.method,
                     model_samples=service.statistics.samples,
                     classes=len(service.statistics.labels),
+                    queue=max(0, service.backlog),
+                    vectors=service.vectors is not None,
+                    reason=not_ready([service]),
                     problem=service.problem,
                 )
                 for name, service in services.items()
@@ -141,8 +146,15 @@ def _shared_app(services: Mapping[str, Service], access: Access, hosts: tuple[st
         seen = {name: service.metrics for name, service in services.items() if token.is_for(name)}
         return Response(text_of(seen), media_type=CONTENT_TYPE)
 
+    async def unknown() -> None:
+        """Requests for models that are there do not come here."""
+        raise RefusedError(404, "there is no model of this name here: GET /models lists those that the token is for.")
+
+    for path in ("/models/{name}", "/models/{name}/{rest:path}"):
+        app.add_api_route(path, unknown, methods=["GET", "HEAD", "POST", "PUT", "DELETE"], response_model=None)
     app.add_api_route("/models", models, methods=["GET"], response_model=answers.ModelList)
     app.add_api_route("/metrics", metrics, methods=["GET"], responses=TEXT | refusals(*GUARD))
     add_health(app, list(services.values()))
+    add_models_page(app)
     guarded(app, metrics=own, access=access, hosts=hosts)
     return app

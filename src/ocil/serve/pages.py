@@ -1,6 +1,9 @@
-"""What a browser shows: the page to try the model on, the one to label on, and the description of all requests."""
+"""What a browser shows: the page to try the model on, the one to label on, the description of all requests, and the
+list of several models.
+"""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +21,27 @@ PAGE_FILES = {
     "/label.css": ("label.css", "text/css; charset=utf-8"),
     "/label.js": ("label.js", "text/javascript; charset=utf-8"),
 }
+MODELS_FILES = {
+    **{path: PAGE_FILES[path] for path in ("/page.css", "/shared.js")},
+    "/": ("models.html", "text/html; charset=utf-8"),
+    "/page.js": ("models.js", "text/javascript; charset=utf-8"),
+}
+"""Of the page that lists several models. Its paths are among those of the pages of one model."""
 
 
 def add_pages(app: FastAPI) -> None:
     """Add the pages at ``/`` and ``/label`` with their files, and ``/docs``."""
+    templates = _templates()
+    _add_files(app, PAGE_FILES, templates)
+    app.add_route("/docs", _docs(app, templates), methods=["GET"], include_in_schema=False)
+
+
+def add_models_page(app: FastAPI) -> None:
+    """Add the page at ``/`` that lists the models of ``/models``, with its files."""
+    _add_files(app, MODELS_FILES, _templates())
+
+
+def _templates() -> Environment:
     templates = Environment(
         loader=FileSystemLoader(FILES),
         autoescape=True,
@@ -30,10 +50,13 @@ def add_pages(app: FastAPI) -> None:
         keep_trailing_newline=True,
     )
     templates.filters["pretty"] = lambda value: json.dumps(value, indent=2, ensure_ascii=False)
-    for path, (name, kind) in PAGE_FILES.items():
+    return templates
+
+
+def _add_files(app: FastAPI, files: Mapping[str, tuple[str, str]], templates: Environment) -> None:
+    for path, (name, kind) in files.items():
         content = templates.get_template(name).render() if name.endswith(".html") else (FILES / name).read_text("utf-8")
         app.add_route(path, _sent(content, kind), methods=["GET"], include_in_schema=False)
-    app.add_route("/docs", _docs(app, templates), methods=["GET"], include_in_schema=False)
 
 
 def _sent(content: str, kind: str) -> Any:

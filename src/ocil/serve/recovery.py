@@ -21,6 +21,7 @@ from ocil.files import open_regular, read_regular, sync_folder, write_bytes
 from ocil.online.formats import InputFormat
 from ocil.online.labels import ClassLabel
 from ocil.serve.idempotency import KeyedRequest
+from ocil.serve.newest import read_newest, write_newest
 from ocil.serve.records import Change, SampleRecord
 from ocil.serve.segment import Condition, DamagedError, Segment, examine, needed_segments, read
 from ocil.tensorfile import DamagedFileError
@@ -49,6 +50,8 @@ class Recovered:
     """Samples that were forgotten after learning had stopped at them."""
     missing: tuple[range, ...] = ()
     """Gaps among the samples that the user has accepted."""
+    newest: Path | None = None
+    """The segment that ``ocil.serve.newest`` names."""
     segments: list[tuple[Segment, int]] = field(default_factory=list)
     """What a replay has to read: segments, and where their last whole record ends."""
 
@@ -72,9 +75,16 @@ def recover(
         except DamagedError:
             if not set_aside:
                 raise
+        found.newest = _newest(folder, set_aside)
         # One sample back: a change that was not made yet may follow the last one that was learned.
         needed = needed_segments(folder, position - 1)
-        conditions = {segment: _examined(segment, segment is needed[-1], set_aside) for segment in needed}
+        conditions = {
+            segment: _examined(segment, segment is needed[-1], segment.path == found.newest, set_aside)
+            for segment in needed
+        }
+        if found.newest is not None and not found.newest.exists():  # it was set aside as a whole
+            found.newest = None
+            write_newest(folder, None)
         following: int | None = None
         for segment, condition in conditions.items():
             if condition.end:
@@ -92,9 +102,29 @@ def recover(
     return found
 
 
-def _examined(segment: Segment, last: bool, set_aside: bool) -> Condition:
+def _newest(folder: Path, set_aside: bool) -> Path | None:
+    """The segment that must be there, if one must. ``DamagedError`` if it is not, unless ``set_aside``."""
+    try:
+        path = read_newest(folder)
+        if path is None or os.path.lexists(path):
+            return path
+        raise DamagedError(
+            f"{path}, the newest file of the log, is missing, and acknowledged samples may be in it. Restore it from a "
+            "copy, or start with --set-aside-damage to go on without them."
+        )
+    except DamagedError:
+        if not set_aside:
+            raise
+    write_newest(folder, None)
+    logger.warning("%s: its newest file is missing, or its name is not known any more.", folder)
+    return None
+
+
+def _examined(segment: Segment, last: bool, newest: bool, set_aside: bool) -> Condition:
+    """``last``: no segment was begun after it. ``newest``: it holds the newest requests, so its header was finished."""
     condition = examine(segment.path)
-    if condition.unfinished and not last:  # it was cut off before the next segment was begun
+    whole_before = not last or (newest and condition.end == 0)  # it was, before what followed was written
+    if condition.unfinished and whole_before:
         condition = replace(condition, damaged=(*condition.damaged, range(condition.end, condition.size)))
     if not condition.damaged:
         return condition

@@ -44,6 +44,8 @@ HEAD = struct.Struct("<4sII")
 """Format 2: mark, length of the body, CRC-32 of both. Format 1: mark, length of the body, CRC-32 of the body."""
 TAIL = struct.Struct("<I4s")
 BLOCK = 2**16
+NAME = re.compile(r"(\d{20})-(\d{4,})\.log")
+"""Of a segment: see the fields of ``Segment``."""
 
 
 class DamagedError(OcilError):
@@ -68,7 +70,7 @@ class Segment:
 
     @classmethod
     def of(cls, path: Path) -> "Segment":
-        if not (name := re.fullmatch(r"(\d{20})-(\d{4,})", path.stem)):
+        if not (name := NAME.fullmatch(path.name)):
             raise DamagedError(f"{path} does not belong to the log: take it out of the folder.")
         if not stat.S_ISREG(path.lstat().st_mode):
             raise DamagedError(f"{path} is not a regular file: take it out of the folder.")

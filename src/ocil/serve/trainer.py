@@ -9,7 +9,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,19 @@ logger = logging.getLogger("ocil.serve")
 
 class _TooLateError(Exception):
     """The service must stop before a change is made."""
+
+
+class Replay(NamedTuple):
+    """How much of what the log held at the start, and the model did not, is learned and made by now."""
+
+    samples: int
+    all_samples: int
+    changes: int
+    all_changes: int
+
+    @property
+    def finished(self) -> bool:
+        return self.samples >= self.all_samples and self.changes >= self.all_changes
 
 
 class Trainer(ServiceThread):
@@ -94,6 +107,17 @@ class Trainer(ServiceThread):
     def position(self) -> int:
         """The number of the last sample that is learned."""
         return self.statistics.position
+
+    @property
+    def replay(self) -> Replay:
+        """How far the replay is. What the writer adds does not count: a service under load may always be behind."""
+        log, end = self.log, self.log.recovered
+        return Replay(
+            min(self.position, end.last) - log.position,
+            end.last - log.position,
+            min(self.changed, end.last_change) - log.changes,
+            end.last_change - log.changes,
+        )
 
     @property
     def sound(self) -> bool:

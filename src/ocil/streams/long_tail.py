@@ -16,12 +16,26 @@ def select(data: Dataset, config: StreamConfig, classes: Indices, seed: int) -> 
 
     ``classes``: in the order of their arrival. Which samples of a class take part is drawn by the seed.
     """
-    if config.imbalance_factor == 1 and not config.class_counts:
+    if not is_long_tailed(config):
         return np.arange(len(data.train_y))
     rng = np.random.default_rng(derive(seed, "long-tail"))
-    counts = class_counts(data, config, rng.permutation(classes) if config.imbalance_order == "seeded" else classes)
+    counts = class_counts(data, config, _largest_first(config, classes, rng))
     chosen = [rng.permutation(np.flatnonzero(data.train_y == c))[:count] for c, count in enumerate(counts)]
     return np.sort(np.concatenate(chosen))
+
+
+def is_long_tailed(config: StreamConfig) -> bool:
+    return config.imbalance_factor != 1 or bool(config.class_counts)
+
+
+def counts_of(data: Dataset, config: StreamConfig, classes: Indices, seed: int) -> list[int]:
+    """By label: how many samples of each class ``select`` chooses."""
+    rng = np.random.default_rng(derive(seed, "long-tail"))
+    return class_counts(data, config, _largest_first(config, classes, rng))
+
+
+def _largest_first(config: StreamConfig, classes: Indices, rng: np.random.Generator) -> Indices:
+    return rng.permutation(classes) if config.imbalance_order == "seeded" else classes
 
 
 def class_counts(data: Dataset, config: StreamConfig, largest_first: Indices) -> list[int]:

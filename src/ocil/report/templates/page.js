@@ -118,7 +118,8 @@
   }
   showFigures();
 
-  // Two rows, paired: the difference is over the seeds that both have, with Student's 95 % interval of its mean.
+  // Two rows, paired: the difference is over the seeds that both have, with Student's 95 % interval of its mean. Of two
+  // seeds the lowest and highest value are shown instead, as everywhere.
   const pair = document.getElementById("pair");
   const numbers = explore ? JSON.parse(explore.dataset.numbers) : null;
   const estimate = (values) => {
@@ -126,7 +127,7 @@
     if (!n) return null;
     const mean = values.reduce((sum, value) => sum + value, 0) / n;
     const square = values.reduce((sum, value) => sum + (value - mean) ** 2, 0);
-    return { mean, n, interval: n > 1 ? numbers.t[n - 2] * Math.sqrt(square / (n - 1) / n) : null };
+    return { mean, n, values, interval: n > 2 ? numbers.t[n - 2] * Math.sqrt(square / (n - 1) / n) : null };
   };
   const fixed = (share) => {
     const value = numbers.factor * share;
@@ -134,7 +135,13 @@
     const text = (half ? value - 0.05 * Math.sign(value) : value).toFixed(1);
     return Number(text) === 0 ? "0.0" : text.replace("-", "\u2212");
   };
-  const written = (found, sign = "") => sign + fixed(found.mean) + (found.interval === null ? " (one seed)" : ` ± ${fixed(found.interval)}`);
+  const plus = (share) => (share >= 0 ? "+" : "");
+  const spread = (found, sign) => {
+    if (found.n === 1) return " (one seed)";
+    if (found.n > 2) return ` ± ${fixed(found.interval)}`;
+    return ` (${[...found.values].sort((a, b) => a - b).map((value) => sign(value) + fixed(value)).join(" to ")})`;
+  };
+  const written = (found, sign = () => "") => sign(found.mean) + fixed(found.mean) + spread(found, sign);
   const settled = (found) => found.interval !== null && Math.abs(found.mean) > found.interval;
   const add = (parent, name, text, more = {}) => {
     const made = document.createElement(name);
@@ -163,7 +170,7 @@
       if (difference) found.push(difference);
       const line = add(body, "tr", "");
       add(line, "th", column.title, { scope: "row" });
-      const text = difference ? written(difference, difference.mean >= 0 ? "+" : "") : "no shared seed";
+      const text = difference ? written(difference, plus) : "no shared seed";
       add(line, "td", text, difference && settled(difference) ? { class: "settled" } : {});
       add(line, "td", first.texts[place]);
       add(line, "td", second.texts[place]);
