@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from ocil.evaluation.measures import Estimate, estimate
+from ocil.files import read_regular
 from ocil.longtail.config import VARIANTS, LongTailConfig, command
 from ocil.longtail.metrics import LATER, MEASURES
 from ocil.runs.config import for_seeds
 from ocil.runs.result_checks import is_number
-from ocil.runs.results import check_sealed, if_there, read_json, reason_of, sealed
+from ocil.runs.results import MOST_BYTES, check_sealed, if_there, read_json, reason_of, sealed
 
 KIND = "longtail"
 SCHEMA = 2
@@ -132,6 +133,8 @@ class LongTailCell:
 def read_if_longtail(path: Path) -> LongTailResult | None:
     """The long-tailed result in a file; None if it is a file of another kind, whatever that is."""
     try:
+        if KIND.encode() not in read_regular(path, MOST_BYTES):  # most files are of the other kind: do not parse them
+            return None
         content = read_json(path)
     except (OSError, ValueError, RecursionError):
         return None

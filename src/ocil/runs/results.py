@@ -184,7 +184,7 @@ def measures_json(summary: Summary) -> dict[str, Any]:
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
     """The content with a checksum of everything else in it, in place of any it had."""
-    return {**content, CHECKSUM: _checksum(content)}
+    return {**content, CHECKSUM: _checksum(json.loads(json.dumps(content)))}
 
 
 def check_sealed(content: Mapping[str, Any], schema: int) -> None:
@@ -201,8 +201,8 @@ def check_sealed(content: Mapping[str, Any], schema: int) -> None:
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
-    """SHA-256 of what a file holds, however it is spaced and ordered."""
-    rest = json.loads(json.dumps({name: value for name, value in content.items() if name != CHECKSUM}))
+    """SHA-256 of what a file holds, as it is read from JSON, however it is spaced and ordered."""
+    rest = {name: value for name, value in content.items() if name != CHECKSUM}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
@@ -239,8 +239,11 @@ def other_images(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
-    content = json.loads(read_regular(path, MOST_BYTES))
-    json.dumps(content, ensure_ascii=False).encode()  # raises for a lone surrogate, which could not be written again
+    """What a file holds. Raises for a lone surrogate in its text, which could not be written again."""
+    raw = read_regular(path, MOST_BYTES)
+    content = json.loads(raw)
+    if not raw.isascii() or b"\\" in raw or b"\0" in raw:  # else it has no character that could be one
+        json.dumps(content, ensure_ascii=False).encode()
     return content
 
 
