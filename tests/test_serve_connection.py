@@ -128,7 +128,7 @@ def test_a_request_that_still_arrives_when_it_stops_may_come_again(tmp_path: Pat
 
 
 def test_a_request_that_does_not_come_ends_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "REQUEST_SECONDS", 3.0)
+    monkeypatch.setattr(run, "REQUEST_SECONDS", 1.0)
     with listening(tmp_path) as (_, _, port):
         beginnings = (b"", GET, GET + b"\r\n", GET + b"\r\n" + GET, GET + b"Content-Length: 99999\r\n\r\nx")
         open_ones = [socket.create_connection(("127.0.0.1", port), timeout=0.01) for _ in beginnings]
@@ -148,7 +148,7 @@ def _stays_open(port: int) -> bool:
         client.request("GET", "/status", headers={"Host": "localhost"})
         asked_at.append(time.monotonic())
         assert client.getresponse().read()
-        time.sleep(1.0)
+        time.sleep(run.REQUEST_SECONDS / 3)
     if max(later - one for one, later in pairwise(asked_at)) >= run.REQUEST_SECONDS:
         return False
     assert client.sock is first
@@ -171,7 +171,7 @@ def test_a_client_that_does_not_read_its_answer_is_cut_off(
 ) -> None:
     """Its memory is given back, however large the answer is, and others are answered meanwhile."""
     answered: list[Any] = []
-    monkeypatch.setattr(run, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(run, "ANSWER_SECONDS", 0.3)
     monkeypatch.setattr("ocil.serve.routes._stored_images", lambda _: (answered.append(_), b" " * 2**24)[1])
     with listening(tmp_path) as (_, server, port):
         asked = f"GET /memory HTTP/1.1\r\nHost: localhost\r\n{end}\r\n".encode()
@@ -194,7 +194,7 @@ def read_slowly(connection: socket.socket) -> tuple[int, float]:
         while part := connection.recv(2**16):
             longest, last = max(longest, time.monotonic() - last), time.monotonic()
             count += len(part)
-            time.sleep(0.1)
+            time.sleep(0.03)
     return count, longest
 
 
@@ -204,7 +204,7 @@ ASK_FOR_LONG = b"GET /memory HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\
 
 def test_a_client_that_reads_slowly_gets_all_of_its_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes several times as long as a client may take nothing."""
-    monkeypatch.setattr(run, "ANSWER_SECONDS", 2.0)
+    monkeypatch.setattr(run, "ANSWER_SECONDS", 0.6)
     monkeypatch.setattr("ocil.serve.routes._stored_images", lambda _: b" " * LONG)
     with listening(tmp_path) as (_, server, port):
         longest: float = run.ANSWER_SECONDS
@@ -216,7 +216,7 @@ def test_a_client_that_reads_slowly_gets_all_of_its_answer(tmp_path: Path, monke
 
 
 def test_a_client_that_reads_for_too_long_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "WHOLE_ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(run, "WHOLE_ANSWER_SECONDS", 0.4)
     monkeypatch.setattr("ocil.serve.routes._stored_images", lambda _: b" " * LONG)
     with listening(tmp_path) as (_, server, port), deaf(port, ASK_FOR_LONG, 2**16) as connection:
         assert 0 < read_slowly(connection)[0] < LONG
@@ -227,8 +227,8 @@ def test_small_answers_that_nobody_reads_do_not_keep_a_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many requests on one connection, so that their answers fill every buffer."""
-    monkeypatch.setattr(run, "ANSWER_SECONDS", 1.0)
-    monkeypatch.setattr(run, "REQUEST_SECONDS", 2.0)
+    monkeypatch.setattr(run, "ANSWER_SECONDS", 0.4)
+    monkeypatch.setattr(run, "REQUEST_SECONDS", 0.8)
     made: list[Any] = []
     begin = run.Connection.connection_made
     monkeypatch.setattr(run.Connection, "connection_made", lambda *of: (begin(*of), made.append(of))[0])
