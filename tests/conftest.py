@@ -1,5 +1,6 @@
 """A dataset that learns in a moment, and ways to call the command line and scripts."""
 
+import functools
 import gc
 import importlib
 import importlib.util
@@ -124,6 +125,14 @@ def timm() -> Any:
                 operator = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
                 torch.library.define(f"torchvision::{name}", operator)
         return importlib.import_module("timm")
+
+
+@pytest.fixture(scope="session")
+def quick_onnx() -> None:
+    """PyTorch reads the source code of hundreds of operators for each export to ONNX: for tests it does so once."""
+    if importlib.util.find_spec("onnxscript") is not None:
+        module: Any = importlib.import_module("torch.onnx._internal.exporter._registration")
+        module.onnxscript_apis.get_torchlib_ops = functools.cache(module.onnxscript_apis.get_torchlib_ops)
 
 
 @pytest.fixture(scope="module")
