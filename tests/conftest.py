@@ -165,8 +165,16 @@ def tiny_npz(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def quick_parsing() -> None:
+    """Half of the time of a call of the command line goes into finding the groups of its options in the help, which are
+    the same in each call. For tests they are found once for each command."""
+    module: Any = importlib.import_module("cyclopts.argument._collection")
+    module._resolve_groups_from_callable = functools.cache(module._resolve_groups_from_callable)
+
+
 @pytest.fixture
-def ocil_command(capsys: pytest.CaptureFixture[str]) -> Call:
+def ocil_command(quick_parsing: None, capsys: pytest.CaptureFixture[str]) -> Call:
     """Call ``ocil`` in this process: exit code, standard output, standard error."""
     from ocil.cli import main
 
