@@ -28,9 +28,9 @@ Shape = tuple[int, int, int, int, int]
 
 @pytest.fixture(autouse=True)
 def quick_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out what takes half of the interpreter's time. It would compute sums and products of whole numbers twice, to
-    see whether they fit in 32 bits, and no number here is large. For each function that a kernel calls it would replace
-    all functions of ``triton.language``, which it has done for the kernel."""
+    """Leave out what takes half of the interpreter's time. It would compute sums and products of whole numbers twice,
+    to see whether they fit in 32 bits, and no number here is large. For each function that a kernel calls it would
+    replace all functions of ``triton.language``, which it has done for the kernel."""
     if DEVICE == "cpu":
         from triton.language import core
         from triton.runtime import interpreter
