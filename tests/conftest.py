@@ -56,12 +56,8 @@ gc.disable()  # until all is collected: of what is imported until then, nothing 
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected stays: no later search for garbage, of half a second each, looks at it again.
-
-    Searches are rarer than usual, too. They would take a twentieth of the time of all tests.
-    """
+    """What was imported and collected stays: no later search for garbage, of half a second each, looks at it again."""
     gc.freeze()
-    gc.set_threshold(20_000, 10, 10)
     gc.enable()
 
 
