@@ -1,5 +1,6 @@
 """A dataset that learns in a moment, and ways to call the command line and scripts."""
 
+import functools
 import gc
 import importlib
 import importlib.util
@@ -51,9 +52,13 @@ Call = Callable[..., Said]
 Script = Callable[..., str]
 
 
+gc.disable()  # until all is collected: of what is imported until then, nothing is garbage
+
+
 def pytest_collection_finish() -> None:
     """What was imported and collected stays: no later search for garbage, of half a second each, looks at it again."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -126,6 +131,14 @@ def timm() -> Any:
         return importlib.import_module("timm")
 
 
+@pytest.fixture(scope="session")
+def quick_onnx() -> None:
+    """PyTorch reads the source code of hundreds of operators for each export to ONNX: for tests it does so once."""
+    if importlib.util.find_spec("onnxscript") is not None:
+        module: Any = importlib.import_module("torch.onnx._internal.exporter._registration")
+        module.onnxscript_apis.get_torchlib_ops = functools.cache(module.onnxscript_apis.get_torchlib_ops)
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Not for the whole session: tests of other files could not use asyncio while it is there."""
@@ -156,8 +169,16 @@ def tiny_npz(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def quick_parsing() -> None:
+    """Half of the time of a call of the command line goes into finding the groups of its options in the help, which are
+    the same in each call. For tests they are found once for each command."""
+    module: Any = importlib.import_module("cyclopts.argument._collection")
+    module._resolve_groups_from_callable = functools.cache(module._resolve_groups_from_callable)
+
+
 @pytest.fixture
-def ocil_command(capsys: pytest.CaptureFixture[str]) -> Call:
+def ocil_command(quick_parsing: None, capsys: pytest.CaptureFixture[str]) -> Call:
     """Call ``ocil`` in this process: exit code, standard output, standard error."""
     from ocil.cli import main
 

@@ -35,7 +35,7 @@ from tests.test_engine_local import told
 
 pytestmark = [pytest.mark.usefixtures("usual_convolution"), pytest.mark.slow]
 BATCHES = 40  # of a run: enough to be stopped in the middle
-SMALL = {"num_cpus": 1, "object_store_memory": 80 << 20}  # a node
+SMALL = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_log_monitor": False}  # a node
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,8 @@ def cluster() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_prestart_worker_first_driver", "0")  # workers that nobody asked for take their time to start
-        found = Cluster(initialize_head=True, head_node_args=SMALL | {"include_dashboard": False})
+        without = {"include_dashboard": False, "no_monitor": True}  # processes that no run needs
+        found = Cluster(initialize_head=True, head_node_args=SMALL | without)
         try:
             found.add_node(**SMALL, num_gpus=1)
             yield found

@@ -353,6 +353,7 @@ def test_the_example_of_the_package_runs(
         '[[cells]]\nmethod = ["er", "afs"]\n'
     )
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ocil.engines.pool.cores", lambda: 1)  # in this process: others take seconds to load PyTorch
     exec(compile(textwrap.dedent(code), "example", "exec"), {})
     assert capsys.readouterr().out.startswith("er Estimate(")
     assert len(list((tmp_path / "runs").glob("*/seed-*/result.json"))) == 6  # three seeds and their references

@@ -18,6 +18,7 @@ from ocil.online.model import Model, Recipe
 from ocil.runs.environment import digest
 from tests.networks_to_try import MODULE, TINY
 
+pytestmark = pytest.mark.usefixtures("quick_onnx")
 ONLINE = {name: info.load() for name, info in METHODS.items() if not info.offline}
 ALIKE = ("rar", "gsa", "mkd")  # they score as scr, pcr and er do
 OWN = [

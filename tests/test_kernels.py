@@ -27,14 +27,23 @@ Shape = tuple[int, int, int, int, int]
 
 
 @pytest.fixture(autouse=True)
-def no_overflow_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter would compute sums and products of whole numbers twice, to see whether they fit in 32 bits. That
-    takes a good part of its time, and no number here is large."""
+def quick_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out what takes half of the interpreter's time. It would compute sums and products of whole numbers twice,
+    to see whether they fit in 32 bits, and no number here is large. For each function that a kernel calls it would
+    replace all functions of ``triton.language``, which it has done for the kernel."""
     if DEVICE == "cpu":
+        from triton.language import core
         from triton.runtime import interpreter
 
         builder = interpreter.interpreter_builder
         monkeypatch.setattr(builder, "options", replace(builder.options, sanitize_overflow=False))
+        patch, nothing = interpreter._patch_lang, interpreter._LangPatchScope()
+
+        def patch_once(function: Any) -> Any:
+            is_new = any(core.is_builtin(getattr(value, "load", None)) for value in function.__globals__.values())
+            return patch(function) if is_new else nothing
+
+        monkeypatch.setattr(interpreter, "_patch_lang", patch_once)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from tests.test_kernels import (
     exact,  # noqa: F401  (a fixture)
     gradient_of,
     made,
-    no_overflow_checks,  # noqa: F401  (a fixture)
+    quick_interpreter,  # noqa: F401  (a fixture)
 )
 
 from ocil import kernels  # isort: skip

@@ -20,7 +20,7 @@ from ocil.learning.views import RandomViews  # noqa: E402
 from ocil.methods.config import Problem  # noqa: E402
 from ocil.methods.stride import Stride, StrideConfig  # noqa: E402
 from ocil.precision import numerics  # noqa: E402
-from tests.test_kernels import no_overflow_checks  # noqa: E402, F401  (a fixture)
+from tests.test_kernels import quick_interpreter  # noqa: E402, F401  (a fixture)
 
 pytestmark = [pytest.mark.gpu(optional=True), pytest.mark.slow]
 NUMBERS: dict[str, Any] = {

@@ -19,7 +19,7 @@ from ocil.kernels.loss_kernel import Kind  # noqa: E402
 from ocil.learning import losses  # noqa: E402
 from ocil.learning.memory import Memory  # noqa: E402
 from ocil.learning.views import RandomViews  # noqa: E402
-from tests.test_kernels import no_overflow_checks  # noqa: E402, F401  (a fixture)
+from tests.test_kernels import quick_interpreter  # noqa: E402, F401  (a fixture)
 
 pytestmark = [pytest.mark.gpu(optional=True), pytest.mark.slow]
 AUGMENTS: list[dict[str, Any]] = [

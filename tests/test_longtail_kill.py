@@ -16,7 +16,7 @@ from ocil.longtail.results import LongTailResult
 from ocil.longtail.runs import LongTailRun
 from ocil.longtail.runs import run as run_alone
 from ocil.runs.protocol import Progress
-from tests.conftest import left_over
+from tests.conftest import Call, left_over
 from tests.reference.datasets import patterned
 
 pytestmark = [pytest.mark.usefixtures("usual_convolution"), pytest.mark.slow]
@@ -25,9 +25,13 @@ SETTINGS = ("imbalance=8", "validation=8", "width=2", "batch_size=8", "epochs1=1
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
+def command(data: Path, out: Path) -> tuple[object, ...]:
+    words = ("longtail", "run", "oltr-rfld", "--dataset", data, "--out", out, "--seeds", 1, "--json")
+    return (*words, "--device", "cpu", "--set", *SETTINGS)
+
+
 def begin(start: Start, data: Path, out: Path) -> "subprocess.Popen[str]":
-    words = ("-m", "ocil", "longtail", "run", "oltr-rfld", "--dataset", data, "--out", out, "--seeds", 1, "--json")
-    return start(*words, "--device", "cpu", "--set", *SETTINGS)
+    return start("-m", "ocil", *command(data, out))
 
 
 def wait_for(process: "subprocess.Popen[str]", out: Path, pattern: str) -> None:
@@ -62,23 +66,21 @@ def killed_and_stopped(start: Start, data: Path, root: Path) -> Path | None:
     return root
 
 
-def test_killed_and_stopped_then_the_same_end(start_python: Start, tmp_path: Path) -> None:
+def test_killed_and_stopped_then_the_same_end(start_python: Start, ocil_command: Call, tmp_path: Path) -> None:
+    """Only what is killed and stopped has a process of its own: each takes seconds to load PyTorch."""
     data = tmp_path / "made.npz"
     patterned(per_class=24, classes=4).save(data)
-    straight = begin(start_python, data, tmp_path / "straight")
-    out, err = straight.communicate(timeout=6000)
-    assert straight.returncode == 0, err
-    (cell,) = json.loads(out)["cells"]
+    straight = ocil_command(*command(data, tmp_path / "straight"))
+    assert straight.code == 0, straight.err
 
     stopped = (killed_and_stopped(start_python, data, tmp_path / f"stopped-{attempt}") for attempt in range(10))
     root = next(root for root in stopped if root is not None)
 
-    last = begin(start_python, data, root)
-    out, err = last.communicate(timeout=6000)
-    assert last.returncode == 0, err
+    last = ocil_command(*command(data, root))
+    assert last.code == 0, last.err
     one, other = (
-        json.loads(Path(json.loads(text)["cells"][0]["runs"][0], "result.json").read_text())
-        for text in (json.dumps({"cells": [cell]}), out)
+        json.loads(Path(json.loads(said.out)["cells"][0]["runs"][0], "result.json").read_text())
+        for said in (straight, last)
     )
     for name in ("digest", "measures", "history", "mu", "split"):
         assert one[name] == other[name], name

@@ -253,7 +253,7 @@ def test_load_on_the_service(start_python: Start, tmp_path: Path) -> None:
 def test_soaking_the_service(start_python: Start, tmp_path: Path) -> None:
     for package in ("fastapi", "uvicorn", "python_multipart"):
         pytest.importorskip(package)
-    words = ("out.json", "--minutes", 0.25, "--kill-minutes", 0.06, "--calm-minutes", 0.1)
+    words = ("out.json", "--minutes", 0.1, "--kill-minutes", 0.03, "--calm-minutes", 0.1)
     process = start_python((ROOT / "benchmarks/serve_soak").with_suffix(".py"), *words, cwd=tmp_path)
     try:
         out, err = process.communicate(timeout=600)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from ocil.serve.limits import RefusedError
 from ocil.serve.service import Service
 from tests.serving import as_json, picture, png, running
 
@@ -71,8 +72,8 @@ def test_a_stop_waits_for_no_long_step(tmp_path: Path, monkeypatch: pytest.Monke
             answers[path] = answer.status, json.loads(answer.read())
 
     done = threading.Event()
-    try:
-        with listening(tmp_path) as (service, server, port):
+    with listening(tmp_path) as (service, server, port):
+        try:
             service.trainer.between_steps(lambda: done.wait(HOUR))  # the long step
             wanted = (("POST", "/review"), ("GET", "/memory"), ("GET", "/versions/compare"), ("GET", "/backup"))
             clients = [threading.Thread(target=ask, args=(port, *one), daemon=True) for one in wanted]
@@ -86,9 +87,23 @@ def test_a_stop_waits_for_no_long_step(tmp_path: Path, monkeypatch: pytest.Monke
             assert answers["/review"] == (200, {"change": 1, "repeated": False, "made": False})
             assert [answers[path][0] for path in ("/memory", "/versions/compare", "/backup")] == [503, 503, 503]
             assert answers["/backup"][1]["detail"] == "the service is stopping."
+        finally:
             done.set()
-    finally:
-        done.set()
+
+
+def test_what_waits_behind_a_long_call_is_refused_when_it_stops(tmp_path: Path) -> None:
+    begun, done = threading.Event(), threading.Event()
+    with running(tmp_path) as service:
+        try:
+            with service.trainer._changed:  # so that the learning thread finds both at once
+                service.trainer.between_steps(lambda: (begun.set(), done.wait(HOUR)))
+                behind = service.trainer.between_steps(lambda: "answered")
+            assert begun.wait(300)
+            service.trainer.refuse_calls()
+            with pytest.raises(RefusedError, match="the service is stopping"):
+                behind.result(0)
+        finally:
+            done.set()
 
 
 def test_predictions_do_not_wait_for_backups(tmp_path: Path) -> None:

@@ -54,7 +54,10 @@ def minimum_accuracy(anytime: AnytimeRecord, groups: Groups = ()) -> float | Non
 
     None if some task has no point after its end, or if there are not as many task ends as groups.
     """
-    found, ends = _by_group(anytime, groups), anytime.get("tasks", ())
+    return _minimum_accuracy(_by_group(anytime, groups), anytime.get("tasks", ()))
+
+
+def _minimum_accuracy(found: "_ByGroup | None", ends: Sequence[int]) -> float | None:
     if found is None or len(ends) != found.tested.shape[1] or len(ends) < 2:
         return None
     accuracy, lowest = _share(found.correct, found.tested), []
@@ -69,7 +72,8 @@ def minimum_accuracy(anytime: AnytimeRecord, groups: Groups = ()) -> float | Non
 def worst_case_accuracy(anytime: AnytimeRecord, groups: Groups = ()) -> float | None:
     """WC-ACC of De Lange et al.: the last point's accuracy on the last task, and min-ACC on those before it, weighted
     by their numbers of tasks."""
-    lowest, found = minimum_accuracy(anytime, groups), _by_group(anytime, groups)
+    found = _by_group(anytime, groups)
+    lowest = _minimum_accuracy(found, anytime.get("tasks", ()))
     if lowest is None or found is None or not found.tested[-1, -1]:
         return None
     tasks = found.tested.shape[1]

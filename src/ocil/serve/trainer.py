@@ -220,9 +220,12 @@ class Trainer(ServiceThread):
             return work() and self.sound and time.monotonic() < self._stop_at
 
     def _run_calls(self) -> None:
-        with self._changed:
-            calls, self._calls = self._calls, deque()
-        for call in calls:
+        """Make the calls that wait by now. Each is taken in its turn: those behind a long one can still be refused."""
+        for _ in range(len(self._calls)):
+            with self._changed:
+                if not self._calls:  # they were refused meanwhile
+                    return
+                call = self._calls.popleft()
             call()
 
     @contextmanager
