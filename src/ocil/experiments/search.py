@@ -221,8 +221,9 @@ class Search:
             return None
         point, close = self.points[winner], [self.points[number] for number in rivals(scores, winner)]
         note = ""
-        if self.seeds == 1 and len(self.points) > 1:
-            note = "There is no interval with one seed per point: with more seeds another point may win."
+        if self.seeds < 3 and len(self.points) > 1:
+            seeds = "one seed" if self.seeds == 1 else "two seeds"
+            note = f"There is no interval with {seeds} per point: with more seeds another point may win."
         elif close:
             *others, last = map(_text, [point, *close])
             note = f"{', '.join(others)} and {last} are within their intervals: more seeds may separate them."
@@ -386,13 +387,13 @@ def best(scores: Sequence[Estimate | None]) -> int | None:
 def rivals(scores: Sequence[Estimate | None], winner: int) -> list[int]:
     """The other points whose interval overlaps that of the best, in the order of the space.
 
-    With one seed there is no interval.
+    With one seed or two there is none, and nothing is concluded: see ``Estimate.shown_interval``.
     """
     found, top = [], scores[winner]
     for number, score in enumerate(scores):
-        if score is None or top is None or score.interval is None or top.interval is None:
+        if score is None or top is None or score.shown_interval is None or top.shown_interval is None:
             continue
-        if number != winner and score.mean + score.interval >= top.mean - top.interval:
+        if number != winner and score.mean + score.shown_interval >= top.mean - top.shown_interval:
             found.append(number)
     return found
 
