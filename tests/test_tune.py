@@ -475,7 +475,20 @@ def test_classes_are_as_large_in_a_search_as_in_the_whole_stream(six: Dataset, t
             in_search = np.bincount(found.split.data.train_y[cut.samples.numpy()])
             expected = [max(1, round(0.9 * in_whole[six.classes.index(name)])) for name in found.split.data.classes]
             assert in_search.tolist() == expected
-    assert found.samples == sum(found.cells[0].config.stream.class_counts) < len(found.split.data.train_y)
+    counts = [sum(config.stream.class_counts) for config in found.cells[0].configs]
+    assert found.samples == counts
+    assert max(counts) < len(found.split.data.train_y)
+    assert (len(set(counts)) > 1) == (order == "seeded")
+
+
+def test_a_search_says_how_many_samples_its_runs_learned(tune: Tune, tmp_path: Path) -> None:
+    """Which classes are large is drawn by the seed, so the runs of the seeds learn from different numbers."""
+    settings = ("imbalance_factor=5", "imbalance_order=seeded")
+    said = tune("fine-tune", "--grid", "lr=0.1", "--seeds", 3, "-s", *settings)
+    assert said.code == 0, said.err
+    numbers = json.loads((tmp_path / "search" / "tuning.json").read_text())["train_images"]
+    assert len(numbers) == 3
+    assert f"Learned from {min(numbers)} to {max(numbers)} and scored on" in said.out
 
 
 def test_given_counts_are_those_of_the_classes_of_a_search(six: Dataset, tmp_path: Path) -> None:

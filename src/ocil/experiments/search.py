@@ -176,9 +176,10 @@ class Search:
         return former if is_folder(former) and not is_folder(usual) else usual
 
     @property
-    def samples(self) -> int:
-        """How many samples a run of the first point learns from."""
-        return sum(self.cells[0].config.stream.class_counts) or len(self.split.data.train_y)
+    def samples(self) -> list[int]:
+        """How many samples a run of the first point learns from, by seed: a long tail may have other sizes for each."""
+        counts = (sum(config.stream.class_counts) for config in self.cells[0].configs)
+        return [count or len(self.split.data.train_y) for count in counts]
 
     def _on_split(self, config: RunConfig, whole: Dataset) -> RunConfig:
         """The configuration of a run of the search: all settings of the real run, on the search's own data."""
@@ -242,7 +243,7 @@ class Search:
             "settings": self.settings,
             "grid": self.space,
             "tasks": [list(classes) for classes in self.split.tasks],
-            "train_images": self.samples,
+            "train_images": self.samples[0] if len(set(self.samples)) == 1 else self.samples,
             "validation_images": len(self.split.data.test_y),
             "validation_share": self.validation,
             "data": {"path": str(self.data_path), "fingerprint": self.split.data.fingerprint},
