@@ -311,15 +311,16 @@ def test_the_best_point() -> None:
 
 
 def test_points_that_cannot_be_told_from_the_best() -> None:
-    best, near, far = estimate([0.6, 0.5]), estimate([0.5, 0.55]), estimate([0.1, 0.1])
-    sure = estimate([0.6, 0.6])
-    assert search.rivals([near, best, None, estimate([0.5, 0.5])], 1) == [0, 3]
+    best, near, far = estimate([0.6, 0.55, 0.5]), estimate([0.5, 0.52, 0.55]), estimate([0.1, 0.1, 0.1])
+    sure = estimate([0.6, 0.6, 0.6])
+    assert search.rivals([near, best, None, estimate([0.5, 0.5, 0.5])], 1) == [0, 3]
+    assert search.rivals([estimate([0.5, 0.55]), estimate([0.6, 0.5])], 1) == []  # no interval of these is shown
     assert search.rivals([far, sure], 1) == []
     assert search.rivals([estimate([0.5]), estimate([0.6])], 1) == []
 
 
 def test_a_choice_that_is_not_sure_is_said_to_be(tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    accuracies = {0.1: [0.5, 0.51], 0.2: [0.5, 0.5], 0.3: [0.1, 0.1]}
+    accuracies = {0.1: [0.5, 0.51, 0.5], 0.2: [0.5, 0.5, 0.5], 0.3: [0.1, 0.1, 0.1]}
 
     def run_all(runs: list[StreamRun], *_: Any) -> dict[RunKey, Result]:
         return {
@@ -336,14 +337,17 @@ def test_a_choice_that_is_not_sure_is_said_to_be(tune: Tune, tmp_path: Path, mon
         }
 
     monkeypatch.setattr("ocil.engines.pool.run_all", run_all)
-    said = tune("er", "--grid", "lr=0.3,0.2,0.1", "--seeds", 2)
+    said = tune("er", "--grid", "lr=0.3,0.2,0.1", "--seeds", 3)
     line = "lr=0.1 and lr=0.2 are within their intervals: more seeds may separate them."
     assert line in said.out
     content = json.loads((tmp_path / "search" / "tuning.json").read_text())
     assert (content["note"], content["chosen"], content["close"]) == (line, {"lr": "0.1"}, [{"lr": "0.2"}])
-    assert (content["environment"]["ocil"], content["environment"]["torch"]) == ("1", "0 + 1")
-    accuracies[0.1] = [0.6, 0.6]
-    assert "within their intervals" not in tune("er", "--grid", "lr=0.3,0.2,0.1", "--seeds", 2).out
+    assert (content["environment"]["ocil"], content["environment"]["torch"]) == ("1", "0 + 1 + 2")
+    accuracies[0.1] = [0.6, 0.6, 0.6]
+    assert "within their intervals" not in tune("er", "--grid", "lr=0.3,0.2,0.1", "--seeds", 3).out
+    two = tune("er", "--grid", "lr=0.3,0.2,0.1", "--seeds", 2).out
+    assert "There is no interval with two seeds per point: with more seeds another point may win." in two
+    assert "within their intervals" not in two
     assert "There is no interval with one seed per point" in tune("er", "--grid", "lr=0.3,0.2", "--seeds", 1).out
     alone = tune("er", "--grid", "lr=0.3", "--seeds", 1).out
     assert "There is no interval" not in alone
@@ -471,7 +475,20 @@ def test_classes_are_as_large_in_a_search_as_in_the_whole_stream(six: Dataset, t
             in_search = np.bincount(found.split.data.train_y[cut.samples.numpy()])
             expected = [max(1, round(0.9 * in_whole[six.classes.index(name)])) for name in found.split.data.classes]
             assert in_search.tolist() == expected
-    assert found.samples == sum(found.cells[0].config.stream.class_counts) < len(found.split.data.train_y)
+    counts = [sum(config.stream.class_counts) for config in found.cells[0].configs]
+    assert found.samples == counts
+    assert max(counts) < len(found.split.data.train_y)
+    assert (len(set(counts)) > 1) == (order == "seeded")
+
+
+def test_a_search_says_how_many_samples_its_runs_learned(tune: Tune, tmp_path: Path) -> None:
+    """Which classes are large is drawn by the seed, so the runs of the seeds learn from different numbers."""
+    settings = ("imbalance_factor=5", "imbalance_order=seeded")
+    said = tune("fine-tune", "--grid", "lr=0.1", "--seeds", 3, "-s", *settings)
+    assert said.code == 0, said.err
+    numbers = json.loads((tmp_path / "search" / "tuning.json").read_text())["train_images"]
+    assert len(numbers) == 3
+    assert f"Learned from {min(numbers)} to {max(numbers)} and scored on" in said.out
 
 
 def test_given_counts_are_those_of_the_classes_of_a_search(six: Dataset, tmp_path: Path) -> None:

@@ -133,9 +133,10 @@ def _print_scores(search: "Search", scores: "list[Estimate | None]", choice: "Ch
     ]
     title = f"{choice.config.label} on the first {search.tasks} tasks of {Path(search.dataset).stem}"
     console.print_table((*search.space, "accuracy on held-out images %", ""), rows, title)
-    data = search.split.data
+    data, least, most = search.split.data, min(search.samples), max(search.samples)
+    learned = str(least) if least == most else f"{least} to {most}"
     print(
-        f"Learned from {search.samples} and scored on {len(data.test_y)} training images of those tasks; "
+        f"Learned from {learned} and scored on {len(data.test_y)} training images of those tasks; "
         f"{search.seeds} {'seed' if search.seeds == 1 else 'seeds'} per point."
     )
     if choice.note:

@@ -176,9 +176,10 @@ class Search:
         return former if is_folder(former) and not is_folder(usual) else usual
 
     @property
-    def samples(self) -> int:
-        """How many samples a run of the first point learns from."""
-        return sum(self.cells[0].config.stream.class_counts) or len(self.split.data.train_y)
+    def samples(self) -> list[int]:
+        """How many samples a run of the first point learns from, by seed: a long tail may have other sizes for each."""
+        counts = (sum(config.stream.class_counts) for config in self.cells[0].configs)
+        return [count or len(self.split.data.train_y) for count in counts]
 
     def _on_split(self, config: RunConfig, whole: Dataset) -> RunConfig:
         """The configuration of a run of the search: all settings of the real run, on the search's own data."""
@@ -221,8 +222,9 @@ class Search:
             return None
         point, close = self.points[winner], [self.points[number] for number in rivals(scores, winner)]
         note = ""
-        if self.seeds == 1 and len(self.points) > 1:
-            note = "There is no interval with one seed per point: with more seeds another point may win."
+        if self.seeds < 3 and len(self.points) > 1:
+            seeds = "one seed" if self.seeds == 1 else "two seeds"
+            note = f"There is no interval with {seeds} per point: with more seeds another point may win."
         elif close:
             *others, last = map(_text, [point, *close])
             note = f"{', '.join(others)} and {last} are within their intervals: more seeds may separate them."
@@ -241,7 +243,7 @@ class Search:
             "settings": self.settings,
             "grid": self.space,
             "tasks": [list(classes) for classes in self.split.tasks],
-            "train_images": self.samples,
+            "train_images": self.samples[0] if len(set(self.samples)) == 1 else self.samples,
             "validation_images": len(self.split.data.test_y),
             "validation_share": self.validation,
             "data": {"path": str(self.data_path), "fingerprint": self.split.data.fingerprint},
@@ -386,13 +388,13 @@ def best(scores: Sequence[Estimate | None]) -> int | None:
 def rivals(scores: Sequence[Estimate | None], winner: int) -> list[int]:
     """The other points whose interval overlaps that of the best, in the order of the space.
 
-    With one seed there is no interval.
+    With one seed or two there is none, and nothing is concluded: see ``Estimate.shown_interval``.
     """
     found, top = [], scores[winner]
     for number, score in enumerate(scores):
-        if score is None or top is None or score.interval is None or top.interval is None:
+        if score is None or top is None or score.shown_interval is None or top.shown_interval is None:
             continue
-        if number != winner and score.mean + score.interval >= top.mean - top.interval:
+        if number != winner and score.mean + score.shown_interval >= top.mean - top.shown_interval:
             found.append(number)
     return found
 
