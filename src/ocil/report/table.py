@@ -292,8 +292,8 @@ def _latex_value(value: Value, compared: bool) -> list[str]:
 
 
 def _latex_number(text: str) -> str:
-    """The text with a minus sign in place of a leading hyphen."""
-    return re.sub(r"^-(?=\d)", "$-$", latex_text(text))
+    """The text with a minus sign in place of a hyphen before a number: the first one, and those of a range."""
+    return re.sub(r"(^|\(| to )-(?=\d)", r"\1$-$", latex_text(text))
 
 
 _LATEX = {
