@@ -534,6 +534,7 @@ def test_latex_has_minus_signs_in_ranges(tmp_path: Path) -> None:
     text = latex(methods_document(Standings(entries(collect([tmp_path]).cells))))
     assert re.search(r"\(\$-\$\d+\.\d \(\$-\$\d+\.\d to \$-\$\d+\.\d\)\)", text)
     assert not re.search(r"[( ]-\d", text)
+    assert "in brackets, with a sign: the paired difference" in text  # a range has brackets too
     check_latex(text)
 
 
