@@ -70,6 +70,24 @@ def test_the_interval_is_over_seeds_of_the_mean_of_columns(root: Path) -> None:
     assert f"± {half:.1f};" in titles(figure.wide)[row.name]
 
 
+def test_the_bar_of_two_seeds_is_their_range_also_where_a_column_has_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, level in (("er", 0.2), ("afs", 0.4)):
+        save(tmp_path, resolve(name, "cifar100", memory=1000), level=level, seeds=2)
+        save(tmp_path, resolve(name, "cifar100", memory=5000), level=level, seeds=5)
+    standings = standings_of(tmp_path)
+    per_column = [list(values.values())[:2] for values in standings.by_seed["afs"].values()]
+    low, high = sorted(50 * (one + two) for one, two in zip(*per_column, strict=True))
+    drawn: list[MethodPoint] = []
+    monkeypatch.setattr(module, "_mark", lambda point, *_: drawn.append(point) or "")
+    assert cost_figure(standings) is not None
+    point = next(point for point in drawn if point.name == "afs")
+    assert point.value != pytest.approx((low + high) / 2)
+    assert point.ends == pytest.approx((low, high))
+    assert point.value == pytest.approx(100 * (standings.mean_value(standings.entries.named("afs")) or 0))
+
+
 @pytest.mark.parametrize("higher", [True, False])
 def test_the_line_has_what_no_other_beats(higher: bool) -> None:
     rng = np.random.default_rng(0)

@@ -528,6 +528,16 @@ def test_latex_has_minus_signs(tmp_path: Path) -> None:
     assert not re.search(r"(& |\{)-\d", text)
 
 
+def test_latex_has_minus_signs_in_ranges(tmp_path: Path) -> None:
+    save(tmp_path, resolve("afs", "cifar100"), level=0.9, seeds=2)
+    save(tmp_path, resolve("er", "cifar100"), level=0.5, seeds=2)
+    text = latex(methods_document(Standings(entries(collect([tmp_path]).cells))))
+    assert re.search(r"\(\$-\$\d+\.\d \(\$-\$\d+\.\d to \$-\$\d+\.\d\)\)", text)
+    assert not re.search(r"[( ]-\d", text)
+    assert "in brackets, with a sign: the paired difference" in text  # a range has brackets too
+    check_latex(text)
+
+
 def test_latex(written: Written) -> None:
     for path in written.tables:
         if path.suffix == ".tex":

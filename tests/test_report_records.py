@@ -28,7 +28,7 @@ from ocil.report.measure_tables import measures_document
 from ocil.report.papers import load
 from ocil.report.standings import Standings
 from ocil.report.style import REPORT_STYLE, looks, render
-from ocil.report.table import csv
+from ocil.report.table import csv, latex_table
 from ocil.report.write import write
 from ocil.runs.config import resolve
 from ocil.runs.folder import RunFolder
@@ -462,6 +462,9 @@ def test_measures_of_one_table(root: Path) -> None:
     assert first.rows[0].values[titles.index("samples kept")].text == "1 MB"
     assert len(second.rows) == 1
     assert csv(document.records).startswith("dataset,stream,memory,method,measure,seeds,mean,interval\n")
+    caption = latex_table(first, document).partition("\\begin{adjustbox}")[0]
+    assert caption.count("Best in bold") == 1
+    assert "brackets" not in caption  # a range stands in them, and there are no paired differences
 
 
 @pytest.mark.usefixtures("blank_figures")

@@ -14,11 +14,14 @@ import numpy as np
 import pytest
 
 from ocil.errors import OcilError, WriteError
+from ocil.online.model import Model
+from ocil.serve.checkpoints import NOTE
 from ocil.serve.log import Log
 from ocil.serve.newest import newest_file
 from ocil.serve.records import BODY, Change, Cut, Record, SampleRecord
 from ocil.serve.segment import HEAD, HEADER, MARK, OLD_HEADER, OLD_MAGIC, DamagedError, Segment, framed, read
 from tests.conftest import Call, one_error
+from tests.serving import FORM, SECONDS, picture, running
 
 SHAPE = (3, 4, 1)
 
@@ -540,6 +543,23 @@ def test_a_segment_that_the_saved_model_has_learned_may_be_gone(folder: Path) ->
     (segment,) = folder.iterdir()
     segment.unlink()
     assert left(folder, 4) == []
+
+
+def test_the_name_does_not_count_after_a_rollback_to_an_earlier_version(tmp_path: Path) -> None:
+    """It learns the segment and deletes it, and does not know that the segment is named."""
+    with running(tmp_path):
+        pass
+    name = newest_file(tmp_path / "log")
+    name.write_text("00000000000000000001-0000.log\n")
+    with pytest.raises(DamagedError, match="the newest file of the log, is missing"), running(tmp_path):
+        pass
+    model = Model.load(tmp_path, "cpu")
+    del model.note[NOTE]["newest_is_named"]  # as an earlier version saves it
+    model.save(tmp_path)
+    for _ in range(2):  # the first one saves
+        with running(tmp_path) as service:
+            service.writer.submit(FORM.read(picture(60)[None]), ["a"], None).result(SECONDS)
+    assert not name.exists()
 
 
 def test_a_damaged_name_of_the_newest_segment_is_refused(folder: Path) -> None:

@@ -376,6 +376,8 @@ def test_data_that_was_cut_is_written_again(six: Dataset, tmp_path: Path) -> Non
         (("--grid", "lr=1", "lr=2"), "lr is given twice"),
         (("--grid", "width=1"), "width is given twice"),
         (("--grid", "class_order=seeded"), "cannot be searched"),
+        (("--grid", "first_task=2,4"), "first_task changes the problem; it cannot be searched"),
+        (("--grid", "imbalance_factor=1,20"), "imbalance_factor changes the problem; it cannot be searched"),
         (("--grid", "memory=20,30"), "memory is given twice"),
         (("--grid", "review=true,false", "--review"), "review is given twice"),
         (("--grid", "batch_size=10", "--review", "-s", "review_every=9999"), "review_every = 9999 is more than"),

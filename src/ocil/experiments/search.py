@@ -14,7 +14,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
@@ -41,13 +41,17 @@ from ocil.runs.naming import readable, short_digest
 from ocil.runs.results import Result, write_json
 from ocil.runs.stream_run import StreamRun
 from ocil.streams import Stream
-from ocil.streams.config import StreamConfig
+from ocil.streams.config import EVALUATION, StreamConfig
 from ocil.streams.long_tail import counts_of, is_long_tailed
 from ocil.streams.material import Material
 
 SCHEMA = 1
 RECORD = "tuning.json"
-NOT_SEARCHED = ("tasks", "class_order")
+SEARCHED_OF_STREAM = {"batch_size", "epochs", "drop_last"}
+NOT_SEARCHED = {
+    each.name for each in fields(StreamConfig) if each.metadata != EVALUATION and each.name not in SEARCHED_OF_STREAM
+}
+"""Settings that decide what is to be learned: the point with the easiest stream would win."""
 SPACES: dict[str, dict[str, list[str]]] = {
     "afs": {"beta": ["0.01", "0.05", "0.1", "0.15", "0.2", "0.25", "0.3", "0.4", "0.5"]}  # the paper's
 }

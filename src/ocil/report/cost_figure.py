@@ -36,9 +36,10 @@ class MethodPoint:
         return self.costs[1]
 
     @property
-    def spread(self) -> float:
-        """How far the bar reaches to each side; 0: there is none."""
-        return self.over_seeds.spread or 0.0
+    def ends(self) -> tuple[float, float]:
+        """Where the bar begins and ends: at the values of two seeds, else at the interval. Equal: there is no bar."""
+        reach = self.over_seeds.interval or 0.0
+        return self.over_seeds.shown_range or (self.value - reach, self.value + reach)
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ def _cost_scale(points: Sequence[MethodPoint], canvas: Canvas) -> Scale:
 
 
 def _value_scale(points: Sequence[MethodPoint], canvas: Canvas, higher: bool) -> Scale:
-    ends = [point.value + sign * point.spread for point in points for sign in (-1, 1)]
+    ends = [end for point in points for end in (point.value, *point.ends)]
     low, high = min(ends), max(ends)
     room = 0.08 * (high - low) or 0.1 * abs(high) or 1.0
     places = (canvas.height - canvas.bottom, canvas.top)
@@ -226,9 +227,8 @@ def _mark(point: MethodPoint, across: Scale, up: Scale, best: bool, leads: bool,
         f" to {write(high)}" if high > low else ""
     )
     bars = ""
-    if point.spread:
-        ends = (up(point.value + sign * point.spread) for sign in (1, -1))
-        top, bottom = (f"{end:.1f}" for end in ends)
+    if point.ends[0] < point.ends[1]:
+        bottom, top = (f"{up(end):.1f}" for end in point.ends)
         bars = f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}"/>'
     kind = "point leader" if leads else "point best" if best else "point"
     dot = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{6.5 if leads else 4.5}"/>'
@@ -276,8 +276,8 @@ def _labels(
 def _taken(point: MethodPoint, across: Scale, up: Scale) -> Iterator[Box]:
     x, y = across(point.cost), up(point.value)
     yield Box(x - 7, y - 7, x + 7, y + 7)
-    if point.spread:
-        top, bottom = sorted((up(point.value - point.spread), up(point.value + point.spread)))
+    if point.ends[0] < point.ends[1]:
+        top, bottom = sorted(map(up, point.ends))
         yield Box(x - 1, top, x + 1, bottom)
 
 

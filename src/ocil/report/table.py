@@ -257,12 +257,13 @@ def latex_table(table: Table, document: Document) -> str:
 def _latex_caption(table: Table, document: Document, published: bool) -> str:
     """``published``: whether there are published values to compare with."""
     kinds = {column.kind for column in table.columns}
+    paired = any(value.paired for row in table.rows for value in row.values)
     words = [
         f"{latex_text(document.title)}. {latex_text(table.title)}.",
         latex_text(document.caption),
         latex_text(table.note),
         "Best in bold, second underlined; --: not measured." if "compared" in kinds else "",
-        "Best in bold, second underlined; in brackets: the paired difference." if "paired" in kinds else "",
+        "Best in bold, second underlined; in brackets, with a sign: the paired difference." if paired else "",
         r"$^{*}$: the intervals do not overlap." if published else "",
     ]
     return " ".join(filter(None, words))
@@ -292,8 +293,8 @@ def _latex_value(value: Value, compared: bool) -> list[str]:
 
 
 def _latex_number(text: str) -> str:
-    """The text with a minus sign in place of a leading hyphen."""
-    return re.sub(r"^-(?=\d)", "$-$", latex_text(text))
+    """The text with a minus sign in place of a hyphen before a number: the first one, and those of a range."""
+    return re.sub(r"(^|\(| to )-(?=\d)", r"\1$-$", latex_text(text))
 
 
 _LATEX = {

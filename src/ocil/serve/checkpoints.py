@@ -50,6 +50,8 @@ class Note:
     """The version that predictions come from; 0: the model itself."""
     scored: Scored = field(default_factory=Scored)
     """In the service's life. A version that is restored does not bring back its own."""
+    newest_is_named: bool = False
+    """Whether the version of ocil that saved it names the newest file of the log, see ``ocil.serve.newest``."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -62,6 +64,7 @@ class Note:
             "learned": self.learned,
             "pinned": self.pinned,
             "scored": list(self.scored),
+            "newest_is_named": self.newest_is_named,
         }
 
     @classmethod
@@ -89,6 +92,7 @@ class Note:
             learned=learned,
             pinned=whole(content, "pinned"),
             scored=Scored(*scored),
+            newest_is_named=entry(content, "newest_is_named", bool),
         )
 
     def number_memory(self, model: Model) -> None:
@@ -162,6 +166,7 @@ class Checkpoints:
             learned=self.model.samples,
             pinned=self.pinned,
             scored=scored,
+            newest_is_named=True,
         )
 
     def _commit_list(self) -> None:

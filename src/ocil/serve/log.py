@@ -41,9 +41,11 @@ class Log:
         segment_bytes: int = SEGMENT_BYTES,
         set_aside: bool = False,
         changes: int = 0,
+        newest_is_named: bool = True,
     ) -> None:
         """``input_format``: what the model takes, if the log is to be checked for it. ``changes``: the number of the
-        last change that was made to the model on disk.
+        last change that was made to the model on disk. ``newest_is_named``: False if an earlier version saved that
+        model, see ``ocil.serve.newest``.
         """
         self.folder, self.position, self.segment_bytes, self.changes = folder, position, segment_bytes, changes
         self.broken: str | None = None
@@ -51,7 +53,7 @@ class Log:
         self._lock = threading.Lock()
         self._file: int | None = None  # a descriptor: a buffer would hide when something is written
         self._path, self._salt, self._end, self._has_requests = folder, b"", 0, False
-        self.recovered = recover(folder, position, input_format, set_aside, changes)
+        self.recovered = recover(folder, position, input_format, set_aside, changes, newest_is_named)
         self.last = self.recovered.last
         """The number of the last sample written."""
         self.last_change = self.recovered.last_change

@@ -7,7 +7,8 @@ is. Its name is therefore kept in a file beside the log's folder:
   crash at any moment the segment that it names is there, and no acknowledged request is in a later one.
 - It is removed once the saved model has all requests of the log, and so before the segment is deleted.
 
-A log without such a file, as earlier versions wrote it, is not checked for this.
+A log without such a file, as earlier versions wrote it, is not checked for this. Nor is one whose model an earlier
+version saved: it does not know the file, and may have deleted the segment once it had learned it.
 """
 
 from pathlib import Path

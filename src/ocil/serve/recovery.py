@@ -57,14 +57,19 @@ class Recovered:
 
 
 def recover(
-    folder: Path, position: int, input_format: InputFormat | None, set_aside: bool, changes: int = 0
+    folder: Path,
+    position: int,
+    input_format: InputFormat | None,
+    set_aside: bool,
+    changes: int = 0,
+    newest_is_named: bool = True,
 ) -> Recovered:
     """Read the log in ``folder``, which is made if it is not there.
 
     All segments are read before any is changed, so an error leaves them as they were; then a record that was never
     finished is cut off. ``DamagedError`` for anything else that cannot be read, unless ``set_aside`` asks to go on
     without it. ``input_format``: what the model takes, if the log is to be checked for it. ``changes``: the number of
-    the last change that was made to the model on disk.
+    the last change that was made to the model on disk. ``newest_is_named``: False if an earlier version saved it.
     """
     _make_folder(folder)
     found = Recovered(position, last=position, last_change=changes)
@@ -75,6 +80,8 @@ def recover(
         except DamagedError:
             if not set_aside:
                 raise
+        if not newest_is_named:
+            write_newest(folder, None)
         found.newest = _newest(folder, set_aside)
         # One sample back: a change that was not made yet may follow the last one that was learned.
         needed = needed_segments(folder, position - 1)

@@ -73,7 +73,12 @@ class Service:
             note = Note.from_json(model.note.get(NOTE, {}), len(model.labels))
             note.number_memory(model)
         self.log = log = Log(
-            folder / LOG, note.position, model.input_format, set_aside=set_aside_damage, changes=note.changes
+            folder / LOG,
+            note.position,
+            model.input_format,
+            set_aside=set_aside_damage,
+            changes=note.changes,
+            newest_is_named=note.newest_is_named,
         )
         self.catalogue = Catalogue(folder / CATALOGUE, log.last, log.last_change, set_aside_damage)
         self._fill_catalogue()
