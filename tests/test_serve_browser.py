@@ -134,6 +134,15 @@ def test_a_file_that_is_no_image_is_reported(visit: Any, address: str) -> None:
     assert not page.locator("#teach").is_visible()
 
 
+def test_a_refusal_is_not_called_silence(visit: Any, address: str) -> None:
+    page = visit(address, refused="429")
+    too_many = '{"detail": "too many requests: try again in 2 seconds."}'
+    page.route("**/status", lambda route: route.fulfill(status=429, content_type="application/json", body=too_many))
+    page.get_by_text("The service refuses: too many requests: try again in 2 seconds.").wait_for()
+    page.evaluate("showProblem(new TypeError('Failed to fetch'))")
+    assert page.locator("#problem").inner_text() == "The service does not answer: Failed to fetch"
+
+
 def test_a_phone_and_the_dark(visit: Any, address: str) -> None:
     page = visit(address, viewport={"width": 340, "height": 700}, color_scheme="dark")
     drop(page, 30)

@@ -419,8 +419,7 @@ async function poll() {
   try {
     if (!shown && !busy && !document.hidden) await show(await request(asMe("label/queue")));
   } catch (error) {
-    at("problem").hidden = false;
-    at("problem").textContent = `The service does not answer: ${error.message}`;
+    showProblem(error);
   }
   setTimeout(poll, POLL);
 }

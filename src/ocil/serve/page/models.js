@@ -43,8 +43,7 @@ async function poll() {
       at("problem").hidden = true;
     }
   } catch (error) {
-    at("problem").hidden = false;
-    at("problem").textContent = `The service does not answer: ${error.message}`;
+    showProblem(error);
   }
   setTimeout(poll, POLL);
 }

@@ -223,8 +223,7 @@ async function poll() {
   try {
     if (!document.hidden) await refresh();
   } catch (error) {
-    at("problem").hidden = false;
-    at("problem").textContent = `The service does not answer: ${error.message}`;
+    showProblem(error);
   }
   setTimeout(poll, POLL);
 }

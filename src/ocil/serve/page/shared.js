@@ -1,5 +1,5 @@
 "use strict";
-// What both pages use. Whatever comes from the service is shown as text: textContent, value, and image addresses.
+// What all pages use. Whatever comes from the service is shown as text: textContent, value, and image addresses.
 
 const at = (id) => document.getElementById(id);
 const percent = (share) => (share === null || share === undefined ? "–" : `${(100 * share).toFixed(1)} %`);
@@ -29,6 +29,13 @@ async function fetched(path, options = {}) {
   }
   if (!answer.ok) throw new Error((await answer.json()).detail);
   return answer;
+}
+
+// fetch raises a TypeError if nothing answers, and what is not JSON is not from the service. Else it says what is wrong.
+function showProblem(error) {
+  const silent = error instanceof TypeError || error instanceof SyntaxError;
+  at("problem").hidden = false;
+  at("problem").textContent = silent ? `The service does not answer: ${error.message}` : `The service refuses: ${error.message}`;
 }
 
 let asked = null;
