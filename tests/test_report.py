@@ -138,6 +138,7 @@ def test_two_seeds_have_a_range() -> None:
     two, three = Estimate(0.416, 1.582, (0.541, 0.291)), Estimate(0.4, 0.1, (0.3, 0.4, 0.5))
     assert [measured(two, form) for form in ("percent", ".2f")] == ["41.6 (29.1 to 54.1)", "0.42 (0.29 to 0.54)"]
     assert [measured(three, form) for form in ("percent", ".2f")] == ["40.0 ± 10.0", "0.40 ± 0.10"]
+    assert measured(three, "+.2f") == "+0.40 ± 0.10"
     assert (percent(two), percent(three), percent(None)) == ("41.6 (29.1 to 54.1)", "40.0 ± 10.0", "-")
     assert two.spread == pytest.approx(0.125)
     assert two.shown_interval is None

@@ -26,7 +26,7 @@ def spread_text(value: Estimate, write: Callable[[float], str]) -> str:
     """What stands behind a mean: ``± 0.4``, of two seeds ``(42.0 to 42.6)``, of one nothing."""
     if value.shown_range is not None:
         return f"({' to '.join(map(write, value.shown_range))})"
-    return "" if value.interval is None else f"± {write(value.interval)}"
+    return "" if value.interval is None else f"± {write(value.interval).lstrip('+ ')}"  # a format may ask for signs
 
 
 def range_note(values: Iterable[Estimate | None]) -> str:
