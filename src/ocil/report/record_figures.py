@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from itertools import accumulate
 from typing import TypeVar
 
@@ -166,11 +166,12 @@ def _costs(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Drawing]
     }
     for kind, costs, label in kinds:
         known = {name: cost for name, cost in costs.items() if cost is not None and cost > 0}
-        shown = _apart({name: cells[name] for name in known}, known)
+        varied = _varied({name: cells[name] for name in known}, known)
+        shown = _apart({name: cells[name] for name in known}, varied)
         if len(shown) > 1 and len({known[name] for name in shown}) > 1:
             curves = {
                 title: [(known[name], cells[name].summary.average_accuracy) for name in names]
-                for title, names in _curves(shown, known).items()
+                for title, names in _curves(shown, varied).items()
             }
             yield drawing_of(
                 place,
@@ -188,14 +189,22 @@ def _known(values: Mapping[str, float | None]) -> int:
     return sum(value is not None for value in values.values())
 
 
-def _apart(cells: Mapping[str, MeasuredCell], costs: Mapping[str, float]) -> dict[str, MeasuredCell]:
-    """What a figure of costs shows: all if they are few, else each method with its own settings, and with the one other
-    setting that gives it most costs. A method is drawn with all its points or not at all, the most accurate first."""
-    varied = _varied(cells, costs)
+def _varied(cells: Mapping[str, MeasuredCell], costs: Mapping[str, float]) -> set[str]:
+    """The cells with another cost than that of their method's own settings; of each method those that change the same
+    settings as most of them."""
+    own = {cell.label: costs[name] for name, cell in cells.items() if not cell.learner_settings}
+    found: dict[str, dict[frozenset[str], list[str]]] = {}
+    for name, cell in cells.items():
+        if cell.learner_settings and abs(costs[name] / own.get(cell.label, math.inf) - 1) > SAME_COST:
+            found.setdefault(cell.label, {}).setdefault(frozenset(cell.learner_settings), []).append(name)
+    return {name for by_settings in found.values() for name in max(by_settings.values(), key=len)}
+
+
+def _apart(cells: Mapping[str, MeasuredCell], varied: Set[str]) -> dict[str, MeasuredCell]:
+    """What a figure of costs shows: all if they are few, else each method with its own settings, and the ``varied``
+    ones. A method is drawn with all its points or not at all, the most accurate first."""
     chosen = {
-        name: cell
-        for name, cell in cells.items()
-        if len(cells) <= CROWD or not cell.learner_settings or name in varied.get(cell.label, ())
+        name: cell for name, cell in cells.items() if len(cells) <= CROWD or not cell.learner_settings or name in varied
     }
     methods = Counter(cell.label for cell in chosen.values())
     drawn = {
@@ -206,22 +215,11 @@ def _apart(cells: Mapping[str, MeasuredCell], costs: Mapping[str, float]) -> dic
     return {name: cell for name, cell in chosen.items() if cell.label in drawn}
 
 
-def _varied(cells: Mapping[str, MeasuredCell], costs: Mapping[str, float]) -> dict[str, list[str]]:
-    """By method: the cells with another cost than that of its own settings, by the settings that have most of them."""
-    own = {cell.label: costs[name] for name, cell in cells.items() if not cell.learner_settings}
-    found: dict[str, dict[frozenset[str], list[str]]] = {}
-    for name, cell in cells.items():
-        if cell.learner_settings and abs(costs[name] / own.get(cell.label, math.inf) - 1) > SAME_COST:
-            found.setdefault(cell.label, {}).setdefault(frozenset(cell.learner_settings), []).append(name)
-    return {label: max(by_settings.values(), key=len) for label, by_settings in found.items()}
-
-
-def _curves(cells: Mapping[str, MeasuredCell], costs: Mapping[str, float]) -> dict[str, list[str]]:
+def _curves(cells: Mapping[str, MeasuredCell], varied: Set[str]) -> dict[str, list[str]]:
     """The names of cells by the curve they belong to: a method with its own settings and with one setting varied."""
-    varied = _varied(cells, costs)
     curves: dict[str, list[str]] = {}
     for name, cell in cells.items():
-        joined = not cell.learner_settings or name in varied.get(cell.label, ())
+        joined = not cell.learner_settings or name in varied
         curves.setdefault(cell.label if joined else name, []).append(name)
     return {names[0] if len(names) == 1 else title: names for title, names in curves.items()}
 
