@@ -242,7 +242,8 @@ def field(found: Collection) -> str:
         and group(cell) == "table"
         and (cell.config.dataset, cell.config.learner.memory) in columns
     ]
-    names = [name for name in BESIDE if all(len(cell.runs) == 10 for cell in beside if cell.config.label == name)]
+    runs = {name: [len(cell.runs) for cell in beside if cell.config.label == name] for name in BESIDE}
+    names = [name for name in BESIDE if set(runs[name]) == {len(UNSEEN_SEEDS)}]
     wider = " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
     note = f"Seeds 10 to 12; {wider} have 10 to 19. Differences are over the seeds that both have."
     datasets = dict.fromkeys(cell.config.dataset for cell in since)
