@@ -23,10 +23,11 @@ def measured(value: Estimate | None, form: str) -> str:
 
 
 def spread_text(value: Estimate, write: Callable[[float], str]) -> str:
-    """What stands behind a mean: ``± 0.4``, of two seeds ``(42.0 to 42.6)``, of one nothing."""
+    """What stands behind a mean: ``± 0.4``, of two seeds ``(42.0 to 42.6)``, of one nothing. ``write`` may put a plus
+    before a number; an interval has none."""
     if value.shown_range is not None:
         return f"({' to '.join(map(write, value.shown_range))})"
-    return "" if value.interval is None else f"± {write(value.interval).lstrip('+ ')}"  # a format may ask for signs
+    return "" if value.interval is None else f"± {write(value.interval).lstrip('+ ')}"
 
 
 def range_note(values: Iterable[Estimate | None]) -> str:

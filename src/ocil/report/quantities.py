@@ -58,9 +58,7 @@ class Quantity:
             sign = plus if number * scale >= 0 and not form.startswith("+") else ""
             return f"{sign}{number * scale:{form}}"
 
-        ranged = value.shown_range is not None
-        spread = spread_text(value, signed if ranged else lambda number: f"{number * scale:{form}}")
-        return f"{signed(value.mean)} {spread}".strip()
+        return f"{signed(value.mean)} {spread_text(value, signed)}".strip()
 
 
 def _of(measure: Measure) -> Quantity:
