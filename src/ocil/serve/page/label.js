@@ -415,12 +415,7 @@ for (const name of ["dragenter", "dragover"]) {
 for (const name of ["dragleave", "drop"]) document.addEventListener(name, () => at("drop").classList.remove("over"));
 document.addEventListener("drop", (event) => { event.preventDefault(); dropped(event.dataTransfer).catch((error) => notify(error.message, true, "sent")); });
 
-async function poll() {
-  try {
-    if (!shown && !busy && !document.hidden) await show(await request(asMe("label/queue")));
-  } catch (error) {
-    showProblem(error);
-  }
-  setTimeout(poll, POLL);
+async function refresh() {
+  if (!shown && !busy) await show(await request(asMe("label/queue")));
 }
-poll();
+poll(refresh, POLL);

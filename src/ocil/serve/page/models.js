@@ -36,16 +36,9 @@ function show(models) {
   while (body.rows.length > models.length) body.lastElementChild.remove();
 }
 
-async function poll() {
-  try {
-    if (!document.hidden) {
-      show((await request("models")).models);
-      at("problem").hidden = true;
-    }
-  } catch (error) {
-    showProblem(error);
-  }
-  setTimeout(poll, POLL);
+async function refresh() {
+  show((await request("models")).models);
+  at("problem").hidden = true;
 }
 
-poll();
+poll(refresh, POLL);

@@ -219,15 +219,6 @@ function showClasses(classes) {
   });
 }
 
-async function poll() {
-  try {
-    if (!document.hidden) await refresh();
-  } catch (error) {
-    showProblem(error);
-  }
-  setTimeout(poll, POLL);
-}
-
 const drop = at("drop");
 for (const name of ["dragenter", "dragover"]) {
   drop.addEventListener(name, (event) => { event.preventDefault(); drop.classList.add("over"); });
@@ -243,4 +234,4 @@ document.addEventListener("paste", (event) => { if (size === null) choose(event.
 at("ask-vector").addEventListener("click", chooseVector);
 at("teach").addEventListener("submit", learn);
 at("refresh").addEventListener("click", () => refreshMemory().catch((error) => notify(error.message, true)));
-poll();
+poll(refresh, POLL);

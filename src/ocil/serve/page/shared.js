@@ -38,6 +38,16 @@ function showProblem(error) {
   at("problem").textContent = silent ? `The service does not answer: ${error.message}` : `The service refuses: ${error.message}`;
 }
 
+// Refresh the page now and again while somebody sees it, and show why where that fails.
+async function poll(refresh, milliseconds) {
+  try {
+    if (!document.hidden) await refresh();
+  } catch (error) {
+    showProblem(error);
+  }
+  setTimeout(poll, milliseconds, refresh, milliseconds);
+}
+
 let asked = null;
 function askForToken() {
   asked ??= new Promise((resolve) => {
