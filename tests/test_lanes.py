@@ -11,7 +11,9 @@ import torch
 
 from ocil.engines.job import Observer
 from ocil.engines.lanes import take_turns
+from ocil.runs.config import resolve
 from ocil.runs.protocol import RunKey, Workspace
+from ocil.runs.stream_run import StreamRun
 
 CPU = Workspace(Path(), torch.device("cpu"))
 
@@ -41,6 +43,7 @@ class FakeRun:
 
     def __init__(self, number: int, trouble: str, held: set[int]) -> None:
         self.key, self.trouble, self.held = RunKey("cell", number), trouble, held
+        self.name = f"seed {number}"
 
     def open(self, workspace: Workspace, held: ExitStack) -> Work:
         self.held.add(self.key.seed)
@@ -102,3 +105,89 @@ def test_ended_work_is_gone_before_the_next_begins() -> None:
     outcomes = take_turns(runs, CPU, 1, Observer())
     assert alive == [0, 0, 0, 0]
     assert isinstance(outcomes[runs[1].key], ValueError)
+
+
+class Device:
+    """Has room for so many works at a time."""
+
+    def __init__(self, room: int) -> None:
+        self.room, self.taken, self.most = room, 0, 0
+        self.begun: list[int] = []
+
+    def take(self) -> None:
+        if self.taken == self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+        self.taken += 1
+        self.most = max(self.most, self.taken)
+
+    def free(self) -> None:
+        self.taken -= 1
+
+
+class Large:
+    """Takes room when it is opened or in its second step, and holds it to its end."""
+
+    def __init__(self, device: Device, held: ExitStack, at_once: bool) -> None:
+        self.device, self.held, self.at_once = device, held, at_once
+        if at_once:
+            self.take()
+
+    def take(self) -> None:
+        self.device.take()
+        self.held.callback(self.device.free)
+
+    def steps(self, *_: Any) -> Iterator[None]:
+        yield
+        if not self.at_once:
+            self.take()
+        yield from [None] * 5
+
+    def finish(self) -> str:
+        return "done"
+
+
+class LargeRun(FakeRun):
+    def __init__(self, number: int, device: Device, at_once: bool) -> None:
+        super().__init__(number, "", set())
+        self.device, self.at_once = device, at_once
+
+    def open(self, workspace: Workspace, held: ExitStack) -> Any:
+        self.device.begun.append(self.key.seed)
+        return Large(self.device, held, self.at_once)
+
+    def failed(self, error: Exception | SystemExit) -> Exception:
+        return ValueError("does not fit")
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("room", [1, 2, 4, 9])
+def test_a_run_without_memory_waits_for_one_that_has_it(
+    room: int, at_once: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = Device(room)
+    runs: list[Any] = [LargeRun(number, device, at_once) for number in range(7)]
+    outcomes = take_turns(runs, CPU, 5, Observer())
+    assert [str(outcome) for outcome in outcomes.values()] == ["done"] * 7
+    assert (device.most, device.taken) == (min(room, 5), 0)
+    # One that cannot be opened keeps the next from trying; those under way meet the limit one after the other.
+    waited = range(room, 5)[: 1 if at_once else None]
+    assert len(device.begun) == len(runs) + len(waited)
+    said = [record.message.partition(" beside ")[0] for record in caplog.records]
+    assert said == [f"seed {number} does not fit" for number in waited]
+
+
+def test_a_run_that_finds_no_memory_alone_fails() -> None:
+    runs: list[Any] = [LargeRun(number, Device(0), at_once) for number, at_once in enumerate((True, False, True))]
+    outcomes = take_turns(runs, CPU, 2, Observer())
+    assert [str(outcome) for outcome in outcomes.values()] == ["does not fit"] * 3
+
+
+def test_an_error_of_many_lines_is_said_in_one() -> None:
+    """Those of CUDA go on with advice for who debugs them."""
+    try:
+        raise RuntimeError("\nCUDA error: an illegal memory access was encountered\nFor debugging consider passing")
+    except RuntimeError as error:
+        said = str(StreamRun(resolve("er")).failed(error))
+    assert said.startswith(
+        "er seed 0: RuntimeError: CUDA error: an illegal memory access was encountered (test_lanes.py"
+    )

@@ -3,6 +3,7 @@
 Threads cannot do this: while one of them records a CUDA graph, no other may allocate memory on the device.
 """
 
+import logging
 import time
 import traceback
 from collections import deque
@@ -14,12 +15,14 @@ from functools import partial
 import torch
 
 from ocil.engines.job import Observer, Outcome, Outcomes, not_started
-from ocil.runs.protocol import Run, RunKey, RunResult, Workspace
+from ocil.runs.protocol import Run, RunKey, RunResult, Workspace, out_of_memory
 
 AHEAD = 8  # steps that a run may have queued on the GPU, so that slow runs do not hold up quick ones
 POLL_SECONDS = 5e-5  # how long to wait when every run has that many queued
 
 DONE = object()
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -55,7 +58,8 @@ class Lane:
 def take_turns(runs: Sequence[Run], workspace: Workspace, side_by_side: int, observer: Observer) -> Outcomes:
     """Carry out runs, ``side_by_side`` at a time; when one ends, the next one begins. On a CPU too.
 
-    If a run fails, the others go on.
+    If a run fails, the others go on. One that finds no memory beside others waits until one of them has ended, and goes
+    on from its checkpoint; from then on there are fewer side by side.
     """
     return _Turns(runs, workspace, side_by_side, observer).execute()
 
@@ -91,6 +95,8 @@ class _Turns:
         try:
             self.live[run.key] = self.open(run)
         except (Exception, SystemExit) as error:
+            if self.postpone(run, error, others=len(self.live)):
+                return
             self.settle(run, _without_locals(run.failed(error)))
 
     def open(self, run: Run) -> Lane:
@@ -114,12 +120,27 @@ class _Turns:
                 return
             outcome: Outcome = self.live[key].outcome()
         except (Exception, SystemExit) as error:
+            if self.postpone(run, error, others=len(self.live) - 1):
+                self.live.pop(key).held.close()
+                return
             outcome = _without_locals(run.failed(error))
         lane = self.live.pop(key)
         self.streams.append(lane.stream)
         lane.held.close()
         del lane  # frees the memory that the next run needs: an error may keep the variables of this function
         self.settle(run, outcome)
+
+    def postpone(self, run: Run, error: Exception | SystemExit, others: int) -> bool:
+        """Let a run wait until one of the others has ended, if it fails for want of memory that these have. It leaves
+        its stream, and so do those that no run has: no run begins before one has ended. Returns whether it waits.
+        """
+        if others < 1 or isinstance(error, SystemExit) or not out_of_memory(error):
+            return False
+        _without_locals(error)
+        self.streams.clear()
+        self.waiting.appendleft(run)
+        log.warning("%s does not fit beside %d others: it goes on when one of them has ended.", run.name, others)
+        return True
 
     def settle(self, run: Run, outcome: Outcome) -> None:
         self.outcomes[run.key] = outcome

@@ -6,7 +6,9 @@ randomness from ``learner.rng``. The conformance tests check that on a CPU.
 ``CapturedStepper`` takes the steps of a run, ``captured_batches`` those on batches that come from outside.
 """
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Protocol
 
@@ -22,6 +24,8 @@ from ocil.runs.config import RunConfig
 from ocil.runs.stepper import Stepper
 from ocil.streams import Stream
 
+ROOM = 0.25  # of a device's memory: with less of it free, the allocator gives back what it keeps before a recording
+
 
 def can_be_captured(config: RunConfig) -> bool:
     """Whether the steps of a run can be captured: those of its method, and those of its optimiser."""
@@ -34,11 +38,14 @@ class Graph(Protocol):
     def replay(self) -> None: ...
 
 
+Record = Callable[[Callable[[], None]], Graph]
+
+
 class Recordings:
     """The graphs of a learner's steps, by their kind and the shapes of the tensors that they take."""
 
-    def __init__(self, learner: Learner, record: Callable[[Callable[[], None]], Graph]) -> None:
-        self.learner, self.record = learner, record
+    def __init__(self, learner: Learner) -> None:
+        self.learner = learner
         self.variant = self._variant()
         self.graphs: dict[tuple[object, ...], tuple[tuple[Tensor, ...], Graph] | None] = {}
 
@@ -54,9 +61,11 @@ class Recordings:
         self.graphs.clear()
         return True
 
-    def take(self, kind: str, step: Callable[..., None], *inputs: Tensor) -> None:
+    def take(self, record: Record, kind: str, step: Callable[..., None], *inputs: Tensor) -> None:
         """Take a step. The first of a kind and shape is taken outside of a graph: it prepares what a graph may not
         prepare. The second one is recorded on copies of its tensors, which are filled before each replay.
+
+        ``record``: how. It is not kept: graphs go with their owner only if they do not know it in turn.
         """
         self.follow_variant()
         key = (kind, *(value.shape for value in inputs))
@@ -66,7 +75,7 @@ class Recordings:
             return
         if (recorded := self.graphs[key]) is None:
             fixed = tuple(value.clone() for value in inputs)
-            recorded = self.graphs[key] = (fixed, self.record(lambda: step(*fixed)))
+            recorded = self.graphs[key] = (fixed, record(lambda: step(*fixed)))
         fixed, graph = recorded
         for target, source in zip(fixed, inputs, strict=True):
             target.copy_(source)
@@ -91,7 +100,7 @@ class CapturedStepper(Stepper):
         self.step: Graph | None = None
         self.inputs: tuple[Tensor, Tensor] | None = None
         """The tensors that a recorded step reads, if the images are not on the device; filled before each replay."""
-        self.recordings = Recordings(learner, self.record)
+        self.recordings = Recordings(learner)
 
     def learn(self, number: int) -> None:
         first, last = self.stream.bounds[number]
@@ -118,7 +127,7 @@ class CapturedStepper(Stepper):
             super().count(prequential, x, y)
             return
         self._follow_variant()
-        self.recordings.take("prediction", partial(prequential.count, self.learner), x, y)
+        self.recordings.take(self.record, "prediction", partial(prequential.count, self.learner), x, y)
 
     def _learn_at_cursor(self) -> None:
         index = self.stream.samples[self.starts[self.cursor] + self.within]
@@ -138,11 +147,11 @@ class CapturedStepper(Stepper):
 
     def review(self, slots: Tensor) -> None:
         self._follow_variant()
-        self.recordings.take("review", self.learner.review_step, slots)
+        self.recordings.take(self.record, "review", self.learner.review_step, slots)
 
     def rehearse(self, slots: Tensor) -> None:
         self._follow_variant()
-        self.recordings.take("rehearsal", self.learner.task_end_step, slots)
+        self.recordings.take(self.record, "rehearsal", self.learner.task_end_step, slots)
 
     def _follow_variant(self) -> None:
         if self.recordings.follow_variant():
@@ -161,10 +170,36 @@ def record(work: Callable[[], None], rng: Rng, other_threads: bool = False) -> t
     for generator in rng.generators.values():
         graph.register_generator_state(generator)
     torch.cuda.synchronize(rng.device)
+    make_room(rng.device)
     # torch.cuda.graph would collect garbage each time, which adds up over many seeds.
-    graph.capture_begin(capture_error_mode="thread_local" if other_threads else "global")
-    try:
-        work()
-    finally:
+    with garbage_kept():
+        graph.capture_begin(capture_error_mode="thread_local" if other_threads else "global")
+        try:
+            work()
+        except BaseException:
+            with suppress(RuntimeError):  # it only says that the recording has failed
+                graph.capture_end()
+            raise
         graph.capture_end()
     return graph
+
+
+def make_room(device: torch.device) -> None:
+    """Give back the memory that the allocator keeps for later, if little else is free. When memory runs out it does so
+    by itself, except in a recording, which would fail."""
+    free, total = torch.cuda.mem_get_info(device)
+    if free < ROOM * total:
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def garbage_kept() -> Iterator[None]:
+    """No garbage is collected meanwhile. The graph of a run that has ended may be in it, and to destroy a graph while
+    another is recorded makes the recording fail."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -45,7 +45,7 @@ class CapturedBatches(Batches):
         """``size``: of the batches that are recorded."""
         super().__init__(learner)
         self.size = size
-        self.recordings = Recordings(learner, self.record)
+        self.recordings = Recordings(learner)
         self.static = False
         """Whether shapes have become static; asked until they are, because it reads from the device."""
         self.stream = torch.cuda.Stream(learner.device) if learner.device.type == "cuda" else None
@@ -54,17 +54,17 @@ class CapturedBatches(Batches):
         with self._beside():
             self.static = self.static or self.learner.shapes_are_static()
             if self.static and len(y) == self.size:
-                self.recordings.take("learn", self.learner.learn, x, y)
+                self.recordings.take(self.record, "learn", self.learner.learn, x, y)
             else:
                 self.learner.learn(x, y)
 
     def review(self, slots: Tensor) -> None:
         with self._beside():
-            self.recordings.take("review", self.learner.review_step, slots)
+            self.recordings.take(self.record, "review", self.learner.review_step, slots)
 
     def rehearse(self, slots: Tensor) -> None:
         with self._beside():
-            self.recordings.take("rehearsal", self.learner.task_end_step, slots)
+            self.recordings.take(self.record, "rehearsal", self.learner.task_end_step, slots)
 
     def memory_changed(self) -> None:
         self.static = False  # there may be fewer than a step draws

@@ -228,7 +228,8 @@ class Run(Protocol):
             return error
         if out_of_memory(error):
             return self.does_not_fit()
-        return OcilError(f"{self.name}: {type(error).__name__}: {error} ({place_of(error)})")
+        said = next(iter(str(error).strip().splitlines()), "")  # those of CUDA have advice for programmers below
+        return OcilError(f"{self.name}: {type(error).__name__}: {said} ({place_of(error)})")
 
 
 def perform(

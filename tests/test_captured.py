@@ -1,0 +1,130 @@
+"""How steps are recorded, with stand-ins for what only a GPU has."""
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ocil.data import Dataset
+from ocil.runs.build import build
+from ocil.runs.captured import CapturedStepper, garbage_kept, record
+from ocil.runs.config import resolve
+from ocil.streams import DeviceData, Stream
+
+CPU = torch.device("cpu")
+
+
+class FakeDevice:
+    """A device of 100 bytes. ``emptied`` has how many were free each time the allocator gave back what it kept."""
+
+    def __init__(self) -> None:
+        self.free, self.capturing, self.failed = 100, False, False
+        self.emptied: list[int] = []
+
+    def memory(self, device: torch.device) -> tuple[int, int]:
+        return self.free, 100
+
+    def empty_cache(self) -> None:
+        assert not self.capturing
+        self.emptied.append(self.free)
+
+    def graph(self) -> "FakeGraph":
+        return FakeGraph(self)
+
+
+class FakeGraph:
+    """As a CUDA graph: if anything fails while it is recorded, then so does the end of the recording."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        self.device = device
+
+    def register_generator_state(self, generator: torch.Generator) -> None: ...
+
+    def capture_begin(self, capture_error_mode: str) -> None:
+        self.device.capturing = True
+
+    def capture_end(self) -> None:
+        self.device.capturing = False
+        if self.device.failed:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
+    made = FakeDevice()
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", made.graph)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", made.memory)
+    monkeypatch.setattr(torch.cuda, "empty_cache", made.empty_cache)
+    return made
+
+
+class Randomness:
+    """What a recording needs of a learner's generators."""
+
+    device, generators = CPU, {"memory": torch.Generator()}
+
+
+def recorded(work: Callable[[], None]) -> Any:
+    return record(work, Randomness())  # type: ignore[arg-type]
+
+
+def test_no_garbage_is_collected_while_a_step_is_recorded(device: FakeDevice) -> None:
+    """It could hold the graph of a run that has ended; to destroy that one would make the recording fail."""
+    seen: list[tuple[bool, bool]] = []
+    assert gc.isenabled()
+    recorded(lambda: seen.append((device.capturing, gc.isenabled())))
+    assert seen == [(True, False)]
+    assert gc.isenabled()
+
+
+def test_collection_stays_off_where_it_was_off() -> None:
+    gc.disable()
+    try:
+        with garbage_kept():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_a_failed_recording_says_why(device: FakeDevice) -> None:
+    """Not that it failed: an engine makes room where memory is short."""
+
+    def work() -> None:
+        device.failed = True
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        recorded(work)
+    assert not device.capturing
+    assert gc.isenabled()
+
+
+def test_kept_memory_is_given_back_before_a_recording_where_it_is_short(device: FakeDevice) -> None:
+    for free in (100, 30, 20, 90, 1):
+        device.free = free
+        recorded(lambda: None)
+    assert device.emptied == [20, 1]
+
+
+def test_a_stepper_goes_with_its_run() -> None:
+    """Not with the next collection of garbage: the memory of its graphs is wanted by the next run."""
+    x, y = np.zeros((20, 8, 8, 1), np.uint8), np.arange(20) % 2
+    data = Dataset("two", x, y, x, y, ("a", "b"))
+    config = resolve("er", "two", memory=10, settings={"width": 1, "tasks": 1}, classes=2)
+    stream = Stream(data, config.stream, 0, resident=DeviceData(data, CPU))
+    gc.collect()
+    gc.disable()
+    try:
+        stepper = CapturedStepper(build(config, data, CPU), stream)
+        stepper.learn(0)
+        known = weakref.ref(stepper), weakref.ref(stepper.learner)
+        del stepper
+        assert [ref() for ref in known] == [None, None]
+    finally:
+        gc.enable()
