@@ -233,7 +233,7 @@ def beside(found: Collection) -> str:
 
 def field(found: Collection) -> str:
     """Methods since AFS beside stride and AFS on the same seeds, with what they cost, in the columns that they have."""
-    since = [cell for cell in found.cells if cell.config.method in SINCE]
+    since = [cell for cell in found.cells if cell.config.method in SINCE and not changed(cell) & COMPUTE]
     columns = {(cell.config.dataset, cell.config.learner.memory) for cell in since}
     beside = [
         cell
