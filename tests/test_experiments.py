@@ -1,3 +1,4 @@
+import re
 import textwrap
 from collections import Counter
 from pathlib import Path
@@ -25,7 +26,7 @@ COUNTS = {  # cells, seeds
     "memory-batch": (6, 10),
     "samples": (2, 1),
     "equal-compute": (16 * 3, 10),
-    "field": (11 * 3, 3),
+    "field": (13 * 3, 3),
     "ce-scale": (8 * 3, 10),
     "no-task-ends": (15 * 2, 10),
     "class-orders": (11 * 3, 10),
@@ -101,6 +102,13 @@ def test_what_is_shipped_expands(path: Path, tmp_path: Path, monkeypatch: pytest
 
 def test_every_count_has_a_file() -> None:
     assert sorted(COUNTS) == sorted(path.stem for path in SHIPPED)
+
+
+def test_the_page_of_the_experiments_counts_them_right() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "experiments.md").read_text()
+    rows = re.findall(r"^\| (`[\w`, -]+) \|.*\| (\d+)(?: each)? \| (\d+)(?: each)? \|$", page, re.MULTILINE)
+    said = {name: (int(cells), int(runs)) for names, cells, runs in rows for name in re.findall(r"[\w-]+", names)}
+    assert said == {name: (cells, cells * seeds) for name, (cells, seeds) in COUNTS.items()}
 
 
 def test_table_1_is_the_paper_s() -> None:
