@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from ocil.data import Dataset
+from ocil.rng import Rng
+from ocil.runs import captured
 from ocil.runs.build import build
 from ocil.runs.captured import CapturedStepper, garbage_kept, record
 from ocil.runs.config import resolve
@@ -128,3 +130,61 @@ def test_a_stepper_goes_with_its_run() -> None:
         assert [ref() for ref in known] == [None, None]
     finally:
         gc.enable()
+
+
+class Owner:
+    """Knows itself, so that it and its graph go only when garbage is collected."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
+        self.graph, self.owner = graph, self
+
+
+@pytest.mark.gpu
+def test_a_graph_among_the_garbage_does_not_disturb_a_recording() -> None:
+    rng, values = Rng(0, torch.device("cuda")), torch.zeros(4, device="cuda")
+
+    def work() -> None:
+        for _ in range(100):
+            _ = [[], []]  # enough new objects for a collection, which begins at any of them
+        values.add_(1)
+
+    before = gc.get_threshold()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        work()
+        Owner(record(work, rng))
+        gc.set_threshold(1, 1, 1)
+        try:
+            graph = record(work, rng)
+        finally:
+            gc.set_threshold(*before)
+        graph.replay()
+    torch.cuda.synchronize()
+    assert values.tolist() == [2.0] * 4
+
+
+@pytest.mark.gpu
+def test_memory_that_the_allocator_keeps_is_there_for_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unlike other work, a recording cannot take it: it has memory of its own."""
+    rng, total = Rng(0, torch.device("cuda")), torch.cuda.get_device_properties(0).total_memory
+    size = total // 100
+    found = torch.zeros(1, device="cuda")
+
+    def work() -> None:
+        found.add_(torch.ones(size, dtype=torch.uint8, device="cuda")[:1])
+
+    torch.cuda.empty_cache()
+    reserved = torch.cuda.memory_reserved() / total
+    torch.cuda.set_per_process_memory_fraction(min(1.0, reserved + 0.025))
+    try:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            kept = torch.empty(2 * size, dtype=torch.uint8, device="cuda")
+            del kept
+            monkeypatch.setattr(captured, "ROOM", 0.0)
+            with pytest.raises(torch.OutOfMemoryError):
+                record(work, rng)
+            monkeypatch.setattr(captured, "ROOM", 1.0)
+            record(work, rng).replay()
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    torch.cuda.synchronize()
+    assert found.item() == 1
