@@ -14,6 +14,7 @@ from ocil.report.collect import collect
 from ocil.report.cost import images_per_batch
 from ocil.report.entries import Entries, entries
 from ocil.report.explore import first_pair
+from ocil.report.formatting import sizes
 from ocil.report.headline import headline
 from ocil.report.quantities import named
 from ocil.report.ranking import average_ranks, paired_difference, ranking, read_seeds, seeds_text
@@ -188,6 +189,33 @@ def test_the_leader_is_measured_against_another_method(tmp_path: Path) -> None:
     assert first_pair(standings) == ("afs", "er")
     variants = Standings(standings.entries.only(["afs", "afs alpha=0.3"]))
     assert variants.rival == standings.entries.named("afs alpha=0.3")  # else there is nothing to compare with
+
+
+def test_who_is_best_in_other_columns_adds_up(tmp_path: Path) -> None:
+    methods = ["afs", "er", "mir", "gss", "scr", "aser"]
+    for number, best in enumerate(["afs", "afs", *methods[1:]]):
+        for name in methods:
+            config = resolve(name, BIRDS, memory=100 + number, settings={"memory_batch": 5})
+            store(tmp_path, config, dict.fromkeys(range(3), 0.6 if name == best else 0.5 - methods.index(name) / 100))
+    found = headline(Standings(entries(collect([tmp_path]).cells)))
+    assert found is not None
+    said = dict(re.findall(r"([\w -]+?) in (\d+)(?=[,;.])", found.elsewhere.split("was run on 7 and is ")[1]))
+    assert said.pop("best") == "2"
+    assert said.pop(" others") == "1"
+    assert (len(said), set(said.values())) == (4, {"1"})
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        (5.01e6, 19.8e6, "5.01 to 19.8 MB"),
+        (9.8e5, 5.01e6, "980 kB to 5.01 MB"),
+        (4, 700, "4 to 700 B"),
+        (2e6, 2e6, "2 MB"),
+    ],
+)
+def test_sizes_have_one_unit_where_they_can(low: float, high: float, text: str) -> None:
+    assert sizes(low, high) == text
 
 
 def test_what_shares_no_seed_is_said_once(found: Entries) -> None:

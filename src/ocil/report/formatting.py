@@ -76,3 +76,16 @@ def kilo(number: float, digits: int = 3) -> str:
             return f"{number:.{digits}g}" + (f" {prefix}" if prefix else "")
         number /= 1000
     return f"{1000 * number:.3g} T"
+
+
+def size(number: float) -> str:
+    """Bytes: ``600 B``, ``19.8 MB``."""
+    return f"{kilo(number)}B" if number >= 999.5 else f"{number:.0f} B"
+
+
+def sizes(low: float, high: float) -> str:
+    """Bytes from ... to: ``5.01 to 19.8 MB``, ``980 kB to 5.01 MB``, or one size if both are the same."""
+    (first, unit), (last, other) = size(low).split(), size(high).split()
+    if unit != other:
+        return f"{first} {unit} to {last} {other}"
+    return f"{last} {other}" if first == last else f"{first} to {last} {other}"

@@ -9,6 +9,8 @@ from ocil.report.quantities import Quantity
 from ocil.report.standing_tables import images_text
 from ocil.report.standings import Standings
 
+NAMED = 4  # methods that are best somewhere, beside the leader
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -102,8 +104,10 @@ def _elsewhere(standings: Standings, leader: Entry) -> str:
     for lead in leads:
         wins[lead.best.name] = wins.get(lead.best.name, 0) + 1
     mine, ran = wins.pop(leader.name, 0), sum(lead.place in standings.by_seed[leader.name] for lead in leads)
-    ordered = sorted(wins.items(), key=lambda each: -each[1])[:4]
-    rest = ", ".join(f"{name} in {number}" for name, number in ordered)
+    ordered = sorted(wins.items(), key=lambda each: -each[1])
+    named = [f"{name} in {number}" for name, number in ordered[:NAMED]]
+    others = sum(number for _, number in ordered[NAMED:])
+    rest = ", ".join(named + ([f"others in {others}"] if others else []))
     columns = f"Of {count(len(leads), 'column')} with two methods or more"
     words = f"{columns}, {leader.name} was run on {ran} and is best in {mine}"
     return f"{words}; {rest}." if rest else f"{words}."

@@ -7,7 +7,7 @@ from ocil.errors import OcilError, suggest
 from ocil.evaluation.measures import MEASURES, Estimate, Measure, estimate
 from ocil.report.cells import FinishedRun, MeasuredCell
 from ocil.report.cost import bytes_kept
-from ocil.report.formatting import duration, kilo, measured, spread_text
+from ocil.report.formatting import duration, kilo, measured, size, spread_text
 from ocil.report.papers import ACCURACY
 
 
@@ -39,7 +39,7 @@ class Quantity:
         if value is None:
             return "-"
         plain: dict[str, Callable[[float], str]] = {
-            "bytes": lambda number: f"{kilo(number)}B" if number >= 1000 else f"{number:.0f} B",
+            "bytes": size,
             "images": kilo,
             "seconds": duration,
         }

@@ -10,7 +10,7 @@ from ocil.evaluation.measures import Estimate
 from ocil.report.cells import MeasuredCell, Place, memory_of
 from ocil.report.cost import images_per_batch
 from ocil.report.entries import Entry
-from ocil.report.formatting import count, duration, kilo, range_note
+from ocil.report.formatting import count, duration, kilo, range_note, sizes
 from ocil.report.quantities import KEPT, Quantity
 from ocil.report.ranking import seeds_text
 from ocil.report.result_tables import anchor, record_table
@@ -226,8 +226,7 @@ def _kept(cells: Iterable[MeasuredCell]) -> Value:
     if not values:
         return Value("-", "")
     low, high = min(value.mean for value in values), max(value.mean for value in values)
-    text = KEPT.text(values[0]) if low == high else f"{kilo(low)} to {kilo(high)}B"
-    return Value(text, f"{high:.6g}")
+    return Value(sizes(low, high), f"{high:.6g}")
 
 
 def ranking_text(standings: Standings) -> str:
