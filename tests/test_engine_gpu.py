@@ -19,7 +19,7 @@ from ocil.methods import METHODS
 from ocil.runs.captured import CapturedStepper
 from ocil.runs.config import RunConfig, resolve
 from ocil.runs.folder import RunFolder
-from ocil.runs.protocol import Finished, Interrupted
+from ocil.runs.protocol import Finished, Interrupted, Run
 from ocil.runs.results import Result
 from ocil.runs.stepper import Stepper
 from ocil.runs.stream_run import ActiveStreamRun, StreamRun, run
@@ -218,6 +218,35 @@ def test_a_full_device_is_said_in_a_line(tmp_path: Path, monkeypatch: pytest.Mon
     (outcome,) = run_all(configs(tmp_path, "er", 1), Job(tmp_path / "out", "cpu", tmp_path))
     assert isinstance(outcome, OcilError)
     assert "does not fit on the device" in str(outcome)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("dataset")
+def test_a_run_that_had_to_wait_for_memory_ends_as_if_it_had_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of three find no room when they are tested for the first time, and begin anew one after the other."""
+    plan, room, alone = configs(tmp_path, "er", 3), 1, ActiveStreamRun.check_loss
+    holders: set[int] = set()
+
+    def in_a_small_device(self: ActiveStreamRun) -> None:
+        if self.cursor:
+            holders.add(self.config.seed)
+            if len(holders) > room:
+                holders.discard(self.config.seed)
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+        alone(self)
+
+    def leave(run: Run, event: object) -> None:
+        if isinstance(event, Result):
+            holders.discard(run.seed)
+
+    monkeypatch.setattr(ActiveStreamRun, "check_loss", in_a_small_device)
+    outcomes = run_all(plan, Job(tmp_path / "small", "cpu", tmp_path, workers=3), Observer(leave))
+    monkeypatch.undo()
+    for config, outcome in zip(plan, outcomes, strict=True):
+        assert isinstance(outcome, Result)
+        assert outcome.digest == run(config, tmp_path / "alone", device="cpu").digest
 
 
 class Promised:
