@@ -232,6 +232,16 @@ def test_given_counts() -> None:
     assert (np.bincount(stream.data.test_y) == 1).all()
 
 
+def test_given_counts_are_shuffled_by_the_seed_and_never_exceed_what_is_there() -> None:
+    data, wanted = numbered([40] * 9 + [3]), [5, 40, 1, 2, 3, 4, 6, 7, 8, 9]
+    streams = [stream_of(data, seed, class_counts=wanted, imbalance_order="seeded", tasks=2) for seed in range(4)]
+    found = [per_task(stream).sum(0).tolist() for stream in streams]
+    assert len(set(map(tuple, found))) == 4
+    for counts in found:
+        assert counts[-1] <= 3
+        assert len(set(counts[:-1]) - set(wanted)) == 0
+
+
 # Label noise
 
 
