@@ -351,6 +351,10 @@ def test_who_announces_task_ends(boundary: Any) -> None:
             {"boundary": "none", "batch_size": 100},
             "makes 4 batches of the 400 samples of numbered, .* evaluate 5 times",
         ),
+        (
+            {"batch_size": 79, "task_ends": "hidden", "drop_last": True},
+            "lets two tasks of numbered end in the same batch",
+        ),
         ({"boundary": "iid", "batch_size": 500, "drop_last": True}, "makes 0 batches of the 400 samples"),
         ({"batch_size": 81, "drop_last": True}, "holds, 80 samples: give smaller batches or fewer tasks, or drop_last"),
         ({"label_noise": float("nan")}, "between 0 and 1"),

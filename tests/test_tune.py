@@ -469,7 +469,7 @@ def test_classes_are_as_large_in_a_search_as_in_the_whole_stream(six: Dataset, t
     six.save(tmp_path / "six.npz")
     path, out = str(tmp_path / "six.npz"), tmp_path / "s"
     found = search.Search("fine-tune", path, {"lr": ["0.1", "0.2"]}, settings=settings, seeds=4, out=out)
-    for cell in found.plan().cells:
+    for cell in found.cells:
         for seed, config in enumerate(cell.configs):
             whole = Stream(six, found.configs[0].stream, seed)
             in_whole = np.bincount(six.train_y[whole.samples.numpy()], minlength=CLASSES)

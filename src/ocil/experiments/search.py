@@ -33,7 +33,7 @@ from ocil.experiments.files import Cell, check_seed_count
 from ocil.experiments.plan import Plan, results_of
 from ocil.methods import method as method_info
 from ocil.rng import derive
-from ocil.runs.build import check, refuse_wrong_inputs
+from ocil.runs.build import Checks, refuse_wrong_inputs
 from ocil.runs.config import RunConfig, command, facts_of, plugin_words, resolve
 from ocil.runs.features import Encoder, features_of
 from ocil.runs.folder import RunFolder, is_folder
@@ -204,8 +204,9 @@ class Search:
 
     def plan(self) -> Plan:
         """The runs of all points. Raises if one of them could not run, else writes the data that they read."""
+        checks = Checks(self.split.data)
         for cell in self.cells:
-            check(cell.config, self.split.data)
+            checks.check(cell.configs)
         write_data(self.split.data, self.data_path)
         return Plan(self.cells, self.out, reference=False)
 
