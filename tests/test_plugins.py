@@ -260,7 +260,11 @@ def test_a_changed_file_makes_another_run_and_the_report_tells_them_apart(
     first = json.loads(run_tiny("mine", *words).out)["runs"]
     assert json.loads(run_tiny("mine", *words).out)["runs"] == first
     old = PluginFile.read(mine).digest
+    assert "has changed" not in ocil_command("show", tmp_path / "runs", "--plugin", mine).err
     mine.write_text(MINE + "# another line\n")
+    warned = ocil_command("show", tmp_path / "runs", "--plugin", mine).err
+    assert "the plugin file has changed since these were run: mine. Give their commands again" in warned
+    assert f"delete {Path(first[0]).parent}." in warned
     second = json.loads(run_tiny("mine", *words).out)["runs"]
     assert first != second
     said = ocil_command("report", tmp_path / "runs", "--out", tmp_path / "page", "--plugin", mine)
