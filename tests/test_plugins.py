@@ -208,6 +208,13 @@ def test_a_broken_file_leaves_nothing_behind(code: str, reason: str, tmp_path: P
     assert not [name for name in set(sys.modules) - before[1] if name.startswith("ocil_plugin_")]
 
 
+def test_a_file_that_imports_its_neighbour_is_told_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "neighbour_of_mine.py").write_text("x = 1")
+    (tmp_path / "mine.py").write_text("from neighbour_of_mine import x")
+    with pytest.raises(ocil.OcilError, match="cannot import what lies next to it: put all into one file, or install"):
+        plugins.load(tmp_path / "mine.py")
+
+
 def test_two_files_with_one_name(mine: Path, tmp_path: Path) -> None:
     plugins.load(mine)
     other = tmp_path / "other.py"
