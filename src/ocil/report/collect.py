@@ -226,7 +226,7 @@ def _warn_of_other_images(found: Sequence[Found], warnings: list[str]) -> None:
 
 
 def _warn_of_other_code(cells: Sequence[MeasuredCell], warnings: list[str]) -> None:
-    """Warn where a plugin file has changed since its runs: nothing else in a table tells their numbers from new ones."""
+    """Warn where a plugin file has changed since its runs: tables show their numbers as if they were new."""
     former = [cell for cell in cells if cell.is_of_other_code]
     if former:
         labels = ", ".join(dict.fromkeys(cell.label for cell in former))
