@@ -281,6 +281,35 @@ def test_a_changed_file_makes_another_run_and_the_report_tells_them_apart(
     assert f"code={PluginFile.read(mine).digest}" not in cells
 
 
+LOOSE_NET = """
+from torch import nn
+
+def make(input_shape):
+    return nn.Sequential(nn.Conv2d(input_shape[2], 4, 3), nn.ReLU())
+"""
+
+
+def test_a_finished_result_of_a_network_that_has_changed_is_named(
+    ocil_command: Call, tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "net_that_changes.py"
+    file.write_text(LOOSE_NET)
+    folder, settings = tmp_path / "runs", ("network=module:net_that_changes:make", "tasks=2")
+
+    def warned(seeds: int) -> str:
+        words = ("--dataset", tiny_npz, "--out", folder, "--seeds", seeds, "--workers", 1, "--set", *settings)
+        said = ocil_command("run", "fine-tune", *words)
+        assert said.code == 0, said
+        return "".join(line for line in said.err.splitlines() if "has changed" in line)
+
+    assert warned(1) == warned(1) == ""
+    file.write_text(LOOSE_NET.replace("4, 3", "4, 5"))
+    named = "the code of the network module:net_that_changes:make has changed since runs in "
+    assert warned(1).count(f"{named}{next(folder.iterdir())} were finished") == 1
+    assert warned(2).count(named) == 1, "also if a new seed was run by the new code"
+
+
 def test_a_report_names_the_plugin_that_it_lacks(
     mine: Path, run_tiny: Call, ocil_command: Call, tmp_path: Path
 ) -> None:
