@@ -1,6 +1,7 @@
 """``OnlineClassifier`` is a scikit-learn estimator like any other."""
 
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -389,6 +390,39 @@ def test_random_states(tiny: Dataset) -> None:
     assert len(seeds) == 4
     same = [classifier(random_state=np.random.RandomState(3)).fit(x, y).model_.recipe.seed for _ in range(2)]
     assert same[0] == same[1]
+
+
+OUTSIDE, BLACK = "outside the model's pixel range, 0 to 1, and are clipped", "next to black in the model's pixel range"
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "says"),
+    [
+        (1.0, 255.0, OUTSIDE),
+        (np.uint8(255), 1.0, BLACK),
+        (255.0, 1.0, BLACK),
+        (1.0, 1.04, ""),
+        (255.0, 255.0, ""),
+        (1.0, np.uint8(255), ""),
+        (255.0, 0.0, ""),
+    ],
+)
+def test_numbers_of_another_range_than_the_first_are_named(
+    first: Any, later: Any, says: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    """From 0 to ``first`` when the model begins, from 0 to ``later`` then."""
+    before, after = ((np.linspace(0, 1, 100) * most).astype(np.asarray(most).dtype) for most in (first, later))
+    learner = classifier().partial_fit(before.reshape(1, 10, 10, 1), ["a"])
+    assert not recwarn
+    warnings.simplefilter("always")
+    learner.predict(after.reshape(1, 10, 10, 1))
+    learner.partial_fit(after.reshape(1, 10, 10, 1), ["a"])
+    assert [says in str(one.message) for one in recwarn] == ([True, True] if says else [])
+
+
+def test_a_pixel_range_that_was_given_clips_without_a_warning() -> None:
+    learner = classifier(pixel_range=(0.2, 0.4)).partial_fit(np.full((1, 10, 10), 0.3), ["a"])
+    learner.predict(np.linspace(0, 1, 100).reshape(1, 10, 10))
 
 
 @pytest.mark.parametrize("seed", [-1, 2**64])

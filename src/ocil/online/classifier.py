@@ -262,8 +262,12 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return X
         X = tensors_as_arrays(X, "X")  # noqa: N806
         if (X.ndim if hasattr(X, "ndim") else np.asarray(X).ndim) > 2:
-            return check_array(X, dtype=None, allow_nd=True, estimator=self)
-        return validate_data(self, X, reset=first)
+            array = check_array(X, dtype=None, allow_nd=True, estimator=self)
+        else:
+            array = validate_data(self, X, reset=first)
+        if not first and self.pixel_range is None and isinstance(self.model_.input_format, ImageFormat):
+            self.model_.input_format.warn_of_another_range(array)
+        return array
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "model_")
