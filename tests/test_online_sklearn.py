@@ -176,6 +176,7 @@ def test_labels_of_any_hashable_kind(tiny: Dataset, tmp_path: Path) -> None:
         (np.array(["x", "y", "x"] * 2, dtype=object), ["x", "y"]),
         (torch.tensor([7, 300, 7] * 2), [7, 300]),
         ([1.0, 2.0, 3.0] * 2, [1.0, 2.0, 3.0]),
+        (["b", 1, None] * 2, ["b", 1, None]),
     ):
         one = classifier().fit(x, labels)
         assert one.classes_.tolist() == expected

@@ -283,6 +283,8 @@ def _labels(y: Any, check: bool = False) -> list[ClassLabel]:
     y = tensors_as_arrays(y, "y")
     if isinstance(y, list | tuple | np.ndarray) and any(isinstance(label, tuple) for label in y):
         return list(y)
+    if isinstance(y, list | tuple) and len({isinstance(label, str) for label in y}) == 2:
+        y = np.array(y, dtype=object)  # else numpy would turn all of them into text
     if check:
         y = column_or_1d(y, warn=True)
         assert_all_finite(y, input_name="y")
