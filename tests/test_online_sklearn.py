@@ -238,6 +238,15 @@ def test_what_is_refused(tiny: Dataset) -> None:
         classifier(settings={"lr": 1e30}).fit(np.concatenate([x] * 3), np.arange(30) % 3)
 
 
+def test_one_image_without_an_axis_for_it_is_told_apart() -> None:
+    one = np.random.default_rng(0).integers(0, 256, (12, 12, 3), dtype=np.uint8)
+    with pytest.raises(ValueError, match=r"X of 12x12x3 is 12 gray images, with one label. .* give X\[None\]"):
+        classifier().partial_fit(one, ["a"])
+    learner = classifier().partial_fit(one[None], ["a"])
+    with pytest.raises(ValueError, match=r"images of 12x3 were given, .* If this is one image, give x\[None\]"):
+        learner.predict(one)
+
+
 def embeddings(size: int, scale: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
     """Ten classes in random order, far apart."""
     rng = np.random.default_rng(0)

@@ -253,6 +253,11 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _samples(self, X: Any, y: Any, first: bool) -> tuple[Any, list[ClassLabel]]:  # noqa: N803
         inputs = self._inputs(X, first)
         labels = _labels(y, check=True)
+        if len(labels) == 1 and isinstance(inputs, np.ndarray) and inputs.ndim == 3 and len(inputs) > 1:
+            size = "x".join(map(str, inputs.shape))
+            raise InputError(
+                f"X of {size} is {len(inputs)} gray images, with one label. If it is one image, give X[None]."
+            )
         check_consistent_length(inputs, labels)
         return inputs, labels
 

@@ -118,7 +118,8 @@ class ImageFormat:
         fits |= array.ndim == 4 and array.shape[1:] == self.shape
         if not fits:
             size = "x".join(map(str, array.shape[1:]))
-            raise InputError(f"images of {size} were given, but the model has {height}x{width}x{channels}.")
+            advice = " If this is one image, give x[None]." if array.shape in (self.shape, self.shape[:2]) else ""
+            raise InputError(f"images of {size} were given, but the model has {height}x{width}x{channels}.{advice}")
         if array.dtype != np.uint8:
             scaled = (array.astype(np.float64) - self.low) * (255 / ((self.high - self.low) or 1.0))
             array = np.rint(scaled.clip(0, 255)).astype(np.uint8)
