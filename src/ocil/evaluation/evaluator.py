@@ -62,7 +62,7 @@ def tested_per_group(stream: Stream) -> list[int]:
     if not counts.all():
         names = stream.group_name(int(counts.argmin()))
         raise OcilError(f"{stream.data.name} has no test image of {names}: add some, or use fewer tasks.")
-    return counts.tolist()
+    return [int(count) for count in counts]
 
 
 class Evaluator:
