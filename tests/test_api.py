@@ -1,6 +1,7 @@
 """The functions of ``ocil.api``, and the page that promises them."""
 
 import ast
+import math
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import ocil
 from ocil.methods import METHODS
@@ -77,6 +79,23 @@ def test_a_finished_result_of_a_class_that_has_changed_is_named(
         assert result(True, 2.0).digest == result(False, 1.0).digest == before.digest
     assert len(found) == 4
     assert result(False, 1.0, tmp_path / "anew").digest != before.digest
+
+
+def test_a_finished_result_of_a_network_that_was_registered_anew_is_named(
+    own_plugins: None, tiny_npz: Path, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    def small(input_shape: tuple[int, ...]) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), 4))
+
+    def large(input_shape: tuple[int, ...]) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), 8))
+
+    for factory in (small, small, large):
+        assert not recwarn
+        ocil.register(ocil.NetworkInfo("own-net", factory, "-"), replace=True)
+        config = ocil.resolve("fine-tune", str(tiny_npz), settings={"network": "own-net", "tasks": 2})
+        ocil.run(config, tmp_path, device="cpu")
+    assert "the code of the network own-net has changed since" in str(recwarn.pop(UserWarning).message)
 
 
 def test_a_search_needs_a_dataset_that_workers_can_find(tiny: ocil.Dataset) -> None:

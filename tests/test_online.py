@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import pickle
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -433,6 +434,12 @@ def rewritten(path: Path, **changes: Any) -> None:
         header = json.loads(file.metadata()["ocil"]) | changes
     tensors = safetensors.torch.load_file(path)
     safetensors.torch.save_file(tensors, path, {"ocil": json.dumps(header)})
+
+
+def test_the_file_of_a_model_in_place_of_its_folder(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(b"anything")
+    with pytest.raises(OcilError, match=rf"is a file: give the folder of a model, {re.escape(str(tmp_path))}\."):
+        Model.load(tmp_path / FILE)
 
 
 def test_files_that_are_no_models(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """``OnlineClassifier`` is a scikit-learn estimator like any other."""
 
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,7 @@ def test_labels_of_any_hashable_kind(tiny: Dataset, tmp_path: Path) -> None:
         (np.array(["x", "y", "x"] * 2, dtype=object), ["x", "y"]),
         (torch.tensor([7, 300, 7] * 2), [7, 300]),
         ([1.0, 2.0, 3.0] * 2, [1.0, 2.0, 3.0]),
+        (["b", 1, None] * 2, ["b", 1, None]),
     ):
         one = classifier().fit(x, labels)
         assert one.classes_.tolist() == expected
@@ -234,6 +236,15 @@ def test_what_is_refused(tiny: Dataset) -> None:
         classifier(device="moon").fit(x, y)
     with pytest.raises(ocil.OcilError, match="not finite"):
         classifier(settings={"lr": 1e30}).fit(np.concatenate([x] * 3), np.arange(30) % 3)
+
+
+def test_one_image_without_an_axis_for_it_is_told_apart() -> None:
+    one = np.random.default_rng(0).integers(0, 256, (12, 12, 3), dtype=np.uint8)
+    with pytest.raises(ValueError, match=r"X of 12x12x3 is 12 gray images, with one label. .* give X\[None\]"):
+        classifier().partial_fit(one, ["a"])
+    learner = classifier().partial_fit(one[None], ["a"])
+    with pytest.raises(ValueError, match=r"images of 12x3 were given, .* If this is one image, give x\[None\]"):
+        learner.predict(one)
 
 
 def embeddings(size: int, scale: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
@@ -389,6 +400,39 @@ def test_random_states(tiny: Dataset) -> None:
     assert len(seeds) == 4
     same = [classifier(random_state=np.random.RandomState(3)).fit(x, y).model_.recipe.seed for _ in range(2)]
     assert same[0] == same[1]
+
+
+OUTSIDE, BLACK = "outside the model's pixel range, 0 to 1, and are clipped", "next to black in the model's pixel range"
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "says"),
+    [
+        (1.0, 255.0, OUTSIDE),
+        (np.uint8(255), 1.0, BLACK),
+        (255.0, 1.0, BLACK),
+        (1.0, 1.04, ""),
+        (255.0, 255.0, ""),
+        (1.0, np.uint8(255), ""),
+        (255.0, 0.0, ""),
+    ],
+)
+def test_numbers_of_another_range_than_the_first_are_named(
+    first: Any, later: Any, says: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    """From 0 to ``first`` when the model begins, from 0 to ``later`` then."""
+    before, after = ((np.linspace(0, 1, 100) * most).astype(np.asarray(most).dtype) for most in (first, later))
+    learner = classifier().partial_fit(before.reshape(1, 10, 10, 1), ["a"])
+    assert not recwarn
+    warnings.simplefilter("always")
+    learner.predict(after.reshape(1, 10, 10, 1))
+    learner.partial_fit(after.reshape(1, 10, 10, 1), ["a"])
+    assert [says in str(one.message) for one in recwarn] == ([True, True] if says else [])
+
+
+def test_a_pixel_range_that_was_given_clips_without_a_warning() -> None:
+    learner = classifier(pixel_range=(0.2, 0.4)).partial_fit(np.full((1, 10, 10), 0.3), ["a"])
+    learner.predict(np.linspace(0, 1, 100).reshape(1, 10, 10))
 
 
 @pytest.mark.parametrize("seed", [-1, 2**64])

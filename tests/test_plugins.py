@@ -208,6 +208,13 @@ def test_a_broken_file_leaves_nothing_behind(code: str, reason: str, tmp_path: P
     assert not [name for name in set(sys.modules) - before[1] if name.startswith("ocil_plugin_")]
 
 
+def test_a_file_that_imports_its_neighbour_is_told_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "neighbour_of_mine.py").write_text("x = 1")
+    (tmp_path / "mine.py").write_text("from neighbour_of_mine import x")
+    with pytest.raises(ocil.OcilError, match="cannot import what lies next to it: put all into one file, or install"):
+        plugins.load(tmp_path / "mine.py")
+
+
 def test_two_files_with_one_name(mine: Path, tmp_path: Path) -> None:
     plugins.load(mine)
     other = tmp_path / "other.py"
@@ -260,7 +267,11 @@ def test_a_changed_file_makes_another_run_and_the_report_tells_them_apart(
     first = json.loads(run_tiny("mine", *words).out)["runs"]
     assert json.loads(run_tiny("mine", *words).out)["runs"] == first
     old = PluginFile.read(mine).digest
+    assert "has changed" not in ocil_command("show", tmp_path / "runs", "--plugin", mine).err
     mine.write_text(MINE + "# another line\n")
+    warned = ocil_command("show", tmp_path / "runs", "--plugin", mine).err
+    assert "the plugin file has changed since these were run: mine. Give their commands again" in warned
+    assert f"delete {Path(first[0]).parent}." in warned
     second = json.loads(run_tiny("mine", *words).out)["runs"]
     assert first != second
     said = ocil_command("report", tmp_path / "runs", "--out", tmp_path / "page", "--plugin", mine)
@@ -268,6 +279,35 @@ def test_a_changed_file_makes_another_run_and_the_report_tells_them_apart(
     cells = (tmp_path / "page" / "tables" / "cells.md").read_text()
     assert f"code={old}" in cells
     assert f"code={PluginFile.read(mine).digest}" not in cells
+
+
+LOOSE_NET = """
+from torch import nn
+
+def make(input_shape):
+    return nn.Sequential(nn.Conv2d(input_shape[2], 4, 3), nn.ReLU())
+"""
+
+
+def test_a_finished_result_of_a_network_that_has_changed_is_named(
+    ocil_command: Call, tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "net_that_changes.py"
+    file.write_text(LOOSE_NET)
+    folder, settings = tmp_path / "runs", ("network=module:net_that_changes:make", "tasks=2")
+
+    def warned(seeds: int) -> str:
+        words = ("--dataset", tiny_npz, "--out", folder, "--seeds", seeds, "--workers", 1, "--set", *settings)
+        said = ocil_command("run", "fine-tune", *words)
+        assert said.code == 0, said
+        return "".join(line for line in said.err.splitlines() if "has changed" in line)
+
+    assert warned(1) == warned(1) == ""
+    file.write_text(LOOSE_NET.replace("4, 3", "4, 5"))
+    named = "the code of the network module:net_that_changes:make has changed since runs in "
+    assert warned(1).count(f"{named}{next(folder.iterdir())} were finished") == 1
+    assert warned(2).count(named) == 1, "also if a new seed was run by the new code"
 
 
 def test_a_report_names_the_plugin_that_it_lacks(

@@ -103,6 +103,11 @@ def test_what_is_no_seeds(text: str) -> None:
         read_seeds(text)
 
 
+def test_a_range_that_is_the_wrong_way_round() -> None:
+    with pytest.raises(OcilError, match="--seeds 0,5-2: write the lower seed first: 2-5"):
+        read_seeds("0,5-2")
+
+
 def test_seeds_are_written_as_ranges() -> None:
     assert seeds_text([19, 10, 11, 12, 3, 4, 13, 14, 15, 16, 17, 18]) == "3, 4, 10-19"
     assert seeds_text([]) == ""

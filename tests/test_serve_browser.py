@@ -172,6 +172,51 @@ def test_the_token_is_asked_for(visit: Any, service: Service) -> None:
         page.close()
 
 
+def test_another_token_can_be_given_where_the_first_is_for_other_models(visit: Any, tmp_path: Path) -> None:
+    from ocil.serve.models import Models
+    from ocil.serve.tokens import Access, add_token
+
+    tokens = tmp_path / "tokens.toml"
+    fits, other = add_token(tokens, "fits", "read", ("birds",)), add_token(tokens, "other", "read", ("texts",))
+    with running(tmp_path / "birds") as birds:
+        for address in served_app(Models({"birds": birds}, Access(file=tokens))):
+            page = visit(address, "401")
+            until(page, "document.getElementById('ask').open")
+            another = page.get_by_role("button", name="Another token")
+            assert another.count() == 0, "it is hidden where no token was given"
+            page.locator("#token").fill(other)
+            page.keyboard.press("Enter")
+            until(page, "document.getElementById('count').textContent.startsWith('This token is for none')")
+            another.click()
+            page.keyboard.press("Escape")
+            assert page.evaluate("sessionStorage.getItem('token')") == other, "nothing given, nothing changed"
+            another.click()
+            page.locator("#token").fill(fits)
+            with page.expect_navigation():  # the page loads itself again
+                page.keyboard.press("Enter")
+            page.get_by_text("1 of 1 ready").wait_for()
+
+
+def test_another_token_can_be_given_on_the_pages_of_a_model(visit: Any, service: Service, tmp_path: Path) -> None:
+    from ocil.serve.app import create_app
+    from ocil.serve.tokens import Access, add_token
+
+    tokens = tmp_path / "tokens.toml"
+    read, write = add_token(tokens, "reads", "read", ()), add_token(tokens, "writes", "write", ())
+    for address in served_app(create_app(service, Access(file=tokens))):
+        for place in ("", "/label"):
+            page = visit(f"{address}{place}", "401")
+            until(page, "document.getElementById('ask').open")
+            page.locator("#token").fill(read)
+            page.keyboard.press("Enter")
+            page.get_by_role("button", name="Another token").click()
+            page.locator("#token").fill(write)
+            with page.expect_navigation():  # the page loads itself again
+                page.keyboard.press("Enter")
+            assert page.evaluate("sessionStorage.getItem('token')") == write
+            page.close()
+
+
 def test_a_model_of_vectors(visit: Any, tmp_path: Path) -> None:
     with running(tmp_path, Recipe("er", memory=20, batch_size=4), VectorFormat(3)) as service:
         for address in served(service):

@@ -5,16 +5,17 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from ocil.errors import WriteError
-from ocil.online.model import Model, Recipe
+from ocil.errors import OcilError, WriteError
+from ocil.online.model import FILE, Model, Recipe
 from ocil.runs.environment import digest
 from ocil.serve.catalogue import FILE as CATALOGUE
 from ocil.serve.catalogue import Catalogue
@@ -423,3 +424,53 @@ def test_corrections_teach(tmp_path: Path) -> None:
         seen = FORM.read(np.stack([picture(40, 100 + n) for n in range(5)]))
         found = service.predictor.ask(seen).result(SECONDS)
         assert found.probabilities[:, found.labels.index("c")].mean() > found.probabilities[:, 0].mean()
+
+
+@pytest.fixture
+def connections(monkeypatch: pytest.MonkeyPatch) -> list[sqlite3.Connection]:
+    """All connections to databases that were opened."""
+    opened: list[sqlite3.Connection] = []
+    connect = sqlite3.connect
+
+    def remembered(*args: Any, **options: Any) -> sqlite3.Connection:
+        opened.append(connect(*args, **options))
+        return opened[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", remembered)
+    return opened
+
+
+def no_database(folder: Path) -> None:
+    (folder / CATALOGUE).write_bytes(b"no database" * 100)
+
+
+def later_format(folder: Path) -> None:
+    with closing(sqlite3.connect(folder / CATALOGUE)) as base:
+        base.execute("PRAGMA user_version = 1000")
+
+
+def lost_log(folder: Path) -> None:
+    shutil.rmtree(folder / "log")
+    (folder / "log.newest").unlink(missing_ok=True)
+    (folder / FILE).unlink()
+
+
+def no_versions(folder: Path) -> None:
+    (folder / "versions").write_text("a file")
+
+
+@pytest.mark.parametrize("damage", [no_database, later_format, lost_log, no_versions])
+def test_a_service_that_cannot_be_made_leaves_nothing_open(
+    tmp_path: Path, connections: list[sqlite3.Connection], damage: Callable[[Path], None]
+) -> None:
+    with running(tmp_path) as service:
+        send(service, 4)
+    damage(tmp_path)
+    connections.clear()
+    before = torch.backends.cudnn.benchmark
+    with pytest.raises(OcilError), running(tmp_path):
+        pass
+    assert torch.backends.cudnn.benchmark == before
+    (connection,) = connections
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        connection.execute("select 1")

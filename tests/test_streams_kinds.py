@@ -232,6 +232,16 @@ def test_given_counts() -> None:
     assert (np.bincount(stream.data.test_y) == 1).all()
 
 
+def test_given_counts_are_shuffled_by_the_seed_and_never_exceed_what_is_there() -> None:
+    data, wanted = numbered([40] * 9 + [3]), [5, 40, 1, 2, 3, 4, 6, 7, 8, 9]
+    streams = [stream_of(data, seed, class_counts=wanted, imbalance_order="seeded", tasks=2) for seed in range(4)]
+    found = [per_task(stream).sum(0).tolist() for stream in streams]
+    assert len(set(map(tuple, found))) == 4
+    for counts in found:
+        assert counts[-1] <= 3
+        assert len(set(counts[:-1]) - set(wanted)) == 0
+
+
 # Label noise
 
 
@@ -340,6 +350,10 @@ def test_who_announces_task_ends(boundary: Any) -> None:
         (
             {"boundary": "none", "batch_size": 100},
             "makes 4 batches of the 400 samples of numbered, .* evaluate 5 times",
+        ),
+        (
+            {"batch_size": 79, "task_ends": "hidden", "drop_last": True},
+            "lets two tasks of numbered end in the same batch",
         ),
         ({"boundary": "iid", "batch_size": 500, "drop_last": True}, "makes 0 batches of the 400 samples"),
         ({"batch_size": 81, "drop_last": True}, "holds, 80 samples: give smaller batches or fewer tasks, or drop_last"),

@@ -4,6 +4,7 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from ocil.cli.progress import CellTable
-from ocil.data import CATALOG, Dataset
+from ocil.data import CATALOG, Dataset, load
 from ocil.engines.job import Outcomes
 from ocil.errors import OcilError
 from ocil.experiments.estimate import MILLISECONDS, Estimator, Size, cost_of_run, cost_of_step, roughly
@@ -27,6 +28,9 @@ from ocil.runs.protocol import Interrupted, Progress, RunKey
 from ocil.runs.results import Result
 from ocil.runs.stream_run import StreamRun
 from ocil.runs.stream_run import run as run_alone
+from ocil.streams import Order, StreamConfig
+from ocil.streams import stream as stream_module
+from ocil.streams.kinds import draw
 from tests.conftest import Call, Said, left_over, one_error
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
@@ -251,6 +255,75 @@ def test_reviews_that_would_never_come_are_seen_at_every_memory_size(sweep: Swee
     text = experiment.read_text().replace("memory = 20\n", "memory = [50, 20]\nreview_batch = 30\n")
     experiment.write_text(text)
     assert "er-rv: review_batch = 30 is more than memory = 20" in one_error(sweep())
+
+
+def blank(folder: Path, name: str, sizes: list[int]) -> Path:
+    """A dataset with so many training images of each class, all of them black."""
+    train_y, test_y = np.repeat(np.arange(4), sizes), np.arange(4)
+    images = [np.zeros((len(labels), 8, 8, 1), np.uint8) for labels in (train_y, test_y)]
+    Dataset(name, images[0], train_y, images[1], test_y, tuple("abcd")).save(folder / f"{name}.npz")
+    return folder / f"{name}.npz"
+
+
+@pytest.fixture
+def unequal(tmp_path: Path) -> Path:
+    """Some seeds leave the small class alone in a task."""
+    return blank(tmp_path, "unequal", [40, 40, 40, 4])
+
+
+UNLUCKY = [("class_order=seeded", 1), ("boundary=i-blurry class_order=seeded", 1), ("boundary=si-blurry", 4)]
+
+
+@pytest.mark.parametrize(("settings", "seed"), UNLUCKY)
+def test_the_stream_of_a_later_seed_is_checked_before_any_run(
+    ocil_command: Call, unequal: Path, tmp_path: Path, settings: str, seed: int
+) -> None:
+    lines = "".join(f'{name} = "{value}"\n' for name, value in (one.split("=") for one in settings.split()))
+    shared = f'dataset = "{unequal}"\nwidth = 1\ntasks = 3\n{lines}'
+    text = f"first_seed = {seed - 1}\nseeds = 2\n[settings]\n{shared}[[cells]]\nmethod = 'fine-tune'\nlr = [0.1, 0.2]\n"
+    (tmp_path / "table.toml").write_text(text)
+    said = one_error(ocil_command("sweep", tmp_path / "table.toml", "--out", tmp_path / "runs", "--workers", 1))
+    assert f"fine-tune, lr=0.1: seed {seed}: batch_size = 10 is more than a task of unequal holds" in said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_search_checks_the_streams_of_all_seeds(ocil_command: Call, tmp_path: Path) -> None:
+    """Where both classes of the first task are small, it has no whole batch."""
+    path = blank(tmp_path, "equal", [40] * 4)
+    settings = ("width=1", "tasks=2", "imbalance_factor=20", "imbalance_order=seeded")
+    words = ("fine-tune", "--grid", "lr=0.1,0.2", "-d", path, "-o", tmp_path / "search", "--tasks", 1, "--seeds", 9)
+    said = one_error(ocil_command("tune", *words, "--set", *settings))
+    assert re.search(r"seed \d: batch_size = 10 is more than a task of equal.* holds, [67] samples", said)
+    assert not (tmp_path / "search").exists()
+
+
+def test_a_plan_draws_each_stream_once_and_loads_each_dataset_once(
+    unequal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[StreamConfig, int]] = []
+
+    def remember(data: Dataset, config: StreamConfig, seed: int) -> Order:
+        drawn.append((config, seed))
+        return draw(data, config, seed)
+
+    monkeypatch.setattr(stream_module, "draw", remember)
+    loaded = load(str(unequal))
+
+    class Once:
+        missing: dict[str, str] = {}  # noqa: RUF012
+        times = 0
+
+        def load(self, name: str) -> Dataset:
+            self.times += 1
+            return loaded
+
+    settings = {"width": 1, "tasks": 2, "class_order": "seeded"}
+    configs = [resolve("fine-tune", str(unequal), settings=settings | {"lr": 0.1 * n}) for n in (1, 2, 3)]
+    cells = (Cell(f"{n}", tuple(replace(one, seed=seed) for seed in range(4))) for n, one in enumerate(configs))
+    datasets: Any = Once()
+    Plan(tuple(cells), tmp_path).check(datasets)
+    assert datasets.times == 1
+    assert len(drawn) == len(set(drawn)) == 4
 
 
 @pytest.mark.slow

@@ -469,7 +469,7 @@ def test_classes_are_as_large_in_a_search_as_in_the_whole_stream(six: Dataset, t
     six.save(tmp_path / "six.npz")
     path, out = str(tmp_path / "six.npz"), tmp_path / "s"
     found = search.Search("fine-tune", path, {"lr": ["0.1", "0.2"]}, settings=settings, seeds=4, out=out)
-    for cell in found.plan().cells:
+    for cell in found.cells:
         for seed, config in enumerate(cell.configs):
             whole = Stream(six, found.configs[0].stream, seed)
             in_whole = np.bincount(six.train_y[whole.samples.numpy()], minlength=CLASSES)
@@ -477,10 +477,11 @@ def test_classes_are_as_large_in_a_search_as_in_the_whole_stream(six: Dataset, t
             in_search = np.bincount(found.split.data.train_y[cut.samples.numpy()])
             expected = [max(1, round(0.9 * in_whole[six.classes.index(name)])) for name in found.split.data.classes]
             assert in_search.tolist() == expected
-    counts = [sum(config.stream.class_counts) for config in found.cells[0].configs]
-    assert found.samples == counts
-    assert max(counts) < len(found.split.data.train_y)
-    assert (len(set(counts)) > 1) == (order == "seeded")
+        assert len({config.cell for config in cell.configs}) == 1, "the runs of a point differ by their seed alone"
+    cuts = [Stream(found.split.data, config.stream, config.seed) for config in found.cells[0].configs]
+    assert found.samples == [len(cut.samples) for cut in cuts]
+    assert max(found.samples) < len(found.split.data.train_y)
+    assert (len(set(found.samples)) > 1) == (order == "seeded")
 
 
 def test_a_search_says_how_many_samples_its_runs_learned(tune: Tune, tmp_path: Path) -> None:
@@ -491,6 +492,15 @@ def test_a_search_says_how_many_samples_its_runs_learned(tune: Tune, tmp_path: P
     numbers = json.loads((tmp_path / "search" / "tuning.json").read_text())["train_images"]
     assert len(numbers) == 3
     assert f"Learned from {min(numbers)} to {max(numbers)} and scored on" in said.out
+
+
+def test_the_seeds_of_a_search_are_one_cell_where_they_shuffle_sizes(
+    tune: Tune, ocil_command: Call, tmp_path: Path
+) -> None:
+    settings = ("imbalance_factor=5", "imbalance_order=seeded")
+    assert tune("fine-tune", "--grid", "lr=0.1", "--seeds", 3, "-s", *settings).code == 0
+    shown = json.loads(ocil_command("show", tmp_path / "search", "--json").out)
+    assert [run["config"]["seed"] for run in shown["runs"]] == [0, 1, 2], "one cell with all seeds"
 
 
 def test_given_counts_are_those_of_the_classes_of_a_search(six: Dataset, tmp_path: Path) -> None:

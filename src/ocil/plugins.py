@@ -369,7 +369,8 @@ def _load_file(file: PluginFile) -> ModuleType:
                 raise
             lines = [place.lineno for place in traceback.extract_tb(error.__traceback__) if place.filename == file.path]
             where = f" (line {lines[-1]})" if lines else ""  # a SyntaxError has its line in its text
-            raise OcilError(f"the plugin {file.path} cannot be loaded{where}: {_reason(error)}") from error
+            reason = f"{_reason(error)}{_about_neighbour(error, file)}"
+            raise OcilError(f"the plugin {file.path} cannot be loaded{where}: {reason}") from error
         _files.loaded[file.path] = file
         _files.broken.pop(file.path, None)
         return module
@@ -412,6 +413,15 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, OcilError):
         return text
     return f"{type(error).__name__}: {text}"[:300].rstrip(".: ") + "."
+
+
+def _about_neighbour(error: BaseException, file: PluginFile) -> str:
+    """What to do if a plugin file imports a file that lies next to it, which other processes would not have."""
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    folder = Path(file.path).parent
+    if not name or not ((folder / f"{name}.py").exists() or (folder / name).is_dir()):
+        return ""
+    return " A plugin file cannot import what lies next to it: put all into one file, or install a package."
 
 
 def warn_once(text: str) -> None:

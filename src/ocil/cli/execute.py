@@ -61,12 +61,27 @@ def execute(
             raise outcome
         if isinstance(outcome, OcilError):
             errors.setdefault(id(outcome), describe(run, outcome))
+    _warn_of_changed_code(outcomes, job)
     for message in errors.values():
         console.error(message)
     if any(isinstance(outcome, Interrupted) for outcome in outcomes.values()):
         console.info(STOPPED)
         raise KeyboardInterrupt
     return outcomes, list(errors.values())
+
+
+def _warn_of_changed_code(outcomes: "Outcomes", job: "Job") -> None:
+    """Name the cells that were finished before by a method or network whose code has changed since, each one once."""
+    from ocil.runs.program_code import changed_code
+    from ocil.runs.results import Result
+
+    results = [outcome for outcome in outcomes.values() if isinstance(outcome, Result)]
+    former = {result.config.cell: changed for result in results if (changed := changed_code(result))}
+    for cell, changed in former.items():
+        console.warning(
+            f"the code of {changed} has changed since runs in {job.root / cell} were finished: their results are the "
+            "former ones. Delete that folder, or give another --out, to run them again."
+        )
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Options that several commands have: types of single options, and groups of them as dataclasses."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -31,6 +32,16 @@ def whole_number(_: Any, tokens: Sequence[Token]) -> int:
         raise ValueError(f"'{tokens[0].value}' is not a whole number.") from None
 
 
+def number_of_seeds(kind: Any, tokens: Sequence[Token]) -> int:
+    """Reads how many seeds to run. Other commands take ranges, so one may be given here too."""
+    found = re.fullmatch(r"(\d{1,9})-(\d{1,9})", tokens[0].value.strip())
+    if found is None or int(found[1]) > int(found[2]):
+        return whole_number(kind, tokens)
+    low, count = int(found[1]), int(found[2]) - int(found[1]) + 1
+    first = f" The first is that of --seed {low}, or first_seed in the file of a sweep." if low else ""
+    raise ValueError(f"'{found[0]}' is a range. Give how many seeds to run: --seeds {count}.{first}")
+
+
 def _usable_folder(_: Any, place: Path | None) -> None:
     if place is not None:
         nearest_folder(place)
@@ -43,7 +54,7 @@ def _usable_threads(_: Any, threads: int | None) -> None:
 WHOLE = Parameter(converter=whole_number)
 Whole = Annotated[int, WHOLE]
 MaybeWhole = Annotated[int | None, WHOLE]
-Seeds = Annotated[int | None, WHOLE, Parameter(alias="-n")]
+Seeds = Annotated[int | None, Parameter(converter=number_of_seeds, alias="-n")]
 MemorySize = Annotated[int | None, WHOLE, Parameter(alias="-m")]
 FOLDER = Parameter(validator=_usable_folder)
 """For an option that names a folder, there or not. What cannot be a folder is refused before anything else is done."""

@@ -56,6 +56,15 @@ class Evaluation:
         return {name: value for name, value in found.items() if value is not None or name not in COUNTS}
 
 
+def tested_per_group(stream: Stream) -> list[int]:
+    """How many test images each group of classes has. ``OcilError`` if a group has none."""
+    counts = np.bincount(stream.test_groups, minlength=len(stream.groups))
+    if not counts.all():
+        names = stream.group_name(int(counts.argmin()))
+        raise OcilError(f"{stream.data.name} has no test image of {names}: add some, or use fewer tasks.")
+    return [int(count) for count in counts]
+
+
 class Evaluator:
     """Evaluates a learner after each class group, on the test set of the stream's dataset.
 
@@ -78,12 +87,8 @@ class Evaluator:
         self.stream = stream
         self.y = stream.resident.test_y
         data, device = stream.data, stream.device
-        counts = np.bincount(stream.test_groups, minlength=len(stream.groups))
-        if not counts.all():
-            names = stream.group_name(int(counts.argmin()))
-            raise OcilError(f"{data.name} has no test image of {names}: add some, or use fewer tasks.")
+        self.group_sizes = tested_per_group(stream)
         self.group = torch.from_numpy(stream.test_groups).to(device)
-        self.group_sizes = counts.tolist()
         self.domains = data.num_domains
         self.kinds = torch.from_numpy(kinds_of(data)).to(device)
         self.tested = np.bincount(kinds_of(data), minlength=max(1, self.domains) * data.num_classes)

@@ -13,7 +13,7 @@ from ocil.experiments.files import SEEDS, Cell, check_seed_count, meant_for, set
 from ocil.experiments.plan import check_images, check_names
 from ocil.files import read_toml
 from ocil.methods import method as method_info
-from ocil.runs.build import check
+from ocil.runs.build import Checks
 from ocil.runs.config import facts_of, resolve
 from ocil.runs.settings import refuse_unknown
 
@@ -66,8 +66,7 @@ def configure(
             images = f"{config.learner.memory} {kind}, chosen for {len(loaded.train_y)} training {kind}"
             note(f"{config.label}: a memory of {images}. --memory N sets another.")
     configs = tuple(replace(config, seed=number) for number in range(first, first + count))
-    for config in configs:
-        check(config, loaded)
+    Checks(loaded).check(configs)
     if root is not None:
         check_names(configs, root)
         check_images(configs, root, loaded, reference)

@@ -108,7 +108,7 @@ def cost_of_run(config: RunConfig, size: Size, factor: float = 1.0) -> Cost:
 def _samples(stream: StreamConfig, size: Size) -> int:
     """Training samples that take part: with an imbalance r, sizes fall to 1/r, whose mean is (1 - 1/r) / ln r."""
     if stream.class_counts:
-        return sum(stream.class_counts)
+        return min(size.train, sum(stream.class_counts) * size.classes // len(stream.class_counts))
     if stream.imbalance_factor == 1:
         return size.train
     return int(size.train * (1 - 1 / stream.imbalance_factor) / math.log(stream.imbalance_factor))

@@ -15,9 +15,8 @@ from ocil.evaluation.measures import estimate_json
 from ocil.experiments.datasets import Datasets
 from ocil.experiments.files import Cell
 from ocil.files import first_existing, is_there
-from ocil.methods.config import LearnerConfig
-from ocil.runs.build import check, refuse_wrong_inputs
-from ocil.runs.config import RunConfig, concerns
+from ocil.runs.build import Checks
+from ocil.runs.config import RunConfig
 from ocil.runs.features import Encoder, missing
 from ocil.runs.folder import RunFolder
 from ocil.runs.results import Result, Summary, measures_json, summarise
@@ -74,24 +73,18 @@ class Plan:
         return {"runs": len(configs), "finished": finished, "begun": begun, "to_run": len(self.unfinished(configs))}
 
     def check(self, datasets: Datasets) -> None:
-        """Raise what a run would raise later, for all datasets that are there.
+        """Raise what a run would raise later, whatever its seed, for all datasets that are there.
 
-        Only one dataset is in memory at a time, and cells with the same stream and memory are checked once.
+        Only one dataset is in memory at a time, and the stream of a seed is drawn once for all cells that share it.
         """
-        checked = sorted(concerns(LearnerConfig, "memory", "review"))
         for name in dict.fromkeys(cell.config.dataset for cell in self.cells):
             if name in datasets.missing:
                 continue
-            loaded, seen = datasets.load(name), set()
-            cells = [cell for cell in self.cells if cell.config.dataset == name]
+            loaded = datasets.load(name)
+            cells, checks = [cell for cell in self.cells if cell.config.dataset == name], Checks(loaded)
             for cell in cells:
                 with _of(cell):
-                    refuse_wrong_inputs(cell.config, loaded)
-                kind = (cell.config.stream, *(getattr(cell.config.learner, setting) for setting in checked))
-                if kind not in seen:
-                    seen.add(kind)
-                    with _of(cell):
-                        check(cell.config, loaded)
+                    checks.check(cell.configs)
             check_images([config for cell in cells for config in cell.configs], self.root, loaded, self.reference)
 
     def features(self, datasets: Datasets) -> "list[FeaturesToCompute]":

@@ -33,7 +33,7 @@ from ocil.experiments.files import Cell, check_seed_count
 from ocil.experiments.plan import Plan, results_of
 from ocil.methods import method as method_info
 from ocil.rng import derive
-from ocil.runs.build import check, refuse_wrong_inputs
+from ocil.runs.build import Checks, refuse_wrong_inputs
 from ocil.runs.config import RunConfig, command, facts_of, plugin_words, resolve
 from ocil.runs.features import Encoder, features_of
 from ocil.runs.folder import RunFolder, is_folder
@@ -42,7 +42,7 @@ from ocil.runs.results import Result, write_json
 from ocil.runs.stream_run import StreamRun
 from ocil.streams import Stream
 from ocil.streams.config import EVALUATION, StreamConfig
-from ocil.streams.long_tail import counts_of, is_long_tailed
+from ocil.streams.long_tail import counts_of, is_long_tailed, sizes_by_rank
 from ocil.streams.material import Material
 
 SCHEMA = 1
@@ -182,15 +182,21 @@ class Search:
     @property
     def samples(self) -> list[int]:
         """How many samples a run of the first point learns from, by seed: a long tail may have other sizes for each."""
-        counts = (sum(config.stream.class_counts) for config in self.cells[0].configs)
-        return [count or len(self.split.data.train_y) for count in counts]
+        cut = self.split.data
+        if not is_long_tailed(self.cells[0].config.stream):
+            return [len(cut.train_y)] * self.seeds
+        classes = np.arange(cut.num_classes)
+        return [sum(counts_of(cut, config.stream, classes, config.seed)) for config in self.cells[0].configs]
 
     def _on_split(self, config: RunConfig, whole: Dataset) -> RunConfig:
         """The configuration of a run of the search: all settings of the real run, on the search's own data."""
         stream, fingerprint = of_first_tasks(config.stream, self.tasks), self.split.data.fingerprint
         if is_long_tailed(stream):
-            counts = first_counts(whole, config, self.split)
-            stream = replace(stream, class_counts=counts, imbalance_factor=1.0, imbalance_order="arrival")
+            if stream.imbalance_order == "seeded":
+                counts = shared_sizes(whole, config, self.validation)
+            else:
+                counts = first_counts(whole, config, self.split)
+            stream = replace(stream, class_counts=counts, imbalance_factor=1.0)
         config = replace(config, dataset=str(self.data_path), fingerprint=fingerprint, stream=stream)
         if not config.learner.features:
             return config
@@ -198,8 +204,9 @@ class Search:
 
     def plan(self) -> Plan:
         """The runs of all points. Raises if one of them could not run, else writes the data that they read."""
+        checks = Checks(self.split.data)
         for cell in self.cells:
-            check(cell.config, self.split.data)
+            checks.check(cell.configs)
         write_data(self.split.data, self.data_path)
         return Plan(self.cells, self.out, reference=False)
 
@@ -338,8 +345,8 @@ def search_split(dataset: Dataset, config: RunConfig, tasks: int, share: float) 
 
 
 def first_counts(dataset: Dataset, config: RunConfig, split: SearchSplit) -> tuple[int, ...]:
-    """How many samples each class of a search has where the stream is long-tailed: as many as in the whole stream, less
-    the share of the class that is held out.
+    """How many samples each class of a search has where the stream is long-tailed and all seeds have the same sizes: as
+    many as in the whole stream, less the share of the class that is held out.
     """
     arrival = Material.of(dataset, config.stream, config.seed).arrival
     wanted = counts_of(dataset, config.stream, arrival, config.seed)
@@ -349,6 +356,15 @@ def first_counts(dataset: Dataset, config: RunConfig, split: SearchSplit) -> tup
         there = int(np.count_nonzero(dataset.train_y == label))
         counts.append(max(1, min(learned, round(wanted[label] * learned / there))))
     return tuple(counts)
+
+
+def shared_sizes(dataset: Dataset, config: RunConfig, share: float) -> tuple[int, ...]:
+    """The sizes that each seed shuffles among all classes of the whole stream, less the share that is held out.
+
+    The classes of a search get the ranks that they have in the whole stream of the same seed. They share these numbers,
+    so that the runs of all seeds have the same settings.
+    """
+    return tuple(max(1, round((1 - share) * size)) for size in sizes_by_rank(dataset, config.stream))
 
 
 def of_first_tasks(stream: StreamConfig, tasks: int) -> StreamConfig:

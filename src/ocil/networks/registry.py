@@ -298,7 +298,9 @@ def _from_module(target: str) -> Factory:
         raise OcilError(f"network = 'module:{target}': {module} has no '{name}'.") from None
     except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise OcilError(f"network = 'module:{target}': {module} cannot be imported ({reason}).") from error
+        absent = isinstance(error, ModuleNotFoundError) and module.partition(".")[0] == error.name
+        remedy = " Install it, put its folder into PYTHONPATH, or give a plugin file with --plugin." if absent else ""
+        raise OcilError(f"network = 'module:{target}': {module} cannot be imported ({reason}).{remedy}") from error
     if not callable(found):
         raise OcilError(f"network = 'module:{target}' is not a function or class: {example}.")
     factory: Factory = found

@@ -253,6 +253,11 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _samples(self, X: Any, y: Any, first: bool) -> tuple[Any, list[ClassLabel]]:  # noqa: N803
         inputs = self._inputs(X, first)
         labels = _labels(y, check=True)
+        if len(labels) == 1 and isinstance(inputs, np.ndarray) and inputs.ndim == 3 and len(inputs) > 1:
+            size = "x".join(map(str, inputs.shape))
+            raise InputError(
+                f"X of {size} is {len(inputs)} gray images, with one label. If it is one image, give X[None]."
+            )
         check_consistent_length(inputs, labels)
         return inputs, labels
 
@@ -262,8 +267,12 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return X
         X = tensors_as_arrays(X, "X")  # noqa: N806
         if (X.ndim if hasattr(X, "ndim") else np.asarray(X).ndim) > 2:
-            return check_array(X, dtype=None, allow_nd=True, estimator=self)
-        return validate_data(self, X, reset=first)
+            array = check_array(X, dtype=None, allow_nd=True, estimator=self)
+        else:
+            array = validate_data(self, X, reset=first)
+        if not first and self.pixel_range is None and isinstance(self.model_.input_format, ImageFormat):
+            self.model_.input_format.warn_of_another_range(array)
+        return array
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "model_")
@@ -279,6 +288,8 @@ def _labels(y: Any, check: bool = False) -> list[ClassLabel]:
     y = tensors_as_arrays(y, "y")
     if isinstance(y, list | tuple | np.ndarray) and any(isinstance(label, tuple) for label in y):
         return list(y)
+    if isinstance(y, list | tuple) and len({isinstance(label, str) for label in y}) == 2:
+        y = np.array(y, dtype=object)  # else numpy would turn all of them into text
     if check:
         y = column_or_1d(y, warn=True)
         assert_all_finite(y, input_name="y")

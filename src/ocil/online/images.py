@@ -1,6 +1,7 @@
 """Turns a caller's arrays, rows of numbers, files or Pillow images into the uint8 images that learners take."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from ocil.online.inputs import InputError, numbers
 Picture = str | Path | Image.Image
 
 KEPT = 4  # times as large as the model's images a JPEG stays when it is decoded at a smaller scale
+FAR, FEW = 0.05, 0.01  # of the pixel range, how far outside it; and of all numbers: what is clipped without a warning
+EIGHT_BITS = 100  # white of a model whose images had numbers up to 255, or not far below
 OPEN = -1  # in place of a height or width: it follows from the data, as in numpy's reshape
 
 
@@ -115,11 +118,30 @@ class ImageFormat:
         fits |= array.ndim == 4 and array.shape[1:] == self.shape
         if not fits:
             size = "x".join(map(str, array.shape[1:]))
-            raise InputError(f"images of {size} were given, but the model has {height}x{width}x{channels}.")
+            advice = " If this is one image, give x[None]." if array.shape in (self.shape, self.shape[:2]) else ""
+            raise InputError(f"images of {size} were given, but the model has {height}x{width}x{channels}.{advice}")
         if array.dtype != np.uint8:
             scaled = (array.astype(np.float64) - self.low) * (255 / ((self.high - self.low) or 1.0))
             array = np.rint(scaled.clip(0, 255)).astype(np.uint8)
         return array.reshape(-1, *self.shape)
+
+    def warn_of_another_range(self, array: NDArray[Any]) -> None:
+        """Warn of numbers that would become white or black images, whatever is in them."""
+        if array.dtype == np.uint8 or array.dtype.kind not in "fiu" or not array.size:
+            return
+        margin, known = FAR * (self.high - self.low), f"the model's pixel range, {self.low:g} to {self.high:g}"
+        if np.mean((array < self.low - margin) | (array > self.high + margin)) > FEW:
+            warnings.warn(
+                f"many of these numbers lie outside {known}, and are clipped: bring them into it, or begin the model "
+                "with a pixel_range.",
+                stacklevel=4,
+            )
+        elif array.dtype.kind == "f" and self.high >= EIGHT_BITS and 0 < array.max() <= 1 and array.min() >= 0:
+            warnings.warn(
+                f"these numbers lie from 0 to 1, next to black in {known}: multiply them by {self.high:g}, or give "
+                "uint8 numbers.",
+                stacklevel=4,
+            )
 
 
 def is_pictures(given: Any) -> "TypeGuard[Sequence[Picture]]":

@@ -242,6 +242,9 @@ class Model:
         """
         path = Path(folder) / FILE
         if not has_model(path.parent):
+            if Path(folder).is_file():
+                its_own = f", {Path(folder).parent}" if Path(folder).name == FILE else ""
+                raise OcilError(f"{folder} is a file: give the folder of a model{its_own}.")
             raise OcilError(f"there is no model in {folder}: it has no file {FILE}.")
         place = pick_device(device) if isinstance(device, str) else device
         try:

@@ -93,8 +93,12 @@ class MeasuredCell:
         """Settings that differ from what ``ocil run METHOD`` would choose, but for ``review``, which the label has; and
         ``code``, if its plugin file has changed since."""
         found = {name: value for name, value in changed_settings(self.config).items() if name != "review"}
-        earlier = self.config.code != code_of(self.config.method, self.config.learner)
-        return found | ({"code": self.config.code or "unknown"} if earlier else {})
+        return found | ({"code": self.config.code or "unknown"} if self.is_of_other_code else {})
+
+    @cached_property
+    def is_of_other_code(self) -> bool:
+        """Whether the plugin file of its method or network has changed since."""
+        return self.config.code != code_of(self.config.method, self.config.learner)
 
     @cached_property
     def identity(self) -> dict[str, Any]:

@@ -55,6 +55,7 @@ class FoundResults:
         _warn_of_other_images(found, warnings)
         cells = _by_cell_and_seed(found, warnings)
         measured = _with_what_is_usual([_cell(runs, cells) for runs in cells.values()])
+        _warn_of_other_code(measured, warnings)
         tailed = longtail_cells([result for _, result in found if isinstance(result, LongTailResult)])
         texts = (warning.encode(errors="backslashreplace").decode() for warning in warnings)  # a path need not be text
         return Collection(tuple(sorted(measured, key=_order)), tuple(texts), tailed)
@@ -222,6 +223,18 @@ def _warn_of_other_images(found: Sequence[Found], warnings: list[str]) -> None:
             first, second, *_ = paths.values()
             what = f"{title_of(dataset)} was not the same images in all runs"
             warnings.append(f"{what}, as in {first} and {second}: do not compare them.")
+
+
+def _warn_of_other_code(cells: Sequence[MeasuredCell], warnings: list[str]) -> None:
+    """Warn where a plugin file has changed since its runs: tables show their numbers as if they were new."""
+    former = [cell for cell in cells if cell.is_of_other_code]
+    if former:
+        labels = ", ".join(dict.fromkeys(cell.label for cell in former))
+        folders = f"{former[0].runs[0].path.parent.parent}{' and others' if len(former) > 1 else ''}"
+        warnings.append(
+            f"the plugin file has changed since these were run: {labels}. Give their commands again to run the present "
+            f"file. To leave the former results out, delete {folders}."
+        )
 
 
 def _by_cell_and_seed(found: Sequence[Found], warnings: list[str]) -> dict[str, BySeed]:

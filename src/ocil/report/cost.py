@@ -46,10 +46,10 @@ def _batches(config: RunConfig) -> int | None:
 
 def _samples(config: RunConfig) -> int | None:
     """How many samples take part in the stream: as the settings say, or all of a dataset of the catalog. A long tail or
-    an order file may have any number of them."""
+    an order file may have any number of them, and so may counts that are shuffled: a class may have fewer."""
     known, stream = CATALOG.get(config.dataset), config.stream
     if stream.class_counts:
-        return sum(stream.class_counts)
+        return sum(stream.class_counts) if stream.imbalance_order == "arrival" else None
     return None if known is None or stream.imbalance_factor != 1 or stream.order_digest else known.train
 
 

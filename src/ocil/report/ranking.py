@@ -118,7 +118,9 @@ def read_seeds(text: str) -> frozenset[int]:
         if not first.isdecimal() or not (last.isdecimal() if dash else True) or len(part) > MOST_DIGITS:
             raise OcilError(f"--seeds {escaped(text)}: give seeds such as 10-19 or 0,2,5-7.")
         low, high = int(first), int(last or first)
-        if low > high or high - low >= MOST_SEEDS:
+        if low > high:
+            raise OcilError(f"--seeds {escaped(text)}: write the lower seed first: {high}-{low}.")
+        if high - low >= MOST_SEEDS:
             raise OcilError(f"--seeds {escaped(text)}: {low}-{high} is no range of at most {MOST_SEEDS:,} seeds.")
         found.update(range(low, high + 1))
     return frozenset(found)

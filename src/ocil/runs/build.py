@@ -1,9 +1,9 @@
 """From a configuration to a learner, and checks of a configuration before anything is built from it."""
 
-from collections.abc import Hashable
-from dataclasses import fields, replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from ocil.data import Dataset
 from ocil.data.dataset import refuse_other
 from ocil.errors import OcilError
 from ocil.evaluation.anytime import AnytimeEvaluator
-from ocil.evaluation.evaluator import Evaluator
+from ocil.evaluation.evaluator import tested_per_group
 from ocil.evaluation.prequential import Prequential
 from ocil.learning.memory import refuse_what_cannot_fit
 from ocil.methods import method
@@ -25,7 +25,8 @@ from ocil.networks.registry import identity_of
 from ocil.runs.config import RunConfig, resolve
 from ocil.runs.features import Encoder
 from ocil.runs.settings import refuse_unknown
-from ocil.streams import Order, Stream
+from ocil.streams import Order, Stream, StreamConfig
+from ocil.streams.kinds import sizes_vary
 
 
 def build(config: RunConfig, dataset: Dataset, device: torch.device | str = "cpu") -> Learner:
@@ -116,23 +117,68 @@ def make_learner(
     return build(config, dataset, device)
 
 
+class StreamLength(NamedTuple):
+    """What the settings of a learner must fit."""
+
+    batches: int
+    smallest: int
+    """Samples of the smallest batch."""
+
+
 def check(config: RunConfig, dataset: Dataset, arrivals: Order | None = None) -> None:
     """Raise what a run would raise later: tasks without images, reviews that never come, steps without memory images, a
     memory that is too large for this machine. ``arrivals``: an order that the configuration does not name.
     """
+    _check_learner(config, dataset, _length_of(config, dataset, arrivals))
+
+
+@dataclass
+class Checks:
+    """Checks the cells of one dataset: the stream of a seed is drawn once for all cells that share it."""
+
+    dataset: Dataset
+    _known: dict[tuple[StreamConfig, int], StreamLength] = field(default_factory=dict)
+
+    def check(self, configs: Sequence[RunConfig]) -> None:
+        """Raise what one of these runs, which differ by their seed alone, would raise later. See ``check``."""
+        lengths: set[StreamLength] = set()
+        for config in configs if sizes_vary(configs[0].stream) else configs[:1]:
+            try:
+                length = self._length_of(config)
+                if length not in lengths:
+                    _check_learner(config, self.dataset, length)
+            except OcilError as error:
+                if config is configs[0]:
+                    raise
+                raise OcilError(f"seed {config.seed}: {error}") from None
+            lengths.add(length)
+
+    def _length_of(self, config: RunConfig) -> StreamLength:
+        key = config.stream, config.seed
+        if key not in self._known:
+            self._known[key] = _length_of(config, self.dataset)
+        return self._known[key]
+
+
+def _length_of(config: RunConfig, dataset: Dataset, arrivals: Order | None = None) -> StreamLength:
+    """The length of a run's stream. Raises if it cannot be drawn, or if what it should record cannot be."""
     stream = Stream(dataset, config.stream, config.seed, arrivals=arrivals)
-    Evaluator(stream)
+    tested_per_group(stream)
+    for measured in (AnytimeEvaluator, Prequential):  # more counts than a result holds, too few test images
+        measured(stream)
+    return StreamLength(len(stream), min(last - first for first, last in stream.bounds))
+
+
+def _check_learner(config: RunConfig, dataset: Dataset, length: StreamLength) -> None:
     learner = config.learner
     method(config.method).load().passes(learner, config.stream.batch_size, dataset.num_classes)
     gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
     refuse_wrong_inputs(config, dataset)
-    for measured in (AnytimeEvaluator, Prequential):  # more counts than a result holds, too few test images
-        measured(stream)
     problem = problem_of(dataset, dataset.num_classes, learner)
     refuse_what_cannot_fit(learner.memory, problem.input_shape, [torch.device("cpu"), *gpus], problem.dtype)
-    if learner.review and learner.review_every > len(stream):
+    if learner.review and learner.review_every > length.batches:
         raise OcilError(
-            f"review_every = {learner.review_every} is more than the {len(stream)} batches of the stream: "
+            f"review_every = {learner.review_every} is more than the {length.batches} batches of the stream: "
             "no review would come. Give a smaller one with --set review_every=N, or --no-review."
         )
     if learner.review and not learner.review_keep_last and learner.review_batch > learner.memory:
@@ -141,7 +187,7 @@ def check(config: RunConfig, dataset: Dataset, arrivals: Order | None = None) ->
             f"whole batch. Give --set review_batch={learner.memory}, or --no-review."
         )
     _refuse_weights(learner, dataset.input_shape, config.weights)
-    smallest = min(last - first for first, last in stream.bounds)
+    smallest = length.smallest
     if method(config.method).memory and learner.memory_batch:  # 0: the method finds its own
         smallest = min(smallest, learner.memory_batch)
     if (

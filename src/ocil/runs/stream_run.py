@@ -34,7 +34,7 @@ from ocil.runs.environment import digest, environment, peak_memory, pick_device
 from ocil.runs.features import Encoder, inputs_of
 from ocil.runs.fit import how_many_fit
 from ocil.runs.folder import RunFolder, State
-from ocil.runs.program_code import ENTRY, digest_of_code, warn_if_changed
+from ocil.runs.program_code import digests_of_code, warn_if_changed
 from ocil.runs.protocol import (
     ActiveRun,
     Finished,
@@ -361,8 +361,7 @@ class ActiveStreamRun:
     def _plugins(self) -> dict[str, Any]:
         """What a result records about code that is not ours: packages with versions, files and classes with digests."""
         found = [origin.to_json() for origin in origins(self.config.method, self.config.learner)]
-        code = digest_of_code(self.config.method)
-        return ({"plugins": found} if found else {}) | ({ENTRY: code} if code else {})
+        return ({"plugins": found} if found else {}) | digests_of_code(self.config)
 
     def finish(self) -> Result:
         self.save()

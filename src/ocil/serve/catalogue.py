@@ -9,6 +9,7 @@ changes nothing.
 import sqlite3
 import threading
 from collections.abc import Iterable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,8 @@ class Catalogue:
         self.broken: str | None = None
         """Why something could not be added, or was lost again. The log has it until the list is mended."""
         self._lock = threading.Lock()
-        with opening(path, IF_DAMAGED):
-            self._base = open_database(path, TABLES, NEWEST_FORMAT)
+        with opening(path, IF_DAMAGED), ExitStack() as opened:
+            self._base = opened.enter_context(closing(open_database(path, TABLES, NEWEST_FORMAT)))
             (newest,) = self._base.execute("select coalesce(max(number), 0) from samples").fetchone()
             if newest > last and not set_aside:
                 raise OcilError(
@@ -74,6 +75,7 @@ class Catalogue:
             self._base.execute("delete from samples where number > ?", (last,))
             self._base.execute("update samples set changed = ? where changed > ?", (last_change, last_change))
             self._base.execute("begin")
+            opened.pop_all()  # it stays open
 
     def add(self, records: Iterable[Record]) -> None:
         """Add what records of the log say. An error is kept in ``broken``."""

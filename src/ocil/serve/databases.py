@@ -4,7 +4,7 @@ import json
 import sqlite3
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from ocil.errors import OcilError, WriteError
@@ -33,13 +33,15 @@ def open_database(path: Path, tables: str, version: int) -> sqlite3.Connection:
     """
     if is_link(path) or (path.exists() and not stat.S_ISREG(path.lstat().st_mode)):
         raise OcilError(f"{path} is a symbolic link, or not a regular file: put the file itself there.")
-    base = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-    for setting in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
-        base.execute(f"PRAGMA {setting}")
-    (found,) = base.execute("PRAGMA user_version").fetchone()
-    if found > version:
-        raise OcilError(f"{path} was written by a later version of ocil: update it.")
-    base.executescript(f"BEGIN; {tables} PRAGMA user_version = {version}; COMMIT;")
+    with ExitStack() as opened:
+        base = opened.enter_context(closing(sqlite3.connect(path, check_same_thread=False, isolation_level=None)))
+        for setting in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+            base.execute(f"PRAGMA {setting}")
+        (found,) = base.execute("PRAGMA user_version").fetchone()
+        if found > version:
+            raise OcilError(f"{path} was written by a later version of ocil: update it.")
+        base.executescript(f"BEGIN; {tables} PRAGMA user_version = {version}; COMMIT;")
+        opened.pop_all()  # it stays open
     return base
 
 

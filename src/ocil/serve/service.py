@@ -3,7 +3,7 @@
 import logging
 import time
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -80,40 +80,42 @@ class Service:
             changes=note.changes,
             newest_is_named=note.newest_is_named,
         )
-        self.catalogue = Catalogue(folder / CATALOGUE, log.last, log.last_change, set_aside_damage)
-        self._fill_catalogue()
-        self._numerics = ExitStack()
-        self._numerics.enter_context(numerics(model.config.precision))  # once: threads must not switch it to and fro
-        keys = Keys(self.limits.keys, restored(note.keys, note.position, log.recovered.keys))
-        change_keys = Keys(self.limits.keys, restored(note.change_keys, note.changes, log.recovered.change_keys))
-        self.saved_versions = Versions(folder, set_aside_damage)
-        self.checkpoints = Checkpoints(
-            model,
-            folder,
-            note,
-            log=log,
-            catalogue=self.catalogue,
-            keys=keys,
-            change_keys=change_keys,
-            versions=self.saved_versions,
-            metrics=self.metrics,
-            seconds=save_seconds,
-            keep_log=keep_log,
-        )
-        self.trainer = Trainer(model, log, note, self.checkpoints, self.saved_versions, self.metrics)
-        self.held_out = HeldOut(self)
-        labels = (*model.labels, *sorted(log.recovered.labels, key=repr))
-        self.writer = Writer(
-            log,
-            labels,
-            keys=keys,
-            change_keys=change_keys,
-            catalogue=self.catalogue,
-            trainer=self.trainer,
-            limits=self.limits,
-            metrics=self.metrics,
-        )
-        self.predictor = Predictor(self.trainer.snapshots, self.limits, self.metrics)
+        with ExitStack() as opened:  # what is open is closed again if a later part cannot be made
+            catalogue = Catalogue(folder / CATALOGUE, log.last, log.last_change, set_aside_damage)
+            self.catalogue = opened.enter_context(closing(catalogue))
+            self._fill_catalogue()
+            opened.enter_context(numerics(model.config.precision))  # once: threads must not switch it to and fro
+            keys = Keys(self.limits.keys, restored(note.keys, note.position, log.recovered.keys))
+            change_keys = Keys(self.limits.keys, restored(note.change_keys, note.changes, log.recovered.change_keys))
+            self.saved_versions = Versions(folder, set_aside_damage)
+            self.checkpoints = Checkpoints(
+                model,
+                folder,
+                note,
+                log=log,
+                catalogue=self.catalogue,
+                keys=keys,
+                change_keys=change_keys,
+                versions=self.saved_versions,
+                metrics=self.metrics,
+                seconds=save_seconds,
+                keep_log=keep_log,
+            )
+            self.trainer = Trainer(model, log, note, self.checkpoints, self.saved_versions, self.metrics)
+            self.held_out = HeldOut(self)
+            labels = (*model.labels, *sorted(log.recovered.labels, key=repr))
+            self.writer = Writer(
+                log,
+                labels,
+                keys=keys,
+                change_keys=change_keys,
+                catalogue=self.catalogue,
+                trainer=self.trainer,
+                limits=self.limits,
+                metrics=self.metrics,
+            )
+            self.predictor = Predictor(self.trainer.snapshots, self.limits, self.metrics)
+            self._opened = opened.pop_all()
         self.metrics.add_gauges(self.gauges)
         self.attached: list[Part] = []
         """Parts that others added."""
@@ -152,8 +154,7 @@ class Service:
         self.trainer.finish(stop_at)
         self.predictor.close()
         self.log.close()
-        self.catalogue.close()
-        self._numerics.close()
+        self._opened.close()
 
     def _pin_again(self, number: int) -> None:
         """Predict by the version that predictions are pinned to."""

@@ -115,10 +115,11 @@ class StreamConfig:
     imbalance_factor: float = 1.0
     """How many times as many samples the largest class has as the smallest; sizes fall exponentially between them."""
     imbalance_order: ImbalanceOrder = "arrival"
-    """With ``imbalance_factor``: ``arrival``, the class that arrives first is the largest; ``seeded``, sizes are
-    shuffled."""
+    """With ``imbalance_factor``: ``arrival``, the class that arrives first is the largest. With it or ``class_counts``:
+    ``seeded``, the seed shuffles the sizes."""
     class_counts: tuple[int, ...] = ()
-    """The number of training samples of each class, by label, in place of ``imbalance_factor``."""
+    """The number of training samples of each class, by label, in place of ``imbalance_factor``. If the seed shuffles
+    them, no class gets more than it has."""
     label_noise: float = 0.0
     """The share of training samples that come with a wrong label, drawn by the seed. Test labels stay as they are."""
     noise_among: NoiseAmong = "all"

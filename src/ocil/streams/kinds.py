@@ -10,6 +10,7 @@ from ocil.streams.config import StreamConfig
 from ocil.streams.fading import fading
 from ocil.streams.i_blurry import i_blurry
 from ocil.streams.label_noise import with_noise
+from ocil.streams.long_tail import is_long_tailed
 from ocil.streams.material import Material
 from ocil.streams.mixed import mixed
 from ocil.streams.order import Order
@@ -27,18 +28,27 @@ class StreamKind:
     settings: tuple[str, ...] = ()
     """The settings that only this kind has, or few others."""
     paper: str = "-"
+    same_sizes: bool = False
+    """Whether the tasks of all seeds have equally many samples where their classes have."""
 
 
 KINDS: Mapping[Boundary, StreamKind] = {
-    "clear": StreamKind(clear, "one task after the other"),
+    "clear": StreamKind(clear, "one task after the other", same_sizes=True),
     "blurry": StreamKind(
         blurry,
         "a share of each task's samples changes places with other tasks",
         ("blurry_share",),
         "after Bang et al., CVPR 2021",
+        same_sizes=True,
     ),
-    "none": StreamKind(fading, "classes fade in and out, without tasks", ("fade",), "after Shanahan et al., 2021"),
-    "iid": StreamKind(mixed, "all classes mixed: the upper bound", ("epochs",)),
+    "none": StreamKind(
+        fading,
+        "classes fade in and out, without tasks",
+        ("fade",),
+        "after Shanahan et al., 2021",
+        same_sizes=True,
+    ),
+    "iid": StreamKind(mixed, "all classes mixed: the upper bound", ("epochs",), same_sizes=True),
     "i-blurry": StreamKind(
         i_blurry,
         "disjoint classes come in one task, blurry ones also in a few samples of others",
@@ -66,3 +76,11 @@ def draw(data: Dataset, config: StreamConfig, seed: int) -> Order:
     material = Material.of(data, config, seed)
     order = KINDS[config.boundary].draw(material)
     return with_noise(order, data, config, material.samples, seed)
+
+
+def sizes_vary(config: StreamConfig) -> bool:
+    """Whether the streams of two seeds may differ in the number of their batches or in the sizes of their tasks."""
+    if config.order:
+        return False
+    shuffled = is_long_tailed(config) and config.imbalance_order == "seeded"
+    return shuffled or config.class_order == "seeded" or not KINDS[config.boundary].same_sizes

@@ -114,6 +114,8 @@ def _too_few(config: StreamConfig, name: str, batches: int, rows: int, samples: 
     if config.boundary in ("none", "iid"):
         found = f"makes {batches} batches of the {samples} samples of {name}"
         return OcilError(f"{given} {found}, which are too few to evaluate {rows} times: {remedy}.")
+    if samples >= config.batch_size:  # where task ends are hidden, batches go on from task to task
+        return OcilError(f"{given} lets two tasks of {name} end in the same batch: {remedy}.")
     remedy += ", or drop_last = false" if samples and config.drop_last else ""
     return OcilError(f"{given} is more than a task of {name} holds, {samples} samples: {remedy}.")
 

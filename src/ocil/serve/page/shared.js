@@ -54,7 +54,9 @@ function askForToken() {
     const dialog = at("ask");
     at("token").value = "";
     dialog.addEventListener("close", () => {
-      sessionStorage.setItem("token", at("token").value.trim());
+      const given = at("token").value.trim();
+      if (given) sessionStorage.setItem("token", given);  // nothing given: the token stays as it was
+      offerAnotherToken();
       asked = null;
       resolve();
     }, { once: true });
@@ -62,4 +64,16 @@ function askForToken() {
   });
   return asked;
 }
+
+// A token may be known and yet be for other models, or for reading alone.
+function offerAnotherToken() {
+  at("another-token").hidden = !sessionStorage.getItem("token");
+}
+
+at("another-token").addEventListener("click", async () => {
+  const before = sessionStorage.getItem("token");
+  await askForToken();
+  if (sessionStorage.getItem("token") !== before) location.reload();
+});
+offerAnotherToken();
 
