@@ -2,7 +2,8 @@
 
 import subprocess
 
-# Goes before a driver's own lines, which call ready once all is loaded. A forked process calls die_at_sync; from then on os.fsync counts.
+# Goes before a driver's own lines, which call ready once all is loaded. A forked process calls die_at_sync; from then
+# on os.fsync counts.
 START = """
 import gc, json, os, signal, sys
 import torch
