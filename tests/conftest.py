@@ -1,5 +1,6 @@
 """A dataset that learns in a moment, and ways to call the command line and scripts."""
 
+import copy
 import functools
 import gc
 import importlib
@@ -171,10 +172,20 @@ def tiny_npz(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def quick_parsing() -> None:
-    """Half of the time of a call of the command line goes into finding the groups of its options in the help, which are
-    the same in each call. For tests they are found once for each command."""
-    module: Any = importlib.import_module("cyclopts.argument._collection")
-    module._resolve_groups_from_callable = functools.cache(module._resolve_groups_from_callable)
+    """Most of the time of a call of the command line goes into finding its options, which are the same in each call.
+    For tests they are found once for each command, and every call gets copies that no words were given to."""
+    options: Any = importlib.import_module("cyclopts.argument._collection").ArgumentCollection
+    find_once = functools.cache(options._from_callable)
+
+    def found(*words: Any, reserved: Any = (), **named: Any) -> Any:
+        kept = find_once(*words, reserved=tuple(reserved), **named)
+        copies = {id(option): copy.copy(option) for option in kept}
+        for option in copies.values():
+            option.tokens = []
+            option.children = options(copies[id(child)] for child in option.children)
+        return options(copies.values())
+
+    options._from_callable = found
 
 
 @pytest.fixture
