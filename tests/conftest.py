@@ -134,10 +134,16 @@ def timm() -> Any:
 
 @pytest.fixture(scope="session")
 def quick_onnx() -> None:
-    """PyTorch reads the source code of hundreds of operators for each export to ONNX: for tests it does so once."""
+    """PyTorch looks at hundreds of operators and their source code for each export: for tests it does so once."""
     if importlib.util.find_spec("onnxscript") is not None:
-        module: Any = importlib.import_module("torch.onnx._internal.exporter._registration")
-        module.onnxscript_apis.get_torchlib_ops = functools.cache(module.onnxscript_apis.get_torchlib_ops)
+        registration: Any = importlib.import_module("torch.onnx._internal.exporter._registration")
+        places = (
+            (registration.onnxscript_apis, "get_torchlib_ops"),
+            (registration._schemas, "op_signature_from_function"),
+            (importlib.import_module("torch._export.utils"), "_materialize_cpp_cia_ops"),
+        )
+        for place, name in places:
+            setattr(place, name, functools.cache(getattr(place, name)))
 
 
 @pytest.fixture(scope="module")
