@@ -178,8 +178,9 @@ def tiny_npz(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def quick_parsing() -> None:
-    """Most of the time of a call of the command line goes into finding its options, which are the same in each call.
-    For tests they are found once for each command, and every call gets copies that no words were given to."""
+    """Most of the time of a call of the command line goes into finding its options and the groups of commands, which
+    are the same in each call. For tests they are found once, and every call gets copies of the options, without words.
+    """
     options: Any = importlib.import_module("cyclopts.argument._collection").ArgumentCollection
     find_once = functools.cache(options._from_callable)
 
@@ -192,6 +193,16 @@ def quick_parsing() -> None:
         return options(copies.values())
 
     options._from_callable = found
+    stack: Any = importlib.import_module("cyclopts.app_stack")
+    find_groups = stack.inverse_groups_from_app
+    groups: dict[int, Any] = {}  # by the identity of an application, which has no hash and stays
+
+    def found_groups(app: Any) -> Any:
+        if id(app) not in groups:
+            groups[id(app)] = (app, find_groups(app))
+        return groups[id(app)][1]
+
+    stack.inverse_groups_from_app = found_groups
 
 
 @pytest.fixture
