@@ -29,14 +29,17 @@ help:  ## what there is
 
 setup: $(READY)  ## create .venv and install ocil with its pinned dependencies
 
-# What is installed is compiled on all cores, but for tests of packages. Some files are for newer versions of Python.
+# An older pip, as Python brings along, takes half as long again. What is installed is compiled on all cores, but for
+# what no command needs: tests of packages and large parts of others. Some files are for newer versions of Python.
+UNUSED = /tests/|/torch/(testing/_internal|_inductor)/|/ray/(data|llm|rllib|serve|train|tune)/|/(fontTools|mypyc?|onnxruntime)/|/sympy/physics/|/pygments/lexers/
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "ocil needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 2; }
 	@echo "Installing into $(VENV): pip prints nothing meanwhile, and takes 1 to 5 minutes."
 	@[ "`uname -s`-`uname -m`" != Linux-x86_64 ] || [ -n "$(PIP_FLAGS)" ] || command -v nvidia-smi >/dev/null || echo "PyTorch comes with 5.6 GB of CUDA packages here. To get its CPU build, stop and give pip the address of PyTorch's CPU wheels: make PIP_FLAGS='--extra-index-url ADDRESS' ..."
 	$(PYTHON) -m venv $(VENV)
+	@$(INSTALL) 'pip>=25' || echo "The pip that is there does as well."
 	$(INSTALL) --editable '.[$(1)]'
-	@$(BIN)/python -m compileall -qq -j 0 -x '/tests/|/torch/testing/_internal/' $(VENV)/lib || true
+	@$(BIN)/python -m compileall -qq -j 0 -x '$(UNUSED)' $(VENV)/lib || true
 	@touch $(READY)
 endef
 

@@ -1,5 +1,6 @@
 """A dataset that learns in a moment, and ways to call the command line and scripts."""
 
+import copy
 import functools
 import gc
 import importlib
@@ -133,10 +134,16 @@ def timm() -> Any:
 
 @pytest.fixture(scope="session")
 def quick_onnx() -> None:
-    """PyTorch reads the source code of hundreds of operators for each export to ONNX: for tests it does so once."""
+    """PyTorch looks at hundreds of operators and their source code for each export: for tests it does so once."""
     if importlib.util.find_spec("onnxscript") is not None:
-        module: Any = importlib.import_module("torch.onnx._internal.exporter._registration")
-        module.onnxscript_apis.get_torchlib_ops = functools.cache(module.onnxscript_apis.get_torchlib_ops)
+        registration: Any = importlib.import_module("torch.onnx._internal.exporter._registration")
+        places = (
+            (registration.onnxscript_apis, "get_torchlib_ops"),
+            (registration._schemas, "op_signature_from_function"),
+            (importlib.import_module("torch._export.utils"), "_materialize_cpp_cia_ops"),
+        )
+        for place, name in places:
+            setattr(place, name, functools.cache(getattr(place, name)))
 
 
 @pytest.fixture(scope="module")
@@ -171,10 +178,31 @@ def tiny_npz(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def quick_parsing() -> None:
-    """Half of the time of a call of the command line goes into finding the groups of its options in the help, which are
-    the same in each call. For tests they are found once for each command."""
-    module: Any = importlib.import_module("cyclopts.argument._collection")
-    module._resolve_groups_from_callable = functools.cache(module._resolve_groups_from_callable)
+    """Most of the time of a call of the command line goes into finding its options and the groups of commands, which
+    are the same in each call. For tests they are found once, and every call gets copies of the options, without words.
+    """
+    options: Any = importlib.import_module("cyclopts.argument._collection").ArgumentCollection
+    find_once = functools.cache(options._from_callable)
+
+    def found(*words: Any, reserved: Any = (), **named: Any) -> Any:
+        kept = find_once(*words, reserved=tuple(reserved), **named)
+        copies = {id(option): copy.copy(option) for option in kept}
+        for option in copies.values():
+            option.tokens = []
+            option.children = options(copies[id(child)] for child in option.children)
+        return options(copies.values())
+
+    options._from_callable = found
+    stack: Any = importlib.import_module("cyclopts.app_stack")
+    find_groups = stack.inverse_groups_from_app
+    groups: dict[int, Any] = {}  # by the identity of an application, which has no hash and stays
+
+    def found_groups(app: Any) -> Any:
+        if id(app) not in groups:
+            groups[id(app)] = (app, find_groups(app))
+        return groups[id(app)][1]
+
+    stack.inverse_groups_from_app = found_groups
 
 
 @pytest.fixture

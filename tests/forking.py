@@ -2,9 +2,10 @@
 
 import subprocess
 
-# Goes before a driver's own lines. A forked process calls die_at_sync; from then on os.fsync counts.
+# Goes before a driver's own lines, which call ready once all is loaded. A forked process calls die_at_sync; from then
+# on os.fsync counts.
 START = """
-import json, os, signal, sys
+import gc, json, os, signal, sys
 import torch
 import torch._dynamo  # the first step of an optimiser would load it, in every process again
 
@@ -22,6 +23,12 @@ def die_at_sync(number):
         sync(descriptor)
 
     os.fsync = sync_or_die
+
+
+def ready():
+    gc.collect()  # what is loaded by now is left out of the last search for garbage, a second in each process
+    gc.freeze()
+    print("ready", flush=True)
 
 
 def wait_for(pid):

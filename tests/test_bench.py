@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from ocil.engines import bench
 from ocil.engines.bench import Timing, _cost, made_up, measure
 from ocil.evaluation.evaluator import batch_for
 from ocil.runs.config import RunConfig, resolve
@@ -31,6 +32,14 @@ def test_a_review_batch_larger_than_the_memory() -> None:
     data = made_up(4, (8, 8, 3), 30)
     timing = measure([resolve("er", "made-up", settings=settings)], data, torch.device("cpu"), repeats=3, seconds=0.02)
     assert timing.ms_per_review_step is not None
+
+
+def test_bare_passes_are_timed_for_half_as_long_as_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(bench, "_time", lambda steps, device, repeats, seconds: (asked.append(seconds) or 1.0, 0.0))
+    config = resolve("fine-tune", "made-up", settings={"width": 1, "tasks": 2})
+    measure([config], made_up(4, (8, 8, 3), 30), torch.device("cpu"), seconds=0.02)
+    assert asked == [0.02, 0.01]
 
 
 def test_large_images_are_scored_fewer_at_a_time() -> None:

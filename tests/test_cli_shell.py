@@ -1,5 +1,6 @@
 """What a new user meets first: the start page, help, completion, errors, `ocil doctor`."""
 
+import gc
 import json
 import os
 import pty
@@ -16,7 +17,7 @@ import pytest
 from cyclopts import App
 from rich.console import Console
 
-import ocil
+import ocil.__main__
 from ocil.cli import COMMANDS, app, console
 from ocil.cli.names import experiments
 from ocil.experiments.named import find_file, shipped
@@ -184,6 +185,15 @@ main()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment())
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+def test_a_command_ends_without_a_search_for_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take half a second once PyTorch is loaded."""
+    at_exit: list[object] = []
+    monkeypatch.setattr("atexit.register", at_exit.append)
+    monkeypatch.setattr("ocil.cli.main", lambda: None)
+    ocil.__main__.main()
+    assert at_exit == [gc.freeze]
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])

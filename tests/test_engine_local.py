@@ -288,6 +288,15 @@ def test_stopped_while_workers_start(runs: list[StreamRun], tmp_path: Path) -> N
     assert not list(tmp_path.rglob("*"))
 
 
+def test_a_worker_ends_without_a_search_for_garbage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen: list[bool] = []
+    monkeypatch.setattr("gc.freeze", lambda: frozen.append(True))
+    ours, theirs = multiprocessing.Pipe()
+    ours.send(None)  # no run is left
+    pool._work(theirs, job(tmp_path), (), multiprocessing.get_context("spawn").Event())
+    assert frozen
+
+
 def test_threads_are_put_back(runs: list[StreamRun], tmp_path: Path) -> None:
     seen: list[int] = []
     before = torch.get_num_threads()

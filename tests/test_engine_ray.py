@@ -172,6 +172,7 @@ def test_a_driver_that_is_killed(
     npz: Path,
     expected: list[tuple[Any, ...]],
     start_python: Callable[..., "subprocess.Popen[str]"],
+    ocil_command: Call,
     tmp_path: Path,
 ) -> None:
     """Its workers end with it, and the same command does the rest."""
@@ -197,10 +198,9 @@ def test_a_driver_that_is_killed(
         assert time.monotonic() < end
         time.sleep(0.05)
 
-    again = start_python(*words)
-    out, err = again.communicate(timeout=600)
-    assert again.returncode == 0, err
-    assert len(json.loads(out)["runs"]) == 3
+    again = ocil_command(*words[2:])
+    assert again.code == 0, again.err
+    assert len(json.loads(again.out)["runs"]) == 3
     for folder, written in finished.items():
         assert (folder.path / "result.json").stat().st_mtime == written
     digests = [result.digest for folder in folders if (result := folder.result())]

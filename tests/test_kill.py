@@ -28,7 +28,7 @@ import ocil
 from ocil.runs.config import RunConfig
 
 ocil.run
-print("ready", flush=True)
+ready()
 while line := sys.stdin.readline():
     order = json.loads(line)
     pid = os.fork()

@@ -19,7 +19,7 @@ import torch
 from ocil import tensorfile
 from ocil.cli.longtail import _print
 from ocil.data import Dataset
-from ocil.engines import execute, gpu
+from ocil.engines import execute, gpu, pool
 from ocil.engines.job import Job, Observer, Outcome, in_order
 from ocil.errors import InUseError, OcilError
 from ocil.longtail import data, runs
@@ -868,7 +868,10 @@ print(sorted({"rich", "cyclopts", "jinja2", "matplotlib", "sklearn"} & set(sys.m
     assert (out.strip(), err) == ("[]", "")
 
 
-def test_the_benchmark_writes_as_runs_end(script: Script, made: Path, tmp_path: Path) -> None:
+def test_the_benchmark_writes_as_runs_end(
+    script: Script, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "cores", lambda: 1)  # in this process: workers would load PyTorch for seconds
     words = (
         "--datasets",
         made,

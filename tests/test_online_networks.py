@@ -249,12 +249,14 @@ def check_onnx(model: Model, x: np.ndarray, path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_onnx")
 def test_exported_with_its_resizing_and_normalisation(tmp_path: Path) -> None:
     """12x12 to 9x9: bicubic and antialiased."""
     check_onnx(taught(IMAGES, network=HERE, lr=0.5), images(5)[0], tmp_path / "model.onnx")
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_onnx")
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_export_of_a_model_of_vectors(precision: Any, tmp_path: Path) -> None:
     model = taught(VectorFormat(6, precision))
@@ -266,6 +268,7 @@ def test_export_of_a_model_of_vectors(precision: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_onnx")
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit"])
 def test_a_model_of_timm(name: str, timm: Any, tmp_path: Path) -> None:
     torch.save(timm.create_model(name, num_classes=0).state_dict(), tmp_path / "weights.pth")

@@ -43,7 +43,7 @@ from ocil.cli import main
 
 torch._C._set_mkldnn_enabled(False)
 ocil.kernels.convolution.SLOW_BACKWARD = False
-print("ready", flush=True)
+ready()
 while line := sys.stdin.readline():
     order = json.loads(line)
     back, there = os.pipe()

@@ -116,7 +116,7 @@ def measure(
         if seeds[0].learner.has_task_end_steps:
             rehearsal_ms, _ = _time([seed.rehearse for seed in seeds], device, repeats, seconds / 4)
         peak = torch.cuda.max_memory_allocated(device) if gpu else None  # before the floor takes memory of its own
-        floor = _floor_gpu(config, data, passes, device) if gpu else _floor_cpu(seeds[0], passes, repeats)
+        floor = _floor_gpu(config, data, passes, device) if gpu else _floor_cpu(seeds[0], passes, repeats, seconds / 2)
     images, count, network = sum(each.images for each in passes), len(seeds), seeds[0].learner.network
     return Timing(
         method=config.label,
@@ -209,7 +209,7 @@ def _time(
     return middle, (high - low) / middle
 
 
-def _floor_cpu(seed: _TimedSeed, passes: list[Pass], repeats: int) -> float:
+def _floor_cpu(seed: _TimedSeed, passes: list[Pass], repeats: int, seconds: float) -> float:
     """The bare passes: forward, sum, backward, on batches of the sizes that a step has."""
     if not passes:
         return 0.0
@@ -224,7 +224,7 @@ def _floor_cpu(seed: _TimedSeed, passes: list[Pass], repeats: int) -> float:
             if trains:
                 total.backward()
 
-    milliseconds, _ = _time([take], torch.device("cpu"), repeats, 2.0)
+    milliseconds, _ = _time([take], torch.device("cpu"), repeats, seconds)
     network.zero_grad()
     return milliseconds
 
