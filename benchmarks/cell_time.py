@@ -120,6 +120,7 @@ def watch_everything(clock: Clock, on_gpu: bool) -> None:
     from ocil.evaluation.anytime import AnytimeEvaluator
     from ocil.evaluation.evaluator import Evaluator, StartedEvaluation
     from ocil.runs import captured, stream_run
+    from ocil.runs.build import Checks
     from ocil.runs.folder import RunFolder
     from ocil.runs.stepper import Stepper
     from ocil.runs.stream_run import ActiveStreamRun, StreamRun
@@ -130,7 +131,8 @@ def watch_everything(clock: Clock, on_gpu: bool) -> None:
 
     clock.watch("load", data, "load", "load_once")
     clock.watch("load", Dataset.__dict__["fingerprint"], "func")
-    clock.watch("check", sys.modules["ocil.experiments.configure"], "check", "check_images")
+    clock.watch("check", Checks, "check")
+    clock.watch("check", sys.modules["ocil.experiments.configure"], "check_images")
     clock.watch("upload", stream_run, "DeviceData", after=synchronize)
     clock.watch("open", StreamRun, "open")
     clock.watch("capture", captured, "record")

@@ -228,8 +228,10 @@ class Run(Protocol):
             return error
         if out_of_memory(error):
             return self.does_not_fit()
-        said = next(iter(str(error).strip().splitlines()), "")  # those of CUDA have advice for programmers below
-        return OcilError(f"{self.name}: {type(error).__name__}: {said} ({place_of(error)})")
+        lines = str(error).strip().splitlines()
+        if lines and lines[0].startswith("CUDA error"):
+            lines = lines[:1]  # the others say how to debug a kernel
+        return OcilError(f"{self.name}: {type(error).__name__}: {' '.join(map(str.strip, lines))} ({place_of(error)})")
 
 
 def perform(
