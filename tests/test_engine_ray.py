@@ -294,10 +294,10 @@ def test_nothing_to_do_needs_no_cluster(runs: list[StreamRun], tmp_path: Path) -
 
 def test_a_node_that_is_not_fit(npz: Path, tmp_path: Path) -> None:
     examine = examiner()
-    samples = packed([StreamRun(resolve("er", str(npz)))])
-    mine = examine(None, samples, None)
+    questions = packed([StreamRun(resolve("er", str(npz)))])
+    mine = examine(None, questions, None)
     marker = place_marker(tmp_path)
-    fit = examine(str(marker), samples, None)
+    fit = examine(str(marker), questions, None)
     assert not marker.exists()
 
     def why(theirs: Facts, torch_version: str | None = None) -> str | None:
@@ -313,6 +313,20 @@ def test_a_node_that_is_not_fit(npz: Path, tmp_path: Path) -> None:
     assert "install it there" in str(why({"import": "No module named 'ocil'"}))
     assert "has another ocil (0.0.1)" in str(why(fit | {"ocil": "0.0.1"}))
     assert "has other images under the name" in str(why(fit | {"images": {str(npz): "another"}}))
+
+
+def test_a_node_is_examined_without_pytorch(npz: Path, start_python: Callable[..., "subprocess.Popen[str]"]) -> None:
+    """To load it takes seconds, and workers are other processes."""
+    sent = pytest.importorskip("ray.cloudpickle").dumps(examiner())
+    questions = packed([StreamRun(resolve("er", str(npz)))])
+    lines = (
+        "import json, pickle, sys",
+        f"facts = pickle.loads({sent!r})(None, {questions!r}, None)",
+        "print(json.dumps([facts, 'torch' in sys.modules]))",
+    )
+    said, wrong = start_python("-c", "\n".join(lines)).communicate(timeout=600)
+    assert said, wrong
+    assert json.loads(said) == [examiner()(None, questions, None), False]
 
 
 def drain(worker: Worker, until: Callable[[list[Any]], bool], stop: bool = False) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from ocil.data.catalog import CATALOG, DEFAULT, DatasetInfo, DatasetSource
 from ocil.data.dataset import Dataset
-from ocil.data.lookup import ListedDataset, available, load, load_once
+from ocil.data.lookup import ListedDataset, available, fingerprint, load, load_once
 from ocil.data.raw_writer import StoreWriter
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "ListedDataset",
     "StoreWriter",
     "available",
+    "fingerprint",
     "load",
     "load_once",
 ]

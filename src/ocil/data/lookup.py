@@ -76,6 +76,11 @@ def load_once(name: str | Path = DEFAULT, data_dir: Path | None = None) -> Datas
         return _open(path) if state is None else _load_state(*state)  # the former raises the right error
 
 
+def fingerprint(name: str | Path, data_dir: Path | None = None) -> str:
+    """Digest of the images and labels of a dataset."""
+    return load_once(name, data_dir).fingerprint
+
+
 State = tuple[Path, int, int, int]
 
 

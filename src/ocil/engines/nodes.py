@@ -30,13 +30,14 @@ def examiner() -> Examine:
     """The function that every node runs, and the driver too, for comparison.
 
     Ray sends a nested function as code, so it runs even on a node where ocil is missing or of another version.
-    ``samples``: see ``packed``.
+    ``questions``: see ``packed``. PyTorch, which takes seconds to load, is left to the workers.
     """
 
     # ``Facts`` in quotes: the name itself would go along, and a node could not find it without ocil.
-    def examine(marker: str | None, samples: bytes, data_dir: str | None) -> "Facts":
+    def examine(marker: str | None, questions: bytes, data_dir: str | None) -> "Facts":
         import hashlib
         import pickle
+        from importlib.metadata import version
         from pathlib import Path
 
         facts: Facts = {}
@@ -46,9 +47,9 @@ def examiner() -> Examine:
             except OSError as error:
                 facts["folder"] = error.strerror
         try:
-            import torch
-
             import ocil
+
+            facts["torch"] = version("torch")
         except ImportError as error:
             facts["import"] = str(error)
             return facts
@@ -56,20 +57,20 @@ def examiner() -> Examine:
         sha = hashlib.sha256()
         for path in sorted(package.rglob("*.py")):
             sha.update(path.relative_to(package).as_posix().encode() + path.read_bytes())
-        facts["ocil"], facts["torch"] = f"{ocil.__version__}, code {sha.hexdigest()[:8]}", torch.__version__
+        facts["ocil"] = f"{ocil.__version__}, code {sha.hexdigest()[:8]}"
         facts["images"], facts["no images"] = {}, {}
         try:
             from ocil import plugins
 
-            files, pickled = pickle.loads(samples)  # noqa: S301  # the driver sent it with this function
+            files, pickled = pickle.loads(questions)  # noqa: S301  # the driver sent it with this function
             plugins.install(files)
-            runs = pickle.loads(pickled)  # noqa: S301
+            fingerprints = pickle.loads(pickled)  # noqa: S301
         except Exception as error:  # the node has another ocil, which ``unfit`` reports first
             facts["no images"] = {"": f"{error}."}
             return facts
-        for name, run in runs.items():
+        for name, fingerprint in fingerprints.items():
             try:
-                facts["images"][name] = run.fingerprint(None if data_dir is None else Path(data_dir))
+                facts["images"][name] = fingerprint(None if data_dir is None else Path(data_dir))
             except ocil.OcilError as error:
                 facts["no images"][name] = str(error)
         return facts
@@ -78,8 +79,10 @@ def examiner() -> Examine:
 
 
 def packed(runs: Iterable[Run]) -> bytes:
-    """One run per dataset, and before them the plugin files without which a run cannot be unpickled."""
-    return pickle.dumps((plugins.loaded(), pickle.dumps({run.dataset: run for run in runs})))
+    """By dataset, what finds the fingerprint of its images. Before that the plugin files: without them it cannot be
+    unpickled."""
+    found = {run.dataset: run.fingerprint_there() for run in runs}
+    return pickle.dumps((plugins.loaded(), pickle.dumps(found)))
 
 
 def place_marker(root: Path) -> Path:

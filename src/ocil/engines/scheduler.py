@@ -217,7 +217,8 @@ class Scheduler:
             return
         try:
             problem = self.ray.get(ref)
-        except self.ray.exceptions.RayError:
+        except self.ray.exceptions.RayError as error:  # the last line of a traceback from there says why
+            self.trouble = f"node {worker.node.host}: {str(error).strip().splitlines()[-1].strip()[:200]}"
             self.worker_died(worker)
             return
         if problem is None:

@@ -195,6 +195,10 @@ class Run(Protocol):
     def fingerprint(self, data_dir: Path | None) -> str:
         """Digest of the images that it would be trained on, on this machine."""
 
+    def fingerprint_there(self) -> "Callable[[Path | None], str]":
+        """``fingerprint`` as a function for another machine, which answers sooner if it need not load PyTorch."""
+        return self.fingerprint
+
     @abstractmethod
     def result(self, root: Path) -> RunResult | None:
         """The result, if the run is finished. Raises ``OcilError`` if it cannot be read or is of other settings."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -73,7 +74,10 @@ class StreamRun(Run):
         return self.config.learner.precision
 
     def fingerprint(self, data_dir: Path | None) -> str:
-        return data.load_once(self.dataset, data_dir).fingerprint
+        return data.fingerprint(self.dataset, data_dir)
+
+    def fingerprint_there(self) -> Callable[[Path | None], str]:
+        return partial(data.fingerprint, self.dataset)
 
     def result(self, root: Path) -> Result | None:
         return self.folder(root).result()
