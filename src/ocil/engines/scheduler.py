@@ -217,8 +217,9 @@ class Scheduler:
             return
         try:
             problem = self.ray.get(ref)
-        except self.ray.exceptions.RayError as error:  # the last line of a traceback from there says why
-            self.trouble = f"node {worker.node.host}: {str(error).strip().splitlines()[-1].strip()[:200]}"
+        except self.ray.exceptions.RayError as error:
+            *_, reason = str(error).strip().split("\n")  # the last line of a traceback from there says why
+            self.trouble = f"node {worker.node.host}: {reason.strip()[:200]}"
             self.worker_died(worker)
             return
         if problem is None:

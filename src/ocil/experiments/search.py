@@ -15,7 +15,7 @@ import json
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -179,7 +179,7 @@ class Search:
         former = Path("tuning") / f"{first.label}-{stem}{words}-{self.former_digest}"
         return former if is_folder(former) and not is_folder(usual) else usual
 
-    @property
+    @cached_property
     def samples(self) -> list[int]:
         """How many samples a run of the first point learns from, by seed: a long tail may have other sizes for each."""
         cut = self.split.data

@@ -232,10 +232,10 @@ class Run(Protocol):
             return error
         if out_of_memory(error):
             return self.does_not_fit()
-        lines = str(error).strip().splitlines()
-        if lines and lines[0].startswith("CUDA error"):
-            lines = lines[:1]  # the others say how to debug a kernel
-        return OcilError(f"{self.name}: {type(error).__name__}: {' '.join(map(str.strip, lines))} ({place_of(error)})")
+        said = str(error).strip()
+        if said.startswith("CUDA error"):
+            said = said.partition("\n")[0]  # the other lines say how to debug a kernel
+        return OcilError(f"{self.name}: {type(error).__name__}: {' '.join(said.split())} ({place_of(error)})")
 
 
 def perform(
