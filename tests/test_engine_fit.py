@@ -118,10 +118,11 @@ def test_matrices_count_for_whether_a_run_fits() -> None:
 def test_scoring_takes_no_more_than_is_estimated(name: str) -> None:
     data = vectors(1500)
     config = resolve(name, "own.npz", classes=6, vectors=True)
+    before = torch.cuda.memory_allocated()  # what earlier tests still hold
     learner = build(config, data, "cuda")
     x, y = torch.from_numpy(data.train_x).cuda(), torch.from_numpy(data.train_y).cuda()
     for first in range(0, 60, 10):
         learner.learn(x[first : first + 10], y[first : first + 10])
     torch.cuda.reset_peak_memory_stats()
     learner.scores(x)
-    assert torch.cuda.max_memory_allocated() < RESERVE // 4 + run_bytes(config, data)
+    assert torch.cuda.max_memory_allocated() - before < RESERVE // 4 + run_bytes(config, data)

@@ -52,6 +52,7 @@ PARTS = {
 }  # stride, and what it is without each of its parts
 PART_SETTINGS = {"steps", "views", "raw", "adjustment", "loss", "beta"}
 COMPUTE = {"images", "memory_batch"}  # how many images a step passes
+WIDE = "resnet18"  # the network with 64 channels
 IMAGES = (55, 110, 220, 440, 880)  # per stream batch, with the share of the review
 CLOSE = 0.15  # how far off, as a share, a number of images may be
 STREAMS = {"i-blurry": "i-Blurry-50-10", "si-blurry": "Si-Blurry", "none": "no boundaries"}
@@ -186,6 +187,7 @@ def main() -> None:
     place("sizes", sizes(cells, DATASETS))
     place("stride", beside(unseen))
     place("field", field(unseen))
+    place("wide", wide(unseen))
     place("any time", over_time(of_group(unseen, "any time")))
     if streamed := of_group(found, "streams"):
         place("streams", streams(streamed))
@@ -233,7 +235,8 @@ def beside(found: Collection) -> str:
 
 def field(found: Collection) -> str:
     """Methods since AFS beside stride and AFS on the same seeds, with what they cost, in the columns that they have."""
-    since = [cell for cell in found.cells if cell.config.method in SINCE and not changed(cell) & COMPUTE]
+    other = {"network", *COMPUTE}
+    since = [cell for cell in found.cells if cell.config.method in SINCE and not changed(cell) & other]
     columns = {(cell.config.dataset, cell.config.learner.memory) for cell in since}
     beside = [
         cell
@@ -251,6 +254,12 @@ def field(found: Collection) -> str:
         with_images([cell for cell in (*since, *beside) if cell.config.dataset == name], note) for name in datasets
     ]
     return "\n\n".join(tables)
+
+
+def wide(found: Collection) -> str:
+    """Methods with the full ResNet-18, with what they cost."""
+    cells = [cell for cell in found.cells if changed(cell) == {"network"} and cell.config.learner.network == WIDE]
+    return with_images(cells, "Seeds 10 to 12.")
 
 
 def with_images(cells: list[MeasuredCell], note: str) -> str:
