@@ -154,8 +154,8 @@ def focus(
     the mean virtual distillation. On a GPU one kernel computes it for two batches, with its gradient.
 
     ``focal=False`` has cross-entropy in the place of the revised focal loss, ``beta=0`` no distillation. ``offset``
-    ``[C]`` is added to the logits first. Returns the loss, and its parts ``[batches, 2]`` without a gradient: the
-    classification loss and the distillation of each batch.
+    ``[C]`` is added to the logits first, and classes outside of ``met`` have no part. Returns the loss, and its parts
+    ``[batches, 2]`` without a gradient: the classification loss and the distillation of each batch.
     """
     if len(batches) <= 2 and all(_fused(logits) for logits, _ in batches):
         numbers = {"alpha": alpha, "mu": mu, "sigma": sigma}
@@ -164,7 +164,7 @@ def focus(
         return loss, parts[: len(batches)]
     parts_of: list[list[Tensor]] = []
     for logits, labels in batches:
-        adjusted = logits if offset is None else logits + offset
+        adjusted = _among(met, logits if offset is None else logits + offset)
         if focal:
             parts_of.append([revised_focal(adjusted, labels, alpha, mu, sigma, met=met)])
         else:

@@ -48,6 +48,9 @@ class StrideConfig(AugmentedConfig):
     """Strength of the adjustment of logits by the logarithm of a running label frequency; 0: none."""
     frequency_decay: float = 0.95
     """How much of the running label frequency is kept in a step."""
+    seen_only: bool = False
+    """Whether the losses run over the classes seen so far, or over all. Over all, distillation lifts the logits of
+    classes that are yet to come, to make up for their adjustment, and they win over all others when they come."""
 
     loss: Literal["rfl", "ce"] = "rfl"
     """Classification loss: revised focal, or cross-entropy."""
@@ -182,7 +185,7 @@ class Stride(Learner):
             with bn_momentum(self.network, self.config.bn_momentum):
                 outputs = self.network.outputs_of([images for images, _ in batches])
             scores = [(each.scores, labels) for each, (_, labels) in zip(outputs, batches, strict=True)]
-            loss, parts_of_step = losses.focus(scores, offset=offset, met=self.met, **self.focus)
+            loss, parts_of_step = losses.focus(scores, offset=offset, met=self.learned_classes(), **self.focus)
             loss.backward()
             self.optimizer.step()
             parts.append(parts_of_step)
@@ -237,8 +240,13 @@ class Stride(Learner):
     def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
         logits = self.network(self.view(x) if self.config.review_views else to_float(x))
         offset = self.offset() if self.config.adjust_review else None
-        loss, _ = losses.focus([(logits, y)], offset=offset, met=self.met, **self.focus | {"beta": 0.0})
+        met = self.learned_classes()
+        loss, _ = losses.focus([(logits, y)], offset=offset, met=met, **self.focus | {"beta": 0.0})
         return loss
+
+    def learned_classes(self) -> Tensor | None:
+        """The classes that the losses run over, ``[C]``; None: all. Those of a growing learner are the ones met."""
+        return self.seen_classes if self.met is None and self.config.seen_only else self.met
 
 
 def plan(config: StrideConfig, batch_size: int, classes: int) -> tuple[int, int]:

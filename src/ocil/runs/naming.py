@@ -44,6 +44,7 @@ ADDED_SINCE = frozenset(
         "noise_among",
         "anchor_margin",
         "updates",
+        "seen_only",
     }
 )
 """Settings that the digests of former names did not cover at their default. A new setting must be added here too, so
