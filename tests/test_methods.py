@@ -110,6 +110,28 @@ def test_a_verb_that_runs_take_apart_is_not_overridden(verb: str, instead: str) 
         type("Mine", (mixin, FineTune), {})
 
 
+@pytest.mark.parametrize(
+    ("former", "name"),
+    [
+        ("rehearsal", "task_end_batches"),
+        ("rehearsal_step", "task_end_step"),
+        ("review_slots", "review_batches"),
+        ("steady", "shapes_are_static"),
+        ("form", "step_variant"),
+    ],
+)
+def test_an_override_by_its_former_name_is_refused_not_ignored(former: str, name: str) -> None:
+    assert hasattr(Learner, name)
+    with pytest.raises(OcilError, match=f"^Mine has a method `{former}`, .* it is called `{name}`. Rename it.$"):
+        type("Mine", (FineTune,), {former: lambda self, *x: None})
+    type("Mine", (FineTune,), {former: "an attribute of one's own"})
+
+
+def test_a_method_that_calls_the_former_name_of_record_loss_is_told_the_present_one() -> None:
+    with pytest.raises(OcilError, match=r"^FineTune calls `watch`, which is called `record_loss`"):
+        make("fine-tune").watch(torch.zeros(()))
+
+
 NUMBERED = "which count from 0: give their numbers, or growing=True if classes are not known in advance."
 
 

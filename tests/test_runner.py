@@ -22,6 +22,7 @@ from ocil.runs.folder import RunFolder
 from ocil.runs.protocol import Interrupted, Progress, SaveTimes, Workspace
 from ocil.runs.results import Result
 from ocil.runs.stream_run import StreamRun, run
+from ocil.streams.kinds import draw
 from tests.conftest import CLASSES, TEST, left_over
 from tests.networks_to_try import TINY
 
@@ -367,6 +368,41 @@ def test_a_run_begun_with_other_images_is_not_mixed(tiny: Dataset, tmp_path: Pat
     assert result.environment["images"] == tiny.fingerprint != other.fingerprint
     with pytest.raises(OcilError, match="was begun with other images of that name"):  # finished, but not of these
         run(config, tmp_path, dataset=other, device="cpu")
+
+
+def test_a_run_begun_in_another_order_of_arrival_is_not_mixed(
+    tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config("er")
+    with pytest.raises(Interrupted):
+        run(config, tmp_path, dataset=tiny, device="cpu", should_stop=lambda: True)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with monkeypatch.context() as later:
+        later.setattr("ocil.streams.stream.draw", lambda data, config, seed: draw(data, config, seed + 1))
+        with pytest.raises(OcilError, match=r"was begun with another order of arrival.*finish it with that version"):
+            run(config, tmp_path, dataset=tiny, device="cpu")
+    assert {path: path.read_bytes() for path in before} == before
+    assert run(config, tmp_path, dataset=tiny, device="cpu").matrix
+
+
+@pytest.mark.parametrize(("settings", "goes_on"), [({}, True), ({"task_ends": "hidden"}, False)])
+def test_a_checkpoint_from_before_it_kept_the_order(
+    tiny: Dataset, tmp_path: Path, settings: dict[str, str], goes_on: bool
+) -> None:
+    config = tiny_config("er", **settings)
+    with pytest.raises(Interrupted):
+        run(config, tmp_path, dataset=tiny, device="cpu", should_stop=lambda: True)
+    folder = RunFolder.of(tmp_path, config)
+    found = folder.load_checkpoint()
+    assert found is not None
+    tensors, progress = found
+    del progress["order"]
+    folder.save_checkpoint(tensors, progress)
+    if goes_on:
+        assert run(config, tmp_path, dataset=tiny, device="cpu").matrix
+    else:
+        with pytest.raises(OcilError, match="may have been begun with another order of arrival"):
+            run(config, tmp_path, dataset=tiny, device="cpu")
 
 
 def test_images_that_changed_after_planning_are_refused(tiny: Dataset, tmp_path: Path) -> None:

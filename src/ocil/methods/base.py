@@ -28,7 +28,7 @@ from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.growth import GrowsByClass
 from ocil.methods.passes import ExtraState, Pass, replayed
 from ocil.methods.recorded_losses import Phase, RecordedLosses
-from ocil.methods.verbs import refuse_odd_inputs, refuse_whole_verbs, wrap_verbs
+from ocil.methods.verbs import refuse_former_names, refuse_odd_inputs, refuse_whole_verbs, wrap_verbs
 from ocil.networks import to_float
 from ocil.rng import Rng, derive
 
@@ -82,6 +82,7 @@ class Learner(GrowsByClass, Capturable):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         refuse_whole_verbs(cls, Learner)
+        refuse_former_names(cls)
         wrap_verbs(cls)
 
     def __init__(
@@ -318,6 +319,12 @@ class Learner(GrowsByClass, Capturable):
             failed = torch.where(torch.isfinite(loss), -1, self.steps)
             self.failed_at.copy_(torch.where(self.failed_at < 0, failed, self.failed_at))
             self.steps += 1
+
+    def watch(self, *_: Any, **__: Any) -> None:
+        """The name of ``record_loss`` in ocil 0.1: says so."""
+        raise OcilError(
+            f"{type(self).__name__} calls `watch`, which is called `record_loss` since ocil 0.2. Rename it there."
+        )
 
     def state(self) -> dict[str, Tensor]:
         """Everything that later steps depend on, as a flat dictionary: weights, memory, optimiser, generators.

@@ -34,6 +34,25 @@ PARTS = {
 }
 """What a method overrides in the place of a verb that a run does not call as a whole."""
 
+FORMER_NAMES = {
+    "rehearsal": "task_end_batches",
+    "rehearsal_step": "task_end_step",
+    "review_slots": "review_batches",
+    "steady": "shapes_are_static",
+    "form": "step_variant",
+}
+"""What methods of ocil 0.1 overrode, and its present name."""
+
+
+def refuse_former_names(cls: "type[Learner]") -> None:
+    """Raise an ``OcilError`` if a method overrides what only ocil 0.1 called: it would have no effect."""
+    for former, name in FORMER_NAMES.items():
+        if callable(getattr(cls, former, None)):
+            raise OcilError(
+                f"{cls.__name__} has a method `{former}`, which has no effect: since ocil 0.2 it is called `{name}`. "
+                "Rename it."
+            )
+
 
 def refuse_whole_verbs(cls: "type[Learner]", base: "type[Learner]") -> None:
     """Raise an ``OcilError`` if a method overrides a verb that a run does not call: it would have no effect there."""

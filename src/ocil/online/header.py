@@ -56,6 +56,10 @@ class MissingMethodError(HeaderError):
     """A header that names a method which is not known: perhaps its plugin was not loaded."""
 
 
+class OtherSettingsError(HeaderError):
+    """A header with a setting that its method does not have here: it was saved by another version of the method."""
+
+
 class NewerFormatError(HeaderError):
     """A header that a later version of this package has written."""
 
@@ -189,16 +193,15 @@ def _recipe(given: dict[str, Any]) -> dict[str, Any]:
 def _settings(of: MethodInfo, given: dict[str, Any]) -> dict[str, Any]:
     """The settings as they were given, each checked against its field. JSON has no tuples: the field's type decides."""
     kind = of.load().Config
-    _only(given, (field.name for field in fields(kind)), "settings")
+    _only_known_settings(of, given)
     read = values(kind, {name: value for name, value in given.items() if value is not None})
     return {name: read[name] if isinstance(value, list) else value for name, value in given.items()}
 
 
 def _config(recipe: Mapping[str, Any], given: dict[str, Any]) -> LearnerConfig:
     info = method(recipe["method"])
-    kind = info.load().Config
-    _only(given, (field.name for field in fields(kind)), "config")
-    config = fill(kind, given)
+    _only_known_settings(info, given)
+    config = fill(info.load().Config, given)
     if config.memory != (recipe["memory"] if info.memory else 0):
         raise HeaderError(f"its entries disagree on the memory: {config.memory} and {recipe['memory']} images")
     if not config.growing:
@@ -230,6 +233,16 @@ def _labels(given: list[Any]) -> list[ClassLabel]:
     if len(set(labels)) < len(labels):
         raise HeaderError("two of its labels are equal")
     return labels
+
+
+def _only_known_settings(of: MethodInfo, given: Iterable[str]) -> None:
+    """Raise an ``OtherSettingsError`` for a setting that the method does not have in this version."""
+    known = {field.name for field in fields(of.load().Config)}
+    if unknown := set(given) - known:
+        reason = "a later version of ocil wrote it. Update ocil"
+        if not of.is_ours:
+            reason = "another version of its plugin wrote it. Load that one"
+        raise OtherSettingsError(f"has the setting '{min(unknown)[:40]}', which {of.name} does not have here: {reason}")
 
 
 def _only(given: Iterable[str], known: Iterable[str], name: str) -> None:

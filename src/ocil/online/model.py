@@ -30,6 +30,7 @@ from ocil.online.header import (
     HeaderError,
     MissingMethodError,
     NewerFormatError,
+    OtherSettingsError,
     UntrustedError,
     check_tensors,
     format_problem,
@@ -268,6 +269,8 @@ class Model:
             raise OcilError(f"{path}: {error} {advice}.") from error
         except NewerFormatError as error:
             raise OcilError(f"{path} {error}: update ocil.") from error
+        except OtherSettingsError as error:
+            raise OcilError(f"{path} {error}.") from error
         except (OcilError, LookupError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
             reason = " ".join(str(error).split()).rstrip(".")
             raise OcilError(f"{path} is not a whole model of this version of ocil: {reason}.") from error

@@ -101,10 +101,14 @@ class RunFolder:
     def save_result(self, result: Result) -> None:
         write_json(self.path / "result.json", result.to_json())
 
-    def save_config(self, config: RunSettings) -> None:
-        """Write the configuration. If there is a checkpoint, it must be of the same settings."""
+    def refuse_other_begun(self, config: RunSettings) -> None:
+        """Raise if there is a checkpoint of other settings."""
         if self.checkpoint.exists():
             replace(self, config=config).refuse_other_settings(self.begun_with(config))
+
+    def save_config(self, config: RunSettings) -> None:
+        """Write the configuration. If there is a checkpoint, it must be of the same settings."""
+        self.refuse_other_begun(config)
         write_json(self.path / "config.json", config.to_json())
 
     def begun_with(self, otherwise: S) -> S:

@@ -49,7 +49,7 @@ from ocil.runs.protocol import (
 )
 from ocil.runs.results import Result
 from ocil.runs.stepper import Stepper
-from ocil.streams import DeviceData, Order, Stream
+from ocil.streams import DeviceData, Order, Stream, StreamConfig
 
 FIRST_SAVE, FIRST_SAVE_ON_GPU = 3.0, 30.0  # seconds; on a GPU many runs wait while one is saved
 COUNTS = "evaluation."  # before the names of tensors in a checkpoint that are not the learner's
@@ -197,6 +197,11 @@ def _refuse_other_batches(folder: RunFolder, stream: Stream) -> None:
         )
 
 
+def _order_has_changed(stream: StreamConfig) -> bool:
+    """Whether the order that such a stream draws has changed while checkpoints did not keep it."""
+    return not stream.order and (stream.boundary in ("i-blurry", "si-blurry") or stream.task_ends == "hidden")
+
+
 class ActiveStreamRun:
     """A run in progress: learner, stream cursor, evaluations, time spent."""
 
@@ -225,15 +230,17 @@ class ActiveStreamRun:
         self.evaluator, self.anytime = Evaluator(self.stream), AnytimeEvaluator(self.stream)
         self.prequential = Prequential(self.stream)
         self.learner = build(config, dataset, self.device)
-        folder.save_config(config)
+        folder.refuse_other_begun(config)
         self.stepper = stepper(self.learner, self.stream)
         self.cursor = 0
         self.saved_cursor = -1  # of the checkpoint on the disk
         self.evaluations: list[Evaluation] = []
         self.seconds = 0.0
         folder.resume(self.device, self.images, self.load)
+        folder.save_config(config)  # now that nothing is refused: an earlier version may have to go on with the run
 
     def load(self, tensors: State, progress: Mapping[str, Any]) -> None:
+        self._refuse_other_order(progress)
         counts = {name.removeprefix(COUNTS): tensors.pop(name) for name in list(tensors) if name.startswith(COUNTS)}
         self.learner.load_state(tensors)
         self.anytime.load_state(counts)
@@ -244,9 +251,22 @@ class ActiveStreamRun:
             raise ValueError(f"its cursor is {self.cursor}, the stream has {len(self.stream)} batches")
         self.evaluations = [Evaluation(**row) for row in progress["evaluations"]]
 
+    def _refuse_other_order(self, progress: Mapping[str, Any]) -> None:
+        """Raise if the samples of a checkpoint came in another order than this version of ocil draws from its settings:
+        the rest of this order would show some samples twice and others never."""
+        kept, drawn = progress.get("order"), self.stream.arrivals.digest
+        if kept == drawn or (kept is None and not _order_has_changed(self.config.stream)):
+            return
+        begun = "was begun" if kept else "may have been begun"
+        raise OcilError(
+            f"{self.folder.path} {begun} with another order of arrival, which another version of ocil drew from these "
+            "settings: finish it with that version, use another --out, or delete that folder."
+        )
+
     def save(self) -> None:
         self.check_loss()
         progress = {
+            "order": self.stream.arrivals.digest,
             "cursor": self.cursor,
             "seconds": self.seconds,
             "evaluations": [row.to_json() for row in self.evaluations],
