@@ -127,11 +127,6 @@ def test_an_override_by_its_former_name_is_refused_not_ignored(former: str, name
     type("Mine", (FineTune,), {former: "an attribute of one's own"})
 
 
-def test_a_method_that_calls_the_former_name_of_record_loss_is_told_the_present_one() -> None:
-    with pytest.raises(OcilError, match=r"^FineTune calls `watch`, which is called `record_loss`"):
-        make("fine-tune").watch(torch.zeros(()))
-
-
 NUMBERED = "which count from 0: give their numbers, or growing=True if classes are not known in advance."
 
 

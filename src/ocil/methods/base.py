@@ -320,12 +320,6 @@ class Learner(GrowsByClass, Capturable):
             self.failed_at.copy_(torch.where(self.failed_at < 0, failed, self.failed_at))
             self.steps += 1
 
-    def watch(self, *_: Any, **__: Any) -> None:
-        """The name of ``record_loss`` in ocil 0.1: says so."""
-        raise OcilError(
-            f"{type(self).__name__} calls `watch`, which is called `record_loss` since ocil 0.2. Rename it there."
-        )
-
     def state(self) -> dict[str, Tensor]:
         """Everything that later steps depend on, as a flat dictionary: weights, memory, optimiser, generators.
 

@@ -4,6 +4,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ class Order:
         """Numbers of the training samples that come in some batch, ascending: a dropped last batch has no others."""
         return np.unique(np.concatenate([self.samples[first:last] for first, last in self.bounds]))
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Short digest of which samples come when and with which labels, and of the classes of each group."""
         return digest_of(self._arrays())
