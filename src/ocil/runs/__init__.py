@@ -6,7 +6,7 @@
 ``build``        a learner from a configuration, and the check that one can be built
 ``features``     vectors of a dataset's images, computed once and kept on disk
 ``stepper``      the learner's steps as they are written; ``captured``: as CUDA graphs
-``captured_batches``  the same for batches that come from outside
+``batch_stepper``  both for batches that come from outside
 ``folder``       lock, checkpoint and place of a run; ``naming``: what its folder is called
 ``results``      what a finished run leaves, and means over seeds; ``result_checks``: of files from anywhere
 ``environment``  device, versions, digests; ``program_code``: of a method that a script registers

@@ -3,7 +3,7 @@
 A method is capturable if ``learn`` in the steady state has static shapes, reads nothing back to the host and draws all
 randomness from ``learner.rng``. The conformance tests check that on a CPU.
 
-``CapturedStepper`` takes the steps of a run, ``captured_batches`` those on batches that come from outside.
+``CapturedStepper`` takes the steps of a run, ``batch_stepper`` those on batches that come from outside.
 """
 
 import gc
