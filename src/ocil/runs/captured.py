@@ -111,7 +111,7 @@ class CapturedStepper(Stepper):
             self.warm = last - first == self.size and self.learner.shapes_are_static()
             super().learn(number)
             return
-        if not self.stream.resident.resident:
+        if not self.stream.device_data.resident:
             self._replay_on(*self.fetch(number))
             return
         if self.step is None:
