@@ -55,12 +55,12 @@ OnProgress = Callable[[int, int], None]
 class Features(Dataset):
     """The vectors of a dataset's images. They keep the fingerprint of the images."""
 
-    images: str = ""
-    """The fingerprint of the images that the vectors were computed from."""
+    images_fingerprint: str = ""
+    """Of the dataset that the vectors were computed from."""
 
     @cached_property
     def fingerprint(self) -> str:
-        return self.images
+        return self.images_fingerprint
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ class _Work:
             data.classes,
             data.unseen,
             *labels,
-            images=data.fingerprint,
+            images_fingerprint=data.fingerprint,
         )
 
     @property
@@ -303,8 +303,8 @@ class _Work:
 
 
 def inputs_of(
-    config: LearnerConfig, images: Dataset, data_dir: Path | None, device: torch.device | str = "cpu"
+    config: LearnerConfig, dataset: Dataset, data_dir: Path | None, device: torch.device | str = "cpu"
 ) -> Dataset:
     """The dataset that a learner with these settings sees: the given one, or the features of its images."""
     encoder = Encoder.of(config)
-    return images if encoder is None else features_once(images, encoder, data_dir, torch.device(device))
+    return dataset if encoder is None else features_once(dataset, encoder, data_dir, torch.device(device))

@@ -117,17 +117,17 @@ class RunFolder:
         """Write tensors and the JSON that goes with them into one file, so that they cannot disagree."""
         tensorfile.write(self.checkpoint, tensors, {"progress": json.dumps(progress)})
 
-    def save_for_resume(self, tensors: State, progress: dict[str, Any], device: torch.device, images: str) -> None:
+    def save_for_resume(self, tensors: State, progress: dict[str, Any], device: torch.device, fingerprint: str) -> None:
         """Write a checkpoint with what ``resume`` compares: the kind of device, the threads and the images."""
-        made_with = {"device": device.type, "threads": torch.get_num_threads(), "images": images}
+        made_with = {"device": device.type, "threads": torch.get_num_threads(), "images": fingerprint}
         self.save_checkpoint(tensors, progress | made_with)
 
     def load_checkpoint(self) -> tuple[State, dict[str, Any]] | None:
         """What ``save_checkpoint`` wrote last; None if there is no file. Raises ``OcilError`` if it is damaged."""
         return read_tensors(self.checkpoint, "progress")
 
-    def resume(self, device: torch.device, images: str, load: Callable[[State, dict[str, Any]], None]) -> None:
-        """Call ``load`` with what the checkpoint holds, if there is one. ``images``: fingerprint of the dataset.
+    def resume(self, device: torch.device, fingerprint: str, load: Callable[[State, dict[str, Any]], None]) -> None:
+        """Call ``load`` with what the checkpoint holds, if there is one. ``fingerprint``: of the dataset.
 
         Raises ``OcilError`` if a run that goes on from it would have another result, or if ``load`` cannot read it.
         """
@@ -141,7 +141,7 @@ class RunFolder:
             raise OcilError(
                 f"{self.path} was begun with {threads} threads: go on with --threads {threads}, or delete that folder."
             )
-        if found[1].get("images", images) != images:
+        if found[1].get("images", fingerprint) != fingerprint:
             raise OcilError(other_images(self.path))
         try:
             load(*found)
