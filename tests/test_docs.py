@@ -1,5 +1,6 @@
 """What the documentation promises to list, it lists."""
 
+import ast
 import importlib.util
 import re
 import shutil
@@ -21,6 +22,9 @@ from ocil.runs.results import Result
 from ocil.streams import StreamConfig
 
 ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src/ocil"
+WITHOUT_INDEX = ("ocil", "kernels", "papers")  # it has its public names; a table; no modules
+ROOMS = [path.parent for path in sorted(SOURCE.rglob("__init__.py")) if path.parent.name not in WITHOUT_INDEX]
 
 
 @pytest.mark.parametrize("config", [StreamConfig, LearnerConfig])
@@ -50,6 +54,31 @@ def test_every_method_has_a_page_that_names_its_settings(name: str) -> None:
     assert not missing
     assert f"ocil run {name}" in text or f"ocil compare {name}" in text
     assert METHODS[name].paper.split(" et al.")[0].split(",")[0].casefold() in text.casefold()
+
+
+def docstring(path: Path) -> str:
+    return ast.get_docstring(ast.parse(path.read_text())) or ""
+
+
+def named_by_a_rule(module: Path) -> bool:
+    """Whether a module need not be in the index of its folder: a method, what methods share, or a command."""
+    if module.parent.name == "methods":
+        return module.stem.startswith("_") or any(
+            str(info.target).startswith(f"{module.stem}:") for info in METHODS.values()
+        )
+    return module.parent.name == "cli" and docstring(module).startswith("``ocil")
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: str(room.relative_to(SOURCE)))
+def test_the_docstring_of_a_folder_is_an_index_of_its_modules(room: Path) -> None:
+    modules = [path for path in room.glob("*.py") if path.name != "__init__.py"]
+    folders = [path.parent for path in room.glob("*/__init__.py")]
+    text = docstring(room / "__init__.py")
+    missing = [path.stem for path in (*modules, *folders) if f"``{path.stem}``" not in text]
+    assert [name for name in missing if not named_by_a_rule(room / f"{name}.py")] == []
+    heads = [line.partition("  ")[0] for line in text.splitlines() if line.startswith("``")]
+    listed = {name for head in heads for name in re.findall(r"``(\w+)``", head)}
+    assert listed <= {path.stem for path in (*modules, *folders)}
 
 
 def test_the_page_on_long_tails_names_every_setting_and_its_default() -> None:

@@ -3,6 +3,9 @@
 ``--track NAME`` names a tracker, ``--track NAME=WHERE`` also a folder, project or experiment. Other packages may offer
 more of them as entry points of the group ``ocil.trackers``: a function that takes WHERE (empty if it was not given) and
 the folder of the runs, and returns a ``Tracker``. Nothing of a tool is imported before it is asked for.
+
+``curves``  which numbers are logged, for any tool
+``tensorboard``, ``wandb``, ``mlflow``, ``trackio``  one tool each
 """
 
 import sys
