@@ -201,7 +201,7 @@ def refuse_what_cannot_fit(
         return
     gigabytes, there = f"{needed / 1e9:,.0f} GB", f"{max(map(_bytes_of, devices)) / 1e9:,.0f} GB"
     kind = "images" if is_image(input_shape) else "vectors"
-    raise OcilError(f"memory = {size} {kind} need {gigabytes}, and there are {there}: give a smaller --memory.")
+    raise OcilError(f"memory = {size} {kind} need {gigabytes}, and there are {there}: give a smaller memory.")
 
 
 def _bytes_of(device: torch.device) -> int:

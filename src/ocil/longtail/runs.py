@@ -37,7 +37,7 @@ class TailRun(Run):
 
     config: LongTailConfig
     side_by_side = 6
-    advice = "use a smaller batch_size or width, or fewer --workers"
+    advice = "use a smaller batch_size or width, or fewer workers"
 
     @property
     def precision(self) -> Precision:
@@ -231,7 +231,7 @@ class StageTraining:
             config = self.stage.config
             raise OcilError(
                 f"{config.variant} seed {config.seed}: the loss is not finite in epoch {epoch}. "
-                "Lower the learning rates: --set lr1=0.01 lr2=0.001 lr_classifier=0.01"
+                "Lower the learning rates (--set lr1=0.01 lr2=0.001 lr_classifier=0.01)."
             )
         self.history.append({"loss": loss, "validation": accuracy})
 

@@ -263,7 +263,7 @@ class _Work:
 
     def lock(self, held: ExitStack) -> None:
         """Take the folder's lock. Waits for another process that computes the same features."""
-        elsewhere = "Name another folder of datasets with --data-dir or OCIL_DATA."
+        elsewhere = "Name another data folder (--data-dir or OCIL_DATA)."
         while True:
             try:
                 held.enter_context(locked(self.folder, elsewhere, f"another process works in {self.folder}."))

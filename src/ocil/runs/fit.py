@@ -106,7 +106,7 @@ def how_many_fit(config: RunConfig, dataset: Dataset, free: int) -> int:
         needed = (shared + each) / 1e9
         raise OcilError(
             f"{config.cell} needs about {needed:.1f} GB on the GPU and {free / 1e9:.1f} GB are free: "
-            "use a smaller memory, memory_batch or width, or --device cpu."
+            "use a smaller memory, memory_batch or width, or the CPU (--device cpu)."
         )
     return left // each
 

@@ -95,7 +95,7 @@ class RunFolder:
         names = ", ".join(sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name)))
         raise OcilError(
             f"{self.path} holds a run with other settings ({names}): their defaults may have changed since. "
-            "Use another --out, or delete that folder."
+            "Use another folder of runs (--out), or delete that one."
         )
 
     def save_result(self, result: Result) -> None:
@@ -135,11 +135,12 @@ class RunFolder:
             return
         begun = found[1].get("device", device.type)
         if begun != device.type:
-            raise OcilError(f"{self.path} was begun on {begun}: go on with --device {begun}, or delete that folder.")
+            raise OcilError(f"{self.path} was begun on {begun}: go on there (--device {begun}), or delete that folder.")
         threads = found[1].get("threads", torch.get_num_threads())
         if device.type == "cpu" and threads != torch.get_num_threads():
             raise OcilError(
-                f"{self.path} was begun with {threads} threads: go on with --threads {threads}, or delete that folder."
+                f"{self.path} was begun with {threads} threads: go on with as many (--threads {threads}), or delete "
+                "that folder."
             )
         if found[1].get("images", fingerprint) != fingerprint:
             raise OcilError(other_images(self.path))
@@ -153,8 +154,8 @@ class RunFolder:
         for place in (self.path.parent, self.path):
             if is_link(place):
                 raise OcilError(f"cannot write to {place}: it is a symbolic link. Link the folder of all runs instead.")
-        taken = f"another process is working on {self.path}: wait for it, or use another --out."
-        return locked(self.path, "Choose another folder with --out.", taken)
+        taken = f"another process is working on {self.path}: wait for it, or use another folder of runs (--out)."
+        return locked(self.path, "Choose another folder of runs (--out).", taken)
 
 
 def find_run(root: Path, config: RunSettings) -> Path:

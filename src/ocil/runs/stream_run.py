@@ -54,6 +54,7 @@ from ocil.streams import DeviceData, Order, Stream
 FIRST_SAVE, FIRST_SAVE_ON_GPU = 3.0, 30.0  # seconds; on a GPU many runs wait while one is saved
 COUNTS = "evaluation."  # before the names of tensors in a checkpoint that are not the learner's
 REPORT_EVERY = 50  # stream batches between two reports of progress: each one waits for the device
+PLANNED_BY = "by the same command or by ocil.resolve"
 CHECKPOINT_SECONDS = 120.0  # at least, where runs take turns: while one writes, the others soon have nothing to do
 
 
@@ -199,13 +200,15 @@ def _refuse_other_batches(folder: RunFolder, stream: Stream) -> None:
 
 def _refuse_changed(config: RunConfig, dataset: Dataset) -> None:
     """Raise if what a configuration has the digest of is not what it was then: images, a plugin, pretrained weights."""
+    changed, path = "", config.learner.pretrained
     if config.fingerprint and config.fingerprint != dataset.fingerprint:
-        raise OcilError(f"{config.dataset} has changed since this was planned: give the same command again.")
-    if config.code != code_of(config.method, config.learner):
-        raise OcilError(f"the plugin of {config.method} has changed since this was planned: plan the run again.")
-    path = config.learner.pretrained
-    if config.weights and config.weights != pretrained.digest(path):
-        raise OcilError(f"{path} has changed since this was planned: give the same command again.")
+        changed = config.dataset
+    elif config.code != code_of(config.method, config.learner):
+        changed = f"the plugin of {config.method}"
+    elif config.weights and config.weights != pretrained.digest(path):
+        changed = path
+    if changed:
+        raise OcilError(f"{changed} has changed since this was planned: plan it again, {PLANNED_BY}.")
 
 
 class ActiveStreamRun:
@@ -361,10 +364,11 @@ class ActiveStreamRun:
         failed = int(self.learner.failed_at)
         if failed >= 0:
             lower = min(0.1, self.config.learner.lr / 10)
-            advice = f"Lower the learning rate: --set lr={lower:g}"
+            advice = f"Lower the learning rate (--set lr={lower:g})."
             if failed == 0:
                 advice = (
-                    f"It is the first step: look at the network and the loss before you lower lr: --set lr={lower:g}"
+                    "It is the first step: look at the network and the loss before you lower the learning rate "
+                    f"(--set lr={lower:g})."
                 )
             raise OcilError(
                 f"{self.config.label} seed {self.config.seed}: the loss is not finite at training step {failed} "
