@@ -22,7 +22,7 @@ from ocil.report.collect import collect
 from ocil.report.cost import bytes_kept, images_per_batch, run_images
 from ocil.report.entries import entries
 from ocil.report.figures import draw_all
-from ocil.report.formatting import duration, kilo
+from ocil.report.formatting import duration
 from ocil.report.headline import headline
 from ocil.report.measure_tables import measures_document
 from ocil.report.papers import load
@@ -33,6 +33,7 @@ from ocil.report.write import write
 from ocil.runs.config import resolve
 from ocil.runs.folder import RunFolder
 from ocil.runs.results import Result, summarise
+from ocil.text import kilo
 from tests.conftest import Call
 from tests.test_report_page import HOSTILE, Page, blank_figures, made_up, rows_of
 

@@ -25,6 +25,7 @@ from ocil.data.samples import Progress, Samples
 from ocil.data.split import split_again
 from ocil.errors import OcilError, WriteError
 from ocil.files import first_existing
+from ocil.text import bytes_text
 
 READERS: dict[str | None, Callable[[Path, DatasetInfo], Dataset]] = {
     "cifar": read_cifar,
@@ -113,7 +114,7 @@ def _reading(source: Path) -> Iterator[None]:
 def _store_images(images: ImageFiles, target: Path, form: Form, progress: Progress) -> Path:
     """Decode images into a folder; of a few of them, make one file."""
     if images.nbytes > (left := free_bytes(target.parent)):
-        sizes = f"these images need {_size(images.nbytes)}, and {target.parent} has {_size(left)} left"
+        sizes = f"these images need {bytes_text(images.nbytes)}, and {target.parent} has {bytes_text(left)} left"
         raise OcilError(f"{sizes}. Make them smaller with --size N, or choose another folder with --data-dir.")
     if _as_folder(form, images.nbytes):
         with StoreWriter(target) as writer:
@@ -133,11 +134,6 @@ def _store_images(images: ImageFiles, target: Path, form: Form, progress: Progre
 def free_bytes(folder: Path) -> int:
     """The free space of the disk that a folder, which may not be there yet, lies on."""
     return shutil.disk_usage(first_existing(folder)).free
-
-
-def _size(count: int) -> str:
-    unit, name = next(((unit, name) for unit, name in ((1e9, "GB"), (1e6, "MB")) if count >= unit), (1e3, "kB"))
-    return f"{count / unit:.1f} {name}"
 
 
 def _as_folder(form: Form, size: int) -> bool:
