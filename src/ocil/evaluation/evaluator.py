@@ -223,9 +223,9 @@ class _Point(NamedTuple):
     """Training images of the new classes that arrive at some time."""
 
 
-def scores_of(scorer: Callable[[Tensor], Tensor], x: Tensor, after_batch: Callable[[], None] = lambda: None) -> Tensor:
+def scores_of(scorer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """The scores of inputs that are on the device."""
-    return scores_of_parts(scorer, x.split(batch_for(x.device.type, places(tuple(x.shape[1:])))), after_batch)
+    return scores_of_parts(scorer, x.split(batch_for(x.device.type, places(tuple(x.shape[1:])))))
 
 
 def scores_of_parts(
