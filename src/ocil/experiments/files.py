@@ -63,6 +63,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Experiment:
+    """The cells of a table or figure, as its file describes them."""
+
     name: str
     title: str
     about: str

@@ -124,6 +124,8 @@ class Plan:
 
 
 class FeaturesToCompute(NamedTuple):
+    """Features of a dataset that some images lack."""
+
     dataset: str
     encoder: Encoder
     images: int
@@ -140,6 +142,8 @@ def _of(cell: Cell) -> Iterator[None]:
 
 
 class PlanState(NamedTuple):
+    """What has become of the runs of a plan."""
+
     finished: set[RunConfig]
     begun: set[RunConfig]
     """Runs that have a checkpoint and no result yet."""

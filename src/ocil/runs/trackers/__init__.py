@@ -24,6 +24,8 @@ Event = Progress | RunResult | Exception
 
 
 class Tracker(Protocol):
+    """Where the events of runs go."""
+
     def on_event(self, run: Run, event: Event) -> None:
         """Called with every event of a run: its progress, and at the end its result or what stopped it."""
 

@@ -14,6 +14,8 @@ Axis = Literal["batch", "group"]
 
 
 class CurvePoint(NamedTuple):
+    """One number of a curve. ``tag`` is the name of the curve; ``time``: in seconds since 1970, if it is not now."""
+
     tag: str
     step: int
     value: float
