@@ -21,7 +21,7 @@ from ocil.data.number_table import NumberTable, is_number_table
 from ocil.data.places import data_dir as folder_of
 from ocil.data.raw import MANIFEST, is_store, open_store
 from ocil.data.raw_writer import StoreWriter
-from ocil.data.samples import Progress, Samples
+from ocil.data.samples import OnProgress, Samples
 from ocil.data.split import split_again
 from ocil.errors import OcilError, WriteError
 from ocil.files import first_existing
@@ -50,7 +50,7 @@ def import_dataset(
     strict: bool = False,
     form: Form = "auto",
     note: Callable[[str], None] = lambda _: None,
-    progress: Progress = lambda _done, _total: None,
+    progress: OnProgress = lambda _done, _total: None,
     expect: DatasetInfo | None = None,
 ) -> Path:
     """Read ``source``, check it, and store it as DATA_DIR/NAME.npz or, if it is large, as the folder DATA_DIR/NAME.
@@ -111,7 +111,7 @@ def _reading(source: Path) -> Iterator[None]:
         raise OcilError(f"{source} does not fit in memory. Import fewer or smaller images.") from error
 
 
-def _store_images(images: ImageFiles, target: Path, form: Form, progress: Progress) -> Path:
+def _store_images(images: ImageFiles, target: Path, form: Form, progress: OnProgress) -> Path:
     """Decode images into a folder; of a few of them, make one file."""
     if images.nbytes > (left := free_bytes(target.parent)):
         sizes = f"these images need {bytes_text(images.nbytes)}, and {target.parent} has {bytes_text(left)} left"

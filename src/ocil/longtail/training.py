@@ -38,7 +38,7 @@ class Stage:
         data: Resident,
         network: nn.Module,
         groups: Sequence[tuple[Sequence[nn.Parameter], float]],
-        order: sampler.Order,
+        order: sampler.ImageOrder,
         decay_every: int,
         name: str,
     ) -> None:

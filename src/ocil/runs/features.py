@@ -28,6 +28,7 @@ from ocil import tensorfile
 from ocil.data import Dataset
 from ocil.data.mapped import RowReader
 from ocil.data.places import data_dir as data_folder
+from ocil.data.samples import OnProgress
 from ocil.errors import InUseError, OcilError
 from ocil.files import locked
 from ocil.methods.config import LearnerConfig
@@ -46,9 +47,6 @@ PART = 1000  # images; a kill loses the part that is under way
 BATCH = {"cpu": 20, "cuda": 500}  # images in a pass
 LINE_SECONDS = 60.0  # between two lines of a process that has no bar
 POLL_SECONDS = 0.5  # between two looks at a folder that another process works in
-
-OnProgress = Callable[[int, int], None]
-"""Called with the number of images that have their vectors, and the number of all."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,9 +18,7 @@ from typing import Any, Protocol
 
 from ocil.errors import OcilError
 from ocil.plugins import Registry, spelling
-from ocil.runs.protocol import Progress, Run, RunResult
-
-Event = Progress | RunResult | Exception
+from ocil.runs.protocol import Event, Run
 
 
 class Tracker(Protocol):

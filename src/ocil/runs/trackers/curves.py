@@ -4,11 +4,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple, Protocol
 
-from ocil.runs.protocol import Interrupted, Progress, Run, RunKey
+from ocil.runs.protocol import Event, Interrupted, Progress, Run, RunKey
 from ocil.runs.results import BY_GROUP, CURVES, evaluation_curves
-from ocil.runs.trackers import Event
 
-Outcome = Literal["finished", "stopped", "failed"]
+Ending = Literal["finished", "stopped", "failed"]
+"""How a tool shows that a run has ended."""
 Axis = Literal["batch", "group"]
 """What the steps of a curve count: stream batches (epochs of a long tail), or the groups shown."""
 
@@ -30,7 +30,7 @@ class RunLog(Protocol):
 
     def log(self, axis: Axis, step: int, values: dict[str, float]) -> None: ...
 
-    def end(self, outcome: Outcome) -> None: ...
+    def end(self, ending: Ending) -> None: ...
 
 
 class RunLogs:
