@@ -38,11 +38,35 @@ def test_the_protocol_names_every_method_with_another_default() -> None:
     rows = [row for row in (ROOT / "docs/protocol.md").read_text().splitlines() if row.startswith("| `")]
     row_of = {name: row for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
     for name, info in METHODS.items():
-        title = (ROOT / f"docs/methods/{name}.md").read_text().splitlines()[0].removeprefix("# ").split(" (")[0]
+        title = title_of(name)
         defaults = {field.name: field.default for field in fields(info.load().Config)}
         for field in fields(LearnerConfig):
             if defaults[field.name] != field.default:
                 assert re.search(rf"\b{re.escape(title)}\b", row_of[field.name]), f"{field.name} of {name}"
+
+
+def title_of(name: str) -> str:
+    head = (ROOT / f"docs/methods/{name}.md").read_text().splitlines()[0].removeprefix("# ")
+    return re.split(r" \(|, ", head)[0]
+
+
+RANKS_ONLY = {name for name, info in METHODS.items() if not info.load().scores_are_logits}
+NEEDS_TASK_ENDS = {name for name, info in METHODS.items() if info.needs_task_ends}
+NO_AVERAGE = {name for name, info in METHODS.items() if info.load().no_average}
+
+
+@pytest.mark.parametrize(
+    ("page", "sentence", "names"),
+    [
+        ("protocol.md", r"counted\. ([^.]*) have none of these numbers", RANKS_ONLY),
+        ("protocol.md", r"new network\. ([^.]*) refuse the setting", NO_AVERAGE),
+        ("online.md", r"Those of ([^.]*) only rank the classes", RANKS_ONLY),
+        ("online.md", r"a method that needs task ends \((.*?)\)", NEEDS_TASK_ENDS),
+    ],
+)
+def test_pages_name_the_methods_of_a_kind(page: str, sentence: str, names: set[str]) -> None:
+    (found,) = re.findall(sentence, (ROOT / "docs" / page).read_text(), re.DOTALL)
+    assert set(re.split(r",\s+|\s+and\s+", found)) == {title_of(name) for name in names}
 
 
 @pytest.mark.parametrize("name", METHODS)
