@@ -369,7 +369,7 @@ def test_images_that_changed_while_runs_went_on_are_not_averaged(tmp_path: Path)
 
     def summary(some: list[RunConfig]) -> Any:
         cell = Cell("er", tuple(some))
-        return Plan((cell,), tmp_path, reference=False).summary(cell, results)
+        return Plan((cell,), tmp_path, with_references=False).summary(cell, results)
 
     with pytest.raises(OcilError, match=r"the images changed while its runs went on\. Delete that folder"):
         summary(configs)

@@ -215,7 +215,7 @@ class Search:
         for cell in self.cells:
             checks.check(cell.configs)
         write_data(self.split.data, self.data_path)
-        return Plan(self.cells, self.out, reference=False)
+        return Plan(self.cells, self.out, with_references=False)
 
     def describe(self, run: StreamRun, error: Exception) -> str:
         """The message for a run that failed."""
