@@ -5,6 +5,7 @@ import math
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import nn
 
 import ocil
 from ocil.methods import METHODS
+from ocil.runs.protocol import Interrupted
 from ocil.runs.results import Result
 
 PAGE = (Path(__file__).parents[1] / "docs" / "api.md").read_text()
@@ -48,6 +50,51 @@ def test_the_first_error_is_raised_before_anything_runs(tiny_npz: Path, tmp_path
     with pytest.raises(ocil.OcilError, match="tasks"):
         ocil.run_many([good, bad], tmp_path / "runs", device="cpu")
     assert not (tmp_path / "runs").exists()
+
+
+def resolved(method: str, **settings: Any) -> ocil.RunConfig:
+    return ocil.resolve(method, settings={"width": 1} | settings)
+
+
+def run_here(root: Path, config: ocil.RunConfig) -> Result:
+    return ocil.run(config, root, device="cpu")
+
+
+def begun_on_two_threads(root: Path) -> None:
+    config = resolved("fine-tune")
+    with pytest.raises(Interrupted):
+        ocil.run(config, root, device="cpu", threads=2, should_stop=lambda: True)
+    run_here(root, config)
+
+
+MISTAKES: dict[str, Callable[[Path], object]] = {
+    "memory": lambda root: resolved("er", memory=5),
+    "no memory": lambda root: ocil.resolve("fine-tune", memory=20),
+    "a memory too large": lambda root: ocil.make_learner("er", ocil.load_dataset(), memory=10**12),
+    "task ends": lambda root: resolved("agem", task_ends="hidden"),
+    "reviews": lambda root: run_here(root, resolved("er", memory=20, review=True, review_every=9999)),
+    "a whole review": lambda root: run_here(root, resolved("er", memory=20, review=True, review_batch=30)),
+    "domains": lambda root: ocil.Stream(ocil.load_dataset(), ocil.StreamConfig(scenario="domain")),
+    "loss": lambda root: run_here(root, resolved("fine-tune", lr=1e6)),
+    "threads": begun_on_two_threads,
+    "no module": lambda root: ocil.make_learner("fine-tune", ocil.load_dataset(), network="module:nowhere:f"),
+    "no space": lambda root: ocil.tune("fine-tune", device="cpu"),
+    "searched twice": lambda root: ocil.tune("er", {"lr": [0.1]}, settings={"lr": 0.1}, device="cpu"),
+    "no search": lambda root: ocil.tune("er", {"tasks": [2]}, device="cpu"),
+    "all tasks": lambda root: ocil.tune("er", {"lr": [0.1]}, tasks=5, device="cpu"),
+    "validation": lambda root: ocil.tune("er", {"lr": [0.1]}, validation=2.0, device="cpu"),
+    "no seeds": lambda root: ocil.tune("er", {"lr": [0.1]}, seeds=0, device="cpu"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+def test_a_message_names_options_of_commands_in_brackets_alone(
+    mistake: Callable[[Path], object], tmp_path: Path
+) -> None:
+    """So that it can be understood by those who call a function, and by those who give a command."""
+    with pytest.raises(ocil.OcilError) as found:
+        mistake(tmp_path)
+    assert "--" not in re.sub(r"\([^()]*\)", "", str(found.value))
 
 
 def test_a_finished_result_of_a_class_that_has_changed_is_named(

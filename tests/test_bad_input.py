@@ -69,7 +69,7 @@ def test_set(run_tiny: Call, tmp_path: Path, setting: str) -> None:
 
 
 OPTIONS: list[tuple[list[str], str]] = [
-    (["--memory", "0"], "memory = 0 is smaller than batch_size = 10: give --memory 10 or more"),
+    (["--memory", "0"], "memory = 0 is smaller than batch_size = 10: give a memory of 10 or more"),
     (["--memory", "9"], "memory = 9 is smaller than batch_size = 10"),
     (["--memory", "-5"], "memory = -5 must be at least 0"),
     (["--memory", "ten"], "Invalid value for --memory: 'ten' is not a whole number."),
@@ -115,8 +115,8 @@ COMMANDS: list[tuple[list[str], str]] = [
     (["run"], "name a method, for example: ocil run afs"),
     (["run", "asf"], "unknown method 'asf'. Did you mean 'afs'?"),
     (["run", "er", "afs"], "afs"),
-    (["run", "fine-tune", "--memory", "20"], "fine-tune keeps no memory: leave out --memory"),
-    (["run", "fine-tune", "--review"], "fine-tune keeps no memory: leave out --review"),
+    (["run", "fine-tune", "--memory", "20"], "fine-tune keeps no memory: leave out memory"),
+    (["run", "fine-tune", "--review"], "fine-tune keeps no memory: leave out review"),
     (["compare"], "name the methods to compare"),
     (["compare", "er", "asf"], "Did you mean 'afs'?"),
     (["compare", "er", "--figure", "a.gif"], "must end in .png or .svg"),
@@ -276,7 +276,7 @@ def test_out_is_read_only(run_tiny: Call, tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Path, "mkdir", mkdir)
     message = one_error(run_tiny("er", "--seeds", 2))
-    assert "Permission denied. Choose another folder with --out." in message
+    assert "Permission denied. Choose another folder of runs (--out)." in message
 
 
 @pytest.mark.slow
@@ -399,7 +399,7 @@ def test_other_images_under_a_name_of_the_catalog(ocil_command: Call, tiny: Data
     replace(tiny, train_x=np.ascontiguousarray(tiny.train_x[:, ::-1])).save(file)
     for method, seeds in (("er", 2), ("er", 1), ("agem", 1)):  # of the last one only what it compares with is finished
         message = one_error(ocil_command("run", method, "--seeds", seeds, *words))
-        assert "was begun with other images of that name: import those again, use another --out" in message
+        assert "was begun with other images of that name: import those again, use another folder" in message
     experiment = tmp_path / "some.toml"
     settings = "\n".join(s if s.split("=")[1].isdigit() else s.replace("=", "='") + "'" for s in SMALL)
     experiment.write_text(f"[settings]\ndataset = 'mini_imagenet'\nmemory = 20\n{settings}\n[[cells]]\nmethod = 'er'")

@@ -154,7 +154,7 @@ def test_every_command_is_walked() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("bench", "er", "--seeds", 0), "--seeds 0 must be"),
+        (("bench", "er", "--seeds", 0), "seeds = 0 must be"),
         (("run", "er", "--set"), "--set requires"),
         (("run", "er", "--set", "lr=0"), "lr = 0.0 must be more than 0"),
         (("run", "er", "--set", "lr=0.1", "lr=0.5"), "--set lr=0.5: lr is given twice"),

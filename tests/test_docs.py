@@ -1,5 +1,6 @@
 """What the documentation promises to list, it lists."""
 
+import ast
 import importlib.util
 import re
 import shutil
@@ -21,6 +22,9 @@ from ocil.runs.results import Result
 from ocil.streams import StreamConfig
 
 ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src/ocil"
+WITHOUT_INDEX = ("ocil", "kernels", "papers")  # it has its public names; a table; no modules
+ROOMS = [path.parent for path in sorted(SOURCE.rglob("__init__.py")) if path.parent.name not in WITHOUT_INDEX]
 
 
 @pytest.mark.parametrize("config", [StreamConfig, LearnerConfig])
@@ -34,11 +38,35 @@ def test_the_protocol_names_every_method_with_another_default() -> None:
     rows = [row for row in (ROOT / "docs/protocol.md").read_text().splitlines() if row.startswith("| `")]
     row_of = {name: row for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
     for name, info in METHODS.items():
-        title = (ROOT / f"docs/methods/{name}.md").read_text().splitlines()[0].removeprefix("# ").split(" (")[0]
+        title = title_of(name)
         defaults = {field.name: field.default for field in fields(info.load().Config)}
         for field in fields(LearnerConfig):
             if defaults[field.name] != field.default:
                 assert re.search(rf"\b{re.escape(title)}\b", row_of[field.name]), f"{field.name} of {name}"
+
+
+def title_of(name: str) -> str:
+    head = (ROOT / f"docs/methods/{name}.md").read_text().splitlines()[0].removeprefix("# ")
+    return re.split(r" \(|, ", head)[0]
+
+
+RANKS_ONLY = {name for name, info in METHODS.items() if not info.load().scores_are_logits}
+NEEDS_TASK_ENDS = {name for name, info in METHODS.items() if info.needs_task_ends}
+NO_AVERAGE = {name for name, info in METHODS.items() if info.load().no_average}
+
+
+@pytest.mark.parametrize(
+    ("page", "sentence", "names"),
+    [
+        ("protocol.md", r"counted\. ([^.]*) have none of these numbers", RANKS_ONLY),
+        ("protocol.md", r"new network\. ([^.]*) refuse the setting", NO_AVERAGE),
+        ("online.md", r"Those of ([^.]*) only rank the classes", RANKS_ONLY),
+        ("online.md", r"a method that needs task ends \((.*?)\)", NEEDS_TASK_ENDS),
+    ],
+)
+def test_pages_name_the_methods_of_a_kind(page: str, sentence: str, names: set[str]) -> None:
+    (found,) = re.findall(sentence, (ROOT / "docs" / page).read_text(), re.DOTALL)
+    assert set(re.split(r",\s+|\s+and\s+", found)) == {title_of(name) for name in names}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -50,6 +78,31 @@ def test_every_method_has_a_page_that_names_its_settings(name: str) -> None:
     assert not missing
     assert f"ocil run {name}" in text or f"ocil compare {name}" in text
     assert METHODS[name].paper.split(" et al.")[0].split(",")[0].casefold() in text.casefold()
+
+
+def docstring(path: Path) -> str:
+    return ast.get_docstring(ast.parse(path.read_text())) or ""
+
+
+def named_by_a_rule(module: Path) -> bool:
+    """Whether a module need not be in the index of its folder: a method, what methods share, or a command."""
+    if module.parent.name == "methods":
+        return module.stem.startswith("_") or any(
+            str(info.target).startswith(f"{module.stem}:") for info in METHODS.values()
+        )
+    return module.parent.name == "cli" and docstring(module).startswith("``ocil")
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: str(room.relative_to(SOURCE)))
+def test_the_docstring_of_a_folder_is_an_index_of_its_modules(room: Path) -> None:
+    modules = [path for path in room.glob("*.py") if path.name != "__init__.py"]
+    folders = [path.parent for path in room.glob("*/__init__.py")]
+    text = docstring(room / "__init__.py")
+    missing = [path.stem for path in (*modules, *folders) if f"``{path.stem}``" not in text]
+    assert [name for name in missing if not named_by_a_rule(room / f"{name}.py")] == []
+    heads = [line.partition("  ")[0] for line in text.splitlines() if line.startswith("``")]
+    listed = {name for head in heads for name in re.findall(r"``(\w+)``", head)}
+    assert listed <= {path.stem for path in (*modules, *folders)}
 
 
 def test_the_page_on_long_tails_names_every_setting_and_its_default() -> None:

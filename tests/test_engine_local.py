@@ -90,7 +90,7 @@ def test_side_by_side_with_a_worker_that_dies(
 
     outcomes = carry_out(runs, job(tmp_path, 2), Observer(kill_the_second))
     assert isinstance(outcomes[1], OcilError)
-    assert f"{runs[1].cell} seed 1: its process ended with code -9. The same command goes on" in str(outcomes[1])
+    assert f"{runs[1].cell} seed 1: its process ended with code -9. Given again, it goes on" in str(outcomes[1])
     assert told([outcomes[0], outcomes[2]]) == [in_a_row[0], in_a_row[2]]
     for run, outcome in zip(runs, outcomes, strict=True):
         assert isinstance(heard[run.key][0], Progress)

@@ -266,7 +266,7 @@ def test_the_device_is_the_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
     ("words", "message"),
     [
         (("--address", "localhost:1"), "no Ray cluster at localhost:1: [Errno 111] Connection refused. Start one with"),
-        (("--address", "here"), "--address here is not HOST:PORT"),
+        (("--address", "here"), "address = here is not HOST:PORT"),
         (("--address", "ray://here:1"), "is not HOST:PORT"),
         (("--gpu-share", "1.5"), "--gpu-share 1.5 must be more than 0 and at most 1"),
     ],
@@ -280,7 +280,7 @@ def test_mistakes_are_said_in_a_line(run_tiny: Call, words: tuple[str, ...], mes
 def test_without_the_package(run_tiny: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     assert one_error(run_tiny("er", "--engine", "ray")) == (
-        "--engine ray needs a package, and ray is not installed: pip install 'ocil[ray]'"
+        "the engine ray needs a package, and ray is not installed: pip install 'ocil[ray]'"
     )
     assert one_error(run_tiny("er", "--address", "here:1")) == "--address is for a Ray cluster: add --engine ray."
 

@@ -444,7 +444,7 @@ def test_a_checkpoint_of_other_threads_is_refused(made: Path, tmp_path: Path, mo
     with pytest.raises(Interrupted):
         run(config(made), tmp_path, device="cpu", should_stop=stopping(10))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
-    with pytest.raises(OcilError, match="was begun with 1 threads: go on with --threads 1"):
+    with pytest.raises(OcilError, match="was begun with 1 threads: go on with as many \\(--threads 1\\)"):
         run(config(made), tmp_path, device="cpu")
 
 
@@ -840,7 +840,7 @@ def test_a_single_run_of_another_process_is_in_use(made: Path, tmp_path: Path) -
         (("run", "oltr", "--imbalance", 0), "imbalance"),
         (("run", "oltr", "--imbalance", 0.5), "imbalance"),
         (("run", "oltr", "--open", 0.9), "known classes"),
-        (("run", "oltr", "--seeds", 0), "--seeds"),
+        (("run", "oltr", "--seeds", 0), "seeds = 0"),
         (("run", "oltr", "--threads", 0), "--threads"),
         (("run", "oltr", "--device", "tpu9"), "is not there"),
         (("run", "oltr", "--set", "validation=48"), "validation"),

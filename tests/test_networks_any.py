@@ -226,7 +226,7 @@ WRONG = [
     ("module:tests.networks_to_try", "write module:package.module:factory"),
     ("module:tests.networks_to_try:Nobody", "has no 'Nobody'"),
     ("module:tests.nothing:Nobody", "cannot be imported (ModuleNotFoundError: No module named 'tests.nothing')."),
-    ("module:nowhere_at_all:Nobody", "Install it, put its folder into PYTHONPATH, or give a plugin file"),
+    ("module:nowhere_at_all:Nobody", "Install it, put its folder into PYTHONPATH, or load a plugin file"),
     ("module:tests.networks_to_try:MODULE", "is not a function or class"),
     ("module:tests.networks_to_try:not_a_module", "must return a torch module, not int"),
     ("module:tests.networks_to_try:gives_a_list", "but it gives list for B = 1"),

@@ -273,5 +273,5 @@ def test_hpcr_that_would_never_distil_is_refused() -> None:
     quiet: dict[str, Any] = {"boundary": "none"}
     for settings_ in (quiet, quiet | HYBRID):
         ocil.resolve("pcr", "fashion-mini", settings=settings_)
-    with pytest.raises(OcilError, match=r"^pcr needs task ends, .* or with --set distil_from=start at once\.$"):
+    with pytest.raises(OcilError, match=r"^pcr needs task ends, .* or with distil_from=start at once\.$"):
         ocil.resolve("pcr", "fashion-mini", settings=quiet | {"hybrid": True})

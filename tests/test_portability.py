@@ -187,7 +187,7 @@ def test_a_method_that_cannot_run_there_is_refused_before_the_start(
     with pytest.raises(ocil.OcilError) as found:
         build.refuse_missing_operators(config, tiny, torch.device("mps"))
     assert "er cannot run on " in str(found.value)
-    assert "'aten::index_copy.out' is not implemented for the MPS device. Use --device cpu." in str(found.value)
+    assert "'aten::index_copy.out' is not implemented for the MPS device. Use the CPU (--" in str(found.value)
 
 
 @pytest.mark.parametrize("name", sorted({info.name for info in ocil.METHODS.values() if not info.offline}))

@@ -19,10 +19,10 @@ from ocil.evaluation.record_types import AnytimePoint, AnytimeRecord, Calibratio
 from ocil.report import record_figures, record_plots, records
 from ocil.report.cells import FinishedRun, MeasuredCell, title_of
 from ocil.report.collect import collect
-from ocil.report.cost import bytes_kept, images_passed, images_per_batch
+from ocil.report.cost import bytes_kept, images_per_batch, run_images
 from ocil.report.entries import entries
 from ocil.report.figures import draw_all
-from ocil.report.formatting import duration, kilo
+from ocil.report.formatting import duration
 from ocil.report.headline import headline
 from ocil.report.measure_tables import measures_document
 from ocil.report.papers import load
@@ -33,6 +33,7 @@ from ocil.report.write import write
 from ocil.runs.config import resolve
 from ocil.runs.folder import RunFolder
 from ocil.runs.results import Result, summarise
+from ocil.text import kilo
 from tests.conftest import Call
 from tests.test_report_page import HOSTILE, Page, blank_figures, made_up, rows_of
 
@@ -304,7 +305,7 @@ def test_calibration_is_that_of_the_measure() -> None:
 
 def test_costs() -> None:
     one = cell()
-    assert images_passed(one.runs[0]) == 9000  # forward alone counts a third
+    assert run_images(one.runs[0]) == 9000  # forward alone counts a third
     assert bytes_kept(one.runs[0]) == 1_500_000
     assert images_per_batch(one) == 225  # of 40 batches
     bare = [replace(run.result, cost={}) for run in one.runs]

@@ -330,7 +330,7 @@ def test_a_checkpoint_of_another_device(tiny: Dataset, tmp_path: Path, stopped: 
     found = stopped.load_checkpoint()
     assert found is not None
     rewritten(stopped.checkpoint, {"progress": json.dumps(found[1] | {"device": "cuda"})})
-    with pytest.raises(OcilError, match="was begun on cuda: go on with --device cuda, or delete that folder"):
+    with pytest.raises(OcilError, match="was begun on cuda: go on there \\(--device cuda\\), or delete that folder"):
         run(CONFIG, tmp_path, dataset=tiny, device="cpu")
 
 
@@ -362,7 +362,10 @@ def test_writing_below_a_file_fails_clearly(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(WriteError, match=r"cannot write .*its folder is a file"):
         write_bytes(tmp_path / "file" / "x.json", b"")
-    with pytest.raises(WriteError, match="Choose another folder with --out"), RunFolder(tmp_path / "file" / "x").lock():
+    with (
+        pytest.raises(WriteError, match=r"Choose another folder of runs \(--out\)"),
+        RunFolder(tmp_path / "file" / "x").lock(),
+    ):
         pass
     assert RunFolder(tmp_path / "file" / "x").result() is None
 

@@ -295,8 +295,8 @@ def test_new_and_old_classes() -> None:
 
 def test_images_on_the_device_are_shared() -> None:
     first = stream_of(UNEVEN)
-    second = Stream(UNEVEN, first.config, seed=1, resident=first.resident)
-    assert second.resident is first.resident
+    second = Stream(UNEVEN, first.config, seed=1, resident=first.device_data)
+    assert second.device_data is first.device_data
     assert list(map(comparable, second)) == list(map(comparable, stream_of(UNEVEN, seed=1)))
 
 

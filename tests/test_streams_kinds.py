@@ -273,11 +273,11 @@ def test_label_noise_within_the_task() -> None:
 
 def test_noisy_streams_share_the_images_on_a_device() -> None:
     first = stream_of(label_noise=0.5)
-    second = Stream(EVEN, first.config, 1, resident=first.resident)
-    assert first.resident.train_x is second.resident.train_x
+    second = Stream(EVEN, first.config, 1, resident=first.device_data)
+    assert first.device_data.train_x is second.device_data.train_x
     assert (first.given_labels != second.given_labels).any()
     away = Stream(EVEN, first.config, 0, resident=None)
-    away.resident = type(away.resident)(EVEN, "cpu", resident=False)
+    away.device_data = type(away.device_data)(EVEN, "cpu", resident=False)
     for one, other in zip(first, away, strict=True):
         assert torch.equal(one.y, other.y)
         assert torch.equal(one.x, other.x)

@@ -105,8 +105,8 @@ def mapped_tiny(tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_stream_of_a_large_dataset_is_the_same_stream(tiny: Dataset, mapped_tiny: Dataset) -> None:
     config = StreamConfig(tasks=2, batch_size=7, drop_last=False)
     there, away = Stream(tiny, config, 3), Stream(mapped_tiny, config, 3)
-    assert there.resident.resident
-    assert not away.resident.resident
+    assert there.device_data.resident
+    assert not away.device_data.resident
     for start in (0, 5, 2):
         for one, other in zip(there.batches(start), away.batches(start), strict=True):
             assert torch.equal(one.x, other.x)

@@ -369,7 +369,7 @@ def test_images_that_changed_while_runs_went_on_are_not_averaged(tmp_path: Path)
 
     def summary(some: list[RunConfig]) -> Any:
         cell = Cell("er", tuple(some))
-        return Plan((cell,), tmp_path, reference=False).summary(cell, results)
+        return Plan((cell,), tmp_path, with_references=False).summary(cell, results)
 
     with pytest.raises(OcilError, match=r"the images changed while its runs went on\. Delete that folder"):
         summary(configs)
@@ -515,7 +515,7 @@ def test_the_table_of_times_agrees_with_the_cpu_page() -> None:
 def test_the_cost_of_a_run_counts_images() -> None:
     size = Size(train=1000, test=300, classes=10, input_shape=(32, 32, 3))
     looks = 5 * (300 + 200) / 3
-    assert cost_of_run(resolve("fine-tune", "fashion-mini"), size) == (100, 1000 + looks)
+    assert cost_of_run(resolve("fine-tune", "fashion-mini"), size) == pytest.approx((100, 1000 + looks))
     er = resolve("er", "fashion-mini", memory=500, review=True)
     filled = 200 + 400 + 500 + 500 + 500
     assert cost_of_run(er, size) == pytest.approx((2 * 100 + filled / 10, 20 * 100 + filled + looks))

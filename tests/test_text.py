@@ -13,7 +13,7 @@ from PIL import Image
 
 from ocil.data import Dataset
 from ocil.report.table import csv_text, markdown_text
-from ocil.text import escaped
+from ocil.text import bytes_text, escaped
 from tests.conftest import SMALL, Call, Said
 
 ESC, BELL, CSI, DEL, TURNED = "\x1b", "\x07", "\x9b", "\x7f", "\u202e"
@@ -39,6 +39,13 @@ def clean(said: Said) -> bool:
 def test_escaped(text: str, shown: str) -> None:
     assert escaped(text) == shown
     assert escaped(shown) == shown
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0 B"), (600, "600 B"), (999.6, "1 kB"), (19_812_345, "19.8 MB"), (1e12, "1 TB")]
+)
+def test_bytes(number: float, text: str) -> None:
+    assert bytes_text(number) == text
 
 
 def test_every_character_that_moves_or_hides_text_is_escaped() -> None:

@@ -368,7 +368,7 @@ def test_data_that_was_cut_is_written_again(six: Dataset, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ((), "ocil tune er --grid lr="),
+        ((), "er has no search space of its own: name the settings to search"),
         (("--grid", "lr"), "write FIELD=VALUE,VALUE"),
         (("--grid", "lr=0.1,"), "write FIELD=VALUE,VALUE"),
         (("--grid", "lr=fast"), "lr = 'fast' is not a number"),
@@ -383,9 +383,9 @@ def test_data_that_was_cut_is_written_again(six: Dataset, tmp_path: Path) -> Non
         (("--grid", "batch_size=10", "--review", "-s", "review_every=9999"), "review_every = 9999 is more than"),
         (("--grid", "lr=0.1", "--tasks", 3), "1 to 2 of the 3 tasks"),
         (("--grid", "lr=0.1", "--tasks", 0), "1 to 2 of the 3 tasks"),
-        (("--grid", "lr=0.1", "--validation", 0), "--validation 0.0 must lie between 0 and 1"),
+        (("--grid", "lr=0.1", "--validation", 0), "validation = 0.0 must lie between 0 and 1"),
         (("--grid", "lr=0.1", "--validation", 0.99), "leaves no image of a"),
-        (("--grid", "lr=0.1", "--seeds", 0), "--seeds 0 must be a whole number from 1"),
+        (("--grid", "lr=0.1", "--seeds", 0), "seeds = 0 must be a whole number from 1"),
         (("--grid", "lr=0.1", "--address", "x"), "add --engine ray"),
         (("--grid", "lr=0.1", "-s", "class_order=seeded"), "fixed order"),
     ],

@@ -1,4 +1,4 @@
-"""Text that others wrote, made safe to print."""
+"""Text for people: what others wrote, made safe to print; counts and bytes in few digits."""
 
 import unicodedata
 
@@ -35,3 +35,17 @@ def _escaped(letter: str) -> str:
     if unicodedata.category(letter) in ESCAPED or letter in DIRECTIONS:
         return letter.encode("unicode_escape").decode()
     return letter
+
+
+def kilo(number: float, digits: int = 3) -> str:
+    """A count with three digits, or more, and a prefix: ``220``, ``1.2 k``, ``3.4 M``."""
+    for prefix in ("", "k", "M", "G", "T"):
+        if abs(number) < 999.5:
+            return f"{number:.{digits}g}" + (f" {prefix}" if prefix else "")
+        number /= 1000
+    return f"{1000 * number:.3g} T"
+
+
+def bytes_text(number: float) -> str:
+    """Bytes: ``600 B``, ``19.8 MB``."""
+    return f"{kilo(number)}B" if number >= 999.5 else f"{number:.0f} B"

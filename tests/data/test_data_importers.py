@@ -339,7 +339,7 @@ def test_image_folders_that_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with refused(r"class 0 \('empty'\) has no training image"):
         import_dataset("birds", source, tmp_path / "data")
     monkeypatch.setattr("ocil.data.importers.free_bytes", lambda folder: 100)
-    with refused(r"these images need 0\.3 kB, and .* has 0\.1 kB left"):
+    with refused(r"these images need 288 B, and .* has 100 B left"):
         import_dataset("birds", source, tmp_path / "data")
     tiny.write_images(source / "test" / "other", 1)
     with refused("has a class 'other' that .* lacks"):

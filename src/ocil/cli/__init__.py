@@ -1,4 +1,14 @@
-"""The command line: it parses, calls and prints. Commands import what they need when they run, so help is quick."""
+"""The command line: it parses, calls and prints. Commands import what they need when they run, so help is quick.
+
+A command, or a few that belong together, has a file of its name. Several of them share:
+
+``options``   options, and groups of options
+``names``     names that the shell completes
+``console``   standard output and standard error
+``execute``   carries out runs; ``progress``: shows how far they are
+``features``  computes features before the first run
+``dry_run``   what a sweep would do
+"""
 
 import os
 import sys

@@ -209,7 +209,7 @@ def features(
     """
     import time
 
-    from ocil.cli.execute import stop_when_asked
+    from ocil.cli.execute import STOPPED, stop_when_asked
     from ocil.cli.features import features_of
     from ocil.data import load
     from ocil.runs.environment import pick_device
@@ -223,7 +223,7 @@ def features(
         try:
             found = features_of(dataset, encoder, data_dir, str(pick_device(device)), stopped)
         except Interrupted:
-            console.info("Stopped: the same command goes on from what was last saved.")
+            console.info(STOPPED)
             raise KeyboardInterrupt from None
     seconds, (length,) = time.monotonic() - started, found.input_shape
     if as_json:

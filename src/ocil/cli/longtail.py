@@ -225,11 +225,11 @@ def plan(variants: Sequence[str], options: Options) -> list["LongTailConfig"]:
             raise OcilError("imbalance = 0 is for a dataset that is long-tailed by itself: give at least 1.")
         split = tailed.load(configs[0], options.data_dir, whole)
         check(configs[0], len(split.train_y))
-        _refuse_other_images(configs, options.out, split.images)
+        _refuse_other_images(configs, options.out, split.fingerprint)
     return configs
 
 
-def _refuse_other_images(configs: "Sequence[LongTailConfig]", out: Path, images: str) -> None:
+def _refuse_other_images(configs: "Sequence[LongTailConfig]", out: Path, fingerprint: str) -> None:
     """Raise if a finished run was trained on other images of that name."""
     from ocil.longtail.runs import LongTailRun
     from ocil.runs.results import other_images
@@ -240,7 +240,7 @@ def _refuse_other_images(configs: "Sequence[LongTailConfig]", out: Path, images:
             found = run.result(out)
         except OcilError:  # reported when the result is used
             continue
-        if found is not None and found.images not in ("", images):
+        if found is not None and found.images not in ("", fingerprint):
             raise OcilError(other_images(run.folder(out).path))
 
 

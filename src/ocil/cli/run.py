@@ -146,7 +146,7 @@ def _cell(method: str | None, options: RunOptions, load: "Callable[..., Dataset]
         file=options.config,
         data_dir=options.data_dir,
         root=options.out,
-        reference=options.reference,
+        with_references=options.reference,
         shared=shared,
         load=load,
         note=console.info,

@@ -14,6 +14,7 @@ from ocil.data.mapped import mapped
 from ocil.data.npy import ArrayHeader, read_header
 from ocil.errors import OcilError
 from ocil.files import is_there, machine_memory
+from ocil.text import bytes_text
 
 T = TypeVar("T")
 LOCAL_HEADER = 30  # bytes before the name of a member of a zip file
@@ -97,7 +98,7 @@ def _member(archive: zipfile.ZipFile, key: str, keys: Sequence[str]) -> zipfile.
 def _refuse_what_cannot_fit(needed: int) -> None:
     """A small file can unpack to more memory than the machine has; the process would be killed without a message."""
     if needed > (there := machine_memory()):
-        raise _RefusedError(f"it needs {needed / 1e9:,.0f} GB of memory, and there are {there / 1e9:,.0f} GB")
+        raise _RefusedError(f"it needs {bytes_text(needed)} of memory, and there are {bytes_text(there)}")
 
 
 def _array(archive: zipfile.ZipFile, key: str) -> NDArray[Any]:

@@ -95,7 +95,7 @@ def joined(datasets: Sequence[Dataset]) -> Dataset:
             here, there = (f"{shape_text(one.input_shape)} {one.train_x.dtype}" for one in (other, first))
             raise OcilError(
                 f"{name} has inputs of {here} and {names[0]} of {there}: datasets are joined if these are equal. "
-                "Import one of them again with --size."
+                "Import one of them again with another size (--size)."
             )
     offsets = np.cumsum([0, *(dataset.num_classes for dataset in datasets)])
 

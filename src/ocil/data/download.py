@@ -20,7 +20,8 @@ from ocil.data.places import data_dirs
 from ocil.errors import OcilError, WriteError
 from ocil.files import locked
 
-Progress = Callable[[int, int | None], None]
+OnBytes = Callable[[int, int | None], None]
+"""Called with how many bytes have come, and how many there are, if that is known."""
 
 READ_BYTES = 2**18
 TIMEOUT_S = 30.0
@@ -37,7 +38,7 @@ class _TooLongError(Exception):
 
 
 def download(
-    info: DatasetInfo, data_dir: Path | None = None, progress: Progress | None = None, url: str | None = None
+    info: DatasetInfo, data_dir: Path | None = None, progress: OnBytes | None = None, url: str | None = None
 ) -> Path:
     """Fetch, verify and import a dataset; returns the prepared file. ``progress`` gets (bytes, total or None).
 
@@ -61,7 +62,7 @@ def download(
         return import_dataset(info.name, archive, folder, expect=info)
 
 
-def fetch_from_any(addresses: Sequence[str], target: Path, md5: str | None, size: int, progress: Progress) -> None:
+def fetch_from_any(addresses: Sequence[str], target: Path, md5: str | None, size: int, progress: OnBytes) -> None:
     """``fetch`` from the first address that has the file. Each one goes on with what the one before has sent.
 
     If none has it, the ``OcilError`` gives the reason of each.
@@ -77,7 +78,7 @@ def fetch_from_any(addresses: Sequence[str], target: Path, md5: str | None, size
     raise OcilError(" ".join(reasons))
 
 
-def fetch(url: str, target: Path, md5: str | None, size: int, progress: Progress) -> None:
+def fetch(url: str, target: Path, md5: str | None, size: int, progress: OnBytes) -> None:
     """Download ``size`` bytes to ``target``.part, and rename it only when it is complete and its md5 is right."""
     part = target.with_name(f"{target.name}.part")
     try:
@@ -113,7 +114,7 @@ class _Answer:
     total: int | None
 
 
-def _attempt(url: str, part: Path, md5: str | None, size: int, progress: Progress) -> None:
+def _attempt(url: str, part: Path, md5: str | None, size: int, progress: OnBytes) -> None:
     have = part.stat().st_size
     try:
         answer = _ask(url, have)
@@ -151,7 +152,7 @@ def _ask(url: str, have: int) -> _Answer:
     return _Answer(response, start, None if size is None else start + size)
 
 
-def _receive(response: Any, part: Path, answer: _Answer, size: int, progress: Progress) -> int:
+def _receive(response: Any, part: Path, answer: _Answer, size: int, progress: OnBytes) -> int:
     done = answer.start
     if (answer.total or 0) > size:
         raise _TooLongError

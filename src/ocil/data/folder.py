@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ocil.data.images import SUFFIXES, probe, read_image
 from ocil.data.layouts import Files, find_layout
 from ocil.data.raw_writer import Split, StoreWriter
+from ocil.data.samples import OnProgress
 from ocil.data.split import hold_out, in_words
 from ocil.errors import OcilError
 from ocil.limits import MAX_SIDE
@@ -22,7 +23,6 @@ CHUNK_IMAGES, CHUNK_BYTES = 64, 16 * 2**20  # what a thread decodes at a time: t
 MAX_WORKERS = 8
 PARALLEL_FROM = 2 * CHUNK_IMAGES  # fewer images are decoded in this thread
 
-Progress = Callable[[int, int], None]
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -84,7 +84,7 @@ class ImageFiles:
         """The size of all images once they are decoded."""
         return (len(self.train) + len(self.test)) * int(np.prod(self.shape))
 
-    def write(self, writer: StoreWriter, progress: Progress = lambda _done, _total: None) -> None:
+    def write(self, writer: StoreWriter, progress: OnProgress = lambda _done, _total: None) -> None:
         """Decode all images and add them to ``writer``. ``progress`` gets the number of images done and of all."""
         total, done, met = len(self.train) + len(self.test), 0, set()
         writer.classes = self.classes

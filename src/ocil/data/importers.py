@@ -21,10 +21,11 @@ from ocil.data.number_table import NumberTable, is_number_table
 from ocil.data.places import data_dir as folder_of
 from ocil.data.raw import MANIFEST, is_store, open_store
 from ocil.data.raw_writer import StoreWriter
-from ocil.data.samples import Progress, Samples
+from ocil.data.samples import OnProgress, Samples
 from ocil.data.split import split_again
 from ocil.errors import OcilError, WriteError
 from ocil.files import first_existing
+from ocil.text import bytes_text
 
 READERS: dict[str | None, Callable[[Path, DatasetInfo], Dataset]] = {
     "cifar": read_cifar,
@@ -49,7 +50,7 @@ def import_dataset(
     strict: bool = False,
     form: Form = "auto",
     note: Callable[[str], None] = lambda _: None,
-    progress: Progress = lambda _done, _total: None,
+    progress: OnProgress = lambda _done, _total: None,
     expect: DatasetInfo | None = None,
 ) -> Path:
     """Read ``source``, check it, and store it as DATA_DIR/NAME.npz or, if it is large, as the folder DATA_DIR/NAME.
@@ -110,10 +111,10 @@ def _reading(source: Path) -> Iterator[None]:
         raise OcilError(f"{source} does not fit in memory. Import fewer or smaller images.") from error
 
 
-def _store_images(images: ImageFiles, target: Path, form: Form, progress: Progress) -> Path:
+def _store_images(images: ImageFiles, target: Path, form: Form, progress: OnProgress) -> Path:
     """Decode images into a folder; of a few of them, make one file."""
     if images.nbytes > (left := free_bytes(target.parent)):
-        sizes = f"these images need {_size(images.nbytes)}, and {target.parent} has {_size(left)} left"
+        sizes = f"these images need {bytes_text(images.nbytes)}, and {target.parent} has {bytes_text(left)} left"
         raise OcilError(f"{sizes}. Make them smaller with --size N, or choose another folder with --data-dir.")
     if _as_folder(form, images.nbytes):
         with StoreWriter(target) as writer:
@@ -133,11 +134,6 @@ def _store_images(images: ImageFiles, target: Path, form: Form, progress: Progre
 def free_bytes(folder: Path) -> int:
     """The free space of the disk that a folder, which may not be there yet, lies on."""
     return shutil.disk_usage(first_existing(folder)).free
-
-
-def _size(count: int) -> str:
-    unit, name = next(((unit, name) for unit, name in ((1e9, "GB"), (1e6, "MB")) if count >= unit), (1e3, "kB"))
-    return f"{count / unit:.1f} {name}"
 
 
 def _as_folder(form: Form, size: int) -> bool:

@@ -81,10 +81,10 @@ def fingerprint(name: str | Path, data_dir: Path | None = None) -> str:
     return load_once(name, data_dir).fingerprint
 
 
-State = tuple[Path, int, int, int]
+FileState = tuple[Path, int, int, int]
 
 
-def _state_of(path: Path) -> State | None:
+def _state_of(path: Path) -> FileState | None:
     """What changes when a file or folder does; None if there is none."""
     try:
         state = (path / MANIFEST if is_store(path) else path).stat()
@@ -93,7 +93,7 @@ def _state_of(path: Path) -> State | None:
     return path.resolve(), state.st_ino, state.st_size, state.st_mtime_ns
 
 
-def _state(name: str, data_dir: Path | None) -> State | None:
+def _state(name: str, data_dir: Path | None) -> FileState | None:
     if SOURCES.find(name) is not None:
         return None
     with place_of(name, data_dir) as path:
@@ -101,7 +101,7 @@ def _state(name: str, data_dir: Path | None) -> State | None:
 
 
 @lru_cache(maxsize=1)
-def _derive_state(name: str, data_dir: Path | None, state: tuple[State | None, ...]) -> Dataset:
+def _derive_state(name: str, data_dir: Path | None, state: tuple[FileState | None, ...]) -> Dataset:
     """``state`` serves the cache alone, as in ``_load_state``."""
     return load(name, data_dir)
 

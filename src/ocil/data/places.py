@@ -22,7 +22,7 @@ def data_dirs(explicit: Path | None = None) -> list[Path]:
     the default up to version 0.2. A folder that was named is the only one."""
     folder = data_dir(explicit)
     if is_there(folder) and not folder.is_dir():
-        raise OcilError(f"{folder} is a file, not the folder of the datasets. Name one with --data-dir or OCIL_DATA.")
+        raise OcilError(f"{folder} is a file, not the folder of the datasets. Name another (--data-dir or OCIL_DATA).")
     former = user_cache_dir(sys.platform)
     named = explicit is not None or os.environ.get("OCIL_DATA")
     return [folder] if named or former == folder else [folder, former]

@@ -22,7 +22,8 @@ from ocil.errors import OcilError
 STEP_BYTES, STEP_SAMPLES = 8 * 2**20, 1024  # what is read at a time: the smaller of the two
 
 Note = Callable[[str], None]
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
+"""Called with how many samples are ready, and how many there are."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ class Samples:
         domains = self.train.domains, self.test.domains, self.domains
         return Dataset(self.name, train, self.train.labels, test, self.test.labels, self.classes, self.unseen, *domains)
 
-    def write(self, path: Path, progress: Progress = lambda _done, _total: None) -> None:
+    def write(self, path: Path, progress: OnProgress = lambda _done, _total: None) -> None:
         """Write a folder of raw arrays, which is there whole or not at all. ``progress``: samples done, and of all."""
         done, total = 0, len(self.train) + len(self.test)
         parts: tuple[tuple[Split, LabelledSamples], ...] = (("train", self.train), ("test", self.test))

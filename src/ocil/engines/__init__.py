@@ -1,4 +1,12 @@
-"""Many runs: ``pool`` uses the cores of this machine, ``gpu`` shares one GPU among them, ``ray`` uses a cluster."""
+"""Many runs: ``execute`` carries them out where they are fastest.
+
+``job``      where runs are carried out, who observes them, and their outcomes; ``names``: of the engines
+``pool``     worker processes on the cores of this machine
+``gpu``      one GPU that runs share; ``lanes``: their steps, interleaved
+``ray``      a cluster; ``scheduler``: its driver, ``nodes``: which can work, ``ray_worker``: what works there
+``waiting``  runs that another process holds
+``bench``    how fast a step is
+"""
 
 from typing import TYPE_CHECKING
 

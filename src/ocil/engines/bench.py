@@ -106,8 +106,8 @@ def measure(
         gc.collect()  # frees the learners that were measured before
         torch.cuda.reset_peak_memory_stats(device)
     with numerics(config.learner.precision):
-        resident = DeviceData(data, device)
-        seeds = [_TimedSeed(c, data, resident, captured) for c in (configs if gpu else configs[:1])]
+        device_data = DeviceData(data, device)
+        seeds = [_TimedSeed(c, data, device_data, captured) for c in (configs if gpu else configs[:1])]
         passes = seeds[0].learner.passes(config.learner, config.stream.batch_size, data.num_classes)
         step_ms, spread = _time([seed.step for seed in seeds], device, repeats, seconds)
         review_ms = rehearsal_ms = None
@@ -148,12 +148,12 @@ def _learned_numbers(network: Network) -> int:
 class _TimedSeed:
     """One seed in its steady state, on a CUDA stream of its own if there is a GPU."""
 
-    def __init__(self, config: RunConfig, data: Dataset, resident: DeviceData, captured: bool) -> None:
-        self.stream = Stream(data, config.stream, config.seed, resident=resident)
-        self.cuda = torch.cuda.Stream(resident.device) if resident.device.type == "cuda" else None
+    def __init__(self, config: RunConfig, data: Dataset, device_data: DeviceData, captured: bool) -> None:
+        self.stream = Stream(data, config.stream, config.seed, resident=device_data)
+        self.cuda = torch.cuda.Stream(device_data.device) if device_data.device.type == "cuda" else None
         self.number = 0
         with torch.cuda.stream(self.cuda):
-            self.learner: Learner = build(config, data, resident.device)
+            self.learner: Learner = build(config, data, device_data.device)
             replayed = captured and self.cuda is not None and can_be_captured(config)
             self.stepper = (CapturedStepper if replayed else Stepper)(self.learner, self.stream)
             for _ in range(FIRST_TASK):

@@ -8,10 +8,9 @@ import torch
 
 from ocil.engines.names import Engine
 from ocil.errors import OcilError
-from ocil.runs.protocol import Interrupted, Progress, Run, RunKey, RunResult, Workspace
-
-Outcome = RunResult | Exception
-Event = Progress | Outcome
+from ocil.runs.protocol import Event as Event
+from ocil.runs.protocol import Interrupted, Run, RunKey, Workspace
+from ocil.runs.protocol import Outcome as Outcome
 
 
 @dataclass(frozen=True)

@@ -103,11 +103,14 @@ def unfit(theirs: Facts, mine: Facts, root: Path, torch_version: str | None) -> 
     if "folder" in theirs:
         return (
             f"cannot work in {root} ({theirs['folder']}): runs live there, so all nodes must share it and be allowed "
-            "to write. Choose such a folder with --out."
+            "to write. Choose such a folder (--out)."
         )
     for reason in theirs["no images"].values():
-        return f"lacks a dataset: {reason} Or use a folder that all nodes share: --data-dir."
+        return f"lacks a dataset: {reason} Or use a data folder that all nodes share (--data-dir)."
     for name, fingerprint in theirs["images"].items():
         if fingerprint != mine["images"].get(name, fingerprint):
-            return f"has other images under the name {name} than this machine: copy the file, or share --data-dir."
+            return (
+                f"has other images under the name {name} than this machine: copy the file, or share the data folder "
+                "(--data-dir)."
+            )
     return None

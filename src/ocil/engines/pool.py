@@ -159,10 +159,10 @@ class WorkerPool:
                 f"put the call below `{MAIN}`, or give workers=1."
             )
         killed = code == -getattr(signal, "SIGKILL", 9)
-        perhaps = " If there was no memory left: fewer --workers, or a smaller --memory." if killed else ""
+        perhaps = " If there was no memory left: fewer workers, or a smaller memory." if killed else ""
         return OcilError(
             f"{run.cell} seed {run.seed}: its process ended with code {code}. "
-            f"The same command goes on from its last checkpoint.{perhaps}"
+            f"Given again, it goes on from its last checkpoint.{perhaps}"
         )
 
 

@@ -50,12 +50,12 @@ def run_all(runs: Sequence[Run], job: Job, observer: Observer) -> Outcomes:
 @contextmanager
 def connected(address: str | None) -> Iterator[Any]:
     """The package ``ray``, connected to a cluster: by the connection there is, else by one for this block."""
-    with optional("--engine ray needs a package", "ray", "ray"):
+    with optional("the engine ray needs a package", "ray", "ray"):
         ray: Any = importlib.import_module("ray")
     if ray.is_initialized():
         yield ray
         return
-    how = "Start one with `ray start --head`, or give --address HOST:PORT."
+    how = "Start one with `ray start --head`, or give the address of one, HOST:PORT (--address)."
     if address is not None and address != "auto":
         _must_answer(address, how)
     terminated = signal.getsignal(signal.SIGTERM)
@@ -77,7 +77,7 @@ def _must_answer(address: str, how: str) -> None:
     """Raise if nothing listens at an address: Ray would try for minutes."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdigit() or "/" in host:
-        raise OcilError(f"--address {address} is not HOST:PORT, as `ray start --head` prints it.")
+        raise OcilError(f"address = {address} is not HOST:PORT, as `ray start --head` prints it.")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
     except (OSError, OverflowError) as error:
@@ -87,7 +87,7 @@ def _must_answer(address: str, how: str) -> None:
 def _device(wanted: str, resources: Mapping[str, float]) -> str:
     has_gpu = resources.get("GPU", 0) > 0
     if wanted not in ("auto", "cpu", "cuda"):
-        raise OcilError(f"device '{wanted}' does not name a kind of node: use auto, cpu or cuda with --engine ray.")
+        raise OcilError(f"device '{wanted}' does not name a kind of node: use auto, cpu or cuda with the engine ray.")
     if wanted == "cuda" and not has_gpu:
-        raise OcilError("no node of the Ray cluster has a GPU: use --device cpu, or start a node that has one.")
+        raise OcilError("no node of the Ray cluster has a GPU: use CPUs (--device cpu), or start a node that has one.")
     return "cuda" if has_gpu and wanted != "cpu" else "cpu"

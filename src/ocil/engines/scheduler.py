@@ -110,7 +110,7 @@ class Scheduler:
         fitting = self.fitting()
         if not fitting:
             needs = f"{self.spec.cpus:g} CPUs" + (f" and {self.spec.gpus:g} GPU" if self.spec.gpus else "")
-            raise OcilError(f"no node of the Ray cluster has {needs} for a worker: start one, or use fewer --threads.")
+            raise OcilError(f"no node of the Ray cluster has {needs} for a worker: start one, or use fewer threads.")
         asked = [self.ask(node) for node in fitting]
         self.ray.wait([ref for ref, _ in asked], num_returns=len(asked), timeout=NODE_TIMEOUT)
         problems = [self.admit(node, marker, ref) for (ref, marker), node in zip(asked, fitting, strict=True)]
@@ -199,7 +199,7 @@ class Scheduler:
             starting += 1
         if self.waiting and not self.workers and time.monotonic() - self.last_usable > NO_NODE_TIMEOUT:
             reason = f" ({self.trouble})" if self.trouble else ""
-            message = f"no node of the Ray cluster is left to work{reason}: start one, and the same command goes on."
+            message = f"no node of the Ray cluster is left to work{reason}: start one, and give the runs again."
             while self.waiting:
                 self.settle(self.waiting.popleft(), OcilError(message))
 
@@ -303,7 +303,7 @@ class Scheduler:
             else:
                 message = (
                     f"{run.cell} seed {run.seed}: its worker died {RETRIES + 1} times, the last time on node "
-                    f"{worker.node.host}. The same command goes on from its last checkpoint."
+                    f"{worker.node.host}. Given again, it goes on from its last checkpoint."
                 )
                 self.settle(run, OcilError(message))
         worker.runs = {}

@@ -57,7 +57,7 @@ class AnytimeEvaluator:
                 f"more than a result holds: give at least {least}."
             )
         # Uploaded now: an upload in the middle of a run would wait for the device.
-        self.index = torch.from_numpy(images[order]).to(stream.resident.index_device)
+        self.index = torch.from_numpy(images[order]).to(stream.device_data.index_device)
         self.labels, self.kinds = (torch.from_numpy(each[order]).to(stream.device) for each in (labels, kinds))
         by_kind = self.arrived if not self.domains else np.maximum(self.arrived, self.domains_arrived[:, None])
         self.since = torch.from_numpy(by_kind.reshape(-1)).to(stream.device)
@@ -86,7 +86,7 @@ class AnytimeEvaluator:
             return
         stream, count = self.stream, self.sizes[batches]
         size = batch_for(stream.device.type, places(stream.data.input_shape))
-        parts = stream.resident.parts("test", size, self.index[:count])
+        parts = stream.device_data.parts("test", size, self.index[:count])
         scores = scores_of_parts(scorer_of(learner, stream.data.num_classes), parts, after_batch)
         hits = (scores.argmax(1) == self.labels[:count]).long()
         row.zero_().index_add_(0, self.kinds[:count], hits)

@@ -85,7 +85,7 @@ class Evaluator:
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
-        self.y = stream.resident.test_y
+        self.y = stream.device_data.test_y
         data, device = stream.data, stream.device
         self.group_sizes = tested_per_group(stream)
         self.group = torch.from_numpy(stream.test_groups).to(device)
@@ -119,7 +119,7 @@ class Evaluator:
 
         def scores_of_split(split: Literal["train", "test"], index: Tensor | None = None) -> Tensor:
             size = batch_for(self.stream.device.type, places(data.input_shape))
-            return scores_of_parts(scorer, self.stream.resident.parts(split, size, index), after_batch)
+            return scores_of_parts(scorer, self.stream.device_data.parts(split, size, index), after_batch)
 
         scores = scores_of_split("test")
         hits = (scores.argmax(1) == self.y).long()
@@ -142,10 +142,10 @@ class Evaluator:
         self, learner: Learner, point: "_Point", scores: Tensor, scores_of_split: Callable[..., Tensor]
     ) -> dict[str, Tensor | None]:
         """How much new classes are favoured, given the scores of the test images: fields of ``Evaluation``."""
-        data, logits, weights = self.stream.resident, scores[point.tested], None
-        y, p = data.train_y[point.trained], scores.new_empty(0, 1)
+        device_data, logits, weights = self.stream.device_data, scores[point.tested], None
+        y, p = device_data.train_y[point.trained], scores.new_empty(0, 1)
         if len(y):  # an order file may leave out a class
-            index = point.trained.to(data.index_device)
+            index = point.trained.to(device_data.index_device)
             p = scores_of_split("train", index).softmax(1).gather(1, y[:, None])
         head = learner.scoring_network.head
         if isinstance(head, torch.nn.Linear):
@@ -223,9 +223,9 @@ class _Point(NamedTuple):
     """Training images of the new classes that arrive at some time."""
 
 
-def scores_of(scorer: Callable[[Tensor], Tensor], x: Tensor, after_batch: Callable[[], None] = lambda: None) -> Tensor:
+def scores_of(scorer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """The scores of inputs that are on the device."""
-    return scores_of_parts(scorer, x.split(batch_for(x.device.type, places(tuple(x.shape[1:])))), after_batch)
+    return scores_of_parts(scorer, x.split(batch_for(x.device.type, places(tuple(x.shape[1:])))))
 
 
 def scores_of_parts(

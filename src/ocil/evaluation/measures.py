@@ -220,6 +220,7 @@ def _forward_transfer(result: RecordedResult) -> float | None:
 
 
 def _images_passed(result: RecordedResult) -> float | None:
+    """Every image counts as one, whether a backward pass follows or not."""
     return result.cost["images"] + result.cost["forward"] if result.cost else None
 
 

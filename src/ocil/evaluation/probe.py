@@ -26,15 +26,16 @@ def probe(learner: Learner, stream: Stream) -> ProbeRecord:
     Returns the accuracy and the correct test images per class. Features come from the network that scores come from:
     the averaged one with ``average``.
     """
-    data, resident, classes = stream.data, stream.resident, stream.data.num_classes
+    data, device_data, classes = stream.data, stream.device_data, stream.data.num_classes
     size = batch_for(stream.device.type, places(data.input_shape))
     index = torch.from_numpy(stream.arrivals.arriving)
-    place = index.to(resident.index_device)
-    labels = resident.train_y[index.to(stream.device)]
+    place = index.to(device_data.index_device)
+    labels = device_data.train_y[index.to(stream.device)]
     encode = encoder_of(learner)
-    weights, mean, scale = fit((encode(x) for x in resident.parts("train", size, place)), labels.split(size), classes)
+    features = (encode(x) for x in device_data.parts("train", size, place))
+    weights, mean, scale = fit(features, labels.split(size), classes)
     correct = torch.zeros(classes, dtype=torch.int64, device=stream.device)
-    for x, y in zip(resident.parts("test", size), resident.test_y.split(size), strict=True):
+    for x, y in zip(device_data.parts("test", size), device_data.test_y.split(size), strict=True):
         predicted = (_with_one((encode(x) - mean) / scale) @ weights).argmax(1)
         correct.index_add_(0, y, (predicted == y).long())
     found = correct.tolist()

@@ -15,7 +15,13 @@
         if found := plan.summary(cell, outcomes):
             print(cell.label, found.summary.average_accuracy)
 
-``configure`` gives the cell of one method without a file, ``Search`` chooses settings on the first tasks.
+``files``      experiments as TOML files; ``named``: those that come with ocil
+``configure``  the cell of one method, without a file
+``plan``       the runs of some cells; ``part``: of one machine among several
+``datasets``   the datasets of runs
+``estimate``   how long runs will take
+``search``     chooses settings on the first tasks
+``streams``    the stream of settings without a method
 """
 
 from ocil.experiments.configure import configure as configure

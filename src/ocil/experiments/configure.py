@@ -31,7 +31,7 @@ def configure(
     file: Path | None = None,
     data_dir: Path | None = None,
     root: Path | None = None,
-    reference: bool = True,
+    with_references: bool = True,
     shared: bool = False,
     load: Callable[[str, Path | None], Dataset] = data.load,
     note: Callable[[str], None] = lambda text: None,
@@ -40,7 +40,7 @@ def configure(
 
     ``settings`` are those of ``ocil.runs.config.resolve``. ``file`` is a TOML file with method, dataset, seeds, seed
     and any setting; what is given directly wins over it. ``root`` is the folder of the runs: finished ones in it, and
-    with ``reference`` those they are compared with, must be of the same images. ``shared``: the settings are for
+    with ``with_references`` those they are compared with, must be of the same images. ``shared``: the settings are for
     several methods, so those that do not concern this one (a memory where it keeps none) are left out. ``load`` reads
     the dataset. ``note`` is called with what the user should know about a default.
     """
@@ -69,7 +69,7 @@ def configure(
     Checks(loaded).check(configs)
     if root is not None:
         check_names(configs, root)
-        check_images(configs, root, loaded, reference)
+        check_images(configs, root, loaded, with_references)
     return Cell(config.label, configs)
 
 

@@ -14,7 +14,7 @@ from ocil.data import Dataset, DatasetInfo
 from ocil.engines.job import Job
 from ocil.errors import OcilError
 from ocil.methods import method
-from ocil.methods.passes import Pass
+from ocil.methods.passes import FORWARD_WEIGHT, Pass
 from ocil.networks import InputShape, ReducedResNet18
 from ocil.networks.reduced_resnet18 import PRODUCTS
 from ocil.networks.registry import names_code
@@ -60,7 +60,8 @@ class Size(NamedTuple):
 class Cost(NamedTuple):
     """Passes through the network and the images in them, counted in passes forward and backward.
 
-    A pass that only goes forward counts as half a pass, and its images as a third: those are the times it took.
+    A pass that only goes forward counts as half a pass, and an image in it as ``FORWARD_WEIGHT``: these are the times
+    that it took.
     """
 
     passes: float
@@ -68,8 +69,13 @@ class Cost(NamedTuple):
 
     @classmethod
     def of(cls, passes: Iterable[Pass]) -> "Cost":
-        counted = [(1.0, each.images) if each.trains else (0.5, each.images / 3) for each in passes]
+        counted = [(1.0, each.images) if each.trains else (0.5, each.images * FORWARD_WEIGHT) for each in passes]
         return cls(sum(count for count, _ in counted), sum(images for _, images in counted))
+
+    @classmethod
+    def of_tested(cls, images: float) -> "Cost":
+        """Of images that only pass forward, in batches so large that it does not matter how many there are."""
+        return cls(0, images * FORWARD_WEIGHT)
 
     def times(self, count: float) -> "Cost":
         return Cost(count * self.passes, count * self.images)
@@ -97,12 +103,12 @@ def cost_of_run(config: RunConfig, size: Size, factor: float = 1.0) -> Cost:
         total = total.plus(Cost.of(kind.task_end_passes(learner, size.classes, stored)))
     if stream.evaluate_every:  # on the classes that have arrived: on average half of the test images
         tested = min(stream.evaluate_on or size.test, size.test)
-        total = total.plus(Cost(0, batches // stream.evaluate_every * tested / 2 / 3))
+        total = total.plus(Cost.of_tested(batches // stream.evaluate_every * tested / 2))
     if stream.prequential:
         total = total.plus(Cost.of([Pass(stream.batch_size, trains=False)]).times(batches))
     if stream.probe:
-        total = total.plus(Cost(0, (size.train + size.test) / 3))
-    return total.plus(Cost(0, tasks * (size.test + size.train / stream.tasks) / 3))
+        total = total.plus(Cost.of_tested(size.train + size.test))
+    return total.plus(Cost.of_tested(tasks * (size.test + size.train / stream.tasks)))
 
 
 def _samples(stream: StreamConfig, size: Size) -> int:
@@ -161,7 +167,8 @@ class Estimator:
         """The time to compute the features of so many images, from the table alone."""
         kind = "cuda fp32" if self.device == "cuda" else "cpu"
         _, an_image = MILLISECONDS[kind]
-        return images / 3 * an_image * encoder.multiply_adds(size.input_shape) / TABLED_MULTIPLY_ADDS / 1000
+        scale = encoder.multiply_adds(size.input_shape) / TABLED_MULTIPLY_ADDS
+        return Cost.of_tested(images).images * an_image * scale / 1000
 
     def together(self, seconds: Sequence[float]) -> float:
         if not seconds:

@@ -63,6 +63,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Experiment:
+    """The cells of a table or figure, as its file describes them."""
+
     name: str
     title: str
     about: str
@@ -244,7 +246,7 @@ def meant_for(info: MethodInfo, key: str, own: bool = False) -> bool:
 
 def check_seed_count(count: int) -> None:
     if not 1 <= count <= MAX_SEEDS:
-        raise OcilError(f"--seeds {count} must be a whole number from 1 to {MAX_SEEDS:,}.")
+        raise OcilError(f"seeds = {count} must be a whole number from 1 to {MAX_SEEDS:,}.")
 
 
 def _label(template: str | None, config: RunConfig, varied: list[str]) -> str:

@@ -25,17 +25,18 @@ from ocil.runs.stream_run import StreamRun
 
 @dataclass(frozen=True)
 class Plan:
-    """All runs of some cells and, with ``reference``, the fine-tuned runs that intransigence compares them with."""
+    """All runs of some cells, and the fine-tuned runs that intransigence compares them with."""
 
     cells: tuple[Cell, ...]
     root: Path
     """Folder of the runs. It is read once, when the state of the runs is needed."""
-    reference: bool = True
+    with_references: bool = True
+    """Whether there are runs to compare with."""
 
     @cached_property
     def references(self) -> dict[RunConfig, RunConfig]:
         """The reference of each run."""
-        return references([config for cell in self.cells for config in cell.configs]) if self.reference else {}
+        return references([config for cell in self.cells for config in cell.configs]) if self.with_references else {}
 
     @cached_property
     def configs(self) -> list[RunConfig]:
@@ -85,7 +86,8 @@ class Plan:
             for cell in cells:
                 with _of(cell):
                     checks.check(cell.configs)
-            check_images([config for cell in cells for config in cell.configs], self.root, loaded, self.reference)
+            configs = [config for cell in cells for config in cell.configs]
+            check_images(configs, self.root, loaded, self.with_references)
 
     def features(self, datasets: Datasets) -> "list[FeaturesToCompute]":
         """The features that unfinished runs learn from and that are not in the data folder yet."""
@@ -124,6 +126,8 @@ class Plan:
 
 
 class FeaturesToCompute(NamedTuple):
+    """Features of a dataset that some images lack."""
+
     dataset: str
     encoder: Encoder
     images: int
@@ -140,6 +144,8 @@ def _of(cell: Cell) -> Iterator[None]:
 
 
 class PlanState(NamedTuple):
+    """What has become of the runs of a plan."""
+
     finished: set[RunConfig]
     begun: set[RunConfig]
     """Runs that have a checkpoint and no result yet."""
@@ -199,9 +205,9 @@ def check_names(configs: Iterable[RunConfig], root: Path) -> None:
         raise OcilError(f"cannot write to {root}: {error.strerror}. Give the dataset a shorter name.") from None
 
 
-def check_images(configs: Sequence[RunConfig], root: Path, dataset: Dataset, reference: bool) -> None:
+def check_images(configs: Sequence[RunConfig], root: Path, dataset: Dataset, with_references: bool) -> None:
     """Raise if a finished run, or one that it would be compared with, was trained on other images of that name."""
-    compared = references(configs).values() if reference else ()
+    compared = references(configs).values() if with_references else ()
     for config in dict.fromkeys([*configs, *compared]):
         folder = RunFolder.of(root, config)
         try:

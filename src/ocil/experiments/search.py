@@ -138,21 +138,28 @@ class Search:
         fixed = {*self.settings, *(name for name, value in own.items() if value is not None)}
         for name, values in space.items():
             if name in fixed:
-                raise OcilError(f"--grid {name}={','.join(values)}: {name} is given twice.")
+                raise OcilError(
+                    f"{name} is given twice, to search ({','.join(values)}) and as a setting: leave one out."
+                )
             if name in NOT_SEARCHED:
-                raise OcilError(f"--grid {name}={','.join(values)}: {name} changes the problem; it cannot be searched.")
+                raise OcilError(f"{name}={','.join(values)}: {name} changes the problem; it cannot be searched.")
         chosen = {name: list(values) for name, values in space.items()} or SPACES.get(self.method)
         if not chosen:
-            raise OcilError(f"name the settings to search, for example: ocil tune {self.method} --grid lr=0.03,0.1,0.3")
+            raise OcilError(
+                f"{self.method} has no search space of its own: name the settings to search, for example lr at 0.03, "
+                "0.1 and 0.3 (--grid lr=0.03,0.1,0.3)."
+            )
         if twice := fixed & chosen.keys():
-            raise OcilError(f"{min(twice)} is what would be searched: leave it out, or name another with --grid.")
+            raise OcilError(f"{min(twice)} is what would be searched: leave it out, or name others to search (--grid).")
         return chosen
 
     def _inputs(self, loaded: Dataset, features: Callable[[Dataset, Encoder], Dataset]) -> Dataset:
         """What all points learn from: the dataset, or the features of its images, of all tasks, as a run keeps them."""
         encoders = {Encoder.of(config.learner) for config in self.configs}
         if len(encoders) > 1:
-            raise OcilError("features and pretrained are the same for all points: give them with --set, not --grid.")
+            raise OcilError(
+                "features and pretrained are the same for all points: give them as settings (--set), not to search."
+            )
         (encoder,) = encoders
         if encoder is None:
             return loaded
@@ -208,7 +215,7 @@ class Search:
         for cell in self.cells:
             checks.check(cell.configs)
         write_data(self.split.data, self.data_path)
-        return Plan(self.cells, self.out, reference=False)
+        return Plan(self.cells, self.out, with_references=False)
 
     def describe(self, run: StreamRun, error: Exception) -> str:
         """The message for a run that failed."""
@@ -314,9 +321,9 @@ def search_split(dataset: Dataset, config: RunConfig, tasks: int, share: float) 
     if stream.order:
         raise OcilError("order is about the whole stream: leave it out of a search, which has the first tasks.")
     if not 1 <= tasks < stream.tasks:
-        raise OcilError(f"--tasks {tasks}: search on 1 to {stream.tasks - 1} of the {stream.tasks} tasks, not on all.")
+        raise OcilError(f"tasks = {tasks}: search on 1 to {stream.tasks - 1} of the {stream.tasks} tasks, not on all.")
     if not 0 < share < 1:
-        raise OcilError(f"--validation {share} must lie between 0 and 1.")
+        raise OcilError(f"validation = {share} must lie between 0 and 1.")
     groups = Stream(dataset, stream, config.seed).groups[:tasks]
     learned, held = [], []
     for label in chain(*groups):
@@ -325,7 +332,7 @@ def search_split(dataset: Dataset, config: RunConfig, tasks: int, share: float) 
         count = max(1, round(share * len(order)))
         if count >= len(order):
             name = dataset.classes[label]
-            raise OcilError(f"--validation {share} leaves no image of {name} to learn from: it has {len(order)}.")
+            raise OcilError(f"validation = {share} leaves no image of {name} to learn from: it has {len(order)}.")
         held.append(np.sort(order[:count]))
         learned.append(np.sort(order[count:]))
     new_label = np.full(dataset.num_classes, -1, dtype=np.int64)

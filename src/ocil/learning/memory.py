@@ -11,6 +11,7 @@ from ocil import kernels
 from ocil.errors import OcilError
 from ocil.files import machine_memory
 from ocil.networks import InputShape, is_image
+from ocil.text import bytes_text
 
 
 class Memory(nn.Module):
@@ -199,9 +200,9 @@ def refuse_what_cannot_fit(
     needed = size * math.prod(input_shape) * dtype.itemsize
     if any(needed <= _bytes_of(device) for device in devices):  # usually the first, so that no GPU is initialised
         return
-    gigabytes, there = f"{needed / 1e9:,.0f} GB", f"{max(map(_bytes_of, devices)) / 1e9:,.0f} GB"
+    there = bytes_text(max(map(_bytes_of, devices)))
     kind = "images" if is_image(input_shape) else "vectors"
-    raise OcilError(f"memory = {size} {kind} need {gigabytes}, and there are {there}: give a smaller --memory.")
+    raise OcilError(f"memory = {size} {kind} need {bytes_text(needed)}, and there are {there}: give a smaller memory.")
 
 
 def _bytes_of(device: torch.device) -> int:

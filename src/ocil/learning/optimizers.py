@@ -36,6 +36,8 @@ SUMS = 0.0  # what most of a state starts from
 
 
 class Optimizer(Protocol):
+    """What a learner needs of an optimiser. ``SGD`` and ``TorchOptimizer`` have it."""
+
     parameters: list[nn.Parameter]
     lr: float | Tensor
     after_step: Callable[[], None] | None

@@ -54,8 +54,8 @@ class LongTailed:
     val_index: Labels | None = None
     digest: str = ""
     """Identifies the images: a digest of their indices, or of the images of a prepared dataset."""
-    images: str = ""
-    """Fingerprint of the dataset that this was cut from; the digest of a prepared one."""
+    fingerprint: str = ""
+    """Of the dataset that this was cut from; the digest of a prepared one."""
 
     def __post_init__(self) -> None:
         for split in ("train", "val", "test"):
@@ -193,7 +193,7 @@ def load_prepared(name: str, data_dir: Path | None = None) -> LongTailed:
             raise OcilError(f"{path}: {key} is {array.dtype}. Prepare it again.")
         if array.ndim != (4 if of_images else 1) or (of_images and array.shape[1:] != arrays["train_x"].shape[1:]):
             raise OcilError(f"{path}: {key} has the shape {list(array.shape)}. Prepare it again.")
-    return LongTailed(name, **arrays, classes=classes, digest=str(digest), images=str(digest))
+    return LongTailed(name, **arrays, classes=classes, digest=str(digest), fingerprint=str(digest))
 
 
 def read_lists(name: str, lists: Path, images: Path, size: int) -> LongTailed:

@@ -37,14 +37,14 @@ class TailRun(Run):
 
     config: LongTailConfig
     side_by_side = 6
-    advice = "use a smaller batch_size or width, or fewer --workers"
+    advice = "use a smaller batch_size or width, or fewer workers"
 
     @property
     def precision(self) -> Precision:
         return self.config.precision
 
     def fingerprint(self, data_dir: Path | None) -> str:
-        return load(self.config, data_dir).images
+        return load(self.config, data_dir).fingerprint
 
     def resident(self, workspace: Workspace) -> Resident:
         """The images on the device, cut and uploaded once for all runs of a workspace that share them."""
@@ -192,7 +192,7 @@ class StageTraining:
         self.step = RecordedSteps(stage)
         self.history: list[dict[str, float]] = []
         self.seconds = 0.0
-        folder.resume(stage.data.device, stage.data.split.images, self.load)
+        folder.resume(stage.data.device, stage.data.split.fingerprint, self.load)
 
     def steps(self, on_progress: Callable[[Progress], None], should_stop: Callable[[], bool]) -> Iterator[None]:
         """Train epoch by epoch. The numbers of an epoch are read during the next, so the device never waits."""
@@ -231,7 +231,7 @@ class StageTraining:
             config = self.stage.config
             raise OcilError(
                 f"{config.variant} seed {config.seed}: the loss is not finite in epoch {epoch}. "
-                "Lower the learning rates: --set lr1=0.01 lr2=0.001 lr_classifier=0.01"
+                "Lower the learning rates (--set lr1=0.01 lr2=0.001 lr_classifier=0.01)."
             )
         self.history.append({"loss": loss, "validation": accuracy})
 
@@ -243,7 +243,7 @@ class StageTraining:
     def save(self) -> None:
         progress = {"epoch": self.stage.epoch, "seconds": self.seconds, "history": self.history}
         data = self.stage.data
-        self.folder.save_for_resume(self.stage.state(), progress, data.device, data.split.images)
+        self.folder.save_for_resume(self.stage.state(), progress, data.device, data.split.fingerprint)
 
     def load(self, tensors: State, progress: Mapping[str, Any]) -> None:
         self.stage.load_state(tensors, progress["epoch"])
@@ -257,7 +257,7 @@ class StageTraining:
             "validation": float(self.stage.best_accuracy),
             "seconds": round(self.seconds, 3),
             "digest": digest_of(best),
-            "images": self.stage.data.split.images,
+            "images": self.stage.data.split.fingerprint,
             "history": self.history,
         }
         tensorfile.write(weights_path(self.folder), best, {"found": json.dumps(found)})
@@ -301,7 +301,7 @@ class ActiveVariant:
         if found is None:
             raise OcilError(f"{weights_path(folder)} has gone: give the same command again.")
         weights, self.stage1 = found
-        if self.stage1.get("images", self.resident.split.images) != self.resident.split.images:
+        if self.stage1.get("images", self.resident.split.fingerprint) != self.resident.split.fingerprint:
             raise OcilError(other_images(folder.path))
         plain = plain_network(self.config, self.resident)
         try:
@@ -345,7 +345,7 @@ class ActiveVariant:
             found["seconds"],
             {name: self.stage1[name] for name in STAGE1_FACTS if name in self.stage1},
             found["digest"],
-            environment(self.resident.device) | {"images": split.images},
+            environment(self.resident.device) | {"images": split.fingerprint},
         )
         write_json(self.folder.path / "result.json", result.to_json())
         self.folder.checkpoint.unlink(missing_ok=True)  # not earlier: a kill during the test would lose all of stage 2

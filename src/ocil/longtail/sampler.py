@@ -8,17 +8,17 @@ from numpy.typing import NDArray
 
 from ocil.rng import derive
 
-Order = NDArray[np.int64]
+ImageOrder = NDArray[np.int64]
 
 
-def shuffled(images: int, batch_size: int, epochs: int, seed: int) -> Order:
+def shuffled(images: int, batch_size: int, epochs: int, seed: int) -> ImageOrder:
     """Stage 1: a new permutation per epoch, without the incomplete last batch. ``[epochs, steps · batch_size]``."""
     rng = np.random.RandomState(derive(seed, "longtail-shuffle") % 2**32)
     used = images // batch_size * batch_size
     return np.stack([rng.permutation(images)[:used] for _ in range(epochs)])
 
 
-def class_aware(labels: NDArray[np.int64], per_class: int, batch_size: int, epochs: int, seed: int) -> Order:
+def class_aware(labels: NDArray[np.int64], per_class: int, batch_size: int, epochs: int, seed: int) -> ImageOrder:
     """Stage 2: classes in turn, in a new order each time all have been drawn. Each time, a class gives the next
     ``per_class`` of its images, which are cycled through in the same way. An epoch has as many batches as the images
     fill. ``[epochs, steps · batch_size]``.
@@ -27,7 +27,7 @@ def class_aware(labels: NDArray[np.int64], per_class: int, batch_size: int, epoc
 
 
 @lru_cache(maxsize=8)  # the variants of a seed share an order, and a GPU waits while it is drawn
-def _class_aware(content: bytes, per_class: int, batch_size: int, epochs: int, seed: int) -> Order:
+def _class_aware(content: bytes, per_class: int, batch_size: int, epochs: int, seed: int) -> ImageOrder:
     labels = np.frombuffer(content, np.int64)
     rng = np.random.RandomState(derive(seed, "longtail-class-aware") % 2**32)
     classes = _cycle(np.unique(labels), rng)

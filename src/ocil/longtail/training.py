@@ -38,7 +38,7 @@ class Stage:
         data: Resident,
         network: nn.Module,
         groups: Sequence[tuple[Sequence[nn.Parameter], float]],
-        order: sampler.Order,
+        order: sampler.ImageOrder,
         decay_every: int,
         name: str,
     ) -> None:
@@ -287,5 +287,5 @@ def check(config: LongTailConfig, images: int) -> None:
     if images < config.batch_size:
         raise OcilError(
             f"{config.place} has {images} training images, fewer than batch_size = {config.batch_size}: "
-            f"use a smaller one (--set batch_size=N), or a smaller --imbalance."
+            "use a smaller one (--set batch_size=N), or a smaller imbalance."
         )

@@ -1,5 +1,11 @@
 """The methods by name. A new method is a file in this folder and an entry here, or comes from a plugin.
 
+``base``          the learner, from which every method derives. It explains what is in ``config``, ``growth``,
+                  ``capturable``, ``passes``, ``recorded_losses`` and ``verbs``
+``review_label``  labels such as ``er-rv``
+
+What several methods share is in modules whose names begin with ``_``.
+
 Examples:
     >>> ocil.METHODS["afs"].paper
     'Liang et al., TCSVT 2023'

@@ -1,7 +1,7 @@
 """What a step costs: passes of images through the network, and state beside it. Both stand in the method's file:
 ``Learner.passes`` and ``Learner.extra_state``."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ocil.methods.config import LearnerConfig
@@ -14,6 +14,16 @@ class Pass(NamedTuple):
     images: int
     trains: bool = True
     """Whether a backward pass follows the forward pass."""
+
+
+FORWARD_WEIGHT = 1 / 3
+"""What an image that only passes forward counts, where images stand for compute: a backward pass takes about as long as
+two forward passes."""
+
+
+def weighted_images(passes: Iterable[Pass]) -> float:
+    """Images that pass through the network, in images that pass forward and backward."""
+    return sum(each.images * (1 if each.trains else FORWARD_WEIGHT) for each in passes)
 
 
 class ExtraState(NamedTuple):

@@ -75,7 +75,7 @@ class PCR(Learner):
     @classmethod
     def needs_task_ends(cls, config: PCRConfig) -> str | None:
         late = config.hybrid and config.distil_from == "second_task"
-        return "HPCR distils from the second task on, or with --set distil_from=start at once" if late else None
+        return "HPCR distils from the second task on, or with distil_from=start at once" if late else None
 
     @classmethod
     def needs_images(cls, config: PCRConfig) -> str | None:

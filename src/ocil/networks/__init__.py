@@ -1,4 +1,14 @@
-"""Networks, which turn an image or a vector into features and class scores."""
+"""Networks, which turn an image or a vector into features and class scores.
+
+``base``        what every network has; ``inputs``: what it takes
+``registry``    the networks by name, and how one is built; ``spec``: ``NAME(option=value)``
+``reduced_resnet18``  the paper's network, which has kernels of its own
+``wrapped``     a network around any other module
+``resnet18``, ``vectors``, ``timm_models``  such modules: ResNet-18, layers for vectors, models of timm
+``pretrained``  weights from files
+``growth``      heads that grow as classes arrive
+``modes``       evaluation, virtual steps and the like, inside a block
+"""
 
 from ocil.networks.base import Network, Outputs, networks_in
 from ocil.networks.growth import NOT_MET, Growing, GrowingHead, grow, meet, with_rows

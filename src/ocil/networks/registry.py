@@ -130,7 +130,7 @@ def named(factory: str | Factory) -> str:
         text = name or repr(factory)
         raise OcilError(
             f"network = {text} cannot be found by its name: define it at the top of a module, or register it "
-            "(ocil.networks.register) and give that name."
+            "(ocil.register) and give that name."
         )
     return f"module:{module}:{name}"
 
@@ -299,7 +299,8 @@ def _from_module(target: str) -> Factory:
     except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         absent = isinstance(error, ModuleNotFoundError) and module.partition(".")[0] == error.name
-        remedy = " Install it, put its folder into PYTHONPATH, or give a plugin file with --plugin." if absent else ""
+        how = " Install it, put its folder into PYTHONPATH, or load a plugin file (--plugin FILE, ocil.plugins.load)."
+        remedy = how if absent else ""
         raise OcilError(f"network = 'module:{target}': {module} cannot be imported ({reason}).{remedy}") from error
     if not callable(found):
         raise OcilError(f"network = 'module:{target}' is not a function or class: {example}.")

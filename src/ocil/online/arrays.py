@@ -25,6 +25,7 @@ from ocil.data.number_table import NumberTable, is_number_table, listed
 from ocil.errors import OcilError
 from ocil.files import machine_memory
 from ocil.online.labels import ClassLabel
+from ocil.text import bytes_text
 
 SUFFIXES = (".npy", ".npz", ".parquet")
 EXACT = 2.0**53
@@ -206,7 +207,7 @@ def _from_archive(path: Path, chosen: Sequence[str], usual: str, option: str) ->
                 raise ValueError("it is cut short")
             return _in_file(path, file, start, start + entry.file_size)
         if entry.file_size > machine_memory() // 2:
-            size = f"{entry.file_size / 1e9:,.0f} GB"
+            size = bytes_text(entry.file_size)
             raise OcilError(f"'{name}' of {path} has {size} unpacked: save it as .npy, which is read in parts.")
         with archive.open(entry) as packed:
             content = io.BytesIO(packed.read(entry.file_size + 1))
@@ -221,7 +222,7 @@ def _in_file(path: Path, file: BinaryIO, start: int, end: int) -> NDArray[Any]:
     if order == "C" and prod(shape) * dtype.itemsize >= dtype.itemsize + 1:
         return mapped(path.resolve(), dtype, shape, file.tell())
     if end - start > machine_memory() // 2:
-        size = f"{(end - start) / 1e9:,.0f} GB"
+        size = bytes_text(end - start)
         raise OcilError(f"{path} has {size} with its columns together: save it by rows, with np.ascontiguousarray.")
     return np.frombuffer(file.read(end - file.tell()), dtype, prod(shape)).reshape(shape, order=order)
 

@@ -66,6 +66,8 @@ class NewerFormatError(HeaderError):
 
 @dataclass(frozen=True)
 class Header:
+    """All of a model but its tensors, as ``parsed`` has checked it."""
+
     recipe: dict[str, Any]
     config: LearnerConfig
     input_format: InputFormat

@@ -41,7 +41,7 @@ from ocil.online.inputs import InputError
 from ocil.online.labels import ClassLabel, encoded, refuse_odd_label
 from ocil.online.recipe import Recipe as Recipe
 from ocil.precision import numerics, widest
-from ocil.runs.captured_batches import batches_for
+from ocil.runs.batch_stepper import batch_stepper_for
 from ocil.runs.defaults import REVIEW_EVERY
 from ocil.runs.environment import pick_device
 from ocil.threads import default_threads, using
@@ -79,7 +79,7 @@ class Model:
         self.learner = method(recipe.method).load()(
             config, format_problem(input_format, capacity_for(0)), recipe.seed, device
         )
-        self.steps = batches_for(self.learner, recipe.batch_size, method(recipe.method).capturable)
+        self.stepper = batch_stepper_for(self.learner, recipe.batch_size, method(recipe.method).capturable)
         """Takes the learner's steps, on a GPU by replaying CUDA graphs."""
         self.config = replace(config, pretrained="")
         self.weights = pretrained.digest(config.pretrained) or config.pretrained
@@ -132,7 +132,7 @@ class Model:
         numbers = [self._number(label) for label in labels]
         with self.computing():
             self.learner.meet(numbers)
-            self.steps.learn(inputs, torch.tensor(numbers, device=self.device))
+            self.stepper.learn(inputs, torch.tensor(numbers, device=self.device))
         if self.reviews_next:
             self.review(after_batch)
         self.batches += 1
@@ -153,12 +153,12 @@ class Model:
             if method(self.recipe.method).needs_task_ends:
                 learner.task_ended()
                 for slots in learner.task_end_batches():
-                    self.steps.rehearse(slots)
+                    self.stepper.rehearse(slots)
                     after_batch()
                 reviews = self.config.review and not self.config.review_every
             if reviews:
                 for slots in learner.review_batches():
-                    self.steps.review(slots)
+                    self.stepper.review(slots)
                     after_batch()
 
     def relabel(self, slots: Sequence[int], label: ClassLabel) -> None:
@@ -177,7 +177,7 @@ class Model:
         """Remove the samples in these memory slots. The network does not change."""
         with self.computing():
             self.learner.forget(slots)
-            self.steps.memory_changed()
+            self.stepper.memory_changed()
 
     def _number(self, label: ClassLabel) -> int:
         """The number of a class, which is new if the label is. Of numpy's text and numbers Python's own are kept."""

@@ -18,6 +18,7 @@ from ocil.online.images import ImageFormat
 from ocil.online.inputs import InputError, first_not_finite
 from ocil.online.labels import ClassLabel, encoded
 from ocil.online.vectors import VectorFormat
+from ocil.text import bytes_text
 
 CHECKED_TOGETHER = 2**22
 """Numbers that are looked at together when a whole file is checked."""
@@ -172,7 +173,7 @@ def _shuffled(rows: Rows, order: NDArray[np.int64]) -> Rows:
     size = len(rows) * rows.size * rows.dtype.itemsize
     if size > SHUFFLED_BYTES:
         raise OcilError(
-            f"{rows.path} has {size / 1e9:,.1f} GB of numbers, too many to read in a random order: shuffle its rows "
+            f"{rows.path} has {bytes_text(size)} of numbers, too many to read in a random order: shuffle its rows "
             "when you write it, or save it as .npy."
         )
     return _InOrder(ArrayRows(rows.path, rows.read(0, len(rows))), order)

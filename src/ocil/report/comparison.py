@@ -44,6 +44,8 @@ class ComparedNumber:
 
 @dataclass(frozen=True)
 class ComparedRow:
+    """A row of a paper's table with what was measured for it."""
+
     name: str
     method: str
     review: bool

@@ -4,16 +4,14 @@ import math
 
 from ocil.data import CATALOG
 from ocil.methods import method
-from ocil.methods.passes import Pass
+from ocil.methods.passes import FORWARD_WEIGHT, weighted_images
 from ocil.report.cells import FinishedRun, MeasuredCell
 from ocil.runs.config import RunConfig
-
-FORWARD = 1 / 3  # what an image that only passes forward counts, against one that passes forward and backward
 
 
 def images_per_batch(cell: MeasuredCell) -> float | None:
     """Images forward and backward per stream batch, reviews included where their share is known; forward alone counts
-    a third. As recorded, else as the method states the passes of a step."""
+    ``FORWARD_WEIGHT``. As recorded, else as the method states the passes of a step."""
     recorded = [_recorded_per_batch(run) for run in cell.runs]
     known = [value for value in recorded if value is not None]
     if len(known) == len(recorded):
@@ -21,10 +19,10 @@ def images_per_batch(cell: MeasuredCell) -> float | None:
     return _stated(cell.config)
 
 
-def images_passed(run: FinishedRun) -> float | None:
-    """Images that a whole run passed, as recorded."""
+def run_images(run: FinishedRun) -> float | None:
+    """The same of a whole run, as recorded. (The measure ``images_passed`` counts every image as one.)"""
     cost = run.result.cost
-    return cost["images"] + FORWARD * cost["forward"] if cost else None
+    return cost["images"] + FORWARD_WEIGHT * cost["forward"] if cost else None
 
 
 def bytes_kept(run: FinishedRun) -> float | None:
@@ -54,7 +52,7 @@ def _samples(config: RunConfig) -> int | None:
 
 
 def _recorded_per_batch(run: FinishedRun) -> float | None:
-    images, batches = images_passed(run), stream_batches(run)
+    images, batches = run_images(run), stream_batches(run)
     return None if images is None or batches is None else images / batches
 
 
@@ -62,17 +60,13 @@ def _stated(config: RunConfig) -> float | None:
     kind, learner, known = method(config.method).load(), config.learner, CATALOG.get(config.dataset)
     classes = known.classes if known else config.stream.tasks
     try:
-        images = _counted(kind.passes(learner, config.stream.batch_size, classes))
+        images = weighted_images(kind.passes(learner, config.stream.batch_size, classes))
         samples, batches = _samples(config), _batches(config)
         if samples and batches and learner.review:
             tasks = 1 if config.stream.boundary == "iid" else config.stream.tasks
             reviews = batches // learner.review_every if learner.review_every else tasks
             stored = sum(min(learner.memory, samples * (number + 1) // reviews) for number in range(reviews))
-            images += _counted(kind.review_passes(learner, classes)) * stored / learner.review_batch / batches
+            images += weighted_images(kind.review_passes(learner, classes)) * stored / learner.review_batch / batches
     except Exception:  # a method from outside may state anything; no cost is shown for it
         return None
     return images if math.isfinite(images) and images > 0 else None
-
-
-def _counted(passes: list[Pass]) -> float:
-    return sum(each.images * (1 if each.trains else FORWARD) for each in passes)

@@ -9,9 +9,10 @@ from itertools import pairwise
 from ocil.evaluation.measures import Estimate, estimate
 from ocil.report.cost import images_per_batch
 from ocil.report.entries import Entry
-from ocil.report.formatting import count, duration, kilo, range_note, spread_text
+from ocil.report.formatting import count, duration, range_note, spread_text
 from ocil.report.standings import Standings
 from ocil.report.table import MINUS
+from ocil.text import kilo
 
 MOST_POINTS = 24
 LONGEST = 22  # characters of a name beside its point; the whole name is in its title

@@ -5,6 +5,7 @@ from typing import Any
 
 from ocil.evaluation.measures import Estimate
 from ocil.report.papers import Published
+from ocil.text import bytes_text
 
 LONGEST = 1e9  # seconds, written in hours and minutes
 
@@ -69,23 +70,9 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def kilo(number: float, digits: int = 3) -> str:
-    """A count with three digits, or more, and a prefix: ``220``, ``1.2 k``, ``3.4 M``."""
-    for prefix in ("", "k", "M", "G", "T"):
-        if abs(number) < 999.5:
-            return f"{number:.{digits}g}" + (f" {prefix}" if prefix else "")
-        number /= 1000
-    return f"{1000 * number:.3g} T"
-
-
-def size(number: float) -> str:
-    """Bytes: ``600 B``, ``19.8 MB``."""
-    return f"{kilo(number)}B" if number >= 999.5 else f"{number:.0f} B"
-
-
 def sizes(low: float, high: float) -> str:
     """Bytes from ... to: ``5.01 to 19.8 MB``, ``980 kB to 5.01 MB``, or one size if both are the same."""
-    (first, unit), (last, other) = size(low).split(), size(high).split()
+    (first, unit), (last, other) = bytes_text(low).split(), bytes_text(high).split()
     if unit != other:
         return f"{first} {unit} to {last} {other}"
     return f"{last} {other}" if first == last else f"{first} to {last} {other}"

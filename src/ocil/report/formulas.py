@@ -41,12 +41,13 @@ def losses() -> Figure:
     return figure
 
 
-def label_distribution(classes: int = 10, true: int = 3, temperature: float = 20.0) -> Figure:
+def label_distribution() -> Figure:
     """The target that each regulariser pulls to, read from the gradient of ``ocil.learning.losses`` at equal logits."""
     import torch
 
     from ocil.learning import losses
 
+    classes, true, temperature = 10, 3, 20.0  # the caption of the figure names the first two
     labels = torch.tensor([true])
 
     def target(loss: Callable[..., Any], scale: float) -> NDArray[np.float64]:

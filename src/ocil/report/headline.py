@@ -23,6 +23,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Headline:
+    """The first words of a report."""
+
     answers: tuple[Answer, ...]
     """Who is ahead; by how much over the next method, if there is one; at what cost, if it is known."""
     elsewhere: str = ""

@@ -7,8 +7,9 @@ from ocil.errors import OcilError, suggest
 from ocil.evaluation.measures import MEASURES, Estimate, Measure, estimate
 from ocil.report.cells import FinishedRun, MeasuredCell
 from ocil.report.cost import bytes_kept
-from ocil.report.formatting import duration, kilo, measured, size, spread_text
+from ocil.report.formatting import duration, measured, spread_text
 from ocil.report.papers import ACCURACY
+from ocil.text import bytes_text, kilo
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Quantity:
         if value is None:
             return "-"
         plain: dict[str, Callable[[float], str]] = {
-            "bytes": size,
+            "bytes": bytes_text,
             "images": kilo,
             "seconds": duration,
         }

@@ -27,6 +27,8 @@ class Standing(Generic[Column]):
 
 @dataclass(frozen=True)
 class Ranking(Generic[Column]):
+    """Where all rows stand."""
+
     columns: tuple[Column, ...]
     """The columns that ranks are over."""
     rows: tuple[Standing[Column], ...]

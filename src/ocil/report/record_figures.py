@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from ocil.report import record_plots, records
 from ocil.report.cells import MeasuredCell, Place
-from ocil.report.cost import bytes_kept, images_passed, images_per_batch
+from ocil.report.cost import bytes_kept, images_per_batch, run_images
 from ocil.report.drawings import CROWD, Drawing, drawing_of, has_tasks, plain, seeds_of, units_of
 from ocil.report.formatting import range_note
 from ocil.report.standings import Standings
@@ -152,7 +152,7 @@ def _paired(place: Place, standings: Standings) -> Iterator[Drawing]:
 
 
 def _costs(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Drawing]:
-    passed = {name: _mean([images_passed(run) for run in cell.runs]) for name, cell in cells.items()}
+    passed = {name: _mean([run_images(run) for run in cell.runs]) for name, cell in cells.items()}
     per_batch = {name: images_per_batch(cell) for name, cell in cells.items()}
     whole = _known(passed) > _known(per_batch)  # not where older runs, which have no record of it, would be left out
     kinds = (

@@ -9,10 +9,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import Formatter, LogLocator, MaxNLocator
 
 from ocil.evaluation.measures import Estimate
-from ocil.report.formatting import kilo
 from ocil.report.plots import OUTSIDE, name_points
 from ocil.report.records import Array, Calibration, Confusion, HeatMap, OverTime
 from ocil.report.style import INK, RULE, Look, looks, new_figure
+from ocil.text import kilo
 
 COLOURS = "viridis"
 NUMBERED = 10  # classes: with as many or fewer, a confusion matrix has numbers

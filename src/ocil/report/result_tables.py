@@ -89,15 +89,13 @@ def legend(summaries: Sequence[Summary]) -> list[str]:
     return lines
 
 
-def measure_columns(
-    summaries: Sequence[Summary], text: Callable[[Estimate | None, str], str] = measured
-) -> list[tuple[Column, Callable[[Summary], Value]]]:
+def measure_columns(summaries: Sequence[Summary]) -> list[tuple[Column, Callable[[Summary], Value]]]:
     """A column per measure of a plugin, and per measure of accuracy over time and the like that was recorded, with the
     function that gives its value."""
 
     def value_of(measure: Measure, summary: Summary) -> Value:
         value = summary.measures.get(measure.name)
-        return Value(text(value, measure.format), "" if value is None else f"{value.mean:.6g}")
+        return Value(measured(value, measure.format), "" if value is None else f"{value.mean:.6g}")
 
     return [
         (Column(each.title, "number", not each.higher_is_better), partial(value_of, each))

@@ -10,12 +10,13 @@ from ocil.evaluation.measures import Estimate
 from ocil.report.cells import MeasuredCell, Place, memory_of
 from ocil.report.cost import images_per_batch
 from ocil.report.entries import Entry
-from ocil.report.formatting import count, duration, kilo, range_note, sizes
+from ocil.report.formatting import count, duration, range_note, sizes
 from ocil.report.quantities import KEPT, Quantity
 from ocil.report.ranking import seeds_text
 from ocil.report.result_tables import anchor, record_table
 from ocil.report.standings import Lead, Number, Standings
 from ocil.report.table import About, Column, Document, Row, Table, Value
+from ocil.text import kilo
 
 LESS_IS_BETTER = partial(Column, kind="number", lower_is_better=True)
 FEW = 6  # methods side by side in one table

@@ -44,6 +44,12 @@ class Lead:
 
 @dataclass(frozen=True)
 class Standings:
+    """Entries compared by one quantity: in each column, over all columns, and with one of them.
+
+    The ``ranking``, and with it the ``leader``, is over the columns that enough entries have in full. In each column
+    the others are compared with its ``reference``. All is computed when it is first asked for.
+    """
+
     entries: Entries
     quantity: Quantity = ACCURACY_QUANTITY
     chosen: str = ""

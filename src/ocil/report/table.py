@@ -36,6 +36,8 @@ NOTHING = About()
 
 @dataclass(frozen=True)
 class Column:
+    """The head of a column, and how its values are written."""
+
     title: str
     kind: str = "text"
     """``text``, ``number``, ``compared`` (measured with what was published), ``paired`` (measured, with the difference
@@ -68,6 +70,8 @@ class Value:
 
 @dataclass(frozen=True)
 class Row:
+    """The values of a row, from left to right."""
+
     values: tuple[Value, ...]
     """One per column, or a name and a single value that holds for all other columns."""
     bound: bool = False
@@ -81,6 +85,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
+    """Columns and rows of text, for any writer."""
+
     title: str
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]

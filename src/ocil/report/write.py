@@ -24,6 +24,8 @@ LIST = ".ocil-report.json"  # what was written, so that the next report deletes 
 
 @dataclass(frozen=True)
 class Written:
+    """The files of a report."""
+
     page: Path
     tables: tuple[Path, ...]
     figures: tuple[Path, ...]

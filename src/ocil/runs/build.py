@@ -76,7 +76,7 @@ def _try_steps(name: str, config: LearnerConfig, problem: Problem, device: torch
         learner.scores(x)
     except (RuntimeError, TypeError) as error:
         reason = " ".join(str(error).split())[:200].rstrip(".")
-        raise OcilError(f"{name} cannot run on {device}: {reason}. Use --device cpu.") from error
+        raise OcilError(f"{name} cannot run on {device}: {reason}. Use the CPU (--device cpu).") from error
 
 
 def make_learner(
@@ -179,12 +179,12 @@ def _check_learner(config: RunConfig, dataset: Dataset, length: StreamLength) ->
     if learner.review and learner.review_every > length.batches:
         raise OcilError(
             f"review_every = {learner.review_every} is more than the {length.batches} batches of the stream: "
-            "no review would come. Give a smaller one with --set review_every=N, or --no-review."
+            "no review would come. Give a smaller one (--set review_every=N), or no review (--no-review)."
         )
     if learner.review and not learner.review_keep_last and learner.review_batch > learner.memory:
         raise OcilError(
             f"review_batch = {learner.review_batch} is more than memory = {learner.memory}: no review would have a "
-            f"whole batch. Give --set review_batch={learner.memory}, or --no-review."
+            f"whole batch. Give a smaller one (--set review_batch={learner.memory}), or no review (--no-review)."
         )
     _refuse_weights(learner, dataset.input_shape, config.weights)
     smallest = length.smallest

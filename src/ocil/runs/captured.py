@@ -3,7 +3,7 @@
 A method is capturable if ``learn`` in the steady state has static shapes, reads nothing back to the host and draws all
 randomness from ``learner.rng``. The conformance tests check that on a CPU.
 
-``CapturedStepper`` takes the steps of a run, ``captured_batches`` those on batches that come from outside.
+``CapturedStepper`` takes the steps of a run, ``batch_stepper`` those on batches that come from outside.
 """
 
 import gc
@@ -111,7 +111,7 @@ class CapturedStepper(Stepper):
             self.warm = last - first == self.size and self.learner.shapes_are_static()
             super().learn(number)
             return
-        if not self.stream.resident.resident:
+        if not self.stream.device_data.resident:
             self._replay_on(*self.fetch(number))
             return
         if self.step is None:

@@ -63,7 +63,7 @@ class RunConfig:
             if learner.memory < least:
                 raise OcilError(
                     f"memory = {learner.memory} is smaller than {name} = {least}: "
-                    f"give --memory {least} or more, or a smaller {name} (--set {name}=...)."
+                    f"give a memory of {least} or more, or a smaller {name} (--set {name}=...)."
                 )
 
     def __hash__(self) -> int:
@@ -259,7 +259,7 @@ def _given(info: MethodInfo, settings: Mapping[str, Any]) -> dict[str, Any]:
         given[key] = normal(text, key) if text else text
     for key in () if info.memory else ("memory", "review"):
         if str(given.get(key)).lower() not in ("none", "false", "no", "0"):
-            raise OcilError(f"{info.name} keeps no memory: leave out --{key}.")
+            raise OcilError(f"{info.name} keeps no memory: leave out {key}.")
     return given
 
 
@@ -340,7 +340,7 @@ def refuse_without_task_ends(info: MethodInfo, learner: LearnerConfig, stream: S
         return
     advice = info.load().needs_task_ends(learner)
     if info.needs_task_ends:
-        advice = "--set task_ends=announced gives them"
+        advice = "task_ends=announced gives them"
         if stream.boundary == "none":
             advice = "it has none. Choose another kind from: ocil stream kinds"
     if advice is not None:

@@ -12,31 +12,31 @@ from ocil.runs.config import RunConfig
 from ocil.streams import Stream
 
 
-class Images(NamedTuple):
-    """Images passed through the network by a method, evaluations not counted."""
+class PassedImages(NamedTuple):
+    """How many images a method has passed through the network, evaluations not counted."""
 
     trained: float = 0
     """Forward and backward."""
     forward: float = 0
     """Forward only."""
 
-    def plus(self, passes: Iterable[Pass], times: float = 1) -> "Images":
+    def plus(self, passes: Iterable[Pass], times: float = 1) -> "PassedImages":
         counted = list(passes)
         trained = sum(each.images for each in counted if each.trains)
-        return Images(
+        return PassedImages(
             self.trained + times * trained, self.forward + times * (sum(each.images for each in counted) - trained)
         )
 
 
 def images_passed(
     learner: Learner, config: RunConfig, stream: Stream, reviews: Sequence[int], ends: Sequence[int]
-) -> Images:
+) -> PassedImages:
     """By the ``passes`` that the method states for each step, with what the memory holds by then in reviews and at task
     ends. ``reviews`` and ``ends`` are the numbers of batches after which there is a review, and a task ends.
 
     The first steps, while the memory fills, count as the later ones.
     """
-    settings, classes, total = config.learner, stream.data.num_classes, Images()
+    settings, classes, total = config.learner, stream.data.num_classes, PassedImages()
     sizes = [last - first for first, last in stream.bounds]
     for size in set(sizes):
         total = total.plus(learner.passes(settings, size, classes), sizes.count(size))

@@ -28,6 +28,7 @@ from ocil import tensorfile
 from ocil.data import Dataset
 from ocil.data.mapped import RowReader
 from ocil.data.places import data_dir as data_folder
+from ocil.data.samples import OnProgress
 from ocil.errors import InUseError, OcilError
 from ocil.files import locked
 from ocil.methods.config import LearnerConfig
@@ -47,20 +48,17 @@ BATCH = {"cpu": 20, "cuda": 500}  # images in a pass
 LINE_SECONDS = 60.0  # between two lines of a process that has no bar
 POLL_SECONDS = 0.5  # between two looks at a folder that another process works in
 
-OnProgress = Callable[[int, int], None]
-"""Called with the number of images that have their vectors, and the number of all."""
-
 
 @dataclass(frozen=True, eq=False)
 class Features(Dataset):
     """The vectors of a dataset's images. They keep the fingerprint of the images."""
 
-    images: str = ""
-    """The fingerprint of the images that the vectors were computed from."""
+    images_fingerprint: str = ""
+    """Of the dataset that the vectors were computed from."""
 
     @cached_property
     def fingerprint(self) -> str:
-        return self.images
+        return self.images_fingerprint
 
 
 @dataclass(frozen=True)
@@ -232,7 +230,7 @@ class _Work:
             data.classes,
             data.unseen,
             *labels,
-            images=data.fingerprint,
+            images_fingerprint=data.fingerprint,
         )
 
     @property
@@ -263,7 +261,7 @@ class _Work:
 
     def lock(self, held: ExitStack) -> None:
         """Take the folder's lock. Waits for another process that computes the same features."""
-        elsewhere = "Name another folder of datasets with --data-dir or OCIL_DATA."
+        elsewhere = "Name another data folder (--data-dir or OCIL_DATA)."
         while True:
             try:
                 held.enter_context(locked(self.folder, elsewhere, f"another process works in {self.folder}."))
@@ -303,8 +301,8 @@ class _Work:
 
 
 def inputs_of(
-    config: LearnerConfig, images: Dataset, data_dir: Path | None, device: torch.device | str = "cpu"
+    config: LearnerConfig, dataset: Dataset, data_dir: Path | None, device: torch.device | str = "cpu"
 ) -> Dataset:
     """The dataset that a learner with these settings sees: the given one, or the features of its images."""
     encoder = Encoder.of(config)
-    return images if encoder is None else features_once(images, encoder, data_dir, torch.device(device))
+    return dataset if encoder is None else features_once(dataset, encoder, data_dir, torch.device(device))

@@ -8,7 +8,7 @@ import torch
 
 from ocil.data import Dataset
 from ocil.errors import OcilError
-from ocil.evaluation.evaluator import batch_for
+from ocil.evaluation.evaluator import batch_for, places
 from ocil.learning import optimizers
 from ocil.methods import method
 from ocil.methods.passes import images_held
@@ -16,6 +16,7 @@ from ocil.networks import ReducedResNet18, WrappedNetwork
 from ocil.runs.build import network_of, problem_of
 from ocil.runs.config import RunConfig
 from ocil.streams.device import GPU_SHARE
+from ocil.text import bytes_text
 
 RESERVE = 1 << 30  # CUDA's own, the libraries' workspaces, fragments
 MAPS = 3  # feature maps that an evaluation holds at a time: a layer's input, its output, and the skip connection
@@ -42,7 +43,7 @@ def run_bytes(config: RunConfig, dataset: Dataset) -> int:
     need = _network_needs(config, dataset)
     order = 8 * len(dataset.train_y) * (stream.epochs + bool(stream.label_noise))  # wrong labels are the run's own
     step = COPIES * 4 * batch * (need.written + size)
-    scored = min(batch_for("cuda", _places(dataset)), max(len(dataset.train_y), len(dataset.test_y)))
+    scored = min(batch_for("cuda", places(dataset.input_shape)), max(len(dataset.train_y), len(dataset.test_y)))
     evaluation = 4 * (scored * size + min(scored, need.together) * need.largest)
     stored = (learner.memory + 1) * (size * dataset.train_x.itemsize + 8)
     forward = 4 * batch * (size + need.largest)  # more than the step's own, if most of the network is frozen
@@ -75,16 +76,11 @@ def _network_needs(config: RunConfig, dataset: Dataset) -> _Needs:
         weights += network.feature_size * dataset.num_classes
         largest = MAPS * max(network.numbers_written.values(), default=0)
         return _Needs(weights, network.trained_numbers_written, largest, network.largest_batch)
-    pixels, written, weights = _places(dataset), 0, network.width * 8 * 4 * dataset.num_classes
+    pixels, written, weights = places(dataset.input_shape), 0, network.width * 8 * 4 * dataset.num_classes
     for factor in (1, 2, 4, 8):
         written += 5 * factor * network.width * max(1, pixels // factor**2)
         weights += 4 * 9 * (factor * network.width) ** 2
     return _Needs(weights, written, MAPS * network.width * pixels, sys.maxsize)
-
-
-def _places(dataset: Dataset) -> int:
-    """The pixels of an image; 1 for a vector."""
-    return math.prod(dataset.input_shape[:2]) if dataset.is_images else 1
 
 
 def _images_held(config: RunConfig, classes: int) -> int:
@@ -103,10 +99,9 @@ def how_many_fit(config: RunConfig, dataset: Dataset, free: int) -> int:
     shared, each = RESERVE + bytes_on_device(dataset, free), run_bytes(config, dataset)
     left = free - shared
     if left < each:
-        needed = (shared + each) / 1e9
         raise OcilError(
-            f"{config.cell} needs about {needed:.1f} GB on the GPU and {free / 1e9:.1f} GB are free: "
-            "use a smaller memory, memory_batch or width, or --device cpu."
+            f"{config.cell} needs about {bytes_text(shared + each)} on the GPU and {bytes_text(free)} are free: "
+            "use a smaller memory, memory_batch or width, or the CPU (--device cpu)."
         )
     return left // each
 

@@ -95,7 +95,7 @@ class RunFolder:
         names = ", ".join(sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name)))
         raise OcilError(
             f"{self.path} holds a run with other settings ({names}): their defaults may have changed since. "
-            "Use another --out, or delete that folder."
+            "Use another folder of runs (--out), or delete that one."
         )
 
     def save_result(self, result: Result) -> None:
@@ -121,17 +121,17 @@ class RunFolder:
         """Write tensors and the JSON that goes with them into one file, so that they cannot disagree."""
         tensorfile.write(self.checkpoint, tensors, {"progress": json.dumps(progress)})
 
-    def save_for_resume(self, tensors: State, progress: dict[str, Any], device: torch.device, images: str) -> None:
+    def save_for_resume(self, tensors: State, progress: dict[str, Any], device: torch.device, fingerprint: str) -> None:
         """Write a checkpoint with what ``resume`` compares: the kind of device, the threads and the images."""
-        made_with = {"device": device.type, "threads": torch.get_num_threads(), "images": images}
+        made_with = {"device": device.type, "threads": torch.get_num_threads(), "images": fingerprint}
         self.save_checkpoint(tensors, progress | made_with)
 
     def load_checkpoint(self) -> tuple[State, dict[str, Any]] | None:
         """What ``save_checkpoint`` wrote last; None if there is no file. Raises ``OcilError`` if it is damaged."""
         return read_tensors(self.checkpoint, "progress")
 
-    def resume(self, device: torch.device, images: str, load: Callable[[State, dict[str, Any]], None]) -> None:
-        """Call ``load`` with what the checkpoint holds, if there is one. ``images``: fingerprint of the dataset.
+    def resume(self, device: torch.device, fingerprint: str, load: Callable[[State, dict[str, Any]], None]) -> None:
+        """Call ``load`` with what the checkpoint holds, if there is one. ``fingerprint``: of the dataset.
 
         Raises ``OcilError`` if a run that goes on from it would have another result, or if ``load`` cannot read it.
         """
@@ -139,13 +139,14 @@ class RunFolder:
             return
         begun = found[1].get("device", device.type)
         if begun != device.type:
-            raise OcilError(f"{self.path} was begun on {begun}: go on with --device {begun}, or delete that folder.")
+            raise OcilError(f"{self.path} was begun on {begun}: go on there (--device {begun}), or delete that folder.")
         threads = found[1].get("threads", torch.get_num_threads())
         if device.type == "cpu" and threads != torch.get_num_threads():
             raise OcilError(
-                f"{self.path} was begun with {threads} threads: go on with --threads {threads}, or delete that folder."
+                f"{self.path} was begun with {threads} threads: go on with as many (--threads {threads}), or delete "
+                "that folder."
             )
-        if found[1].get("images", images) != images:
+        if found[1].get("images", fingerprint) != fingerprint:
             raise OcilError(other_images(self.path))
         try:
             load(*found)
@@ -157,8 +158,8 @@ class RunFolder:
         for place in (self.path.parent, self.path):
             if is_link(place):
                 raise OcilError(f"cannot write to {place}: it is a symbolic link. Link the folder of all runs instead.")
-        taken = f"another process is working on {self.path}: wait for it, or use another --out."
-        return locked(self.path, "Choose another folder with --out.", taken)
+        taken = f"another process is working on {self.path}: wait for it, or use another folder of runs (--out)."
+        return locked(self.path, "Choose another folder of runs (--out).", taken)
 
 
 def find_run(root: Path, config: RunSettings) -> Path:

@@ -122,6 +122,12 @@ class RunResult(Protocol):
         """Name, step and value of everything that a tracker plots for a run that was finished before."""
 
 
+Outcome = RunResult | Exception
+"""How a run ended: its result, or what stopped it."""
+Event = Progress | Outcome
+"""What an observer of runs is called with."""
+
+
 class ActiveRun(Protocol):
     """A run that has been opened, and has loaded its checkpoint if there was one."""
 

@@ -242,7 +242,7 @@ def reason_of(error: Exception) -> str:
 
 def other_images(path: Path) -> str:
     found = f"{path} was begun with other images of that name"
-    return f"{found}: import those again, use another --out, or delete that folder."
+    return f"{found}: import those again, use another folder of runs (--out), or delete that one."
 
 
 def read_json(path: Path) -> Any:

@@ -1,4 +1,4 @@
-"""How a learner's steps are taken: by calling its methods here, by replaying CUDA graphs in ``captured``."""
+"""How the steps of a run are taken: by calling the learner's methods here, by replaying CUDA graphs in ``captured``."""
 
 from torch import Tensor
 
@@ -7,11 +7,27 @@ from ocil.methods.base import Learner
 from ocil.streams import Stream
 
 
-class Stepper:
-    """Takes a learner's steps by calling its methods. A subclass may take the same steps in a faster way."""
+class MemorySteps:
+    """Takes the steps that a learner makes on its memory, by calling its methods."""
+
+    def __init__(self, learner: Learner) -> None:
+        self.learner = learner
+
+    def review(self, slots: Tensor) -> None:
+        """One batch of a review: the inputs in these slots of the memory."""
+        self.learner.review_step(slots)
+
+    def rehearse(self, slots: Tensor) -> None:
+        """One batch of the training that a method does at the end of a task."""
+        self.learner.task_end_step(slots)
+
+
+class Stepper(MemorySteps):
+    """Takes a learner's steps on a stream by calling its methods. A subclass may take the same steps faster."""
 
     def __init__(self, learner: Learner, stream: Stream) -> None:
-        self.learner, self.stream = learner, stream
+        super().__init__(learner)
+        self.stream = stream
         self.to_meet = classes_to_meet(stream) if learner.config.growing else {}
         self.fetched: tuple[int, tuple[Tensor, Tensor]] | None = None
         """A batch that was predicted and is learned next, with its number."""
@@ -34,19 +50,13 @@ class Stepper:
         self.count(prequential, x, y)
 
     def count(self, prequential: Prequential, x: Tensor, y: Tensor) -> None:
+        """The part of ``predict`` that a subclass may capture."""
         prequential.count(self.learner, x, y)
 
     def learn(self, number: int) -> None:
+        """Announce the new classes of a batch, and learn it."""
         self.meet(number)
         self.learner.learn(*self.fetch(number))
-
-    def review(self, slots: Tensor) -> None:
-        """One batch of a review: the images in these slots of the memory."""
-        self.learner.review_step(slots)
-
-    def rehearse(self, slots: Tensor) -> None:
-        """One batch of the training that a method does at the end of a task."""
-        self.learner.task_end_step(slots)
 
 
 def classes_to_meet(stream: Stream) -> dict[int, set[int]]:

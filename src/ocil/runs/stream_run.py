@@ -54,6 +54,7 @@ from ocil.streams import DeviceData, Order, Stream, StreamConfig
 FIRST_SAVE, FIRST_SAVE_ON_GPU = 3.0, 30.0  # seconds; on a GPU many runs wait while one is saved
 COUNTS = "evaluation."  # before the names of tensors in a checkpoint that are not the learner's
 REPORT_EVERY = 50  # stream batches between two reports of progress: each one waits for the device
+PLANNED_BY = "by the same command or by ocil.resolve"
 CHECKPOINT_SECONDS = 120.0  # at least, where runs take turns: while one writes, the others soon have nothing to do
 
 
@@ -93,21 +94,21 @@ class StreamRun(Run):
         return how_many_fit(self.config, self._inputs(workspace), free)
 
     def open(self, workspace: Workspace, held: ExitStack) -> ActiveRun:
-        images, folder = self._dataset(workspace), self.folder(workspace.root)
+        dataset, folder = self._dataset(workspace), self.folder(workspace.root)
         held.enter_context(folder.lock())
         if (finished := folder.result()) is not None:
-            return Finished(finished.refuse_other(images, folder.path))
-        device, seconds, dataset = workspace.device, workspace.checkpoint_seconds, self._inputs(workspace)
-        refuse_missing_operators(self.config, dataset, device)
-        inputs = ("inputs", self.dataset, Encoder.of(self.config.learner))
-        resident = workspace.share(inputs, lambda: DeviceData(dataset, device))
+            return Finished(finished.refuse_other(dataset, folder.path))
+        device, seconds, inputs = workspace.device, workspace.checkpoint_seconds, self._inputs(workspace)
+        refuse_missing_operators(self.config, inputs, device)
+        key = ("inputs", self.dataset, Encoder.of(self.config.learner))
+        device_data = workspace.share(key, lambda: DeviceData(inputs, device))
         stepper = Stepper
         if workspace.interleaved:
             seconds = max(seconds, CHECKPOINT_SECONDS)
             if device.type == "cuda" and can_be_captured(self.config):
                 stepper = CapturedStepper
         active = ActiveStreamRun(
-            self.config, folder, dataset, resident, stepper, seconds, workspace.surroundings, workspace.arrivals
+            self.config, folder, inputs, device_data, stepper, seconds, workspace.surroundings, workspace.arrivals
         )
         held.callback(active.stream.close)  # it may have a thread that reads ahead
         return active
@@ -202,6 +203,19 @@ def _order_has_changed(stream: StreamConfig) -> bool:
     return not stream.order and (stream.boundary in ("i-blurry", "si-blurry") or stream.task_ends == "hidden")
 
 
+def _refuse_changed(config: RunConfig, dataset: Dataset) -> None:
+    """Raise if what a configuration has the digest of is not what it was then: images, a plugin, pretrained weights."""
+    changed, path = "", config.learner.pretrained
+    if config.fingerprint and config.fingerprint != dataset.fingerprint:
+        changed = config.dataset
+    elif config.code != code_of(config.method, config.learner):
+        changed = f"the plugin of {config.method}"
+    elif config.weights and config.weights != pretrained.digest(path):
+        changed = path
+    if changed:
+        raise OcilError(f"{changed} has changed since this was planned: plan it again, {PLANNED_BY}.")
+
+
 class ActiveStreamRun:
     """A run in progress: learner, stream cursor, evaluations, time spent."""
 
@@ -210,23 +224,21 @@ class ActiveStreamRun:
         config: RunConfig,
         folder: RunFolder,
         dataset: Dataset,
-        resident: DeviceData,
+        device_data: DeviceData,
         stepper: Callable[[Learner, Stream], Stepper] = Stepper,
         checkpoint_seconds: float = 30.0,
         surroundings: Mapping[str, Any] | None = None,
         arrivals: Order | None = None,
     ) -> None:
-        """``resident``: the images of ``dataset`` on the device. ``surroundings``, ``arrivals``: see ``Workspace``."""
-        if config.fingerprint and config.fingerprint != dataset.fingerprint:
-            raise OcilError(f"{config.dataset} has changed since this was planned: give the same command again.")
-        if config.code != code_of(config.method, config.learner):
-            raise OcilError(f"the plugin of {config.method} has changed since this was planned: plan the run again.")
-        if config.weights and config.weights != pretrained.digest(config.learner.pretrained):
-            path = config.learner.pretrained
-            raise OcilError(f"{path} has changed since this was planned: give the same command again.")
-        self.config, self.folder, self.device, self.images = config, folder, resident.device, dataset.fingerprint
+        """``dataset``: what the learner sees, images or features; ``device_data``: the same for its stream.
+
+        ``surroundings``, ``arrivals``: see ``Workspace``.
+        """
+        _refuse_changed(config, dataset)
+        self.config, self.folder = config, folder
+        self.device, self.fingerprint = device_data.device, dataset.fingerprint
         self.checkpoint_seconds, self.surroundings = checkpoint_seconds, surroundings or {}
-        self.stream = Stream(dataset, config.stream, config.seed, resident=resident, arrivals=arrivals)
+        self.stream = Stream(dataset, config.stream, config.seed, resident=device_data, arrivals=arrivals)
         self.evaluator, self.anytime = Evaluator(self.stream), AnytimeEvaluator(self.stream)
         self.prequential = Prequential(self.stream)
         self.learner = build(config, dataset, self.device)
@@ -236,7 +248,7 @@ class ActiveStreamRun:
         self.saved_cursor = -1  # of the checkpoint on the disk
         self.evaluations: list[Evaluation] = []
         self.seconds = 0.0
-        folder.resume(self.device, self.images, self.load)
+        folder.resume(self.device, self.fingerprint, self.load)
         folder.save_config(config)  # now that nothing is refused: an earlier version may have to go on with the run
 
     def load(self, tensors: State, progress: Mapping[str, Any]) -> None:
@@ -273,7 +285,7 @@ class ActiveStreamRun:
         }
         counts = self.anytime.state() | self.prequential.state()
         state = self.learner.state() | {f"{COUNTS}{name}": value for name, value in counts.items()}
-        self.folder.save_for_resume(state, progress, self.device, self.images)
+        self.folder.save_for_resume(state, progress, self.device, self.fingerprint)
         self.saved_cursor = self.cursor
 
     def steps(
@@ -372,10 +384,11 @@ class ActiveStreamRun:
         failed = int(self.learner.failed_at)
         if failed >= 0:
             lower = min(0.1, self.config.learner.lr / 10)
-            advice = f"Lower the learning rate: --set lr={lower:g}"
+            advice = f"Lower the learning rate (--set lr={lower:g})."
             if failed == 0:
                 advice = (
-                    f"It is the first step: look at the network and the loss before you lower lr: --set lr={lower:g}"
+                    "It is the first step: look at the network and the loss before you lower the learning rate "
+                    f"(--set lr={lower:g})."
                 )
             raise OcilError(
                 f"{self.config.label} seed {self.config.seed}: the loss is not finite at training step {failed} "
@@ -402,7 +415,7 @@ class ActiveStreamRun:
             round(self.seconds, 3),
             peak_memory(self.device),
             digest(self.learner),
-            {**environment(self.device), "images": self.images, **self._plugins(), **self.surroundings},
+            {**environment(self.device), "images": self.fingerprint, **self._plugins(), **self.surroundings},
             self.anytime.record(reviews, tasks),
             **self.evaluator.facts(),
             confusion=confusion,

@@ -9,7 +9,7 @@ from ocil.serve.records import Change
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ChangeOutcome:
     """What became of a change."""
 
     learned: bool = False
@@ -30,16 +30,16 @@ class Corrections:
     def __init__(self, model: Model) -> None:
         self.model = model
 
-    def make(self, change: Change, waiting: bool, after_batch: Callable[[], None]) -> Outcome:
+    def make(self, change: Change, waiting: bool, after_batch: Callable[[], None]) -> ChangeOutcome:
         """``waiting``: whether the sample was still to be learned; then it is changed there, and here is nothing to do.
         ``after_batch``: called after each batch of a review. If it raises, the model is of no more use.
         """
         if change.action == "review":
             self.model.review(after_batch)
             self.model.check_loss()
-            return Outcome()
+            return ChangeOutcome()
         if waiting:
-            return Outcome(learned=False, stored=False)
+            return ChangeOutcome(learned=False, stored=False)
         numbers = numbers_of(self.model)
         slots = numbers.slots_of(change.sample)
         if change.action == "correct":
@@ -47,7 +47,7 @@ class Corrections:
         else:
             self.model.forget(slots)
         unknown = bool((numbers.of_slot[: len(self.model.learner.memory)] == 0).any())
-        return Outcome(learned=True, stored=True if slots else None if unknown else False)
+        return ChangeOutcome(learned=True, stored=True if slots else None if unknown else False)
 
 
 def numbers_of(model: Model) -> SlotNumbers:

@@ -35,6 +35,8 @@ SEND_BUFFER = 2**17
 
 
 class Server(uvicorn.Server):  # type: ignore[misc]
+    """A server that ends all waiting before it stops, so that acknowledged samples are answered for."""
+
     def __init__(self, config: uvicorn.Config, *services: Service, drain_seconds: float = 0.0) -> None:
         """``drain_seconds``: how long requests are still taken after the signal to stop; probes see that it stops."""
         super().__init__(config)

@@ -18,7 +18,7 @@ from ocil.errors import OcilError, WriteError
 from ocil.methods.base import Learner
 from ocil.online.model import Model
 from ocil.serve.checkpoints import Checkpoints, Note
-from ocil.serve.corrections import Corrections, Outcome, numbers_of
+from ocil.serve.corrections import ChangeOutcome, Corrections, numbers_of
 from ocil.serve.futures import ServiceThread, Waiters, answer, stopping
 from ocil.serve.limits import RefusedError
 from ocil.serve.log import Log
@@ -79,7 +79,7 @@ class Trainer(ServiceThread):
         """The number of the last change that was made."""
         self.corrections = Corrections(model)
         self.version_changes = VersionChanges(self, versions)
-        self.outcomes: OrderedDict[int, Outcome] = OrderedDict()
+        self.outcomes: OrderedDict[int, ChangeOutcome] = OrderedDict()
         """What became of the last changes, by their numbers."""
         self.checkpoints, self.metrics = checkpoints, metrics
         self.snapshots = Snapshots(model)

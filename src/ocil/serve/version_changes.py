@@ -8,7 +8,7 @@ import numpy as np
 from ocil.errors import OcilError, WriteError
 from ocil.online.header import reading_note
 from ocil.serve.checkpoints import NOTE, Note
-from ocil.serve.corrections import Outcome, numbers_of
+from ocil.serve.corrections import ChangeOutcome, numbers_of
 from ocil.serve.records import Change, NumberedSample, SampleRecord
 from ocil.serve.snapshot import Snapshot, Snapshots
 from ocil.serve.versions import Version, Versions
@@ -25,12 +25,12 @@ class VersionChanges:
     def __init__(self, trainer: "Trainer", versions: Versions) -> None:
         self.trainer, self.versions = trainer, versions
 
-    def make(self, change: Change) -> Outcome:
+    def make(self, change: Change) -> ChangeOutcome:
         version = self.versions.find(change.version)
         if change.action == "save":
             return self._save(change)
         if version is None and change.version:
-            return Outcome(refused="the version was deleted in the meantime.")
+            return ChangeOutcome(refused="the version was deleted in the meantime.")
         if version is not None and change.action == "restore":
             return self._restore(version, change)
         try:
@@ -39,8 +39,8 @@ class VersionChanges:
             elif version is not None and change.action == "drop":
                 return self._drop(version)
         except OcilError as error:
-            return Outcome(refused=str(error))
-        return Outcome()
+            return ChangeOutcome(refused=str(error))
+        return ChangeOutcome()
 
     def pin(self, version: Version | None) -> None:
         """Predict by this version from now on; None: by the model that learns."""
@@ -54,43 +54,45 @@ class VersionChanges:
     def snapshot(self, version: Version) -> Snapshot:
         return Snapshots(self.versions.load(version.number, self.trainer.model)).newest
 
-    def _save(self, change: Change) -> Outcome:
+    def _save(self, change: Change) -> ChangeOutcome:
         trainer = self.trainer
         if (found := self.versions.find(change.number)) is not None:
             if (found.name, found.time) == (change.name, change.time):  # a replay, and it was saved before
-                return Outcome()
-            return Outcome(refused=f"the version {found.name}, whose log was lost, has its number: save it again.")
+                return ChangeOutcome()
+            return ChangeOutcome(
+                refused=f"the version {found.name}, whose log was lost, has its number: save it again."
+            )
         # A replay may find versions on the disk that were saved later, when the name was free again.
         if any(one.name == change.name and one.number < change.number for one in self.versions.all):
-            return Outcome(refused="there is a version of this name.")
+            return ChangeOutcome(refused="there is a version of this name.")
         try:
             trainer.model.note[NOTE] = trainer.note().to_json()
             self.versions.save(change, trainer.model, trainer.position, trainer.scored)
         except WriteError as error:
-            return Outcome(refused=str(error))
-        return Outcome()
+            return ChangeOutcome(refused=str(error))
+        return ChangeOutcome()
 
-    def _drop(self, version: Version) -> Outcome:
+    def _drop(self, version: Version) -> ChangeOutcome:
         """The checkpoint comes first: a replay must not need a version that is gone."""
         trainer = self.trainer
         if trainer.checkpoints.pinned == version.number:
-            return Outcome(refused="predictions are pinned to it.")
+            return ChangeOutcome(refused="predictions are pinned to it.")
         trainer.save()
         if trainer.checkpoints.behind(trainer.position, trainer.changed):
-            return Outcome(refused=trainer.checkpoints.trouble or "the model could not be saved.")
+            return ChangeOutcome(refused=trainer.checkpoints.trouble or "the model could not be saved.")
         self.versions.drop(version.number)
-        return Outcome()
+        return ChangeOutcome()
 
-    def _restore(self, version: Version, change: Change) -> Outcome:
+    def _restore(self, version: Version, change: Change) -> ChangeOutcome:
         trainer = self.trainer
         if change.relearn and (lost := self._lost(version)):
-            return Outcome(refused=f"{lost} samples that came after the version are no longer in the log.")
+            return ChangeOutcome(refused=f"{lost} samples that came after the version are no longer in the log.")
         try:
             found = self.versions.load(version.number, trainer.model)
             with reading_note("the version's service"):
                 note = Note.from_json(found.note.get(NOTE, {}), len(found.labels))
         except OcilError as error:
-            return Outcome(refused=str(error))
+            return ChangeOutcome(refused=str(error))
         note.number_memory(found)
         found.note = trainer.model.note
         trainer.model.adopt(found)
@@ -104,7 +106,7 @@ class VersionChanges:
                 last[one.sample] = one
         if change.relearn:
             self._relearn(version, last)
-        return Outcome()
+        return ChangeOutcome()
 
     def _relearn(self, version: Version, changes: dict[int, Change]) -> None:
         """Learn what came after a version, in full batches, with the labels as they are now."""

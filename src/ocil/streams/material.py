@@ -130,7 +130,7 @@ def _arrival(data: Dataset, config: StreamConfig, seed: int) -> Indices:
     if config.scenario == "domain" and not data.domains:
         raise OcilError(
             f"scenario = 'domain' needs a dataset with domains, which {data.name} lacks: give it train_domain and "
-            f"test_domain, or make some, for example --dataset {data.name}:noise."
+            f"test_domain, or take one that has them, such as {data.name}:noise."
         )
     names = data.domains if config.scenario == "domain" else data.classes
     units = np.arange(len(names))

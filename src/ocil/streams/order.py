@@ -63,7 +63,9 @@ class Order:
         """
         arrays = read_order(path)
         if digest and digest_of(arrays) != digest:
-            raise OcilError(f"{path} has changed since this was planned: give the same command again.")
+            raise OcilError(
+                f"{path} has changed since this was planned: plan it again, by the same command or by ocil.resolve."
+            )
         if str(arrays["images"]) != data.fingerprint:
             raise OcilError(f"{path} is an order of other data than {data.name}. Write one with Stream.save_order.")
         samples, ends, points, group_of = (arrays[key] for key in NUMBERS)

@@ -195,7 +195,7 @@ class CudaBatchLoader:
         for buffer in range(len(self.buffers)):
             self.free.put(buffer)
         weakref.finalize(self, self.free.put, None)
-        self.copying: deque[tuple[Event, int]] = deque()
+        self.copying: deque[tuple[CopyEvent, int]] = deque()
         self.filled = Prefetcher(
             partial(_fill_buffer, self.batches, self.buffers, self.free), len(self.batches), self.ahead
         )
@@ -213,7 +213,7 @@ class CudaBatchLoader:
     def copy_stream(self) -> "torch.cuda.Stream":
         return torch.cuda.Stream(self.device)
 
-    def copy(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, "Event"]:
+    def copy(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, "CopyEvent"]:
         """Queue copies to the device, for which the current stream waits."""
         current = torch.cuda.current_stream(self.device)
         with torch.cuda.stream(self.copies):
@@ -225,7 +225,7 @@ class CudaBatchLoader:
         return *moved, copied
 
 
-class Event(Protocol):
+class CopyEvent(Protocol):
     """What is known about a queued copy."""
 
     def synchronize(self) -> None: ...

@@ -58,7 +58,7 @@ class Stream:
         config: Which kind of stream; by default the usual one of the dataset.
         seed: What the order is drawn from.
         device: Where batches are.
-        resident: The dataset on the device, to share it between streams.
+        resident: The ``device_data`` of another stream of the same dataset, to share what is on the device.
         arrivals: The order itself, in place of one that is drawn.
 
     Raises:
@@ -91,16 +91,17 @@ class Stream:
         if arrivals is None and config.order:
             arrivals = Order.from_file(Path(config.order), data, config.order_digest)
         self.arrivals = arrivals = arrivals or draw(data, config, seed)
-        self.resident = resident or DeviceData(data, device)
-        self.device = self.resident.device
+        self.device_data = resident or DeviceData(data, device)
+        """The dataset as this stream and its evaluators read it: on the device as a whole, or part by part."""
+        self.device = self.device_data.device
         self.groups, self.bounds = arrivals.groups, arrivals.bounds
         self._evaluation_points = {batch: number for number, batch in enumerate(arrivals.points)}
-        self.samples = torch.from_numpy(arrivals.samples).to(self.resident.index_device)
+        self.samples = torch.from_numpy(arrivals.samples).to(self.device_data.index_device)
         """Numbers of training samples, in the order of their arrival: where they are looked up."""
         self.given_labels = data.train_y if arrivals.labels is None else arrivals.labels
         """The label with which each training sample comes. Its true label is ``data.train_y``."""
         noisy = arrivals.labels is not None
-        self._labels = torch.from_numpy(self.given_labels).to(self.device) if noisy else self.resident.train_y
+        self._labels = torch.from_numpy(self.given_labels).to(self.device) if noisy else self.device_data.train_y
         self._loader: BatchLoader | None = None
 
     @classmethod
@@ -169,14 +170,14 @@ class Stream:
 
     def fetch(self, number: int) -> tuple[Tensor, Tensor]:
         """Inputs and labels of one batch. If the dataset is not on the device, the next batches are read meanwhile."""
-        if not self.resident.resident:
+        if not self.device_data.resident:
             return self._host_loader().take(number)
         first, last = self.bounds[number]
         return self.rows(self.samples[first:last])
 
     def rows(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and labels of these training samples, as they arrive, if the dataset is on the device."""
-        return self.resident.inputs(index), self._labels[index]
+        return self.device_data.inputs(index), self._labels[index]
 
     def close(self) -> None:
         """End the thread that reads ahead, if there is one. ``fetch`` starts it again."""

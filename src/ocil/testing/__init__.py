@@ -13,6 +13,10 @@ Or one by one, for example as parameters of a test, so that a report has a line 
 
 Nothing here imports pytest.
 
+``methods``   all checks of a method: ``method_steps``, ``method_state``
+``networks``  all checks of a network
+``contract``  what a check is; ``subject``: a method to try it on, ``watch``: what a step does that a GPU would wait for
+
 Examples:
     >>> checks = ocil.testing.method_checks("er")
     >>> checks[0]()

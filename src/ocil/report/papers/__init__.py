@@ -67,6 +67,8 @@ class PaperRow:
 
 @dataclass(frozen=True)
 class PaperTable:
+    """A table of a paper: which runs belong to its rows and columns, and the published numbers."""
+
     name: str
     """The name of its files: ``NAME.md``, ``NAME.csv`` and ``NAME.tex``."""
     title: str
@@ -117,6 +119,8 @@ class PaperLongTail:
 
 @dataclass(frozen=True)
 class Paper:
+    """What results are compared with: the tables of a paper, and which figures go with it."""
+
     citation: str = ""
     tables: tuple[PaperTable, ...] = ()
     recency_bias: tuple[str, ...] = ()

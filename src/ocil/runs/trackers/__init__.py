@@ -3,6 +3,9 @@
 ``--track NAME`` names a tracker, ``--track NAME=WHERE`` also a folder, project or experiment. Other packages may offer
 more of them as entry points of the group ``ocil.trackers``: a function that takes WHERE (empty if it was not given) and
 the folder of the runs, and returns a ``Tracker``. Nothing of a tool is imported before it is asked for.
+
+``curves``  which numbers are logged, for any tool
+``tensorboard``, ``wandb``, ``mlflow``, ``trackio``  one tool each
 """
 
 import sys
@@ -15,12 +18,12 @@ from typing import Any, Protocol
 
 from ocil.errors import OcilError
 from ocil.plugins import Registry, spelling
-from ocil.runs.protocol import Progress, Run, RunResult
-
-Event = Progress | RunResult | Exception
+from ocil.runs.protocol import Event, Run
 
 
 class Tracker(Protocol):
+    """Where the events of runs go."""
+
     def on_event(self, run: Run, event: Event) -> None:
         """Called with every event of a run: its progress, and at the end its result or what stopped it."""
 

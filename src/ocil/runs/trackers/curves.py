@@ -4,16 +4,18 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple, Protocol
 
-from ocil.runs.protocol import Interrupted, Progress, Run, RunKey
+from ocil.runs.protocol import Event, Interrupted, Progress, Run, RunKey
 from ocil.runs.results import BY_GROUP, CURVES, evaluation_curves
-from ocil.runs.trackers import Event
 
-Outcome = Literal["finished", "stopped", "failed"]
+Ending = Literal["finished", "stopped", "failed"]
+"""How a tool shows that a run has ended."""
 Axis = Literal["batch", "group"]
 """What the steps of a curve count: stream batches (epochs of a long tail), or the groups shown."""
 
 
 class CurvePoint(NamedTuple):
+    """One number of a curve. ``tag`` is the name of the curve; ``time``: in seconds since 1970, if it is not now."""
+
     tag: str
     step: int
     value: float
@@ -28,7 +30,7 @@ class RunLog(Protocol):
 
     def log(self, axis: Axis, step: int, values: dict[str, float]) -> None: ...
 
-    def end(self, outcome: Outcome) -> None: ...
+    def end(self, ending: Ending) -> None: ...
 
 
 class RunLogs:

@@ -14,7 +14,7 @@ from typing import Any
 from ocil.errors import optional
 from ocil.runs.folder import make_folder
 from ocil.runs.protocol import Run
-from ocil.runs.trackers.curves import Axis, Outcome, RunLogs, identifier, settings_of
+from ocil.runs.trackers.curves import Axis, Ending, RunLogs, identifier, settings_of
 
 STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 TAG = "ocil.run"
@@ -54,5 +54,5 @@ class MlflowRun:
         metrics = [self.entities.Metric(tag, value, now, step) for tag, value in values.items()]
         self.client.log_batch(self.id, metrics=metrics)
 
-    def end(self, outcome: Outcome) -> None:
-        self.client.set_terminated(self.id, status=STATUS[outcome])
+    def end(self, ending: Ending) -> None:
+        self.client.set_terminated(self.id, status=STATUS[ending])

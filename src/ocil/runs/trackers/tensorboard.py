@@ -7,9 +7,8 @@ from typing import Any
 
 from ocil.errors import optional
 from ocil.runs.folder import make_folder
-from ocil.runs.protocol import Progress, Run, RunKey
+from ocil.runs.protocol import Event, Progress, Run, RunKey
 from ocil.runs.results import evaluation_curves
-from ocil.runs.trackers import Event
 from ocil.runs.trackers.curves import CurvePoint, by_batch, counts_groups
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ocil.errors import optional
 from ocil.runs.protocol import Run
-from ocil.runs.trackers.curves import Axis, Outcome, RunLogs, identifier, settings_of
+from ocil.runs.trackers.curves import Axis, Ending, RunLogs, identifier, settings_of
 
 
 def open_tracker(where: str, root: Path) -> RunLogs:
@@ -45,5 +45,5 @@ class TrackioRun:
     def log(self, axis: Axis, step: int, values: dict[str, float]) -> None:
         self.run.log({**values, axis: step})
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, ending: Ending) -> None:
         self.run.finish()

@@ -11,7 +11,7 @@ from typing import Any
 from ocil.errors import optional
 from ocil.runs.folder import make_folder
 from ocil.runs.protocol import Run
-from ocil.runs.trackers.curves import Axis, Outcome, RunLogs, identifier, settings_of
+from ocil.runs.trackers.curves import Axis, Ending, RunLogs, identifier, settings_of
 
 
 def open_tracker(where: str, root: Path) -> RunLogs:
@@ -42,5 +42,5 @@ class WandbRun:
             self.run.define_metric(tag, step_metric=axis)  # curves with different steps; a run that resumes goes back
         self.run.log({**values, axis: step})
 
-    def end(self, outcome: Outcome) -> None:
-        self.run.finish(exit_code=0 if outcome == "finished" else 1)
+    def end(self, ending: Ending) -> None:
+        self.run.finish(exit_code=0 if ending == "finished" else 1)

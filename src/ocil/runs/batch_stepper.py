@@ -1,4 +1,6 @@
-"""Steps of a learner on batches that come from outside, as a model has them that learns online."""
+"""How the steps of a model that learns online are taken, on batches that come from outside: by calling the learner's
+methods, or by replaying CUDA graphs.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,30 +11,21 @@ from torch import Tensor
 from ocil.learning import optimizers
 from ocil.methods.base import Learner
 from ocil.runs.captured import Graph, Recordings, record
+from ocil.runs.stepper import MemorySteps
 
 
-class Batches:
+class BatchStepper(MemorySteps):
     """Takes a learner's steps by calling its methods."""
 
-    def __init__(self, learner: Learner) -> None:
-        self.learner = learner
-
     def learn(self, x: Tensor, y: Tensor) -> None:
+        """One batch, whose classes the learner has met."""
         self.learner.learn(x, y)
-
-    def review(self, slots: Tensor) -> None:
-        """One batch of a review: the inputs in these slots of the memory."""
-        self.learner.review_step(slots)
-
-    def rehearse(self, slots: Tensor) -> None:
-        """One batch of the training that a method does at the end of a task."""
-        self.learner.task_end_step(slots)
 
     def memory_changed(self) -> None:
         """Samples were removed from the memory between two steps."""
 
 
-class CapturedBatches(Batches):
+class CapturedBatchStepper(BatchStepper):
     """Takes the same steps by replaying CUDA graphs.
 
     A graph has tensors of its own for the batch, which is copied to them. It is recorded again when the learner's
@@ -87,7 +80,10 @@ class CapturedBatches(Batches):
         return record(work, self.learner.rng, other_threads=True)  # a service predicts meanwhile
 
 
-def batches_for(learner: Learner, size: int, capturable: bool) -> Batches:
-    """Captured steps where they are possible: on a GPU, if the method is ``capturable`` and its optimiser is too."""
+def batch_stepper_for(learner: Learner, size: int, capturable: bool) -> BatchStepper:
+    """Captured steps where they are possible: on a GPU, if the method is ``capturable`` and its optimiser is too.
+
+    ``size``: of the usual batches, which are recorded.
+    """
     captured = learner.device.type == "cuda" and capturable and optimizers.can_be_captured(learner.config.optimizer)
-    return CapturedBatches(learner, size) if captured else Batches(learner)
+    return CapturedBatchStepper(learner, size) if captured else BatchStepper(learner)
