@@ -1,6 +1,7 @@
 """Figures of what runs recorded: accuracy over time, per class, confusion, calibration, cost; each against numbers that
 are computed by hand."""
 
+import io
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -482,6 +483,17 @@ def test_hostile_records_stay_harmless(tmp_path: Path) -> None:
     assert max(map(len, re.findall(r"\d+", page.text))) < 20
     assert duration(-1e300) == "-1.0e+300 s"
     assert duration(float("inf")) == "inf s"
+
+
+def test_a_figure_is_drawn_once_and_as_matplotlib_saves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = {"er": [(20.0, Estimate(0.3, 0.1, ()))], "a much longer name": [(900.0, Estimate(0.4, 0.1, ()))]}
+    with mpl.rc_context(REPORT_STYLE):
+        file = io.StringIO()
+        record_plots.against_cost(points, "images").savefig(file, format="svg", metadata={"Date": None})
+    drawn, draw = [], Figure.draw
+    monkeypatch.setattr(Figure, "draw", lambda figure, renderer: (drawn.append(figure), draw(figure, renderer)))
+    assert render(record_plots.against_cost, points, "images") == file.getvalue()
+    assert len(drawn) == 1
 
 
 def test_a_method_has_one_look_in_all_figures() -> None:

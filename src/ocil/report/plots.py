@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ocil.data.derived import short_name
 from ocil.evaluation.measures import Estimate
 from ocil.report.cells import MeasuredCell
-from ocil.report.style import COLOURS, INK, LINES, MARKERS, PALETTE, STYLE, Look, looks, new_figure
+from ocil.report.style import COLOURS, INK, LINES, MARKERS, PALETTE, STYLE, Look, lay_out, looks, new_figure
 from ocil.runs.results import Summary
 from ocil.text import escaped
 
@@ -119,7 +119,7 @@ def balance(points: Mapping[str, tuple[Estimate, Estimate]]) -> Figure:
 
 def name_points(figure: Figure, axes: Axes, spots: Sequence[tuple[float, float]], names: Sequence[str]) -> None:
     """Write each name next to its point, on the side where it covers least of what is there already."""
-    figure.draw_without_rendering()  # settles the layout, so that places can be computed
+    lay_out(figure)
     points = figure.dpi / 72
     size, away = 8.5, 6.0
     places = [axes.transData.transform(spot) / points for spot in spots]
