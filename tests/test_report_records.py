@@ -15,7 +15,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ocil.evaluation.measures import Estimate, expected_calibration_error
+from ocil.evaluation.measures import MEASURES, Estimate, Measure, expected_calibration_error
 from ocil.evaluation.record_types import AnytimePoint, AnytimeRecord, CalibrationRecord
 from ocil.report import record_figures, record_plots, records
 from ocil.report.cells import FinishedRun, MeasuredCell, title_of
@@ -27,6 +27,7 @@ from ocil.report.formatting import duration, kilo
 from ocil.report.headline import headline
 from ocil.report.measure_tables import measures_document
 from ocil.report.papers import load
+from ocil.report.quantities import recorded as recorded_quantities
 from ocil.report.standings import Standings
 from ocil.report.style import REPORT_STYLE, looks, render
 from ocil.report.table import csv, latex_table
@@ -466,6 +467,25 @@ def test_measures_of_one_table(root: Path) -> None:
     caption = latex_table(first, document).partition("\\begin{adjustbox}")[0]
     assert caption.count("Best in bold") == 1
     assert "brackets" not in caption  # a range stands in them, and there are no paired differences
+
+
+def test_a_measure_of_a_summary_is_not_computed_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables and ranks take it from there; the runs of a cell are asked only where some of them have no value."""
+    standings = Standings(entries(collect([root]).cells))
+    cells = [cell for row in standings.rows for cell in row.cells.values()]
+    asked: list[str] = []
+    compute = Measure.of
+    monkeypatch.setattr(
+        Measure, "of", lambda measure, result: (asked.append(measure.name), compute(measure, result))[1]
+    )
+    assert measures_document(standings)
+    everywhere = {name for name in MEASURES if all(cell.summary.measures[name] for cell in cells)}
+    assert {"average_accuracy", "area_under_accuracy", "worst_case_accuracy"} <= everywhere
+    assert not everywhere & set(asked)
+    for quantity in recorded_quantities(cells):
+        for cell in cells:
+            values = {run.result.config.seed: quantity.of(run) for run in cell.runs}
+            assert quantity.by_seed(cell) == {seed: value for seed, value in values.items() if value is not None}
 
 
 @pytest.mark.usefixtures("blank_figures")
