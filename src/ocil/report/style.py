@@ -15,6 +15,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from ocil.files import atomic_write
+from ocil.processes import garbage_kept
 
 INK, RULE, PAPER = "#1f2328", "#e3e3df", "#ffffff"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # safe for colour-blind readers
@@ -87,7 +88,7 @@ def render(paint: Callable[..., Figure], *args: Any) -> str:
 
     ``Figure.savefig`` would draw everything twice, the first time for the layout alone.
     """
-    with mpl.rc_context(REPORT_STYLE), warnings.catch_warnings():
+    with garbage_kept(), mpl.rc_context(REPORT_STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # the reader's font has it, where ours has not
         file = io.StringIO()
         FigureCanvasSVG(paint(*args)).print_svg(file, metadata={"Date": None})
