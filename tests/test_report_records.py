@@ -21,6 +21,7 @@ from ocil.report import record_figures, record_plots, records
 from ocil.report.cells import FinishedRun, MeasuredCell, title_of
 from ocil.report.collect import collect
 from ocil.report.cost import bytes_kept, images_passed, images_per_batch
+from ocil.report.drawings import draw
 from ocil.report.entries import entries
 from ocil.report.figures import draw_all
 from ocil.report.formatting import duration, kilo
@@ -164,7 +165,7 @@ def test_figures_name_what_the_stream_has(
         axes.append((first.get_xlabel(), first.get_ylabel()))
         return "<svg/>"
 
-    monkeypatch.setattr("ocil.report.drawings.render", rendered)
+    monkeypatch.setattr("ocil.report.rendering.render", rendered)
     save(tmp_path, "er", 0.3, **settings)
     save(tmp_path, "mir", 0.5, **settings)
     found = collect([tmp_path])
@@ -346,7 +347,7 @@ def test_a_curve_of_compute_joins_the_settings_that_change_it(monkeypatch: pytes
     cells = [without_cost("er"), *rates, *batches, without_cost("er-ace"), cell("mir"), cell("scr")]
     by_name = {f"{each.label} {each.learner_settings}": each for each in cells}
     drawn: dict[str, tuple[dict[str, list[tuple[float, Estimate]]], str]] = {}
-    monkeypatch.setattr(record_figures, "drawing_of", lambda _, kind, *rest: drawn.update({kind: rest[-2:]}))
+    monkeypatch.setattr(record_figures, "sketch_of", lambda _, kind, *rest: drawn.update({kind: rest[-2:]}))
     list(record_figures._costs(cells[0].place, by_name))
     curves, label = drawn["accuracy-against-compute"]
     assert label == "images passed per stream batch"
@@ -431,7 +432,7 @@ def test_a_report_of_own_runs(root: Path, tmp_path: Path) -> None:
 
 def test_figures_hold_the_names_and_are_svg(root: Path) -> None:
     standings = Standings(entries(collect([root]).cells))
-    drawing = next(record_figures.recorded(standings.entries.columns[0], standings))
+    (drawing,) = draw([next(record_figures.recorded(standings.entries.columns[0], standings))])
     assert drawing.name.startswith("over-time-birds")
     text = " ".join(ElementTree.fromstring(drawing.svg.encode()).itertext())
     assert "mir  54.5" in text

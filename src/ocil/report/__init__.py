@@ -11,6 +11,7 @@
 ``table``               the model of a table, written as Markdown, CSV, LaTeX, HTML or for a terminal
 ``longtail``            the tables of the long-tailed study
 ``figures``, ``plots``  which figures there are, and how each is drawn; ``drawings``, ``formulas``, ``style``
+``rendering``           draws many figures in worker processes
 ``records``, ``record_figures``, ``record_plots``  the same for what runs recorded: over time, per class, cost
 ``page``, ``write``     the offline page, and all files of a report
 ``show``                one cell on the terminal

@@ -91,7 +91,7 @@ def render(paint: Callable[..., Figure], *args: Any) -> str:
     with garbage_kept(), mpl.rc_context(REPORT_STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # the reader's font has it, where ours has not
         file = io.StringIO()
-        FigureCanvasSVG(paint(*args)).print_svg(file, metadata={"Date": None})
+        FigureCanvasSVG(paint(*args)).print_svg(file, metadata={"Date": None})  # type: ignore[no-untyped-call]
     return file.getvalue()
 
 
