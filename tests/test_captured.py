@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from ocil.data import Dataset
+from ocil.processes import garbage_kept
 from ocil.rng import Rng
 from ocil.runs import captured
 from ocil.runs.build import build
-from ocil.runs.captured import CapturedStepper, garbage_kept, record
+from ocil.runs.captured import CapturedStepper, record
 from ocil.runs.config import resolve
 from ocil.streams import DeviceData, Stream
 

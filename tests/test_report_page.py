@@ -126,7 +126,7 @@ def written(collection: Collection, tmp_path_factory: pytest.TempPathFactory) ->
 def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of which files a report has: every figure is chosen and titled as usual, and drawn as a blank."""
     blank = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"/>'
-    monkeypatch.setattr("ocil.report.drawings.render", lambda paint, *args: blank)
+    monkeypatch.setattr("ocil.report.rendering.render", lambda paint, *args: blank)
     monkeypatch.setattr("ocil.report.figures._rendered_once", lambda paint: blank)  # it would keep the blank
 
 

@@ -1,6 +1,7 @@
 """Figures of what runs recorded: accuracy over time, per class, confusion, calibration, cost; each against numbers that
 are computed by hand."""
 
+import io
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,18 +15,20 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ocil.evaluation.measures import Estimate, expected_calibration_error
+from ocil.evaluation.measures import MEASURES, Estimate, Measure, expected_calibration_error
 from ocil.evaluation.record_types import AnytimePoint, AnytimeRecord, CalibrationRecord
 from ocil.report import record_figures, record_plots, records
 from ocil.report.cells import FinishedRun, MeasuredCell, title_of
 from ocil.report.collect import collect
 from ocil.report.cost import bytes_kept, images_per_batch, run_images
+from ocil.report.drawings import draw
 from ocil.report.entries import entries
 from ocil.report.figures import draw_all
 from ocil.report.formatting import duration
 from ocil.report.headline import headline
 from ocil.report.measure_tables import measures_document
 from ocil.report.papers import load
+from ocil.report.quantities import recorded as recorded_quantities
 from ocil.report.standings import Standings
 from ocil.report.style import REPORT_STYLE, looks, render
 from ocil.report.table import csv, latex_table
@@ -163,7 +166,7 @@ def test_figures_name_what_the_stream_has(
         axes.append((first.get_xlabel(), first.get_ylabel()))
         return "<svg/>"
 
-    monkeypatch.setattr("ocil.report.drawings.render", rendered)
+    monkeypatch.setattr("ocil.report.rendering.render", rendered)
     save(tmp_path, "er", 0.3, **settings)
     save(tmp_path, "mir", 0.5, **settings)
     found = collect([tmp_path])
@@ -345,7 +348,7 @@ def test_a_curve_of_compute_joins_the_settings_that_change_it(monkeypatch: pytes
     cells = [without_cost("er"), *rates, *batches, without_cost("er-ace"), cell("mir"), cell("scr")]
     by_name = {f"{each.label} {each.learner_settings}": each for each in cells}
     drawn: dict[str, tuple[dict[str, list[tuple[float, Estimate]]], str]] = {}
-    monkeypatch.setattr(record_figures, "drawing_of", lambda _, kind, *rest: drawn.update({kind: rest[-2:]}))
+    monkeypatch.setattr(record_figures, "sketch_of", lambda _, kind, *rest: drawn.update({kind: rest[-2:]}))
     list(record_figures._costs(cells[0].place, by_name))
     curves, label = drawn["accuracy-against-compute"]
     assert label == "images passed per stream batch"
@@ -430,7 +433,7 @@ def test_a_report_of_own_runs(root: Path, tmp_path: Path) -> None:
 
 def test_figures_hold_the_names_and_are_svg(root: Path) -> None:
     standings = Standings(entries(collect([root]).cells))
-    drawing = next(record_figures.recorded(standings.entries.columns[0], standings))
+    (drawing,) = draw([next(record_figures.recorded(standings.entries.columns[0], standings))])
     assert drawing.name.startswith("over-time-birds")
     text = " ".join(ElementTree.fromstring(drawing.svg.encode()).itertext())
     assert "mir  54.5" in text
@@ -468,6 +471,25 @@ def test_measures_of_one_table(root: Path) -> None:
     assert "brackets" not in caption  # a range stands in them, and there are no paired differences
 
 
+def test_a_measure_of_a_summary_is_not_computed_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables and ranks take it from there; the runs of a cell are asked only where some of them have no value."""
+    standings = Standings(entries(collect([root]).cells))
+    cells = [cell for row in standings.rows for cell in row.cells.values()]
+    asked: list[str] = []
+    compute = Measure.of
+    monkeypatch.setattr(
+        Measure, "of", lambda measure, result: (asked.append(measure.name), compute(measure, result))[1]
+    )
+    assert measures_document(standings)
+    everywhere = {name for name in MEASURES if all(cell.summary.measures[name] for cell in cells)}
+    assert {"average_accuracy", "area_under_accuracy", "worst_case_accuracy"} <= everywhere
+    assert not everywhere & set(asked)
+    for quantity in recorded_quantities(cells):
+        for cell in cells:
+            values = {run.result.config.seed: quantity.of(run) for run in cell.runs}
+            assert quantity.by_seed(cell) == {seed: value for seed, value in values.items() if value is not None}
+
+
 @pytest.mark.usefixtures("blank_figures")
 def test_hostile_records_stay_harmless(tmp_path: Path) -> None:
     """A name of a file that is markup, times beyond all bounds: text on the page, and short."""
@@ -483,6 +505,17 @@ def test_hostile_records_stay_harmless(tmp_path: Path) -> None:
     assert max(map(len, re.findall(r"\d+", page.text))) < 20
     assert duration(-1e300) == "-1.0e+300 s"
     assert duration(float("inf")) == "inf s"
+
+
+def test_a_figure_is_drawn_once_and_as_matplotlib_saves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = {"er": [(20.0, Estimate(0.3, 0.1, ()))], "a much longer name": [(900.0, Estimate(0.4, 0.1, ()))]}
+    with mpl.rc_context(REPORT_STYLE):
+        file = io.StringIO()
+        record_plots.against_cost(points, "images").savefig(file, format="svg", metadata={"Date": None})
+    drawn, draw = [], Figure.draw
+    monkeypatch.setattr(Figure, "draw", lambda figure, renderer: (drawn.append(figure), draw(figure, renderer)))
+    assert render(record_plots.against_cost, points, "images") == file.getvalue()
+    assert len(drawn) == 1
 
 
 def test_a_method_has_one_look_in_all_figures() -> None:

@@ -70,6 +70,7 @@ def report(
     from ocil.report.formatting import count
     from ocil.report.ranking import read_seeds
     from ocil.report.write import write
+    from ocil.threads import cores
 
     chosen = None if paper == "auto" else papers.load(paper)
     collection = collect(runs, read_seeds(seeds) if seeds else None)
@@ -83,7 +84,7 @@ def report(
         warnings += without
     for warning in warnings:
         console.warning(warning)
-    written = write(collection, out, more, compared, against)
+    written = write(collection, out, more, compared, against, workers=cores())
     if as_json:
         content = {
             "page": str(written.page),

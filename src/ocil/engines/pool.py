@@ -21,6 +21,7 @@ from ocil import plugins
 from ocil.engines.job import Event, Job, Observer, Outcome, Outcomes, not_started
 from ocil.errors import OcilError, UnknownNameError
 from ocil.plugins import PluginFile
+from ocil.processes import end_with_parent, signals_blocked
 from ocil.runs.protocol import Interrupted, Progress, Run, perform
 from ocil.threads import cores
 
@@ -112,7 +113,7 @@ class WorkerPool:
             return
         ours, theirs = self.context.Pipe()
         process = self.context.Process(target=_work, args=(theirs, self.job, plugins.loaded(), self.stop), daemon=True)
-        with _signals_blocked(), _threads_of_children(self.job.threads):
+        with signals_blocked(signal.SIGINT, signal.SIGTERM), _threads_of_children(self.job.threads):
             process.start()
             # From here on it is killed with the others, if it comes to that.
             self.busy[ours] = (process, self.waiting[0])
@@ -172,7 +173,7 @@ def _send(connection: "WorkerConnection", run: Run | None) -> None:
 
 
 def _work(connection: "DriverConnection", job: Job, files: Sequence[PluginFile], stop: "StopEvent") -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     if not hasattr(signal, "pthread_sigmask"):  # Windows: Ctrl-C comes to the workers too, and the parent tells them
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     plugins.install(files)  # before a run is received: its settings may be of a class that a plugin defines
@@ -202,29 +203,6 @@ def _not_here(reason: str) -> OcilError:
         f"a worker process does not have what this run needs: {reason} It imports the script, without what stands "
         f"below `{MAIN}`: define and register it above that line, or in a plugin file, or give workers=1."
     )
-
-
-def _end_with_parent() -> None:
-    """End this process when its parent dies: it would hold the lock of its run's folder for long."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-@contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Block Ctrl-C and SIGTERM. A terminal sends the one to workers too, a scheduler the other. Processes that are
-    started in this block never get them; the parent asks them to save.
-    """
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

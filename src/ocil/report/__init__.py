@@ -12,6 +12,7 @@
 ``formatting``          numbers as text
 ``longtail``            the tables of the long-tailed study
 ``figures``, ``plots``  which figures there are, and how each is drawn; ``drawings``, ``formulas``, ``style``
+``rendering``           draws many figures in worker processes
 ``records``, ``record_figures``, ``record_plots``  the same for what runs recorded: over time, per class, cost
 ``stream_figure``       what arrives when in a stream
 ``page``, ``write``     the offline page, and all files of a report; ``explore``: what the page's script filters by

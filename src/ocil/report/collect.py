@@ -13,6 +13,7 @@ from ocil.errors import OcilError, UnknownNameError
 from ocil.longtail.results import LongTailResult, from_content, is_longtail
 from ocil.longtail.results import cells as longtail_cells
 from ocil.methods import METHODS
+from ocil.processes import garbage_kept
 from ocil.report.cells import Collection, FinishedRun, MeasuredCell, title_of
 from ocil.report.formatting import count
 from ocil.runs.config import RunConfig
@@ -65,7 +66,9 @@ def find(paths: Sequence[Path]) -> FoundResults:
     """Read every result under ``paths``. See ``collect``."""
     warnings: list[str] = []
     files, begun = _files(paths)
-    found, where, unfinished = _read_all(files, warnings), ", ".join(map(str, paths)), _seeds(begun)
+    with garbage_kept():  # all that is read stays
+        found = _read_all(files, warnings)
+    where, unfinished = ", ".join(map(str, paths)), _seeds(begun)
     if not found:
         if warnings:
             raise OcilError(f"no result under {where} can be read: {warnings[0]}")

@@ -1,13 +1,13 @@
-"""A figure of a report: rendered, with its title and caption."""
+"""A figure of a report: chosen, then rendered, with its title and caption."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ocil.report.cells import MeasuredCell, Place
 from ocil.report.formatting import range_note
-from ocil.report.style import render
+from ocil.report.rendering import render_all
 
 CROWD = 8  # with more lines than this, a method is shown with its own settings, and with the review trick only
 
@@ -26,12 +26,35 @@ class Drawing:
     """Whether it holds images, whose colours a page must not change."""
 
 
-def drawing_of(
+@dataclass(frozen=True)
+class Sketch:
+    """A figure that is chosen and not rendered yet."""
+
+    name: str
+    title: str
+    caption: str
+    paint: Callable[..., Any]
+    """The function that makes the figure."""
+    args: tuple[Any, ...]
+    """Its arguments: numbers and names. They may be sent to another process, which knows no plugins."""
+    place: Place
+
+
+def sketch_of(
     place: Place, name: str, title: str, caption: str, paint: Callable[..., Any], *args: Any, device: str = ""
-) -> Drawing:
+) -> Sketch:
     """A figure about a place, which its name and title end with, and about a device if one is given."""
     name, title = f"{name}-{place.slug}-{device}", ", ".join(filter(None, (title, place.title, device)))
-    return Drawing(file_name(name), title, caption, render(paint, *args), place)
+    return Sketch(file_name(name), title, caption, paint, args, place)
+
+
+def draw(sketches: Sequence[Sketch], workers: int = 1) -> list[Drawing]:
+    """Render figures, many of them in up to so many processes."""
+    svgs = render_all([(sketch.paint, sketch.args) for sketch in sketches], workers)
+    return [
+        Drawing(sketch.name, sketch.title, sketch.caption, svg, sketch.place)
+        for sketch, svg in zip(sketches, svgs, strict=True)
+    ]
 
 
 def file_name(text: str) -> str:

@@ -12,7 +12,18 @@ from ocil.methods.review_label import Label
 from ocil.report import formulas, plots
 from ocil.report.cells import INPUT, UNNAMED, Collection, MeasuredCell, Place, settings_text
 from ocil.report.comparison import difference, published_accuracy
-from ocil.report.drawings import CROWD, Drawing, drawing_of, file_name, has_tasks, plain, seeds_of, units_of
+from ocil.report.drawings import (
+    CROWD,
+    Drawing,
+    Sketch,
+    draw,
+    file_name,
+    has_tasks,
+    plain,
+    seeds_of,
+    sketch_of,
+    units_of,
+)
 from ocil.report.papers import Paper
 from ocil.report.record_figures import recorded
 from ocil.report.standings import Standings
@@ -30,20 +41,19 @@ def _rendered_once(paint: Callable[[], Any]) -> str:
     return render(paint)
 
 
-def draw_all(collection: Collection, standings: Standings, paper: Paper) -> list[Drawing]:
-    """Every figure there are numbers for."""
+def draw_all(collection: Collection, standings: Standings, paper: Paper, workers: int = 1) -> list[Drawing]:
+    """Every figure there are numbers for. Many are drawn in up to ``workers`` processes."""
     places = [(place, cells) for place in standings.entries.columns if (cells := standings.entries.at(place))]
     largest = sorted((place for place, _ in places), key=lambda place: -len(standings.entries.at(place)))[:MOST_PLACES]
     places = [(place, cells) for place, cells in places if place in largest]
     bounds = {row.name for row in standings.entries.rows if row.bound}
-    found: list[Drawing] = []
+    of_places: list[Sketch] = []
     for place, cells in places:
-        found += [*_accuracy(place, plain(cells)), *recorded(place, standings), *_balance(place, plain(cells))]
-        found += _bias(place, plain(cells), paper, bounds)
-    for name in paper.formulas:
-        title, caption, paint = FORMULA_FIGURES[name]
-        found.append(Drawing(file_name(name), title, caption, _rendered_once(paint)))
-    found += [*_times(collection), *_memory_batch(collection), *_differences(collection, paper)]
+        of_places += [*_accuracy(place, plain(cells)), *recorded(place, standings), *_balance(place, plain(cells))]
+        of_places += _bias(place, plain(cells), paper, bounds)
+    others = [*_times(collection), *_memory_batch(collection), *_differences(collection, paper)]
+    found = draw([*of_places, *others], workers)
+    found[len(of_places) : len(of_places)] = [_formula(name) for name in paper.formulas]
     taken: set[str] = set()
     for number, drawing in enumerate(found):
         names = (drawing.name, *(f"{drawing.name}-{again}" for again in range(2, number + 3)))
@@ -52,7 +62,12 @@ def draw_all(collection: Collection, standings: Standings, paper: Paper) -> list
     return found
 
 
-def _bias(place: Place, cells: Mapping[str, MeasuredCell], paper: Paper, bounds: Set[str]) -> Iterator[Drawing]:
+def _formula(name: str) -> Drawing:
+    title, caption, paint = FORMULA_FIGURES[name]
+    return Drawing(file_name(name), title, caption, _rendered_once(paint))
+
+
+def _bias(place: Place, cells: Mapping[str, MeasuredCell], paper: Paper, bounds: Set[str]) -> Iterator[Sketch]:
     rows = _rows_of_labels(cells, paper.recency_bias)
     rows = rows or _most_accurate({name: cell for name, cell in cells.items() if name not in bounds})
 
@@ -65,26 +80,28 @@ def _bias(place: Place, cells: Mapping[str, MeasuredCell], paper: Paper, bounds:
     ):
         quantity = what.replace(" ", "_")
         if known := having(f"{quantity}_new"):
-            yield drawing_of(
+            yield sketch_of(
                 place,
                 f"{what}s",
                 f"{what.capitalize()}s of old and new classes",
                 f"The {what} {where} of the classes just learned (solid) and of all before them (dashed). "
                 f"The further apart, the more a learner leans to new classes. {seeds_of(known.values())}",
                 plots.old_and_new,
-                known,
-                quantity,
+                {
+                    n: (cell.over_seeds(f"{quantity}_old"), cell.over_seeds(f"{quantity}_new"))
+                    for n, cell in known.items()
+                },
                 what,
             )
     if known := having("hard"):
-        yield drawing_of(
+        yield sketch_of(
             place,
             "sample-types",
             "Hard, ambiguous and easy samples",
             "How many training samples of the newest classes have a true-class score in each range, after each task. "
             + seeds_of(known.values()),
             plots.sample_types,
-            known,
+            {name: {kind: cell.over_seeds(kind) for kind in plots.SAMPLE_TYPES} for name, cell in known.items()},
         )
 
 
@@ -118,7 +135,7 @@ FORMULA_FIGURES: dict[str, tuple[str, str, Callable[[], Any]]] = {
 }
 
 
-def _accuracy(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Drawing]:
+def _accuracy(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Sketch]:
     rows = {name: cell for name, cell in cells.items() if len(cell.summary.accuracy_curve) > 1}
     left_out = ""
     if len(rows) > CROWD:
@@ -130,7 +147,7 @@ def _accuracy(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Drawi
         left_out += f"The {len(best)} most accurate ones. " if len(best) < len(rows) else ""
         rows = {name: cell for name, cell in rows.items() if name in best}
     if rows:
-        yield drawing_of(
+        yield sketch_of(
             place,
             "accuracy",
             "Accuracy after each task" if has_tasks(rows.values()) else "Accuracy at equal distances",
@@ -142,14 +159,14 @@ def _accuracy(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Drawi
         )
 
 
-def _balance(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Drawing]:
+def _balance(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Sketch]:
     points: dict[str, tuple[Estimate, Estimate]] = {}
     for name, cell in cells.items():
         x, y = cell.summary.average_intransigence, cell.summary.average_forgetting
         if x is not None and y is not None:
             points[name] = (x, y)
     if len(points) > 1:
-        yield drawing_of(
+        yield sketch_of(
             place,
             "intransigence-forgetting",
             "Intransigence against forgetting",
@@ -160,7 +177,7 @@ def _balance(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Drawin
         )
 
 
-def _times(collection: Collection) -> Iterator[Drawing]:
+def _times(collection: Collection) -> Iterator[Sketch]:
     """One figure per dataset, memory and device, since times on two devices do not compare methods.
 
     Neither do times of runs that shared a device with runs of other cells. Where a cell had the device for itself, the
@@ -175,7 +192,7 @@ def _times(collection: Collection) -> Iterator[Drawing]:
     for (place, device), cells in groups.items():
         times = {_name(cell): cell.summary.wall_seconds for cell in cells}
         if len(times) > 1 and any(cell.place.memory for cell in cells):  # not of the bounds alone
-            yield drawing_of(
+            yield sketch_of(
                 place,
                 "running-time",
                 "Running time",
@@ -187,7 +204,7 @@ def _times(collection: Collection) -> Iterator[Drawing]:
             )
 
 
-def _memory_batch(collection: Collection) -> Iterator[Drawing]:
+def _memory_batch(collection: Collection) -> Iterator[Sketch]:
     for place in collection.places:
         curves: dict[str, dict[int, Estimate]] = {}
         for cell in collection.at(place):
@@ -196,7 +213,7 @@ def _memory_batch(collection: Collection) -> Iterator[Drawing]:
                 curves.setdefault(name, {})[cell.config.learner.memory_batch] = cell.summary.average_accuracy
         curves = {name: curve for name, curve in curves.items() if len(curve) > 1}
         if curves:
-            yield drawing_of(
+            yield sketch_of(
                 place,
                 "memory-batch",
                 "Retrieved batch size",
@@ -206,7 +223,7 @@ def _memory_batch(collection: Collection) -> Iterator[Drawing]:
             )
 
 
-def _differences(collection: Collection, paper: Paper) -> Iterator[Drawing]:
+def _differences(collection: Collection, paper: Paper) -> Iterator[Sketch]:
     groups: dict[str, dict[str, tuple[float, float | None]]] = {}
     for cell in collection.cells:
         value, published = cell.summary.average_accuracy, published_accuracy(cell, paper)
@@ -218,7 +235,7 @@ def _differences(collection: Collection, paper: Paper) -> Iterator[Drawing]:
         memory = f", {cell.place.memory}" if cell.place.memory else ""
         groups.setdefault(cell.config.dataset, {})[_name(cell) + memory] = (points, reach)
     for dataset, rows in groups.items():
-        yield drawing_of(
+        yield sketch_of(
             Place(dataset, 0),
             "difference",
             "Measured less published",

@@ -1,11 +1,13 @@
 """Measured and published numbers as text."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ocil.evaluation.measures import Estimate
-from ocil.report.papers import Published
 from ocil.text import bytes_text
+
+if TYPE_CHECKING:
+    from ocil.report.papers import Published
 
 LONGEST = 1e9  # seconds, written in hours and minutes
 
@@ -41,7 +43,7 @@ def _number(value: float, form: str) -> str:
     return f"{100 * value:z.1f}" if form == "percent" else f"{value:{form}}"
 
 
-def published_percent(number: Published | None) -> str:
+def published_percent(number: "Published | None") -> str:
     if number is None:
         return "-"
     return f"{number.mean:.1f}" if number.interval is None else f"{number.mean:.1f} ± {number.interval:.1f}"

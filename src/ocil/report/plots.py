@@ -1,8 +1,8 @@
-"""Figures of what was measured. Each function makes one figure."""
+"""Figures of what was measured. Each function makes one figure. Workers import this module, so it loads no PyTorch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import numpy as np
@@ -13,16 +13,20 @@ from numpy.typing import NDArray
 
 from ocil.data.derived import short_name
 from ocil.evaluation.measures import Estimate
-from ocil.report.cells import MeasuredCell
-from ocil.report.style import COLOURS, INK, LINES, MARKERS, PALETTE, STYLE, Look, looks, new_figure
-from ocil.runs.results import Summary
+from ocil.report.style import COLOURS, INK, LINES, MARKERS, PALETTE, STYLE, Look, lay_out, looks, new_figure
 from ocil.text import escaped
 
+if TYPE_CHECKING:
+    from ocil.runs.results import Summary
+
 OUTSIDE: Any = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}  # a legend to the right of the axes
+SAMPLE_TYPES = {"hard": "below 0.3", "ambiguous": "0.3 to 0.6", "easy": "above 0.6"}
+"""The score of the true class of each type."""
 Box = tuple[float, float, float, float]  # left, low, right, high
+Array = NDArray[np.float64]
 
 
-def accuracy_after_each_task(summaries: Sequence[Summary], names: Sequence[str] | None = None) -> Figure:
+def accuracy_after_each_task(summaries: Sequence["Summary"], names: Sequence[str] | None = None) -> Figure:
     """Mean accuracy over the classes shown so far, with its 95 % confidence interval, one line per method.
 
     ``names`` are for the legend, where they are not the labels of the methods.
@@ -70,14 +74,13 @@ def _draw_curve(axes: Axes, points: Sequence[Estimate], look: Look, label: str, 
     axes.fill_between(tasks, low, high, color=look.colour, alpha=alpha, linewidth=0)
 
 
-def old_and_new(cells: Mapping[str, MeasuredCell], quantity: str, ylabel: str) -> Figure:
-    """A mean over old and over new classes after each task, one colour per method."""
+def old_and_new(curves: Mapping[str, tuple[Array, Array]], ylabel: str) -> Figure:
+    """A mean over old and one over new classes after each task, one colour per method."""
     figure, (axes,) = new_figure(6.4, 3.8)
     longest = 1
-    look = looks(cells)
-    for name, cell in cells.items():
-        for age, line in (("new", "-"), ("old", "--")):
-            means = cell.over_seeds(f"{quantity}_{age}")
+    look = looks(curves)
+    for name, (old, new) in curves.items():
+        for age, means, line in (("new", new, "-"), ("old", old, "--")):
             longest = max(longest, len(means))
             axes.plot(range(1, len(means) + 1), means, line, **look[name].line_options, label=f"{name}, {age} classes")
     axes.axhline(0, color=INK, linewidth=0.8)
@@ -87,19 +90,18 @@ def old_and_new(cells: Mapping[str, MeasuredCell], quantity: str, ylabel: str) -
     return figure
 
 
-def sample_types(cells: Mapping[str, MeasuredCell]) -> Figure:
+def sample_types(curves: Mapping[str, Mapping[str, Array]]) -> Figure:
+    """How many samples of each type there are after each task, by method and type."""
     figure, panels = new_figure(8.4, 3.2, columns=3)
-    kinds = {"hard": "below 0.3", "ambiguous": "0.3 to 0.6", "easy": "above 0.6"}
-    look = looks(cells)
-    for axes, (kind, scores) in zip(panels, kinds.items(), strict=True):
-        for name, cell in cells.items():
-            counts = cell.over_seeds(kind)
-            axes.plot(range(1, len(counts) + 1), counts, **look[name].line_options, label=name)
+    look = looks(curves)
+    for axes, (kind, scores) in zip(panels, SAMPLE_TYPES.items(), strict=True):
+        for name, counts in curves.items():
+            axes.plot(range(1, len(counts[kind]) + 1), counts[kind], **look[name].line_options, label=name)
         axes.set(xlabel="tasks learned", title=f"{kind}: {scores}")
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     panels[0].set_ylabel("training samples of new classes")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(cells))
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(curves))
     return figure
 
 
@@ -119,7 +121,7 @@ def balance(points: Mapping[str, tuple[Estimate, Estimate]]) -> Figure:
 
 def name_points(figure: Figure, axes: Axes, spots: Sequence[tuple[float, float]], names: Sequence[str]) -> None:
     """Write each name next to its point, on the side where it covers least of what is there already."""
-    figure.draw_without_rendering()  # settles the layout, so that places can be computed
+    lay_out(figure)
     points = figure.dpi / 72
     size, away = 8.5, 6.0
     places = [axes.transData.transform(spot) / points for spot in spots]

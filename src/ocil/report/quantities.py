@@ -24,16 +24,26 @@ class Quantity:
     higher_is_better: bool = True
     form: str = "percent"
     """``percent`` for a share of 1, ``bytes``, ``images``, ``seconds``, or a format of Python."""
+    is_measure: bool = False
+    """Whether it is a measure, which the summary of a cell holds already if every run has a value."""
 
     def by_seed(self, cell: MeasuredCell) -> dict[int, float]:
         """Its value for each run that has one."""
-        found = ((run.result.config.seed, self.of(run)) for run in cell.runs)
-        return {seed: value for seed, value in found if value is not None}
+        seeds = [run.result.config.seed for run in cell.runs]
+        if summarised := self._summarised(cell):
+            return dict(zip(seeds, summarised.values, strict=True))
+        values = map(self.of, cell.runs)
+        return {seed: value for seed, value in zip(seeds, values, strict=True) if value is not None}
 
     def estimate(self, cell: MeasuredCell) -> Estimate | None:
         """The mean over seeds with its interval; None unless every run has a value."""
+        if summarised := self._summarised(cell):
+            return summarised
         values = list(self.by_seed(cell).values())
         return estimate(values) if values and len(values) == len(cell.runs) else None
+
+    def _summarised(self, cell: MeasuredCell) -> Estimate | None:
+        return cell.summary.measures.get(self.name) if self.is_measure else None
 
     def text(self, value: Estimate | None) -> str:
         """``42.3 ± 0.4``, in its own unit; see ``measured``."""
@@ -64,12 +74,11 @@ class Quantity:
 
 def _of(measure: Measure) -> Quantity:
     """A measure of the registry, ours or of a plugin. Units of ours are written for people."""
-    title, form = OUR_UNITS.get(measure.name, ("", ""))
-    if not measure.is_ours or not form:
-        return Quantity(
-            measure.name, measure.title, lambda run: measure.of(run.result), measure.higher_is_better, measure.format
-        )
-    return Quantity(measure.name, title, lambda run: measure.of(run.result), measure.higher_is_better, form)
+    title, form = measure.title, measure.format
+    if measure.is_ours and measure.name in OUR_UNITS:
+        title, form = OUR_UNITS[measure.name]
+    higher = measure.higher_is_better
+    return Quantity(measure.name, title, lambda run: measure.of(run.result), higher, form, is_measure=True)
 
 
 OUR_UNITS = {

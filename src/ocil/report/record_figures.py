@@ -9,7 +9,7 @@ from typing import TypeVar
 from ocil.report import record_plots, records
 from ocil.report.cells import MeasuredCell, Place
 from ocil.report.cost import bytes_kept, images_per_batch, run_images
-from ocil.report.drawings import CROWD, Drawing, drawing_of, has_tasks, plain, seeds_of, units_of
+from ocil.report.drawings import CROWD, Sketch, has_tasks, plain, seeds_of, sketch_of, units_of
 from ocil.report.formatting import range_note
 from ocil.report.standings import Standings
 
@@ -20,7 +20,7 @@ SAME_COST = 0.02  # relative: settings that differ by less in their cost are one
 Recorded = TypeVar("Recorded")
 
 
-def recorded(place: Place, standings: Standings) -> Iterator[Drawing]:
+def recorded(place: Place, standings: Standings) -> Iterator[Sketch]:
     """The figures of one column, for the methods that stand best in it."""
     everything = _best_first(place, standings)
     cells = plain(everything)
@@ -45,7 +45,7 @@ def _first(found: Mapping[str, Recorded | None], most: int) -> dict[str, Recorde
     return {name: known[name] for name in list(known)[:most]}
 
 
-def _over_time(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Drawing]:
+def _over_time(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Sketch]:
     curves = _first({name: records.over_time(cell) for name, cell in cells.items()}, MOST_CURVES)
     if not curves:
         return
@@ -57,7 +57,7 @@ def _over_time(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Draw
         marks += " Triangles are reviews."
     subset = max(curve.subset for curve in curves.values())
     tested = f" On {subset:,} test images that were drawn once." if subset else ""
-    yield drawing_of(
+    yield sketch_of(
         place,
         "over-time",
         "Accuracy over time",
@@ -69,7 +69,7 @@ def _over_time(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Draw
     )
 
 
-def _heat_maps(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Drawing]:
+def _heat_maps(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Sketch]:
     few = dict(list(cells.items())[:MOST_PANELS])
     found = _first({name: records.heat_map(cell) for name, cell in few.items()}, MOST_PANELS)
     if not found:
@@ -81,7 +81,7 @@ def _heat_maps(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Draw
         "domains": ("domain", "domain"),
         "tasks": ("task", "group of classes that came with one task"),
     }[kind]
-    yield drawing_of(
+    yield sketch_of(
         place,
         f"accuracy-per-{what}",
         f"Accuracy per {what} over time",
@@ -96,10 +96,10 @@ def _which(found: Mapping[str, object], cells: Mapping[str, MeasuredCell]) -> st
     return f"The {len(found)} best of {len(cells)} methods. " if 1 < len(found) < len(cells) else ""
 
 
-def _confusions(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Drawing]:
+def _confusions(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Sketch]:
     found = _first({name: records.confusion(cell) for name, cell in cells.items()}, MOST_PANELS)
     if found:
-        yield drawing_of(
+        yield sketch_of(
             place,
             "confusion",
             "Confusion at the end",
@@ -110,10 +110,10 @@ def _confusions(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Dra
         )
 
 
-def _reliability(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Drawing]:
+def _reliability(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Sketch]:
     found = _first({name: records.calibration(cell) for name, cell in cells.items()}, MOST_CURVES)
     if found:
-        yield drawing_of(
+        yield sketch_of(
             place,
             "calibration",
             "Calibration at the end",
@@ -124,7 +124,7 @@ def _reliability(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Dr
         )
 
 
-def _paired(place: Place, standings: Standings) -> Iterator[Drawing]:
+def _paired(place: Place, standings: Standings) -> Iterator[Sketch]:
     reference = standings.reference(place)
     found = {
         row.name: difference
@@ -138,7 +138,7 @@ def _paired(place: Place, standings: Standings) -> Iterator[Drawing]:
     ordered = sorted(found, key=lambda name: -found[name].mean)
     left_out = f" The {MOST_POINTS} nearest of {len(found)}." if len(found) > MOST_POINTS else ""
     near = sorted(found, key=lambda name: abs(found[name].mean))[:MOST_POINTS]
-    yield drawing_of(
+    yield sketch_of(
         place,
         "paired-differences",
         f"Difference to {reference.name}",
@@ -151,7 +151,7 @@ def _paired(place: Place, standings: Standings) -> Iterator[Drawing]:
     )
 
 
-def _costs(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Drawing]:
+def _costs(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Sketch]:
     passed = {name: _mean([run_images(run) for run in cell.runs]) for name, cell in cells.items()}
     per_batch = {name: images_per_batch(cell) for name, cell in cells.items()}
     whole = _known(passed) > _known(per_batch)  # not where older runs, which have no record of it, would be left out
@@ -173,7 +173,7 @@ def _costs(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Drawing]
                 title: [(known[name], cells[name].summary.average_accuracy) for name in names]
                 for title, names in _curves(shown, varied).items()
             }
-            yield drawing_of(
+            yield sketch_of(
                 place,
                 f"accuracy-against-{kind}",
                 f"Accuracy against {kind}",

@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ocil.evaluation.measures import Estimate, estimate, expected_calibration_error
-from ocil.report.cells import MeasuredCell
-from ocil.runs.results import Result
+
+if TYPE_CHECKING:
+    from ocil.report.cells import MeasuredCell
+    from ocil.runs.results import Result
 
 Array = NDArray[np.float64]
 MOST_POINTS = 400  # of a curve or a heat map: more cannot be told apart
@@ -66,7 +69,7 @@ class Calibration:
     too much confidence of one seed makes up for too little of another."""
 
 
-def shared_points(cell: MeasuredCell) -> dict[int, list[float]]:
+def shared_points(cell: "MeasuredCell") -> dict[int, list[float]]:
     """The accuracies of all seeds, by the number of batches, at points that they have in common: the stream of one seed
     may be shorter than that of another."""
     records = [run.result.anytime.get("points", ()) for run in cell.runs]
@@ -75,7 +78,7 @@ def shared_points(cell: MeasuredCell) -> dict[int, list[float]]:
     return {batch: [curve[batch] for curve in curves] for batch in shared}
 
 
-def over_time(cell: MeasuredCell) -> OverTime | None:
+def over_time(cell: "MeasuredCell") -> OverTime | None:
     """None unless all seeds have evaluations between tasks, some of them at the same batches."""
     points, records = shared_points(cell), [run.result.anytime for run in cell.runs]
     shared = _some(list(points))
@@ -92,12 +95,12 @@ def over_time(cell: MeasuredCell) -> OverTime | None:
     )
 
 
-def heat_map(cell: MeasuredCell) -> HeatMap | None:
+def heat_map(cell: "MeasuredCell") -> HeatMap | None:
     """Per domain in a stream of domains; else per class between tasks, per class after each task, or per task."""
     return _domains_anytime(cell) or _classes_anytime(cell) or _classes_by_task(cell) or _groups(cell)
 
 
-def _domains_anytime(cell: MeasuredCell) -> HeatMap | None:
+def _domains_anytime(cell: "MeasuredCell") -> HeatMap | None:
     time, records = over_time(cell), [run.result.anytime for run in cell.runs]
     if (
         time is None
@@ -117,7 +120,7 @@ def _domains_anytime(cell: MeasuredCell) -> HeatMap | None:
     return _mean_map(found, time.batches, "domains", "stream batches")
 
 
-def _classes_anytime(cell: MeasuredCell) -> HeatMap | None:
+def _classes_anytime(cell: "MeasuredCell") -> HeatMap | None:
     time = over_time(cell)
     if time is None or not 1 < len(cell.runs[0].result.anytime["tested"]) <= MOST_CLASSES:
         return None
@@ -131,7 +134,7 @@ def _classes_anytime(cell: MeasuredCell) -> HeatMap | None:
     return _mean_map(found, time.batches, "classes", "stream batches")
 
 
-def _classes_by_task(cell: MeasuredCell) -> HeatMap | None:
+def _classes_by_task(cell: "MeasuredCell") -> HeatMap | None:
     found, tasks = [], cell.config.stream.tasks
     for run in cell.runs:
         result = run.result
@@ -146,7 +149,7 @@ def _classes_by_task(cell: MeasuredCell) -> HeatMap | None:
     return _mean_map(found, range(1, tasks + 1), "classes", "tasks learned")
 
 
-def _groups(cell: MeasuredCell) -> HeatMap | None:
+def _groups(cell: "MeasuredCell") -> HeatMap | None:
     matrices = [np.array(run.result.matrix, dtype=float) for run in cell.runs]
     rows, columns = matrices[0].shape
     if rows != columns or rows < 2 or rows > MOST_CLASSES:
@@ -177,7 +180,7 @@ def _mean_map(maps: Sequence[Array], times: Sequence[int], rows: str, unit: str)
     return HeatMap(tuple(times), mean, rows, unit)
 
 
-def confusion(cell: MeasuredCell) -> Confusion | None:
+def confusion(cell: "MeasuredCell") -> Confusion | None:
     """None unless all seeds recorded it, for as many classes."""
     results = [run.result for run in cell.runs]
     sizes = {len(result.confusion) for result in results}
@@ -192,7 +195,7 @@ def confusion(cell: MeasuredCell) -> Confusion | None:
     return Confusion(total / np.maximum(total.sum(axis=1, keepdims=True), 1), by_arrival) if total.sum() else None
 
 
-def _order_of_arrival(result: Result) -> NDArray[np.int64] | None:
+def _order_of_arrival(result: "Result") -> NDArray[np.int64] | None:
     """The classes in the order in which they first came, or by tasks; None if that is not known."""
     if arrived := result.anytime.get("arrived"):
         return np.argsort(arrived, kind="stable")
@@ -200,7 +203,7 @@ def _order_of_arrival(result: Result) -> NDArray[np.int64] | None:
     return np.array(classes) if len(classes) == len(result.tested) else None
 
 
-def calibration(cell: MeasuredCell) -> Calibration | None:
+def calibration(cell: "MeasuredCell") -> Calibration | None:
     """None unless all seeds recorded it."""
     found = [run.result.calibration for run in cell.runs]
     if not all(found):

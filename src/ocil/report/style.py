@@ -11,9 +11,11 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from ocil.files import atomic_write
+from ocil.processes import garbage_kept
 
 INK, RULE, PAPER = "#1f2328", "#e3e3df", "#ffffff"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # safe for colour-blind readers
@@ -75,12 +77,21 @@ def new_figure(width: float = 6.4, height: float = 4.0, columns: int = 1) -> tup
     return figure, list(np.atleast_1d(figure.subplots(1, columns)))
 
 
+def lay_out(figure: Figure) -> None:
+    """Give the axes their final size, so that places in them can be computed. Nothing is drawn."""
+    if engine := figure.get_layout_engine():
+        engine.execute(figure)
+
+
 def render(paint: Callable[..., Figure], *args: Any) -> str:
-    """The SVG of the figure that ``paint`` makes, in the style of reports: equal bytes for equal numbers."""
-    with mpl.rc_context(REPORT_STYLE), warnings.catch_warnings():
+    """The SVG of the figure that ``paint`` makes, in the style of reports: equal bytes for equal numbers.
+
+    ``Figure.savefig`` would draw everything twice, the first time for the layout alone.
+    """
+    with garbage_kept(), mpl.rc_context(REPORT_STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # the reader's font has it, where ours has not
         file = io.StringIO()
-        paint(*args).savefig(file, format="svg", metadata={"Date": None})
+        FigureCanvasSVG(paint(*args)).print_svg(file, metadata={"Date": None})  # type: ignore[no-untyped-call]
     return file.getvalue()
 
 

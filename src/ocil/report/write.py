@@ -37,18 +37,20 @@ def write(
     more: Sequence[Drawing] = (),
     paper: Paper | None = None,
     against: str = "",
+    workers: int = 1,
 ) -> Written:
     """Write the report into the folder ``out``; the page comes last.
 
     ``more`` are figures that need more than results, such as example images. ``paper`` holds the tables and numbers to
     compare with; by default those of the AFS paper, if some of the results belong to them. ``against`` names the method
-    that the others are compared with, by default the one with the best mean rank.
+    that the others are compared with, by default the one with the best mean rank. Many figures are drawn in up to
+    ``workers`` processes, which a script may ask for below ``if __name__ == "__main__":`` only.
     """
     paper = concerned(load(), collection) if paper is None else paper
     found = entries(collection.cells)
     standings = Standings(found, chosen=found.named(against).name if against else "")
     tables = {table.table.name: (table, compared_document(table)) for table in compared_tables(collection, paper)}
-    drawings = [*draw_all(collection, standings, paper), *more]
+    drawings = [*draw_all(collection, standings, paper, workers), *more]
     own = [methods_document(standings)] if found.rows else []
     own += [measured] if (measured := measures_document(standings)) else []
     documents = [standings_document(standings)] if found.rows else []

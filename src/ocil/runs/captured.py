@@ -6,9 +6,8 @@ randomness from ``learner.rng``. The conformance tests check that on a CPU.
 ``CapturedStepper`` takes the steps of a run, ``batch_stepper`` those on batches that come from outside.
 """
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
@@ -19,6 +18,7 @@ from ocil.evaluation.prequential import Prequential
 from ocil.learning import optimizers
 from ocil.methods import method
 from ocil.methods.base import Learner
+from ocil.processes import garbage_kept
 from ocil.rng import Rng
 from ocil.runs.config import RunConfig
 from ocil.runs.stepper import Stepper
@@ -171,7 +171,8 @@ def record(work: Callable[[], None], rng: Rng, other_threads: bool = False) -> t
         graph.register_generator_state(generator)
     torch.cuda.synchronize(rng.device)
     make_room(rng.device)
-    # torch.cuda.graph would collect garbage each time, which adds up over many seeds.
+    # torch.cuda.graph would collect garbage each time, which adds up over many seeds. None is collected meanwhile: the
+    # graph of a run that has ended may be in it, and to destroy a graph while another is recorded makes this one fail.
     with garbage_kept():
         graph.capture_begin(capture_error_mode="thread_local" if other_threads else "global")
         try:
@@ -190,16 +191,3 @@ def make_room(device: torch.device) -> None:
     free, total = torch.cuda.mem_get_info(device)
     if free < ROOM * total:
         torch.cuda.empty_cache()
-
-
-@contextmanager
-def garbage_kept() -> Iterator[None]:
-    """No garbage is collected meanwhile. The graph of a run that has ended may be in it, and to destroy a graph while
-    another is recorded makes the recording fail."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -1,0 +1,47 @@
+"""Draws the figures of a report, in worker processes if there are many. Workers import this module and do without
+PyTorch, which takes seconds to load."""
+
+import multiprocessing
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+from ocil.processes import end_with_parent, signals_blocked
+from ocil.report.style import render
+
+FIGURES_PER_WORKER = 24  # at least: a worker starts in the time of about six figures
+
+Paint = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function that makes a figure, and its arguments. Both can be sent to another process."""
+
+
+def render_all(paints: Sequence[Paint], workers: int = 1) -> list[str]:
+    """The SVG of each figure, drawn in up to so many processes; 1 draws them in this one."""
+    workers = min(workers, len(paints) // FIGURES_PER_WORKER)
+    if workers > 1:
+        try:
+            return _in_workers(paints, workers)
+        except (BrokenProcessPool, OSError):  # there was no room for more processes, or one of them was killed
+            pass
+    return [render(paint, *args) for paint, args in paints]
+
+
+def _in_workers(paints: Sequence[Paint], workers: int) -> list[str]:
+    context = multiprocessing.get_context("spawn")  # a copy of this process could stop at a lock of another thread
+    with ProcessPoolExecutor(workers, context, initializer=_begin) as pool:
+        try:
+            with signals_blocked(signal.SIGINT):
+                drawn = [pool.submit(render, paint, *args) for paint, args in paints]
+            return [each.result() for each in drawn]
+        except BaseException:  # Ctrl-C, for example
+            pool.shutdown(cancel_futures=True)  # the end of the block alone would draw the rest first
+            raise
+
+
+def _begin() -> None:
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    if not hasattr(signal, "pthread_sigmask"):  # Windows: Ctrl-C comes to the workers too
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
