@@ -43,6 +43,32 @@ def test_the_folders_are_those_of_the_command_line(results: list[Result], tiny: 
     assert {result.config.fingerprint for result in results} == {tiny.fingerprint}
 
 
+def test_paths_may_be_text(tiny: ocil.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ocil.data import StoreWriter
+    from ocil.experiments import read
+    from ocil.report.collect import collect
+    from ocil.report.write import write
+
+    monkeypatch.chdir(tmp_path)
+    tiny.save("data/tiny.npz")
+    stored = ocil.Dataset.from_arrays(tiny.train_x, tiny.train_y, tiny.test_x, tiny.test_y, store="data/stored")
+    with StoreWriter("data/written", tiny.classes) as writer:
+        writer.add("train", tiny.train_x, tiny.train_y)
+        writer.add("test", tiny.test_x, tiny.test_y)
+    assert {len(ocil.load_dataset(name, "data").train_y) for name in ("tiny", "stored", "written")} == {
+        len(stored.train_y)
+    }
+
+    config = ocil.resolve("fine-tune", Path("data/tiny.npz"), settings={"width": 1, "tasks": 2})
+    assert config == ocil.resolve("fine-tune", "data/tiny.npz", settings={"width": 1, "tasks": 2})
+    named = ocil.resolve("fine-tune", "tiny", settings={"width": 1, "tasks": 2})
+    ocil.run_many([named], "runs", data_dir="data", workers=1, device="cpu")
+    write(collect(["runs"]), "report")
+    assert Path("report", "index.html").is_file()
+    Path("mine.toml").write_text("[[cells]]\nmethod = 'fine-tune'\n")
+    assert read("mine.toml").name == "mine"
+
+
 def test_the_first_error_is_raised_before_anything_runs(tiny_npz: Path, tmp_path: Path) -> None:
     good, bad = configs(tiny_npz, "er", seeds=1)[0], ocil.resolve("er", str(tiny_npz), settings=SMALL | {"tasks": 5})
     with pytest.raises(ocil.OcilError, match="tasks"):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ocil.errors import OcilError
+from ocil.files import path_or_none
 from ocil.plugins import PROGRAM
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def run_many(
     workers: int = 0,
     device: str = "auto",
     threads: int = 1,
-    data_dir: Path | None = None,
+    data_dir: Path | str | None = None,
     address: str | None = None,
 ) -> "list[Result]":
     """Carry out many runs where they are fastest, and return their results in the order of ``configs``.
@@ -109,6 +110,7 @@ def run_many(
     from ocil.runs.stream_run import StreamRun
 
     end_if_starting()
+    data_dir = path_or_none(data_dir)
     if isinstance(configs, RunConfig):
         raise OcilError("run_many takes a list of configurations. For one of them there is ocil.run.")
     runs = [StreamRun(_checked(config, data_dir)) for config in configs]
@@ -276,7 +278,7 @@ def summarise(results: "Sequence[Result]") -> Comparison:
 def tune(
     method: str,
     space: Mapping[str, Sequence[Any]] | None = None,
-    dataset: str | None = None,
+    dataset: str | Path | None = None,
     *,
     memory: int | None = None,
     review: bool | None = None,
@@ -288,7 +290,7 @@ def tune(
     workers: int = 0,
     device: str = "auto",
     threads: int = 1,
-    data_dir: Path | None = None,
+    data_dir: Path | str | None = None,
 ) -> "Choice":
     """Choose settings on the first tasks alone: every point of ``space``, several seeds each, scored on training images
     that are held out. No test image has an influence.
@@ -330,10 +332,11 @@ def tune(
     from ocil.runs.settings import as_argument
 
     end_if_starting()
+    data_dir = path_or_none(data_dir)
     _refuse_unnamed(dataset)
     search = Search(
         method,
-        dataset,
+        None if dataset is None else str(dataset),
         {name: [as_argument(value) for value in values] for name, values in (space or {}).items()},
         memory=memory,
         review=review,

@@ -129,7 +129,7 @@ class Dataset:
         test_x: Any | None = None,
         test_y: Any | None = None,
         *,
-        store: Path | None = None,
+        store: Path | str | None = None,
         **options: "Unpack[DomainOptions]",
     ) -> "Dataset":
         """A dataset from arrays, tensors or nested lists, and labels of any kind.
@@ -160,7 +160,7 @@ class Dataset:
 
     @classmethod
     def from_torch(
-        cls, train: Any, test: Any | None = None, *, store: Path | None = None, **options: "Unpack[TorchOptions]"
+        cls, train: Any, test: Any | None = None, *, store: Path | str | None = None, **options: "Unpack[TorchOptions]"
     ) -> "Dataset":
         """A dataset from map-style torch datasets of pairs (image, label): Pillow images, tensors or arrays.
 
@@ -181,7 +181,7 @@ class Dataset:
         image: str | None = None,
         label: str | None = None,
         *,
-        store: Path | None = None,
+        store: Path | str | None = None,
         **options: "Unpack[HuggingFaceOptions]",
     ) -> "Dataset":
         """A dataset from a ``DatasetDict`` or a ``Dataset`` of the library datasets.
@@ -216,7 +216,7 @@ class Dataset:
             self._refuse(f"class {label} ('{self.classes[label]}') has no training image; add some or drop the class")
         self._check_domains()
 
-    def save(self, path: Path, compressed: bool = False) -> None:
+    def save(self, path: Path | str, compressed: bool = False) -> None:
         """Write one .npz file, atomically."""
         arrays: dict[str, Any] = {key: getattr(self, key) for key in ARRAYS}
         arrays["classes"] = np.array(self.classes, dtype=np.str_)
@@ -225,7 +225,7 @@ class Dataset:
         if self.domains:
             arrays |= {key: getattr(self, key) for key in DOMAINS}
             arrays["domains"] = np.array(self.domains, dtype=np.str_)
-        with atomic_write(path) as file:
+        with atomic_write(Path(path)) as file:
             (np.savez_compressed if compressed else np.savez)(file, **arrays)
 
     def _check_names(self) -> None:

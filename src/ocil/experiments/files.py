@@ -92,7 +92,7 @@ def by_name(dataset: str) -> KnownDataset:
 
 
 def read(
-    path: Path,
+    path: Path | str,
     *,
     seeds: int | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -105,7 +105,7 @@ def read(
     ``seeds`` and ``settings`` win over the file's. ``only`` keeps some cells, see ``select``. ``source`` looks datasets
     up: give that of ``ocil.experiments.datasets.Datasets`` for datasets outside the catalog.
     """
-    path = find_file(path)
+    path = find_file(Path(path))
     content = _content(path)
     settings = dict(settings or {})
     seeds = _seeds(str(path), content.get("seeds", SEEDS)) if seeds is None else _seeds("--seeds", seeds)

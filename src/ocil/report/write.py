@@ -31,7 +31,7 @@ class Written:
 
 def write(
     collection: Collection,
-    out: Path,
+    out: Path | str,
     more: Sequence[Drawing] = (),
     paper: Paper | None = None,
     against: str = "",
@@ -42,7 +42,7 @@ def write(
     compare with; by default those of the AFS paper, if some of the results belong to them. ``against`` names the method
     that the others are compared with, by default the one with the best mean rank.
     """
-    paper = concerned(load(), collection) if paper is None else paper
+    out, paper = Path(out), concerned(load(), collection) if paper is None else paper
     found = entries(collection.cells)
     standings = Standings(found, chosen=found.named(against).name if against else "")
     tables = {table.table.name: (table, compared_document(table)) for table in compared_tables(collection, paper)}

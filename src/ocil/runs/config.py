@@ -187,7 +187,7 @@ def facts_of(dataset: Dataset) -> DatasetFacts:
 
 def resolve(
     name: str,
-    dataset: str | Dataset = DEFAULT,
+    dataset: str | Path | Dataset = DEFAULT,
     *,
     memory: int | None = None,
     review: bool | None = None,
@@ -226,7 +226,7 @@ def resolve(
     if isinstance(dataset, Dataset):
         given_here: dict[str, Any] = {"memory": memory, "review": review, "seed": seed, "settings": settings}
         return resolve(name, dataset.name, **given_here, **facts_of(dataset))
-    info = method(name)
+    info, dataset = method(name), str(dataset)
     if (entry := find(dataset)) is not None:
         dataset = entry.name  # CIFAR-10 has the settings of cifar10
     own = {"memory": memory, "review": review}

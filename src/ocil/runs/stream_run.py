@@ -22,6 +22,7 @@ from ocil.evaluation.anytime import AnytimeEvaluator
 from ocil.evaluation.evaluator import Evaluation, Evaluator
 from ocil.evaluation.prequential import Prequential
 from ocil.evaluation.probe import probe
+from ocil.files import path_or_none
 from ocil.limits import check_threads
 from ocil.methods.base import Learner
 from ocil.networks import pretrained
@@ -125,7 +126,7 @@ def run(
     root: Path | str,
     *,
     device: torch.device | str = "auto",
-    data_dir: Path | None = None,
+    data_dir: Path | str | None = None,
     dataset: Dataset | None = None,
     stream: Stream | None = None,
     threads: int = 1,
@@ -161,6 +162,7 @@ def run(
     """
     refuse_unresolved(config)
     check_threads(threads)
+    data_dir = path_or_none(data_dir)
     if stream is not None:
         if dataset is not None:
             raise OcilError("give a dataset or a stream, not both.")
