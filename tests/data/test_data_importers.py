@@ -474,6 +474,67 @@ def test_prepared_npz(tmp_path: Path) -> None:
         import_dataset("own", tmp_path / "source.npz", tmp_path / "data", size=8)
 
 
+X, Y = np.arange(24 * 6 * 5, dtype=np.uint8).reshape(24, 6, 5), np.arange(24) % 3
+
+
+@pytest.mark.parametrize(
+    ("arrays", "classes", "shape"),
+    [
+        ({"x": X, "y": Y.astype(np.int32)}, ("0", "1", "2"), (6, 5, 1)),
+        ({"train_x": X / 255, "train_y": np.array(["fox", "owl", "hen"])[Y]}, ("fox", "hen", "owl"), (6, 5, 1)),
+        ({"x": np.stack([X] * 3, 1), "y": Y, "classes": np.array(["c", "b", "a"])}, ("c", "b", "a"), (6, 5, 3)),
+        ({"x": X.reshape(24, -1) / 7, "y": Y.astype(float)}, ("0", "1", "2"), (30,)),
+        ({"train_x": X, "train_y": Y, "test_x": X[:4], "test_y": Y[:4]}, ("0", "1", "2"), (6, 5, 1)),
+    ],
+    ids=["int32", "text", "channels-first", "vectors", "without-names"],
+)
+def test_npz_of_ones_own_arrays(
+    arrays: dict[str, Any], classes: tuple[str, ...], shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "own.npz", **arrays)
+    notes: list[str] = []
+    import_dataset("own", tmp_path / "own.npz", tmp_path / "data", note=notes.append)
+    found = load("own", tmp_path / "data")
+    assert (found.classes, found.input_shape) == (classes, shape)
+    split = "test_x" in arrays
+    assert (len(found.train_y), len(found.test_y)) == ((24, 4) if split else (21, 3))
+    assert [note for note in notes if "held out" in note] == ([] if split else notes)
+
+
+def test_a_share_of_an_npz_is_held_out(tmp_path: Path) -> None:
+    np.savez(tmp_path / "own.npz", x=X, y=Y)
+    import_dataset("own", tmp_path / "own.npz", tmp_path / "data", test_share=0.5)
+    assert len(load("own", tmp_path / "data").test_y) == 12
+
+
+def test_an_npz_with_domains(tmp_path: Path) -> None:
+    np.savez(tmp_path / "own.npz", x=X, y=Y, train_domain=np.arange(24) // 12, domains=np.array(["night", "day"]))
+    import_dataset("own", tmp_path / "own.npz", tmp_path / "data")
+    assert set(load("own", tmp_path / "data").domains) == {"day", "night"}
+    np.savez(tmp_path / "own.npz", x=X, y=Y, train_domain=np.arange(24), domains=np.array(["night", "day"]))
+    with refused("train_domain must number the names in domains, from 0 to 1"):
+        import_dataset("own", tmp_path / "own.npz", tmp_path / "data")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"images": X, "labels": Y}, "must have one array train_x or x; its arrays are: images, labels"),
+        ({"x": X, "train_x": X, "y": Y}, "must have one array train_x or x"),
+        ({"x": X}, "must have one array train_y or y"),
+        ({"x": X, "y": Y.astype(object)}, "y holds Python objects, which are not loaded"),
+        ({"x": X, "y": Y[:-1]}, "train_x has 24 samples but train_y has 23 labels"),
+        ({"x": X, "y": Y, "test_x": X}, "give both test_x and test_y"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_npz_files_that_hold_no_dataset(arrays: dict[str, Any], message: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "own.npz", **arrays)
+    with refused(message):
+        import_dataset("own", tmp_path / "own.npz", tmp_path / "data")
+    assert nothing_stored(tmp_path / "data")
+
+
 @pytest.mark.parametrize("name", ["", "Birds", "-x", "../x", "a b", "a/b", "x\n", "é"])
 def test_bad_names(name: str, tmp_path: Path) -> None:
     with pytest.raises(OcilError, match="cannot be a dataset name"):

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 ARRAYS = ("train_x", "train_y", "test_x", "test_y", "classes")
 DOMAINS = ("train_domain", "test_domain", "domains")
 """Arrays of a dataset with domains, all or none of them."""
-AGAIN = "Import or download the dataset again."
+AGAIN = "Import it with ocil data import, or download it again."
+CONVERTERS = "ocil data import and Dataset.from_arrays take arrays of other kinds"
 MAX_UNSEEN = 1_000_000
 MAP_FROM = 16 * 2**20  # bytes: smaller arrays are read at once
 PIECE_BYTES = 8 * 2**20
@@ -246,12 +247,12 @@ class Dataset:
         elif x.dtype != np.uint8 or x.ndim != 4 or x.shape[3] not in (1, 3) or 0 in x.shape[1:]:
             self._refuse(
                 f"{split}_x must be images, uint8 [N,H,W,C] with C 1 or 3, or vectors, float16 or float32 [N,D], "
-                f"but it is {x.dtype} {list(x.shape)}"
+                f"but it is {x.dtype} {list(x.shape)}; {CONVERTERS}"
             )
 
     def _check_labels(self, split: str, x: NDArray[Any], y: NDArray[Any]) -> None:
         if y.dtype != np.int64 or y.ndim != 1:
-            self._refuse(f"{split}_y must be int64 [N], but it is {y.dtype} {list(y.shape)}")
+            self._refuse(f"{split}_y must be int64 [N], but it is {y.dtype} {list(y.shape)}; {CONVERTERS}")
         if len(x) != len(y):
             self._refuse(f"{split} has {len(x)} images but {len(y)} labels; there must be one label per image")
         if len(y) == 0:

@@ -17,6 +17,7 @@ from ocil.data.doors import from_arrays
 from ocil.data.folder import ImageFiles
 from ocil.data.mini_imagenet import read_mini_imagenet
 from ocil.data.npy_folder import samples_in_npy_folder
+from ocil.data.npz_arrays import is_prepared, samples_in_npz
 from ocil.data.number_table import NumberTable, is_number_table
 from ocil.data.places import data_dir as folder_of
 from ocil.data.raw import MANIFEST, is_store, open_store
@@ -56,7 +57,7 @@ def import_dataset(
 
     Returns that path. Under a catalog name, ``source`` must be what the catalog describes. Under any other name it is a
     folder of images or a label file (see ``ImageFiles`` for ``size``, ``test_share``, ``strict`` and ``note``), a
-    folder of .npy arrays, a CSV of numbers, a prepared .npz, or a folder that was imported before. ``random_split`` is
+    folder of .npy arrays, a CSV of numbers, an .npz file, or a folder that was imported before. ``random_split`` is
     the seed by which the samples of a prepared .npz are split again, see ``split_again``. ``form`` decides whether a
     dataset of one's own becomes a file or a folder, instead of its size. ``expect`` replaces the catalog entry, for
     tests with a few images.
@@ -175,7 +176,9 @@ def _is_npy_folder(source: Path) -> bool:
 
 
 def _has_no_split(source: Path) -> bool:
-    """Whether rows may be held out of these vectors or images for a test."""
+    """Whether samples may be held out of these vectors or images for a test."""
+    if source.suffix.lower() == ".npz":
+        return not is_prepared(source)
     return _is_npy_folder(source) or is_number_table(source)
 
 
@@ -183,6 +186,8 @@ def _read(
     name: str, source: Path, info: DatasetInfo | None, test_share: float | None, note: Callable[[str], None]
 ) -> Samples:
     if source.suffix.lower() == ".npz":
+        if info is None and not is_prepared(source):
+            return samples_in_npz(name, source, test_share, note)
         return Samples.of(load_npz(source, name))
     if info is None and is_store(source):
         return Samples.of(open_store(source, name))
