@@ -330,14 +330,15 @@ def test_image_folders_that_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with refused("no class folders"):
         import_dataset("birds", source, tmp_path / "data")
     (source / "train" / "empty").mkdir()
-    with refused("hold no images "):
+    with refused("has no images that can be read "):
         import_dataset("birds", source, tmp_path / "data")
     tiny.write_images(source / "train" / "one", 1)
+    with refused(r"class 0 \('empty'\) has no training image"):
+        import_dataset("birds", source, tmp_path / "data")
+    (source / "train" / "empty").rmdir()
     with refused("'one' has one sample; it needs two"):
         import_dataset("birds", source, tmp_path / "data")
     tiny.write_images(source / "test" / "one", 1)
-    with refused(r"class 0 \('empty'\) has no training image"):
-        import_dataset("birds", source, tmp_path / "data")
     monkeypatch.setattr("ocil.data.importers.free_bytes", lambda folder: 100)
     with refused(r"these images need 0\.3 kB, and .* has 0\.1 kB left"):
         import_dataset("birds", source, tmp_path / "data")
@@ -400,6 +401,20 @@ def test_an_empty_class_is_not_blamed_on_a_broken_image_of_another(tmp_path: Pat
     (tmp_path / "birds" / "train" / "a" / "broken.png").write_bytes(b"not an image")
     (tmp_path / "birds" / "train" / "b").mkdir()
     with refused(r"class 1 \('b'\) has no training image; add some or drop the class"):
+        import_dataset("birds", tmp_path / "birds", tmp_path / "data")
+
+
+def test_all_classes_without_enough_images_are_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each try decodes all images, which can take an hour: none is decoded before, and one try is enough."""
+    monkeypatch.setattr("ocil.data.folder.read_image", None)
+    for number in range(8):
+        tiny.write_images(tmp_path / "birds" / f"species {number}", 2 if number == 3 else 1)
+    names = "'species 0', 'species 1', 'species 2', 'species 4', 'species 5' and 2 more"
+    with refused(rf"7 classes have one sample each \({names}\); they need two, .* take them out"):
+        import_dataset("birds", tmp_path / "birds", tmp_path / "data")
+    for number in range(2):
+        (tmp_path / "birds" / f"empty {number}").mkdir()
+    with refused("2 classes have no training image; add some or drop these classes: 'empty 0', 'empty 1'"):
         import_dataset("birds", tmp_path / "birds", tmp_path / "data")
 
 

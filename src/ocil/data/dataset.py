@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ocil.data.archive import check_sums, names_in, read_arrays, read_shapes
+from ocil.data.class_names import without_training
 from ocil.data.digests import remembered
 from ocil.data.mapped import RowReader, is_mapped
 from ocil.errors import OcilError
@@ -213,8 +214,7 @@ class Dataset:
             self._refuse(f"training inputs are {train} but test inputs are {test}; both must have one form")
         counts = np.bincount(self.train_y, minlength=self.num_classes)
         if not counts.all():
-            label = int(counts.argmin())
-            self._refuse(f"class {label} ('{self.classes[label]}') has no training image; add some or drop the class")
+            self._refuse(without_training(np.flatnonzero(counts == 0).tolist(), self.classes))
         self._check_domains()
 
     def save(self, path: Path | str, compressed: bool = False) -> None:
