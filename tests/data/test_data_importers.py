@@ -560,8 +560,9 @@ def test_sources_that_are_not(tmp_path: Path) -> None:
     with refused("absent does not exist"):
         import_dataset("own", tmp_path / "absent", tmp_path / "data")
     (tmp_path / "file.txt").write_text("x")
-    with refused("neither an image folder nor an .npz"):
-        import_dataset("own", tmp_path / "file.txt", tmp_path / "data")
+    for size in (None, 16):
+        with refused("file.txt is in none of the forms that can be imported. Give a folder of images, a label file"):
+            import_dataset("own", tmp_path / "file.txt", tmp_path / "data", size)
     (tmp_path / "broken.npz").write_text("x")
     with refused("cannot read"):
         import_dataset("own", tmp_path / "broken.npz", tmp_path / "data")

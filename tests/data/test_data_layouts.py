@@ -185,6 +185,22 @@ def test_label_files_that_lie(text: str, message: str, tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_absolute_paths_that_lead_into_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs write absolute paths. One that leads elsewhere is refused, with what to do."""
+    (tmp_path / "linked").symlink_to(tmp_path / "birds")
+    monkeypatch.chdir(tmp_path)
+    for folder in (tmp_path / "birds", tmp_path / "linked"):
+        lines = [f"{folder}/{sub}/{number:02}.png,{sub}" for sub in "xy" for number in range(3)]
+        labelled(tmp_path / "birds", "\n".join(["path,label", *lines]))
+        for source in (folder / "labels.csv", (folder / "labels.csv").relative_to(tmp_path)):
+            data, _ = imported(source, tmp_path)
+            assert np.bincount(data.train_y).tolist() == [2, 2]
+    lines = [f"{tmp_path}/birds/../secret/{number:02}.png,a" for number in range(3)]
+    labelled(tmp_path / "birds", "\n".join(["path,label", *lines]))
+    with pytest.raises(OcilError, match=r"leads out of .* move the list of images to a folder above them\."):
+        imported(tmp_path / "birds", tmp_path)
+
+
 def test_label_files_that_are_not(tmp_path: Path) -> None:
     folder = labelled(tmp_path / "birds", "name,size\nx,1\n")
     with pytest.raises(OcilError, match="must name the columns path and label"):

@@ -69,7 +69,8 @@ def import_dataset(
         if info is None and _holds_pictures(source):
             images = ImageFiles(source, size, test_share=test_share, strict=strict, note=note)
             return _store_images(images, target, form, progress)
-        if size is not None or (test_share is not None and not _has_no_split(source)):
+        is_unknown = info is None and not _holds_numbers(source)  # which is refused below
+        if not is_unknown and (size is not None or (test_share is not None and not _has_no_split(source))):
             raise OcilError("--size and --test-share are for images; what you import has its own. Leave them out.")
         samples = _read(target.name, source, info, test_share, note)
         if random_split is not None:
@@ -171,6 +172,12 @@ def _holds_pictures(source: Path) -> bool:
     return source.suffix.lower() == ".csv" and not is_number_table(source)
 
 
+def _holds_numbers(source: Path) -> bool:
+    """Whether a source has arrays or a table of numbers."""
+    is_file = source.suffix.lower() == ".npz" or is_number_table(source)
+    return is_file or is_store(source) or _is_npy_folder(source)
+
+
 def _is_npy_folder(source: Path) -> bool:
     return (source / "train_x.npy").is_file()
 
@@ -196,7 +203,8 @@ def _read(
     if info is None and is_number_table(source):
         return _samples_in_table(name, NumberTable.read(source), test_share, note)
     if info is None:
-        raise OcilError(f"{source} is neither an image folder nor an .npz file. Give one of these.")
+        how = "Give a folder of images, a label file or table that ends in .csv, or arrays in an .npz file."
+        raise OcilError(f"{source} is in none of the forms that can be imported. {how}")
     if info.reader not in READERS:
         raise OcilError(f"{info.title} can be imported as a prepared .npz file only, which {source} is not.")
     return Samples.of(READERS[info.reader](source, info))
