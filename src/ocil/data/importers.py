@@ -13,7 +13,6 @@ from ocil.data.catalog import DEFAULT, DatasetInfo
 from ocil.data.check import differences
 from ocil.data.cifar import read_cifar
 from ocil.data.dataset import Dataset, load_npz
-from ocil.data.doors import from_arrays
 from ocil.data.folder import ImageFiles
 from ocil.data.mini_imagenet import read_mini_imagenet
 from ocil.data.npy_folder import samples_in_npy_folder
@@ -24,6 +23,7 @@ from ocil.data.raw import MANIFEST, is_store, open_store
 from ocil.data.raw_writer import StoreWriter
 from ocil.data.samples import Progress, Samples
 from ocil.data.split import split_again
+from ocil.data.table_samples import samples_in_table
 from ocil.errors import OcilError, WriteError
 from ocil.files import first_existing
 
@@ -201,17 +201,10 @@ def _read(
     if info is None and _is_npy_folder(source):
         return samples_in_npy_folder(name, source, test_share, note)
     if info is None and is_number_table(source):
-        return _samples_in_table(name, NumberTable.read(source), test_share, note)
+        return samples_in_table(name, NumberTable.read(source), test_share, note)
     if info is None:
         how = "Give a folder of images, a label file or table that ends in .csv, or arrays in an .npz file."
         raise OcilError(f"{source} is in none of the forms that can be imported. {how}")
     if info.reader not in READERS:
         raise OcilError(f"{info.title} can be imported as a prepared .npz file only, which {source} is not.")
     return Samples.of(READERS[info.reader](source, info))
-
-
-def _samples_in_table(name: str, table: NumberTable, test_share: float | None, note: Callable[[str], None]) -> Samples:
-    labels = table.labels()
-    if labels is None:
-        raise OcilError(f"{table.path} has no column with the name label: give the labels such a column.")
-    return from_arrays(table.vectors(), labels, name=name, test_share=test_share, note=note)

@@ -56,7 +56,7 @@ def read_label_file(file: Path) -> list[LabelledFile]:
             line, name, label = f"{file}, line {rows.line_num}", row[where].strip(), row["label"].strip()
             if not label:
                 raise OcilError(f"{line} has no label.")
-            path, split = folder.inside(name, line), _split(row.get("split", "").strip().lower(), line)
+            path, split = folder.inside(name, line), split_name(row.get("split", "").strip().lower(), line)
             if "domain" in names and not row["domain"].strip():
                 raise OcilError(f"{line} has no domain.")
             once.add(path, label)
@@ -79,7 +79,8 @@ def columns_of(file: Path) -> set[str] | None:
     return columns if "label" in columns and columns & set(PATH_COLUMNS) else None
 
 
-def _split(name: str, line: str) -> SplitName:
+def split_name(name: str, line: str) -> SplitName:
+    """What a word in the column ``split`` means. ``line`` begins the message of an ``OcilError``."""
     known: tuple[tuple[SplitName, tuple[str, ...]], ...] = (
         ("train", ("", *TRAIN)),
         ("test", TEST),
