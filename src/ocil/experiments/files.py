@@ -40,7 +40,8 @@ MAX_SEEDS = 10_000
 KEYS = {"title", "about", "paper", "seeds", "first_seed", "settings", "cells"}
 NAMES = ("method", "dataset", "label")
 SEEDS = 3
-COLUMNS = ("method", "dataset", "memory", "review")  # a cell is known by these; other axes are named in its label
+PLACEHOLDER = r"\{(\w+)\}"  # of a setting's value, in a label
+COLUMNS = ("dataset", "memory")  # a cell is known by these and by its label, which names all other axes
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,7 @@ class _Expansion:
         config = resolve(info.name, dataset.name, settings=concerned, **dataset.facts)
         if dataset.fingerprint:
             config = replace(config, fingerprint=dataset.fingerprint)
-        return _label(label, config, [key for key in varied if key in concerned]), config
+        return _label(label, config, [key for key in varied if key in concerned or key == "method"]), config
 
     def refuse_unused(self, path: Path) -> None:
         """Raise if a setting for all cells belongs to no method: it is misspelt."""
@@ -248,9 +249,9 @@ def check_seed_count(count: int) -> None:
 
 
 def _label(template: str | None, config: RunConfig, varied: list[str]) -> str:
+    """The name of a cell: the template with its values, or the method. What is varied and not named yet follows, so
+    that no two cells have one name."""
     cell = Cell("", (config,))
-    if template is None:
-        return ", ".join([config.label, *(f"{key}={_text(cell.value(key))}" for key in varied)])
 
     def value(match: re.Match[str]) -> str:
         found = cell.value(match[1])
@@ -259,7 +260,13 @@ def _label(template: str | None, config: RunConfig, varied: list[str]) -> str:
             raise OcilError(f"label names an unknown setting '{match[1]}'.{suggest(match[1], known)}")
         return _text(found)
 
-    return re.sub(r"\{(\w+)\}", value, template)
+    if template is None:
+        text, named = config.label, {"method", "review"}
+    else:
+        text, named = re.sub(PLACEHOLDER, value, template), set(re.findall(PLACEHOLDER, template))
+    unnamed = [key for key in varied if key not in named]
+    more = [config.label if key in ("method", "review") else f"{key}={_text(cell.value(key))}" for key in unnamed]
+    return ", ".join(dict.fromkeys([text, *more]))
 
 
 def _choices(key: str, value: Any, dataset: str) -> list[Any]:
