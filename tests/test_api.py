@@ -1,10 +1,12 @@
 """The functions of ``ocil.api``, and the page that promises them."""
 
 import ast
+import json
 import math
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from torch import nn
 
 import ocil
 from ocil.methods import METHODS
+from ocil.online.model import Model
 from ocil.runs.results import Result
 
 PAGE = (Path(__file__).parents[1] / "docs" / "api.md").read_text()
@@ -67,6 +70,47 @@ def test_paths_may_be_text(tiny: ocil.Dataset, tmp_path: Path, monkeypatch: pyte
     assert Path("report", "index.html").is_file()
     Path("mine.toml").write_text("[[cells]]\nmethod = 'fine-tune'\n")
     assert read("mine.toml").name == "mine"
+
+
+@pytest.mark.parametrize("more", [{}, {"prequential": 2, "evaluate_every": 3}, {"growing": True}])
+def test_the_learner_of_a_run(tiny: ocil.Dataset, tiny_npz: Path, tmp_path: Path, more: dict[str, Any]) -> None:
+    """It scores as the run's own learner did at its last evaluation."""
+    config = ocil.resolve("er", tiny_npz, memory=20, settings=SMALL | more)
+    config = replace(config, fingerprint=tiny.fingerprint)
+    result = ocil.run(config, tmp_path, device="cpu")
+    folder = tmp_path / config.cell / "seed-0"
+    for learner in (ocil.load_learner(folder), ocil.load_learner(str(folder), tiny)):
+        right = learner.scores(torch.from_numpy(tiny.test_x)).argmax(1).numpy() == tiny.test_y
+        groups = [right[tiny.test_y < 2].mean(), right[tiny.test_y >= 2].mean()]
+        assert groups == pytest.approx(result.matrix[-1])
+    before = (folder / "checkpoint.safetensors").read_bytes()
+    learner.learn(torch.from_numpy(tiny.train_x[:10]), torch.from_numpy(tiny.train_y[:10]))
+    assert (folder / "checkpoint.safetensors").read_bytes() == before
+
+
+def test_folders_without_a_learner(tiny: ocil.Dataset, tiny_npz: Path, tmp_path: Path) -> None:
+    config = replace(ocil.resolve("er", tiny_npz, memory=20, settings=SMALL), fingerprint=tiny.fingerprint)
+    ocil.run(config, tmp_path, device="cpu")
+    folder = tmp_path / config.cell / "seed-0"
+    with pytest.raises(ocil.OcilError, match=rf"{config.cell} is not the folder of a run.* for example .*/seed-0\."):
+        ocil.load_learner(folder.parent)
+    with pytest.raises(ocil.OcilError, match=r"absent is not the folder of a run: it has no config\.json"):
+        ocil.load_learner(tmp_path / "absent")
+    with pytest.raises(ocil.OcilError, match=r"It is the folder of a run: in Python, ocil\.load_learner"):
+        Model.load(folder)
+    content = json.loads((folder / "config.json").read_text())
+    for change, words in (
+        ({"dataset": "absent"}, "there is no dataset 'absent'.* give it with dataset="),
+        ({"fingerprint": "000000000000"}, "was begun with other images of that name"),
+        ({"learner": content["learner"] | {"network": "module:os:abort"}}, "Python code .* module:os:abort"),
+    ):
+        (folder / "config.json").write_text(json.dumps(content | change))
+        with pytest.raises(ocil.OcilError, match=words):
+            ocil.load_learner(folder)
+    (folder / "config.json").write_text(json.dumps(content))
+    (folder / "checkpoint.safetensors").unlink()
+    with pytest.raises(ocil.OcilError, match=r"has no checkpoint\.safetensors: there is no learner to load"):
+        ocil.load_learner(folder)
 
 
 def test_the_first_error_is_raised_before_anything_runs(tiny_npz: Path, tmp_path: Path) -> None:

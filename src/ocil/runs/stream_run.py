@@ -35,7 +35,7 @@ from ocil.runs.defaults import reviews_every
 from ocil.runs.environment import digest, environment, peak_memory, pick_device
 from ocil.runs.features import Encoder, inputs_of
 from ocil.runs.fit import how_many_fit
-from ocil.runs.folder import RunFolder, State
+from ocil.runs.folder import COUNTS, RunFolder, State
 from ocil.runs.program_code import digests_of_code, warn_if_changed
 from ocil.runs.protocol import (
     ActiveRun,
@@ -53,7 +53,6 @@ from ocil.runs.stepper import Stepper
 from ocil.streams import DeviceData, Order, Stream
 
 FIRST_SAVE, FIRST_SAVE_ON_GPU = 3.0, 30.0  # seconds; on a GPU many runs wait while one is saved
-COUNTS = "evaluation."  # before the names of tensors in a checkpoint that are not the learner's
 REPORT_EVERY = 50  # stream batches between two reports of progress: each one waits for the device
 CHECKPOINT_SECONDS = 120.0  # at least, where runs take turns: while one writes, the others soon have nothing to do
 
