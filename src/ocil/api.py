@@ -4,6 +4,7 @@ Every function here is public: see docs/api.md for what is promised.
 """
 
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -223,7 +224,8 @@ class Comparison:
 
         path = Path(path)
         if path.suffix in (".png", ".svg"):
-            save(self.plot(), path)
+            if boxes := save(self.plot(), path):
+                warnings.warn(boxes, stacklevel=2)
         elif path.suffix in (".md", ".csv"):
             write_bytes(path, (f"{self}\n" if path.suffix == ".md" else csv(self.table)).encode())
         else:
