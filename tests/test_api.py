@@ -100,17 +100,29 @@ def test_folders_without_a_learner(tiny: ocil.Dataset, tiny_npz: Path, tmp_path:
         Model.load(folder)
     content = json.loads((folder / "config.json").read_text())
     for change, words in (
-        ({"dataset": "absent"}, "there is no dataset 'absent'.* give it with dataset="),
-        ({"fingerprint": "000000000000"}, "was begun with other images of that name"),
+        ({"dataset": "absent"}, "there is no dataset 'absent'.* give dataset="),
         ({"learner": content["learner"] | {"network": "module:os:abort"}}, "Python code .* module:os:abort"),
     ):
         (folder / "config.json").write_text(json.dumps(content | change))
         with pytest.raises(ocil.OcilError, match=words):
             ocil.load_learner(folder)
+    other = replace(tiny, train_x=255 - tiny.train_x)
+    other.save(tmp_path / "data" / "other.npz")
+    (folder / "config.json").write_text(json.dumps(content | {"dataset": "other"}))
+    with pytest.raises(ocil.OcilError, match="was begun with other images of that name"):
+        ocil.load_learner(folder, data_dir=tmp_path / "data")
     (folder / "config.json").write_text(json.dumps(content))
     (folder / "checkpoint.safetensors").unlink()
     with pytest.raises(ocil.OcilError, match=r"has no checkpoint\.safetensors: there is no learner to load"):
         ocil.load_learner(folder)
+
+
+def test_a_dataset_in_memory_that_a_run_does_not_find(tiny: ocil.Dataset, tmp_path: Path) -> None:
+    config = ocil.resolve("er", tiny, memory=20, settings=SMALL)
+    for call in (partial(ocil.run, config), partial(ocil.run_many, [config])):
+        with pytest.raises(ocil.OcilError, match=r"no dataset 'tiny' .* give dataset= to ocil\.run, or register"):
+            call(tmp_path, data_dir=tmp_path)
+    assert ocil.run(config, tmp_path, dataset=tiny, device="cpu").config.dataset == "tiny"
 
 
 def test_the_first_error_is_raised_before_anything_runs(tiny_npz: Path, tmp_path: Path) -> None:

@@ -163,11 +163,11 @@ def _registered_here(config: "RunConfig") -> str:
 def _checked(config: "RunConfig", data_dir: Path | None) -> "RunConfig":
     """The configuration as ``ocil run`` completes it: a dataset outside the catalog is identified by its images."""
     from ocil import data
-    from ocil.runs.build import check
+    from ocil.runs.build import check, named_dataset
     from ocil.runs.config import refuse_unresolved
 
     refuse_unresolved(config)
-    dataset = data.load_once(config.dataset, data_dir)
+    dataset = named_dataset(config.dataset, data_dir)
     check(config, dataset)
     return config if config.dataset in data.CATALOG else replace(config, fingerprint=dataset.fingerprint)
 

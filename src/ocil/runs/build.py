@@ -3,17 +3,19 @@
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from ocil.data import Dataset
+from ocil.data import CATALOG, Dataset, load_once
 from ocil.data.dataset import refuse_other
 from ocil.errors import OcilError
 from ocil.evaluation.anytime import AnytimeEvaluator
 from ocil.evaluation.evaluator import tested_per_group
 from ocil.evaluation.prequential import Prequential
+from ocil.files import path_or_none
 from ocil.learning.memory import refuse_what_cannot_fit
 from ocil.methods import method
 from ocil.methods.base import Learner
@@ -27,6 +29,17 @@ from ocil.runs.features import Encoder
 from ocil.runs.settings import refuse_unknown
 from ocil.streams import Order, Stream, StreamConfig
 from ocil.streams.kinds import sizes_vary
+
+
+def named_dataset(name: str, data_dir: Path | str | None = None) -> Dataset:
+    """The dataset that a configuration names. If there is none, the error says what to do with one in memory."""
+    try:
+        return load_once(name, path_or_none(data_dir))
+    except OcilError as error:
+        if name in CATALOG or Path(name).suffix:
+            raise
+        how = "give dataset= to ocil.run, or register an ocil.DatasetSource, which run_many and tune find by its name"
+        raise OcilError(f"{error} If it is one that you made in Python, {how}.") from None
 
 
 def build(config: RunConfig, dataset: Dataset, device: torch.device | str = "cpu") -> Learner:

@@ -62,7 +62,7 @@ class RunConfig:
         for name, least in (("batch_size", self.stream.batch_size), ("memory_batch", learner.memory_batch)):
             if learner.memory < least:
                 raise OcilError(
-                    f"memory = {learner.memory} is smaller than {name} = {least}: "
+                    f"{self.method}: memory = {learner.memory} is smaller than {name} = {least}: "
                     f"give --memory {least} or more, or a smaller {name} (--set {name}=...)."
                 )
 

@@ -27,7 +27,7 @@ from ocil.limits import check_threads
 from ocil.methods.base import Learner
 from ocil.networks import pretrained
 from ocil.precision import Precision
-from ocil.runs.build import build, check, refuse_missing_operators
+from ocil.runs.build import build, check, named_dataset, refuse_missing_operators
 from ocil.runs.captured import CapturedStepper, can_be_captured
 from ocil.runs.config import RunConfig, code_of, origins, refuse_unresolved
 from ocil.runs.cost import cost_of
@@ -176,7 +176,7 @@ def run(
         warn_if_changed(finished)
         return finished if dataset is None else finished.refuse_other(dataset, folder.path)
     device = pick_device(device) if isinstance(device, str) else device
-    dataset = dataset or data.load(config.dataset, data_dir)
+    dataset = dataset or named_dataset(config.dataset, data_dir)
     arrivals = stream.arrivals if stream is not None else None
     check(config, dataset, arrivals)
     workspace = Workspace(Path(root), device, data_dir, threads, checkpoint_seconds, dataset=dataset, arrivals=arrivals)

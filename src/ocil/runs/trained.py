@@ -4,13 +4,11 @@ from pathlib import Path
 
 import torch
 
-from ocil import data
 from ocil.data import Dataset
 from ocil.errors import OcilError
-from ocil.files import path_or_none
 from ocil.methods.base import Learner
 from ocil.networks.registry import names_code
-from ocil.runs.build import build
+from ocil.runs.build import build, named_dataset
 from ocil.runs.config import RunConfig
 from ocil.runs.folder import COUNTS, RunFolder
 from ocil.runs.results import if_there, other_images, read_json, unreadable
@@ -50,7 +48,12 @@ def load_learner(
     if not trust and any(map(names_code, (config.learner.network, config.learner.features))):
         network = config.learner.network if names_code(config.learner.network) else config.learner.features
         raise OcilError(f"{folder.path} has Python code for a network, {network}. If you trust it, give trust=True.")
-    return trained(folder, config, _named(config, folder, data_dir) if dataset is None else dataset, device)
+    if dataset is None:
+        dataset = named_dataset(config.dataset, data_dir)
+        found = folder.load_checkpoint()
+        if found is not None and found[1].get("images", dataset.fingerprint) != dataset.fingerprint:
+            raise OcilError(other_images(folder.path))
+    return trained(folder, config, dataset, device)
 
 
 def trained(folder: RunFolder, config: RunConfig, dataset: Dataset, device: torch.device | str = "cpu") -> Learner:
@@ -65,17 +68,6 @@ def trained(folder: RunFolder, config: RunConfig, dataset: Dataset, device: torc
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise OcilError(unreadable(folder.checkpoint, error)) from error
     return learner
-
-
-def _named(config: RunConfig, folder: RunFolder, data_dir: Path | str | None) -> Dataset:
-    """The dataset that a configuration names, with the same images."""
-    try:
-        dataset = data.load_once(config.dataset, path_or_none(data_dir))
-    except OcilError as error:
-        raise OcilError(f"{error} If you have the dataset in Python, give it with dataset=.") from None
-    if config.fingerprint and config.fingerprint != dataset.fingerprint:
-        raise OcilError(other_images(folder.path))
-    return dataset
 
 
 def _config_of(folder: RunFolder) -> RunConfig:
