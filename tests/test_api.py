@@ -125,6 +125,21 @@ def test_a_dataset_in_memory_that_a_run_does_not_find(tiny: ocil.Dataset, tmp_pa
     assert ocil.run(config, tmp_path, dataset=tiny, device="cpu").config.dataset == "tiny"
 
 
+def test_a_changed_dataset_is_not_taken_for_the_one_of_its_name(tiny: ocil.Dataset, tmp_path: Path) -> None:
+    """A part of a dataset, to be quick, has the name of the whole: results would be those of the whole."""
+    tiny.save(tmp_path / "data" / "tiny.npz")
+    part = replace(tiny, train_x=tiny.train_x[::2], train_y=tiny.train_y[::2])
+    whole, config = (ocil.resolve("er", data, memory=20, settings=SMALL) for data in (tiny, part))
+    assert whole == config
+    assert "made_for" not in whole.to_json()
+    for call in (partial(ocil.run, whole), partial(ocil.run_many, [whole], workers=1)):
+        call(tmp_path / "runs", data_dir=tmp_path / "data", device="cpu")
+    for call in (partial(ocil.run, config), partial(ocil.run_many, [config])):
+        with pytest.raises(ocil.OcilError, match="found as 'tiny' is not the one that this configuration was made for"):
+            call(tmp_path / "runs", data_dir=tmp_path / "data")
+    ocil.run(config, tmp_path / "others", dataset=part, device="cpu")
+
+
 def test_the_first_error_is_raised_before_anything_runs(tiny_npz: Path, tmp_path: Path) -> None:
     good, bad = configs(tiny_npz, "er", seeds=1)[0], ocil.resolve("er", str(tiny_npz), settings=SMALL | {"tasks": 5})
     with pytest.raises(ocil.OcilError, match="tasks"):

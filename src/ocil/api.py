@@ -167,7 +167,7 @@ def _checked(config: "RunConfig", data_dir: Path | None) -> "RunConfig":
     from ocil.runs.config import refuse_unresolved
 
     refuse_unresolved(config)
-    dataset = named_dataset(config.dataset, data_dir)
+    dataset = named_dataset(config, data_dir)
     check(config, dataset)
     return config if config.dataset in data.CATALOG else replace(config, fingerprint=dataset.fingerprint)
 

@@ -36,7 +36,7 @@ def hold_out(labels: ArrayLike, classes: Sequence[str], share: float | None = No
 
 def _refuse_single(counts: NDArray[np.int64], classes: Sequence[str]) -> None:
     """Raise an ``OcilError`` that names the classes of which no sample can be held out."""
-    single = [classes[label] for label in np.flatnonzero(counts == 1)]
+    single = [classes[label] for label in np.flatnonzero(counts == 1).tolist()]
     if not single:
         return
     if len(single) == 1:

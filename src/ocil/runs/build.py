@@ -24,22 +24,28 @@ from ocil.methods.growth import capacity_for
 from ocil.networks import InputShape, Network
 from ocil.networks import build as build_network
 from ocil.networks.registry import identity_of
-from ocil.runs.config import RunConfig, resolve
+from ocil.runs.config import RunConfig, facts_of, resolve
 from ocil.runs.features import Encoder
 from ocil.runs.settings import refuse_unknown
 from ocil.streams import Order, Stream, StreamConfig
 from ocil.streams.kinds import sizes_vary
 
 
-def named_dataset(name: str, data_dir: Path | str | None = None) -> Dataset:
-    """The dataset that a configuration names. If there is none, the error says what to do with one in memory."""
+def named_dataset(config: RunConfig, data_dir: Path | str | None = None) -> Dataset:
+    """The dataset that a configuration names. If there is none, or another one than the configuration was made for, the
+    error says what to do with a dataset in memory."""
+    name = config.dataset
+    how = "give dataset= to ocil.run, or register an ocil.DatasetSource, which run_many and tune find by its name"
     try:
-        return load_once(name, path_or_none(data_dir))
+        found = load_once(name, path_or_none(data_dir))
     except OcilError as error:
         if name in CATALOG or Path(name).suffix:
             raise
-        how = "give dataset= to ocil.run, or register an ocil.DatasetSource, which run_many and tune find by its name"
         raise OcilError(f"{error} If it is one that you made in Python, {how}.") from None
+    if config.made_for and config.made_for != found.fingerprint:
+        changed = f"the dataset that is found as '{name}' is not the one that this configuration was made for"
+        raise OcilError(f"{changed}: {how}. Give a dataset that you changed a name of its own.")
+    return found
 
 
 def build(config: RunConfig, dataset: Dataset, device: torch.device | str = "cpu") -> Learner:
@@ -125,7 +131,7 @@ def make_learner(
     """
     refuse_other(dataset)
     refuse_unknown(name, settings, {field.name for field in fields(method(name).load().Config)} | {"batch_size"})
-    config = resolve(name, dataset, memory=memory, seed=seed, settings=settings)
+    config = resolve(name, dataset.name, memory=memory, seed=seed, settings=settings, **facts_of(dataset))
     refuse_wrong_inputs(config, dataset)
     return build(config, dataset, device)
 

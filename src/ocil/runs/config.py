@@ -52,6 +52,9 @@ class RunConfig:
     """Digest of the file of pretrained weights, which stands for its path: another file makes another run."""
     code: str = ""
     """Digest of the plugin files that the run's method and network come from: a changed file makes another run."""
+    made_for: str = field(default="", compare=False, repr=False)
+    """Digest of the dataset itself, if ``resolve`` was given one and no name. It is not part of what a run is; another
+    dataset that is found under the same name is refused."""
 
     def __post_init__(self) -> None:
         info, learner = method(self.method), self.learner
@@ -128,6 +131,7 @@ class RunConfig:
     def to_json(self) -> dict[str, Any]:
         """Every setting, also those at their default: a later version may have another default."""
         content = asdict(self)
+        del content["made_for"]
         content["stream"] = {key: list(v) if isinstance(v, tuple) else v for key, v in content["stream"].items()}
         return {key: value for key, value in content.items() if value or key not in ("fingerprint", "weights", "code")}
 
@@ -225,7 +229,8 @@ def resolve(
     """
     if isinstance(dataset, Dataset):
         given_here: dict[str, Any] = {"memory": memory, "review": review, "seed": seed, "settings": settings}
-        return resolve(name, dataset.name, **given_here, **facts_of(dataset))
+        config = resolve(name, dataset.name, **given_here, **facts_of(dataset))
+        return replace(config, made_for=dataset.fingerprint)
     info, dataset = method(name), str(dataset)
     if (entry := find(dataset)) is not None:
         dataset = entry.name  # CIFAR-10 has the settings of cifar10

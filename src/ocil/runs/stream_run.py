@@ -168,6 +168,8 @@ def run(
         # The order is part of what a result was measured on.
         dataset = known_fingerprint(replace(stream.data), stream.fingerprint)
         config = replace(config, stream=stream.config.measured_as(config.stream))
+    elif dataset is None and config.made_for:
+        dataset = named_dataset(config, data_dir)
     this = StreamRun(config)
     folder = this.folder(Path(root))
     if stream is not None:
@@ -176,7 +178,7 @@ def run(
         warn_if_changed(finished)
         return finished if dataset is None else finished.refuse_other(dataset, folder.path)
     device = pick_device(device) if isinstance(device, str) else device
-    dataset = dataset or named_dataset(config.dataset, data_dir)
+    dataset = dataset or named_dataset(config, data_dir)
     arrivals = stream.arrivals if stream is not None else None
     check(config, dataset, arrivals)
     workspace = Workspace(Path(root), device, data_dir, threads, checkpoint_seconds, dataset=dataset, arrivals=arrivals)

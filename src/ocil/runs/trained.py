@@ -49,7 +49,7 @@ def load_learner(
         network = config.learner.network if names_code(config.learner.network) else config.learner.features
         raise OcilError(f"{folder.path} has Python code for a network, {network}. If you trust it, give trust=True.")
     if dataset is None:
-        dataset = named_dataset(config.dataset, data_dir)
+        dataset = named_dataset(config, data_dir)
         found = folder.load_checkpoint()
         if found is not None and found[1].get("images", dataset.fingerprint) != dataset.fingerprint:
             raise OcilError(other_images(folder.path))
