@@ -23,7 +23,7 @@ from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.growth import capacity_for
 from ocil.networks import InputShape, Network
 from ocil.networks import build as build_network
-from ocil.networks.registry import identity_of
+from ocil.networks.registry import identity_of, refuse_random_numbers
 from ocil.runs.config import RunConfig, facts_of, resolve
 from ocil.runs.features import Encoder
 from ocil.runs.settings import refuse_unknown
@@ -209,10 +209,11 @@ def _check_learner(config: RunConfig, dataset: Dataset, length: StreamLength) ->
     smallest = length.smallest
     if method(config.method).memory and learner.memory_batch:  # 0: the method finds its own
         smallest = min(smallest, learner.memory_batch)
-    if (
-        method(config.method).load().trains_network
-        and smallest < network_of(learner, problem.input_shape).smallest_batch
-    ):
+    if not method(config.method).load().trains_network:
+        return
+    network = network_of(learner, problem.input_shape)
+    refuse_random_numbers(network, learner.network, problem.input_shape)
+    if smallest < network.smallest_batch:
         raise OcilError(
             f"a batch of one image of {dataset.name} has no batch statistics: its images are too small. "
             "Use another batch_size or memory_batch, or drop_last = true."
