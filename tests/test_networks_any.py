@@ -481,21 +481,9 @@ def test_dropout_that_is_off_or_frozen_is_welcome() -> None:
 
 def test_random_numbers_that_no_layer_shows_are_refused(ocil_command: Call, tiny_npz: Path, tmp_path: Path) -> None:
     """No seed decides them: two runs of one seed had different results."""
-    words = (
-        "run",
-        "er",
-        "--dataset",
-        tiny_npz,
-        "--memory",
-        20,
-        "--seeds",
-        1,
-        "--workers",
-        1,
-        "--out",
-        tmp_path / "runs",
-    )
-    words = (*words, "--no-reference", "--set", "memory_batch=5", "tasks=2", f"network={MODULE}Noisy")
+    where = ("--dataset", tiny_npz, "--memory", 20, "--out", tmp_path / "runs")
+    how = ("--seeds", 1, "--workers", 1, "--no-reference")
+    words = ("run", "er", *where, *how, "--set", "memory_batch=5", "tasks=2", f"network={MODULE}Noisy")
     assert "Noisy draws random numbers while it trains" in one_error(ocil_command(*words))
     assert not (tmp_path / "runs").exists()
     assert ocil_command(*words, "freeze=backbone").code == 0
