@@ -87,6 +87,13 @@ def dropping(input_shape: tuple[int, ...], share: float = 0.5) -> nn.Module:
     return nn.Sequential(Tiny(input_shape), nn.Dropout(share))
 
 
+class Noisy(Tiny):
+    """Draws random numbers while it trains, and no layer shows it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(super().forward(x), 0.5, self.training)
+
+
 def not_a_module(input_shape: tuple[int, ...]) -> int:
     return 3
 

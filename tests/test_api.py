@@ -1,11 +1,13 @@
 """The functions of ``ocil.api``, and the page that promises them."""
 
 import ast
+import json
 import math
 import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from torch import nn
 
 import ocil
 from ocil.methods import METHODS
+from ocil.online.model import Model
 from ocil.runs.protocol import Interrupted
 from ocil.runs.results import Result
 
@@ -43,6 +46,100 @@ def test_results_come_in_the_order_of_the_configurations(results: list[Result], 
 
 def test_the_folders_are_those_of_the_command_line(results: list[Result], tiny: ocil.Dataset) -> None:
     assert {result.config.fingerprint for result in results} == {tiny.fingerprint}
+
+
+def test_paths_may_be_text(tiny: ocil.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ocil.data import StoreWriter
+    from ocil.experiments import read
+    from ocil.report.collect import collect
+    from ocil.report.write import write
+
+    monkeypatch.chdir(tmp_path)
+    tiny.save("data/tiny.npz")
+    stored = ocil.Dataset.from_arrays(tiny.train_x, tiny.train_y, tiny.test_x, tiny.test_y, store="data/stored")
+    with StoreWriter("data/written", tiny.classes) as writer:
+        writer.add("train", tiny.train_x, tiny.train_y)
+        writer.add("test", tiny.test_x, tiny.test_y)
+    assert {len(ocil.load_dataset(name, "data").train_y) for name in ("tiny", "stored", "written")} == {
+        len(stored.train_y)
+    }
+
+    config = ocil.resolve("fine-tune", Path("data/tiny.npz"), settings={"width": 1, "tasks": 2})
+    assert config == ocil.resolve("fine-tune", "data/tiny.npz", settings={"width": 1, "tasks": 2})
+    named = ocil.resolve("fine-tune", "tiny", settings={"width": 1, "tasks": 2})
+    ocil.run_many([named], "runs", data_dir="data", workers=1, device="cpu")
+    write(collect(["runs"]), "report")
+    assert Path("report", "index.html").is_file()
+    Path("mine.toml").write_text("[[cells]]\nmethod = 'fine-tune'\n")
+    assert read("mine.toml").name == "mine"
+
+
+@pytest.mark.parametrize("more", [{}, {"prequential": 2, "evaluate_every": 3}, {"growing": True}])
+def test_the_learner_of_a_run(tiny: ocil.Dataset, tiny_npz: Path, tmp_path: Path, more: dict[str, Any]) -> None:
+    """It scores as the run's own learner did at its last evaluation."""
+    config = ocil.resolve("er", tiny_npz, memory=20, settings=SMALL | more)
+    config = replace(config, fingerprint=tiny.fingerprint)
+    result = ocil.run(config, tmp_path, device="cpu")
+    folder = tmp_path / config.cell / "seed-0"
+    for learner in (ocil.load_learner(folder), ocil.load_learner(str(folder), tiny)):
+        right = learner.scores(torch.from_numpy(tiny.test_x)).argmax(1).numpy() == tiny.test_y
+        groups = [right[tiny.test_y < 2].mean(), right[tiny.test_y >= 2].mean()]
+        assert groups == pytest.approx(result.matrix[-1])
+    before = (folder / "checkpoint.safetensors").read_bytes()
+    learner.learn(torch.from_numpy(tiny.train_x[:10]), torch.from_numpy(tiny.train_y[:10]))
+    assert (folder / "checkpoint.safetensors").read_bytes() == before
+
+
+def test_folders_without_a_learner(tiny: ocil.Dataset, tiny_npz: Path, tmp_path: Path) -> None:
+    config = replace(ocil.resolve("er", tiny_npz, memory=20, settings=SMALL), fingerprint=tiny.fingerprint)
+    ocil.run(config, tmp_path, device="cpu")
+    folder = tmp_path / config.cell / "seed-0"
+    with pytest.raises(ocil.OcilError, match=rf"{config.cell} is not the folder of a run.* for example .*/seed-0\."):
+        ocil.load_learner(folder.parent)
+    with pytest.raises(ocil.OcilError, match=r"absent is not the folder of a run: it has no config\.json"):
+        ocil.load_learner(tmp_path / "absent")
+    with pytest.raises(ocil.OcilError, match=r"It is the folder of a run: in Python, ocil\.load_learner"):
+        Model.load(folder)
+    content = json.loads((folder / "config.json").read_text())
+    for change, words in (
+        ({"dataset": "absent"}, "there is no dataset 'absent'.* give dataset="),
+        ({"learner": content["learner"] | {"network": "module:os:abort"}}, "Python code .* module:os:abort"),
+    ):
+        (folder / "config.json").write_text(json.dumps(content | change))
+        with pytest.raises(ocil.OcilError, match=words):
+            ocil.load_learner(folder)
+    other = replace(tiny, train_x=255 - tiny.train_x)
+    other.save(tmp_path / "data" / "other.npz")
+    (folder / "config.json").write_text(json.dumps(content | {"dataset": "other"}))
+    with pytest.raises(ocil.OcilError, match="was begun with other images of that name"):
+        ocil.load_learner(folder, data_dir=tmp_path / "data")
+    (folder / "config.json").write_text(json.dumps(content))
+    (folder / "checkpoint.safetensors").unlink()
+    with pytest.raises(ocil.OcilError, match=r"has no checkpoint\.safetensors: there is no learner to load"):
+        ocil.load_learner(folder)
+
+
+def test_a_dataset_in_memory_that_a_run_does_not_find(tiny: ocil.Dataset, tmp_path: Path) -> None:
+    config = ocil.resolve("er", tiny, memory=20, settings=SMALL)
+    for call in (partial(ocil.run, config), partial(ocil.run_many, [config])):
+        with pytest.raises(ocil.OcilError, match=r"no dataset 'tiny' .* give dataset= to ocil\.run, or register"):
+            call(tmp_path, data_dir=tmp_path)
+    assert ocil.run(config, tmp_path, dataset=tiny, device="cpu").config.dataset == "tiny"
+
+
+def test_a_changed_dataset_is_not_taken_for_the_one_of_its_name(tiny: ocil.Dataset, tmp_path: Path) -> None:
+    """A part of a dataset, to be quick, has the name of the whole: results would be those of the whole."""
+    tiny.save(tmp_path / "data" / "tiny.npz")
+    part = replace(tiny, train_x=tiny.train_x[::2], train_y=tiny.train_y[::2])
+    whole, config = (ocil.resolve("er", data, memory=20, settings=SMALL) for data in (tiny, part))
+    assert whole == config
+    assert "made_for" not in whole.to_json()
+    for call in (partial(ocil.run, whole), partial(ocil.run_many, [whole], workers=1)):
+        call(tmp_path / "runs", data_dir=tmp_path / "data", device="cpu")
+    for call in (partial(ocil.run, config), partial(ocil.run_many, [config])):
+        with pytest.raises(ocil.OcilError, match="found as 'tiny' is not the one that this configuration was made for"):
+            call(tmp_path / "runs", data_dir=tmp_path / "data")
+    ocil.run(config, tmp_path / "others", dataset=part, device="cpu")
 
 
 def test_the_first_error_is_raised_before_anything_runs(tiny_npz: Path, tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ ARRAYS: list[tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = [
     (lambda a: {"test_x": a["test_x"].repeat(3, axis=3)}, "both must have one form"),
     (lambda a: {"test_x": a["test_x"][:, :4]}, "both must have one form"),
     (lambda a: {"train_x": a["train_x"][:0], "train_y": a["train_y"][:0]}, "the train split is empty"),
-    (lambda a: {"train_y": np.zeros_like(a["train_y"])}, "class 1 ('b') has no training image"),
+    (lambda a: {"train_y": np.zeros_like(a["train_y"])}, "3 classes have no training image"),
     (lambda a: {"test_y": np.zeros_like(a["test_y"])}, "has no test image of c, d: add some, or use fewer tasks"),
     (lambda a: {"classes": np.array(["a", "a", "b", "c"])}, "the class name 'a' appears 2 times"),
     (lambda a: {"classes": np.arange(4)}, "classes must be a list of names"),

@@ -68,6 +68,7 @@ def test_learn_and_predict(ocil_command: Call, table: Path, photos: Path, tmp_pa
     assert "0 samples learned now, 18 in all, 3 classes, accuracy before learning" in again.out
 
     one = photos / "dark" / "0.png"
+    (photos / "light" / "._0.png").write_bytes(b"what macOS puts there")
     lines = ocil_command("predict", one, photos / "light", "--model", tmp_path / "model", "--json").out.splitlines()
     rows = [json.loads(line) for line in lines]
     assert [row["path"] for row in rows] == [str(one), *(str(photos / "light" / f"{n}.png") for n in range(EACH))]

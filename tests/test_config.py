@@ -275,7 +275,7 @@ def test_fine_tune_is_its_own_reference() -> None:
         ({"forward": 3}, "forward = 3 is not a choice."),
         ({"widht": 3}, "unknown setting 'widht' for er. Did you mean 'width'?"),
         ({"epochs": 2}, "epochs > 1 needs boundary = 'iid'"),
-        ({"memory": 5}, "memory = 5 is smaller than batch_size = 10: give a memory of 10 or more"),
+        ({"memory": 5}, "er: memory = 5 is smaller than batch_size = 10: give a memory of 10 or more"),
         ({"memory": 15, "memory_batch": 30}, "memory = 15 is smaller than memory_batch = 30"),
         ({"memory": -1}, "memory = -1 must be at least 0."),
         ({"blurry_share": 1.5}, "blurry_share = 1.5 must lie between 0 and 1."),

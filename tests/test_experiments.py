@@ -238,6 +238,31 @@ def test_axes_and_tables_by_dataset(write) -> None:  # type: ignore[no-untyped-d
     assert [config.seed for config in experiment.cells[0].configs] == [0, 1]
 
 
+def test_a_label_gets_what_is_varied_and_not_in_it(write) -> None:  # type: ignore[no-untyped-def]
+    path = write("""
+        [settings]
+        memory = [200, 500]
+        boundary = ["clear", "blurry"]
+        [[cells]]
+        label = "AFS, beta {beta}"
+        method = "afs"
+        beta = [0.05, 0.1]
+        [[cells]]
+        label = "replay"
+        method = ["er", "mir"]
+        review = [false, true]
+        [[cells]]
+        label = "{boundary} tasks"
+        method = "scr"
+        """)
+    names = Counter((cell.label, cell.config.learner.memory) for cell in read(path).cells)
+    assert set(names.values()) == {1}
+    afs = {f"AFS, beta {beta}, boundary={kind}" for beta in ("0.05", "0.1") for kind in ("clear", "blurry")}
+    methods = ("er", "er-rv", "mir", "mir-rv")
+    replay = {f"replay, boundary={kind}, {method}" for kind in ("clear", "blurry") for method in methods}
+    assert {label for label, _ in names} == {*afs, *replay, "clear tasks", "blurry tasks"}
+
+
 def test_duplicates_collapse_and_the_first_label_stays(write) -> None:  # type: ignore[no-untyped-def]
     path = write("""
         [[cells]]

@@ -22,7 +22,7 @@ from ocil.online.model import FILE, Model, Recipe
 from ocil.online.sources import LabelledRows, open_source
 from ocil.online.vectors import VectorFormat
 from ocil.runs.environment import digest
-from tests.conftest import Call, left_over, one_error
+from tests.conftest import Call, Said, left_over, one_error
 
 ROWS, SIZE = 60, 6
 SMALL = ("--method", "er", "--memory", 20, "--batch-size", 8)
@@ -387,3 +387,26 @@ def test_a_csv_of_numbers_as_a_dataset(folder: Path, ocil_command: Call) -> None
     (folder / "features.csv").write_text("f0,f1\n1,2\n")
     said = ocil_command("data", "import", "mine", "features.csv", "--data-dir", "data")
     assert "has no column with the name label" in one_error(said)
+
+
+def test_a_csv_of_numbers_with_a_split(folder: Path, ocil_command: Call) -> None:
+    def imported(parts: list[str]) -> Said:
+        lines = write_csv(folder / "plain.csv").read_text().splitlines()
+        words = ["split", *(parts[number % len(parts)] for number in range(ROWS))]
+        (folder / "features.csv").write_text("\n".join(f"{a},{b}" for a, b in zip(lines, words, strict=True)))
+        return ocil_command("data", "import", "mine", "features.csv", "--data-dir", "data")
+
+    said = imported(["train", "Test", "train", "val"])
+    assert f"3 classes, {SIZE} numbers, 30 train, 15 test" in said.out
+    assert f"features.csv was read as vectors of {SIZE} numbers: f0, f1, " in said.out
+    assert "validation vectors of features.csv are left out" in said.out
+    x, y = data()
+    found = load_dataset("mine", folder / "data")
+    np.testing.assert_array_equal(found.test_x, x[1::4])
+    assert [found.classes[label] for label in found.test_y] == [f"class {label}" for label in y[1::4]]
+
+    assert "30 train, 30 test" in imported(["train", "val"]).out
+    assert "a sixth of each class is held out" in imported(["train"]).out
+    assert f"{SIZE + 1} numbers" in imported(["1", "2"]).out  # a feature of that name
+    assert "line 3: the split is 'later'" in one_error(imported(["train", "later"]))
+    assert "has no vectors for training" in one_error(imported(["test"]))

@@ -207,6 +207,22 @@ def test_files_and_pillow_images(tiny: Dataset, tmp_path: Path) -> None:
     assert classifier(image_shape=(12, 10)).fit(files, labels).model_.input_format.shape == (12, 10, 1)
 
 
+def test_a_column_of_files_and_a_single_file(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    for number in range(12):
+        Image.new("L", (16, 16), 20 * number).save(tmp_path / f"{number:02}.png")
+    files, labels = sorted(map(str, tmp_path.glob("*.png"))), ["dark", "light"] * 6
+    table = pandas.DataFrame({"path": files, "label": labels})
+    one, other = classifier().fit(table["path"], table["label"]), classifier().fit(files, labels)
+    assert digest(one.model_.learner) == digest(other.model_.learner)
+    assert one.predict(table["path"][3:]).tolist() == other.predict(files[3:]).tolist()
+    for file in (files[0], Path(files[0])):
+        with pytest.raises(ValueError, match=r"X is one file, '.*00\.png': give a list of files, \['.*00\.png'\]"):
+            one.predict(file)
+    with pytest.raises(ValueError, match=r"X is one image: give a list of images, \[image\]"):
+        one.predict(Image.new("L", (16, 16)))
+
+
 def test_what_is_refused(tiny: Dataset) -> None:
     x, y = tiny.train_x[:10], tiny.train_y[:10]
     one = classifier()

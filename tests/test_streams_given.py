@@ -212,6 +212,11 @@ def test_order_files_that_do_not_fit(tiny: Dataset, tmp_path: Path) -> None:
         StreamConfig(order=str(tmp_path / "absent.npz"))
 
 
+def test_test_samples_that_are_no_pair() -> None:
+    with pytest.raises(OcilError, match=r"test is list, not a pair \(x, y\): give all test samples and their labels"):
+        Stream.from_batches(in_tasks(), [TEST, TEST, TEST])  # type: ignore[arg-type]
+
+
 def test_batches_of_a_generator_arrive_as_they_came() -> None:
     stream = Stream.from_batches(in_tasks(), TEST)
     assert stream.data.classes == ("0", "1", "2", "3") or set(stream.data.classes[:2]) == {"0", "1"}

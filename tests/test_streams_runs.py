@@ -234,6 +234,24 @@ def test_stream_show_of_domains_and_of_many_classes(ocil_command: Call, tmp_path
     assert (tmp_path / "many.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_stream_show_of_names_that_the_font_lacks(
+    ocil_command: Call, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Characters of double width stay in their column, and a picture has no warning per character."""
+    names = ("雀", "翠鳥", "wren")
+    x, y = np.zeros((60, 4, 4, 1), np.uint8), np.arange(60) % 3
+    Dataset("birds", x, y, x, y, names).save(tmp_path / "birds.npz")
+    words = ("stream", "show", "--dataset", tmp_path / "birds.npz", "--figure")
+    said = ocil_command(*words, tmp_path / "birds.svg")
+    assert "ocil: warning" not in said.err
+    assert all(name in (tmp_path / "birds.svg").read_text() for name in names)
+    for start in ("  雀 ", "翠鳥 ", "wren "):
+        assert any(line.startswith(start) for line in said.out.splitlines()), start
+    said = ocil_command(*words, tmp_path / "birds.png")
+    assert said.err.count("has boxes in the place of characters that the font of figures lacks") == 1
+    assert not [each for each in recwarn if "Glyph" in str(each.message)]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -241,7 +241,7 @@ def test_missing_datasets_are_said_at_once(ocil_command: Call, tmp_path: Path, t
         (("--seeds", "2.5"), "not a whole number"),
         (("--set", "beta"), "write FIELD=VALUE"),
         (("--set", "tasks=9"), "er: tasks = 9 is more than the 4 classes"),
-        (("--set", "memory=3"), "cell 1: memory = 3 is smaller"),
+        (("--set", "memory=3"), "cell 1: er: memory = 3 is smaller"),
         (("--device", "tpu"), "device 'tpu' is not there"),
         (("--set", "dataset=nowhere"), "there is no dataset 'nowhere'"),
     ],

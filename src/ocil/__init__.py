@@ -7,6 +7,7 @@ evaluate = ocil.Evaluator(stream)           rows of the accuracy matrix
 ocil.metrics, ocil.losses                   measures and losses as pure functions
 ocil.METHODS                                all methods by name
 ocil.resolve, ocil.run                      whole runs, with checkpoints and resume
+ocil.load_learner                           the learner that a run has trained
 ocil.run_many, ocil.summarise, ocil.tune    many runs, their table and plot, a search for settings
 ocil.register, ocil.plugins                 methods, networks, datasets and measures of your own
 ocil.testing                                checks of what is expected from a method or a network
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from ocil.runs.config import RunConfig, resolve
     from ocil.runs.results import Result
     from ocil.runs.stream_run import run
+    from ocil.runs.trained import load_learner
     from ocil.streams import Batch, Stream, StreamConfig
 
 __version__ = "0.3.0"
@@ -63,6 +65,7 @@ _HOMES = {  # imported on first use, so that the command line answers --help wit
     "Stream": "streams:Stream",
     "StreamConfig": "streams:StreamConfig",
     "load_dataset": "data:load",
+    "load_learner": "runs.trained:load_learner",
     "losses": "learning.losses:",
     "make_learner": "runs.build:make_learner",
     "metrics": "evaluation.measures:",
@@ -97,6 +100,7 @@ __all__ = [
     "Stream",
     "StreamConfig",
     "load_dataset",
+    "load_learner",
     "losses",
     "make_learner",
     "metrics",

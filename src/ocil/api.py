@@ -4,12 +4,14 @@ Every function here is public: see docs/api.md for what is promised.
 """
 
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ocil.errors import OcilError
+from ocil.files import path_or_none
 from ocil.plugins import PROGRAM
 
 if TYPE_CHECKING:
@@ -71,7 +73,7 @@ def run_many(
     workers: int = 0,
     device: str = "auto",
     threads: int = 1,
-    data_dir: Path | None = None,
+    data_dir: Path | str | None = None,
     address: str | None = None,
 ) -> "list[Result]":
     """Carry out many runs where they are fastest, and return their results in the order of ``configs``.
@@ -109,6 +111,7 @@ def run_many(
     from ocil.runs.stream_run import StreamRun
 
     end_if_starting()
+    data_dir = path_or_none(data_dir)
     if isinstance(configs, RunConfig):
         raise OcilError("run_many takes a list of configurations. For one of them there is ocil.run.")
     runs = [StreamRun(_checked(config, data_dir)) for config in configs]
@@ -160,11 +163,11 @@ def _registered_here(config: "RunConfig") -> str:
 def _checked(config: "RunConfig", data_dir: Path | None) -> "RunConfig":
     """The configuration as ``ocil run`` completes it: a dataset outside the catalog is identified by its images."""
     from ocil import data
-    from ocil.runs.build import check
+    from ocil.runs.build import check, named_dataset
     from ocil.runs.config import refuse_unresolved
 
     refuse_unresolved(config)
-    dataset = data.load_once(config.dataset, data_dir)
+    dataset = named_dataset(config, data_dir)
     check(config, dataset)
     return config if config.dataset in data.CATALOG else replace(config, fingerprint=dataset.fingerprint)
 
@@ -221,7 +224,8 @@ class Comparison:
 
         path = Path(path)
         if path.suffix in (".png", ".svg"):
-            save(self.plot(), path)
+            if boxes := save(self.plot(), path):
+                warnings.warn(boxes, stacklevel=2)
         elif path.suffix in (".md", ".csv"):
             write_bytes(path, (f"{self}\n" if path.suffix == ".md" else csv(self.table)).encode())
         else:
@@ -276,7 +280,7 @@ def summarise(results: "Sequence[Result]") -> Comparison:
 def tune(
     method: str,
     space: Mapping[str, Sequence[Any]] | None = None,
-    dataset: str | None = None,
+    dataset: str | Path | None = None,
     *,
     memory: int | None = None,
     review: bool | None = None,
@@ -288,7 +292,7 @@ def tune(
     workers: int = 0,
     device: str = "auto",
     threads: int = 1,
-    data_dir: Path | None = None,
+    data_dir: Path | str | None = None,
 ) -> "Choice":
     """Choose settings on the first tasks alone: every point of ``space``, several seeds each, scored on training images
     that are held out. No test image has an influence.
@@ -330,10 +334,11 @@ def tune(
     from ocil.runs.settings import as_argument
 
     end_if_starting()
+    data_dir = path_or_none(data_dir)
     _refuse_unnamed(dataset)
     search = Search(
         method,
-        dataset,
+        None if dataset is None else str(dataset),
         {name: [as_argument(value) for value in values] for name, values in (space or {}).items()},
         memory=memory,
         review=review,

@@ -166,6 +166,11 @@ def must_be_free(path: Path) -> None:
         raise WriteError(f"cannot write {path}: {error.strerror}. Choose another place.") from error
 
 
+def path_or_none(given: Path | str | None) -> Path | None:
+    """A path that may be given as text, or not at all."""
+    return None if given is None else Path(given)
+
+
 def is_there(path: Path) -> bool:
     """Whether something is at the path. Raises ``OSError`` if nothing can be: the name is too long, or the folder above
     may not be read. ``Path.exists`` has said no in these cases since Python 3.14."""

@@ -330,14 +330,15 @@ def test_image_folders_that_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with refused("no class folders"):
         import_dataset("birds", source, tmp_path / "data")
     (source / "train" / "empty").mkdir()
-    with refused("hold no images "):
+    with refused("has no images that can be read "):
         import_dataset("birds", source, tmp_path / "data")
     tiny.write_images(source / "train" / "one", 1)
+    with refused(r"class 0 \('empty'\) has no training image"):
+        import_dataset("birds", source, tmp_path / "data")
+    (source / "train" / "empty").rmdir()
     with refused("'one' has one sample; it needs two"):
         import_dataset("birds", source, tmp_path / "data")
     tiny.write_images(source / "test" / "one", 1)
-    with refused(r"class 0 \('empty'\) has no training image"):
-        import_dataset("birds", source, tmp_path / "data")
     monkeypatch.setattr("ocil.data.importers.free_bytes", lambda folder: 100)
     with refused(r"these images need 288 B, and .* has 100 B left"):
         import_dataset("birds", source, tmp_path / "data")
@@ -400,6 +401,20 @@ def test_an_empty_class_is_not_blamed_on_a_broken_image_of_another(tmp_path: Pat
     (tmp_path / "birds" / "train" / "a" / "broken.png").write_bytes(b"not an image")
     (tmp_path / "birds" / "train" / "b").mkdir()
     with refused(r"class 1 \('b'\) has no training image; add some or drop the class"):
+        import_dataset("birds", tmp_path / "birds", tmp_path / "data")
+
+
+def test_all_classes_without_enough_images_are_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each try decodes all images, which can take an hour: none is decoded before, and one try is enough."""
+    monkeypatch.setattr("ocil.data.folder.read_image", None)
+    for number in range(8):
+        tiny.write_images(tmp_path / "birds" / f"species {number}", 2 if number == 3 else 1)
+    names = "'species 0', 'species 1', 'species 2', 'species 4', 'species 5' and 2 more"
+    with refused(rf"7 classes have one sample each \({names}\); they need two, .* take them out"):
+        import_dataset("birds", tmp_path / "birds", tmp_path / "data")
+    for number in range(2):
+        (tmp_path / "birds" / f"empty {number}").mkdir()
+    with refused("2 classes have no training image; add some or drop these classes: 'empty 0', 'empty 1'"):
         import_dataset("birds", tmp_path / "birds", tmp_path / "data")
 
 
@@ -474,6 +489,67 @@ def test_prepared_npz(tmp_path: Path) -> None:
         import_dataset("own", tmp_path / "source.npz", tmp_path / "data", size=8)
 
 
+X, Y = np.arange(24 * 6 * 5, dtype=np.uint8).reshape(24, 6, 5), np.arange(24) % 3
+
+
+@pytest.mark.parametrize(
+    ("arrays", "classes", "shape"),
+    [
+        ({"x": X, "y": Y.astype(np.int32)}, ("0", "1", "2"), (6, 5, 1)),
+        ({"train_x": X / 255, "train_y": np.array(["fox", "owl", "hen"])[Y]}, ("fox", "hen", "owl"), (6, 5, 1)),
+        ({"x": np.stack([X] * 3, 1), "y": Y, "classes": np.array(["c", "b", "a"])}, ("c", "b", "a"), (6, 5, 3)),
+        ({"x": X.reshape(24, -1) / 7, "y": Y.astype(float)}, ("0", "1", "2"), (30,)),
+        ({"train_x": X, "train_y": Y, "test_x": X[:4], "test_y": Y[:4]}, ("0", "1", "2"), (6, 5, 1)),
+    ],
+    ids=["int32", "text", "channels-first", "vectors", "without-names"],
+)
+def test_npz_of_ones_own_arrays(
+    arrays: dict[str, Any], classes: tuple[str, ...], shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "own.npz", **arrays)
+    notes: list[str] = []
+    import_dataset("own", tmp_path / "own.npz", tmp_path / "data", note=notes.append)
+    found = load("own", tmp_path / "data")
+    assert (found.classes, found.input_shape) == (classes, shape)
+    split = "test_x" in arrays
+    assert (len(found.train_y), len(found.test_y)) == ((24, 4) if split else (21, 3))
+    assert [note for note in notes if "held out" in note] == ([] if split else notes)
+
+
+def test_a_share_of_an_npz_is_held_out(tmp_path: Path) -> None:
+    np.savez(tmp_path / "own.npz", x=X, y=Y)
+    import_dataset("own", tmp_path / "own.npz", tmp_path / "data", test_share=0.5)
+    assert len(load("own", tmp_path / "data").test_y) == 12
+
+
+def test_an_npz_with_domains(tmp_path: Path) -> None:
+    np.savez(tmp_path / "own.npz", x=X, y=Y, train_domain=np.arange(24) // 12, domains=np.array(["night", "day"]))
+    import_dataset("own", tmp_path / "own.npz", tmp_path / "data")
+    assert set(load("own", tmp_path / "data").domains) == {"day", "night"}
+    np.savez(tmp_path / "own.npz", x=X, y=Y, train_domain=np.arange(24), domains=np.array(["night", "day"]))
+    with refused("train_domain must number the names in domains, from 0 to 1"):
+        import_dataset("own", tmp_path / "own.npz", tmp_path / "data")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"images": X, "labels": Y}, "must have one array train_x or x; its arrays are: images, labels"),
+        ({"x": X, "train_x": X, "y": Y}, "must have one array train_x or x"),
+        ({"x": X}, "must have one array train_y or y"),
+        ({"x": X, "y": Y.astype(object)}, "y holds Python objects, which are not loaded"),
+        ({"x": X, "y": Y[:-1]}, "train_x has 24 samples but train_y has 23 labels"),
+        ({"x": X, "y": Y, "test_x": X}, "give both test_x and test_y"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_npz_files_that_hold_no_dataset(arrays: dict[str, Any], message: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "own.npz", **arrays)
+    with refused(message):
+        import_dataset("own", tmp_path / "own.npz", tmp_path / "data")
+    assert nothing_stored(tmp_path / "data")
+
+
 @pytest.mark.parametrize("name", ["", "Birds", "-x", "../x", "a b", "a/b", "x\n", "é"])
 def test_bad_names(name: str, tmp_path: Path) -> None:
     with pytest.raises(OcilError, match="cannot be a dataset name"):
@@ -484,8 +560,9 @@ def test_sources_that_are_not(tmp_path: Path) -> None:
     with refused("absent does not exist"):
         import_dataset("own", tmp_path / "absent", tmp_path / "data")
     (tmp_path / "file.txt").write_text("x")
-    with refused("neither an image folder nor an .npz"):
-        import_dataset("own", tmp_path / "file.txt", tmp_path / "data")
+    for size in (None, 16):
+        with refused("file.txt is in none of the forms that can be imported. Give a folder of images, a label file"):
+            import_dataset("own", tmp_path / "file.txt", tmp_path / "data", size)
     (tmp_path / "broken.npz").write_text("x")
     with refused("cannot read"):
         import_dataset("own", tmp_path / "broken.npz", tmp_path / "data")

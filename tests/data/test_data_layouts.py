@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from tests.data.tiny_sources import write_images
 
 from ocil.data import Dataset, load
@@ -43,6 +44,28 @@ def cub(folder: Path) -> Path:
         (folder / f"{file}.txt").write_text("\n".join(lines[key]) + "\n")
     (folder / "classes.txt").write_text("1 001.Albatross\n2 002.Auk\n10 010.Wren\n")
     return folder
+
+
+def test_names_that_are_numbers_are_ordered_as_numbers(tmp_path: Path) -> None:
+    """The classes of the first task would be others than in the published protocol: 0, 1, 10, 11, ..."""
+    numbers = [str(number) for number in (*range(12), 100)]
+    for name in numbers:
+        folder = tmp_path / "folders" / name
+        folder.mkdir(parents=True)
+        for image in range(2):
+            Image.new("L", (4, 4), int(name)).save(folder / f"{image}.png")
+    rows = [f"folders/{name}/{image}.png,{name}" for name in sorted(numbers) for image in range(2)]
+    (tmp_path / "labels.csv").write_text("\n".join(["path,label", *rows]))
+    vectors = [f"{name}.5,{name}" for name in sorted(numbers) for _ in range(2)]
+    (tmp_path / "vectors.csv").write_text("\n".join(["number,label", *vectors]))
+    for source in ("folders", "labels.csv", "vectors.csv"):
+        import_dataset("own", tmp_path / source, tmp_path / "data")
+        found = load("own", tmp_path / "data")
+        assert found.classes == tuple(numbers), source
+        assert [int(found.train_x[i].flat[0]) for i in range(13)] == [int(numbers[y]) for y in found.train_y], source
+    x, words = np.zeros((26, 3)), np.array(2 * sorted(numbers), dtype=object)
+    assert Dataset.from_arrays(x, words, x, words).classes == tuple(numbers)
+    assert Dataset.from_arrays(x, [*words[:-1], "a"], x, words).classes[:3] == ("0", "1", "10")
 
 
 def test_tiny_imagenet(tmp_path: Path) -> None:
@@ -160,6 +183,22 @@ def test_label_files_that_lie(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(OcilError, match=message) as error:
         imported(labelled(tmp_path / "birds", text), tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_absolute_paths_that_lead_into_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs write absolute paths. One that leads elsewhere is refused, with what to do."""
+    (tmp_path / "linked").symlink_to(tmp_path / "birds")
+    monkeypatch.chdir(tmp_path)
+    for folder in (tmp_path / "birds", tmp_path / "linked"):
+        lines = [f"{folder}/{sub}/{number:02}.png,{sub}" for sub in "xy" for number in range(3)]
+        labelled(tmp_path / "birds", "\n".join(["path,label", *lines]))
+        for source in (folder / "labels.csv", (folder / "labels.csv").relative_to(tmp_path)):
+            data, _ = imported(source, tmp_path)
+            assert np.bincount(data.train_y).tolist() == [2, 2]
+    lines = [f"{tmp_path}/birds/../secret/{number:02}.png,a" for number in range(3)]
+    labelled(tmp_path / "birds", "\n".join(["path,label", *lines]))
+    with pytest.raises(OcilError, match=r"leads out of .* move the list of images to a folder above them\."):
+        imported(tmp_path / "birds", tmp_path)
 
 
 def test_label_files_that_are_not(tmp_path: Path) -> None:

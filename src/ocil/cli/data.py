@@ -65,7 +65,7 @@ def import_(
     * an image folder as it is published: Tiny-ImageNet, CUB-200.
     * a label file, SOURCE.csv, with the columns path and label, and split if you have one.
     * vectors, SOURCE.csv, with one column per number and a column label.
-    * a prepared .npz with train_x, train_y, test_x, test_y and classes.
+    * an .npz file with train_x and train_y, or x and y, and, if you have them, test_x, test_y and classes.
     * a folder with train_x.npy, train_y.npy and, if you have them, test_x.npy, test_y.npy and classes.txt. Arrays are
       images or vectors.
     * for cifar10 and cifar100: the published `*-python.tar.gz` or its unpacked folder.

@@ -108,7 +108,8 @@ def compare(
     from ocil.report.table import markdown_table
 
     summaries = [cell.summary for cell in found]
-    save(accuracy_after_each_task(summaries), path)
+    if boxes := save(accuracy_after_each_task(summaries), path):
+        console.warning(boxes)
     write_bytes(table, f"{markdown_table(summary_table(summaries), level=0)}\n".encode())
     if as_json:
         cells_json = [cell.to_json() for cell in found]

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
+from rich.cells import cell_len, set_cell_size
 
 from ocil.cli import console
 from ocil.cli.options import DataDir, Json, Settings, Whole, read_settings
@@ -102,7 +103,8 @@ def show(
         from ocil.report.stream_figure import arrivals
         from ocil.report.style import save
 
-        save(arrivals(found, f"{stream.config.boundary}, {stream.data.name}, seed {seed}"), figure)
+        if boxes := save(arrivals(found, f"{stream.config.boundary}, {stream.data.name}, seed {seed}"), figure):
+            console.warning(boxes)
     if save_order is not None:
         stream.save_order(save_order)
     if as_json:
@@ -168,12 +170,13 @@ def _map(found: "Timeline") -> list[str]:
     starts = range(0, len(found.names), together)
     counts = [found.counts[first : first + together].sum(0) for first in starts]
     names = [found.names[first] + ("" if together == 1 else ", ...") for first in starts]
-    most, width = max(row.max() for row in counts), min(24, max(map(len, names)))
+    most, width = max(row.max() for row in counts), min(24, max(map(cell_len, names)))
     lines = ["what arrives when: the darker, the more samples", ""]
     for name, row in zip(names, counts, strict=True):
         # The lightest shade is for a single sample, the darkest for the most in one span.
         shades = "".join(SHADES[0 if not n else max(1, round(4 * n / most))] for n in row.tolist())
-        lines.append(f"{name[:width]:>{width}} {shades}")
+        shown = set_cell_size(name, min(width, cell_len(name)))
+        lines.append(f"{' ' * (width - cell_len(shown))}{shown} {shades}")
     marks = [" "] * len(found.ends)
     for point in found.points:
         marks[min(range(len(found.ends)), key=lambda span: abs(found.ends[span] - point))] = "|"

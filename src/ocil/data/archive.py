@@ -64,6 +64,16 @@ def read_shapes(path: Path, keys: Sequence[str], advice: str) -> dict[str, tuple
     return _read(path, lambda archive: {key: _header(archive, _member(archive, key, keys))[0] for key in keys}, advice)
 
 
+def read_headers(path: Path, advice: str) -> dict[str, ArrayHeader]:
+    """The headers of all arrays by name, in the order of the file."""
+
+    def read(archive: zipfile.ZipFile) -> dict[str, ArrayHeader]:
+        members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
+        return {member.filename.removesuffix(".npy"): _header(archive, member) for member in members}
+
+    return _read(path, read, advice)
+
+
 def names_in(array: NDArray[Any], path: Path, advice: str) -> tuple[str, ...]:
     """Class names from an array of text."""
     try:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ocil.data.archive import check_sums, names_in, read_arrays, read_shapes
+from ocil.data.class_names import without_training
 from ocil.data.digests import remembered
 from ocil.data.mapped import RowReader, is_mapped
 from ocil.errors import OcilError
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 ARRAYS = ("train_x", "train_y", "test_x", "test_y", "classes")
 DOMAINS = ("train_domain", "test_domain", "domains")
 """Arrays of a dataset with domains, all or none of them."""
-AGAIN = "Import or download the dataset again."
+AGAIN = "Import it with ocil data import, or download it again."
+CONVERTERS = "ocil data import and Dataset.from_arrays take arrays of other kinds"
 MAX_UNSEEN = 1_000_000
 MAP_FROM = 16 * 2**20  # bytes: smaller arrays are read at once
 PIECE_BYTES = 8 * 2**20
@@ -129,7 +131,7 @@ class Dataset:
         test_x: Any | None = None,
         test_y: Any | None = None,
         *,
-        store: Path | None = None,
+        store: Path | str | None = None,
         **options: "Unpack[DomainOptions]",
     ) -> "Dataset":
         """A dataset from arrays, tensors or nested lists, and labels of any kind.
@@ -160,7 +162,7 @@ class Dataset:
 
     @classmethod
     def from_torch(
-        cls, train: Any, test: Any | None = None, *, store: Path | None = None, **options: "Unpack[TorchOptions]"
+        cls, train: Any, test: Any | None = None, *, store: Path | str | None = None, **options: "Unpack[TorchOptions]"
     ) -> "Dataset":
         """A dataset from map-style torch datasets of pairs (image, label): Pillow images, tensors or arrays.
 
@@ -181,7 +183,7 @@ class Dataset:
         image: str | None = None,
         label: str | None = None,
         *,
-        store: Path | None = None,
+        store: Path | str | None = None,
         **options: "Unpack[HuggingFaceOptions]",
     ) -> "Dataset":
         """A dataset from a ``DatasetDict`` or a ``Dataset`` of the library datasets.
@@ -212,11 +214,10 @@ class Dataset:
             self._refuse(f"training inputs are {train} but test inputs are {test}; both must have one form")
         counts = np.bincount(self.train_y, minlength=self.num_classes)
         if not counts.all():
-            label = int(counts.argmin())
-            self._refuse(f"class {label} ('{self.classes[label]}') has no training image; add some or drop the class")
+            self._refuse(without_training(np.flatnonzero(counts == 0).tolist(), self.classes))
         self._check_domains()
 
-    def save(self, path: Path, compressed: bool = False) -> None:
+    def save(self, path: Path | str, compressed: bool = False) -> None:
         """Write one .npz file, atomically."""
         arrays: dict[str, Any] = {key: getattr(self, key) for key in ARRAYS}
         arrays["classes"] = np.array(self.classes, dtype=np.str_)
@@ -225,7 +226,7 @@ class Dataset:
         if self.domains:
             arrays |= {key: getattr(self, key) for key in DOMAINS}
             arrays["domains"] = np.array(self.domains, dtype=np.str_)
-        with atomic_write(path) as file:
+        with atomic_write(Path(path)) as file:
             (np.savez_compressed if compressed else np.savez)(file, **arrays)
 
     def _check_names(self) -> None:
@@ -246,12 +247,12 @@ class Dataset:
         elif x.dtype != np.uint8 or x.ndim != 4 or x.shape[3] not in (1, 3) or 0 in x.shape[1:]:
             self._refuse(
                 f"{split}_x must be images, uint8 [N,H,W,C] with C 1 or 3, or vectors, float16 or float32 [N,D], "
-                f"but it is {x.dtype} {list(x.shape)}"
+                f"but it is {x.dtype} {list(x.shape)}; {CONVERTERS}"
             )
 
     def _check_labels(self, split: str, x: NDArray[Any], y: NDArray[Any]) -> None:
         if y.dtype != np.int64 or y.ndim != 1:
-            self._refuse(f"{split}_y must be int64 [N], but it is {y.dtype} {list(y.shape)}")
+            self._refuse(f"{split}_y must be int64 [N], but it is {y.dtype} {list(y.shape)}; {CONVERTERS}")
         if len(x) != len(y):
             self._refuse(f"{split} has {len(x)} images but {len(y)} labels; there must be one label per image")
         if len(y) == 0:

@@ -10,6 +10,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ocil.data.class_names import without_training
 from ocil.data.images import SUFFIXES, probe, read_image
 from ocil.data.layouts import Files, find_layout
 from ocil.data.raw_writer import Split, StoreWriter
@@ -47,7 +48,7 @@ class ImageFiles:
     ) -> None:
         if size is not None and not 1 <= size <= MAX_SIDE:
             raise OcilError(f"the image size {size} is not between 1 and {MAX_SIDE}.")
-        self.size, self.strict, self.note = size, strict, note
+        self.source, self.size, self.strict, self.note = source, size, strict, note
         self._first: tuple[Path, tuple[int, int]] | None = None
         """The first image with its width and height, which all others must have."""
         self._gray = True
@@ -59,6 +60,8 @@ class ImageFiles:
         self.classes = found.classes
         self.domain_of = found.domain_of
         self._labels = {label for _, label in found.train}  # also of images that cannot be read
+        if self._labels and (without := sorted(set(range(len(self.classes))) - self._labels)):  # before all is decoded
+            raise OcilError(f"{source}: {without_training(without, self.classes)}.")
         self.train = self._readable(found.train)
         if found.test is None:
             held = hold_out([label for _, label in self.train], self.classes, test_share)
@@ -75,7 +78,7 @@ class ImageFiles:
         """Height, width, channels."""
         if self._first is None:
             why = f": {self._problems[0]}" if self._problems else f" ({', '.join(SUFFIXES)})."
-            raise OcilError(f"the class folders hold no images{why}")
+            raise OcilError(f"{self.source} has no images that can be read{why}")
         width, height = (self.size, self.size) if self.size is not None else self._first[1]
         return height, width, 1 if self._gray else 3
 

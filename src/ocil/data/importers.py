@@ -13,16 +13,17 @@ from ocil.data.catalog import DEFAULT, DatasetInfo
 from ocil.data.check import differences
 from ocil.data.cifar import read_cifar
 from ocil.data.dataset import Dataset, load_npz
-from ocil.data.doors import from_arrays
 from ocil.data.folder import ImageFiles
 from ocil.data.mini_imagenet import read_mini_imagenet
 from ocil.data.npy_folder import samples_in_npy_folder
+from ocil.data.npz_arrays import is_prepared, samples_in_npz
 from ocil.data.number_table import NumberTable, is_number_table
 from ocil.data.places import data_dir as folder_of
 from ocil.data.raw import MANIFEST, is_store, open_store
 from ocil.data.raw_writer import StoreWriter
 from ocil.data.samples import OnProgress, Samples
 from ocil.data.split import split_again
+from ocil.data.table_samples import samples_in_table
 from ocil.errors import OcilError, WriteError
 from ocil.files import first_existing
 from ocil.text import bytes_text
@@ -57,7 +58,7 @@ def import_dataset(
 
     Returns that path. Under a catalog name, ``source`` must be what the catalog describes. Under any other name it is a
     folder of images or a label file (see ``ImageFiles`` for ``size``, ``test_share``, ``strict`` and ``note``), a
-    folder of .npy arrays, a CSV of numbers, a prepared .npz, or a folder that was imported before. ``random_split`` is
+    folder of .npy arrays, a CSV of numbers, an .npz file, or a folder that was imported before. ``random_split`` is
     the seed by which the samples of a prepared .npz are split again, see ``split_again``. ``form`` decides whether a
     dataset of one's own becomes a file or a folder, instead of its size. ``expect`` replaces the catalog entry, for
     tests with a few images.
@@ -69,7 +70,8 @@ def import_dataset(
         if info is None and _holds_pictures(source):
             images = ImageFiles(source, size, test_share=test_share, strict=strict, note=note)
             return _store_images(images, target, form, progress)
-        if size is not None or (test_share is not None and not _has_no_split(source)):
+        is_unknown = info is None and not _holds_numbers(source)  # which is refused below
+        if not is_unknown and (size is not None or (test_share is not None and not _has_no_split(source))):
             raise OcilError("--size and --test-share are for images; what you import has its own. Leave them out.")
         samples = _read(target.name, source, info, test_share, note)
         if random_split is not None:
@@ -166,12 +168,20 @@ def _holds_pictures(source: Path) -> bool:
     return source.suffix.lower() == ".csv" and not is_number_table(source)
 
 
+def _holds_numbers(source: Path) -> bool:
+    """Whether a source has arrays or a table of numbers."""
+    is_file = source.suffix.lower() == ".npz" or is_number_table(source)
+    return is_file or is_store(source) or _is_npy_folder(source)
+
+
 def _is_npy_folder(source: Path) -> bool:
     return (source / "train_x.npy").is_file()
 
 
 def _has_no_split(source: Path) -> bool:
-    """Whether rows may be held out of these vectors or images for a test."""
+    """Whether samples may be held out of these vectors or images for a test."""
+    if source.suffix.lower() == ".npz":
+        return not is_prepared(source)
     return _is_npy_folder(source) or is_number_table(source)
 
 
@@ -179,22 +189,18 @@ def _read(
     name: str, source: Path, info: DatasetInfo | None, test_share: float | None, note: Callable[[str], None]
 ) -> Samples:
     if source.suffix.lower() == ".npz":
+        if info is None and not is_prepared(source):
+            return samples_in_npz(name, source, test_share, note)
         return Samples.of(load_npz(source, name))
     if info is None and is_store(source):
         return Samples.of(open_store(source, name))
     if info is None and _is_npy_folder(source):
         return samples_in_npy_folder(name, source, test_share, note)
     if info is None and is_number_table(source):
-        return _samples_in_table(name, NumberTable.read(source), test_share, note)
+        return samples_in_table(name, NumberTable.read(source), test_share, note)
     if info is None:
-        raise OcilError(f"{source} is neither an image folder nor an .npz file. Give one of these.")
+        how = "Give a folder of images, a label file or table that ends in .csv, or arrays in an .npz file."
+        raise OcilError(f"{source} is in none of the forms that can be imported. {how}")
     if info.reader not in READERS:
         raise OcilError(f"{info.title} can be imported as a prepared .npz file only, which {source} is not.")
     return Samples.of(READERS[info.reader](source, info))
-
-
-def _samples_in_table(name: str, table: NumberTable, test_share: float | None, note: Callable[[str], None]) -> Samples:
-    labels = table.labels()
-    if labels is None:
-        raise OcilError(f"{table.path} has no column with the name label: give the labels such a column.")
-    return from_arrays(table.vectors(), labels, name=name, test_share=test_share, note=note)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from ocil.data.class_names import in_order
 from ocil.data.images import GRAY_MODES, upright
 from ocil.data.mapped import RowReader
 from ocil.errors import OcilError
@@ -233,7 +234,9 @@ def number_labels(
         known |= {label: label for label in range(len(given))} if y.dtype.kind in "iu" else {}
         return Labels(_numbered(y, known, "train_y"), _maybe_numbered(held, known, what), given)
     try:
-        distinct = sorted(set(y.tolist()))
+        values = set(y.tolist())
+        is_text = all(isinstance(value, str) for value in values)
+        distinct: list[Any] = in_order(values) if is_text else sorted(values)
     except TypeError as error:
         raise OcilError(f"train_{what} mixes labels of different types. Use numbers or text for all.") from error
     known = {value: label for label, value in enumerate(distinct)}

@@ -56,7 +56,7 @@ def read_label_file(file: Path) -> list[LabelledFile]:
             line, name, label = f"{file}, line {rows.line_num}", row[where].strip(), row["label"].strip()
             if not label:
                 raise OcilError(f"{line} has no label.")
-            path, split = folder.inside(name, line), _split(row.get("split", "").strip().lower(), line)
+            path, split = folder.inside(name, line), split_name(row.get("split", "").strip().lower(), line)
             if "domain" in names and not row["domain"].strip():
                 raise OcilError(f"{line} has no domain.")
             once.add(path, label)
@@ -79,7 +79,8 @@ def columns_of(file: Path) -> set[str] | None:
     return columns if "label" in columns and columns & set(PATH_COLUMNS) else None
 
 
-def _split(name: str, line: str) -> SplitName:
+def split_name(name: str, line: str) -> SplitName:
+    """What a word in the column ``split`` means. ``line`` begins the message of an ``OcilError``."""
     known: tuple[tuple[SplitName, tuple[str, ...]], ...] = (
         ("train", ("", *TRAIN)),
         ("test", TEST),
@@ -109,21 +110,31 @@ class ImageFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._real = os.path.realpath(folder)
+        self._absolute, self._real = folder.absolute(), os.path.realpath(folder)
         self._real_parents: dict[Path, str] = {}
         """Where the folders of images really are: a list of a million images has few of them."""
 
     def inside(self, where: str, line: str) -> Path:
         """The image that a line of a list names. ``line`` begins the message of an ``OcilError``."""
-        named = PurePosixPath(where.replace("\\", "/"))
-        out = named.is_absolute() or ".." in named.parts or bool(PureWindowsPath(where).drive) or "\0" in where
-        if not named.parts or out:
-            problem = "leads out of the folder of the images" if out else "names no image"
-            raise OcilError(f"{line} {problem}: {where[:80]!r}.")
+        named = self._relative(where)
+        out = named.is_absolute() or ".." in named.parts or bool(PureWindowsPath(named).drive) or "\0" in where
+        if out:
+            how = f"Images must lie in {self.folder} or below: move the list of images to a folder above them."
+            raise OcilError(f"{line} leads out of the folder of the images: {where[:80]!r}. {how}")
+        if not named.parts:
+            raise OcilError(f"{line} names no image: {where[:80]!r}.")
         path = self.folder / named
         if not self._is_really_inside(path):
             raise OcilError(f"{line} leads out of the folder of the images by a symbolic link: {where[:80]!r}.")
         return path
+
+    def _relative(self, where: str) -> PurePosixPath:
+        """The path as the list names it, relative to the folder if it is an absolute one that leads into it."""
+        given = Path(where)
+        for folder in (self._absolute, self._real):
+            if given.is_absolute() and given.is_relative_to(folder):
+                where = given.relative_to(folder).as_posix()
+        return PurePosixPath(where.replace("\\", "/"))
 
     def _is_really_inside(self, path: Path) -> bool:
         if (real := self._real_parents.get(path.parent)) is None:

@@ -9,6 +9,7 @@ class folders   train/CLASS/* and test/CLASS/* or val/CLASS/*, or CLASS/* alone
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ocil.data.class_names import in_order
 from ocil.data.images import SUFFIXES
 from ocil.data.label_file import ImageFolder, OneLabel, columns_of, lines, read_label_file
 from ocil.errors import OcilError
@@ -90,7 +91,7 @@ def _label_file(source: Path) -> Listing | None:
     if file is None:
         return None
     labelled = read_label_file(file)
-    classes = tuple(sorted({image.label for image in labelled}))
+    classes = tuple(in_order({image.label for image in labelled}))
     label_of = {name: label for label, name in enumerate(classes)}
     splits = {image.split for image in labelled}
     held = "test" if "test" in splits else "val"
@@ -161,7 +162,7 @@ def find_test_folder(source: Path) -> Path | None:
 
 
 def class_folders(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return in_order(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def list_images(folder: Path, classes: list[str]) -> Files:

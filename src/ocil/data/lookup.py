@@ -15,6 +15,7 @@ from ocil.data.dataset import Dataset, load_npz, peek_npz, renamed
 from ocil.data.places import data_dirs
 from ocil.data.raw import MANIFEST, is_store, open_store, read_manifest
 from ocil.errors import OcilError, suggest
+from ocil.files import path_or_none
 
 Readiness = Literal["ready", "missing", "broken"]
 
@@ -39,7 +40,7 @@ class ListedDataset:
         return self.state == "ready"
 
 
-def load(name: str | Path = DEFAULT, data_dir: Path | None = None, verify: bool = True) -> Dataset:
+def load(name: str | Path = DEFAULT, data_dir: Path | str | None = None, verify: bool = True) -> Dataset:
     """A dataset by name, or from the path of an .npz file or of the folder of a large one.
 
     A name may join or change datasets, see ``ocil.data.derived``: ``cifar10+cifar100``, ``cifar100:noise``.
@@ -57,6 +58,7 @@ def load(name: str | Path = DEFAULT, data_dir: Path | None = None, verify: bool 
         >>> data.name, data.image_shape, data.num_classes
         ('fashion-mini', (14, 14, 1), 10)
     """
+    data_dir = path_or_none(data_dir)
     if (source := SOURCES.find(str(name))) is not None:
         return _made(source)
     if derived.is_derived(str(name)):

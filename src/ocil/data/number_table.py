@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ocil.data.label_file import columns_of, text
+from ocil.data.label_file import SplitName, columns_of, split_name, text
 from ocil.errors import OcilError
 
 LABELS = ("label", "y")
 """Usual names of the column of labels."""
+SPLIT = "split"
 INDEX = ("", "Unnamed: *")  # pandas writes its index so, and reads it so
 FIRST_LINES = 2**20  # bytes that are looked at to find out what a file is
 
@@ -71,12 +72,16 @@ class NumberTable:
             raise OcilError(f"{path} has several columns with the name '{again[0]}'. Leave one of them.")
         return cls(path, content, columns)
 
-    def vectors(self, names: Sequence[str] = (), label: str = "") -> NDArray[np.float32]:
-        """The numbers ``[N, D]`` of these columns; without names, of all but that of the labels and an index."""
+    def features(self, names: Sequence[str] = (), label: str = "") -> list[str]:
+        """The columns with these names; without names, all but that of the labels and an index."""
         labels = label_column(self.path, self.columns, label)
         others = [name for name in self.columns if name != labels]
         index = chosen_columns(others, INDEX)
-        chosen = chosen_columns(others, names) if names else [name for name in others if name not in index]
+        return chosen_columns(others, names) if names else [name for name in others if name not in index]
+
+    def vectors(self, names: Sequence[str] = (), label: str = "") -> NDArray[np.float32]:
+        """The numbers ``[N, D]`` of these columns; without names, of all but that of the labels and an index."""
+        chosen = self.features(names, label)
         if not chosen:
             raise OcilError(f"{self.path} has no such columns of numbers: there are {listed(self.columns)}.")
         places = [self.columns.index(name) for name in chosen]
@@ -101,6 +106,16 @@ class NumberTable:
                 raise OcilError(f"{self.path}, line {line} has no label.")
             found.append(values[place].strip())
         return found
+
+    def splits(self) -> list[SplitName] | None:
+        """To which part each line belongs, by the column ``split``; None if there is none, or if it holds numbers."""
+        if SPLIT not in self.columns:
+            return None
+        place = self.columns.index(SPLIT)
+        words = [(line, values[place].strip().lower()) for line, values in self._lines()]
+        if all(_is_number(word) for _, word in words):
+            return None
+        return [split_name(word, f"{self.path}, line {line}") for line, word in words]
 
     def _lines(self) -> Iterator[tuple[int, list[str]]]:
         """The values of each line below the first that is not empty, with its number."""

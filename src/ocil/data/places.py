@@ -8,10 +8,10 @@ from ocil.errors import OcilError
 from ocil.files import is_there
 
 
-def data_dir(explicit: Path | None = None) -> Path:
+def data_dir(explicit: Path | str | None = None) -> Path:
     """The folder of the datasets: the given one, else that of OCIL_DATA, else one in the user's data folder."""
     if explicit is not None:
-        return explicit.expanduser()
+        return Path(explicit).expanduser()
     if named := os.environ.get("OCIL_DATA"):
         return Path(named).expanduser()
     return user_data_dir(sys.platform)

@@ -51,7 +51,10 @@ class StoreWriter:
     one.
     """
 
-    def __init__(self, path: Path, classes: Sequence[str] = (), unseen: int = 0, domains: Sequence[str] = ()) -> None:
+    def __init__(
+        self, path: Path | str, classes: Sequence[str] = (), unseen: int = 0, domains: Sequence[str] = ()
+    ) -> None:
+        path = Path(path)
         self.path, self.classes, self.unseen, self.domains = path, tuple(classes), unseen, tuple(domains)
         if path.exists() and not is_store(path) and not _is_left_over(path):
             raise WriteError(f"{path} is there and is not a dataset. Choose another name.")

@@ -155,12 +155,12 @@ class Samples:
                     done += len(y)
                     progress(done, total)
 
-    def made(self, store: Path | None) -> Dataset:
+    def made(self, store: Path | str | None) -> Dataset:
         """The dataset in memory or, if ``store`` is given, in that folder."""
         if store is None:
             return self.dataset()
-        self.write(store)
-        return open_store(store, self.name, verify=False)  # its digests have just been computed
+        self.write(Path(store))
+        return open_store(Path(store), self.name, verify=False)  # its digests have just been computed
 
 
 def _whole(source: Source, labels: Indices) -> LabelledSamples:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ocil.data.class_names import some
 from ocil.data.dataset import Dataset
 from ocil.errors import OcilError
 
@@ -24,14 +25,26 @@ def hold_out(labels: ArrayLike, classes: Sequence[str], share: float | None = No
     held = np.zeros(len(y), dtype=np.bool_)
     by_class = np.argsort(y, kind="stable")
     ends = np.cumsum(np.bincount(y, minlength=len(classes)))
-    for label, members in enumerate(np.split(by_class, ends[:-1])):
+    _refuse_single(np.bincount(y, minlength=len(classes)), classes)
+    for members in np.split(by_class, ends[:-1]):
         count = len(members)
-        if count == 1:
-            raise OcilError(f"class '{classes[label]}' has one sample; it needs two, one of them to test with.")
         wanted = round(count / USUAL if share is None else count * share)
         chosen = rng.permutation(count)[: min(max(1, wanted), count - 1) if count else 0]
         held[members[chosen]] = True
     return held
+
+
+def _refuse_single(counts: NDArray[np.int64], classes: Sequence[str]) -> None:
+    """Raise an ``OcilError`` that names the classes of which no sample can be held out."""
+    single = [classes[label] for label in np.flatnonzero(counts == 1).tolist()]
+    if not single:
+        return
+    if len(single) == 1:
+        found, them = f"class '{single[0]}' has one sample; it needs two", "it"
+    else:
+        found, them = f"{len(single)} classes have one sample each ({some(single)}); they need two", "them"
+    how = f"add some, take {them} out, or give test samples of your own"
+    raise OcilError(f"{found}, one of them to test with: {how}.")
 
 
 def split_again(dataset: Dataset, seed: int) -> Dataset:

@@ -40,7 +40,8 @@ MAX_SEEDS = 10_000
 KEYS = {"title", "about", "paper", "seeds", "first_seed", "settings", "cells"}
 NAMES = ("method", "dataset", "label")
 SEEDS = 3
-COLUMNS = ("method", "dataset", "memory", "review")  # a cell is known by these; other axes are named in its label
+PLACEHOLDER = r"\{(\w+)\}"  # of a setting's value, in a label
+COLUMNS = ("dataset", "memory")  # a cell is known by these and by its label, which names all other axes
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def by_name(dataset: str) -> KnownDataset:
 
 
 def read(
-    path: Path,
+    path: Path | str,
     *,
     seeds: int | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -107,7 +108,7 @@ def read(
     ``seeds`` and ``settings`` win over the file's. ``only`` keeps some cells, see ``select``. ``source`` looks datasets
     up: give that of ``ocil.experiments.datasets.Datasets`` for datasets outside the catalog.
     """
-    path = find_file(path)
+    path = find_file(Path(path))
     content = _content(path)
     settings = dict(settings or {})
     seeds = _seeds(str(path), content.get("seeds", SEEDS)) if seeds is None else _seeds("--seeds", seeds)
@@ -217,7 +218,7 @@ class _Expansion:
         config = resolve(info.name, dataset.name, settings=concerned, **dataset.facts)
         if dataset.fingerprint:
             config = replace(config, fingerprint=dataset.fingerprint)
-        return _label(label, config, [key for key in varied if key in concerned]), config
+        return _label(label, config, [key for key in varied if key in concerned or key == "method"]), config
 
     def refuse_unused(self, path: Path) -> None:
         """Raise if a setting for all cells belongs to no method: it is misspelt."""
@@ -250,9 +251,9 @@ def check_seed_count(count: int) -> None:
 
 
 def _label(template: str | None, config: RunConfig, varied: list[str]) -> str:
+    """The name of a cell: the template with its values, or the method. What is varied and not named yet follows, so
+    that no two cells have one name."""
     cell = Cell("", (config,))
-    if template is None:
-        return ", ".join([config.label, *(f"{key}={_text(cell.value(key))}" for key in varied)])
 
     def value(match: re.Match[str]) -> str:
         found = cell.value(match[1])
@@ -261,7 +262,13 @@ def _label(template: str | None, config: RunConfig, varied: list[str]) -> str:
             raise OcilError(f"label names an unknown setting '{match[1]}'.{suggest(match[1], known)}")
         return _text(found)
 
-    return re.sub(r"\{(\w+)\}", value, template)
+    if template is None:
+        text, named = config.label, {"method", "review"}
+    else:
+        text, named = re.sub(PLACEHOLDER, value, template), set(re.findall(PLACEHOLDER, template))
+    unnamed = [key for key in varied if key not in named]
+    more = [config.label if key in ("method", "review") else f"{key}={_text(cell.value(key))}" for key in unnamed]
+    return ", ".join(dict.fromkeys([text, *more]))
 
 
 def _choices(key: str, value: Any, dataset: str) -> list[Any]:

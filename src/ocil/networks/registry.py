@@ -4,10 +4,12 @@ A network is named by a setting: ``reduced-resnet18``, ``mlp(hidden=512)``, ``ti
 ``module:package.module:factory``. docs/adding-a-network.md explains how to write one.
 """
 
+import copy
 import inspect
 import re
 import sys
 from collections.abc import Hashable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
@@ -236,6 +238,32 @@ def _refuse_dropout(made: Network, chosen: Spec) -> None:
             )
 
 
+def refuse_random_numbers(made: Network, spec: str, input_shape: InputShape) -> None:
+    """Raise an ``OcilError`` if a stranger's network draws random numbers in its own code, where no layer shows it: no
+    seed decides them, so a run could be neither repeated nor resumed."""
+    chosen = Spec.parse(spec, "network")
+    if not _is_known(chosen) and _draws_numbers(made, input_shape):
+        raise OcilError(
+            f"network = {chosen} draws random numbers while it trains, as dropout does, and ocil cannot repeat them: "
+            "leave that out in training mode, or give freeze = backbone."
+        )
+
+
+def _draws_numbers(made: Network, input_shape: InputShape) -> bool:
+    """Whether a training pass moves PyTorch's generator, tried on a copy: batch statistics change with each pass."""
+    image = (input_shape[2], *input_shape[:2]) if is_image(input_shape) else input_shape
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), suppress(Exception):  # what fails is reported by a step
+        before = torch.get_rng_state()
+        copy.deepcopy(made)(torch.zeros(max(2, made.smallest_batch), *image))
+        return not torch.equal(torch.get_rng_state(), before)
+    return False
+
+
+def _is_known(chosen: Spec) -> bool:
+    """Whether a network is one of ours or of timm, and not a stranger's."""
+    return chosen.name.startswith("timm:") or network(chosen.name) in _BUILT_IN
+
+
 def check_input_kind(info: NetworkInfo, input_shape: InputShape) -> None:
     """Raise an ``OcilError`` if a network for images would get vectors, or the other way round."""
     if info.inputs == "images" and not is_image(input_shape):
@@ -251,8 +279,7 @@ def has_random_weights(spec: str, pretrained: str) -> bool:
     returns may be trained already.
     """
     chosen = Spec.parse(spec, "network")
-    known = chosen.name.startswith("timm:") or network(chosen.name) in _BUILT_IN
-    return known and not pretrained and not chosen.options.get("pretrained")
+    return _is_known(chosen) and not pretrained and not chosen.options.get("pretrained")
 
 
 def _body(info: NetworkInfo, chosen: Spec, input_shape: InputShape, pretrained: str) -> nn.Module:

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from ocil.data.inputs import tensors_as_arrays
 from ocil.errors import InUseError, optional
@@ -263,6 +264,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _inputs(self, X: Any, first: bool) -> Any:  # noqa: N803
         """Files and Pillow images as they are, else an array of finite numbers."""
+        X = _listed(X)  # noqa: N806
         if is_pictures(X):
             return X
         X = tensors_as_arrays(X, "X")  # noqa: N806
@@ -281,6 +283,16 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.input_tags.three_d_array = True
         return tags
+
+
+def _listed(given: Any) -> Any:
+    """A column of a data frame as a list, and all else as it is. One file or image, which is no list, is refused."""
+    if isinstance(given, str | Path):
+        raise InputError(f"X is one file, {str(given)!r}: give a list of files, [{str(given)!r}].")
+    if isinstance(given, Image.Image):
+        raise InputError("X is one image: give a list of images, [image].")
+    is_column = getattr(given, "ndim", 0) == 1 and hasattr(given, "to_numpy")
+    return given.tolist() if is_column and is_pictures(given.to_numpy()) else given
 
 
 def _labels(y: Any, check: bool = False) -> list[ClassLabel]:

@@ -246,7 +246,9 @@ class Model:
             if Path(folder).is_file():
                 its_own = f", {Path(folder).parent}" if Path(folder).name == FILE else ""
                 raise OcilError(f"{folder} is a file: give the folder of a model{its_own}.")
-            raise OcilError(f"there is no model in {folder}: it has no file {FILE}.")
+            is_run = (Path(folder) / "config.json").is_file()
+            hint = f" It is the folder of a run: in Python, ocil.load_learner({str(folder)!r}) loads its learner."
+            raise OcilError(f"there is no model in {folder}: it has no file {FILE}.{hint if is_run else ''}")
         place = pick_device(device) if isinstance(device, str) else device
         try:
             tensors, texts = tensorfile.read(path)

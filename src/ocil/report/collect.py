@@ -24,13 +24,13 @@ Found = tuple[Path, Result | LongTailResult]
 BySeed = dict[int, FinishedRun]
 
 
-def collect(paths: Sequence[Path], seeds: Container[int] | None = None) -> Collection:
+def collect(paths: Sequence[Path | str], seeds: Container[int] | None = None) -> Collection:
     """Every result under ``paths``: folders of any depth, or result files themselves. ``seeds`` leaves out the others.
 
     Intransigence is against fine-tuned runs of the same seed and settings, where they are among what was found. Raises
     an ``OcilError`` if a path does not exist or no result can be read.
     """
-    return find(paths).collection(seeds)
+    return find([Path(path) for path in paths]).collection(seeds)
 
 
 @dataclass(frozen=True)

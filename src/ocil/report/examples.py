@@ -21,11 +21,11 @@ from ocil.report.collect import read
 from ocil.report.drawings import Drawing, file_name
 from ocil.report.plots import Example, examples
 from ocil.report.style import render
-from ocil.runs.build import build
 from ocil.runs.config import RunConfig
 from ocil.runs.features import Encoder, inputs_of, missing
 from ocil.runs.folder import RunFolder
-from ocil.runs.results import Result, unreadable
+from ocil.runs.results import Result
+from ocil.runs.trained import trained
 from ocil.streams import Stream
 from ocil.threads import using
 
@@ -132,15 +132,8 @@ def _old_images(config: RunConfig, dataset: Dataset) -> NDArray[np.int64]:
 
 def _scores(folder: RunFolder, config: RunConfig, dataset: Dataset, chosen: NDArray[np.int64]) -> NDArray[np.float32]:
     """The scores of the true classes by the run's final learner."""
-    state = folder.load_checkpoint()
-    if state is None:
-        raise OcilError(f"{folder.checkpoint} has gone.")
     with numerics(config.learner.precision), using(1), torch.no_grad():
-        learner = build(config, dataset)
-        try:
-            learner.load_state(state[0], generators=False)  # they may be another device's, and scores need none
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise OcilError(unreadable(folder.checkpoint, error)) from error
+        learner = trained(folder, config, dataset)
         x, y = torch.from_numpy(dataset.train_x[chosen]), torch.from_numpy(dataset.train_y[chosen])
         found: NDArray[np.float32] = scores_of(learner.scorer(), x).softmax(1).gather(1, y[:, None])[:, 0].numpy()
     return found

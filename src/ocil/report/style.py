@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from ocil.files import atomic_write
+from ocil.files import write_bytes
 from ocil.processes import garbage_kept
 
 INK, RULE, PAPER = "#1f2328", "#e3e3df", "#ffffff"
@@ -95,11 +95,32 @@ def render(paint: Callable[..., Figure], *args: Any) -> str:
     return file.getvalue()
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write by atomic rename; the suffix chooses PNG or SVG."""
-    metadata = {"Date": None} if path.suffix == ".svg" else {}
+def save(figure: Figure, path: Path) -> str:
+    """Write by atomic rename; the suffix chooses PNG or SVG. Returns a warning, or nothing.
+
+    The font of figures lacks some characters, such as those of Chinese names. An SVG that needs them keeps its text as
+    text, which is shown in the reader's font. In a PNG they are boxes, of which the warning tells.
+    """
+    form = path.suffix[1:]
     try:
-        with mpl.rc_context(STYLE), atomic_write(path) as file:
-            figure.savefig(file, format=path.suffix[1:], dpi=150, metadata=metadata)
+        content, lacking = _rendered(figure, form, STYLE)
+        if lacking and form == "svg":
+            content, _ = _rendered(figure, form, STYLE | {"svg.fonttype": "none"})
     finally:
         plt.close(figure)
+    write_bytes(path, content)
+    if lacking and form != "svg":
+        return f"{path} has boxes in the place of characters that the font of figures lacks: an .svg file shows them."
+    return ""
+
+
+def _rendered(figure: Figure, form: str, style: Any) -> tuple[bytes, bool]:
+    """The content of a file, and whether the font of figures lacks a character."""
+    file = io.BytesIO()
+    with mpl.rc_context(style), warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("always", "Glyph .* missing")
+        figure.savefig(file, format=form, dpi=150, metadata={"Date": None} if form == "svg" else {})
+    others = [each for each in caught if not str(each.message).startswith("Glyph ")]
+    for other in others:
+        warnings.warn_explicit(other.message, other.category, other.filename, other.lineno)
+    return file.getvalue(), len(caught) > len(others)

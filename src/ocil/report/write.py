@@ -33,7 +33,7 @@ class Written:
 
 def write(
     collection: Collection,
-    out: Path,
+    out: Path | str,
     more: Sequence[Drawing] = (),
     paper: Paper | None = None,
     against: str = "",
@@ -46,7 +46,7 @@ def write(
     that the others are compared with, by default the one with the best mean rank. Many figures are drawn in up to
     ``workers`` processes, which a script may ask for below ``if __name__ == "__main__":`` only.
     """
-    paper = concerned(load(), collection) if paper is None else paper
+    out, paper = Path(out), concerned(load(), collection) if paper is None else paper
     found = entries(collection.cells)
     standings = Standings(found, chosen=found.named(against).name if against else "")
     tables = {table.table.name: (table, compared_document(table)) for table in compared_tables(collection, paper)}

@@ -3,17 +3,19 @@
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from ocil.data import Dataset
+from ocil.data import CATALOG, Dataset, load_once
 from ocil.data.dataset import refuse_other
 from ocil.errors import OcilError
 from ocil.evaluation.anytime import AnytimeEvaluator
 from ocil.evaluation.evaluator import tested_per_group
 from ocil.evaluation.prequential import Prequential
+from ocil.files import path_or_none
 from ocil.learning.memory import refuse_what_cannot_fit
 from ocil.methods import method
 from ocil.methods.base import Learner
@@ -21,12 +23,29 @@ from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.growth import capacity_for
 from ocil.networks import InputShape, Network
 from ocil.networks import build as build_network
-from ocil.networks.registry import identity_of
-from ocil.runs.config import RunConfig, resolve
+from ocil.networks.registry import identity_of, refuse_random_numbers
+from ocil.runs.config import RunConfig, facts_of, resolve
 from ocil.runs.features import Encoder
 from ocil.runs.settings import refuse_unknown
 from ocil.streams import Order, Stream, StreamConfig
 from ocil.streams.kinds import sizes_vary
+
+
+def named_dataset(config: RunConfig, data_dir: Path | str | None = None) -> Dataset:
+    """The dataset that a configuration names. If there is none, or another one than the configuration was made for, the
+    error says what to do with a dataset in memory."""
+    name = config.dataset
+    how = "give dataset= to ocil.run, or register an ocil.DatasetSource, which run_many and tune find by its name"
+    try:
+        found = load_once(name, path_or_none(data_dir))
+    except OcilError as error:
+        if name in CATALOG or Path(name).suffix:
+            raise
+        raise OcilError(f"{error} If it is one that you made in Python, {how}.") from None
+    if config.made_for and config.made_for != found.fingerprint:
+        changed = f"the dataset that is found as '{name}' is not the one that this configuration was made for"
+        raise OcilError(f"{changed}: {how}. Give a dataset that you changed a name of its own.")
+    return found
 
 
 def build(config: RunConfig, dataset: Dataset, device: torch.device | str = "cpu") -> Learner:
@@ -112,7 +131,7 @@ def make_learner(
     """
     refuse_other(dataset)
     refuse_unknown(name, settings, {field.name for field in fields(method(name).load().Config)} | {"batch_size"})
-    config = resolve(name, dataset, memory=memory, seed=seed, settings=settings)
+    config = resolve(name, dataset.name, memory=memory, seed=seed, settings=settings, **facts_of(dataset))
     refuse_wrong_inputs(config, dataset)
     return build(config, dataset, device)
 
@@ -190,10 +209,11 @@ def _check_learner(config: RunConfig, dataset: Dataset, length: StreamLength) ->
     smallest = length.smallest
     if method(config.method).memory and learner.memory_batch:  # 0: the method finds its own
         smallest = min(smallest, learner.memory_batch)
-    if (
-        method(config.method).load().trains_network
-        and smallest < network_of(learner, problem.input_shape).smallest_batch
-    ):
+    if not method(config.method).load().trains_network:
+        return
+    network = network_of(learner, problem.input_shape)
+    refuse_random_numbers(network, learner.network, problem.input_shape)
+    if smallest < network.smallest_batch:
         raise OcilError(
             f"a batch of one image of {dataset.name} has no batch statistics: its images are too small. "
             "Use another batch_size or memory_batch, or drop_last = true."

@@ -52,6 +52,9 @@ class RunConfig:
     """Digest of the file of pretrained weights, which stands for its path: another file makes another run."""
     code: str = ""
     """Digest of the plugin files that the run's method and network come from: a changed file makes another run."""
+    made_for: str = field(default="", compare=False, repr=False)
+    """Digest of the dataset itself, if ``resolve`` was given one and no name. It is not part of what a run is; another
+    dataset that is found under the same name is refused."""
 
     def __post_init__(self) -> None:
         info, learner = method(self.method), self.learner
@@ -62,7 +65,7 @@ class RunConfig:
         for name, least in (("batch_size", self.stream.batch_size), ("memory_batch", learner.memory_batch)):
             if learner.memory < least:
                 raise OcilError(
-                    f"memory = {learner.memory} is smaller than {name} = {least}: "
+                    f"{self.method}: memory = {learner.memory} is smaller than {name} = {least}: "
                     f"give a memory of {least} or more, or a smaller {name} (--set {name}=...)."
                 )
 
@@ -128,6 +131,7 @@ class RunConfig:
     def to_json(self) -> dict[str, Any]:
         """Every setting, also those at their default: a later version may have another default."""
         content = asdict(self)
+        del content["made_for"]
         content["stream"] = {key: list(v) if isinstance(v, tuple) else v for key, v in content["stream"].items()}
         return {key: value for key, value in content.items() if value or key not in ("fingerprint", "weights", "code")}
 
@@ -187,7 +191,7 @@ def facts_of(dataset: Dataset) -> DatasetFacts:
 
 def resolve(
     name: str,
-    dataset: str | Dataset = DEFAULT,
+    dataset: str | Path | Dataset = DEFAULT,
     *,
     memory: int | None = None,
     review: bool | None = None,
@@ -225,8 +229,9 @@ def resolve(
     """
     if isinstance(dataset, Dataset):
         given_here: dict[str, Any] = {"memory": memory, "review": review, "seed": seed, "settings": settings}
-        return resolve(name, dataset.name, **given_here, **facts_of(dataset))
-    info = method(name)
+        config = resolve(name, dataset.name, **given_here, **facts_of(dataset))
+        return replace(config, made_for=dataset.fingerprint)
+    info, dataset = method(name), str(dataset)
     if (entry := find(dataset)) is not None:
         dataset = entry.name  # CIFAR-10 has the settings of cifar10
     own = {"memory": memory, "review": review}

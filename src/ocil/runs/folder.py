@@ -58,6 +58,7 @@ class RunSettings(Protocol):
 
 
 S = TypeVar("S", bound=RunSettings)
+COUNTS = "evaluation."  # before the names of tensors in a checkpoint that are not the learner's
 State = dict[str, Tensor]
 
 

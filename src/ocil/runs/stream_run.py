@@ -22,11 +22,12 @@ from ocil.evaluation.anytime import AnytimeEvaluator
 from ocil.evaluation.evaluator import Evaluation, Evaluator
 from ocil.evaluation.prequential import Prequential
 from ocil.evaluation.probe import probe
+from ocil.files import path_or_none
 from ocil.limits import check_threads
 from ocil.methods.base import Learner
 from ocil.networks import pretrained
 from ocil.precision import Precision
-from ocil.runs.build import build, check, refuse_missing_operators
+from ocil.runs.build import build, check, named_dataset, refuse_missing_operators
 from ocil.runs.captured import CapturedStepper, can_be_captured
 from ocil.runs.config import RunConfig, code_of, origins, refuse_unresolved
 from ocil.runs.cost import cost_of
@@ -34,7 +35,7 @@ from ocil.runs.defaults import reviews_every
 from ocil.runs.environment import digest, environment, peak_memory, pick_device
 from ocil.runs.features import Encoder, inputs_of
 from ocil.runs.fit import how_many_fit
-from ocil.runs.folder import RunFolder, State
+from ocil.runs.folder import COUNTS, RunFolder, State
 from ocil.runs.program_code import digests_of_code, warn_if_changed
 from ocil.runs.protocol import (
     ActiveRun,
@@ -52,7 +53,6 @@ from ocil.runs.stepper import Stepper
 from ocil.streams import DeviceData, Order, Stream, StreamConfig
 
 FIRST_SAVE, FIRST_SAVE_ON_GPU = 3.0, 30.0  # seconds; on a GPU many runs wait while one is saved
-COUNTS = "evaluation."  # before the names of tensors in a checkpoint that are not the learner's
 REPORT_EVERY = 50  # stream batches between two reports of progress: each one waits for the device
 PLANNED_BY = "by the same command or by ocil.resolve"
 CHECKPOINT_SECONDS = 120.0  # at least, where runs take turns: while one writes, the others soon have nothing to do
@@ -126,7 +126,7 @@ def run(
     root: Path | str,
     *,
     device: torch.device | str = "auto",
-    data_dir: Path | None = None,
+    data_dir: Path | str | None = None,
     dataset: Dataset | None = None,
     stream: Stream | None = None,
     threads: int = 1,
@@ -162,12 +162,15 @@ def run(
     """
     refuse_unresolved(config)
     check_threads(threads)
+    data_dir = path_or_none(data_dir)
     if stream is not None:
         if dataset is not None:
             raise OcilError("give a dataset or a stream, not both.")
         # The order is part of what a result was measured on.
         dataset = known_fingerprint(replace(stream.data), stream.fingerprint)
         config = replace(config, stream=stream.config.measured_as(config.stream))
+    elif dataset is None and config.made_for:
+        dataset = named_dataset(config, data_dir)
     this = StreamRun(config)
     folder = this.folder(Path(root))
     if stream is not None:
@@ -176,7 +179,7 @@ def run(
         warn_if_changed(finished)
         return finished if dataset is None else finished.refuse_other(dataset, folder.path)
     device = pick_device(device) if isinstance(device, str) else device
-    dataset = dataset or data.load(config.dataset, data_dir)
+    dataset = dataset or named_dataset(config, data_dir)
     arrivals = stream.arrivals if stream is not None else None
     check(config, dataset, arrivals)
     workspace = Workspace(Path(root), device, data_dir, threads, checkpoint_seconds, dataset=dataset, arrivals=arrivals)

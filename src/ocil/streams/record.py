@@ -218,6 +218,8 @@ class _Inputs:
 
 
 def _test_part(test: tuple[Any, Any], came: _Arrived, layout: Layout | None) -> LabelledSamples:
+    if not isinstance(test, tuple | list) or len(test) != 2:
+        raise OcilError(f"test is {type(test).__name__}, not a pair (x, y): give all test samples and their labels.")
     x, y = test
     labels = []
     for value in plain_labels(y, "test_y").tolist():

@@ -126,6 +126,9 @@ class Stream:
         """Write the order to an .npz file. A stream with ``order=FILE`` replays it on the same dataset."""
         self.arrivals.save(Path(path), self.data)
 
+    def __repr__(self) -> str:
+        return f"<Stream of {self.data.name}: {self.config.boundary}, {self.config.tasks} tasks, {len(self)} batches>"
+
     def __len__(self) -> int:
         """Number of batches."""
         return len(self.bounds)
