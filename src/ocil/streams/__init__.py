@@ -7,7 +7,7 @@
 ``material``  what they are made from: the samples that take part, and in which order their classes come
 ``tasks``, ``blurry``, ``fading``, ``i_blurry``, ``si_blurry``, ``repeated``, ``mixed``  one kind each
 ``long_tail``, ``label_noise``  what every kind can have: classes of fewer samples, wrong labels
-``record``    streams of recorded batches
+``record``    streams of recorded batches; ``indices``: of samples chosen by their numbers
 ``device``    where a dataset lies meanwhile: on the device, or on the host
 ``prefetch``  batches that are read ahead
 ``timeline``  what arrives when, counted

@@ -135,6 +135,35 @@ def equal_distances(batches: int, count: int) -> list[int]:
     return [batches * (part + 1) // count - 1 for part in range(count)]
 
 
+def tasks_of(batches: list[set[int]], named: list[Any] | None) -> tuple[list[int], list[list[int]]]:
+    """The last batch of each task, and the classes that are new in it, in the order of their arrival.
+
+    ``batches``: the classes of each batch. ``named``: what tells the task of each batch; without it, a task ends where
+    no class that has come comes again. A task that brings no new class belongs to the one before.
+    """
+    last = {label: number for number, batch in enumerate(batches) for label in batch}
+    points: list[int] = []
+    groups: list[list[int]] = []
+    seen: set[int] = set()
+    new: list[int] = []
+    latest = 0
+    for number, batch in enumerate(batches):
+        new += sorted(batch - seen)
+        seen |= batch
+        latest = max([latest, *(last[label] for label in batch)])
+        final = number + 1 == len(batches)
+        ends = latest == number if named is None else final or named[number + 1] != named[number]
+        if not ends and not final:
+            continue
+        if new:
+            points.append(number)
+            groups.append(new)
+            new = []
+        else:
+            points[-1] = number
+    return points, groups
+
+
 def _groups(group_of: Indices, arrival: Indices | None, units: int) -> list[list[int]]:
     """The classes, or domains, of each group in the order of their arrival; none if the numbers do not fit together.
 

@@ -33,7 +33,7 @@ from ocil.data.samples import LabelledSamples, Note, Samples, warn
 from ocil.data.split import hold_out, in_words
 from ocil.errors import OcilError, WriteError
 from ocil.streams.config import DEFAULT_TASKS
-from ocil.streams.order import Order, equal_distances
+from ocil.streams.order import Order, equal_distances, tasks_of
 
 MEMORY_BYTES = 2**30  # of recorded inputs; more are kept in a file
 
@@ -242,7 +242,7 @@ def _order(came: _Arrived, labels: NDArray[np.int64], held: NDArray[np.bool_], t
     bounds = list(zip([0, *stops[:-1]], stops, strict=True))
     batches = [batches[number] for number in present]
     named = [came.tasks[number] for number in present] if came.tasks else None
-    points, groups = _tasks(batches, named)
+    points, groups = tasks_of(batches, named)
     samples = np.arange(stops[-1], dtype=np.int64)
     if len(groups) > 1 or named is not None:
         return Order(samples, bounds, points, groups, "clear")
@@ -250,28 +250,3 @@ def _order(came: _Arrived, labels: NDArray[np.int64], held: NDArray[np.bool_], t
     count = min(tasks or DEFAULT_TASKS, len(arrived), len(bounds))
     split = [part.tolist() for part in np.array_split(np.array(arrived), count)]
     return Order(samples, bounds, equal_distances(len(bounds), count), split, "none")
-
-
-def _tasks(batches: list[set[int]], named: list[Any] | None) -> tuple[list[int], list[list[int]]]:
-    """The last batch of each task, and the classes that are new in it, in the order of their arrival."""
-    last = {label: number for number, batch in enumerate(batches) for label in batch}
-    points: list[int] = []
-    groups: list[list[int]] = []
-    seen: set[int] = set()
-    new: list[int] = []
-    latest = 0
-    for number, batch in enumerate(batches):
-        new += sorted(batch - seen)
-        seen |= batch
-        latest = max([latest, *(last[label] for label in batch)])
-        final = number + 1 == len(batches)
-        ends = latest == number if named is None else final or named[number + 1] != named[number]
-        if not ends and not final:
-            continue
-        if new:
-            points.append(number)
-            groups.append(new)
-            new = []
-        else:
-            points[-1] = number
-    return points, groups

@@ -17,6 +17,7 @@ from ocil.data import Dataset
 from ocil.data.dataset import refuse_other
 from ocil.errors import OcilError
 from ocil.seeds import check_seed
+from ocil.streams.choices import TaskEnds
 from ocil.streams.config import StreamConfig, usual_task_sizes, usual_tasks
 from ocil.streams.device import DeviceData
 from ocil.streams.kinds import draw
@@ -121,6 +122,42 @@ class Stream:
 
         recorded = record(batches, test, **options)
         return cls(recorded.data, device=device, arrivals=recorded.order)
+
+    @classmethod
+    def from_indices(
+        cls,
+        data: Dataset,
+        tasks: Iterable[Iterable[int]],
+        *,
+        batch_size: int = 10,
+        task_ends: TaskEnds = "usual",
+        device: torch.device | str = "cpu",
+    ) -> "Stream":
+        """A stream of your own making: the samples of a dataset in the order that you choose.
+
+        Args:
+            data: The dataset. Each of its classes must come in some task.
+            tasks: For each task the numbers of its training samples, in the order of their arrival. A sample may come
+                more than once. A task that brings no new class belongs to the one before.
+            batch_size: Samples of a batch; the last one of a task may be smaller.
+            task_ends: Whether methods hear that a task is over. See ``StreamConfig``.
+            device: Where batches are.
+
+        Raises:
+            OcilError: A task is empty or has numbers that are not those of training samples, or a class never comes.
+
+        Examples:
+            >>> data = ocil.load_dataset()
+            >>> odd = np.flatnonzero(data.train_y % 2)
+            >>> even = np.flatnonzero(data.train_y % 2 == 0)
+            >>> stream = ocil.Stream.from_indices(data, [odd, even])
+            >>> [batch.number for batch in stream if batch.ends_task]
+            [149, 299]
+        """
+        from ocil.streams.indices import order_of
+
+        refuse_other(data)
+        return cls(data, device=device, arrivals=order_of(data, tasks, batch_size, task_ends))
 
     def save_order(self, path: Path | str) -> None:
         """Write the order to an .npz file. A stream with ``order=FILE`` replays it on the same dataset."""
