@@ -14,7 +14,7 @@ Datasets:
 From other libraries:
 
 ``doors``     arrays, torch datasets, Hugging Face datasets
-``inputs``    their images and vectors in one form, and their labels
+``inputs``    their images and vectors in one form, and their labels; ``class_names``: the order of classes
 ``samples``   what came through a door and is not read yet
 ``split``     holds out samples to test with
 
@@ -24,7 +24,8 @@ From files:
 ``folder``      images in files: looked at, decoded, resized; ``layouts``: the forms of their folders
 ``label_file``  lists of images with their labels
 ``images``      reads one image file
-``number_table``, ``npy_folder``  vectors in a CSV file, arrays in a folder of .npy files
+``number_table``, ``table_samples``  vectors in a CSV file, and the samples that they make
+``npy_folder``, ``npz_arrays``  arrays in a folder of .npy files, or in one .npz file
 ``cifar``, ``mini_imagenet``  the published files of these datasets
 ``archive``, ``npy``, ``unpickle``  .npz files, headers of .npy files and pickles that are not trusted
 """

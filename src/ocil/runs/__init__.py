@@ -8,6 +8,7 @@
 ``stepper``      the learner's steps as they are written; ``captured``: as CUDA graphs
 ``batch_stepper``  both, for batches that come from outside
 ``folder``       lock, checkpoint and place of a run; ``naming``: what its folder is called
+``trained``      the learner that a run has trained
 ``results``      what a finished run leaves, and means over seeds; ``result_checks``: of files from anywhere
 ``environment``  device, versions, digests; ``program_code``: of a method that a script registers
 ``fit``          how much GPU memory a run takes; ``cost``: what it has computed and kept

@@ -147,12 +147,13 @@ class Stream:
             OcilError: A task is empty or has numbers that are not those of training samples, or a class never comes.
 
         Examples:
+            >>> import numpy as np
             >>> data = ocil.load_dataset()
             >>> odd = np.flatnonzero(data.train_y % 2)
             >>> even = np.flatnonzero(data.train_y % 2 == 0)
             >>> stream = ocil.Stream.from_indices(data, [odd, even])
-            >>> [batch.number for batch in stream if batch.ends_task]
-            [149, 299]
+            >>> stream.groups
+            [[1, 3, 5, 7, 9], [0, 2, 4, 6, 8]]
         """
         from ocil.streams.indices import order_of
 
