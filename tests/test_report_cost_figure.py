@@ -9,7 +9,7 @@ import pytest
 from ocil.evaluation.measures import Estimate
 from ocil.report import cost_figure as module
 from ocil.report.collect import collect
-from ocil.report.cost_figure import Canvas, MethodPoint, Scale, cost_figure, frontier
+from ocil.report.cost_figure import OF_ONE_NETWORK, Canvas, MethodPoint, Scale, cost_figure, frontier
 from ocil.report.entries import entries
 from ocil.report.standings import Standings
 from ocil.runs.config import resolve
@@ -57,6 +57,18 @@ def test_points_hold_the_numbers_of_the_table(root: Path) -> None:
     spoken = parsed(figure.wide).get("aria-label") or ""
     assert all(name in spoken for name in found)
     assert "2 columns" in figure.caption
+
+
+def test_images_through_different_networks_are_not_one_cost(root: Path) -> None:
+    same = cost_figure(standings_of(root))
+    assert same is not None
+    assert OF_ONE_NETWORK not in same.caption
+    for memory in (1000, 5000):
+        config = resolve("afs", "cifar100", memory=memory, settings={"network": "resnet18"})
+        save(root, config, level=0.5, seeds=3)
+    figure = cost_figure(standings_of(root))
+    assert figure is not None
+    assert OF_ONE_NETWORK in figure.caption
 
 
 def test_the_interval_is_over_seeds_of_the_mean_of_columns(root: Path) -> None:

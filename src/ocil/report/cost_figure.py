@@ -19,6 +19,7 @@ LONGEST = 22  # characters of a name beside its point; the whole name is in its 
 LOGARITHMIC = 4  # costs that differ by more than this factor are drawn on a logarithmic axis
 LETTER = 0.6  # of the size of the letters: the width of one, for places where a label fits
 IMAGES, TIME = "images passed per stream batch", "time per run"
+OF_ONE_NETWORK = "Networks differ, and so does the cost of an image: compare points of one network."
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ def cost_figure(standings: Standings) -> CostFigure | None:
         + range_note(point.over_seeds for point in shown),
         f"No method is both cheaper and {'more accurate' if measure == 'accuracy' else 'better'} than one on the line.",
         "An image that only passes forward counts a third." if by_images else "",
+        OF_ONE_NETWORK if by_images and len(_networks(standings, rows)) > 1 else "",
         f"Without a known cost: {count(len(rows) - len(found), 'method')}." if len(rows) > len(found) else "",
         f"The first {len(shown)} of {len(found)} are drawn." if len(found) > len(shown) else "",
     ]
@@ -98,6 +100,12 @@ def frontier(points: Sequence[MethodPoint], higher: bool = True) -> list[MethodP
 def _images(standings: Standings, row: Entry) -> list[float]:
     found = [images_per_batch(cell) for cell in standings.cells_of(row)]
     return [value for value in found if value is not None] if None not in found else []
+
+
+def _networks(standings: Standings, rows: Sequence[Entry]) -> set[tuple[str, int, str]]:
+    """The networks that images pass through, of different sizes or behind different features."""
+    learners = [cell.config.learner for row in rows for cell in standings.cells_of(row)]
+    return {(learner.network, learner.width, learner.features) for learner in learners}
 
 
 def _seconds(standings: Standings, row: Entry) -> list[float]:
