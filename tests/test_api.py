@@ -6,14 +6,16 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import ocil
@@ -103,6 +105,12 @@ def test_folders_without_a_learner(tiny: ocil.Dataset, tiny_npz: Path, tmp_path:
     content = json.loads((folder / "config.json").read_text())
     for change, words in (
         ({"dataset": "absent"}, "there is no dataset 'absent'.* give dataset="),
+        ({"dataset": 5}, r"cannot read .*config\.json: dataset = 5 is not a name\.$"),
+        ({"method": "mine"}, r"there is no method 'mine' here; if it is one of your own, register it first .*\)\.$"),
+        (
+            {"learner": content["learner"] | {"width": 3}},
+            r"checkpoint\.safetensors does not fit the settings in config",
+        ),
         ({"learner": content["learner"] | {"network": "module:os:abort"}}, "Python code .* module:os:abort"),
     ):
         (folder / "config.json").write_text(json.dumps(content | change))
@@ -117,6 +125,63 @@ def test_folders_without_a_learner(tiny: ocil.Dataset, tiny_npz: Path, tmp_path:
     (folder / "checkpoint.safetensors").unlink()
     with pytest.raises(ocil.OcilError, match=r"has no checkpoint\.safetensors: there is no learner to load"):
         ocil.load_learner(folder)
+
+
+def test_the_learner_of_a_run_in_an_order_of_your_own(tiny: ocil.Dataset, tmp_path: Path) -> None:
+    """The dataset that the run names is found. Another one is refused, and nobody is told to delete the run."""
+    file = tmp_path / "tiny.npz"
+    tiny.save(file)
+    tasks = [np.flatnonzero(tiny.train_y % 2 == rest) for rest in (1, 0)]
+    config = replace(ocil.resolve("er", file, memory=20, settings=SMALL), fingerprint="")
+    result = ocil.run(config, tmp_path, stream=ocil.Stream.from_indices(tiny, tasks), device="cpu")
+    folder = tmp_path / result.config.cell / "seed-0"
+    learner = ocil.load_learner(folder, device="auto")
+    right = learner.scores(torch.from_numpy(tiny.test_x).to(learner.device)).argmax(1).cpu().numpy() == tiny.test_y
+    assert [right[tiny.test_y % 2 == rest].mean() for rest in (1, 0)] == pytest.approx(result.matrix[-1])
+    part = ocil.Dataset.from_arrays(*(array[labels < 2] for array, labels in _pairs(tiny)))
+    for given, message in (
+        ({"dataset": part}, "or the dataset is not the one that the run learned from"),
+        ({"dataset": str(file)}, "an ocil.Dataset is needed, not a str"),
+        ({"device": "absent"}, "device 'absent' is not there: use auto"),
+    ):
+        with pytest.raises(ocil.OcilError, match=message) as error:
+            ocil.load_learner(folder, **given)
+        assert "elete" not in str(error.value)
+    replace(tiny, train_x=255 - tiny.train_x).save(file)
+    with pytest.raises(ocil.OcilError, match=r"with batches of your own: give their dataset \(dataset=\.\.\.\)"):
+        ocil.load_learner(folder)
+
+
+def _pairs(data: ocil.Dataset) -> Iterator[tuple[Any, Any]]:
+    """Each array of a dataset with the labels of its samples, as ``from_arrays`` takes them."""
+    for x, y in ((data.train_x, data.train_y), (data.test_x, data.test_y)):
+        yield from ((x, y), (y, y))
+
+
+def test_the_learner_of_a_run_needs_no_file_of_pretrained_weights(
+    tiny: ocil.Dataset, tiny_npz: Path, tmp_path: Path
+) -> None:
+    """Its checkpoint has all weights. A method that begins anew with the file needs it still."""
+    weights = tmp_path / "weights.safetensors"
+    trained = ocil.make_learner("er", tiny, memory=20, width=1).network.state_dict()
+    save_file({name: tensor.contiguous() for name, tensor in trained.items()}, weights)
+    found = {}
+    for name in ("er", "gdumb"):
+        config = ocil.resolve(name, tiny_npz, memory=20, settings={"width": 1, "tasks": 2, "pretrained": str(weights)})
+        ocil.run(config, tmp_path, device="cpu")
+        found[name] = tmp_path / config.cell / "seed-0"
+    x = torch.from_numpy(tiny.test_x)
+    before = ocil.load_learner(found["er"]).scores(x)
+    weights.unlink()
+    assert torch.equal(ocil.load_learner(found["er"]).scores(x), before)
+    with pytest.raises(ocil.OcilError, match=r"cannot read pretrained = .*weights\.safetensors"):
+        ocil.load_learner(found["gdumb"])
+
+
+def test_a_long_tailed_run_has_no_learner_to_load(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"variant": "oltr-rfld", "dataset": "cifar10", "seed": 0}))
+    with pytest.raises(ocil.OcilError, match="it is not the configuration of a class-incremental run"):
+        ocil.load_learner(tmp_path)
 
 
 def test_a_dataset_in_memory_that_a_run_does_not_find(tiny: ocil.Dataset, tmp_path: Path) -> None:

@@ -82,6 +82,13 @@ def test_vectors_are_those_of_the_network_in_evaluation_mode(tmp_path: Path) -> 
     assert found.fingerprint == DATA.fingerprint
 
 
+def test_dropout_of_a_network_that_never_trains_is_welcome(tmp_path: Path) -> None:
+    encoder = Encoder("module:tests.networks_to_try:dropping")
+    check(ocil.resolve("er", DATA, memory=20, settings={"features": encoder.network, "tasks": 2}), DATA)
+    first, again = (features_of(DATA, encoder, data_dir=tmp_path / name) for name in ("one", "two"))
+    np.testing.assert_array_equal(first.train_x, again.train_x)
+
+
 def test_they_are_computed_once(tmp_path: Path) -> None:
     first = features_of(DATA, Encoder(TINY), data_dir=tmp_path)
     assert computed() == total()

@@ -93,6 +93,21 @@ def test_a_worker_that_dies_leaves_its_figures_to_this_process() -> None:
     assert render_all(paints, workers=2) == [render(of_times, *args) for _, args in paints]
 
 
+def test_a_daemon_draws_its_figures_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    paints = [(of_times, (name,)) for name in ("one", "two", "three", "four")]
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
+    assert render_all(paints, workers=2) == [render(paint, *args) for paint, args in paints]
+
+
+def test_figures_are_drawn_where_the_system_has_too_few_semaphores(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise NotImplementedError("system provides too few semaphores")
+
+    monkeypatch.setattr("concurrent.futures.process._check_system_limits", refuse)
+    paints = [(of_times, (name,)) for name in ("one", "two", "three", "four")]
+    assert render_all(paints, workers=2) == [render(paint, *args) for paint, args in paints]
+
+
 def test_an_error_in_a_worker_is_that_of_the_figure_and_ends_the_others(tmp_path: Path) -> None:
     others = [(slow, (tmp_path / str(number),)) for number in range(30)]
     with pytest.raises(ZeroDivisionError, match="two"):

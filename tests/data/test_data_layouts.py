@@ -1,6 +1,7 @@
 """Image folders as they are published."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,6 +67,19 @@ def test_names_that_are_numbers_are_ordered_as_numbers(tmp_path: Path) -> None:
     x, words = np.zeros((26, 3)), np.array(2 * sorted(numbers), dtype=object)
     assert Dataset.from_arrays(x, words, x, words).classes == tuple(numbers)
     assert Dataset.from_arrays(x, [*words[:-1], "a"], x, words).classes[:3] == ("0", "1", "10")
+
+
+@pytest.mark.parametrize("kind", [np.bytes_, object, list])
+def test_labels_of_bytes_are_text(kind: Any) -> None:
+    """HDF5 files hold text so."""
+    x = np.zeros((24, 4, 4, 1), np.uint8)
+    words = [str(number % 12).encode() for number in range(24)]
+    y = words if kind is list else np.array(words, dtype=kind)
+    data = Dataset.from_arrays(x, y, x, y)
+    assert data.classes == tuple(map(str, range(12)))
+    assert data.train_y.tolist() == [number % 12 for number in range(24)]
+    with pytest.raises(OcilError, match="train_y has labels of bytes that are not text in UTF-8"):
+        Dataset.from_arrays(x[:2], [b"a", b"\xff"], x, y)
 
 
 def test_tiny_imagenet(tmp_path: Path) -> None:

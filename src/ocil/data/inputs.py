@@ -262,7 +262,18 @@ def plain_labels(y: Any, what: str) -> NDArray[Any]:
         if not (array == np.rint(array)).all():
             raise OcilError(f"{what} has fractions. Labels are whole numbers or text.")
         array = array.astype(np.int64)
-    return array
+    return _as_text(array, what) if array.dtype.kind in "SO" else array
+
+
+def _as_text(labels: NDArray[Any], what: str) -> NDArray[Any]:
+    """Labels of bytes, which is how HDF5 files hold text, as text. Others stay as they are."""
+    values = labels.tolist()
+    if not values or not all(isinstance(value, bytes) for value in values):
+        return labels
+    try:
+        return np.array([value.decode() for value in values])
+    except UnicodeDecodeError:
+        raise OcilError(f"{what} has labels of bytes that are not text in UTF-8. Use numbers or text.") from None
 
 
 def _maybe_numbered(y: NDArray[Any] | None, known: dict[Any, int], what: str) -> Indices | None:

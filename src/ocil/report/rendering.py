@@ -21,10 +21,12 @@ Paint = tuple[Callable[..., Any], tuple[Any, ...]]
 def render_all(paints: Sequence[Paint], workers: int = 1) -> list[str]:
     """The SVG of each figure, drawn in up to so many processes; 1 draws them in this one."""
     workers = min(workers, len(paints) // FIGURES_PER_WORKER)
-    if workers > 1:
+    if workers > 1 and not multiprocessing.current_process().daemon:  # Python lets a daemon start no processes
         try:
             return _in_workers(paints, workers)
         except (BrokenProcessPool, OSError):  # there was no room for more processes, or one of them was killed
+            pass
+        except NotImplementedError:  # the system has no semaphores, or too few
             pass
     return [render(paint, *args) for paint, args in paints]
 

@@ -139,6 +139,8 @@ class RunConfig:
     def from_json(cls, content: Mapping[str, Any]) -> "RunConfig":
         info = method(content["method"])
         refuse_later(cls, content)
+        if not isinstance(content["dataset"], str):
+            raise OcilError(f"dataset = {content['dataset']!r} is not a name")
         return cls(
             info.name,
             content["dataset"],

@@ -43,6 +43,7 @@ from ocil.text import escaped
 
 RULE = 1
 """The version of how stored images become inputs: scaled to [0, 1], resized and normalised by the network's record."""
+FREEZE = "backbone"  # such a network never trains, so its dropout is off
 PART = 1000  # images; a kill loses the part that is under way
 BATCH = {"cpu": 20, "cuda": 500}  # images in a pass
 LINE_SECONDS = 60.0  # between two lines of a process that has no bar
@@ -83,7 +84,15 @@ class Encoder:
 
     def build(self, input_shape: InputShape, device: torch.device | str = "cpu") -> Network:
         """The network in evaluation mode. It computes in float32, on a GPU as well."""
-        made = build(input_shape, 1, device=device, precision="fp32", spec=self.network, pretrained=self.pretrained)
+        made = build(
+            input_shape,
+            1,
+            device=device,
+            precision="fp32",
+            spec=self.network,
+            pretrained=self.pretrained,
+            freeze=FREEZE,
+        )
         return made.requires_grad_(False).eval()
 
     def vector_shape(self, input_shape: InputShape) -> InputShape:
@@ -113,7 +122,7 @@ def _untrained(network: str, input_shape: InputShape) -> Network:
 @lru_cache(maxsize=32)
 def _build_once(network: str, input_shape: InputShape, code: Hashable) -> Network:
     """``code`` serves the cache alone: it changes when the network is registered again or its plugin file changes."""
-    return build(input_shape, 1, spec=network)
+    return build(input_shape, 1, spec=network, freeze=FREEZE)
 
 
 def features_of(

@@ -1,17 +1,22 @@
 """The learner that a run has trained, from the run's folder."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from ocil.data import Dataset
-from ocil.errors import OcilError
+from ocil.data.dataset import refuse_other
+from ocil.errors import LaterVersionError, OcilError
+from ocil.methods import METHODS, method
 from ocil.methods.base import Learner
 from ocil.networks.registry import names_code
 from ocil.runs.build import build, named_dataset
 from ocil.runs.config import RunConfig
-from ocil.runs.folder import COUNTS, RunFolder
-from ocil.runs.results import if_there, other_images, read_json, unreadable
+from ocil.runs.environment import pick_device
+from ocil.runs.folder import COUNTS, RunFolder, is_folder
+from ocil.runs.results import if_there, read_json, reason_of
+from ocil.streams.stream import fingerprint_with
 
 
 def load_learner(
@@ -29,7 +34,7 @@ def load_learner(
     Args:
         run: The folder of one run, ``ROOT/CELL/seed-N``.
         dataset: What the run learned from, if it has no name. It is asked for its shapes and classes only.
-        device: Where the learner is, and where images must be.
+        device: Where the learner is, and where images must be: auto, cpu, cuda or mps.
         data_dir: The data folder; by default ``$OCIL_DATA``, else the user's.
         trust: Whether the run may name Python code as its network (``module:...``), which is then run.
 
@@ -45,14 +50,14 @@ def load_learner(
     """
     folder = RunFolder(Path(run))
     config = _config_of(folder)
+    device = pick_device(device) if isinstance(device, str) else device
     if not trust and any(map(names_code, (config.learner.network, config.learner.features))):
         network = config.learner.network if names_code(config.learner.network) else config.learner.features
         raise OcilError(f"{folder.path} has Python code for a network, {network}. If you trust it, give trust=True.")
     if dataset is None:
         dataset = named_dataset(config, data_dir)
-        found = folder.load_checkpoint()
-        if found is not None and found[1].get("images", dataset.fingerprint) != dataset.fingerprint:
-            raise OcilError(other_images(folder.path))
+        _refuse_other_images(folder, dataset)
+    refuse_other(dataset)
     return trained(folder, config, dataset, device)
 
 
@@ -61,20 +66,53 @@ def trained(folder: RunFolder, config: RunConfig, dataset: Dataset, device: torc
     found = folder.load_checkpoint()
     if found is None:
         raise OcilError(f"{folder.path} has no {folder.checkpoint.name}: there is no learner to load.")
+    if not method(config.method).load().restarts:  # the checkpoint has all weights; the file may have been moved since
+        config = replace(config, learner=replace(config.learner, pretrained=""))
     learner = build(config, dataset, device)
     tensors = {name: tensor for name, tensor in found[0].items() if not name.startswith(COUNTS)}
     try:
         learner.load_state(tensors, generators=False)  # they may be another device's
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise OcilError(unreadable(folder.checkpoint, error)) from error
+        raise OcilError(
+            f"{folder.checkpoint} does not fit the settings in config.json, or the dataset is not the one that the run "
+            f"learned from: {reason_of(error)}."
+        ) from error
     return learner
+
+
+def _refuse_other_images(folder: RunFolder, dataset: Dataset) -> None:
+    """Raise if a run did not learn from this dataset, neither in an order that was drawn nor in one that was given."""
+    found = folder.load_checkpoint()
+    progress = {} if found is None else found[1]
+    own_order = fingerprint_with(dataset, str(progress.get("order", "")))
+    if progress.get("images", dataset.fingerprint) not in (dataset.fingerprint, own_order):
+        raise OcilError(
+            f"{folder.path} was begun with other images of that name, or with batches of your own: give their dataset "
+            "(dataset=...)."
+        )
 
 
 def _config_of(folder: RunFolder) -> RunConfig:
     path = folder.path / "config.json"
-    config = if_there(path, lambda: RunConfig.from_json(read_json(path)))
+    config = if_there(path, lambda: _read_config(path), _unreadable)
     if config is None:
-        inside = min(folder.path.glob("**/config.json"), default=None) if folder.path.is_dir() else None
+        inside = min(folder.path.glob("**/config.json"), default=None) if is_folder(folder.path) else None
         hint = "" if inside is None else f" Give one of its runs, for example {inside.parent}."
         raise OcilError(f"{folder.path} is not the folder of a run: it has no config.json.{hint}")
     return config
+
+
+def _read_config(path: Path) -> RunConfig:
+    content = read_json(path)
+    if not isinstance(content, dict) or "method" not in content:
+        raise OcilError("it is not the configuration of a class-incremental run, which has a method")
+    if METHODS.find(str(content["method"])) is None:
+        how = "register it first (ocil.register, ocil.plugins.load)"
+        raise OcilError(f"there is no method '{content['method']}' here; if it is one of your own, {how}")
+    return RunConfig.from_json(content)
+
+
+def _unreadable(path: Path, error: Exception) -> str:
+    """What is wrong with a configuration. Nobody is told to delete it: its learner took time to train."""
+    advice = " Update ocil." if isinstance(error, LaterVersionError) else ""
+    return f"cannot read {path}: {reason_of(error)}.{advice}"

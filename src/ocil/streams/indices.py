@@ -1,6 +1,6 @@
 """An order of arrival from numbers of samples that somebody else has chosen, task by task."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ def order_of(data: Dataset, tasks: Iterable[Any], batch_size: int, task_ends: Ta
     """
     if type(batch_size) is not int or batch_size < 1:
         raise OcilError(f"batch_size = {batch_size!r} must be a whole number of at least 1.")
+    if isinstance(tasks, Mapping) or not isinstance(tasks, Iterable):
+        raise OcilError(f"tasks is a {type(tasks).__name__}: give a list with the numbers of the samples of each task.")
     parts = [_numbers(given, number, len(data.train_y)) for number, given in enumerate(tasks)]
     if not parts:
         raise OcilError("there are no tasks: give for each task the numbers of its training samples.")
@@ -38,7 +40,14 @@ def order_of(data: Dataset, tasks: Iterable[Any], batch_size: int, task_ends: Ta
 
 def _numbers(given: Any, task: int, count: int) -> Indices:
     """The numbers of the samples of a task. ``OcilError`` if they are not numbers of training samples."""
-    found = np.asarray(given if hasattr(given, "__array__") else list(given))
+    try:
+        found = np.asarray(given if hasattr(given, "__array__") else list(given))
+    except (TypeError, ValueError, RuntimeError):  # a single number, or numbers beside lists of them
+        found = np.empty(0)
+    if found.ndim == 1 and found.dtype.kind == "b":
+        raise OcilError(
+            f"task {task} is a mask of yes and no: give the numbers of its samples, as np.flatnonzero does."
+        )
     if found.ndim != 1 or not found.size or found.dtype.kind not in "iu":
         raise OcilError(f"task {task} is not a list of numbers of training samples, with at least one.")
     if found.min() < 0 or found.max() >= count:

@@ -177,7 +177,7 @@ class Stream:
     @cached_property
     def fingerprint(self) -> str:
         """Short digest of the samples and of their order."""
-        return hashlib.sha256(f"{self.data.fingerprint} {self.arrivals.digest}".encode()).hexdigest()[:12]
+        return fingerprint_with(self.data, self.arrivals.digest)
 
     @property
     def evaluation_points(self) -> int:
@@ -253,3 +253,8 @@ def usual_stream(data: Dataset) -> StreamConfig:
     if sizes := usual_task_sizes(data):
         return StreamConfig(task_sizes=sizes)
     return StreamConfig(tasks=usual_tasks(data.name, data.num_classes))
+
+
+def fingerprint_with(data: Dataset, order: str) -> str:
+    """Short digest of the samples of a dataset and of the digest of their order."""
+    return hashlib.sha256(f"{data.fingerprint} {order}".encode()).hexdigest()[:12]
