@@ -1,5 +1,6 @@
 """Streams of samples that are chosen by their numbers."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +89,16 @@ def test_numbers_that_are_no_order_are_refused(tasks: Any, message: str, tiny: D
 def test_impossible_batch_sizes_are_refused(size: Any, tiny: Dataset) -> None:
     with pytest.raises(OcilError, match="must be a whole number of at least 1"):
         Stream.from_indices(tiny, halves(tiny), batch_size=size)
+
+
+def test_a_run_on_it_is_not_taken_for_one_of_the_dataset(tiny: Dataset, tmp_path: Path) -> None:
+    stream = Stream.from_indices(tiny, halves(tiny), batch_size=6)
+    config = ocil.resolve("er", tiny, settings=SMALL)
+    given = ocil.run(config, tmp_path, stream=stream, device="cpu")
+    same = replace(config, stream=given.config.stream)
+    drawn = ocil.run(same, tmp_path, dataset=tiny, device="cpu")
+    assert drawn.config.cell != given.config.cell
+    assert drawn.digest != given.digest
+    assert ocil.run(config, tmp_path, stream=stream, device="cpu").digest == given.digest
+    with pytest.raises(OcilError):
+        ocil.run(given.config, tmp_path / "elsewhere", dataset=tiny, device="cpu")  # its order is not known here
