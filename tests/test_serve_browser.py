@@ -266,5 +266,6 @@ def test_the_list_of_several_models(visit: Any, tmp_path: Path) -> None:
             assert rows.nth(0).get_by_role("link", name="label").count() == 1
             assert rows.nth(1).get_by_role("link", name="label").count() == 0
             page.get_by_role("link", name="birds").click()
-            until(page, "document.getElementById('model').textContent.startsWith('er, images')")
+            page.wait_for_url(f"{address}/models/birds/")
+            until(page, "document.getElementById('model')?.textContent.startsWith('er, images')")
             assert page.url == f"{address}/models/birds/"
