@@ -1,7 +1,9 @@
 """The learner that a run has trained, from the run's folder."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,7 +16,7 @@ from ocil.networks.registry import names_code
 from ocil.runs.build import build, named_dataset
 from ocil.runs.config import RunConfig
 from ocil.runs.environment import pick_device
-from ocil.runs.folder import COUNTS, RunFolder, is_folder
+from ocil.runs.folder import COUNTS, RunFolder, State, is_folder
 from ocil.runs.results import if_there, read_json, reason_of
 from ocil.streams.stream import fingerprint_with
 
@@ -54,22 +56,36 @@ def load_learner(
     if not trust and any(map(names_code, (config.learner.network, config.learner.features))):
         network = config.learner.network if names_code(config.learner.network) else config.learner.features
         raise OcilError(f"{folder.path} has Python code for a network, {network}. If you trust it, give trust=True.")
-    if dataset is None:
-        dataset = named_dataset(config, data_dir)
-        _refuse_other_images(folder, dataset)
-    refuse_other(dataset)
-    return trained(folder, config, dataset, device)
+    if dataset is not None:
+        refuse_other(dataset)
+        return trained(folder, config, dataset, device)
+    dataset = named_dataset(config, data_dir)
+    tensors, progress = _checkpoint_of(folder)
+    _refuse_other_images(folder, progress, dataset)
+    return _restored(folder, tensors, config, dataset, device)
 
 
 def trained(folder: RunFolder, config: RunConfig, dataset: Dataset, device: torch.device | str = "cpu") -> Learner:
     """The learner of a run's configuration, with what its checkpoint holds."""
+    tensors, _ = _checkpoint_of(folder)
+    return _restored(folder, tensors, config, dataset, device)
+
+
+def _checkpoint_of(folder: RunFolder) -> tuple[State, dict[str, Any]]:
     found = folder.load_checkpoint()
     if found is None:
         raise OcilError(f"{folder.path} has no {folder.checkpoint.name}: there is no learner to load.")
+    return found
+
+
+def _restored(
+    folder: RunFolder, state: State, config: RunConfig, dataset: Dataset, device: torch.device | str
+) -> Learner:
+    """A learner in the state that a run has saved."""
     if not method(config.method).load().restarts:  # the checkpoint has all weights; the file may have been moved since
         config = replace(config, learner=replace(config.learner, pretrained=""))
     learner = build(config, dataset, device)
-    tensors = {name: tensor for name, tensor in found[0].items() if not name.startswith(COUNTS)}
+    tensors = {name: tensor for name, tensor in state.items() if not name.startswith(COUNTS)}
     try:
         learner.load_state(tensors, generators=False)  # they may be another device's
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -80,10 +96,8 @@ def trained(folder: RunFolder, config: RunConfig, dataset: Dataset, device: torc
     return learner
 
 
-def _refuse_other_images(folder: RunFolder, dataset: Dataset) -> None:
+def _refuse_other_images(folder: RunFolder, progress: Mapping[str, Any], dataset: Dataset) -> None:
     """Raise if a run did not learn from this dataset, neither in an order that was drawn nor in one that was given."""
-    found = folder.load_checkpoint()
-    progress = {} if found is None else found[1]
     own_order = fingerprint_with(dataset, str(progress.get("order", "")))
     if progress.get("images", dataset.fingerprint) not in (dataset.fingerprint, own_order):
         raise OcilError(
