@@ -19,6 +19,11 @@ GRAY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N")
 ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)  # EXIF: how the camera was held, and when width and height change places
 
 
+def is_image_name(path: Path) -> bool:
+    """Whether a file is named as an image, and not hidden: macOS puts ``._a.jpg`` beside ``a.jpg``."""
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+
+
 def probe(path: Path) -> tuple[tuple[int, int], bool]:
     """(width, height) of the upright image and whether it is gray, from the header, without decoding the pixels."""
     with opened(path) as image:

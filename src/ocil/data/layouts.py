@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ocil.data.class_names import in_order
-from ocil.data.images import SUFFIXES
+from ocil.data.images import is_image_name
 from ocil.data.label_file import ImageFolder, OneLabel, columns_of, lines, read_label_file
 from ocil.errors import OcilError
 
@@ -177,5 +177,4 @@ def list_images(folder: Path, classes: list[str]) -> Files:
 
 
 def _images_in(folder: Path) -> list[Path]:
-    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
-    return [path for path in paths if not path.name.startswith(".") and path.is_file()]
+    return sorted(path for path in folder.iterdir() if is_image_name(path) and path.is_file())

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ocil.data.images import SUFFIXES
+from ocil.data.images import is_image_name
 from ocil.errors import OcilError
 from ocil.online.arrays import Names, is_array_file, open_rows
 from ocil.online.images import ImageFormat
@@ -37,16 +37,11 @@ def image_files(paths: Sequence[Path]) -> list[Path]:
     """The paths, with the sorted images of a folder in the place of the folder."""
     found: list[Path] = []
     for path in paths:
-        inside = sorted(filter(_is_image, path.rglob("*"))) if path.is_dir() else [path]
+        inside = sorted(filter(is_image_name, path.rglob("*"))) if path.is_dir() else [path]
         if not inside:
             raise OcilError(f"there are no images in {path}.")
         found += inside
     return found
-
-
-def _is_image(path: Path) -> bool:
-    """Whether a file in a folder is named as an image, and not hidden: macOS puts ``._a.jpg`` beside ``a.jpg``."""
-    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
 
 
 def _of_images(model: Model, paths: Sequence[Path], top: int) -> Iterator[dict[str, Any]]:
