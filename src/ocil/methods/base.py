@@ -8,7 +8,7 @@ A method is one file whose ``learn`` shows the whole step. What it can rely on s
 - ``passes``: ``Pass``, in which a method states what a step costs;
 - ``recorded_losses``: the losses of the last steps, for progress displays and loggers;
 - ``verbs``: what happens around each verb, whoever calls it: the number of threads, meeting new classes, and that
-  scores come from the averaged network, with ``average``.
+  scores come from the averaged network, with ``average``, and from mirror images too, with ``test_flip``.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -94,7 +94,7 @@ class Learner(GrowsByClass, Capturable):
                 f"features = {config.features} are computed before a stream begins: for images that come one by one "
                 "give network=NAME pretrained=FILE freeze=backbone."
             )
-        self.refuse_average(config)
+        self.refuse_tests(config, vectors=not problem.is_images)
         self.config = config
         self.problem = problem
         self.device = torch.device(device)
@@ -138,10 +138,12 @@ class Learner(GrowsByClass, Capturable):
         return None
 
     @classmethod
-    def refuse_average(cls, config: LearnerConfig) -> None:
-        """Raise an ``OcilError`` if the settings ask for an average that the method cannot be tested by."""
+    def refuse_tests(cls, config: LearnerConfig, vectors: bool) -> None:
+        """Raise an ``OcilError`` if the settings ask for a test that the method or the data cannot have."""
         if config.average and cls.no_average:
             raise OcilError(f"average = {config.average} does not suit {cls.__name__}: {cls.no_average}.")
+        if config.test_flip and vectors:
+            raise OcilError("test_flip = true needs images, and these inputs are vectors: leave it out.")
 
     @classmethod
     def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:

@@ -86,6 +86,8 @@ class LearnerConfig:
     over about 100 steps. The first steps have a smaller decay, ``(1 + t) / (10 + t)`` in step t."""
     average_restarts: bool = False
     """Whether that average begins anew with each review, so that no steps of the stream before it count."""
+    test_flip: bool = False
+    """Whether the scores of an image are the mean of its own and of its mirror image's, which takes twice the time."""
     precision: Precision = "tf32"
     """Precision on a GPU. ``fp32``: exact and repeatable bit for bit (your own loop needs ``precision.numerics``).
     ``tf32``: convolutions round their factors to TF32, as PyTorch does by default. ``bf16``: the network computes in

@@ -6,12 +6,14 @@
 - ``learn`` then meets the classes of its batch, unless the caller announces them (see ``growth``): a class that was
   not met has no weights to learn.
 - ``scores`` and ``scorer`` see the averaged network as ``self.network``, if there is one (the setting ``average``).
+- With ``test_flip`` what ``scorer`` returns is called on each image and on its mirror image.
 
 A run takes ``scores``, ``review`` and ``end_task`` apart, to stop or to capture steps in between: a method overrides
 their parts, never the whole.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -19,12 +21,14 @@ import torch
 from torch import Tensor
 
 from ocil.errors import OcilError
-from ocil.methods.config import Problem
+from ocil.methods.config import LearnerConfig, Problem
 from ocil.threads import default_if_free
 
 if TYPE_CHECKING:
     from ocil.methods.base import Learner
+    from ocil.networks import Network
 
+WIDTH = 2  # the dimension of stored images [B, H, W, C]
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 VERBS = ("learn", "scores", "review", "end_task")  # what a user calls; end_task calls task_ended
 PARTS = {
@@ -63,7 +67,7 @@ def refuse_whole_verbs(cls: "type[Learner]", base: "type[Learner]") -> None:
 
 def wrap_verbs(cls: "type[Learner]") -> None:
     """Wrap the verbs that a class or a mixin of it defines. Those inherited from a learner are wrapped already."""
-    around = {"learn": meets_first, "scores": reads_average, "scorer": reads_average}
+    around = {"learn": meets_first, "scores": reads_average, "scorer": scores_mirrored}
     for name in (*VERBS, "scorer"):
         verb = getattr(cls, name)
         if not hasattr(verb, "wrapped"):
@@ -138,19 +142,43 @@ def _odd(name: str, given: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -
 
 
 def reads_average(verb: Verb) -> Verb:
-    """The verb is called on a view of the learner that has the averaged network in the place of the trained one.
-
-    A view shares all else. It is no swap of weights: captured steps know the weights by their addresses, and in a
-    service another thread may read the same learner.
-    """
+    """The verb is called on a view of the learner that has the averaged network in the place of the trained one."""
 
     @wraps(verb)
     def read(self: "Learner", *arguments: Any, **named: Any) -> Any:
         if self.average is None:
             return verb(self, *arguments, **named)
-        view = object.__new__(type(self))
-        view.__dict__ |= vars(self)
-        view._modules = {**self._modules, "network": self.average.network}
-        return verb(view, *arguments, **named)
+        return verb(view_of(self, network=self.average.network), *arguments, **named)
 
     return cast(Verb, read)
+
+
+def scores_mirrored(scorer: Verb) -> Verb:
+    """The function that ``scorer`` returns gives the mean of the scores of an image and of its mirror image, if
+    ``test_flip`` says so."""
+    scorer_on_average = reads_average(scorer)
+
+    @wraps(scorer)
+    def mirrored(self: "Learner") -> Callable[[Tensor], Tensor]:
+        if not self.config.test_flip:
+            return cast(Callable[[Tensor], Tensor], scorer_on_average(self))
+        # The view does not flip: a scorer that calls the one it inherits would flip twice.
+        plain = scorer_on_average(view_of(self, config=replace(self.config, test_flip=False)))
+        return lambda x: (plain(x) + plain(x.flip(WIDTH))) / 2
+
+    return cast(Verb, mirrored)
+
+
+def view_of(learner: "Learner", network: "Network | None" = None, config: LearnerConfig | None = None) -> "Learner":
+    """The learner with another network or with other settings, which shares all else.
+
+    It is no swap of weights: captured steps know the weights by their addresses, and in a service another thread may
+    read the same learner.
+    """
+    view = object.__new__(type(learner))
+    view.__dict__ |= vars(learner)
+    if network is not None:
+        view._modules = {**learner._modules, "network": network}
+    if config is not None:
+        view.config = config
+    return view

@@ -222,11 +222,11 @@ def _check_learner(config: RunConfig, dataset: Dataset, length: StreamLength) ->
 
 def refuse_wrong_inputs(config: RunConfig, dataset: Dataset) -> None:
     """Raise an ``OcilError`` if a method cannot learn from what the dataset holds, if its features cannot be computed,
-    or if it cannot be tested by averaged weights.
+    or if it cannot be tested as the settings ask.
     """
     learner, kind = config.learner, method(config.method).load()
-    kind.refuse_average(learner)
     vectors = bool(learner.features) or not dataset.is_images
+    kind.refuse_tests(learner, vectors)
     if learner.features and not dataset.is_images:
         raise OcilError(f"{dataset.name} holds vectors already: leave out features = {learner.features}.")
     if vectors and (reason := kind.needs_images(learner)):

@@ -26,6 +26,7 @@ ADDED_SINCE = frozenset(
         "order_digest",
         "average",
         "average_restarts",
+        "test_flip",
         "evaluate_every",
         "evaluate_on",
         "prequential",
