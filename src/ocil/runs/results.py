@@ -125,10 +125,11 @@ class Result:
         for point in self.anytime.get("points", ()):
             yield ANYTIME, point["batch"], point["accuracy"]
 
-    def refuse_other(self, dataset: Dataset, path: Path) -> "Result":
-        """Returns the result itself. Raises if it was measured on other images of that name."""
+    def refuse_other(self, dataset: Dataset, path: Path, own_batches: bool = False) -> "Result":
+        """Returns the result itself. Raises if it was measured on other images of that name; ``own_batches``: see
+        ``other_images``."""
         if not self.same_images(dataset):
-            raise OcilError(other_images(path))
+            raise OcilError(other_images(path, own_batches))
         return self
 
 
@@ -240,7 +241,14 @@ def reason_of(error: Exception) -> str:
     return " ".join(text.split())[:200].rstrip(".")
 
 
-def other_images(path: Path) -> str:
+def other_images(path: Path, own_batches: bool = False) -> str:
+    """What is wrong with a run that was begun with other images. ``own_batches``: the user gives a stream, and the
+    batches of a generator may never come again."""
+    if own_batches:
+        return (
+            f"{path} was begun with other batches, so it cannot go on with these: "
+            "give the same batches in the same order, use another folder, or delete that one."
+        )
     found = f"{path} was begun with other images of that name"
     return f"{found}: import those again, use another folder of runs (--out), or delete that one."
 

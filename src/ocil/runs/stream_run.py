@@ -97,7 +97,7 @@ class StreamRun(Run):
         dataset, folder = self._dataset(workspace), self.folder(workspace.root)
         held.enter_context(folder.lock())
         if (finished := folder.result()) is not None:
-            return Finished(finished.refuse_other(dataset, folder.path))
+            return Finished(finished.refuse_other(dataset, folder.path, workspace.arrivals is not None))
         device, seconds, inputs = workspace.device, workspace.checkpoint_seconds, self._inputs(workspace)
         refuse_missing_operators(self.config, inputs, device)
         key = ("inputs", self.dataset, Encoder.of(self.config.learner))
@@ -175,11 +175,9 @@ def run(
         dataset = named_dataset(config, data_dir)
     this = StreamRun(config)
     folder = this.folder(Path(root))
-    if stream is not None:
-        _refuse_other_batches(folder, stream)
     if (finished := folder.result()) is not None:
         warn_if_changed(finished)
-        return finished if dataset is None else finished.refuse_other(dataset, folder.path)
+        return finished if dataset is None else finished.refuse_other(dataset, folder.path, stream is not None)
     device = pick_device(device) if isinstance(device, str) else device
     dataset = dataset or named_dataset(config, data_dir)
     arrivals = stream.arrivals if stream is not None else None
@@ -191,16 +189,6 @@ def run(
         if not out_of_memory(error):
             raise
         raise this.does_not_fit() from None
-
-
-def _refuse_other_batches(folder: RunFolder, stream: Stream) -> None:
-    """Raise if a run was begun with other batches: those of a generator may never come again."""
-    begun = folder.load_checkpoint()
-    if begun is not None and begun[1].get("images") != stream.fingerprint:
-        raise OcilError(
-            f"{folder.path} was begun with other batches, so it cannot go on with these: "
-            "give the same batches in the same order, use another folder, or delete that one."
-        )
 
 
 def _order_has_changed(stream: StreamConfig) -> bool:
@@ -253,7 +241,7 @@ class ActiveStreamRun:
         self.saved_cursor = -1  # of the checkpoint on the disk
         self.evaluations: list[Evaluation] = []
         self.seconds = 0.0
-        folder.resume(self.device, self.fingerprint, self.load)
+        folder.resume(self.device, self.fingerprint, self.load, own_batches=arrivals is not None)
         folder.save_config(config)  # now that nothing is refused: an earlier version may have to go on with the run
 
     def load(self, tensors: State, progress: Mapping[str, Any]) -> None:
