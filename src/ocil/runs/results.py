@@ -16,6 +16,7 @@ from ocil.evaluation.record_types import AnytimeRecord, CalibrationRecord, Prequ
 from ocil.files import NOWHERE, read_regular, write_bytes
 from ocil.runs.config import RunConfig
 from ocil.runs.result_checks import check_result
+from ocil.streams import StreamConfig
 from ocil.tensorfile import DamagedFileError
 
 T = TypeVar("T")
@@ -110,6 +111,11 @@ class Result:
     def images(self) -> str:
         """Fingerprint of the dataset; empty in results from before it was kept."""
         return str(self.environment.get("images", self.config.fingerprint))
+
+    @property
+    def order(self) -> str:
+        """Digest of the order of arrival; empty in results from before it was kept."""
+        return str(self.environment.get("order", ""))
 
     def same_images(self, dataset: Dataset) -> bool:
         """Whether it was measured on that dataset, as far as is known."""
@@ -212,6 +218,11 @@ def _digest(content: Mapping[str, Any]) -> str:
     """``_checksum`` of content that was read from a file."""
     rest = {name: value for name, value in content.items() if name != CHECKSUM}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def order_has_changed(stream: StreamConfig) -> bool:
+    """Whether the order that such a stream draws has changed while checkpoints and results did not keep it."""
+    return not stream.order and (stream.boundary in ("i-blurry", "si-blurry") or stream.task_ends == "hidden")
 
 
 def unreadable(path: Path, error: Exception) -> str:

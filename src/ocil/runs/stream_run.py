@@ -48,9 +48,9 @@ from ocil.runs.protocol import (
     out_of_memory,
     perform,
 )
-from ocil.runs.results import Result
+from ocil.runs.results import Result, order_has_changed
 from ocil.runs.stepper import Stepper
-from ocil.streams import DeviceData, Order, Stream, StreamConfig
+from ocil.streams import DeviceData, Order, Stream
 
 FIRST_SAVE, FIRST_SAVE_ON_GPU = 3.0, 30.0  # seconds; on a GPU many runs wait while one is saved
 REPORT_EVERY = 50  # stream batches between two reports of progress: each one waits for the device
@@ -191,11 +191,6 @@ def run(
         raise this.does_not_fit() from None
 
 
-def _order_has_changed(stream: StreamConfig) -> bool:
-    """Whether the order that such a stream draws has changed while checkpoints did not keep it."""
-    return not stream.order and (stream.boundary in ("i-blurry", "si-blurry") or stream.task_ends == "hidden")
-
-
 def _refuse_changed(config: RunConfig, dataset: Dataset) -> None:
     """Raise if what a configuration has the digest of is not what it was then: images, a plugin, pretrained weights."""
     changed, path = "", config.learner.pretrained
@@ -260,7 +255,7 @@ class ActiveStreamRun:
         """Raise if the samples of a checkpoint came in another order than this version of ocil draws from its settings:
         the rest of this order would show some samples twice and others never."""
         kept, drawn = progress.get("order"), self.stream.arrivals.digest
-        if kept == drawn or (kept is None and not _order_has_changed(self.config.stream)):
+        if kept == drawn or (kept is None and not order_has_changed(self.config.stream)):
             return
         begun = "was begun" if kept else "may have been begun"
         raise OcilError(
@@ -408,7 +403,13 @@ class ActiveStreamRun:
             round(self.seconds, 3),
             peak_memory(self.device),
             digest(self.learner),
-            {**environment(self.device), "images": self.fingerprint, **self._plugins(), **self.surroundings},
+            {
+                **environment(self.device),
+                "images": self.fingerprint,
+                "order": stream.arrivals.digest,
+                **self._plugins(),
+                **self.surroundings,
+            },
             self.anytime.record(reviews, tasks),
             **self.evaluator.facts(),
             confusion=confusion,
