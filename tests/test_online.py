@@ -270,14 +270,17 @@ def test_before_anything_is_learned() -> None:
         (["new", "new", "new", "new", float("nan")], "nan is no label"),
         (["new", "new", "new", "new", np.float32("inf")], "inf is no label"),
         (["new", "new", "new", "new", ("half", float("nan"))], "nan is no label"),
-        (["new", "new", "new", "new", ["list"]], r"\['list'\] is no label: unhashable type: 'list'"),
+        (["new", "new", "new", "new", ["list"]], "a label of type list cannot be saved"),
+        (["new", "new", "new", "new", b"bytes"], "a label of type bytes cannot be saved: use text"),
+        (["new", "new", "new", "new", ("half", np.bytes_(b"bytes"))], "a label of type bytes cannot be saved"),
+        (["new", "new", "new", "new", frozenset({1})], "a label of type frozenset cannot be saved"),
     ],
 )
 def test_a_batch_that_is_refused_adds_no_class(labels: list[Any], words: str) -> None:
     one = model()
     one.learn(*batch(0))
     before, known = digest(one.learner), list(one.labels)
-    with pytest.raises(InputError if "no label" in words else OcilError, match=f"^{words}"):
+    with pytest.raises(OcilError if "came with" in words else InputError, match=f"^{words}"):
         one.learn(batch(1)[0], labels)
     with pytest.raises(OcilError, match=r"^a batch without samples"):
         one.learn(batch(1, count=0)[0], [])
@@ -393,13 +396,9 @@ def test_labels_of_any_kind(tmp_path: Path) -> None:
     one.learn(batch(0, count=6)[0], labels)
     one.save(tmp_path)
     assert Model.load(tmp_path).labels == labels
-    one.learn(batch(1, count=4)[0], [*np.array(["ä", "ö"]), np.int64(3), np.float32(0.5)])
+    one.learn(batch(1, count=5)[0], [*np.array(["ä", "ö"]), np.int64(3), np.float32(0.5), ("x", np.int64(1))])
     one.save(tmp_path)
-    labels += ["ö", 0.5]  # numpy's kinds are Python's here, and equal ones are one class
-    assert Model.load(tmp_path).labels == labels
-    one.learn(batch(1, count=1)[0], [frozenset({1})])
-    with pytest.raises(ValueError, match="frozenset cannot be saved"):
-        one.save(tmp_path)
+    labels += ["ö", 0.5, ("x", 1)]  # numpy's kinds are Python's here, and equal ones are one class
     assert Model.load(tmp_path).labels == labels
 
 

@@ -168,7 +168,24 @@ def test_announced_classes_are_there_but_impossible(tiny: Dataset, tmp_path: Pat
     assert OnlineClassifier.load(tmp_path).classes_.tolist() == [3, 5, 9]
 
 
-def test_labels_of_any_hashable_kind(tiny: Dataset, tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", ["y", "classes"])
+@pytest.mark.parametrize("labels", [np.array([b"cat", b"dog"]), [frozenset("a"), frozenset("b")]])
+def test_labels_that_cannot_be_saved_are_refused_before_anything_is_learned(
+    tiny: Dataset, labels: Any, given: str
+) -> None:
+    x, known = tiny.train_x[:2], ["a", "b"]
+    one, other = (classifier(batch_size=1).partial_fit(x, known) for _ in range(2))
+    with pytest.raises(ValueError, match=r"^a label of type \w+ cannot be saved: use text, numbers.*$"):
+        one.partial_fit(x, labels) if given == "y" else one.partial_fit(x, known, classes=labels)
+    assert digest(one.model_.learner) == digest(other.model_.learner)
+    if given == "y":
+        new = classifier()
+        with pytest.raises(ValueError, match=r"^a label of type"):
+            new.fit(x, labels)
+        assert not hasattr(new, "model_")
+
+
+def test_labels_of_all_kinds(tiny: Dataset, tmp_path: Path) -> None:
     x = tiny.train_x[:6]
     for labels, expected in (
         ([("b", 1), ("a", 2), ("a", 1)] * 2, [("a", 1), ("a", 2), ("b", 1)]),

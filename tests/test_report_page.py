@@ -865,6 +865,36 @@ def test_runs_of_other_images_under_one_name(tmp_path: Path) -> None:
     assert "/d/" in warning
 
 
+@pytest.mark.parametrize(
+    ("settings", "orders", "says"),
+    [
+        ({}, ("1", "1"), ""),
+        ({}, ("1", "2"), "samples came in another order in "),
+        ({}, ("", "2"), ""),  # from before it was kept, and that order never changed
+        ({"task_ends": "hidden"}, ("", "2"), "samples may have come in another order in "),
+        ({"task_ends": "hidden"}, ("", ""), ""),
+        ({"boundary": "i-blurry"}, ("1", "2"), "samples came in another order in "),
+    ],
+)
+def test_runs_of_another_order_of_arrival(
+    tmp_path: Path, settings: dict[str, Any], orders: tuple[str, str], says: str
+) -> None:
+    first = resolve("er", "mini_imagenet", settings=settings)
+    second = resolve("er", "mini_imagenet", review=True, settings=settings | {"evaluate_every": 9})
+    for place, config, order in zip("ab", (first, second), orders, strict=True):
+        found = made_up(config, images="1")
+        entry = {"order": order} if order else {}
+        RunFolder.of(tmp_path / place, config).save_result(replace(found, environment=found.environment | entry))
+    other = replace(first, seed=1)  # has an order of its own
+    found = made_up(other, images="1")
+    RunFolder.of(tmp_path / "c", other).save_result(replace(found, environment=found.environment | {"order": "9"}))
+    warnings = collect([tmp_path]).warnings
+    assert len(warnings) == bool(says)
+    for warning in warnings:
+        assert warning.startswith(says)
+        assert ("/a/" in warning, "/b/" in warning, "/c/" in warning) == (True, True, False)
+
+
 def test_runs_of_other_images_in_one_cell_are_left_out(tmp_path: Path) -> None:
     config = resolve("er", "mini_imagenet")
     save(tmp_path / "a", config, seeds=2, images="1")

@@ -22,6 +22,7 @@ from ocil.runs.folder import RunFolder
 from ocil.runs.protocol import Interrupted, Progress, SaveTimes, Workspace
 from ocil.runs.results import Result
 from ocil.runs.stream_run import StreamRun, run
+from ocil.streams import Stream
 from ocil.streams.kinds import draw
 from tests.conftest import CLASSES, TEST, left_over
 from tests.networks_to_try import TINY
@@ -386,7 +387,8 @@ def test_a_run_begun_in_another_order_of_arrival_is_not_mixed(
         with pytest.raises(OcilError, match=r"was begun with another order of arrival.*finish it with that version"):
             run(config, tmp_path, dataset=tiny, device="cpu")
     assert {path: path.read_bytes() for path in before} == before
-    assert run(config, tmp_path, dataset=tiny, device="cpu").matrix
+    finished = run(config, tmp_path, dataset=tiny, device="cpu")
+    assert finished.order == Stream(tiny, config.stream, config.seed).arrivals.digest
 
 
 @pytest.mark.parametrize(("settings", "goes_on"), [({}, True), ({"task_ends": "hidden"}, False)])

@@ -17,7 +17,7 @@ from ocil.errors import OcilError, WriteError
 from ocil.online.model import Model
 from ocil.serve.checkpoints import NOTE
 from ocil.serve.log import Log
-from ocil.serve.newest import newest_file
+from ocil.serve.newest import Newest, newest_file, write_newest
 from ocil.serve.records import BODY, Change, Cut, Record, SampleRecord
 from ocil.serve.segment import HEAD, HEADER, MARK, OLD_HEADER, OLD_MAGIC, DamagedError, Segment, framed, read
 from tests.conftest import Call, one_error
@@ -125,6 +125,11 @@ def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
+def as_if_never_acknowledged(path: Path) -> None:
+    """A crash can take records from a segment that were not acknowledged."""
+    write_newest(path.parent, Newest(path))
+
+
 def opens_unchanged_or_refuses(path: Path, content: bytes) -> bool:
     """Whether the log opens with this content. If not, with one line that names the file, which stays as it was."""
     path.write_bytes(content)
@@ -175,6 +180,7 @@ def test_a_torn_end_of_the_old_format_is_cut_only_where_no_record_can_have_been(
 def test_blocks_that_were_never_written_are_cut_at_every_byte(folder: Path) -> None:
     """Some file systems leave a file of full length after a crash, with zeros where nothing was written."""
     path = filled(folder)
+    as_if_never_acknowledged(path)
     content = path.read_bytes()
     ends = ends_of(content)
     for length in range(len(content)):
@@ -190,6 +196,7 @@ def test_blocks_that_were_never_written_are_cut_at_every_byte(folder: Path) -> N
 @pytest.mark.parametrize("last", range(len(RECORDS) + 1))
 def test_a_flipped_bit_is_never_cut_off(written: Path, last: int) -> None:
     """In the header and every part of every record, the last one too, with and without a cut behind it."""
+    as_if_never_acknowledged(written)
     whole = written.read_bytes()
     content = whole[: ends_of(whole)[last]]
     for at in range(len(content)):
@@ -489,6 +496,7 @@ def test_an_image_cannot_pass_for_a_record(folder: Path) -> None:
     log.append([samples(1)])
     log.append([SampleRecord(3, tuple("abcdefghij"), pixels)])
     (path,) = folder.iterdir()
+    as_if_never_acknowledged(path)
     path.write_bytes(path.read_bytes()[:-1])
     assert left(folder) == plain([samples(1)])
 
@@ -528,6 +536,58 @@ def test_a_start_notices_that_the_newest_segment_is_gone(folder: Path, loss: str
     Log(folder, 0)  # the option is needed once
     log.append([samples(1)])
     assert left(folder)[-1:] == plain([samples(1)])
+
+
+@pytest.mark.usefixtures("no_sync")
+def test_a_start_notices_at_every_byte_that_acknowledged_samples_were_cut_off(folder: Path) -> None:
+    """As a copy does that was not finished. Only a cut may be missing, which nobody was told of."""
+    path = filled(folder)
+    content, named = path.read_bytes(), newest_file(folder).read_bytes()
+    ends = ends_of(content)
+    for length in range(HEADER.size, len(content)):
+        opened = opens_unchanged_or_refuses(path, content[:length])
+        assert opened == (length >= ends[4])
+        assert newest_file(folder).read_bytes() == named
+
+
+@pytest.mark.parametrize("between_records", [True, False])
+def test_a_log_that_lost_its_end_is_used_only_on_demand(folder: Path, between_records: bool) -> None:
+    path = filled(folder)
+    Log(folder, 0).append([Change(1, "review")])
+    path = max(folder.iterdir())
+    Log(folder, 0).append([Cut(6)])  # a later segment without requests
+    path.write_bytes(path.read_bytes()[: HEADER.size if between_records else -1])
+    with pytest.raises(DamagedError, match="change 1, which had been acknowledged" if between_records else "byte"):
+        Log(folder, 0)
+    log = Log(folder, 0, set_aside=True)
+    assert plain(list(log.replay())) == plain([*RECORDS, Cut(6)])
+    Log(folder, 0)  # the option is needed once
+    log.append([Change(1, "review")])
+    assert left(folder)[-1] == Change(1, "review")
+
+
+def test_a_torn_end_with_an_acknowledged_sample_is_kept_when_it_is_set_aside(folder: Path) -> None:
+    path = filled(folder)
+    content = path.read_bytes()[: ends_of(path.read_bytes())[2] - 3]
+    path.write_bytes(content)
+    with pytest.raises(DamagedError, match="has lost its end: samples 3 to 6, which had been acknowledged"):
+        Log(folder, 0)
+    assert plain(list(Log(folder, 0, set_aside=True).replay())) == plain(RECORDS[:1])
+    assert (folder / f"{path.name}.damaged-1").read_bytes() == content
+    assert left(folder) == plain(RECORDS[:1])
+
+
+def test_a_sample_that_the_saved_model_has_learned_may_be_cut_off(folder: Path) -> None:
+    path = filled(folder)
+    path.write_bytes(path.read_bytes()[: HEADER.size])
+    assert left(folder, 6) == []
+
+
+def test_a_file_of_an_earlier_version_names_the_newest_segment_alone(folder: Path) -> None:
+    path = filled(folder)
+    newest_file(folder).write_text(f"{path.name}\n")
+    path.write_bytes(path.read_bytes()[: HEADER.size])
+    assert left(folder) == []
 
 
 def test_a_segment_that_the_saved_model_has_learned_may_be_gone(folder: Path) -> None:

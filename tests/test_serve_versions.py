@@ -18,7 +18,9 @@ from ocil.runs.environment import digest
 from ocil.serve.audit import FILE as AUDIT
 from ocil.serve.audit import Audit
 from ocil.serve.backup import backup
+from ocil.serve.checkpoints import Note
 from ocil.serve.limits import Limits, RefusedError
+from ocil.serve.newest import newest_file
 from ocil.serve.service import Service
 from ocil.serve.versions import DESCRIPTION
 from tests.conftest import left_over
@@ -264,6 +266,29 @@ def test_a_backup_of_a_live_model(tmp_path: Path) -> None:
         assert [one.name for one in service.versions] == ["v"]
         assert service.held_out.compare()[0].tested == 1
         assert len(service.samples()) == count
+
+
+def test_a_backup_knows_what_was_acknowledged_when_it_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples that come later are not missing in it."""
+    folder, copy = tmp_path / "a", tmp_path / "b"
+    with running(folder) as service:
+        save = service.checkpoints.save
+
+        def save_while_a_sample_comes(note: Note) -> None:
+            save(note)
+            send(service, 1, first=5, wait=False)
+
+        send(service, 4)
+        with monkeypatch.context() as patch:
+            patch.setattr(service.checkpoints, "save", save_while_a_sample_comes)
+            chunks = backup(service)
+        send(service, 5, first=6)
+        content = b"".join(chunks)
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        archive.extractall(copy, filter="data")
+    assert newest_file(copy / "log").exists()
+    with running(copy) as service:
+        assert service.writer.acknowledged == 5
 
 
 def test_a_backup_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

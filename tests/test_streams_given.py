@@ -10,9 +10,11 @@ import pytest
 import torch
 
 import ocil
-from ocil import Dataset, OcilError, Stream, StreamConfig
+from ocil import Dataset, OcilError, Stream, StreamConfig, tensorfile
 from ocil.data.mapped import is_mapped
+from ocil.runs import folder
 from ocil.runs.protocol import Interrupted
+from ocil.runs.results import read_json
 from ocil.streams import record
 from tests.conftest import Call
 from tests.networks_to_try import TINY
@@ -348,7 +350,19 @@ def test_what_is_not_a_stream_of_batches(batches: Any, message: str) -> None:
         Stream.from_batches(batches, TEST)
 
 
-def test_a_run_on_a_generator_goes_on_if_the_same_batches_come_again(tmp_path: Path) -> None:
+def noting(function: Callable[[Path], Any], names: list[str]) -> Callable[[Path], Any]:
+    """The function, which notes the name of each file that it reads."""
+
+    def call(path: Path) -> Any:
+        names.append(path.name)
+        return function(path)
+
+    return call
+
+
+def test_a_run_on_a_generator_goes_on_if_the_same_batches_come_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = ocil.resolve("er", "own", settings=SMALL | {"batch_size": 5})
     whole = ocil.run(config, tmp_path / "whole", stream=Stream.from_batches(in_tasks(), TEST), device="cpu")
     assert np.array(whole.matrix).shape == (2, 2)
@@ -366,8 +380,12 @@ def test_a_run_on_a_generator_goes_on_if_the_same_batches_come_again(tmp_path: P
     with pytest.raises(OcilError, match="was begun with other batches, so it cannot go on with these") as error:
         ocil.run(config, tmp_path / "runs", stream=Stream.from_batches(in_tasks(1), TEST), device="cpu")
     assert "\n" not in str(error.value)
+    read: list[str] = []
+    monkeypatch.setattr(tensorfile, "read", noting(tensorfile.read, read))
+    monkeypatch.setattr(folder, "read_json", noting(read_json, read))
     again = ocil.run(config, tmp_path / "runs", stream=Stream.from_batches(in_tasks(), TEST), device="cpu")
     assert again.digest == whole.digest
+    assert [read.count(name) for name in ("checkpoint.safetensors", "config.json")] == [1, 1]
     with pytest.raises(OcilError, match="other batches"):  # also once it is finished
         ocil.run(config, tmp_path / "runs", stream=Stream.from_batches(in_tasks(1), TEST), device="cpu")
     stream = Stream.from_batches(in_tasks(), TEST)

@@ -264,6 +264,31 @@ def test_all_broken_promises_in_one_error() -> None:
     assert {"no-random-numbers", "steady-passes"} <= {line.split(": ")[1] for line in lines}
 
 
+def test_an_error_that_stops_many_checks_is_said_once() -> None:
+    class Failing(Fine):
+        """Cannot learn."""
+
+        def learn(self, x: Tensor, y: Tensor) -> None:
+            raise RuntimeError("the first line\n and the second.")
+
+    with pytest.raises(ContractError) as found:
+        check_method(ocil.MethodInfo("failing", Failing, " ", "-"))
+    entry, error = str(found.value).splitlines()
+    assert entry.startswith("failing: complete-entry: ")
+    stopped = error.removeprefix("failing: RuntimeError: the first line and the second. This stopped 26 checks: ")
+    names = stopped.rstrip(".").split(", ")
+    assert len(names) == 26
+    assert set(names) < {str(check) for check in method_checks(Failing)}
+
+    def narrow(input_shape: tuple[int, ...]) -> nn.Module:
+        return nn.Linear(1, 2)
+
+    with pytest.raises(ContractError, match=r"^checked: OcilError: .* This stopped 11 checks: shapes, .*\.$") as one:
+        check_network(narrow, (7,))
+    assert "\n" not in str(one.value)
+    assert isinstance(one.value.__cause__, ContractError)
+
+
 def test_settings_of_the_checks() -> None:
     (check, *_) = method_checks(Fine, memory=30)
     assert check.subject.make().config.memory == 30

@@ -1,5 +1,6 @@
 """What all engines share: the job (where runs are carried out), the observer of the runs, and their outcomes."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,18 @@ on."""
 
 def not_started(runs: Iterable[Run]) -> Outcomes:
     return {run.key: Interrupted("not started") for run in runs}
+
+
+class RunQueue:
+    """Runs that wait for an engine, and the outcomes of all of them so far."""
+
+    def __init__(self, runs: Sequence[Run], observer: Observer) -> None:
+        self.observer, self.waiting = observer, deque(runs)
+        self.outcomes = not_started(runs)
+
+    def settle(self, run: Run, outcome: Outcome) -> None:
+        self.outcomes[run.key] = outcome
+        self.observer.on_event(run, outcome)
 
 
 def look_up(runs: Iterable[Run], job: Job, observer: Observer) -> Outcomes:

@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 
-from ocil.engines.job import Observer, Outcome, Outcomes, not_started
+from ocil.engines.job import Observer, Outcome, Outcomes, RunQueue
 from ocil.runs.protocol import Run, RunKey, RunResult, Workspace, out_of_memory
 
 AHEAD = 8  # steps that a run may have queued on the GPU, so that slow runs do not hold up quick ones
@@ -64,13 +64,12 @@ def take_turns(runs: Sequence[Run], workspace: Workspace, side_by_side: int, obs
     return _Turns(runs, workspace, side_by_side, observer).execute()
 
 
-class _Turns:
+class _Turns(RunQueue):
     """Runs that wait, runs under way, and the CUDA streams that no run has at the moment."""
 
     def __init__(self, runs: Sequence[Run], workspace: Workspace, side_by_side: int, observer: Observer) -> None:
-        self.workspace, self.observer = workspace, observer
-        self.outcomes = not_started(runs)
-        self.waiting = deque(runs)
+        super().__init__(runs, observer)
+        self.workspace = workspace
         self.live: dict[RunKey, Lane] = {}
         # The next run takes over a stream: memory that the allocator keeps for one stream is of no use to another.
         device = workspace.device
@@ -141,10 +140,6 @@ class _Turns:
         self.waiting.appendleft(run)
         log.warning("%s does not fit beside %d others: it goes on when one of them has ended.", run.name, others)
         return True
-
-    def settle(self, run: Run, outcome: Outcome) -> None:
-        self.outcomes[run.key] = outcome
-        self.observer.on_event(run, outcome)
 
 
 def _without_locals(error: Exception) -> Exception:

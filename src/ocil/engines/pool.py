@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -18,7 +17,7 @@ from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, cast
 
 from ocil import plugins
-from ocil.engines.job import Event, Job, Observer, Outcome, Outcomes, not_started
+from ocil.engines.job import Event, Job, Observer, Outcome, Outcomes, RunQueue, not_started
 from ocil.errors import OcilError, UnknownNameError
 from ocil.plugins import PluginFile
 from ocil.processes import end_with_parent, signals_blocked
@@ -71,14 +70,13 @@ def end_if_starting() -> None:
         raise SystemExit(STARTS_RUNS_ITSELF)
 
 
-class WorkerPool:
+class WorkerPool(RunQueue):
     """Worker processes that take one run at a time. A worker that dies fails its run and is replaced."""
 
     def __init__(self, runs: Sequence[Run], job: Job, workers: int, observer: Observer) -> None:
         end_if_starting()
-        self.job, self.workers, self.observer = job, workers, observer
-        self.outcomes = not_started(runs)
-        self.waiting = deque(runs)
+        super().__init__(runs, observer)
+        self.job, self.workers = job, workers
         self.context = multiprocessing.get_context("spawn")
         self.stop = self.context.Event()
         self.busy: dict[WorkerConnection, tuple[SpawnProcess, Run]] = {}  # the process behind it, and its run
@@ -148,10 +146,6 @@ class WorkerPool:
         else:
             self.settle(run, event)
             self.assign(connection, process)
-
-    def settle(self, run: Run, outcome: Outcome) -> None:
-        self.outcomes[run.key] = outcome
-        self.observer.on_event(run, outcome)
 
     def died(self, run: Run, code: int | None) -> OcilError:
         if code == STARTS_RUNS_ITSELF:

@@ -4,7 +4,7 @@ import importlib
 import logging
 import math
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from ocil import plugins
-from ocil.engines.job import Event, Job, Observer, Outcome, Outcomes, not_started
+from ocil.engines.job import Event, Job, Observer, Outcomes, RunQueue
 from ocil.engines.nodes import examiner, packed, place_marker, unfit
 from ocil.engines.ray_worker import Worker, WorkerSpec
 from ocil.errors import OcilError
@@ -60,15 +60,14 @@ class WorkerHandle:
     runs: dict[RunKey, Run] = field(default_factory=dict)
 
 
-class Scheduler:
+class Scheduler(RunQueue):
     """Gives runs to workers, polls their events, and gives out again what a dead worker left."""
 
     def __init__(
         self, ray: Any, runs: Sequence[Run], job: Job, spec: WorkerSpec, observer: Observer | None = None
     ) -> None:
-        self.ray, self.job, self.spec, self.observer = ray, job, spec, observer or Observer()
-        self.waiting = deque(runs)
-        self.outcomes = not_started(runs)
+        super().__init__(runs, observer or Observer())
+        self.ray, self.job, self.spec = ray, job, spec
         self.begun: set[RunKey] = set()
         self.deaths: Counter[RunKey] = Counter()  # of workers, by the run they were working on
         self.nodes: dict[str, Node] = {}
@@ -280,10 +279,6 @@ class Scheduler:
             self.interrupt(run, event)
         else:  # the worker had no call from the driver for a while, so it saved the run and stopped
             self.waiting.append(run)
-
-    def settle(self, run: Run, outcome: Outcome) -> None:
-        self.outcomes[run.key] = outcome
-        self.observer.on_event(run, outcome)
 
     def interrupt(self, run: Run, outcome: Interrupted) -> None:
         self.outcomes[run.key] = outcome

@@ -87,6 +87,7 @@ class Stage1Run(TailRun):
 
     def begin(self, workspace: Workspace, resident: Resident) -> ActiveRun:
         folder = self.folder(workspace.root)
+        folder.refuse_other_begun(self.config)
         folder.save_config(self.config)
         _save_split(folder.path / "split.safetensors", resident.split)
         return ActiveStage1(StageTraining(StageOne(self.config, resident), folder, workspace))
@@ -290,6 +291,7 @@ class ActiveVariant:
             self.plain = self.after_stage1(run.stage1, workspace)
             if self.config.has_stage2:
                 stage = StageTwo(self.config, resident, self.plain)
+        self.folder.refuse_other_begun(self.config)
         self.folder.save_config(self.config)
         if stage is not None:
             before = self.config.epochs1 if self.config.has_stage2 else 0

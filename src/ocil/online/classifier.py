@@ -26,7 +26,7 @@ from ocil.online.formats import format_of
 from ocil.online.header import entry, reading_note
 from ocil.online.images import ImageFormat, is_pictures
 from ocil.online.inputs import InputError
-from ocil.online.labels import ClassLabel, decoded, encoded
+from ocil.online.labels import ClassLabel, decoded, encoded, plain_label
 from ocil.online.model import SCORED_TOGETHER, Model, Recipe
 from ocil.runs.environment import pick_device
 
@@ -127,7 +127,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Learn these samples too. ``classes`` may announce labels that are to come, at any call; it need not."""
         first = not hasattr(self, "model_")
         inputs, labels = self._samples(X, y, first)
-        announced = [] if classes is None else _labels(classes)
+        announced = [] if classes is None else [plain_label(label) for label in _labels(classes)]
         if first:
             self._begin(inputs)
         self._learn(inputs, labels, [*([] if first else _labels(self.classes_)), *announced])
@@ -253,7 +253,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _samples(self, X: Any, y: Any, first: bool) -> tuple[Any, list[ClassLabel]]:  # noqa: N803
         inputs = self._inputs(X, first)
-        labels = _labels(y, check=True)
+        labels = [plain_label(label) for label in _labels(y, check=True)]
         if len(labels) == 1 and isinstance(inputs, np.ndarray) and inputs.ndim == 3 and len(inputs) > 1:
             size = "x".join(map(str, inputs.shape))
             raise InputError(

@@ -8,30 +8,27 @@ import numpy as np
 from ocil.online.inputs import InputError
 
 ClassLabel = Any
-"""Anything hashable. To be saved it must be text, a number, a bool, None, or a tuple of these."""
+"""Text, a number, a bool, None, or a tuple of these: what a model's file can keep."""
+KINDS = (str, int, float, bool, type(None))
 
 
-def refuse_odd_label(label: ClassLabel) -> None:
-    """Raise an ``InputError`` for what cannot name a class: a number that is not finite, or what has no hash."""
-    for part in label if isinstance(label, tuple) else ():
-        refuse_odd_label(part)
-    if isinstance(label, float | np.floating) and not math.isfinite(label):
-        raise InputError(f"{label} is no label: use text or a finite number.")
-    try:
-        hash(label)
-    except TypeError as error:
-        raise InputError(f"{label!r} is no label: {error}. Use text, a number or a tuple of them.") from None
+def plain_label(label: ClassLabel) -> ClassLabel:
+    """The label with Python's own values in the place of numpy's. ``InputError`` for what cannot name a class."""
+    if isinstance(label, tuple):
+        return tuple(plain_label(part) for part in label)
+    plain = label.item() if isinstance(label, np.generic) else label
+    if type(plain) not in KINDS:
+        advice = " Decode bytes: label.decode()." if isinstance(plain, bytes) else ""
+        kind = type(plain).__name__
+        raise InputError(f"a label of type {kind} cannot be saved: use text, numbers, bools or tuples of them.{advice}")
+    if isinstance(plain, float) and not math.isfinite(plain):
+        raise InputError(f"{plain} is no label: use text or a finite number.")
+    return plain
 
 
 def encoded(label: ClassLabel) -> Any:
-    """A label in the form that JSON allows. ``InputError`` for one that cannot be saved."""
-    if isinstance(label, tuple):
-        return [encoded(part) for part in label]
-    if label is None or type(label) in (str, int, float, bool):
-        refuse_odd_label(label)
-        return label
-    wanted = "text, numbers, true or false, or tuples of them"
-    raise InputError(f"a label of type {type(label).__name__} cannot be saved: use {wanted}.")
+    """A label in the form that JSON allows. ``InputError`` for what cannot name a class."""
+    return [encoded(part) for part in label] if isinstance(label, tuple) else plain_label(label)
 
 
 def decoded(label: Any) -> ClassLabel:

@@ -38,7 +38,7 @@ from ocil.online.header import (
 )
 from ocil.online.images import ImageFormat
 from ocil.online.inputs import InputError
-from ocil.online.labels import ClassLabel, encoded, refuse_odd_label
+from ocil.online.labels import ClassLabel, encoded, plain_label
 from ocil.online.recipe import Recipe as Recipe
 from ocil.precision import numerics, widest
 from ocil.runs.batch_stepper import batch_stepper_for
@@ -125,8 +125,7 @@ class Model:
         ``x``: as ``input_format.read`` gives it. ``labels``: N of them. A batch that is refused (``OcilError``) adds no
         class. ``after_batch``: see ``review``, which may follow.
         """
-        for label in labels:
-            refuse_odd_label(label)
+        labels = [plain_label(label) for label in labels]
         inputs = on_device(x, self.device)
         refuse_odd_batch(self.learner.problem, inputs, torch.empty(len(labels), dtype=torch.int64))
         numbers = [self._number(label) for label in labels]
@@ -167,8 +166,7 @@ class Model:
         The network does not change: what it has learned of them stays until later steps change it.
         """
         if slots:
-            refuse_odd_label(label)
-            number = self._number(label)
+            number = self._number(plain_label(label))
             with self.computing():
                 self.learner.meet([number])
                 self.learner.relabel(slots, number)
@@ -180,9 +178,8 @@ class Model:
             self.stepper.memory_changed()
 
     def _number(self, label: ClassLabel) -> int:
-        """The number of a class, which is new if the label is. Of numpy's text and numbers Python's own are kept."""
+        """The number of a class, which is new if the label is."""
         if label not in self.numbers:
-            label = label.item() if isinstance(label, np.generic) else label
             self.numbers[label] = len(self.labels)
             self.labels.append(label)
         return self.numbers[label]

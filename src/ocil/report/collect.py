@@ -17,7 +17,7 @@ from ocil.processes import garbage_kept
 from ocil.report.cells import Collection, FinishedRun, MeasuredCell, title_of
 from ocil.report.formatting import count
 from ocil.runs.config import RunConfig
-from ocil.runs.results import UNREADABLE, Result, read_json, reason_of, summarise
+from ocil.runs.results import UNREADABLE, Result, order_has_changed, read_json, reason_of, summarise
 from ocil.text import escaped
 
 Found = tuple[Path, Result | LongTailResult]
@@ -54,6 +54,7 @@ class FoundResults:
                 raise OcilError(f"no finished run under {self.where} has one of these seeds.")
         found = _without_other_images(_with_one_name(found), warnings)
         _warn_of_other_images(found, warnings)
+        _warn_of_other_orders(found, warnings)
         cells = _by_cell_and_seed(found, warnings)
         measured = _with_what_is_usual([_cell(runs, cells) for runs in cells.values()])
         _warn_of_other_code(measured, warnings)
@@ -226,6 +227,24 @@ def _warn_of_other_images(found: Sequence[Found], warnings: list[str]) -> None:
             first, second, *_ = paths.values()
             what = f"{title_of(dataset)} was not the same images in all runs"
             warnings.append(f"{what}, as in {first} and {second}: do not compare them.")
+
+
+def _warn_of_other_orders(found: Sequence[Found], warnings: list[str]) -> None:
+    """Warn where another version of ocil drew another order of arrival from the same settings and seed, or may have."""
+    drawn: dict[Any, dict[str, Path]] = {}
+    for path, result in found:
+        if isinstance(result, Result) and (result.order or order_has_changed(result.config.stream)):
+            stream = (result.images, result.config.stream.unmeasured, result.config.seed)
+            drawn.setdefault(stream, {}).setdefault(result.order, path)
+    if not (several := [paths for paths in drawn.values() if len(paths) > 1]):
+        return
+    paths = min(several, key=lambda paths: "" in paths)  # where it is known, rather than only possible
+    first, second, *_ = paths.values()
+    came = "may have come" if "" in paths else "came"
+    warnings.append(
+        f"samples {came} in another order in {first} than in {second}, though settings and seed are the same: another "
+        "version of ocil drew it. Run the older ones again before you compare them."
+    )
 
 
 def _warn_of_other_code(cells: Sequence[MeasuredCell], warnings: list[str]) -> None:

@@ -108,8 +108,7 @@ class RunFolder:
             replace(self, config=config).refuse_other_settings(self.begun_with(config))
 
     def save_config(self, config: RunSettings) -> None:
-        """Write the configuration. If there is a checkpoint, it must be of the same settings."""
-        self.refuse_other_begun(config)
+        """Write the configuration. First call ``refuse_other_begun``: a checkpoint must be of the same settings."""
         write_json(self.path / "config.json", config.to_json())
 
     def begun_with(self, otherwise: S) -> S:
@@ -131,8 +130,15 @@ class RunFolder:
         """What ``save_checkpoint`` wrote last; None if there is no file. Raises ``OcilError`` if it is damaged."""
         return read_tensors(self.checkpoint, "progress")
 
-    def resume(self, device: torch.device, fingerprint: str, load: Callable[[State, dict[str, Any]], None]) -> None:
+    def resume(
+        self,
+        device: torch.device,
+        fingerprint: str,
+        load: Callable[[State, dict[str, Any]], None],
+        own_batches: bool = False,
+    ) -> None:
         """Call ``load`` with what the checkpoint holds, if there is one. ``fingerprint``: of the dataset.
+        ``own_batches``: see ``other_images``.
 
         Raises ``OcilError`` if a run that goes on from it would have another result, or if ``load`` cannot read it.
         """
@@ -148,7 +154,7 @@ class RunFolder:
                 "that folder."
             )
         if found[1].get("images", fingerprint) != fingerprint:
-            raise OcilError(other_images(self.path))
+            raise OcilError(other_images(self.path, own_batches))
         try:
             load(*found)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:

@@ -16,6 +16,7 @@ from ocil.evaluation.record_types import AnytimeRecord, CalibrationRecord, Prequ
 from ocil.files import NOWHERE, read_regular, write_bytes
 from ocil.runs.config import RunConfig
 from ocil.runs.result_checks import check_result
+from ocil.streams import StreamConfig
 from ocil.tensorfile import DamagedFileError
 
 T = TypeVar("T")
@@ -111,6 +112,11 @@ class Result:
         """Fingerprint of the dataset; empty in results from before it was kept."""
         return str(self.environment.get("images", self.config.fingerprint))
 
+    @property
+    def order(self) -> str:
+        """Digest of the order of arrival; empty in results from before it was kept."""
+        return str(self.environment.get("order", ""))
+
     def same_images(self, dataset: Dataset) -> bool:
         """Whether it was measured on that dataset, as far as is known."""
         return not self.images or self.images == dataset.fingerprint
@@ -125,10 +131,11 @@ class Result:
         for point in self.anytime.get("points", ()):
             yield ANYTIME, point["batch"], point["accuracy"]
 
-    def refuse_other(self, dataset: Dataset, path: Path) -> "Result":
-        """Returns the result itself. Raises if it was measured on other images of that name."""
+    def refuse_other(self, dataset: Dataset, path: Path, own_batches: bool = False) -> "Result":
+        """Returns the result itself. Raises if it was measured on other images of that name; ``own_batches``: see
+        ``other_images``."""
         if not self.same_images(dataset):
-            raise OcilError(other_images(path))
+            raise OcilError(other_images(path, own_batches))
         return self
 
 
@@ -213,6 +220,11 @@ def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
+def order_has_changed(stream: StreamConfig) -> bool:
+    """Whether the order that such a stream draws has changed while checkpoints and results did not keep it."""
+    return not stream.order and (stream.boundary in ("i-blurry", "si-blurry") or stream.task_ends == "hidden")
+
+
 def unreadable(path: Path, error: Exception) -> str:
     advice = "Update ocil" if isinstance(error, LaterVersionError) else "Delete it to start that run again"
     return f"cannot read {path}: {reason_of(error)}. {advice}."
@@ -240,7 +252,14 @@ def reason_of(error: Exception) -> str:
     return " ".join(text.split())[:200].rstrip(".")
 
 
-def other_images(path: Path) -> str:
+def other_images(path: Path, own_batches: bool = False) -> str:
+    """What is wrong with a run that was begun with other images. ``own_batches``: the user gives a stream, and the
+    batches of a generator may never come again."""
+    if own_batches:
+        return (
+            f"{path} was begun with other batches, so it cannot go on with these: "
+            "give the same batches in the same order, use another folder, or delete that one."
+        )
     found = f"{path} was begun with other images of that name"
     return f"{found}: import those again, use another folder of runs (--out), or delete that one."
 

@@ -48,9 +48,9 @@ from ocil.runs.protocol import (
     out_of_memory,
     perform,
 )
-from ocil.runs.results import Result
+from ocil.runs.results import Result, order_has_changed
 from ocil.runs.stepper import Stepper
-from ocil.streams import DeviceData, Order, Stream, StreamConfig
+from ocil.streams import DeviceData, Order, Stream
 
 FIRST_SAVE, FIRST_SAVE_ON_GPU = 3.0, 30.0  # seconds; on a GPU many runs wait while one is saved
 REPORT_EVERY = 50  # stream batches between two reports of progress: each one waits for the device
@@ -97,7 +97,7 @@ class StreamRun(Run):
         dataset, folder = self._dataset(workspace), self.folder(workspace.root)
         held.enter_context(folder.lock())
         if (finished := folder.result()) is not None:
-            return Finished(finished.refuse_other(dataset, folder.path))
+            return Finished(finished.refuse_other(dataset, folder.path, workspace.arrivals is not None))
         device, seconds, inputs = workspace.device, workspace.checkpoint_seconds, self._inputs(workspace)
         refuse_missing_operators(self.config, inputs, device)
         key = ("inputs", self.dataset, Encoder.of(self.config.learner))
@@ -175,11 +175,9 @@ def run(
         dataset = named_dataset(config, data_dir)
     this = StreamRun(config)
     folder = this.folder(Path(root))
-    if stream is not None:
-        _refuse_other_batches(folder, stream)
     if (finished := folder.result()) is not None:
         warn_if_changed(finished)
-        return finished if dataset is None else finished.refuse_other(dataset, folder.path)
+        return finished if dataset is None else finished.refuse_other(dataset, folder.path, stream is not None)
     device = pick_device(device) if isinstance(device, str) else device
     dataset = dataset or named_dataset(config, data_dir)
     arrivals = stream.arrivals if stream is not None else None
@@ -191,21 +189,6 @@ def run(
         if not out_of_memory(error):
             raise
         raise this.does_not_fit() from None
-
-
-def _refuse_other_batches(folder: RunFolder, stream: Stream) -> None:
-    """Raise if a run was begun with other batches: those of a generator may never come again."""
-    begun = folder.load_checkpoint()
-    if begun is not None and begun[1].get("images") != stream.fingerprint:
-        raise OcilError(
-            f"{folder.path} was begun with other batches, so it cannot go on with these: "
-            "give the same batches in the same order, use another folder, or delete that one."
-        )
-
-
-def _order_has_changed(stream: StreamConfig) -> bool:
-    """Whether the order that such a stream draws has changed while checkpoints did not keep it."""
-    return not stream.order and (stream.boundary in ("i-blurry", "si-blurry") or stream.task_ends == "hidden")
 
 
 def _refuse_changed(config: RunConfig, dataset: Dataset) -> None:
@@ -253,7 +236,7 @@ class ActiveStreamRun:
         self.saved_cursor = -1  # of the checkpoint on the disk
         self.evaluations: list[Evaluation] = []
         self.seconds = 0.0
-        folder.resume(self.device, self.fingerprint, self.load)
+        folder.resume(self.device, self.fingerprint, self.load, own_batches=arrivals is not None)
         folder.save_config(config)  # now that nothing is refused: an earlier version may have to go on with the run
 
     def load(self, tensors: State, progress: Mapping[str, Any]) -> None:
@@ -272,7 +255,7 @@ class ActiveStreamRun:
         """Raise if the samples of a checkpoint came in another order than this version of ocil draws from its settings:
         the rest of this order would show some samples twice and others never."""
         kept, drawn = progress.get("order"), self.stream.arrivals.digest
-        if kept == drawn or (kept is None and not _order_has_changed(self.config.stream)):
+        if kept == drawn or (kept is None and not order_has_changed(self.config.stream)):
             return
         begun = "was begun" if kept else "may have been begun"
         raise OcilError(
@@ -420,7 +403,13 @@ class ActiveStreamRun:
             round(self.seconds, 3),
             peak_memory(self.device),
             digest(self.learner),
-            {**environment(self.device), "images": self.fingerprint, **self._plugins(), **self.surroundings},
+            {
+                **environment(self.device),
+                "images": self.fingerprint,
+                "order": stream.arrivals.digest,
+                **self._plugins(),
+                **self.surroundings,
+            },
             self.anytime.record(reviews, tasks),
             **self.evaluator.facts(),
             confusion=confusion,

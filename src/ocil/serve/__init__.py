@@ -19,7 +19,7 @@ On the disk:
 
 ``log``       the samples and changes that were acknowledged
 ``recovery``  reads the log at the start
-``newest``    the name of the log's newest file, which must be there
+``newest``    what the log must hold: its newest file, up to the last acknowledged request
 ``segment``   the format of a log's files
 ``records``   the records in these files
 ``catalogue``  the list of all samples

@@ -6,6 +6,7 @@ of the log only grows, so its length at that moment marks its end. A record that
 written, as after a crash.
 """
 
+import io
 import os
 import sqlite3
 import tarfile
@@ -62,10 +63,12 @@ def _opened(service: "Service", held: ExitStack) -> list[_Member]:
     found += [_Member(name, copied, copied.seek(0, os.SEEK_END)) for name, copied in bases]
     found += [_member(folder, path, held) for path in folder.glob(audit.FILE)]  # it only grows, as the log does
     with service.log.standing_still():
+        found += [_member(folder, segment.path, held) for segment in service.log.segments()]
         newest = newest_file(service.log.folder)
-        paths = [*(segment.path for segment in service.log.segments()), *([newest] if newest.exists() else [])]
-        of_log = [_member(folder, path, held) for path in paths]
-    return found + of_log
+        if newest.exists():  # read now, because later samples change it in place
+            content = newest.read_bytes()
+            found.append(_Member(newest.name, io.BytesIO(content), len(content)))
+    return found
 
 
 def _whole_files(folder: Path) -> list[Path]:

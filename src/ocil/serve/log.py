@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from ocil.errors import WriteError
 from ocil.files import open_regular, sync_folder
 from ocil.online.formats import InputFormat
-from ocil.serve.newest import write_newest
+from ocil.serve.newest import Newest, update_newest, write_newest
 from ocil.serve.records import Change, Cut, Record, SampleRecord
 from ocil.serve.recovery import recover, write_missing
 from ocil.serve.segment import SALT, Segment, framed, header, needed_segments, read, segments_of
@@ -94,8 +94,12 @@ class Log:
             file = self._file
             if file is None or (self._has_requests and self._end >= self.segment_bytes):
                 file = self._begin_segment()
-            if self.recovered.newest != self._path and not all(isinstance(record, Cut) for record in records):
+            requests = [record for record in records if not isinstance(record, Cut)]
+            if requests and self.recovered.newest != self._path:
                 self._name_newest()
+            last = max([self.last, *(record.last for record in requests if isinstance(record, SampleRecord))])
+            changes = [record.number for record in requests if isinstance(record, Change)]
+            last_change = max([self.last_change, *changes])
             content = b"".join(framed(record.body(), self._salt) for record in records)
             try:
                 _write_all(file, content)
@@ -104,19 +108,18 @@ class Log:
             try:
                 if sync:
                     os.fsync(file)
+                if sync and requests:
+                    update_newest(self.folder, Newest(self._path, last, last_change))
             except OSError as error:  # also of a full disk: cuts that were not synced yet may be gone
                 self._take_back(file, error, full=False)
             self._end += len(content)
-            for record in records:
-                if isinstance(record, SampleRecord):
-                    self.last, self._has_requests = record.last, True
-                elif isinstance(record, Change):
-                    self.last_change, self._has_requests = record.number, True
+            self.last, self.last_change = last, last_change
+            self._has_requests = self._has_requests or bool(requests)
 
     def _name_newest(self) -> None:
         """Requests will follow in the segment that is written: from now on it must be there."""
         try:
-            write_newest(self.folder, self._path)
+            write_newest(self.folder, Newest(self._path, self.last, self.last_change))
         except OSError as error:
             raise WriteError(f"cannot write to {self.folder.parent.name}: {error.strerror or error}.") from error
         self.recovered.newest = self._path

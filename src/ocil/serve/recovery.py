@@ -21,7 +21,7 @@ from ocil.files import open_regular, read_regular, sync_folder, write_bytes
 from ocil.online.formats import InputFormat
 from ocil.online.labels import ClassLabel
 from ocil.serve.idempotency import KeyedRequest
-from ocil.serve.newest import read_newest, write_newest
+from ocil.serve.newest import Newest, read_newest, write_newest
 from ocil.serve.records import Change, SampleRecord
 from ocil.serve.segment import Condition, DamagedError, Segment, examine, needed_segments, read
 from ocil.tensorfile import DamagedFileError
@@ -82,7 +82,8 @@ def recover(
                 raise
         if not newest_is_named:
             write_newest(folder, None)
-        found.newest = _newest(folder, set_aside)
+        newest = _newest(folder, set_aside)
+        found.newest = newest.segment if newest else None
         # One sample back: a change that was not made yet may follow the last one that was learned.
         needed = needed_segments(folder, position - 1)
         conditions = {
@@ -97,27 +98,32 @@ def recover(
             if condition.end:
                 following = _add_segment(found, segment, condition.end, following, input_format, set_aside)
                 found.segments.append((segment, condition.end))
+        end_is_lost = newest is not None and _end_is_lost(found, newest, set_aside)
         # Numbers behind the last sample are given to new ones.
         found.missing = tuple(gap for gap in found.missing if gap.stop <= found.last)
         if found.missing != listed:
             write_missing(folder, found.missing)
         for segment, condition in conditions.items():
-            if condition.unfinished:
+            if condition.unfinished and end_is_lost and condition.end:
+                _set_aside(segment.path, replace(condition, damaged=(range(condition.end, condition.size),)))
+            elif condition.unfinished:
                 _cut_off(segment.path, condition)
+        if end_is_lost and found.newest is not None:
+            write_newest(folder, Newest(found.newest, found.last, found.last_change))
     except OSError as error:
         raise WriteError(f"cannot open the log {folder}: {error.strerror or error}.") from error
     return found
 
 
-def _newest(folder: Path, set_aside: bool) -> Path | None:
-    """The segment that must be there, if one must. ``DamagedError`` if it is not, unless ``set_aside``."""
+def _newest(folder: Path, set_aside: bool) -> Newest | None:
+    """What must be there. ``DamagedError`` if its segment is not, unless ``set_aside``."""
     try:
-        path = read_newest(folder)
-        if path is None or os.path.lexists(path):
-            return path
+        newest = read_newest(folder)
+        if newest is None or os.path.lexists(newest.segment):
+            return newest
         raise DamagedError(
-            f"{path}, the newest file of the log, is missing, and acknowledged samples may be in it. Restore it from a "
-            "copy, or start with --set-aside-damage to go on without them."
+            f"{newest.segment}, the newest file of the log, is missing, and acknowledged samples may be in it. Restore "
+            "it from a copy, or start with --set-aside-damage to go on without them."
         )
     except DamagedError:
         if not set_aside:
@@ -125,6 +131,30 @@ def _newest(folder: Path, set_aside: bool) -> Path | None:
     write_newest(folder, None)
     logger.warning("%s: its newest file is missing, or its name is not known any more.", folder)
     return None
+
+
+def _end_is_lost(found: Recovered, newest: Newest, set_aside: bool) -> bool:
+    """Whether the model and the log end before what was acknowledged. ``DamagedError`` then, unless ``set_aside``."""
+    samples = _numbers("sample", range(found.last + 1, newest.sample + 1))
+    changes = _numbers("change", range(found.last_change + 1, newest.change + 1))
+    if not samples + changes:
+        return False
+    lost = " and ".join(samples + changes)
+    message = f"{newest.segment}, the newest file of the log, has lost its end: {lost}"
+    if not set_aside:
+        raise DamagedError(
+            f"{message}, which had been acknowledged. Restore the whole folder from one and the same copy, or start "
+            "with --set-aside-damage to go on without them."
+        )
+    logger.warning("%s. The service goes on without them.", message)
+    return True
+
+
+def _numbers(kind: str, lost: range) -> list[str]:
+    """A text about the numbers of what was lost; none if nothing was."""
+    if len(lost) < 2:
+        return [f"{kind} {number}" for number in lost]
+    return [f"{kind}s {lost[0]} to {lost[-1]}"]
 
 
 def _examined(segment: Segment, last: bool, newest: bool, set_aside: bool) -> Condition:

@@ -47,10 +47,14 @@ class Check(Generic[S]):
         except Broken as broken:
             raise self._error(str(broken)) from None
         except Exception as error:
-            raise self._error(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
+            raise self._error(_one_line(error)) from error
 
     def _error(self, happened: str) -> ContractError:
         return ContractError(f"{self.subject}: {self.promise.name}: {self.promise.text} But: {happened[:400]}")
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]
 
 
 class Promises(Generic[S]):
@@ -81,12 +85,27 @@ def must(holds: Any, happened: str) -> None:
 
 
 def run_all(checks: Sequence[Check[Any]] | Iterable[Check[Any]]) -> None:
-    """Run all checks. Raises one ``ContractError`` with a line for each promise that is not kept."""
-    broken = []
+    """Run all checks. Raises one ``ContractError`` with a line for each promise that is not kept.
+
+    Checks that one and the same error stopped have one line together, with their names.
+    """
+    broken: dict[str, list[tuple[Check[Any], ContractError]]] = {}
     for check in checks:
         try:
             check()
         except ContractError as error:
-            broken.append(error)
+            reason = str(error) if error.__cause__ is None else _one_line(error.__cause__)
+            broken.setdefault(reason, []).append((check, error))
     if broken:
-        raise ContractError("\n".join(map(str, broken))) from broken[0]
+        lines = [_line(reason, *together) for reason, together in broken.items()]
+        ((_, first), *_) = next(iter(broken.values()))
+        raise ContractError("\n".join(lines)) from first
+
+
+def _line(reason: str, first: tuple[Check[Any], ContractError], *others: tuple[Check[Any], ContractError]) -> str:
+    """About checks that failed for one reason."""
+    check, error = first
+    if not others:
+        return str(error)
+    names = ", ".join(str(one) for one, _ in (first, *others))
+    return f"{check.subject}: {reason.rstrip('.')}. This stopped {len(others) + 1} checks: {names}."

@@ -22,5 +22,8 @@ def method_checks(target: type[Learner] | MethodInfo | str, **settings: Any) -> 
 
 
 def check_method(target: type[Learner] | MethodInfo | str, **settings: Any) -> None:
-    """Run all ``method_checks``. Raises ``ContractError`` with one line for each promise that is not kept."""
+    """Run all ``method_checks``. Raises ``ContractError`` with one line for each promise that is not kept.
+
+    An error that stops several checks has one line, which names them.
+    """
     run_all(method_checks(target, **settings))

@@ -81,7 +81,10 @@ def network_checks(
 
 
 def check_network(target: str | NetworkInfo | Callable[..., nn.Module], input_shape: InputShape | None = None) -> None:
-    """Run all ``network_checks``. Raises ``ContractError`` with one line for each promise that is not kept."""
+    """Run all ``network_checks``. Raises ``ContractError`` with one line for each promise that is not kept.
+
+    An error that stops several checks has one line, which names them.
+    """
     run_all(network_checks(target, input_shape))
 
 
