@@ -31,6 +31,7 @@ PAPER = papers.load()
 STUDIED = ("alpha", "sigma")
 STUDY = ("cifar100", 5000)
 FROZEN = "frozen features"
+MIRRORED = "mirrored"
 QUESTIONS = {  # cells that change one of these settings answer one question, in a table of their own
     FROZEN: {"features"},
     "networks": {"network"},
@@ -40,6 +41,7 @@ QUESTIONS = {  # cells that change one of these settings answer one question, in
     "class orders": {"class_order"},
     "memory batch": {"memory_batch"},
     "any time": {"evaluate_every"},
+    MIRRORED: {"test_flip"},
 }
 PARTS = {
     "stride": "all of its parts",
@@ -103,8 +105,8 @@ def group(cell: MeasuredCell) -> str:
     for question, settings in QUESTIONS.items():
         if names & settings:
             return question
-    if names == {"alpha", "regulariser"}:  # its rows without virtual distillation belong with those of cross-entropy
-        return "scale"
+    if "alpha" in names and names <= {"alpha", "regulariser"} and not (studied(cell) and len(names) == 1):
+        return "scale"  # beside cross-entropy with the same factor
     if cell.config.method != "afs":
         return "further"
     if names <= {"loss", "regulariser"}:
@@ -188,6 +190,7 @@ def main() -> None:
     place("stride", beside(unseen))
     place("field", field(unseen))
     place("wide", wide(unseen))
+    place(MIRRORED, mirrored(unseen))
     place("any time", over_time(of_group(unseen, "any time")))
     if streamed := of_group(found, "streams"):
         place("streams", streams(streamed))
@@ -260,6 +263,19 @@ def wide(found: Collection) -> str:
     """Methods with the full ResNet-18, with what they cost."""
     cells = [cell for cell in found.cells if changed(cell) == {"network"} and cell.config.learner.network == WIDE]
     return with_images(cells, "Seeds 10 to 12.")
+
+
+def mirrored(found: Collection) -> str:
+    """Methods that score images with their mirror images, beside the same ones that do not."""
+    flipped = of_group(found, MIRRORED)
+    columns = {(cell.config.label, cell.config.dataset, cell.config.learner.memory) for cell in flipped}
+    plain = [
+        cell
+        for cell in of_group(found, "table")
+        if (cell.config.label, cell.config.dataset, cell.config.learner.memory) in columns
+    ]
+    standings = Standings(entries([*flipped, *plain]), named("accuracy"), "stride")
+    return "\n\n".join(markdown_table(each, level=0) for each in methods_tables(standings))
 
 
 def with_images(cells: list[MeasuredCell], note: str) -> str:
