@@ -94,12 +94,12 @@ class Log:
             file = self._file
             if file is None or (self._has_requests and self._end >= self.segment_bytes):
                 file = self._begin_segment()
-            requests = [record for record in records if not isinstance(record, Cut)]
+            last = max([self.last, *(record.last for record in records if isinstance(record, SampleRecord))])
+            changes = [record.number for record in records if isinstance(record, Change)]
+            last_change = max([self.last_change, *changes])
+            requests = any(not isinstance(record, Cut) for record in records)
             if requests and self.recovered.newest != self._path:
                 self._name_newest()
-            last = max([self.last, *(record.last for record in requests if isinstance(record, SampleRecord))])
-            changes = [record.number for record in requests if isinstance(record, Change)]
-            last_change = max([self.last_change, *changes])
             content = b"".join(framed(record.body(), self._salt) for record in records)
             try:
                 _write_all(file, content)
@@ -114,7 +114,7 @@ class Log:
                 self._take_back(file, error, full=False)
             self._end += len(content)
             self.last, self.last_change = last, last_change
-            self._has_requests = self._has_requests or bool(requests)
+            self._has_requests |= requests
 
     def _name_newest(self) -> None:
         """Requests will follow in the segment that is written: from now on it must be there."""

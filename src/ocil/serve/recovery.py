@@ -8,7 +8,7 @@ still refuses a log in which others are missing.
 import logging
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -74,25 +74,13 @@ def recover(
     _make_folder(folder)
     found = Recovered(position, last=position, last_change=changes)
     try:
-        listed: tuple[range, ...] | None = None  # None: the list is damaged and is written anew
-        try:
-            found.missing = listed = read_missing(folder)
-        except DamagedError:
-            if not set_aside:
-                raise
+        listed = _listed(folder, set_aside)
+        found.missing = listed or ()
         if not newest_is_named:
             write_newest(folder, None)
         newest = _newest(folder, set_aside)
         found.newest = newest.segment if newest else None
-        # One sample back: a change that was not made yet may follow the last one that was learned.
-        needed = needed_segments(folder, position - 1)
-        conditions = {
-            segment: _examined(segment, segment is needed[-1], segment.path == found.newest, set_aside)
-            for segment in needed
-        }
-        if found.newest is not None and not found.newest.exists():  # it was set aside as a whole
-            found.newest = None
-            write_newest(folder, None)
+        conditions = _conditions(folder, found, set_aside)
         following: int | None = None
         for segment, condition in conditions.items():
             if condition.end:
@@ -103,16 +91,45 @@ def recover(
         found.missing = tuple(gap for gap in found.missing if gap.stop <= found.last)
         if found.missing != listed:
             write_missing(folder, found.missing)
-        for segment, condition in conditions.items():
-            if condition.unfinished and end_is_lost and condition.end:
-                _set_aside(segment.path, replace(condition, damaged=(range(condition.end, condition.size),)))
-            elif condition.unfinished:
-                _cut_off(segment.path, condition)
+        _mend_ends(conditions, end_is_lost)
         if end_is_lost and found.newest is not None:
             write_newest(folder, Newest(found.newest, found.last, found.last_change))
     except OSError as error:
         raise WriteError(f"cannot open the log {folder}: {error.strerror or error}.") from error
     return found
+
+
+def _listed(folder: Path, set_aside: bool) -> tuple[range, ...] | None:
+    """The gaps that are listed; None if the list is damaged, which ``set_aside`` must allow, and is written anew."""
+    try:
+        return read_missing(folder)
+    except DamagedError:
+        if not set_aside:
+            raise
+    return None
+
+
+def _conditions(folder: Path, found: Recovered, set_aside: bool) -> dict[Segment, Condition]:
+    """The segments that a model at this position needs, each with what can be read of it."""
+    # One sample back: a change that was not made yet may follow the last one that was learned.
+    needed = needed_segments(folder, found.position - 1)
+    conditions = {
+        segment: _examined(segment, segment is needed[-1], segment.path == found.newest, set_aside)
+        for segment in needed
+    }
+    if found.newest is not None and not found.newest.exists():  # it was set aside as a whole
+        found.newest = None
+        write_newest(folder, None)
+    return conditions
+
+
+def _mend_ends(conditions: Mapping[Segment, Condition], end_is_lost: bool) -> None:
+    """Cut off what was not written to its end; keep a copy of it if more is lost than what a crash may leave."""
+    for segment, condition in conditions.items():
+        if condition.unfinished and end_is_lost and condition.end:
+            _set_aside(segment.path, replace(condition, damaged=(range(condition.end, condition.size),)))
+        elif condition.unfinished:
+            _cut_off(segment.path, condition)
 
 
 def _newest(folder: Path, set_aside: bool) -> Newest | None:
