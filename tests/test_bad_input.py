@@ -98,7 +98,7 @@ OPTIONS: list[tuple[list[str], str]] = [
     (["--dataset", "nowhere.npz"], "cannot read nowhere.npz: there is no such file"),
     (["--config", "nowhere.toml"], "cannot read nowhere.toml: No such file or directory"),
     (["--config", "."], "cannot read .: Is a directory"),
-    (["--memory"], "--memory requires an argument"),
+    (["--memory"], "--memory needs a value. See: ocil run --help"),
     (["--review", "maybe"], "maybe"),
 ]
 

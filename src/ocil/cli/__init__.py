@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Group, MissingArgumentError, Parameter, UnusedCliTokensError
 
 import ocil
 from ocil import plugins
@@ -127,6 +127,8 @@ def main(arguments: list[str] | None = None) -> None:
         code = app.meta(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except UnusedCliTokensError as error:
         _fail(_too_many(error.unused_tokens or [], tuple(error.command_chain or ())))
+    except MissingArgumentError as error:
+        _fail(_too_few(error))
     except CycloptsError as error:
         _fail(f"{error} See: {' '.join(['ocil', *(error.command_chain or ()), '--help'])}")
     except OcilError as error:
@@ -156,6 +158,19 @@ def _too_many(words: list[str], chain: tuple[str, ...]) -> str:
     if chain[-1:] == ("run",):
         return f"{message} It takes one name; for several there is {command.removesuffix('run')}compare."
     return f"{message} See: {command} --help"
+
+
+def _too_few(error: MissingArgumentError) -> str:
+    """The message for a command that lacks something, or for an option that lacks its value."""
+    command, argument = " ".join(("ocil", *(error.command_chain or ()))), error.argument
+    if error.keyword is not None:
+        return f"{error.keyword} needs a value. See: {command} --help"
+    name = "" if argument is None else argument.names[0]
+    if argument is not None and argument.index is not None:  # it may come without its name
+        name = name.removeprefix("--").upper()
+    elif name:
+        name = f"the option {name}"
+    return f"{command} needs {name or 'one word more'}. See: {command} --help"
 
 
 def _refuse_empty(arguments: list[str]) -> None:
