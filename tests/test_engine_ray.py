@@ -84,6 +84,7 @@ def cluster() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_prestart_worker_first_driver", "0")  # workers that nobody asked for take their time to start
+        patch.setenv("RAY_worker_niceness", "0")  # at Ray's 15 they wait for whatever else the machine does
         without = {"include_dashboard": False, "no_monitor": True}  # processes that no run needs
         found = Cluster(initialize_head=True, head_node_args=SMALL | without)
         try:
