@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -203,6 +204,20 @@ def quick_parsing() -> None:
         return groups[id(app)][1]
 
     stack.inverse_groups_from_app = found_groups
+    options_of: Any = importlib.import_module("cyclopts.argument._argument")
+    # Pydantic would check every value once more. It does so only where it is loaded, and no command loads it before its
+    # words are read: tests of the service have done so here.
+    options_of.sys = SimpleNamespace(modules={})
+    find_type = options_of.Argument._negatives_hint.fget
+    types: dict[int, Any] = {}  # by the identity of a field of a signature, which has no hash and stays
+
+    def found_type(option: Any) -> Any:
+        field = option.field_info
+        if id(field) not in types:
+            types[id(field)] = (field, find_type(option))
+        return types[id(field)][1]
+
+    options_of.Argument._negatives_hint = property(found_type)
 
 
 @pytest.fixture

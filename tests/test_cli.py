@@ -390,7 +390,7 @@ def test_asked_to_stop_it_saves_and_the_same_command_goes_on(
 
     def the_second_run_begins(process: "subprocess.Popen[str]") -> None:
         while process.poll() is None and len(list((tmp_path / "a").rglob("config.json"))) < 2:
-            time.sleep(0.001)
+            time.sleep(0.02)
 
     said = start_and_interrupt(slow_python, [*words, *seeds, "--out", tmp_path / "a"], the_second_run_begins, number)
     assert said.code == 130, said
@@ -419,7 +419,7 @@ def test_ctrl_c_while_workers_start(start_python: Start, tiny_npz: Path, tmp_pat
             for child in children.read_text().split():
                 if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
                     return
-            time.sleep(0.001)
+            time.sleep(0.02)
 
     words = ["run", "fine-tune", "-d", tiny_npz, "--workers", 2, "--seeds", 3, "--out", tmp_path / "runs"]
     said = start_and_interrupt(start_python, [*words, "--set", "width=2", "tasks=2"], a_worker_starts)

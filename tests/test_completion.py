@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+DELETE_LINE = b"\x15"  # Ctrl-U
 PATIENCE = 120  # seconds until a shell that says nothing is given up; a busy machine is slow
 
 pytestmark = pytest.mark.slow
@@ -107,20 +108,25 @@ def test_zsh(home: Path, way: str) -> None:
         (home / "functions").mkdir()
         (home / "functions/_ocil").write_text(ocil("completion", "zsh"))
         start = f"fpath=({home / 'functions'} $fpath); {start}"
-    for typed, expected in (("ocil doc", "ocil doctor"), ("ocil run er-ac", "ocil run er-ace")):
-        assert expected in typed_in_zsh(start, typed, expected)
+    completed = {"ocil doc": "ocil doctor", "ocil run er-ac": "ocil run er-ace"}
+    for shown, expected in zip(typed_in_zsh(start, completed), completed.values(), strict=True):
+        assert expected in shown
 
 
-def typed_in_zsh(start: str, typed: str, expected: str) -> str:
-    """What a terminal shows after this and a tabulator were typed."""
+def typed_in_zsh(start: str, completed: dict[str, str]) -> list[str]:
+    """What a terminal shows after each of these words and a tabulator were typed, on an empty line."""
     child, terminal = pty.fork()
     if child == 0:
         os.execvpe("zsh", ["zsh", "-f", "-i"], os.environ | {"TERM": "dumb"})
     try:
         os.write(terminal, f"PS1='> '; {start}; print -r -- rea''dy\n".encode())
         read_until(terminal, "ready\r\n")
-        os.write(terminal, f"{typed}\t".encode())
-        return read_until(terminal, expected)
+        shown = []
+        for typed, expected in completed.items():
+            os.write(terminal, f"{typed}\t".encode())
+            shown.append(read_until(terminal, expected))
+            os.write(terminal, DELETE_LINE)
+        return shown
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

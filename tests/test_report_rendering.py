@@ -2,9 +2,7 @@
 
 import gc
 import multiprocessing
-import os
 import pickle
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,8 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from ocil.evaluation.measures import Estimate
 from ocil.processes import garbage_kept
-from ocil.report import drawings, figures, plots, rendering
+from ocil.report import drawings, figures, rendering
 from ocil.report.cells import Collection
 from ocil.report.collect import collect
 from ocil.report.drawings import Drawing, Sketch
@@ -24,9 +21,8 @@ from ocil.report.rendering import render_all
 from ocil.report.standings import Standings
 from ocil.report.style import render
 from tests.conftest import Call
+from tests.figures_to_draw import of_times, only_here, slow, wrong
 from tests.test_report_records import save
-
-TIMES = {"er": Estimate(20.0, 1.0, ()), "mir": Estimate(40.0, 1.0, ())}
 
 
 @pytest.fixture(autouse=True)
@@ -43,21 +39,6 @@ def found(tmp_path: Path) -> Collection:
     return collect([tmp_path / "runs"])
 
 
-def of_times(prefix: str) -> Figure:
-    return plots.running_time({f"{prefix} {name}": time for name, time in TIMES.items()})
-
-
-def only_here(name: str) -> Figure:
-    """A figure that ends a worker."""
-    if multiprocessing.parent_process() is not None:
-        os._exit(9)
-    return of_times(name)
-
-
-def wrong(name: str) -> Figure:
-    raise ZeroDivisionError(name)
-
-
 def test_garbage_waits_until_a_figure_is_drawn() -> None:
     enabled: list[bool] = []
 
@@ -72,13 +53,6 @@ def test_garbage_waits_until_a_figure_is_drawn() -> None:
     with garbage_kept():
         render(paint, "three")
         assert not gc.isenabled()  # it was off before
-
-
-def slow(file: Path) -> Figure:
-    """A figure that leaves a file."""
-    file.touch()
-    time.sleep(0.2)
-    return of_times("one")
 
 
 def test_workers_draw_the_same_figures_in_the_same_order() -> None:
