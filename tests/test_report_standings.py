@@ -294,6 +294,19 @@ def test_streams_are_columns_and_settings_are_rows(tmp_path: Path) -> None:
     assert {row.name: len(row.cells) for row in found.rows} == {"er": 2, "er lr=0.2": 1}  # evaluating changes nothing
 
 
+def test_reviews_that_ocil_has_timed_make_no_rows(tmp_path: Path) -> None:
+    """Without task ends ``review_every`` follows the length of the stream, which a report does not know of own data."""
+    for boundary, settings in (("clear", {}), ("i-blurry", {}), ("none", {}), ("si-blurry", {"review_every": 3})):
+        for name in ("er", "afs"):
+            config = resolve(name, BIRDS, memory=100, train=400, settings={"boundary": boundary})
+            store(tmp_path, config, {0: 0.5, 1: 0.5})
+            if settings and name == "afs":
+                given = {"boundary": boundary, **settings}
+                store(tmp_path, resolve(name, BIRDS, memory=100, train=400, settings=given), {0: 0.6, 1: 0.6})
+    rows = {row.name: len(row.cells) for row in entries(collect([tmp_path]).cells).rows}
+    assert rows == {"er": 4, "afs": 3, "afs review_every=8": 1, "afs review_every=3": 1}  # where it was varied
+
+
 def test_two_files_of_one_name_have_tables_of_their_own(tmp_path: Path) -> None:
     for folder, value in (("a", 0.2), ("b", 0.4)):
         config = replace(resolve("er", f"/{folder}/birds.npz", memory=100), fingerprint=folder)

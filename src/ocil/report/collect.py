@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ocil.data import CATALOG
+from ocil.data.derived import base_of
 from ocil.errors import OcilError, UnknownNameError
 from ocil.longtail.results import LongTailResult, from_content, is_longtail
 from ocil.longtail.results import cells as longtail_cells
@@ -268,8 +269,8 @@ def _same_images(one: Result, other: Result) -> bool:
 
 
 def _with_what_is_usual(cells: Sequence[MeasuredCell]) -> list[MeasuredCell]:
-    """Mark the cells of the precision that most cells of their dataset have, and of the number of tasks that all have,
-    where the catalog knows no usual one."""
+    """Mark the cells of the precision that most cells of their dataset have, and of the number of tasks and the period
+    of reviews that all have, where the catalog knows no usual ones."""
     counts: dict[str, Counter[str]] = {}
     tasks: dict[str, set[int]] = {}
     for cell in cells:
@@ -277,7 +278,7 @@ def _with_what_is_usual(cells: Sequence[MeasuredCell]) -> list[MeasuredCell]:
         tasks.setdefault(cell.config.dataset, set()).add(cell.config.stream.tasks)
     most = {dataset: max(found, key=lambda name: (found[name], name)) for dataset, found in counts.items()}
     same = {dataset for dataset, found in tasks.items() if len(found) == 1 and dataset not in CATALOG}
-    return [
+    marked = [
         replace(
             cell,
             common=cell.config.learner.precision == most[cell.config.dataset],
@@ -285,6 +286,19 @@ def _with_what_is_usual(cells: Sequence[MeasuredCell]) -> list[MeasuredCell]:
         )
         for cell in cells
     ]
+    if not (as_often := _reviewed_as_often(marked)):
+        return marked
+    return [replace(cell, usual_reviews=(cell.config.dataset, cell.stream) in as_often) for cell in marked]
+
+
+def _reviewed_as_often(cells: Sequence[MeasuredCell]) -> set[tuple[str, str]]:
+    """The datasets and streams without task ends, outside the catalog, in which all reviews come at one distance."""
+    periods: dict[tuple[str, str], set[int]] = {}
+    for cell in cells:
+        config = cell.config
+        if config.learner.review and not config.stream.announces_tasks and base_of(config.dataset) not in CATALOG:
+            periods.setdefault((config.dataset, cell.stream), set()).add(config.learner.review_every)
+    return {place for place, found in periods.items() if len(found) == 1}
 
 
 def _order(cell: MeasuredCell) -> tuple[Any, ...]:
