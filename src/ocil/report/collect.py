@@ -18,6 +18,7 @@ from ocil.processes import garbage_kept
 from ocil.report.cells import Collection, FinishedRun, MeasuredCell, title_of
 from ocil.report.formatting import count
 from ocil.runs.config import RunConfig
+from ocil.runs.program_code import CODE_ENTRIES, changed_code
 from ocil.runs.results import UNREADABLE, Result, read_json, reason_of, summarise
 from ocil.text import escaped
 
@@ -230,7 +231,7 @@ def _warn_of_other_images(found: Sequence[Found], warnings: list[str]) -> None:
 
 
 def _warn_of_other_code(cells: Sequence[MeasuredCell], warnings: list[str]) -> None:
-    """Warn where a plugin file has changed since its runs: tables show their numbers as if they were new."""
+    """Warn where code of others has changed since its runs: tables show their numbers as if they were new."""
     former = [cell for cell in cells if cell.is_of_other_code]
     if former:
         labels = ", ".join(dict.fromkeys(cell.label for cell in former))
@@ -239,6 +240,18 @@ def _warn_of_other_code(cells: Sequence[MeasuredCell], warnings: list[str]) -> N
             f"the plugin file has changed since these were run: {labels}. Give their commands again to run the present "
             f"file. To leave the former results out, delete {folders}."
         )
+    for changed, folder in dict.fromkeys(found for cell in cells if (found := _former_code(cell))):
+        warnings.append(
+            f"the code of {changed} has changed since runs in {folder} were finished: tables have their former "
+            "numbers. Delete that folder, and give its command again, to have new ones."
+        )
+
+
+def _former_code(cell: MeasuredCell) -> tuple[str, Path] | None:
+    """The method or network of a cell, if its code has changed since one of the runs, and the folder of that run."""
+    by_code = {tuple(run.result.environment.get(entry) for entry in CODE_ENTRIES): run for run in cell.runs}
+    found = ((changed_code(run.result), run.path.parent.parent) for run in by_code.values())
+    return next(((changed, folder) for changed, folder in found if changed), None)
 
 
 def _by_cell_and_seed(found: Sequence[Found], warnings: list[str]) -> dict[str, BySeed]:
