@@ -4,10 +4,12 @@ import json
 import math
 import re
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from ocil.errors import OcilError
 from ocil.report.collect import collect
@@ -21,12 +23,14 @@ from ocil.report.ranking import average_ranks, paired_difference, ranking, read_
 from ocil.report.standing_tables import (
     leads_table,
     methods_document,
+    shown,
     side_by_side,
     standings_document,
     standings_table,
 )
 from ocil.report.standings import Standings
 from ocil.report.table import csv, latex, markdown, markdown_table
+from ocil.report.terminal_table import terminal
 from ocil.runs.config import RunConfig, resolve
 from ocil.runs.folder import RunFolder
 from tests.conftest import Call, one_error
@@ -250,16 +254,30 @@ def test_tables_of_own_runs_have_nothing_of_a_paper(found: Entries) -> None:
 
 
 def test_a_number_over_fewer_seeds_says_so_in_every_format(tmp_path: Path) -> None:
-    """The page alone noted it, and all formats say "unless noted otherwise"."""
+    """The page alone noted it, then the files too but not ``ocil show``, and all say "unless noted otherwise"."""
     store(tmp_path, resolve("er", BIRDS, memory=100), {0: 0.5, 1: 0.6, 2: 0.7})
     store(tmp_path, resolve("afs", BIRDS, memory=100), {0: 0.5, 1: 0.6})
-    document = methods_document(Standings(entries(collect([tmp_path]).cells), chosen="er"))
-    for text in (markdown(document), latex(document)):
+    for name in ("mir", "ncm", "gdumb", "scr", "agem"):  # with more than six methods, each has a row
+        store(tmp_path, resolve(name, BIRDS, memory=None if name == "ncm" else 100), {0: 0.1, 1: 0.2, 2: 0.3})
+    standings = Standings(entries(collect([tmp_path]).cells), chosen="er")
+    document, (table,) = methods_document(standings), shown(standings)
+    file = StringIO()
+    Console(file=file, width=400).print(table.note, terminal(table))
+    for text in (markdown(document), latex(document), markdown_table(table), file.getvalue().replace("│ ", "")):
         assert "3 seeds unless noted otherwise." in text
         (line,) = (line for line in text.splitlines() if re.match(r"(\| )?afs ", line))
         assert "(+0.0 (+0.0 to +0.0), 2 seeds)" in line.replace("$", "")
         (line,) = (line for line in text.splitlines() if re.match(r"(\| )?er ", line))
         assert "seeds" not in line
+
+
+def test_means_over_other_seeds_than_their_difference_are_explained(tmp_path: Path) -> None:
+    for name, values in (("er", {0: 0.5, 1: 0.6, 2: 0.1}), ("afs", {0: 0.5, 1: 0.6})):
+        store(tmp_path, resolve(name, BIRDS, memory=100), values)
+    standings = Standings(entries(collect([tmp_path]).cells), chosen="er")
+    assert "Means are over 2 to 3 seeds, differences over those that both have." in standings_table(standings).note
+    standings = Standings(entries(collect([tmp_path], {0, 1}).cells), chosen="er")
+    assert "Means are over" not in standings_table(standings).note
 
 
 def test_the_first_table_says_who_leads_by_how_much_and_at_what_cost(found: Entries) -> None:
