@@ -325,6 +325,24 @@ def test_reviews_that_ocil_has_timed_make_no_rows(tmp_path: Path) -> None:
     assert rows == {"er": 4, "afs": 3, "afs review_every=8": 1, "afs review_every=3": 1}  # where it was varied
 
 
+def test_what_all_rows_share_is_said_once(tmp_path: Path) -> None:
+    """No name of a row has it, so a table of another network looked like one of the usual network."""
+    given = {"network": "resnet18", "memory_batch": 10, "tasks": 4}
+    for name, lr in (("er", 0.1), ("afs", 0.1), ("afs", 0.2)):
+        store(tmp_path, resolve(name, BIRDS, memory=100, settings=given | {"lr": lr}), {0: 0.5, 1: 0.5, 2: 0.6})
+    fine_tuned = resolve("fine-tune", BIRDS, settings={"tasks": 4, "lr": 0.7})
+    store(tmp_path, fine_tuned, {0: 0.5})  # a bound is not asked
+    found = entries(collect([tmp_path]).cells)
+    assert {row.name for row in found.rows} == {"fine-tune", "er", "afs", "afs lr=0.2"}
+    assert found.shared == found.only(["er"]).shared == "tasks=4 memory_batch=10 network=resnet18"
+    text = " For all methods: tasks=4 memory_batch=10 network=resnet18."
+    standings = Standings(found)
+    assert text in side_by_side(standings).note
+    assert text in markdown(methods_document(standings))
+    store(tmp_path, resolve("er", FISH, memory=100, settings={"memory_batch": 9}), {0: 0.5})
+    assert entries(collect([tmp_path]).cells).shared == ""
+
+
 def test_two_files_of_one_name_have_tables_of_their_own(tmp_path: Path) -> None:
     for folder, value in (("a", 0.2), ("b", 0.4)):
         config = replace(resolve("er", f"/{folder}/birds.npz", memory=100), fingerprint=folder)

@@ -60,9 +60,10 @@ def _caption(standings: Standings) -> str:
         title, unit = f"{title} in percent", "points"
     numbers = [number for found in standings.numbers.values() for number in found.values()]
     ranges = range_note(value for number in numbers for value in (number.value, number.difference))
+    shared = f" For all methods: {standings.entries.shared}." if standings.entries.shared else ""
     return (
         f"{title[:1].upper()}{title[1:]}, mean over seeds ± half of the 95 % interval.{ranges} Differences are to "
-        f"{reference_text(standings)}, over the seeds that both have, in {unit}."
+        f"{reference_text(standings)}, over the seeds that both have, in {unit}.{shared}"
     )
 
 
