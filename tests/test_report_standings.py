@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+import ocil
 from ocil.errors import OcilError
 from ocil.report.collect import collect
 from ocil.report.cost import images_per_batch
@@ -341,6 +342,19 @@ def test_what_all_rows_share_is_said_once(tmp_path: Path) -> None:
     assert text in markdown(methods_document(standings))
     store(tmp_path, resolve("er", FISH, memory=100, settings={"memory_batch": 9}), {0: 0.5})
     assert entries(collect([tmp_path]).cells).shared == ""
+
+
+def test_a_fine_tuned_run_with_more_evaluations_is_a_reference(tmp_path: Path) -> None:
+    """It learns the same, so intransigence needs no second run."""
+    every = {"evaluate_every": 5}
+    for name, settings, value in (("er", every, 0.5), ("fine-tune", every, 0.7), ("fine-tune", every | {"lr": 1}, 0.9)):
+        store(tmp_path, resolve(name, BIRDS, settings=settings), {0: value})
+    er = {cell.label: cell for cell in collect([tmp_path]).cells}["er"].summary.average_intransigence
+    assert er is not None
+    assert er.mean == pytest.approx(0.2)
+    results = [run.result for cell in collect([tmp_path]).cells for run in cell.runs]
+    found = {summary.config.label: summary for summary in ocil.summarise(results).summaries}
+    assert found["er"].average_intransigence == er
 
 
 def test_two_files_of_one_name_have_tables_of_their_own(tmp_path: Path) -> None:

@@ -257,7 +257,7 @@ def summarise(results: "Sequence[Result]") -> Comparison:
         >>> 0 <= ocil.summarise(results).accuracy["fine-tune"].mean <= 1
         True
     """
-    from ocil.runs.results import Result
+    from ocil.runs.results import References, Result
     from ocil.runs.results import summarise as summarise_cell
 
     if isinstance(results, Result):
@@ -270,11 +270,9 @@ def summarise(results: "Sequence[Result]") -> Comparison:
     if len(datasets := {result.config.dataset for result in results}) > 1:
         raise OcilError(f"the results are of several datasets ({', '.join(sorted(datasets))}): summarise each alone.")
 
-    def reference(result: "Result") -> "Result | None":
-        return cells.get(result.config.reference().cell, {}).get(result.config.seed)
-
+    references = References(results)
     groups = ([by_seed[seed] for seed in sorted(by_seed)] for by_seed in cells.values())
-    return Comparison(tuple(summarise_cell(group, [reference(result) for result in group]) for group in groups))
+    return Comparison(tuple(summarise_cell(group, list(map(references.of, group))) for group in groups))
 
 
 def tune(

@@ -208,10 +208,11 @@ def _with_references(found: "Collection", paths: Sequence[Path]) -> tuple["Measu
     (cell,) = found.cells
     references = []
     for run in cell.runs:
-        root = run.path.resolve().parent.parent.parent
-        reference = RunFolder.of(root, run.result.config.reference()).path
-        if (reference / "result.json").is_file():
-            references.append(reference)
+        root, config = run.path.resolve().parent.parent.parent, run.result.config
+        for reference in (config.reference(), replace(config.reference(), stream=config.stream)):
+            folder = RunFolder.of(root, reference).path
+            if (folder / "result.json").is_file():
+                references.append(folder)
     seeds = {run.result.config.seed for run in cell.runs}
     together = collect([*paths, *references], seeds)
     (shown,) = (other for other in together.cells if other.runs[0].path == cell.runs[0].path)

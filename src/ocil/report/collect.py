@@ -19,7 +19,7 @@ from ocil.report.cells import Collection, FinishedRun, MeasuredCell, title_of
 from ocil.report.formatting import count
 from ocil.runs.config import RunConfig
 from ocil.runs.program_code import CODE_ENTRIES, changed_code
-from ocil.runs.results import UNREADABLE, Result, read_json, reason_of, summarise
+from ocil.runs.results import UNREADABLE, References, Result, read_json, reason_of, summarise
 from ocil.text import escaped
 
 Found = tuple[Path, Result | LongTailResult]
@@ -57,7 +57,8 @@ class FoundResults:
         found = _without_other_images(_with_one_name(found), warnings)
         _warn_of_other_images(found, warnings)
         cells = _by_cell_and_seed(found, warnings)
-        measured = _with_what_is_usual([_cell(runs, cells) for runs in cells.values()])
+        references = References(run.result for by_seed in cells.values() for run in by_seed.values())
+        measured = _with_what_is_usual([_cell(runs, references) for runs in cells.values()])
         _warn_of_other_code(measured, warnings)
         tailed = longtail_cells([result for _, result in found if isinstance(result, LongTailResult)])
         texts = (warning.encode(errors="backslashreplace").decode() for warning in warnings)  # a path need not be text
@@ -265,14 +266,12 @@ def _by_cell_and_seed(found: Sequence[Found], warnings: list[str]) -> dict[str, 
     return cells
 
 
-def _cell(by_seed: BySeed, cells: Mapping[str, BySeed]) -> MeasuredCell:
+def _cell(by_seed: BySeed, known: References) -> MeasuredCell:
     runs = [by_seed[seed] for seed in sorted(by_seed)]
     references = []
     for run in runs:
-        config = run.result.config
-        reference = cells.get(config.reference().cell, {}).get(config.seed)
-        same = reference is not None and _same_images(run.result, reference.result)
-        references.append(reference.result if reference and same else None)
+        reference = known.of(run.result)
+        references.append(reference if reference and _same_images(run.result, reference) else None)
     return MeasuredCell(tuple(runs), summarise([run.result for run in runs], references))
 
 
