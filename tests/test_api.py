@@ -359,10 +359,10 @@ def test_a_summary_is_the_table_and_the_plot_of_the_same_numbers(results: list[R
     legend = found.plot().axes[0].get_legend()
     assert legend is not None
     assert f"er  {100 * found.accuracy['er'].mean:.1f} %" in [text.get_text() for text in legend.get_texts()]
-    for name in ("plot.png", "plot.svg", "table.md", "table.csv"):
+    for name in ("plot.png", "plot.svg", "plot.pdf", "table.md", "table.csv"):
         found.save(tmp_path / name)
         assert (tmp_path / name).stat().st_size > 100
-    with pytest.raises(ocil.OcilError, match=r"must end in \.png, \.svg, \.md or \.csv"):
+    with pytest.raises(ocil.OcilError, match=r"must end in \.png, \.svg, \.pdf, \.md or \.csv"):
         found.save(tmp_path / "table.xls")
 
 

@@ -217,19 +217,19 @@ class Comparison:
         return accuracy_after_each_task(self.summaries, self.names)
 
     def save(self, path: Path | str) -> None:
-        """Write the plot (.png, .svg) or the table (.md, .csv)."""
+        """Write the plot (.png, .svg, .pdf) or the table (.md, .csv)."""
         from ocil.files import write_bytes
         from ocil.report.style import save
         from ocil.report.table import csv
 
         path = Path(path)
-        if path.suffix in (".png", ".svg"):
+        if path.suffix in (".png", ".svg", ".pdf"):
             if boxes := save(self.plot(), path):
                 warnings.warn(boxes, stacklevel=2)
         elif path.suffix in (".md", ".csv"):
             write_bytes(path, (f"{self}\n" if path.suffix == ".md" else csv(self.table)).encode())
         else:
-            raise OcilError(f"{path}: the name must end in .png, .svg, .md or .csv.")
+            raise OcilError(f"{path}: the name must end in .png, .svg, .pdf, .md or .csv.")
 
     def __str__(self) -> str:
         """The table as Markdown."""
