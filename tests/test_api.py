@@ -20,6 +20,7 @@ from torch import nn
 
 import ocil
 from ocil.methods import METHODS
+from ocil.networks import evaluating, to_float
 from ocil.online.model import Model
 from ocil.runs.protocol import Interrupted
 from ocil.runs.results import Result
@@ -87,6 +88,10 @@ def test_the_learner_of_a_run(tiny: ocil.Dataset, tiny_npz: Path, tmp_path: Path
         right = learner.scores(torch.from_numpy(tiny.test_x)).argmax(1).numpy() == tiny.test_y
         groups = [right[tiny.test_y < 2].mean(), right[tiny.test_y >= 2].mean()]
         assert groups == pytest.approx(result.matrix[-1])
+    images = torch.from_numpy(tiny.test_x)
+    with torch.no_grad(), evaluating(learner.network):
+        features = learner.network.features(to_float(images))
+        assert torch.allclose(learner.network.head(features), learner.scores(images))
     before = (folder / "checkpoint.safetensors").read_bytes()
     learner.learn(torch.from_numpy(tiny.train_x[:10]), torch.from_numpy(tiny.train_y[:10]))
     assert (folder / "checkpoint.safetensors").read_bytes() == before
