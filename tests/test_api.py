@@ -295,6 +295,32 @@ def test_a_finished_result_of_a_class_that_has_changed_is_named(
     assert result(False, 1.0, tmp_path / "anew").digest != before.digest
 
 
+def test_a_run_does_not_go_on_with_other_code(own_plugins: None, tiny_npz: Path, tmp_path: Path) -> None:
+    """Somebody stops a run because of a mistake in the method, and corrects it: the result was of both."""
+    fine_tune = METHODS["fine-tune"].load()
+
+    class Wrong(fine_tune):  # type: ignore[misc,valid-type]
+        def learn(self, x: torch.Tensor, y: torch.Tensor) -> None:
+            super().learn(x.flip(1), y)
+
+    class Right(fine_tune):  # type: ignore[misc,valid-type]
+        def learn(self, x: torch.Tensor, y: torch.Tensor) -> None:
+            super().learn(x, y)
+
+    Right.__name__ = "Wrong"
+
+    def begin(kind: type[ocil.Learner], stop: bool) -> None:
+        ocil.register(ocil.MethodInfo("own", kind, "-", "-", memory=False), replace=True)
+        config = ocil.resolve("own", str(tiny_npz), settings={"width": 1, "tasks": 2})
+        ocil.run(config, tmp_path, device="cpu", should_stop=lambda: stop)
+
+    with pytest.raises(Interrupted):
+        begin(Wrong, stop=True)
+    with pytest.raises(ocil.OcilError, match=r"code of own has changed since .*seed-0 was begun: delete that folder"):
+        begin(Right, stop=False)
+    begin(Wrong, stop=False)  # to finish it
+
+
 def test_a_finished_result_of_a_network_that_was_registered_anew_is_named(
     own_plugins: None, tiny_npz: Path, tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:

@@ -1,13 +1,13 @@
 """The code of a method or network that a script, a notebook or another package registers, and of a network that is a
 module. No plugin file has a digest of it, so a result keeps one: where a finished result is used and the code has
-changed since, a warning says so.
+changed since, a warning says so. A run is not resumed from a checkpoint of other code.
 """
 
 import inspect
 import platform
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,10 @@ LIBRARIES = ("ocil", "torch", "builtins")  # packages whose code is not looked a
 
 
 def digests_of_code(config: "RunConfig") -> dict[str, str]:
-    """By their entries: digests of the method and of the network, where nothing else that a run records names them."""
+    """By their entries: digests of the method and of the network, where nothing else that a run records names them.
+
+    They are equal in all processes with the same version of Python.
+    """
     networks = [_network_code(spec) for spec in (config.learner.network, config.learner.features) if spec]
     found = {METHOD_ENTRY: _method_code(config.method), NETWORK_ENTRY: "".join(networks)}
     return {entry: digest for entry, digest in found.items() if digest}
@@ -38,7 +41,11 @@ def digests_of_code(config: "RunConfig") -> dict[str, str]:
 
 def changed_code(result: "Result") -> str:
     """What has other code than it had for a result: a method or a network. Empty if nothing is known to have."""
-    config, known = result.config, result.environment
+    return changed_since(result.config, result.environment)
+
+
+def changed_since(config: "RunConfig", known: Mapping[str, Any]) -> str:
+    """The same for a run of which the entries of its code are ``known``, and its version of Python."""
     same_python = known.get("python") == platform.python_version()  # others have other instructions
     if not same_python or not {METHOD_ENTRY, NETWORK_ENTRY} & known.keys():
         return ""
@@ -92,7 +99,7 @@ def _code_of(thing: Any, origin: Origin) -> str:
 
 
 def _definitions_of_package(thing: Any) -> Iterator[str]:
-    """The classes, functions, numbers and texts of a thing's module, and of those in its package that it imports."""
+    """The classes, functions and numbers of a thing's module, and of those in its package that it imports."""
     first = getattr(thing, "__module__", "")
     package, waiting, known = first.partition(".")[0], [first], set[str]()
     while waiting:
@@ -108,7 +115,7 @@ def _definitions_of_package(thing: Any) -> Iterator[str]:
                 yield f"{name}.{key}: {text}"
             elif isinstance(home, str):
                 waiting.append(home)
-            elif _is_plain(value) and not key.startswith("__"):
+            elif isinstance(value, int | float) and not key.startswith("__"):  # a text may be a path of this machine
                 yield f"{name}.{key}: {value!r}"
 
 
