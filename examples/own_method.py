@@ -1,13 +1,11 @@
-"""A method of your own in one file: replay that learns several memory batches per stream batch.
-
-Run it: python examples/own_method.py, or ocil run repeat --plugin examples/own_method.py
-"""
+"""A method of your own. Run it: python examples/own_method.py, or ocil run repeat --plugin examples/own_method.py"""
 
 from dataclasses import dataclass
 
 from torch import Tensor
 
 import ocil
+from ocil.methods.passes import Pass, replayed
 from ocil.networks import to_float
 
 
@@ -30,6 +28,11 @@ class Repeat(ocil.Learner):
                 loss = self.descend(*replay)
         self.memory.add(x, y)
         self.record_loss(loss)
+
+    @classmethod
+    def passes(cls, config: RepeatConfig, batch_size: int, classes: int) -> list[Pass]:
+        """What goes through the network in a step, for estimates of time and memory."""
+        return [Pass(batch_size)] + config.repeats * [Pass(replayed(config))]
 
     def descend(self, x: Tensor, y: Tensor) -> Tensor:
         self.optimizer.zero_grad()

@@ -20,6 +20,7 @@ from torch import nn
 
 import ocil
 from ocil.methods import METHODS
+from ocil.networks import evaluating, to_float
 from ocil.online.model import Model
 from ocil.runs.protocol import Interrupted
 from ocil.runs.results import Result
@@ -87,6 +88,10 @@ def test_the_learner_of_a_run(tiny: ocil.Dataset, tiny_npz: Path, tmp_path: Path
         right = learner.scores(torch.from_numpy(tiny.test_x)).argmax(1).numpy() == tiny.test_y
         groups = [right[tiny.test_y < 2].mean(), right[tiny.test_y >= 2].mean()]
         assert groups == pytest.approx(result.matrix[-1])
+    images = torch.from_numpy(tiny.test_x)
+    with torch.no_grad(), evaluating(learner.network):
+        features = learner.network.features(to_float(images))
+        assert torch.allclose(learner.network.head(features), learner.scores(images))
     before = (folder / "checkpoint.safetensors").read_bytes()
     learner.learn(torch.from_numpy(tiny.train_x[:10]), torch.from_numpy(tiny.train_y[:10]))
     assert (folder / "checkpoint.safetensors").read_bytes() == before
@@ -290,6 +295,32 @@ def test_a_finished_result_of_a_class_that_has_changed_is_named(
     assert result(False, 1.0, tmp_path / "anew").digest != before.digest
 
 
+def test_a_run_does_not_go_on_with_other_code(own_plugins: None, tiny_npz: Path, tmp_path: Path) -> None:
+    """Somebody stops a run because of a mistake in the method, and corrects it: the result was of both."""
+    fine_tune = METHODS["fine-tune"].load()
+
+    class Wrong(fine_tune):  # type: ignore[misc,valid-type]
+        def learn(self, x: torch.Tensor, y: torch.Tensor) -> None:
+            super().learn(x.flip(1), y)
+
+    class Right(fine_tune):  # type: ignore[misc,valid-type]
+        def learn(self, x: torch.Tensor, y: torch.Tensor) -> None:
+            super().learn(x, y)
+
+    Right.__name__ = "Wrong"
+
+    def begin(kind: type[ocil.Learner], stop: bool) -> None:
+        ocil.register(ocil.MethodInfo("own", kind, "-", "-", memory=False), replace=True)
+        config = ocil.resolve("own", str(tiny_npz), settings={"width": 1, "tasks": 2})
+        ocil.run(config, tmp_path, device="cpu", should_stop=lambda: stop)
+
+    with pytest.raises(Interrupted):
+        begin(Wrong, stop=True)
+    with pytest.raises(ocil.OcilError, match=r"code of own has changed since .*seed-0 was begun: delete that folder"):
+        begin(Right, stop=False)
+    begin(Wrong, stop=False)  # to finish it
+
+
 def test_a_finished_result_of_a_network_that_was_registered_anew_is_named(
     own_plugins: None, tiny_npz: Path, tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
@@ -359,10 +390,10 @@ def test_a_summary_is_the_table_and_the_plot_of_the_same_numbers(results: list[R
     legend = found.plot().axes[0].get_legend()
     assert legend is not None
     assert f"er  {100 * found.accuracy['er'].mean:.1f} %" in [text.get_text() for text in legend.get_texts()]
-    for name in ("plot.png", "plot.svg", "table.md", "table.csv"):
+    for name in ("plot.png", "plot.svg", "plot.pdf", "table.md", "table.csv"):
         found.save(tmp_path / name)
         assert (tmp_path / name).stat().st_size > 100
-    with pytest.raises(ocil.OcilError, match=r"must end in \.png, \.svg, \.md or \.csv"):
+    with pytest.raises(ocil.OcilError, match=r"must end in \.png, \.svg, \.pdf, \.md or \.csv"):
         found.save(tmp_path / "table.xls")
 
 

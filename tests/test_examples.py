@@ -122,6 +122,18 @@ def test_an_outside_method_keeps_every_promise(der: ModuleType) -> None:
     ocil.testing.check_method("der-pp")
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_convolution", "own_plugins")
+def test_the_method_of_the_tutorial_and_that_of_the_example_keep_every_promise(tmp_path: Path) -> None:
+    """The tutorial asks its readers to check their method as it does its own."""
+    tutorial = (EXAMPLES.parent / "docs" / "tutorials" / "own-method.md").read_text()
+    file = tmp_path / "hardest.py"
+    file.write_text(tutorial.split("```python\n")[1].split("```")[0])
+    plugins.load(file)
+    ocil.testing.check_method("hardest")
+    ocil.testing.check_method(example("own_method").Repeat)
+
+
 def der_learner(der: ModuleType, **settings: float) -> Any:
     config = der.DERConfig(memory=12, memory_batch=6, width=2, **settings)
     return der.DERPlusPlus(config, Problem((8, 8, 3), 4), seed=1)

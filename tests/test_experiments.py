@@ -263,6 +263,38 @@ def test_a_label_gets_what_is_varied_and_not_in_it(write) -> None:  # type: igno
     assert {label for label, _ in names} == {*afs, *replay, "clear tasks", "blurry tasks"}
 
 
+def test_entries_of_one_name_are_told_apart_by_what_they_write(write) -> None:  # type: ignore[no-untyped-def]
+    path = write("""
+        [settings]
+        memory = [200, 500]
+        [[cells]]
+        method = ["er", "afs"]
+        [[cells]]
+        method = ["er", "mir"]
+        boundary = ["i-blurry", "none"]
+        lr = 0.3
+        [[cells]]
+        method = "er"
+        boundary = "i-blurry"
+        label_noise = 0.2
+        imbalance_factor = 10
+        [[cells]]
+        method = "mir"
+        [[cells]]
+        method = "mir"
+        boundary = "none"
+        """)
+    cells = read(path).cells
+    assert Counter(cell.label for cell in cells) == dict.fromkeys(
+        [
+            *("er", "afs", "mir", "er, boundary=i-blurry", "er, boundary=none", "mir, boundary=i-blurry"),
+            *("mir, boundary=none, lr=0.3", "mir, boundary=none"),
+            "er, boundary=i-blurry, label_noise=0.2, imbalance_factor=10.0",
+        ],
+        2,
+    )
+
+
 def test_duplicates_collapse_and_the_first_label_stays(write) -> None:  # type: ignore[no-untyped-def]
     path = write("""
         [[cells]]

@@ -1,8 +1,10 @@
 """Methods, networks, datasets and measures from plugin files and from entry points of packages."""
 
+import importlib
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -308,6 +310,88 @@ def test_a_finished_result_of_a_network_that_has_changed_is_named(
     named = "the code of the network module:net_that_changes:make has changed since runs in "
     assert warned(1).count(f"{named}{next(folder.iterdir())} were finished") == 1
     assert warned(2).count(named) == 1, "also if a new seed was run by the new code"
+
+
+PACKAGE = {
+    "__init__": "",
+    "steps": """
+from ocil.methods.er import ER
+from changing.helpers import scaled
+
+class Own(ER):
+    "Own steps."
+    def learn(self, x, y):
+        super().learn(scaled(x), y)
+""",
+    "helpers": """
+FACTOR = 1
+
+def scaled(x):
+    return x * FACTOR
+""",
+    "net": """
+from torch import nn
+
+def make(input_shape, channels=4):
+    "One layer."
+    return nn.Sequential(nn.Conv2d(input_shape[2], channels, 3), nn.ReLU())
+""",
+}
+ENTRY_POINTS = """
+[ocil.methods]
+own-steps = changing.steps:Own
+[ocil.networks]
+own-net = changing.net:make
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "named"),
+    [
+        ("steps", "scaled(x), y", "scaled(x.flip(1)), y", ["own-steps"]),
+        ("helpers", "FACTOR = 1", "FACTOR = 2", ["own-steps"]),
+        ("helpers", "return x", "return x.flip(1)", ["own-steps"]),
+        ("net", "channels=4", "channels=5", ["the network own-net"]),
+        ("steps", "super()", "# a comment\n        super()", []),
+    ],
+)
+def test_a_finished_result_of_a_package_that_has_changed_is_named(
+    file: str,
+    old: str,
+    new: str,
+    named: list[str],
+    ocil_command: Call,
+    tiny_npz: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its version tells nothing while somebody works on it: the former numbers were shown without a word."""
+    place, folder, sources = tmp_path / "site-packages", tmp_path / "runs", dict(PACKAGE)
+    (place / "changing").mkdir(parents=True)
+    (info := place / "changing-1.0.dist-info").mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: changing\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    monkeypatch.syspath_prepend(place)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # files of one length that are written in one second
+
+    def warned() -> list[str]:
+        for name, text in sources.items():
+            (place / "changing" / f"{name}.py").write_text(text)
+        for name in [name for name in sys.modules if name.partition(".")[0] == "changing"]:
+            monkeypatch.delitem(sys.modules, name)
+        importlib.invalidate_caches()
+        words = ("--dataset", tiny_npz, "--memory", 20, "--out", folder, "--seeds", 1, "--workers", 1)
+        with plugins.preserved():
+            said = ocil_command("run", "own-steps", *words, "--no-reference", "--set", "network=own-net", "tasks=2")
+            shown = ocil_command("show", folder)
+        assert (said.code, shown.code) == (0, 0), (said, shown)
+        found = [re.findall(r"the code of (.*) has changed since runs in", each.err) for each in (said, shown)]
+        assert found[0] == found[1]
+        return found[0]
+
+    assert warned() == warned() == []
+    sources[file] = sources[file].replace(old, new)
+    assert warned() == named
 
 
 def test_a_report_names_the_plugin_that_it_lacks(

@@ -109,6 +109,17 @@ def test_svg_is_the_same_each_time(tmp_path: Path) -> None:
     assert not re.search(rb"<dc:date>", first)
 
 
+def test_a_pdf_for_latex_is_the_same_each_time(tmp_path: Path) -> None:
+    paths = [tmp_path / "a.pdf", tmp_path / "b.pdf"]
+    for path in paths:
+        save(accuracy_after_each_task([summary("er"), summary("afs")]), path)
+    first, second = (path.read_bytes() for path in paths)
+    assert first == second
+    assert first.startswith(b"%PDF-")
+    assert b"/TrueType" in first or b"/Type0" in first
+    assert b"/Type3" not in first  # publishers refuse these fonts
+
+
 def test_many_methods_and_one_task(tmp_path: Path) -> None:
     one = summary("er")
     one = replace(one, accuracy_curve=one.accuracy_curve[:1])

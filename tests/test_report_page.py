@@ -130,6 +130,22 @@ def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ocil.report.figures._rendered_once", lambda paint: blank)  # it would keep the blank
 
 
+def test_figures_for_latex_come_and_go_with_their_option(
+    runs: Path, tmp_path: Path, blank_figures: None, monkeypatch: pytest.MonkeyPatch, ocil_command: Call
+) -> None:
+    monkeypatch.setattr("ocil.report.rendering.render_pdf", lambda paint, *args: b"%PDF-")
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "logo.pdf").touch()
+    said = ocil_command("report", runs, "--out", tmp_path, "--pdf", "--json")
+    assert said.code == 0, said
+    files = {Path(name) for name in json.loads(said.out)["figures"]}
+    stems = {path.stem for path in files if path.suffix == ".svg"}
+    assert stems == {path.stem for path in files if path.suffix == ".pdf"} != set()
+    assert all(path.read_bytes() for path in files)
+    assert ocil_command("report", runs, "--out", tmp_path).code == 0
+    assert [path.name for path in (tmp_path / "figures").glob("*.pdf")] == ["logo.pdf"]  # which is not ours
+
+
 def rows_of(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 

@@ -95,7 +95,7 @@ def test_few_figures_are_drawn_in_this_process(
 ) -> None:
     started: list[int] = []
     monkeypatch.setattr(rendering, "render", lambda *_: "<svg/>")
-    monkeypatch.setattr(rendering, "_in_workers", lambda paints, workers: [started.append(workers), *paints][1:])
+    monkeypatch.setattr(rendering, "_in_workers", lambda draw, paints, workers: [started.append(workers), *paints][1:])
     assert len(render_all([(of_times, ("one",))] * figures, workers)) == figures
     assert started == ([] if asked is None else [asked])
 
@@ -105,7 +105,7 @@ def sketches_of(found: Collection, monkeypatch: pytest.MonkeyPatch) -> list[Sket
 
     def drawn(sketches: list[Sketch], workers: int) -> list[Drawing]:
         chosen.extend(sketches)
-        return [Drawing(each.name, each.title, each.caption, "<svg/>", each.place) for each in sketches]
+        return [Drawing(each.name, each.title, each.caption, "<svg/>", each.paint, each.args) for each in sketches]
 
     monkeypatch.setattr(figures, "draw", drawn)
     figures.draw_all(found, Standings(entries(found.cells)), load("none"), workers=2)

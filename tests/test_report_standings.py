@@ -4,11 +4,14 @@ import json
 import math
 import re
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+import ocil
 from ocil.errors import OcilError
 from ocil.report.collect import collect
 from ocil.report.cost import images_per_batch
@@ -21,12 +24,14 @@ from ocil.report.ranking import average_ranks, paired_difference, ranking, read_
 from ocil.report.standing_tables import (
     leads_table,
     methods_document,
+    shown,
     side_by_side,
     standings_document,
     standings_table,
 )
 from ocil.report.standings import Standings
 from ocil.report.table import csv, latex, markdown, markdown_table
+from ocil.report.terminal_table import terminal
 from ocil.runs.config import RunConfig, resolve
 from ocil.runs.folder import RunFolder
 from tests.conftest import Call, one_error
@@ -250,16 +255,30 @@ def test_tables_of_own_runs_have_nothing_of_a_paper(found: Entries) -> None:
 
 
 def test_a_number_over_fewer_seeds_says_so_in_every_format(tmp_path: Path) -> None:
-    """The page alone noted it, and all formats say "unless noted otherwise"."""
+    """The page alone noted it, then the files too but not ``ocil show``, and all say "unless noted otherwise"."""
     store(tmp_path, resolve("er", BIRDS, memory=100), {0: 0.5, 1: 0.6, 2: 0.7})
     store(tmp_path, resolve("afs", BIRDS, memory=100), {0: 0.5, 1: 0.6})
-    document = methods_document(Standings(entries(collect([tmp_path]).cells), chosen="er"))
-    for text in (markdown(document), latex(document)):
+    for name in ("mir", "ncm", "gdumb", "scr", "agem"):  # with more than six methods, each has a row
+        store(tmp_path, resolve(name, BIRDS, memory=None if name == "ncm" else 100), {0: 0.1, 1: 0.2, 2: 0.3})
+    standings = Standings(entries(collect([tmp_path]).cells), chosen="er")
+    document, (table,) = methods_document(standings), shown(standings)
+    file = StringIO()
+    Console(file=file, width=400).print(table.note, terminal(table))
+    for text in (markdown(document), latex(document), markdown_table(table), file.getvalue().replace("│ ", "")):
         assert "3 seeds unless noted otherwise." in text
         (line,) = (line for line in text.splitlines() if re.match(r"(\| )?afs ", line))
         assert "(+0.0 (+0.0 to +0.0), 2 seeds)" in line.replace("$", "")
         (line,) = (line for line in text.splitlines() if re.match(r"(\| )?er ", line))
         assert "seeds" not in line
+
+
+def test_means_over_other_seeds_than_their_difference_are_explained(tmp_path: Path) -> None:
+    for name, values in (("er", {0: 0.5, 1: 0.6, 2: 0.1}), ("afs", {0: 0.5, 1: 0.6})):
+        store(tmp_path, resolve(name, BIRDS, memory=100), values)
+    standings = Standings(entries(collect([tmp_path]).cells), chosen="er")
+    assert "Means are over 2 to 3 seeds, differences over those that both have." in standings_table(standings).note
+    standings = Standings(entries(collect([tmp_path], {0, 1}).cells), chosen="er")
+    assert "Means are over" not in standings_table(standings).note
 
 
 def test_the_first_table_says_who_leads_by_how_much_and_at_what_cost(found: Entries) -> None:
@@ -292,6 +311,50 @@ def test_streams_are_columns_and_settings_are_rows(tmp_path: Path) -> None:
     found = entries(collect([tmp_path]).cells)
     assert [place.title for place in found.columns] == ["birds, memory 100", "birds, boundary=blurry, memory 100"]
     assert {row.name: len(row.cells) for row in found.rows} == {"er": 2, "er lr=0.2": 1}  # evaluating changes nothing
+
+
+def test_reviews_that_ocil_has_timed_make_no_rows(tmp_path: Path) -> None:
+    """Without task ends ``review_every`` follows the length of the stream, which a report does not know of own data."""
+    for boundary, settings in (("clear", {}), ("i-blurry", {}), ("none", {}), ("si-blurry", {"review_every": 3})):
+        for name in ("er", "afs"):
+            config = resolve(name, BIRDS, memory=100, train=400, settings={"boundary": boundary})
+            store(tmp_path, config, {0: 0.5, 1: 0.5})
+            if settings and name == "afs":
+                given = {"boundary": boundary, **settings}
+                store(tmp_path, resolve(name, BIRDS, memory=100, train=400, settings=given), {0: 0.6, 1: 0.6})
+    rows = {row.name: len(row.cells) for row in entries(collect([tmp_path]).cells).rows}
+    assert rows == {"er": 4, "afs": 3, "afs review_every=8": 1, "afs review_every=3": 1}  # where it was varied
+
+
+def test_what_all_rows_share_is_said_once(tmp_path: Path) -> None:
+    """No name of a row has it, so a table of another network looked like one of the usual network."""
+    given = {"network": "resnet18", "memory_batch": 10, "tasks": 4}
+    for name, lr in (("er", 0.1), ("afs", 0.1), ("afs", 0.2)):
+        store(tmp_path, resolve(name, BIRDS, memory=100, settings=given | {"lr": lr}), {0: 0.5, 1: 0.5, 2: 0.6})
+    fine_tuned = resolve("fine-tune", BIRDS, settings={"tasks": 4, "lr": 0.7})
+    store(tmp_path, fine_tuned, {0: 0.5})  # a bound is not asked
+    found = entries(collect([tmp_path]).cells)
+    assert {row.name for row in found.rows} == {"fine-tune", "er", "afs", "afs lr=0.2"}
+    assert found.shared == found.only(["er"]).shared == "tasks=4 memory_batch=10 network=resnet18"
+    text = " For all methods: tasks=4 memory_batch=10 network=resnet18."
+    standings = Standings(found)
+    assert text in side_by_side(standings).note
+    assert text in markdown(methods_document(standings))
+    store(tmp_path, resolve("er", FISH, memory=100, settings={"memory_batch": 9}), {0: 0.5})
+    assert entries(collect([tmp_path]).cells).shared == ""
+
+
+def test_a_fine_tuned_run_with_more_evaluations_is_a_reference(tmp_path: Path) -> None:
+    """It learns the same, so intransigence needs no second run."""
+    every = {"evaluate_every": 5}
+    for name, settings, value in (("er", every, 0.5), ("fine-tune", every, 0.7), ("fine-tune", every | {"lr": 1}, 0.9)):
+        store(tmp_path, resolve(name, BIRDS, settings=settings), {0: value})
+    er = {cell.label: cell for cell in collect([tmp_path]).cells}["er"].summary.average_intransigence
+    assert er is not None
+    assert er.mean == pytest.approx(0.2)
+    results = [run.result for cell in collect([tmp_path]).cells for run in cell.runs]
+    found = {summary.config.label: summary for summary in ocil.summarise(results).summaries}
+    assert found["er"].average_intransigence == er
 
 
 def test_two_files_of_one_name_have_tables_of_their_own(tmp_path: Path) -> None:

@@ -261,7 +261,7 @@ def test_stream_show_of_names_that_the_font_lacks(
         (("--set", "task_sizes=5,5", "tasks=3"), "leave out tasks"),
         (("--set", "label_noise=nan"), "label_noise = 'nan' is not a number"),
         (("--set", "lr=0.1"), "unknown setting 'lr' for a stream"),
-        (("--figure", "a.gif"), "must end in .png or .svg"),
+        (("--figure", "a.gif"), "must end in .png, .svg or .pdf"),
         (("--seed", "-1"), "seed = -1"),
     ],
 )

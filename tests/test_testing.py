@@ -302,3 +302,36 @@ def test_settings_of_the_checks() -> None:
 def test_pytest_is_not_needed() -> None:
     script = "import sys, ocil.testing; assert not {'pytest', '_pytest', 'hypothesis'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_check_names_the_line_that_breaks_a_promise() -> None:
+    """PyTorch's name of an operator says nothing to somebody who has called ``retrieve``."""
+
+    class Greedy(Fine):
+        """Draws more than it says."""
+
+        def learn(self, x: Tensor, y: Tensor) -> None:
+            self.memory.retrieve(15)
+            super().learn(x, y)
+
+    checks = {str(check): check for check in method_checks(Greedy)}
+    with pytest.raises(
+        ContractError, match=r"`shapes_are_static\(\)` is true.* in test_testing\.py, line \d+: self\.mem"
+    ):
+        checks["steady-steps"]()
+
+
+def test_what_a_check_of_passes_says_can_be_copied_into_the_method() -> None:
+    class Silent(Fine):
+        """Does not say what it costs."""
+
+        @classmethod
+        def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
+            return [Pass(batch_size), Pass(3, trains=False)]
+
+    checks = {str(check): check for check in method_checks(Silent)}
+    said = (
+        r"lists \[Pass\(5\), Pass\(3, trains=False\)\]; measured are \[Pass\(5\), Pass\(8\)\] with a full memory of 12"
+    )
+    with pytest.raises(ContractError, match=said):
+        checks["passes-of-a-step"]()

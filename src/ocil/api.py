@@ -217,19 +217,19 @@ class Comparison:
         return accuracy_after_each_task(self.summaries, self.names)
 
     def save(self, path: Path | str) -> None:
-        """Write the plot (.png, .svg) or the table (.md, .csv)."""
+        """Write the plot (.png, .svg, .pdf) or the table (.md, .csv)."""
         from ocil.files import write_bytes
         from ocil.report.style import save
         from ocil.report.table import csv
 
         path = Path(path)
-        if path.suffix in (".png", ".svg"):
+        if path.suffix in (".png", ".svg", ".pdf"):
             if boxes := save(self.plot(), path):
                 warnings.warn(boxes, stacklevel=2)
         elif path.suffix in (".md", ".csv"):
             write_bytes(path, (f"{self}\n" if path.suffix == ".md" else csv(self.table)).encode())
         else:
-            raise OcilError(f"{path}: the name must end in .png, .svg, .md or .csv.")
+            raise OcilError(f"{path}: the name must end in .png, .svg, .pdf, .md or .csv.")
 
     def __str__(self) -> str:
         """The table as Markdown."""
@@ -257,7 +257,7 @@ def summarise(results: "Sequence[Result]") -> Comparison:
         >>> 0 <= ocil.summarise(results).accuracy["fine-tune"].mean <= 1
         True
     """
-    from ocil.runs.results import Result
+    from ocil.runs.results import References, Result
     from ocil.runs.results import summarise as summarise_cell
 
     if isinstance(results, Result):
@@ -270,11 +270,9 @@ def summarise(results: "Sequence[Result]") -> Comparison:
     if len(datasets := {result.config.dataset for result in results}) > 1:
         raise OcilError(f"the results are of several datasets ({', '.join(sorted(datasets))}): summarise each alone.")
 
-    def reference(result: "Result") -> "Result | None":
-        return cells.get(result.config.reference().cell, {}).get(result.config.seed)
-
+    references = References(results)
     groups = ([by_seed[seed] for seed in sorted(by_seed)] for by_seed in cells.values())
-    return Comparison(tuple(summarise_cell(group, [reference(result) for result in group]) for group in groups))
+    return Comparison(tuple(summarise_cell(group, list(map(references.of, group))) for group in groups))
 
 
 def tune(

@@ -234,6 +234,9 @@ def test_torch_vectors_sizes_and_stores(tmp_path: Path) -> None:
     assert Dataset.from_torch(arrays, arrays, size=4).image_shape == (4, 4, 3)
     with pytest.raises(OcilError, match="vectors, which have no image size"):
         Dataset.from_torch(vectors, vectors, size=4)
+    for wrong in ((4, 4), 0, 4.0):
+        with pytest.raises(OcilError, match="must be a whole number above 0: images become squares of that side"):
+            Dataset.from_torch(sizes, sizes, size=wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -299,6 +302,9 @@ def test_hugging_face_columns_and_splits() -> None:
             Dataset.from_huggingface(both, **wrong)
     with pytest.raises(OcilError, match="it has no features"):
         Dataset.from_huggingface([1, 2])
+    for known in (split().features, None):  # of a stream, the library does not always know the columns
+        with pytest.raises(OcilError, match=r"train is streamed.* without streaming=True, or .* Stream\.from_batches"):
+            Dataset.from_huggingface(type("Streamed", (), {"features": known})())
     vague = Rows({"a": object(), "b": object()}, [{"a": [1.0], "b": 0}])
     with pytest.raises(OcilError, match="not clear which column is the image"):
         Dataset.from_huggingface(vague)
@@ -319,6 +325,8 @@ def test_real_hugging_face_datasets() -> None:
         data = Dataset.from_huggingface(both)
         vectors = datasets.Dataset.from_dict({"embedding": [[1.0, 2.0], [3.0, 4.0]] * 4, "y": ["a", "b"] * 4})
         embedded = Dataset.from_huggingface(vectors, image="embedding", label="y", note=print)
+        with pytest.raises(OcilError, match="train is streamed"):
+            Dataset.from_huggingface(ds.to_iterable_dataset())
     np.testing.assert_array_equal(data.train_x, PIXELS)
     assert data.classes == ("cat", "dog")
     assert embedded.input_shape == (2,)

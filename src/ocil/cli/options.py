@@ -280,3 +280,9 @@ def nearest_folder(place: Path) -> Path:
         what = "it is a file" if there == place.absolute() else f"{there} is a file"
         raise OcilError(f"{place} cannot be used: {what}. Name a folder.")
     return there
+
+
+def check_picture(path: Path) -> None:
+    """Raise if no picture can have this name."""
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise OcilError(f"--figure {path}: the name must end in .png, .svg or .pdf.")

@@ -33,6 +33,7 @@ def report(
     paper: Annotated[str, Parameter(name="--paper")] = "auto",
     against: Annotated[str, Parameter(name="--against", show_default=False)] = "",
     seeds: Annotated[str, Parameter(name="--seeds", show_default=False)] = "",
+    pdf: Annotated[bool, Parameter(name="--pdf"), FLAG] = False,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -61,6 +62,8 @@ def report(
         The method that the others are compared with, as tables name it. Default: the one with the best mean rank.
     seeds
         Only runs of these seeds: `10-19`, or `0,2,5-7`. Default: all.
+    pdf
+        Also write each figure as a PDF file, which LaTeX can include.
     """
     if not runs:
         raise OcilError("name the folders of the runs, for example: ocil report runs --out report")
@@ -84,7 +87,7 @@ def report(
         warnings += without
     for warning in warnings:
         console.warning(warning)
-    written = write(collection, out, more, compared, against, workers=cores())
+    written = write(collection, out, more, compared, against, workers=cores(), pdf=pdf)
     if as_json:
         content = {
             "page": str(written.page),
@@ -208,10 +211,11 @@ def _with_references(found: "Collection", paths: Sequence[Path]) -> tuple["Measu
     (cell,) = found.cells
     references = []
     for run in cell.runs:
-        root = run.path.resolve().parent.parent.parent
-        reference = RunFolder.of(root, run.result.config.reference()).path
-        if (reference / "result.json").is_file():
-            references.append(reference)
+        root, config = run.path.resolve().parent.parent.parent, run.result.config
+        for reference in (config.reference(), replace(config.reference(), stream=config.stream)):
+            folder = RunFolder.of(root, reference).path
+            if (folder / "result.json").is_file():
+                references.append(folder)
     seeds = {run.result.config.seed for run in cell.runs}
     together = collect([*paths, *references], seeds)
     (shown,) = (other for other in together.cells if other.runs[0].path == cell.runs[0].path)

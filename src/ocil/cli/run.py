@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from ocil.cli import console
 from ocil.cli.execute import execute
 from ocil.cli.names import METHOD
-from ocil.cli.options import Execution, Json, RunOptions, refuse_settings
+from ocil.cli.options import Execution, Json, RunOptions, check_picture, refuse_settings
 from ocil.errors import OcilError
 from ocil.methods.review_label import Label
 
@@ -79,15 +79,14 @@ def compare(
     methods
         Names from `ocil methods`.
     figure
-        Where the picture goes, .png or .svg. Default: accuracy.png in the folder of the runs.
+        Where the picture goes: .png, .svg, or .pdf for LaTeX. Default: accuracy.png in the folder of the runs.
     """
     options = options or RunOptions()
     if not methods:
         raise OcilError("name the methods to compare, for example: ocil compare fine-tune er afs")
     refuse_settings(methods)
     path = figure or options.out / "accuracy.png"
-    if path.suffix not in (".png", ".svg"):
-        raise OcilError(f"--figure {path}: the name must end in .png or .svg.")
+    check_picture(path)
     from ocil import data
     from ocil.files import must_be_free
     from ocil.runs.folder import make_folder

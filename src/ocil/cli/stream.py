@@ -7,7 +7,7 @@ from cyclopts import App, Parameter
 from rich.cells import cell_len, set_cell_size
 
 from ocil.cli import console
-from ocil.cli.options import DataDir, Json, Settings, Whole, read_settings
+from ocil.cli.options import DataDir, Json, Settings, Whole, check_picture, read_settings
 from ocil.errors import OcilError
 
 if TYPE_CHECKING:
@@ -85,12 +85,12 @@ def show(
     settings
         Settings of the stream as FIELD=VALUE; docs/streams.md explains them.
     figure
-        Where a picture goes, .png or .svg.
+        Where a picture goes: .png, .svg, or .pdf for LaTeX.
     save_order
         Where the order goes, an .npz file that `--set order=FILE` replays.
     """
-    if figure is not None and figure.suffix not in (".png", ".svg"):
-        raise OcilError(f"--figure {figure}: the name must end in .png or .svg.")
+    if figure is not None:
+        check_picture(figure)
     if save_order is not None and save_order.suffix != ".npz":
         raise OcilError(f"--save-order {save_order}: the name must end in .npz.")
     given = read_settings(settings, boundary=kind) | ({} if kind is None else {"boundary": kind})

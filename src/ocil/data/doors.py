@@ -128,6 +128,9 @@ def from_huggingface(
         raise OcilError(f"there is no split '{test}'. Name one with test=: {', '.join(map(str, splits))}.")
     held = test or next((part for part in TEST_SPLITS if part in splits and part != train), None)
     features = getattr(splits[train], "features", None)
+    if hasattr(splits[train], "features") and not hasattr(splits[train], "__len__"):
+        advice = "Load it without streaming=True, or give its batches to Stream.from_batches."
+        raise OcilError(f"{train} is streamed, so its samples can neither be counted nor drawn. {advice}")
     if not features:
         raise OcilError("this is not a dataset of the library datasets: it has no features.")
     image = _column(features, image, "image", ("Image",))

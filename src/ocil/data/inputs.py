@@ -67,6 +67,8 @@ class ItemSource:
         size: int | None = None,
     ) -> None:
         self.get, self.count, self.what, self.size = get, count, what, size
+        if size is not None and (not isinstance(size, int | np.integer) or size < 1):
+            raise OcilError(f"size = {size!r} must be a whole number above 0: images become squares of that side.")
         if not count:
             raise OcilError(f"{what} has no samples. Give at least one.")
         first = get(0)

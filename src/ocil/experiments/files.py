@@ -114,18 +114,22 @@ def read(
     seeds = _seeds(str(path), content.get("seeds", SEEDS)) if seeds is None else _seeds("--seeds", seeds)
     first = _first_seed(path, content, seeds)
     expansion = _Expansion(_table(path, "settings", content.get("settings", {})), settings, source)
-    cells: dict[RunConfig, Cell] = {}
+    found: dict[RunConfig, Cell] = {}
+    written_for: dict[RunConfig, list[str]] = {}
     for number, written in enumerate(_cells(path, content), 1):
         try:
             for label, config in expansion.expand(written):
-                if config not in cells:
+                if config not in found:
                     configs = tuple(replace(config, seed=seed) for seed in range(first, first + seeds))
-                    cells[config] = Cell(label, configs)
+                    found[config], written_for[config] = Cell(label, configs), list(written)
         except OcilError as error:
             raise OcilError(f"{path}, cell {number}: {error}") from None
     expansion.refuse_unused(path)
-    kept = select(list(cells.values()), only)
-    left_out = [cell for cell in cells.values() if cell not in kept] if only else []
+    cells, entries = list(found.values()), list(written_for.values())
+    for _ in range(2):  # the name that one gets first may be that of an axis of another entry
+        cells = _told_apart(cells, entries)
+    kept = select(cells, only)
+    left_out = [cell for cell in cells if cell not in kept] if only else []
     infos = [method(name) for name in dict.fromkeys(cell.config.method for cell in kept)]
     for key in sorted(set(settings) - set(NAMES)):
         if not any(key in settings_of(info) and meant_for(info, key) for info in infos):
@@ -269,6 +273,23 @@ def _label(template: str | None, config: RunConfig, varied: list[str]) -> str:
     unnamed = [key for key in varied if key not in named]
     more = [config.label if key in ("method", "review") else f"{key}={_text(cell.value(key))}" for key in unnamed]
     return ", ".join(dict.fromkeys([text, *more]))
+
+
+def _told_apart(cells: Sequence[Cell], written: Sequence[Sequence[str]]) -> list[Cell]:
+    """The cells, where several entries of a file have one name with the settings behind it in which these differ.
+
+    ``written``: the settings in the entry of each cell.
+    """
+    alike: dict[tuple[Any, ...], list[Cell]] = {}
+    for cell in cells:
+        alike.setdefault((cell.label, *map(cell.value, COLUMNS)), []).append(cell)
+    told = []
+    for cell, keys in zip(cells, written, strict=True):
+        others = alike[(cell.label, *map(cell.value, COLUMNS))]
+        differing = [key for key in keys if key not in NAMES and any(cell.value(key) != o.value(key) for o in others)]
+        more = [f"{key}={_text(cell.value(key))}" for key in differing]
+        told.append(replace(cell, label=", ".join([cell.label, *more])))
+    return told
 
 
 def _choices(key: str, value: Any, dataset: str) -> list[Any]:

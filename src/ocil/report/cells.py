@@ -53,6 +53,9 @@ class MeasuredCell:
     """Whether most cells of its dataset have its precision."""
     usual_tasks: bool = False
     """Whether all cells of its dataset have its number of tasks, though the catalog knows none."""
+    usual_reviews: bool = False
+    """Whether all cells of its dataset and stream are reviewed as often, where no task ends are announced and the
+    catalog does not know the length of the stream, from which ``review_every`` was chosen."""
 
     @property
     def config(self) -> RunConfig:
@@ -84,8 +87,11 @@ class MeasuredCell:
 
     @cached_property
     def learner_settings(self) -> dict[str, Any]:
-        """The other changed settings. A precision counts if it is not the usual one of the dataset."""
+        """The other changed settings. A precision counts if it is not the usual one of the dataset, and how often the
+        memory is reviewed if it is reviewed at all, and not as often as in all other cells of the stream."""
         ignored = INPUT | MEASURING | ({"precision"} if self.common else set())
+        if self.usual_reviews or not self.config.learner.review:
+            ignored |= {"review_every"}
         return {name: value for name, value in self.changed.items() if name not in ignored}
 
     @cached_property

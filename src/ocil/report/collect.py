@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ocil.data import CATALOG
+from ocil.data.derived import base_of
 from ocil.errors import OcilError, UnknownNameError
 from ocil.longtail.results import LongTailResult, from_content, is_longtail
 from ocil.longtail.results import cells as longtail_cells
@@ -17,7 +18,8 @@ from ocil.processes import garbage_kept
 from ocil.report.cells import Collection, FinishedRun, MeasuredCell, title_of
 from ocil.report.formatting import count
 from ocil.runs.config import RunConfig
-from ocil.runs.results import UNREADABLE, Result, order_has_changed, read_json, reason_of, summarise
+from ocil.runs.program_code import CODE_ENTRIES, changed_code
+from ocil.runs.results import UNREADABLE, References, Result, order_has_changed, read_json, reason_of, summarise
 from ocil.text import escaped
 
 Found = tuple[Path, Result | LongTailResult]
@@ -56,7 +58,8 @@ class FoundResults:
         _warn_of_other_images(found, warnings)
         _warn_of_other_orders(found, warnings)
         cells = _by_cell_and_seed(found, warnings)
-        measured = _with_what_is_usual([_cell(runs, cells) for runs in cells.values()])
+        references = References(run.result for by_seed in cells.values() for run in by_seed.values())
+        measured = _with_what_is_usual([_cell(runs, references) for runs in cells.values()])
         _warn_of_other_code(measured, warnings)
         tailed = longtail_cells([result for _, result in found if isinstance(result, LongTailResult)])
         texts = (warning.encode(errors="backslashreplace").decode() for warning in warnings)  # a path need not be text
@@ -248,7 +251,7 @@ def _warn_of_other_orders(found: Sequence[Found], warnings: list[str]) -> None:
 
 
 def _warn_of_other_code(cells: Sequence[MeasuredCell], warnings: list[str]) -> None:
-    """Warn where a plugin file has changed since its runs: tables show their numbers as if they were new."""
+    """Warn where code of others has changed since its runs: tables show their numbers as if they were new."""
     former = [cell for cell in cells if cell.is_of_other_code]
     if former:
         labels = ", ".join(dict.fromkeys(cell.label for cell in former))
@@ -257,6 +260,18 @@ def _warn_of_other_code(cells: Sequence[MeasuredCell], warnings: list[str]) -> N
             f"the plugin file has changed since these were run: {labels}. Give their commands again to run the present "
             f"file. To leave the former results out, delete {folders}."
         )
+    for changed, folder in dict.fromkeys(found for cell in cells if (found := _former_code(cell))):
+        warnings.append(
+            f"the code of {changed} has changed since runs in {folder} were finished: tables have their former "
+            "numbers. Delete that folder, and give its command again, to have new ones."
+        )
+
+
+def _former_code(cell: MeasuredCell) -> tuple[str, Path] | None:
+    """The method or network of a cell, if its code has changed since one of the runs, and the folder of that run."""
+    by_code = {tuple(run.result.environment.get(entry) for entry in CODE_ENTRIES): run for run in cell.runs}
+    found = ((changed_code(run.result), run.path.parent.parent) for run in by_code.values())
+    return next(((changed, folder) for changed, folder in found if changed), None)
 
 
 def _by_cell_and_seed(found: Sequence[Found], warnings: list[str]) -> dict[str, BySeed]:
@@ -270,14 +285,12 @@ def _by_cell_and_seed(found: Sequence[Found], warnings: list[str]) -> dict[str, 
     return cells
 
 
-def _cell(by_seed: BySeed, cells: Mapping[str, BySeed]) -> MeasuredCell:
+def _cell(by_seed: BySeed, known: References) -> MeasuredCell:
     runs = [by_seed[seed] for seed in sorted(by_seed)]
     references = []
     for run in runs:
-        config = run.result.config
-        reference = cells.get(config.reference().cell, {}).get(config.seed)
-        same = reference is not None and _same_images(run.result, reference.result)
-        references.append(reference.result if reference and same else None)
+        reference = known.of(run.result)
+        references.append(reference if reference and _same_images(run.result, reference) else None)
     return MeasuredCell(tuple(runs), summarise([run.result for run in runs], references))
 
 
@@ -287,8 +300,8 @@ def _same_images(one: Result, other: Result) -> bool:
 
 
 def _with_what_is_usual(cells: Sequence[MeasuredCell]) -> list[MeasuredCell]:
-    """Mark the cells of the precision that most cells of their dataset have, and of the number of tasks that all have,
-    where the catalog knows no usual one."""
+    """Mark the cells of the precision that most cells of their dataset have, and of the number of tasks and the period
+    of reviews that all have, where the catalog knows no usual ones."""
     counts: dict[str, Counter[str]] = {}
     tasks: dict[str, set[int]] = {}
     for cell in cells:
@@ -296,7 +309,7 @@ def _with_what_is_usual(cells: Sequence[MeasuredCell]) -> list[MeasuredCell]:
         tasks.setdefault(cell.config.dataset, set()).add(cell.config.stream.tasks)
     most = {dataset: max(found, key=lambda name: (found[name], name)) for dataset, found in counts.items()}
     same = {dataset for dataset, found in tasks.items() if len(found) == 1 and dataset not in CATALOG}
-    return [
+    marked = [
         replace(
             cell,
             common=cell.config.learner.precision == most[cell.config.dataset],
@@ -304,6 +317,19 @@ def _with_what_is_usual(cells: Sequence[MeasuredCell]) -> list[MeasuredCell]:
         )
         for cell in cells
     ]
+    if not (as_often := _reviewed_as_often(marked)):
+        return marked
+    return [replace(cell, usual_reviews=(cell.config.dataset, cell.stream) in as_often) for cell in marked]
+
+
+def _reviewed_as_often(cells: Sequence[MeasuredCell]) -> set[tuple[str, str]]:
+    """The datasets and streams without task ends, outside the catalog, in which all reviews come at one distance."""
+    periods: dict[tuple[str, str], set[int]] = {}
+    for cell in cells:
+        config = cell.config
+        if config.learner.review and not config.stream.announces_tasks and base_of(config.dataset) not in CATALOG:
+            periods.setdefault((config.dataset, cell.stream), set()).add(config.learner.review_every)
+    return {place for place, found in periods.items() if len(found) == 1}
 
 
 def _order(cell: MeasuredCell) -> tuple[Any, ...]:

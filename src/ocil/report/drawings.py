@@ -14,12 +14,14 @@ CROWD = 8  # with more lines than this, a method is shown with its own settings,
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure that was rendered: a file name without ending, its title, what it shows, and its SVG."""
+    """A figure that was rendered: a file name without ending, its title, what it shows, its SVG, and how it is made."""
 
     name: str
     title: str
     caption: str
     svg: str
+    paint: Callable[..., Any]
+    args: tuple[Any, ...] = ()
     place: Place | None = None
     """The dataset and memory it is about; None where it is about none in particular."""
     photos: bool = False
@@ -52,7 +54,7 @@ def draw(sketches: Sequence[Sketch], workers: int = 1) -> list[Drawing]:
     """Render figures, many of them in up to so many processes."""
     svgs = render_all([(sketch.paint, sketch.args) for sketch in sketches], workers)
     return [
-        Drawing(sketch.name, sketch.title, sketch.caption, svg, sketch.place)
+        Drawing(sketch.name, sketch.title, sketch.caption, svg, sketch.paint, sketch.args, sketch.place)
         for sketch, svg in zip(sketches, svgs, strict=True)
     ]
 

@@ -37,6 +37,8 @@ class Entries:
 
     rows: tuple[Entry, ...]
     columns: tuple[Place, ...]
+    shared: str = ""
+    """Changed settings that no name has, as text, because all rows agree on them: ``network=tiny``."""
 
     @cached_property
     def ranked(self) -> tuple[Entry, ...]:
@@ -66,7 +68,8 @@ class Entries:
             return self
         rows = tuple(dict.fromkeys(self.named(name).name for name in names))
         chosen = tuple(row for name in rows for row in self.rows if row.name == name)
-        return Entries(chosen, tuple(place for place in self.columns if any(place in row.cells for row in chosen)))
+        columns = tuple(place for place in self.columns if any(place in row.cells for row in chosen))
+        return replace(self, rows=chosen, columns=columns)
 
 
 def entries(cells: Iterable[MeasuredCell]) -> Entries:
@@ -88,7 +91,7 @@ def entries(cells: Iterable[MeasuredCell]) -> Entries:
         replace(row, name=name if names.count(name) == 1 else whole)
         for (_, row), name, whole in zip(rows, names, full, strict=True)
     )
-    return Entries(tuple(named), columns)
+    return Entries(tuple(named), columns, _shared([cell for bound, cell in first if not bound]))
 
 
 def _columns(cells: Iterable[MeasuredCell]) -> tuple[Place, ...]:
@@ -109,11 +112,23 @@ def _fitting(place: Place, cells: Iterable[MeasuredCell]) -> list[MeasuredCell]:
 
 
 def _name(cell: MeasuredCell, others: Sequence[MeasuredCell]) -> str:
-    """The label and the settings whose value differs in another row. A method without such a setting does not count."""
-    configs = [other.config for other in others]
-
-    def differs(name: str, value: Any) -> bool:
-        return any(getattr(config.learner, name, value) != value for config in configs)
-
-    settings = {name: value for name, value in cell.learner_settings.items() if differs(name, value)}
+    """The label and the settings whose value differs in another row."""
+    settings = {name: value for name, value in cell.learner_settings.items() if _differs(name, value, others)}
     return escaped(f"{cell.label} {settings_text(settings)}".strip())
+
+
+def _shared(cells: Sequence[MeasuredCell]) -> str:
+    """The settings that names leave out, because they have one value in all rows. A method may have it by itself.
+
+    So do the numbers of tasks of a dataset outside the catalog, if that is the only one.
+    """
+    tasks = {cell.changed.get("tasks") if cell.usual_tasks else None for cell in cells}
+    one = {"tasks": tasks.pop()} if len(tasks) == 1 and None not in tasks else {}
+    changed = {name: value for cell in cells for name, value in cell.learner_settings.items()}
+    left_out = {name: value for name, value in changed.items() if not _differs(name, value, cells)}
+    return escaped(settings_text(one | left_out))
+
+
+def _differs(name: str, value: Any, cells: Sequence[MeasuredCell]) -> bool:
+    """Whether a setting has another value in one of the cells. A method without such a setting does not count."""
+    return any(getattr(cell.config.learner, name, value) != value for cell in cells)

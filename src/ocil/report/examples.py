@@ -105,6 +105,8 @@ def _drawing(runs: Sequence[FolderAndResult], dataset: Dataset, data_dir: Path |
         "Training images of the task before the last, after the last was learned, from low to high score of their true "
         "class (above each image; its class below). Of several runs the last decides of what kind a sample is.",
         render(examples, groups),
+        examples,
+        (groups,),
         photos=True,
     )
 

@@ -64,7 +64,7 @@ def draw_all(collection: Collection, standings: Standings, paper: Paper, workers
 
 def _formula(name: str) -> Drawing:
     title, caption, paint = FORMULA_FIGURES[name]
-    return Drawing(file_name(name), title, caption, _rendered_once(paint))
+    return Drawing(file_name(name), title, caption, _rendered_once(paint), paint)
 
 
 def _bias(place: Place, cells: Mapping[str, MeasuredCell], paper: Paper, bounds: Set[str]) -> Iterator[Sketch]:

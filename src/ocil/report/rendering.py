@@ -7,36 +7,46 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from typing import Any, TypeVar
 
 from ocil.processes import end_with_parent, signals_blocked
-from ocil.report.style import render
+from ocil.report.style import render, render_pdf
 
 FIGURES_PER_WORKER = 24  # at least: a worker starts in the time of about six figures
 
+T = TypeVar("T")
 Paint = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function that makes a figure, and its arguments. Both can be sent to another process."""
 
 
 def render_all(paints: Sequence[Paint], workers: int = 1) -> list[str]:
     """The SVG of each figure, drawn in up to so many processes; 1 draws them in this one."""
+    return _drawn(render, paints, workers)
+
+
+def render_all_as_pdf(paints: Sequence[Paint], workers: int = 1) -> list[bytes]:
+    """The same figures as PDF files."""
+    return _drawn(render_pdf, paints, workers)
+
+
+def _drawn(draw: Callable[..., T], paints: Sequence[Paint], workers: int) -> list[T]:
     workers = min(workers, len(paints) // FIGURES_PER_WORKER)
     if workers > 1 and not multiprocessing.current_process().daemon:  # Python lets a daemon start no processes
         try:
-            return _in_workers(paints, workers)
+            return _in_workers(draw, paints, workers)
         except (BrokenProcessPool, OSError):  # there was no room for more processes, or one of them was killed
             pass
         except NotImplementedError:  # the system has no semaphores, or too few
             pass
-    return [render(paint, *args) for paint, args in paints]
+    return [draw(paint, *args) for paint, args in paints]
 
 
-def _in_workers(paints: Sequence[Paint], workers: int) -> list[str]:
+def _in_workers(draw: Callable[..., T], paints: Sequence[Paint], workers: int) -> list[T]:
     context = multiprocessing.get_context("spawn")  # a copy of this process could stop at a lock of another thread
     with ProcessPoolExecutor(workers, context, initializer=_begin) as pool:
         try:
             with signals_blocked(signal.SIGINT):
-                drawn = [pool.submit(render, paint, *args) for paint, args in paints]
+                drawn = [pool.submit(draw, paint, *args) for paint, args in paints]
             return [each.result() for each in drawn]
         except BaseException:  # Ctrl-C, for example
             pool.shutdown(cancel_futures=True)  # the end of the block alone would draw the rest first

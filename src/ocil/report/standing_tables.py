@@ -15,7 +15,7 @@ from ocil.report.quantities import KEPT, Quantity
 from ocil.report.ranking import seeds_text
 from ocil.report.result_tables import anchor, record_table
 from ocil.report.standings import Lead, Number, Standings
-from ocil.report.table import About, Column, Document, Row, Table, Value
+from ocil.report.table import About, Column, Document, Row, Table, Value, with_remarks
 from ocil.text import kilo
 
 LESS_IS_BETTER = partial(Column, kind="number", lower_is_better=True)
@@ -60,9 +60,10 @@ def _caption(standings: Standings) -> str:
         title, unit = f"{title} in percent", "points"
     numbers = [number for found in standings.numbers.values() for number in found.values()]
     ranges = range_note(value for number in numbers for value in (number.value, number.difference))
+    shared = f" For all methods: {standings.entries.shared}." if standings.entries.shared else ""
     return (
         f"{title[:1].upper()}{title[1:]}, mean over seeds ± half of the 95 % interval.{ranges} Differences are to "
-        f"{reference_text(standings)}, over the seeds that both have, in {unit}."
+        f"{reference_text(standings)}, over the seeds that both have, in {unit}.{shared}"
     )
 
 
@@ -240,7 +241,18 @@ def ranking_text(standings: Standings) -> str:
     text = f"Ranks are among the {complete} methods that were run on all of: {_places(over)}."
     if rest := len(columns) - len(over):
         text += f" {count(rest, 'column')} with fewer of them {'is' if rest == 1 else 'are'} left out."
-    return text + to
+    return text + _numbers_of_seeds(standings) + to
+
+
+def _numbers_of_seeds(standings: Standings) -> str:
+    """A sentence for means over different seeds: their difference is not the paired one beside them."""
+    rows = [standings.numbers[row.name] for row in standings.entries.ranked]
+    found = {row[place].seeds for row in rows for place in standings.ranking.columns if place in row}
+    counts = sorted(map(len, found))
+    if len(found) < 2:
+        return ""
+    how_many = f"{counts[0]} to {counts[-1]} seeds" if counts[0] < counts[-1] else "different seeds"
+    return f" Means are over {how_many}, differences over those that both have."
 
 
 def leads_table(standings: Standings) -> Table:
@@ -277,8 +289,8 @@ def _images_of(cell: MeasuredCell) -> Value:
 def shown(standings: Standings) -> list[Table]:
     """For a terminal: a column per method if they are few, else a table per dataset with a row per method."""
     if len(standings.entries.rows) <= FEW:
-        return [side_by_side(standings)]
-    first, *others = methods_tables(standings)
+        return [with_remarks(side_by_side(standings))]
+    first, *others = map(with_remarks, methods_tables(standings))
     return [replace(first, note=f"{_caption(standings)} {first.note}"), *others]
 
 

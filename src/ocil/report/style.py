@@ -11,6 +11,7 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
@@ -29,6 +30,7 @@ STYLE: Any = {
     "grid.color": "#e5e5e5",
     "axes.axisbelow": True,
     "svg.hashsalt": "ocil",  # the same figure gives the same bytes
+    "pdf.fonttype": 42,  # TrueType: many publishers refuse the default, Type 3
     "text.parse_math": False,  # a name from a file is not a formula
 }
 REPORT_STYLE: Any = STYLE | {
@@ -46,6 +48,8 @@ REPORT_STYLE: Any = STYLE | {
     "legend.frameon": False,
 }
 PALETTE = (*COLOURS[:-1], INK)
+UNDATED: Any = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+"""Metadata by format, without the time at which a figure was drawn."""
 
 
 @dataclass(frozen=True)
@@ -91,15 +95,24 @@ def render(paint: Callable[..., Figure], *args: Any) -> str:
     with garbage_kept(), mpl.rc_context(REPORT_STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # the reader's font has it, where ours has not
         file = io.StringIO()
-        FigureCanvasSVG(paint(*args)).print_svg(file, metadata={"Date": None})  # type: ignore[no-untyped-call]
+        FigureCanvasSVG(paint(*args)).print_svg(file, metadata=UNDATED["svg"])  # type: ignore[no-untyped-call]
+    return file.getvalue()
+
+
+def render_pdf(paint: Callable[..., Figure], *args: Any) -> bytes:
+    """The same figure as ``render`` gives, as a PDF."""
+    with garbage_kept(), mpl.rc_context(REPORT_STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")
+        file = io.BytesIO()
+        FigureCanvasPdf(paint(*args)).print_pdf(file, metadata=UNDATED["pdf"])  # type: ignore[no-untyped-call]
     return file.getvalue()
 
 
 def save(figure: Figure, path: Path) -> str:
-    """Write by atomic rename; the suffix chooses PNG or SVG. Returns a warning, or nothing.
+    """Write by atomic rename; the suffix chooses PNG, SVG or PDF. Returns a warning, or nothing.
 
     The font of figures lacks some characters, such as those of Chinese names. An SVG that needs them keeps its text as
-    text, which is shown in the reader's font. In a PNG they are boxes, of which the warning tells.
+    text, which is shown in the reader's font. Elsewhere they are boxes, of which the warning tells.
     """
     form = path.suffix[1:]
     try:
@@ -119,7 +132,7 @@ def _rendered(figure: Figure, form: str, style: Any) -> tuple[bytes, bool]:
     file = io.BytesIO()
     with mpl.rc_context(style), warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", "Glyph .* missing")
-        figure.savefig(file, format=form, dpi=150, metadata={"Date": None} if form == "svg" else {})
+        figure.savefig(file, format=form, dpi=150, metadata=UNDATED.get(form))
     others = [each for each in caught if not str(each.message).startswith("Glyph ")]
     for other in others:
         warnings.warn_explicit(other.message, other.category, other.filename, other.lineno)

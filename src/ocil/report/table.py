@@ -61,7 +61,7 @@ class Value:
     overlap: bool | None = None
     """Whether the measured and the published interval overlap; None where that is not known."""
     note: str = ""
-    """A remark after the number in HTML, and in brackets with the paired difference in the files of a document."""
+    """A remark after the number in HTML; elsewhere ``with_remarks`` puts it beside the paired difference."""
     anchor: str = ""
     """What the text links to on the same page, in HTML only."""
     paired: str = ""
@@ -151,7 +151,7 @@ def all_values(row: Row, table: Table) -> tuple[Value, ...]:
     return (name, *(values * (len(table.columns) - 1) if len(values) == 1 else values))
 
 
-def _with_remarks(table: Table) -> Table:
+def with_remarks(table: Table) -> Table:
     """The table with the remark on each paired number, such as another count of seeds, beside its difference."""
     rows = []
     for row in table.rows:
@@ -172,7 +172,7 @@ def _with_remark(value: Value, column: Column) -> Value:
 def markdown(document: Document) -> str:
     texts = (f"# {document.title}", document.caption, document.legend)
     parts = [markdown_text(text) for text in texts if text]
-    return "\n\n".join([*parts, *(markdown_table(_with_remarks(table)) for table in document.tables)]) + "\n"
+    return "\n\n".join([*parts, *(markdown_table(with_remarks(table)) for table in document.tables)]) + "\n"
 
 
 def markdown_table(table: Table, level: int = 2) -> str:
@@ -235,7 +235,7 @@ def latex(document: Document) -> str:
 
 def latex_table(table: Table, document: Document) -> str:
     """One of the document's tables."""
-    table = _with_remarks(table)
+    table = with_remarks(table)
     published = any(value.published for row in table.rows for value in row.values)
     compared = [published and column.kind == "compared" for column in table.columns]
     forms = {"compared": "rrr" if published else "r", "paired": "r", "number": "r"}

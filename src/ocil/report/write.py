@@ -15,6 +15,7 @@ from ocil.report.figures import draw_all
 from ocil.report.measure_tables import measures_document
 from ocil.report.page import page
 from ocil.report.papers import Paper, load
+from ocil.report.rendering import render_all_as_pdf
 from ocil.report.result_tables import cells_document, compared_document
 from ocil.report.standing_tables import methods_document, standings_document
 from ocil.report.standings import Standings
@@ -38,13 +39,15 @@ def write(
     paper: Paper | None = None,
     against: str = "",
     workers: int = 1,
+    pdf: bool = False,
 ) -> Written:
     """Write the report into the folder ``out``; the page comes last.
 
     ``more`` are figures that need more than results, such as example images. ``paper`` holds the tables and numbers to
     compare with; by default those of the AFS paper, if some of the results belong to them. ``against`` names the method
     that the others are compared with, by default the one with the best mean rank. Many figures are drawn in up to
-    ``workers`` processes, which a script may ask for below ``if __name__ == "__main__":`` only.
+    ``workers`` processes, which a script may ask for below ``if __name__ == "__main__":`` only. With ``pdf`` each
+    figure is also written as a PDF file, which LaTeX can include.
     """
     out, paper = Path(out), concerned(load(), collection) if paper is None else paper
     found = entries(collection.cells)
@@ -58,9 +61,14 @@ def write(
     documents += [longtail.document(collection.longtail, paper)] if collection.longtail else []
     texts = {name: text for document in documents for name, text in document.files().items()}
     contents = {out / "tables" / name: text for name, text in texts.items()}
-    pictures = {out / "figures" / f"{drawing.name}.svg": drawing.svg for drawing in drawings}
+    pictures = {out / "figures" / f"{drawing.name}.svg": drawing.svg.encode() for drawing in drawings}
+    if pdf:
+        files = render_all_as_pdf([(drawing.paint, drawing.args) for drawing in drawings], workers)
+        named = zip(drawings, files, strict=True)
+        pictures |= {out / "figures" / f"{drawing.name}.pdf": file for drawing, file in named}
     index = {out / "index.html": page(collection, standings, own, tables, drawings, paper)}
-    written = {path: text.encode() for path, text in (contents | pictures | index).items()}
+    texts_of = {path: text.encode() for path, text in contents.items()}
+    written = texts_of | pictures | {path: text.encode() for path, text in index.items()}
     for path in written:
         must_be_free(path)
     ours, earlier = {*contents, *pictures}, _earlier(out)
@@ -79,7 +87,7 @@ def _earlier(out: Path) -> set[Path]:
         listed = {str(name) for name in json.loads(read_regular(out / LIST))}
     except (OSError, ValueError, TypeError):
         return set()
-    patterns = ("tables/*.md", "tables/*.csv", "tables/*.tex", "figures/*.svg")
+    patterns = ("tables/*.md", "tables/*.csv", "tables/*.tex", "figures/*.svg", "figures/*.pdf")
     return {path for pattern in patterns for path in out.glob(pattern) if str(path.relative_to(out)) in listed}
 
 

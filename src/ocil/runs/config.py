@@ -152,6 +152,11 @@ class RunConfig:
             content.get("code", ""),
         )
 
+    @property
+    def unmeasured(self) -> "RunConfig":
+        """The same run, evaluated after each task alone. It learns the same."""
+        return replace(self, stream=self.stream.unmeasured)
+
     def reference(self) -> "RunConfig":
         """The fine-tuned run that intransigence compares with: same stream, network and learning rate."""
         if self.method == "fine-tune" and self.stream == self.stream.unmeasured:

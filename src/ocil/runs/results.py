@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -179,6 +179,23 @@ def summarise(results: Sequence[Result], references: Sequence[Result | None] | N
         [estimate(values) for values in curves],
         {name: _estimate([measure.of(result) for result in results]) for name, measure in MEASURES.items()},
     )
+
+
+class References:
+    """The fine-tuned runs among some results, for ``summarise``. One with more evaluations is as good as any other."""
+
+    def __init__(self, results: Iterable[Result]) -> None:
+        self.found: dict[tuple[str, int], Result] = {}
+        for result in results:
+            config = result.config
+            if config.method == "fine-tune":
+                cell = config.unmeasured.cell
+                if config.cell == cell or (cell, config.seed) not in self.found:
+                    self.found[cell, config.seed] = result
+
+    def of(self, result: Result) -> Result | None:
+        """The run that its intransigence is measured against, if it is among them."""
+        return self.found.get((result.config.reference().cell, result.config.seed))
 
 
 def measures_json(summary: Summary) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 It can be killed at any moment and goes on from its last checkpoint.
 """
 
+import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -36,7 +37,7 @@ from ocil.runs.environment import digest, environment, peak_memory, pick_device
 from ocil.runs.features import Encoder, inputs_of
 from ocil.runs.fit import how_many_fit
 from ocil.runs.folder import COUNTS, RunFolder, State
-from ocil.runs.program_code import digests_of_code, warn_if_changed
+from ocil.runs.program_code import changed_since, digests_of_code, warn_if_changed
 from ocil.runs.protocol import (
     ActiveRun,
     Finished,
@@ -241,6 +242,7 @@ class ActiveStreamRun:
 
     def load(self, tensors: State, progress: Mapping[str, Any]) -> None:
         self._refuse_other_order(progress)
+        self._refuse_other_code(progress)
         counts = {name.removeprefix(COUNTS): tensors.pop(name) for name in list(tensors) if name.startswith(COUNTS)}
         self.learner.load_state(tensors)
         self.anytime.load_state(counts)
@@ -263,10 +265,22 @@ class ActiveStreamRun:
             "settings: finish it with that version, use another --out, or delete that folder."
         )
 
+    def _refuse_other_code(self, progress: Mapping[str, Any]) -> None:
+        """Raise if the method or network of a checkpoint had other code: the result would be of neither."""
+        known = progress.get("code", {})
+        if not isinstance(known, dict):
+            raise TypeError("its code is not an object")
+        if changed := changed_since(self.config, known):
+            raise OcilError(
+                f"the code of {changed} has changed since {self.folder.path} was begun: delete that folder to begin "
+                "anew, use another folder of runs (--out), or go back to that code to finish the run."
+            )
+
     def save(self) -> None:
         self.check_loss()
         progress = {
             "order": self.stream.arrivals.digest,
+            "code": {"python": platform.python_version(), **digests_of_code(self.config)},
             "cursor": self.cursor,
             "seconds": self.seconds,
             "evaluations": [row.to_json() for row in self.evaluations],

@@ -1,5 +1,6 @@
 """What every method promises of its state, its memory, what an engine relies on, vectors, and growth by class."""
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ocil.methods.config import Problem
+from ocil.methods.passes import Pass
 from ocil.networks import NOT_MET
 from ocil.testing.contract import Promises, must
 from ocil.testing.subject import (
@@ -147,15 +149,19 @@ def passes_of_a_step(it: MethodSubject) -> None:
     expected = learner.passes(learner.config, BATCH, CLASSES)
     with measured_passes(learner) as found:
         learner.learn(*it.batch(6))
-    must(
-        sorted(found) == sorted(expected),
-        f"it lists {list(map(tuple, expected))}, measured are {list(map(tuple, found))}",
-    )
+    full = f" with a full memory of {learner.config.memory} images" if it.has_memory else ""
+    must(sorted(found) == sorted(expected), f"it lists {_text(expected)}; measured are {_text(found)}{full}")
+
+
+def _text(passes: Iterable[Pass]) -> str:
+    """As it is written in a method: ``[Pass(10), Pass(50, trains=False)]``."""
+    texts = (f"Pass({each.images})" if each.trains else f"Pass({each.images}, trains=False)" for each in passes)
+    return f"[{', '.join(texts)}]"
 
 
 @promise(
-    "Steady steps read nothing back to the host and keep their shapes, so that they can be captured as a CUDA graph."
-    " Else set capturable=False.",
+    "Once `shapes_are_static()` is true, steps read nothing back to the host and keep their shapes, so that they can be"
+    " captured as a CUDA graph. Else set capturable=False.",
     applies=lambda it: it.info.capturable,
     slow=True,
 )
@@ -166,7 +172,8 @@ def steady_steps(it: MethodSubject) -> None:
         while not learner.shapes_are_static():
             learner.learn(*it.batch(step))
             step += 1
-            must(step < 12, "`shapes_are_static()` is still false after 12 batches")
+            memory = learner.config.memory
+            must(step < 12, f"`shapes_are_static()` is still false after 12 batches with a memory of {memory} images")
         for _ in ("first task", "second task"):
             variant = learner.step_variant()
             learner.learn(*it.batch(step))

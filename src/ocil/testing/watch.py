@@ -1,6 +1,9 @@
 """Watches operations on tensors: what would make the host wait for a GPU, and which shapes occur."""
 
+import linecache
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +33,8 @@ READS = frozenset(
     }
 )
 """Operators of PyTorch whose result, or its shape, the host has to wait for."""
+LIBRARIES = tuple(str(Path(file).parent) for file in (torch.__file__, sys.modules["ocil"].__file__) if file)
+"""Folders whose lines a user does not look for a mistake in."""
 
 
 class HostWatch(TorchDispatchMode):
@@ -41,15 +46,28 @@ class HostWatch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
-        must(name not in READS, f"the operator {name} reads back to the host")
+        if name in READS:
+            must(False, f"the operator {name} reads back to the host{_line_of_user()}")
         if name.startswith("index"):
             indices = [t for a in args if isinstance(a, list | tuple) for t in a if isinstance(t, Tensor)]
-            masked = any(t.dtype in (torch.bool, torch.uint8) for t in indices)
-            must(not masked, "a mask is used as an index, so a shape depends on values")
+            if any(t.dtype in (torch.bool, torch.uint8) for t in indices):
+                must(False, f"a mask is used as an index, so a shape depends on values{_line_of_user()}")
         result = func(*args, **(kwargs or {}))
         tensors = [t for t in (*args, result) if isinstance(t, Tensor)]
         self.trace.append((name, [tuple(t.shape) for t in tensors]))
         return result
+
+
+def _line_of_user() -> str:
+    """Where the work that is watched has come to: its innermost line that belongs neither to PyTorch nor to ocil."""
+    frame = sys._getframe(1)
+    while frame.f_back and frame.f_code is not watched.__code__:
+        name, number = frame.f_code.co_filename, frame.f_lineno
+        if not name.startswith(LIBRARIES):
+            text = linecache.getline(name, number).strip()
+            return f" in {Path(name).name}, line {number}" + (f": {text}" if text else "")
+        frame = frame.f_back
+    return ""
 
 
 def watched(work: Callable[[], Any]) -> list[Any]:
