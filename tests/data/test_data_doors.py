@@ -85,7 +85,7 @@ def test_an_array_that_fits_is_not_copied() -> None:
         (np.zeros((8, 2, 3, 4, 5), np.uint8), r"Images are \[N, H, W, C\]"),
         (np.full((8, 4, 4, 3), 2.5), r"floats from 2.5 to 2.5. Float images must lie in \[0, 1\]"),
         (np.full((8, 4, 4, 3), -0.5), r"Float images must lie in \[0, 1\]"),
-        (np.full((8, 4, 4, 3), np.nan), r"Float images must lie in \[0, 1\]"),
+        (np.full((8, 4, 4, 3), np.nan), r"has pixels that are not a number \(NaN\)"),
         (np.full((8, 4, 4, 3), 300), r"whole numbers from 300 to 300. Pixels must lie in 0..255"),
         (np.full((8, 4), np.inf, np.float32), "not finite"),
         (np.full((8, 4), 1e200), "too large for float32"),

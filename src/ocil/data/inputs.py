@@ -163,7 +163,9 @@ def as_pixels(x: NDArray[Any], what: str) -> NDArray[np.uint8]:
         if low < 0 or high > 255:
             raise OcilError(f"{what} has whole numbers from {low} to {high}. Pixels must lie in 0..255.")
         return x.astype(np.uint8)
-    if not -ROUNDING <= low <= high <= 1 + ROUNDING:  # also if one of them is not a number
+    if np.isnan(low):
+        raise OcilError(f"{what} has pixels that are not a number (NaN). Leave out these images, or mend their pixels.")
+    if not -ROUNDING <= low <= high <= 1 + ROUNDING:
         advice = "Divide them by 255, or undo their normalisation."
         raise OcilError(f"{what} has floats from {low:.4g} to {high:.4g}. Float images must lie in [0, 1]. {advice}")
     scaled: NDArray[np.float32] = x.astype(np.float32).clip(0, 1) * 255
