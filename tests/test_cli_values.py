@@ -155,7 +155,7 @@ def test_every_command_is_walked() -> None:
     ("words", "message"),
     [
         (("bench", "er", "--seeds", 0), "seeds = 0 must be"),
-        (("run", "er", "--set"), "--set requires"),
+        (("run", "er", "--set"), "--set needs a value"),
         (("run", "er", "--set", "lr=0"), "lr = 0.0 must be more than 0"),
         (("run", "er", "--set", "lr=0.1", "lr=0.5"), "--set lr=0.5: lr is given twice"),
         (("run", "er", "--memory", 30, "--set", "memory=20"), "memory is given twice"),

@@ -161,7 +161,7 @@ def test_each_experiment_has_a_table_that_takes_its_runs(tool: Any) -> None:
     anytime = lines_of(tool.over_time(tool.of_group(made_up("anytime"), "any time")))
     assert anytime[0] == "CIFAR-100"
     assert anytime.count("afs") == 2
-    assert anytime.index("CIFAR-10") == 2 + 5
+    assert anytime.index("CIFAR-10") == 2 + 6
     parts = lines_of(tool.parts(made_up("stride-parts")))
     assert parts == ["stride with", *tool.PARTS.values()]
     assert tool.parts(made_up("stride")) == ""
