@@ -64,26 +64,36 @@ def cost_figure(standings: Standings) -> CostFigure | None:
     if len(found) < 2:
         return None
     shown, higher = found[:MOST_POINTS], standings.quantity.higher_is_better
-    unit = " %" if standings.quantity.form == "percent" else ""
-    cost, places = IMAGES if by_images else TIME, count(len(standings.ranking.columns), "column")
+    cost, write = (IMAGES, kilo) if by_images else (TIME, duration)
     measure = standings.quantity.title.removesuffix(" %")
     title = f"{measure[:1].upper()}{measure[1:]} against cost"
-    words = [
-        f"{'The mean over' if places != '1 column' else 'Over'} {places}; bars are 95 % intervals over seeds."
-        + range_note(point.over_seeds for point in shown),
-        f"No method is both cheaper and {'more accurate' if measure == 'accuracy' else 'better'} than one on the line.",
-        "An image that only passes forward counts a third." if by_images else "",
-        OF_ONE_NETWORK if by_images and len(_networks(standings, rows)) > 1 else "",
-        f"Without a known cost: {count(len(rows) - len(found), 'method')}." if len(rows) > len(found) else "",
-        f"The first {len(shown)} of {len(found)} are drawn." if len(found) > len(shown) else "",
-    ]
-    write = kilo if by_images else duration
+    unit = " %" if standings.quantity.form == "percent" else ""
     spoken = "; ".join(f"{point.name} {point.value:.1f}{unit}, {write(point.cost)}" for point in shown)
     label = f"{title}, in {cost}. {spoken}."
-    heading = f"{'mean ' if places != '1 column' else ''}{standings.quantity.title}"
+    heading = f"{'mean ' if len(standings.ranking.columns) > 1 else ''}{standings.quantity.title}"
     sizes = (Canvas(660, 400, 13), Canvas(358, 320, 12))
     wide, narrow = (_svg(shown, higher, canvas, heading, cost, write, label) for canvas in sizes)
-    return CostFigure(title, " ".join(filter(None, words)), wide, narrow)
+    return CostFigure(title, _caption(standings, rows, found, by_images), wide, narrow)
+
+
+def _caption(standings: Standings, rows: Sequence[Entry], found: Sequence[MethodPoint], by_images: bool) -> str:
+    """How the figure is to be read, and what it leaves out. ``found``: the points of those rows that have one."""
+    columns, shown = standings.ranking.columns, found[:MOST_POINTS]
+    over = f"{'The mean over' if len(columns) > 1 else 'Over'} {count(len(columns), 'column')}"
+    better = "more accurate" if standings.quantity.title.removesuffix(" %") == "accuracy" else "better"
+    words = [
+        f"{over}; bars are 95 % intervals over seeds.{range_note(point.over_seeds for point in shown)}",
+        f"No method is both cheaper and {better} than one on the line.",
+    ]
+    if by_images:
+        words.append("An image that only passes forward counts a third.")
+    if by_images and len(_networks(standings, rows)) > 1:
+        words.append(OF_ONE_NETWORK)
+    if len(rows) > len(found):
+        words.append(f"Without a known cost: {count(len(rows) - len(found), 'method')}.")
+    if len(found) > len(shown):
+        words.append(f"The first {len(shown)} of {len(found)} are drawn.")
+    return " ".join(words)
 
 
 def frontier(points: Sequence[MethodPoint], higher: bool = True) -> list[MethodPoint]:
