@@ -379,4 +379,7 @@ def test_summary(result: Result) -> None:
     assert many.average_intransigence is not None
     assert many.average_intransigence.values == (0.0, 0.0)
     assert [len(point.values) for point in many.accuracy_curve] == [2, 2]
-    assert summarise([result, result], [result, None]).average_intransigence is None
+    some = summarise([result, result], [result, None]).average_intransigence
+    assert some is not None
+    assert some.values == (0.0,)  # of the seed that has a reference
+    assert summarise([result, result], [None, None]).average_intransigence is None

@@ -165,16 +165,21 @@ class Summary:
 
 
 def summarise(results: Sequence[Result], references: Sequence[Result | None] | None = None) -> Summary:
-    """Means and intervals over seeds; ``references`` are the fine-tuned runs of the same seeds."""
+    """Means and intervals over seeds; ``references`` are the fine-tuned runs of the same seeds.
+
+    Intransigence is that of the seeds that have one.
+    """
     matrices = [result.matrix for result in results]
-    pairs = zip(matrices, references or [None] * len(results), strict=True)
+    fine_tuned = [
+        (m, r.matrix) for m, r in zip(matrices, references or [None] * len(results), strict=True) if r is not None
+    ]
     curves = zip(*map(measures.accuracy_curve, matrices), strict=True)
     return Summary(
         results[0].config,
         estimate([measures.average_accuracy(m) for m in matrices]),
         _estimate([measures.average_forgetting(m) for m in matrices]),
         _estimate([measures.average_forgetting_common(m) for m in matrices]),
-        _estimate([None if r is None else measures.average_intransigence(m, r.matrix) for m, r in pairs]),
+        _estimate([measures.average_intransigence(matrix, reference) for matrix, reference in fine_tuned]),
         estimate([result.wall_seconds for result in results]),
         [estimate(values) for values in curves],
         {name: _estimate([measure.of(result) for result in results]) for name, measure in MEASURES.items()},
