@@ -275,7 +275,8 @@ def mirrored(found: Collection) -> str:
         if (cell.config.label, cell.config.dataset, cell.config.learner.memory) in columns
     ]
     standings = Standings(entries([*flipped, *plain]), named("accuracy"), "stride")
-    return "\n\n".join(markdown_table(each, level=0) for each in methods_tables(standings))
+    tables = (replace(each, note="") for each in methods_tables(standings))
+    return "\n\n".join(markdown_table(each, level=0) for each in tables)
 
 
 def with_images(cells: list[MeasuredCell], note: str) -> str:
