@@ -117,6 +117,19 @@ def test_a_sweep_and_what_the_dry_run_said_of_it(sweep: Sweep, tmp_path: Path) -
     assert "Nothing was run." in shown.out
 
 
+def test_fine_tuned_runs_with_more_evaluations_are_the_references(tmp_path: Path) -> None:
+    """They learn the same, so no others are run."""
+    every = {"evaluate_every": "5"}
+    er, fine_tune = (
+        Cell(name, tuple(resolve(name, seed=seed, settings=every) for seed in range(2))) for name in ("er", "fine-tune")
+    )
+    plan = Plan((er, fine_tune), tmp_path)
+    assert [plan.references[config] for config in er.configs] == list(fine_tune.configs)
+    assert set(plan.configs) == {*er.configs, *fine_tune.configs}
+    other = Cell("fine-tune", tuple(resolve("fine-tune", seed=seed, settings=every | {"lr": "1"}) for seed in range(2)))
+    assert len(Plan((er, other), tmp_path).configs) == 3 * 2  # those of ER have its learning rate
+
+
 def test_only_and_no_reference(sweep: Sweep, tmp_path: Path) -> None:
     said = sweep("--only", "method=er review=true", "--seeds", 1, "--no-reference")
     assert said.code == 0, said.err

@@ -182,8 +182,11 @@ class CellSummary(NamedTuple):
         }
 
 
-def references(configs: Iterable[RunConfig]) -> dict[RunConfig, RunConfig]:
-    """The fine-tuned run that intransigence compares each run with. A stream that mixes all classes has none."""
+def references(configs: Sequence[RunConfig]) -> dict[RunConfig, RunConfig]:
+    """The fine-tuned run that intransigence compares each run with: one of these runs if it is among them, with however
+    many evaluations. A stream that mixes all classes has none.
+    """
+    among = {config.unmeasured: config for config in configs if config.method == "fine-tune"}
     known: dict[tuple[object, ...], RunConfig] = {}  # of the first seed of each cell: a table has thousands of runs
     found = {}
     for config in configs:
@@ -193,7 +196,8 @@ def references(configs: Iterable[RunConfig]) -> dict[RunConfig, RunConfig]:
         key = (config.method, config.dataset, config.stream, config.learner, *facts)
         if key not in known:
             known[key] = config.reference()
-        found[config] = replace(known[key], seed=config.seed)
+        reference = replace(known[key], seed=config.seed)
+        found[config] = among.get(reference, reference)
     return found
 
 
