@@ -3,12 +3,16 @@ module. No plugin file has a digest of it, so a result keeps one: where a finish
 changed since, a warning says so. A run is not resumed from a checkpoint of other code.
 """
 
+import ast
 import inspect
 import platform
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from types import CodeType, ModuleType
+from functools import cache
+from importlib.util import resolve_name
+from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from ocil.errors import OcilError
@@ -27,6 +31,7 @@ METHOD_ENTRY, NETWORK_ENTRY = "program_code", "network_code"
 CODE_ENTRIES = ("python", METHOD_ENTRY, NETWORK_ENTRY)
 """What ``changed_code`` looks at in the environment of a result."""
 LIBRARIES = ("ocil", "torch", "builtins")  # packages whose code is not looked at: versions stand for it
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def digests_of_code(config: "RunConfig") -> dict[str, str]:
@@ -85,11 +90,11 @@ def _network_code(spec: str) -> str:
 def _code_of(thing: Any, origin: Origin) -> str:
     """A digest of a class or function that this program or a package has registered.
 
-    Of a program, what it defines itself counts. Of a package, all that its module and those of the package behind it
-    define counts. Comments and line numbers never count.
+    Of a program, what it defines itself counts. Of a package, all of its module counts, and all that this imports from
+    the package. Comments and docstrings never count.
     """
     if origin.kind == "package" and origin != OURS:
-        return short_digest(sorted(set(_definitions_of_package(thing))))
+        return short_digest(_source_of_package(thing))
     if origin != PROGRAM:
         return ""
     if isinstance(thing, type):
@@ -98,25 +103,60 @@ def _code_of(thing: Any, origin: Origin) -> str:
     return short_digest(text) if text is not None else ""
 
 
-def _definitions_of_package(thing: Any) -> Iterator[str]:
-    """The classes, functions and numbers of a thing's module, and of those in its package that it imports."""
+@cache  # by the class or function that was loaded: its file may be edited while it runs
+def _source_of_package(thing: Any) -> str:
+    """The source of a thing's module, and of the modules of its package that these import, as syntax trees.
+
+    The files tell, and not the modules as they were loaded: in these a counter, a time or an import that comes late may
+    differ from process to process.
+    """
     first = getattr(thing, "__module__", "")
-    package, waiting, known = first.partition(".")[0], [first], set[str]()
+    waiting, found = [first], dict[str, str]()
     while waiting:
         name = waiting.pop()
-        if name in known or name.partition(".")[0] != package or name not in sys.modules or package in LIBRARIES:
-            continue
-        known.add(name)
-        for key, value in vars(sys.modules[name]).items():
-            home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-            if home == name and isinstance(value, type):
-                yield from _definitions(value)
-            elif home == name and (text := _function(value)) is not None:
-                yield f"{name}.{key}: {text}"
-            elif isinstance(home, str):
-                waiting.append(home)
-            elif isinstance(value, int | float) and not key.startswith("__"):  # a text may be a path of this machine
-                yield f"{name}.{key}: {value!r}"
+        of_package = name.partition(".")[0] == first.partition(".")[0]
+        file = _file(name) if of_package and name not in found else None
+        tree = None if file is None else _tree(file)
+        if file is not None and tree is not None:
+            found[name] = ast.dump(tree)
+            waiting += _imported(name if file.name == "__init__.py" else name.rpartition(".")[0], tree)
+    return repr(sorted(found.items()))
+
+
+def _file(module: str) -> Path | None:
+    """The source of a module, found without an import, which would run code; None if there is none."""
+    top, *parts = module.split(".")
+    if not parts and (file := getattr(sys.modules.get(top), "__file__", None)):
+        return Path(file)
+    folders = [Path(folder, *parts) for folder in getattr(sys.modules.get(top), "__path__", ())]
+    files = [file for folder in folders for file in (folder / "__init__.py", folder.with_name(f"{folder.name}.py"))]
+    return next((file for file in files if file.is_file()), None)
+
+
+def _tree(file: Path) -> ast.Module | None:
+    """The syntax tree of a module without its docstrings; None if the file is no source."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):  # compiled, for example
+        return None
+    for node in ast.walk(tree):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            del node.body[0]
+    return tree
+
+
+def _imported(package: str, tree: ast.Module) -> Iterator[str]:
+    """The modules that a module imports, at its beginning or later. Some of the names may be no modules.
+
+    ``package``: what its relative imports begin from.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            home = resolve_name("." * node.level + (node.module or ""), package)
+            yield home
+            yield from (f"{home}.{alias.name}" for alias in node.names)
 
 
 def _definitions(kind: type) -> Iterator[str]:
@@ -139,7 +179,7 @@ def _function(thing: Any) -> str | None:
     named = getattr(function, "__kwdefaults__", None) or {}
     defaults = [*(getattr(function, "__defaults__", None) or ()), *named.values()]
     plain = [repr(value) for value in defaults if _is_plain(value)]
-    return _text(code) + (f" {plain}" if plain else "")
+    return _text(code, getattr(function, "__doc__", None)) + (f" {plain}" if plain else "")
 
 
 def _is_plain(value: Any) -> bool:
@@ -147,8 +187,11 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, int | float | str) or (isinstance(value, tuple) and all(map(_is_plain, value)))
 
 
-def _text(code: CodeType) -> str:
-    return repr((code.co_code.hex(), code.co_names, [_constant(value) for value in code.co_consts]))
+def _text(code: CodeType, doc: str | None = None) -> str:
+    constants = list(code.co_consts)
+    if doc is not None and constants[:1] == [doc]:
+        constants[0] = None  # as without it; instructions know the others by their place
+    return repr((code.co_code.hex(), code.co_names, [_constant(value) for value in constants]))
 
 
 def _constant(value: Any) -> str:
