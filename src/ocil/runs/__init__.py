@@ -10,7 +10,8 @@
 ``folder``       lock, checkpoint and place of a run; ``naming``: what its folder is called
 ``trained``      the learner that a run has trained
 ``results``      what a finished run leaves, and means over seeds; ``result_checks``: of files from anywhere
-``environment``  device, versions, digests; ``program_code``: of what scripts and packages register
+``environment``  device, versions, digests; ``program_code``: of what scripts and packages register, without
+                 what ``source_names`` says may vary
 ``fit``          how much GPU memory a run takes; ``cost``: what it has computed and kept
 ``trackers``     curves for TensorBoard, Weights & Biases, MLflow and Trackio
 """

@@ -17,6 +17,7 @@ from ocil.networks.registry import network, origin_of
 from ocil.networks.spec import Spec
 from ocil.plugins import OURS, PROGRAM, Origin, PluginFile
 from ocil.runs.naming import short_digest
+from ocil.runs.source_names import bound_in_module, varying_in_class, varying_in_module
 
 if TYPE_CHECKING:
     from ocil.runs.config import RunConfig
@@ -86,7 +87,8 @@ def _code_of(thing: Any, origin: Origin) -> str:
     """A digest of a class or function that this program or a package has registered.
 
     Of a program, what it defines itself counts. Of a package, all that its module and those of the package behind it
-    define counts. Comments and line numbers never count.
+    define counts. Comments, line numbers and docstrings never count, nor do values that may differ from process to
+    process (see ``source_names``).
     """
     if origin.kind == "package" and origin != OURS:
         return short_digest(sorted(set(_definitions_of_package(thing))))
@@ -99,7 +101,10 @@ def _code_of(thing: Any, origin: Origin) -> str:
 
 
 def _definitions_of_package(thing: Any) -> Iterator[str]:
-    """The classes, functions and numbers of a thing's module, and of those in its package that it imports."""
+    """The classes, functions and numbers of a thing's module, and of those in its package that it imports.
+
+    A text outside of them may be a path of this machine, and does not count.
+    """
     first = getattr(thing, "__module__", "")
     package, waiting, known = first.partition(".")[0], [first], set[str]()
     while waiting:
@@ -107,7 +112,11 @@ def _definitions_of_package(thing: Any) -> Iterator[str]:
         if name in known or name.partition(".")[0] != package or name not in sys.modules or package in LIBRARIES:
             continue
         known.add(name)
-        for key, value in vars(sys.modules[name]).items():
+        module = sys.modules[name]
+        bound, varying = bound_in_module(module), varying_in_module(module)
+        for key, value in list(vars(module).items()):
+            if bound is not None and key not in bound:  # imported later, by a function: not in every process
+                continue
             home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
             if home == name and isinstance(value, type):
                 yield from _definitions(value)
@@ -115,7 +124,7 @@ def _definitions_of_package(thing: Any) -> Iterator[str]:
                 yield f"{name}.{key}: {text}"
             elif isinstance(home, str):
                 waiting.append(home)
-            elif isinstance(value, int | float) and not key.startswith("__"):  # a text may be a path of this machine
+            elif isinstance(value, int | float) and not key.startswith("__") and key not in varying:
                 yield f"{name}.{key}: {value!r}"
 
 
@@ -123,15 +132,16 @@ def _definitions(kind: type) -> Iterator[str]:
     for parent in kind.__mro__:
         if parent.__module__.partition(".")[0] in LIBRARIES:
             continue
+        varying = varying_in_class(parent)
         for name, value in vars(parent).items():
             if (text := _function(value)) is not None:
                 yield f"{parent.__name__}.{name}: {text}"
-            elif isinstance(value, int | float | str) and not name.startswith("__"):
+            elif isinstance(value, int | float | str) and not name.startswith("__") and name not in varying:
                 yield f"{parent.__name__}.{name}: {value!r}"
 
 
 def _function(thing: Any) -> str | None:
-    """What a function runs, without its decorators, and its plain default values; None for what is no function."""
+    """What a function runs, without decorators and docstring, and its plain defaults; None for what is no function."""
     function = inspect.unwrap(getattr(thing, "__func__", thing))
     code = getattr(function, "__code__", None)
     if not isinstance(code, CodeType):
@@ -139,7 +149,7 @@ def _function(thing: Any) -> str | None:
     named = getattr(function, "__kwdefaults__", None) or {}
     defaults = [*(getattr(function, "__defaults__", None) or ()), *named.values()]
     plain = [repr(value) for value in defaults if _is_plain(value)]
-    return _text(code) + (f" {plain}" if plain else "")
+    return _text(code, getattr(function, "__doc__", None)) + (f" {plain}" if plain else "")
 
 
 def _is_plain(value: Any) -> bool:
@@ -147,8 +157,11 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, int | float | str) or (isinstance(value, tuple) and all(map(_is_plain, value)))
 
 
-def _text(code: CodeType) -> str:
-    return repr((code.co_code.hex(), code.co_names, [_constant(value) for value in code.co_consts]))
+def _text(code: CodeType, doc: str | None = None) -> str:
+    constants = list(code.co_consts)
+    if doc is not None and constants[:1] == [doc]:
+        constants[0] = None  # as without it; the instructions know the others by their place
+    return repr((code.co_code.hex(), code.co_names, [_constant(value) for value in constants]))
 
 
 def _constant(value: Any) -> str:
