@@ -7,7 +7,9 @@ import pickle
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from ocil.plugins import PluginFile
 from ocil.runs.build import network_of
 from ocil.runs.config import resolve
 from ocil.runs.features import Encoder
+from ocil.runs.protocol import Interrupted
 from ocil.runs.stream_run import StreamRun
 from tests.conftest import SMALL, Call, one_error
 
@@ -392,6 +395,69 @@ def test_a_finished_result_of_a_package_that_has_changed_is_named(
     assert warned() == warned() == []
     sources[file] = sources[file].replace(old, new)
     assert warned() == named
+
+
+RESTLESS = {
+    "__init__": """
+        import os
+        import time
+
+        import ocil
+        from ocil.methods import METHODS
+
+        steps, STARTED = 0, time.time_ns()
+        PROCESS = os.getpid() * 1.0 + STARTED
+
+        class Restless(METHODS["fine-tune"].load()):
+            calls = 0
+            began = str(STARTED) + str(time.time_ns())
+
+            def learn(self, x, y):
+                "A step."
+                global steps
+                steps += 1
+                Restless.calls += 1
+                from restless.later import same
+                super().learn(same(x), y)
+
+        info = ocil.MethodInfo("restless", Restless, "-", "-", memory=False)
+        """,
+    "later": """
+        def same(x):
+            return x
+        """,
+}
+
+
+def test_a_run_of_a_package_goes_on_though_its_counters_and_times_differ(
+    tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a module counts, measures or imports later is no change of its code: such runs could not be resumed."""
+    place = tmp_path / "site-packages"
+    (place / "restless").mkdir(parents=True)
+    (info := place / "restless-1.0.dist-info").mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: restless\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[ocil.methods]\nrestless = restless:info\n")
+    monkeypatch.syspath_prepend(place)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def in_new_process(stop: bool, **changed: str) -> None:
+        for name, text in (RESTLESS | changed).items():
+            (place / "restless" / f"{name}.py").write_text(textwrap.dedent(text))
+        for name in [name for name in sys.modules if name.partition(".")[0] == "restless"]:
+            monkeypatch.delitem(sys.modules, name)
+        importlib.invalidate_caches()
+        with plugins.preserved():
+            for seed in range(2):
+                config = resolve("restless", str(tiny_npz), seed=seed, settings={"width": 1, "tasks": 2})
+                with pytest.raises(Interrupted) if stop else nullcontext():
+                    ocil.run(config, tmp_path / "runs", device="cpu", should_stop=lambda: stop)
+
+    in_new_process(stop=True)
+    start = RESTLESS["__init__"]
+    with pytest.raises(ocil.OcilError, match="the code of restless has changed since"):
+        in_new_process(stop=False, __init__=start.replace("same(x)", "same(x).flip(1)"))
+    in_new_process(stop=False, __init__=start.replace("A step.", "One step."))
 
 
 def test_a_report_names_the_plugin_that_it_lacks(

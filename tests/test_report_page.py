@@ -929,8 +929,10 @@ def test_runs_of_other_images_in_one_cell_are_left_out(tmp_path: Path) -> None:
 def test_an_imported_dataset_that_was_imported_again(tmp_path: Path) -> None:
     for place, fingerprint in (("a", "1"), ("b", "2")):
         save(tmp_path / place, replace(resolve("er", "birds"), fingerprint=fingerprint))
-    (warning,) = collect([tmp_path]).warnings
+    found = collect([tmp_path])
+    (warning,) = found.warnings
     assert warning.startswith("birds was not the same images in all runs")
+    assert {cell.stream for cell in found.cells} == {"images=1", "images=2"}  # one took the place of the other
 
 
 @pytest.mark.slow

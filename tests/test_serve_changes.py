@@ -287,6 +287,25 @@ def test_a_missing_change_is_an_error(tmp_path: Path) -> None:
     assert Log(tmp_path / "log", 0, set_aside=True).last_change == 2
 
 
+def test_changes_that_were_given_up_are_not_asked_for_again(tmp_path: Path) -> None:
+    """A service that was killed before its first checkpoint asked for ``--set-aside-damage`` at every start."""
+    folder, listed = tmp_path / "log", tmp_path / "log" / "missing.safetensors"
+    log = Log(folder, 0)
+    log.append([Change(1, "review"), Change(3, "review")])
+    log.close()
+    Log(folder, 0, set_aside=True).close()
+    log = Log(folder, 0)  # killed, and started without the option
+    log.append([Change(4, "review"), Change(6, "review")])
+    log.close()
+    with pytest.raises(DamagedError, match="goes on with change 6 where 5 should be"):  # others are not excused
+        Log(folder, 0)
+    Log(folder, 0, set_aside=True).covered(0, 4)
+    log = Log(folder, 0, changes=4)
+    assert [record.number for record in log.replay() if isinstance(record, Change)] == [6]
+    log.covered(0, 6)
+    assert not listed.exists()
+
+
 @pytest.mark.parametrize(
     "record",
     [

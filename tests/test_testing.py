@@ -294,6 +294,8 @@ def test_settings_of_the_checks() -> None:
     assert check.subject.make().config.memory == 30
     with pytest.raises(ocil.OcilError, match="unknown setting 'memmory'"):
         check_method(Fine, memmory=3)
+    (vectors,) = [check for check in method_checks("er", test_flip=True) if str(check) == "vectors"]
+    vectors()  # which have no mirror image
     assert str(method_checks("ER")[0].subject) == "er"
     assert [str(c) for c in method_checks(Fine)] == [str(c) for c in method_checks("er")]
 

@@ -163,7 +163,11 @@ def scores_mirrored(scorer: Verb) -> Verb:
         if not self.config.test_flip:
             return cast(Callable[[Tensor], Tensor], scorer_on_average(self))
         # The view does not flip: a scorer that calls the one it inherits would flip twice.
-        plain = scorer_on_average(view_of(self, config=replace(self.config, test_flip=False)))
+        view = view_of(self, config=replace(self.config, test_flip=False))
+        before = vars(view).copy()
+        plain = scorer_on_average(view)
+        # What the scorer has kept for the next call, such as the solution of an equation, the learner keeps.
+        vars(self).update({name: value for name, value in vars(view).items() if before.get(name) is not value})
         return lambda x: (plain(x) + plain(x.flip(WIDTH))) / 2
 
     return cast(Verb, mirrored)

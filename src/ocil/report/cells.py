@@ -56,6 +56,8 @@ class MeasuredCell:
     usual_reviews: bool = False
     """Whether all cells of its dataset and stream are reviewed as often, where no task ends are announced and the
     catalog does not know the length of the stream, from which ``review_every`` was chosen."""
+    other_images: bool = False
+    """Whether other cells of its dataset's name had other images, or the same ones in another stream of one's own."""
 
     @property
     def config(self) -> RunConfig:
@@ -77,11 +79,13 @@ class MeasuredCell:
     @cached_property
     def stream(self) -> str:
         """The changed settings of the stream and of pretrained weights, as text; an order of arrival by its file's name
-        and digest."""
+        and digest. With ``other_images``, the digest of its own."""
         ignored = MEASURING | ({"tasks"} if self.usual_tasks else set())
         found = {name: value for name, value in self.changed.items() if name in INPUT - ignored}
         if digest := found.pop("order_digest", ""):
             found["order"] = f"{Path(str(found.get('order', ''))).stem}@{str(digest)[:8]}"
+        if self.other_images and self.config.fingerprint:
+            found["images"] = self.config.fingerprint
         text = settings_text({name: _shortened(value) for name, value in found.items()})
         return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({short_digest(text)})"
 

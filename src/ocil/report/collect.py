@@ -301,10 +301,13 @@ def _same_images(one: Result, other: Result) -> bool:
 
 def _with_what_is_usual(cells: Sequence[MeasuredCell]) -> list[MeasuredCell]:
     """Mark the cells of the precision that most cells of their dataset have, and of the number of tasks and the period
-    of reviews that all have, where the catalog knows no usual ones."""
+    of reviews that all have, where the catalog knows no usual ones. Mark those whose name stands for several sets of
+    images, too: they are no rows of one column."""
     counts: dict[str, Counter[str]] = {}
     tasks: dict[str, set[int]] = {}
+    images: dict[str, set[str]] = {}
     for cell in cells:
+        images.setdefault(cell.config.dataset, set()).add(cell.config.fingerprint)
         counts.setdefault(cell.config.dataset, Counter())[cell.config.learner.precision] += 1
         tasks.setdefault(cell.config.dataset, set()).add(cell.config.stream.tasks)
     most = {dataset: max(found, key=lambda name: (found[name], name)) for dataset, found in counts.items()}
@@ -314,6 +317,7 @@ def _with_what_is_usual(cells: Sequence[MeasuredCell]) -> list[MeasuredCell]:
             cell,
             common=cell.config.learner.precision == most[cell.config.dataset],
             usual_tasks=cell.config.dataset in same,
+            other_images=len(images[cell.config.dataset]) > 1,
         )
         for cell in cells
     ]

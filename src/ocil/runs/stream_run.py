@@ -230,6 +230,7 @@ class ActiveStreamRun:
         self.stream = Stream(dataset, config.stream, config.seed, resident=device_data, arrivals=arrivals)
         self.evaluator, self.anytime = Evaluator(self.stream), AnytimeEvaluator(self.stream)
         self.prequential = Prequential(self.stream)
+        self.code = digests_of_code(config)  # now: a file may be changed while the code that was read from it runs
         self.learner = build(config, dataset, self.device)
         folder.refuse_other_begun(config)
         self.stepper = stepper(self.learner, self.stream)
@@ -280,7 +281,7 @@ class ActiveStreamRun:
         self.check_loss()
         progress = {
             "order": self.stream.arrivals.digest,
-            "code": {"python": platform.python_version(), **digests_of_code(self.config)},
+            "code": {"python": platform.python_version(), **self.code},
             "cursor": self.cursor,
             "seconds": self.seconds,
             "evaluations": [row.to_json() for row in self.evaluations],
@@ -400,7 +401,7 @@ class ActiveStreamRun:
     def _plugins(self) -> dict[str, Any]:
         """What a result records about code that is not ours: packages with versions, files and classes with digests."""
         found = [origin.to_json() for origin in origins(self.config.method, self.config.learner)]
-        return ({"plugins": found} if found else {}) | digests_of_code(self.config)
+        return ({"plugins": found} if found else {}) | self.code
 
     def finish(self) -> Result:
         self.save()

@@ -29,8 +29,8 @@ class Log:
 
     Opening it cuts off a record that was provably not finished when the process or the machine stopped; such a record
     was never acknowledged. Anything else that cannot be read is an error, and nothing is changed, unless
-    ``set_aside`` asks to go on without it. Which samples are missing then is written down, so that the next opening
-    needs no such permission for them.
+    ``set_aside`` asks to go on without it. Which samples and changes are missing then is written down, so that the
+    next opening needs no such permission for them.
     """
 
     def __init__(
@@ -207,10 +207,16 @@ class Log:
                 self._forget_newest()  # before the segment goes
             for path in unneeded:
                 path.unlink(missing_ok=True)
-            still_missing = tuple(gap for gap in self.recovered.missing if gap.stop > position + 1)
-            if still_missing != self.recovered.missing:
-                write_missing(self.folder, still_missing)
-                self.recovered.missing = still_missing
+            self._forget_missing(position, changes)
+
+    def _forget_missing(self, position: int, changes: int) -> None:
+        """Keep the gaps behind these numbers alone."""
+        found = self.recovered
+        samples = tuple(gap for gap in found.missing if gap.stop > position + 1)
+        later = tuple(gap for gap in found.missing_changes if gap.stop > changes + 1)
+        if (samples, later) != (found.missing, found.missing_changes):
+            write_missing(self.folder, samples, later)
+            found.missing, found.missing_changes = samples, later
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:

@@ -1,8 +1,8 @@
 """What a service finds in its log when it starts, and how it treats the end of a log that was being written.
 
-Samples are numbered without gaps, so a gap means that acknowledged samples were lost. Gaps that the user has accepted
-with ``--set-aside-damage`` are listed in a file next to the segments: a later start goes on without these samples, and
-still refuses a log in which others are missing.
+Samples are numbered without gaps, and so are changes: a gap means that acknowledged ones were lost. Gaps that the user
+has accepted with ``--set-aside-damage`` are listed in a file next to the segments: a later start goes on without these,
+and still refuses a log in which others are missing.
 """
 
 import logging
@@ -26,7 +26,9 @@ from ocil.serve.records import Change, SampleRecord
 from ocil.serve.segment import Condition, DamagedError, Segment, examine, needed_segments, read
 from ocil.tensorfile import DamagedFileError
 
-MISSING = "missing"  # the name of the list's file, and of the tensor in it
+MISSING, MISSING_CHANGES = "missing", "changes"  # the tensors of the list's file, which has the first one's name
+
+Gaps = tuple[range, ...]
 
 logger = logging.getLogger("ocil.serve")
 
@@ -48,8 +50,10 @@ class Recovered:
     """Changes by their key, as far as their records are still there."""
     unlearned: set[int] = field(default_factory=set)
     """Samples that were forgotten after learning had stopped at them."""
-    missing: tuple[range, ...] = ()
+    missing: Gaps = ()
     """Gaps among the samples that the user has accepted."""
+    missing_changes: Gaps = ()
+    """The same among the changes."""
     newest: Path | None = None
     """The segment that ``ocil.serve.newest`` names."""
     segments: list[tuple[Segment, int]] = field(default_factory=list)
@@ -75,7 +79,7 @@ def recover(
     found = Recovered(position, last=position, last_change=changes)
     try:
         listed = _listed(folder, set_aside)
-        found.missing = listed or ()
+        found.missing, found.missing_changes = listed or ((), ())
         if not newest_is_named:
             write_newest(folder, None)
         newest = _newest(folder, set_aside)
@@ -87,10 +91,11 @@ def recover(
                 following = _add_segment(found, segment, condition.end, following, input_format, set_aside)
                 found.segments.append((segment, condition.end))
         end_is_lost = newest is not None and _end_is_lost(found, newest, set_aside)
-        # Numbers behind the last sample are given to new ones.
+        # Numbers behind the last one are given to new ones.
         found.missing = tuple(gap for gap in found.missing if gap.stop <= found.last)
-        if found.missing != listed:
-            write_missing(folder, found.missing)
+        found.missing_changes = tuple(gap for gap in found.missing_changes if gap.stop <= found.last_change)
+        if (found.missing, found.missing_changes) != listed:
+            write_missing(folder, found.missing, found.missing_changes)
         _mend_ends(conditions, end_is_lost)
         if end_is_lost and found.newest is not None:
             write_newest(folder, Newest(found.newest, found.last, found.last_change))
@@ -99,7 +104,7 @@ def recover(
     return found
 
 
-def _listed(folder: Path, set_aside: bool) -> tuple[range, ...] | None:
+def _listed(folder: Path, set_aside: bool) -> tuple[Gaps, Gaps] | None:
     """The gaps that are listed; None if the list is damaged, which ``set_aside`` must allow, and is written anew."""
     try:
         return read_missing(folder)
@@ -212,7 +217,8 @@ def _add_segment(
         expected = found.position + 1 if following is None else following
         gap = range(expected, record.first)
         if set_aside:
-            _add_missing(found, range(min(expected, segment.first), record.first) if following is None else gap)
+            new = range(min(expected, segment.first), record.first) if following is None else gap
+            found.missing = _with_gap(found.missing, new)
         if (gap and not is_known(gap, found.missing)) or (following is not None and record.first < expected):
             raise DamagedError(
                 f"{segment.path} goes on with sample {record.first} where {expected} should be. Restore the whole "
@@ -233,7 +239,10 @@ def _add_segment(
 
 
 def _add_change(found: Recovered, change: Change, segment: Segment, set_aside: bool) -> None:
-    if change.number > found.last_change + 1 and not set_aside:
+    gap = range(found.last_change + 1, change.number)
+    if set_aside:
+        found.missing_changes = _with_gap(found.missing_changes, gap)
+    if gap and not is_known(gap, found.missing_changes):
         raise DamagedError(
             f"{segment.path} goes on with change {change.number} where {found.last_change + 1} should be. Restore the "
             "whole folder from one and the same copy, or start with --set-aside-damage to go on with what is there."
@@ -252,10 +261,11 @@ def _fits(record: SampleRecord, input_format: InputFormat) -> bool:
     return (record.inputs.shape[1:], record.inputs.dtype) == (input_format.network_shape, input_format.dtype)
 
 
-def _add_missing(found: Recovered, gap: range) -> None:
-    """Add a gap; it replaces those within it."""
-    if gap and not is_known(gap, found.missing):
-        found.missing = (*(one for one in found.missing if not is_known(one, [gap])), gap)
+def _with_gap(known: Gaps, gap: range) -> Gaps:
+    """Known gaps and this one, which replaces those within it."""
+    if not gap or is_known(gap, known):
+        return known
+    return (*(one for one in known if not is_known(one, [gap])), gap)
 
 
 def _cut_off(path: Path, condition: Condition) -> None:
@@ -302,32 +312,41 @@ def _make_folder(folder: Path) -> None:
         raise WriteError(f"cannot write to {folder}: {error.strerror}. Choose another folder.") from error
 
 
-def read_missing(folder: Path) -> tuple[range, ...]:
-    """The gaps that are listed; none without a file. ``DamagedError`` if the list cannot be trusted."""
+def read_missing(folder: Path) -> tuple[Gaps, Gaps]:
+    """The gaps among samples and among changes that are listed; none without a file. ``DamagedError`` if the list
+    cannot be trusted."""
     path = folder / f"{MISSING}.safetensors"
     try:
-        found = tensorfile.read(path)[0].get(MISSING)
-        if found is None or found.dtype != torch.int64 or found.dim() != 2 or found.shape[1] != 2:
-            raise DamagedFileError("it does not list first and last samples")
-        return tuple(range(first, last + 1) for first, last in found.tolist())
+        tensors = tensorfile.read(path)[0]
+        none = torch.zeros((0, 2), dtype=torch.int64)
+        return _gaps(tensors.get(MISSING)), _gaps(tensors.get(MISSING_CHANGES, none))  # earlier versions list samples
     except FileNotFoundError:
-        return ()
+        return (), ()
     except DamagedFileError as error:
         raise DamagedError(
-            f"{path}, the list of samples that were given up, cannot be used: {error}. Restore it from a copy, or "
-            "start with --set-aside-damage to list them anew."
+            f"{path}, the list of what was given up, cannot be used: {error}. Restore it from a copy, or start with "
+            "--set-aside-damage to list it anew."
         ) from error
 
 
-def write_missing(folder: Path, gaps: Sequence[range]) -> None:
+def _gaps(ends: torch.Tensor | None) -> Gaps:
+    if ends is None or ends.dtype != torch.int64 or ends.dim() != 2 or ends.shape[1] != 2:
+        raise DamagedFileError("it does not list first and last numbers")
+    return tuple(range(first, last + 1) for first, last in ends.tolist())
+
+
+def write_missing(folder: Path, samples: Gaps, changes: Gaps) -> None:
     """List these gaps and no others, synced to the disk. An empty list has no file."""
     path = folder / f"{MISSING}.safetensors"
-    if gaps:
-        ends = torch.tensor([(gap.start, gap.stop - 1) for gap in gaps], dtype=torch.int64)
-        tensorfile.write(path, {MISSING: ends}, {})
+    if samples or changes:
+        tensorfile.write(path, {MISSING: _ends(samples), MISSING_CHANGES: _ends(changes)}, {})
     else:
         path.unlink(missing_ok=True)
     sync_folder(folder)
+
+
+def _ends(gaps: Gaps) -> torch.Tensor:
+    return torch.tensor([(gap.start, gap.stop - 1) for gap in gaps], dtype=torch.int64).reshape(-1, 2)
 
 
 def is_known(gap: range, known: Sequence[range]) -> bool:
