@@ -277,7 +277,11 @@ def test_replay_remembers_what_fine_tuning_forgets(name: str) -> None:
     """Mean over seeds: a single short run depends on how the last digits are rounded."""
     per_class, seeds = 40 if name == "stride" else 20, range(3)
     assert sum(old_task_accuracy("fine-tune", 40, seed) for seed in seeds) / len(seeds) < 0.1
-    assert sum(old_task_accuracy(name, per_class, seed) for seed in seeds) / len(seeds) > 0.25
+    total = 0.0
+    for seed in seeds:
+        if total / len(seeds) <= 0.25:  # else no accuracy of the seeds that are left could change what is found
+            total += old_task_accuracy(name, per_class, seed)
+    assert total / len(seeds) > 0.25
 
 
 # No news from the device
@@ -796,11 +800,15 @@ def test_a_run_of_every_method_that_is_stopped_ends_bit_for_bit_the_same(name: s
     config = ocil.resolve(name, data.name, settings=settings, **sizes)
     asked: list[int] = []
     whole = run(config, tmp_path / "a", dataset=data, device="cpu", should_stop=lambda: bool(asked.append(1)))
-    for number in (2, len(asked) // 2, len(asked) - 1):
-        with pytest.raises(Interrupted):
-            run(config, tmp_path / str(number), dataset=data, device="cpu", should_stop=stop_at(number))
-        again = run(config, tmp_path / str(number), dataset=data, device="cpu")
-        assert (again.digest, again.matrix) == (whole.digest, whole.matrix), f"stopped at {number}"
+    for folder, stops in (
+        ("b", (2, len(asked) // 2 - 2)),
+        ("c", (len(asked) - 1,)),
+    ):  # each counted from the one before
+        for number in stops:
+            with pytest.raises(Interrupted):
+                run(config, tmp_path / folder, dataset=data, device="cpu", should_stop=stop_at(number))
+        again = run(config, tmp_path / folder, dataset=data, device="cpu")
+        assert (again.digest, again.matrix) == (whole.digest, whole.matrix), f"stopped at {stops}"
 
 
 def _vectors(images: Any) -> Any:
