@@ -13,7 +13,7 @@ their parts, never the whole.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from contextvars import ContextVar
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -21,14 +21,15 @@ import torch
 from torch import Tensor
 
 from ocil.errors import OcilError
-from ocil.methods.config import LearnerConfig, Problem
+from ocil.methods.config import Problem
 from ocil.threads import default_if_free
 
 if TYPE_CHECKING:
     from ocil.methods.base import Learner
-    from ocil.networks import Network
 
 WIDTH = 2  # the dimension of stored images [B, H, W, C]
+_mirrors = ContextVar("_mirrors", default=False)
+"""Whether a scorer is being made that will mirror: one that it inherits and calls must not do so again."""
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 VERBS = ("learn", "scores", "review", "end_task")  # what a user calls; end_task calls task_ended
 PARTS = {
@@ -142,13 +143,20 @@ def _odd(name: str, given: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -
 
 
 def reads_average(verb: Verb) -> Verb:
-    """The verb is called on a view of the learner that has the averaged network in the place of the trained one."""
+    """The verb is called on a view of the learner that has the averaged network in the place of the trained one.
+
+    A view shares all else. It is no swap of weights: captured steps know the weights by their addresses, and in a
+    service another thread may read the same learner.
+    """
 
     @wraps(verb)
     def read(self: "Learner", *arguments: Any, **named: Any) -> Any:
         if self.average is None:
             return verb(self, *arguments, **named)
-        return verb(view_of(self, network=self.average.network), *arguments, **named)
+        view = object.__new__(type(self))
+        view.__dict__ |= vars(self)
+        view._modules = {**self._modules, "network": self.average.network}
+        return verb(view, *arguments, **named)
 
     return cast(Verb, read)
 
@@ -160,29 +168,13 @@ def scores_mirrored(scorer: Verb) -> Verb:
 
     @wraps(scorer)
     def mirrored(self: "Learner") -> Callable[[Tensor], Tensor]:
-        if not self.config.test_flip:
+        if not self.config.test_flip or _mirrors.get():
             return cast(Callable[[Tensor], Tensor], scorer_on_average(self))
-        # The view does not flip: a scorer that calls the one it inherits would flip twice.
-        view = view_of(self, config=replace(self.config, test_flip=False))
-        before = vars(view).copy()
-        plain = scorer_on_average(view)
-        # What the scorer has kept for the next call, such as the solution of an equation, the learner keeps.
-        vars(self).update({name: value for name, value in vars(view).items() if before.get(name) is not value})
+        token = _mirrors.set(True)
+        try:
+            plain = scorer_on_average(self)
+        finally:
+            _mirrors.reset(token)
         return lambda x: (plain(x) + plain(x.flip(WIDTH))) / 2
 
     return cast(Verb, mirrored)
-
-
-def view_of(learner: "Learner", network: "Network | None" = None, config: LearnerConfig | None = None) -> "Learner":
-    """The learner with another network or with other settings, which shares all else.
-
-    It is no swap of weights: captured steps know the weights by their addresses, and in a service another thread may
-    read the same learner.
-    """
-    view = object.__new__(type(learner))
-    view.__dict__ |= vars(learner)
-    if network is not None:
-        view._modules = {**learner._modules, "network": network}
-    if config is not None:
-        view.config = config
-    return view

@@ -94,7 +94,7 @@ def _code_of(thing: Any, origin: Origin) -> str:
     the package. Comments and docstrings never count.
     """
     if origin.kind == "package" and origin != OURS:
-        return short_digest(_source_of_package(thing))
+        return _digest_of_package(thing)
     if origin != PROGRAM:
         return ""
     if isinstance(thing, type):
@@ -104,8 +104,8 @@ def _code_of(thing: Any, origin: Origin) -> str:
 
 
 @cache  # by the class or function that was loaded: its file may be edited while it runs
-def _source_of_package(thing: Any) -> str:
-    """The source of a thing's module, and of the modules of its package that these import, as syntax trees.
+def _digest_of_package(thing: Any) -> str:
+    """A digest of the source of a thing's module, and of the modules of its package that these import, as syntax trees.
 
     The files tell, and not the modules as they were loaded: in these a counter, a time or an import that comes late may
     differ from process to process.
@@ -120,7 +120,7 @@ def _source_of_package(thing: Any) -> str:
         if file is not None and tree is not None:
             found[name] = ast.dump(tree)
             waiting += _imported(name if file.name == "__init__.py" else name.rpartition(".")[0], tree)
-    return repr(sorted(found.items()))
+    return short_digest(sorted(found.items()))
 
 
 def _file(module: str) -> Path | None:
