@@ -99,25 +99,27 @@ def test_png(tmp_path: Path) -> None:
     assert not left_over(tmp_path)
 
 
-def test_svg_is_the_same_each_time(tmp_path: Path) -> None:
-    paths = [tmp_path / "a.svg", tmp_path / "b.svg"]
+def saved_twice(tmp_path: Path, ending: str) -> bytes:
+    """The file of a figure, which is the same each time."""
+    paths = [tmp_path / f"{name}{ending}" for name in "ab"]
     for path in paths:
         save(accuracy_after_each_task([summary("er"), summary("afs")]), path)
     first, second = (path.read_bytes() for path in paths)
     assert first == second
-    assert ElementTree.fromstring(first).tag == "{http://www.w3.org/2000/svg}svg"
-    assert not re.search(rb"<dc:date>", first)
+    return first
+
+
+def test_svg_is_the_same_each_time(tmp_path: Path) -> None:
+    svg = saved_twice(tmp_path, ".svg")
+    assert ElementTree.fromstring(svg).tag == "{http://www.w3.org/2000/svg}svg"
+    assert not re.search(rb"<dc:date>", svg)
 
 
 def test_a_pdf_for_latex_is_the_same_each_time(tmp_path: Path) -> None:
-    paths = [tmp_path / "a.pdf", tmp_path / "b.pdf"]
-    for path in paths:
-        save(accuracy_after_each_task([summary("er"), summary("afs")]), path)
-    first, second = (path.read_bytes() for path in paths)
-    assert first == second
-    assert first.startswith(b"%PDF-")
-    assert b"/TrueType" in first or b"/Type0" in first
-    assert b"/Type3" not in first  # publishers refuse these fonts
+    pdf = saved_twice(tmp_path, ".pdf")
+    assert pdf.startswith(b"%PDF-")
+    assert b"/TrueType" in pdf or b"/Type0" in pdf
+    assert b"/Type3" not in pdf  # publishers refuse these fonts
 
 
 def test_many_methods_and_one_task(tmp_path: Path) -> None:

@@ -218,12 +218,12 @@ class Comparison:
 
     def save(self, path: Path | str) -> None:
         """Write the plot (.png, .svg, .pdf) or the table (.md, .csv)."""
-        from ocil.files import write_bytes
+        from ocil.files import PICTURES, write_bytes
         from ocil.report.style import save
         from ocil.report.table import csv
 
         path = Path(path)
-        if path.suffix in (".png", ".svg", ".pdf"):
+        if path.suffix in PICTURES:
             if boxes := save(self.plot(), path):
                 warnings.warn(boxes, stacklevel=2)
         elif path.suffix in (".md", ".csv"):

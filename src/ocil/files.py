@@ -20,6 +20,7 @@ from ocil.errors import InUseError, OcilError, WriteError
 
 LOCK = ".lock"
 TEMPORARY = re.compile(r"\..+\.[0-9a-f]{12}\.tmp", re.DOTALL)  # the names of atomic_write's temporary files
+PICTURES = (".png", ".svg", ".pdf")  # what a figure can be saved as
 NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)  # errors of a path at which no file can be
 AS_BYTES = getattr(os, "O_BINARY", 0)  # without it Windows would change line ends
 OPEN_FILES_STAY = sys.platform == "win32"  # whether an open file can be neither replaced nor removed

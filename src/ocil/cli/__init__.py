@@ -12,6 +12,7 @@ A command, or a few that belong together, has a file of its name. Several of the
 
 import os
 import sys
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -130,7 +131,7 @@ def main(arguments: list[str] | None = None) -> None:
     except MissingArgumentError as error:
         _fail(_too_few(error))
     except CycloptsError as error:
-        _fail(f"{error} See: {' '.join(['ocil', *(error.command_chain or ()), '--help'])}")
+        _fail(f"{error} See: {_command(error.command_chain)} --help")
     except OcilError as error:
         _fail(str(error))
     except KeyboardInterrupt:
@@ -146,9 +147,13 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _command(chain: Sequence[str] | None) -> str:
+    return " ".join(("ocil", *(chain or ())))
+
+
 def _too_many(words: list[str], chain: tuple[str, ...]) -> str:
     """The message for words that a command has no place for, with what they were probably meant to be."""
-    command, first = " ".join(("ocil", *chain)), words[0]
+    command, first = _command(chain), words[0]
     message = f"'{first}' is one word too many for {command}."
     called = app
     for name in chain:
@@ -162,7 +167,7 @@ def _too_many(words: list[str], chain: tuple[str, ...]) -> str:
 
 def _too_few(error: MissingArgumentError) -> str:
     """The message for a command that lacks something, or for an option that lacks its value."""
-    command, argument = " ".join(("ocil", *(error.command_chain or ()))), error.argument
+    command, argument = _command(error.command_chain), error.argument
     if error.keyword is not None:
         return f"{error.keyword} needs a value. See: {command} --help"
     name = "" if argument is None else argument.names[0]

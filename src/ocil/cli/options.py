@@ -11,7 +11,7 @@ from cyclopts import Parameter, Token
 from ocil.cli.names import DATASET, DEVICE, METHOD, TRACKER
 from ocil.engines.names import Engine
 from ocil.errors import OcilError
-from ocil.files import first_existing
+from ocil.files import PICTURES, first_existing
 from ocil.limits import MAX_SIDE, MAX_THREADS, check_threads
 
 if TYPE_CHECKING:
@@ -284,5 +284,5 @@ def nearest_folder(place: Path) -> Path:
 
 def check_picture(path: Path) -> None:
     """Raise if no picture can have this name."""
-    if path.suffix not in (".png", ".svg", ".pdf"):
+    if path.suffix not in PICTURES:
         raise OcilError(f"--figure {path}: the name must end in .png, .svg or .pdf.")
