@@ -1,6 +1,7 @@
 """How steps are recorded, with stand-ins for what only a GPU has."""
 
 import gc
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +26,7 @@ class FakeDevice:
     """A device of 100 bytes. ``emptied`` has how many were free each time the allocator gave back what it kept."""
 
     def __init__(self) -> None:
-        self.free, self.capturing, self.failed = 100, False, False
+        self.free, self.capturing, self.failed, self.empty = 100, False, False, False
         self.emptied: list[int] = []
 
     def memory(self, device: torch.device) -> tuple[int, int]:
@@ -40,7 +41,7 @@ class FakeDevice:
 
 
 class FakeGraph:
-    """As a CUDA graph: if anything fails while it is recorded, then so does the end of the recording."""
+    """As a CUDA graph: if anything fails while it is recorded, then the end of the recording fails or warns."""
 
     def __init__(self, device: FakeDevice) -> None:
         self.device = device
@@ -52,6 +53,8 @@ class FakeGraph:
 
     def capture_end(self) -> None:
         self.device.capturing = False
+        if self.device.empty:
+            warnings.warn("The CUDA Graph is empty.", stacklevel=1)
         if self.device.failed:
             raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
 
@@ -95,11 +98,12 @@ def test_collection_stays_off_where_it_was_off() -> None:
         gc.enable()
 
 
-def test_a_failed_recording_says_why(device: FakeDevice) -> None:
+@pytest.mark.parametrize("first", [False, True], ids=["later", "before anything is recorded"])
+def test_a_failed_recording_says_why(device: FakeDevice, first: bool) -> None:
     """Not that it failed: an engine makes room where memory is short."""
 
     def work() -> None:
-        device.failed = True
+        device.failed, device.empty = not first, first
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(torch.OutOfMemoryError):
@@ -150,6 +154,7 @@ def test_a_graph_among_the_garbage_does_not_disturb_a_recording() -> None:
         values.add_(1)
 
     before = gc.get_threshold()
+    torch.cuda.synchronize()  # another stream does not wait for the zeros
     with torch.cuda.stream(torch.cuda.Stream()):
         work()
         Owner(record(work, rng))
@@ -173,6 +178,7 @@ def test_memory_that_the_allocator_keeps_is_there_for_a_recording(monkeypatch: p
     def work() -> None:
         found.add_(torch.ones(size, dtype=torch.uint8, device="cuda")[:1])
 
+    torch.cuda.synchronize()  # another stream does not wait for the zero
     torch.cuda.empty_cache()
     reserved = torch.cuda.memory_reserved() / total
     torch.cuda.set_per_process_memory_fraction(min(1.0, reserved + 0.025))

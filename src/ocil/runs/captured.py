@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Protocol
+from warnings import catch_warnings
 
 import torch
 from torch import Tensor
@@ -178,7 +179,7 @@ def record(work: Callable[[], None], rng: Rng, other_threads: bool = False) -> t
         try:
             work()
         except BaseException:
-            with suppress(RuntimeError):  # it only says that the recording has failed
+            with suppress(RuntimeError), catch_warnings(action="ignore"):  # they only say that the recording failed
                 graph.capture_end()
             raise
         graph.capture_end()
