@@ -9,14 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ocil import precision
 from ocil.cli.options import RunOptions
-from ocil.data import CATALOG, DEFAULT, Dataset
+from ocil.data import CATALOG, DEFAULT, Dataset, load
 from ocil.errors import OcilError
 from ocil.methods import METHODS, MethodInfo, register
 from ocil.methods.afs import AFSConfig
 from ocil.methods.config import LearnerConfig, refuse_odd_class
 from ocil.methods.er import ER, ERConfig
-from ocil.runs.build import make_learner
+from ocil.precision import Precision
+from ocil.runs.build import build, make_learner
 from ocil.runs.config import RunConfig, command, concerns, memory_settings, resolve
 from ocil.runs.defaults import DEFAULT_MEMORY
 from ocil.runs.settings import as_argument, fill, meanings
@@ -582,14 +584,11 @@ def test_the_help_names_the_memories_of_the_catalog() -> None:
     assert f"at most {DEFAULT_MEMORY}" in text
 
 
-def test_a_gpu_may_have_another_default_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the one-line change of ``ON_GPU`` would do."""
-    from ocil import precision
+def test_a_gpu_has_another_default_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     from ocil.longtail import config as tailed
 
-    before = resolve("afs", "cifar100").cell
+    before = resolve("afs", "cifar100", settings={"precision": "tf32"}).cell
     chosen = resolve("afs", "cifar100", settings={"precision": "bf16"})
-    monkeypatch.setattr(precision, "ON_GPU", "bf16")
     for there, able, expected in ((True, True, "bf16"), (True, False, "tf32"), (False, True, "tf32")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda able=able, **_: able)
@@ -601,3 +600,28 @@ def test_a_gpu_may_have_another_default_precision(monkeypatch: pytest.MonkeyPatc
         assert resolve("afs", "cifar100", settings={"precision": "bf16"}) == chosen
         assert "precision=bf16" in command(chosen)
         assert "precision=tf32" in tailed.command(tailed.resolve("oltr", settings={"precision": "tf32"}))
+
+
+def test_a_method_may_have_a_precision_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that takes gradients of gradients, which the kernels for bf16 refuse."""
+
+    @dataclass(frozen=True)
+    class Exact(ERConfig):
+        precision: Precision = "fp32"
+
+    monkeypatch.setattr(precision, "usual", lambda: "bf16")
+    assert resolve("er", "cifar100").learner.precision == "bf16"
+    monkeypatch.setattr(ER, "Config", Exact)
+    assert resolve("er", "cifar100").learner.precision == "fp32"
+
+
+def test_a_cpu_computes_in_float32_whatever_the_precision_is() -> None:
+    data = load()
+    x = torch.from_numpy(data.train_x[:8])
+    scores = []
+    for name in ("fp32", "tf32", "bf16"):
+        config = resolve("er", data.name, memory=20, settings={"precision": name, "width": 1})
+        scores.append(build(config, data, torch.device("cpu")).scores(x))
+    assert torch.equal(scores[0], scores[1])
+    assert torch.equal(scores[0], scores[2])
+    assert precision.on(torch.device("cuda"), "bf16") == "bf16"

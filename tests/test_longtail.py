@@ -468,15 +468,15 @@ def test_every_published_default() -> None:
     ("settings", "words"),
     [
         ({}, ""),
-        ({"imbalance": 50.0, "capture": False}, " --set imbalance=50.0 capture=false"),
-        ({"crop_scale": 0.3}, " --set crop_scale=0.3"),
+        ({"imbalance": 50.0, "capture": False}, "imbalance=50.0 capture=false "),
+        ({"crop_scale": 0.3}, "crop_scale=0.3 "),
         (dict.fromkeys(CUTTING, 0), ""),  # a dataset with lists of its own
     ],
 )
 def test_the_command_of_a_configuration(settings: dict[str, float], words: str) -> None:
-    config = resolve("oltr", "cifar100", image_side=32, settings=settings)
-    assert command(config) == f"ocil longtail run oltr --dataset cifar100{words}"
-    typed = dict(word.split("=") for word in words.split()[1:])
+    config = resolve("oltr", "cifar100", image_side=32, settings=settings | {"precision": "tf32"})
+    assert command(config) == f"ocil longtail run oltr --dataset cifar100 --set {words}precision=tf32"
+    typed = dict(word.split("=") for word in words.split()) | {"precision": "tf32"}
     again = resolve("oltr", "cifar100", image_side=32, settings=typed)
     assert (again == config) == bool(config.imbalance)
     assert "crop_scale=0.5" in command(

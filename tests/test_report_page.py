@@ -637,7 +637,7 @@ def test_a_memory_smaller_than_the_usual_batch(tmp_path: Path) -> None:
     save(tmp_path, resolve("er", "cifar10", memory=5, settings={"batch_size": 5, "memory_batch": 5}))
     (cell,) = collect([tmp_path]).cells
     assert cell.changed == {"batch_size": 5, "memory_batch": 5}
-    assert cell.command.endswith("--memory 5 --set batch_size=5 memory_batch=5 --seeds 3")
+    assert cell.command.endswith("--memory 5 --set batch_size=5 memory_batch=5 precision=tf32 --seeds 3")
 
 
 def test_figures_are_svg_and_the_page_holds_each_of_them(written: Written) -> None:

@@ -45,7 +45,7 @@ def test_a_cell(ocil_command: Call, root: Path) -> None:
     assert said.out.count("abababababab") == 3
     *lines, last = said.out.splitlines()
     assert max(map(len, lines)) <= 100
-    assert last == "ocil run er --dataset cifar100 --memory 5000 --review --seeds 3"
+    assert last == "ocil run er --dataset cifar100 --memory 5000 --review --set precision=tf32 --seeds 3"
 
 
 def test_one_run_by_its_folder_or_its_file(ocil_command: Call, root: Path) -> None:
@@ -152,7 +152,7 @@ def test_mistakes(ocil_command: Call, root: Path, tmp_path: Path, monkeypatch: p
     folder.save_config(config)
     message = one_error(ocil_command("show", folder.path))
     assert "is not finished" in message
-    go_on = "To go on: ocil run er --dataset cifar100 --memory 5000 --seed 4 --seeds 1"
+    go_on = "To go on: ocil run er --dataset cifar100 --memory 5000 --set precision=tf32 --seed 4 --seeds 1"
     assert message.endswith(f"{go_on} --out {root / 'begun'}")
     monkeypatch.chdir(tmp_path)
     begun = RunFolder.of(Path("runs"), config)

@@ -2,14 +2,17 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from ocil.errors import OcilError
 from ocil.online.model import Model
+from ocil.precision import Precision
 from ocil.serve.service import Service
 from ocil.serve.tokens import Access, add_token
 from tests.conftest import Call, one_error
@@ -145,12 +148,18 @@ def test_folders_of_models(tmp_path: Path) -> None:
 def test_models_of_different_precision_are_refused(
     services: dict[str, Service], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refuse_mixed(services)
-    from dataclasses import replace
+    def give(precisions: dict[str, Precision], device: str) -> None:
+        for name, precision in precisions.items():
+            model = services[name].model
+            monkeypatch.setattr(model, "config", replace(model.config, precision=precision))
+            monkeypatch.setattr(model.learner, "device", torch.device(device))
 
-    model = services["fish"].model
-    monkeypatch.setattr(model, "config", replace(model.config, precision="bf16"))
-    with pytest.raises(OcilError, match="different precision"):
+    give({"birds": "tf32", "fish": "bf16"}, "cuda")
+    refuse_mixed(services)
+    give({"birds": "tf32", "fish": "fp32"}, "cpu")
+    refuse_mixed(services)
+    give({"birds": "tf32", "fish": "fp32"}, "cuda")
+    with pytest.raises(OcilError, match=r"different precision .*birds: tf32, fish: fp32"):
         refuse_mixed(services)
 
 

@@ -136,7 +136,8 @@ class LongTailConfig:
     reject_below: float = 0.1
     """Open set: an image whose largest probability is smaller is rejected as of no known class."""
     precision: Precision = "tf32"
-    """fp32 (deterministic), tf32 or bf16, on a GPU."""
+    """fp32 (deterministic), tf32 or bf16, on a GPU; bf16 by default where there is one that has it. A CPU computes in
+    float32."""
     capture: bool = True
     """On a GPU: record the step as a CUDA graph. It changes the speed only and is no part of a cell's name."""
 
@@ -277,8 +278,7 @@ def command(config: LongTailConfig) -> str:
     different = changed(config)
     if not config.imbalance:  # the dataset is not cut
         different = {name: value for name, value in different.items() if name not in CUTTING}
-    if precision.ON_GPU != precision.DEFAULT:  # what a command without it runs depends on the machine
-        different["precision"] = config.precision
+    different["precision"] = config.precision  # its default depends on the machine
     return with_settings(
         ["ocil", "longtail", "run", config.variant, "--dataset", shlex.quote(config.dataset)], different
     )

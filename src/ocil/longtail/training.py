@@ -6,6 +6,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from ocil import precision
 from ocil.errors import OcilError
 from ocil.learning import losses
 from ocil.learning.sgd import SGD
@@ -226,13 +227,13 @@ class StageTwo(Stage):
 
 def plain_network(config: LongTailConfig, data: Resident) -> PlainNetwork:
     split = data.split
-    size = (split.image_shape, len(split.classes), config.width, config.precision)
+    size = (split.image_shape, len(split.classes), config.width, precision.on(data.device, config.precision))
     return _initial(lambda: PlainNetwork(*size), derive(config.seed, "longtail-plain"), data.device)
 
 
 def open_network(config: LongTailConfig, data: Resident) -> OpenNetwork:
     split = data.split
-    size = (split.image_shape, len(split.classes), config.width, config.precision)
+    size = (split.image_shape, len(split.classes), config.width, precision.on(data.device, config.precision))
     seed = derive(config.seed, "longtail-open")
     return _initial(lambda: OpenNetwork(*size, config.cosine_scale, config.reach), seed, data.device)
 

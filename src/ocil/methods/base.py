@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ocil import kernels, networks
+from ocil import kernels, networks, precision
 from ocil.errors import OcilError
 from ocil.learning import losses, optimizers
 from ocil.learning.average import WeightAverage
@@ -182,7 +182,7 @@ class Learner(GrowsByClass, Capturable):
             c.width,
             seed,
             self.device,
-            c.precision,
+            precision.on(self.device, c.precision),
             c.growing,
             spec=c.network,
             pretrained="" if c.features else c.pretrained,

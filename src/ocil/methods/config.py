@@ -89,9 +89,9 @@ class LearnerConfig:
     test_flip: bool = False
     """Whether the scores of an image are the mean of its own and of its mirror image's, which takes twice the time."""
     precision: Precision = "tf32"
-    """Precision on a GPU. ``fp32``: exact and repeatable bit for bit (your own loop needs ``precision.numerics``).
-    ``tf32``: convolutions round their factors to TF32, as PyTorch does by default. ``bf16``: the network computes in
-    bfloat16, its head and the losses in float32."""
+    """Precision on a GPU; the default on one that has it is ``bf16``. A CPU computes in float32. ``fp32``: exact and
+    repeatable bit for bit (your own loop needs ``precision.numerics``). ``tf32``: convolutions round their factors to
+    TF32, as PyTorch does by default. ``bf16``: the network computes in bfloat16, its head and the losses in float32."""
     review: bool = field(default=False, metadata=REVIEW)
     """The review trick: a pass over the memory at a small learning rate."""
     review_every: int = field(default=0, metadata=REVIEW)

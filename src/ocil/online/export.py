@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from ocil.errors import OcilError, optional
 from ocil.files import write_bytes
-from ocil.networks import networks_in
 from ocil.online.images import ImageFormat
 from ocil.online.labels import encoded
 from ocil.online.model import Model
@@ -147,6 +146,4 @@ def _frozen_copy(model: Model) -> Model:
     """A copy on the CPU in float32: exporting must not change the model, and the result must run on any machine."""
     copy = model.copy("cpu")
     copy.learner.requires_grad_(False)  # constants of the graph: only what it uses gets into the file, no memory
-    for network in networks_in(copy.learner):
-        network.precision = "fp32"
     return copy

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from ocil import precision
 from ocil.data import DEFAULT, Dataset
 from ocil.data.catalog import SOURCES, find
 from ocil.data.derived import base_of
@@ -19,7 +18,7 @@ from ocil.networks.registry import REDUCED, named, normal, origin_of
 from ocil.networks.spec import Spec
 from ocil.plugins import OURS, PROGRAM, Origin
 from ocil.rng import check_seed
-from ocil.runs.defaults import usual_precision_and_lr, usual_reviews, usual_settings
+from ocil.runs.defaults import usual_lr, usual_precision, usual_reviews, usual_settings
 from ocil.runs.naming import NameCache, as_formerly, cell_name, distinct, readable, short_digest
 from ocil.runs.settings import as_argument, fill, read_as, refuse_later, refuse_unknown, restored, values
 from ocil.streams import StreamConfig, usual_tasks
@@ -244,7 +243,7 @@ def resolve(
     own = {"memory": memory, "review": review}
     given = _given(info, {**(settings or {}), **{key: value for key, value in own.items() if value is not None}})
     usual = usual_settings(info, dataset, given, classes, train, vectors)
-    chosen = usual | usual_precision_and_lr(given) | given
+    chosen = usual_precision(info) | usual | usual_lr(given) | given
     stream = resolve_stream(dataset, chosen, classes, domains, task_sizes)
     refuse_beside_order(stream, given)
     learner = _with_one_width(fill(info.load().Config, chosen), given)
@@ -365,9 +364,7 @@ def command(config: RunConfig) -> str:
     words = ["ocil", "run", config.method, "--dataset", shlex.quote(config.dataset)]
     if method(config.method).memory:
         words += ["--memory", str(config.learner.memory)]
-    different = changed(config)
-    if precision.ON_GPU != precision.DEFAULT:  # what a command without it runs depends on the machine
-        different["precision"] = config.learner.precision
+    different = changed(config) | {"precision": config.learner.precision}  # whose default depends on the machine
     if "review" in different:
         words.append("--review" if different.pop("review") else "--no-review")
     return with_settings([*words, *plugin_words(config)], different)

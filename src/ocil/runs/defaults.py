@@ -59,14 +59,17 @@ def _usual_memory(
     return max(least, classes or 1, min(DEFAULT_MEMORY, train // 10))
 
 
-def usual_precision_and_lr(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Defaults that depend on the machine and on the optimiser."""
-    found: dict[str, Any] = {}
-    if (usual := precision.usual()) != precision.DEFAULT:
-        found["precision"] = usual
+def usual_precision(info: MethodInfo) -> dict[str, Any]:
+    """The default that depends on the machine, except for a method whose own settings have another one."""
+    depends = info.load().Config().precision == precision.DEFAULT
+    return {"precision": precision.usual()} if depends else {}
+
+
+def usual_lr(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The default that depends on the optimiser."""
     if "optimizer" in given and (lr := optimizers.default_lr(str(given["optimizer"]))) is not None:
-        found["lr"] = lr
-    return found
+        return {"lr": lr}
+    return {}
 
 
 def reviews_every(batches: int, stream: StreamConfig) -> int:

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import ocil
 from ocil.errors import OcilError
 from ocil.online.model import has_model
+from ocil.precision import is_exact
 from ocil.serve import answers
 from ocil.serve.app import create_app, guarded
 from ocil.serve.audit import FILE, Audit
@@ -78,9 +79,11 @@ def _options(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def refuse_mixed(services: Mapping[str, Service]) -> None:
-    """PyTorch has one precision per process: a model that learned with another one would change its steps."""
-    precisions = {name: service.model.config.precision for name, service in services.items()}
-    if len(set(precisions.values())) > 1:
+    """PyTorch's switches for exact steps are those of the process: a model that learned without them would change its
+    steps. On a CPU all steps are exact."""
+    on_gpu = {name: service.model for name, service in services.items() if service.model.device.type == "cuda"}
+    precisions = {name: model.config.precision for name, model in on_gpu.items()}
+    if len({is_exact(precision) for precision in precisions.values()}) > 1:
         listed = ", ".join(f"{name}: {one}" for name, one in precisions.items())
         raise OcilError(f"models of different precision cannot share a process ({listed}): serve them separately.")
 
