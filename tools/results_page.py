@@ -124,6 +124,8 @@ def words_of(cell: MeasuredCell) -> str:
     words = command(cell.config).removeprefix("ocil run ").replace(f" --dataset {cell.config.dataset}", "")
     words = re.sub(r" --memory \d+", "", words)
     words = re.sub(r" ('?)(features|pretrained)=[^ ]+", "", words)  # the same in all rows of a table
+    # bf16 is the default where these runs were made, and on vectors all precisions compute the same
+    words = re.sub(r" precision=\S+" if cell.config.learner.features else " precision=bf16", "", words)
     return words.removesuffix(" --set")
 
 
@@ -301,7 +303,7 @@ def over_time(cells: Iterable[MeasuredCell]) -> str:
     measures = [named(name) for name in AT_ANY_TIME]
     tables: dict[str, dict[str, dict[int, str]]] = {}
     for cell in cells:
-        words = re.sub(r" (precision|evaluate_every)=\S+", "", words_of(cell)).removesuffix(" --set")
+        words = re.sub(r" evaluate_every=\S+", "", words_of(cell)).removesuffix(" --set")
         shown = " / ".join(measure.text(measure.estimate(cell)) for measure in measures)
         rows = tables.setdefault(title_of(cell.config.dataset), {})
         rows.setdefault(words, {})[cell.config.learner.memory] = shown
