@@ -301,6 +301,7 @@ def test_graphs_on_a_gpu_give_the_bits_of_plain_steps_on_vectors(tmp_path: Path,
     vectors.save(tmp_path / "tiny.npz")
     chosen = {
         "network": "linear",
+        "precision": "fp32",
         "tasks": 2,
         "batch_size": 5,
         **({"memory": 20, "memory_batch": 6} if name == "er" else {}),

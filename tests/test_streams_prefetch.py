@@ -177,7 +177,9 @@ def test_captured_steps_read_what_was_brought_before_each_replay(name: str, tiny
 @pytest.mark.gpu
 def test_on_a_gpu_batches_from_the_host_give_the_same_learner(tiny: Dataset, tmp_path: Path) -> None:
     config = ocil.resolve(
-        "er", "tiny", settings={"memory": 12, "memory_batch": 5, "batch_size": 5, "width": 2, "tasks": 2}
+        "er",
+        "tiny",
+        settings={"memory": 12, "memory_batch": 5, "batch_size": 5, "width": 2, "tasks": 2, "precision": "fp32"},
     )
     digests = []
     for kept in (True, False):

@@ -266,10 +266,16 @@ def resolve(
 
 
 def changed(config: LongTailConfig) -> dict[str, Any]:
-    """Settings that differ from ``resolve``'s choice for the same variant and dataset."""
+    """Settings that differ from ``resolve``'s choice for the same variant and dataset, on a machine without a GPU."""
     known = CATALOG.get(config.dataset)
-    side = max(known.image_shape[:2]) if known else None
-    usual = resolve(config.variant, config.dataset, seed=config.seed, image_side=side, fingerprint=config.fingerprint)
+    usual = resolve(
+        config.variant,
+        config.dataset,
+        seed=config.seed,
+        image_side=max(known.image_shape[:2]) if known else None,
+        fingerprint=config.fingerprint,
+        settings={"precision": precision.DEFAULT},
+    )
     return {f.name: value for f in fields(config) if (value := getattr(config, f.name)) != getattr(usual, f.name)}
 
 
