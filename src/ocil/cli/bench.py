@@ -29,7 +29,7 @@ def bench(
     the embedded dataset and one seed runs alone. A network for vectors gets vectors of 512 numbers. `floor` is what the
     passes through the network must take, see docs/performance.md.
 
-    Examples: `ocil bench afs er --set precision=bf16`, `ocil bench er --set network=resnet18`
+    Examples: `ocil bench afs er --set precision=fp32`, `ocil bench er --set network=resnet18`
 
     Parameters
     ----------

@@ -49,7 +49,7 @@ def sweep(
     * `ocil sweep` lists the experiments.
     * `ocil sweep table2 --dry-run` shows what would run, and about how long it would take.
     * `ocil sweep table2 --set dataset=fashion-mini memory=200 --seeds 1` needs no download.
-    * `ocil sweep table1 --only 'dataset=cifar100 method=afs,er' --set precision=bf16`
+    * `ocil sweep table1 --only 'dataset=cifar100 method=afs,er' --seeds 3`
     * `ocil sweep my.toml --part 3/8 --out /shared/runs` is the third of eight jobs of a cluster.
 
     Parameters
@@ -61,7 +61,7 @@ def sweep(
     seeds
         How many seeds a cell has. Default: the file's.
     set
-        A setting for every cell whose method has it, as FIELD=VALUE, for example `--set precision=bf16`.
+        A setting for every cell whose method has it, as FIELD=VALUE, for example `--set precision=fp32`.
     part
         K/N: carry out only the K-th of N equal parts of the runs. All parts write to the same folder, which the
         machines must share; afterwards the same command without it prints the table. See examples/slurm_array.sh.
