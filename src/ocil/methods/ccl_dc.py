@@ -112,14 +112,16 @@ class CCLDC(Learner):
 
     def learn(self, x: Tensor, y: Tensor) -> None:
         replay = self.memory.retrieve(self.config.memory_batch)
+        loss = torch.zeros((), device=self.device)
         parts: dict[str, Tensor] = {}
         if replay is not None:
             self.optimizer.zero_grad()
             parts = self.parts(torch.cat([replay[0], x]), torch.cat([replay[1], y]))
-            total(parts).backward()
+            loss = total(parts)
+            loss.backward()
             self.optimizer.step()
         self.memory.add(x, y)
-        self.record_loss(total(parts) if parts else torch.zeros((), device=self.device), **parts)
+        self.record_loss(loss, **parts)
 
     def parts(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """The parts of both networks' losses. Each view passes by itself, with its own batch statistics."""
