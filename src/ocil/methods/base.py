@@ -57,7 +57,8 @@ class Learner(GrowsByClass, Capturable):
     """
 
     Config: ClassVar[type[LearnerConfig]] = LearnerConfig
-    """What class methods such as ``passes`` get: a method names its own class there in place of ``Any``."""
+    """The class of the method's settings, and of ``config`` in the class methods below: a method that overrides one of
+    them names its own class there in place of ``Any``."""
     dataset_settings: ClassVar[dict[str, dict[str, Any]]] = {}
     """Per dataset: the defaults that differ from the config's own. ``settings_for`` returns them."""
     kernel_factor: ClassVar[float] = 1.0
