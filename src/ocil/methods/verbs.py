@@ -91,30 +91,30 @@ def on_default_threads(verb: Verb) -> Verb:
 def meets_first(learn: Verb) -> Verb:
     @wraps(learn)
     def step(self: "Learner", x: Tensor, y: Tensor, *arguments: Any, **named: Any) -> Any:
-        refuse_odd_batch(self.problem, x, y)
+        check_batch(self.problem, x, y)
         if self.met is not None and not self.classes_announced:
             self.meet(y.tolist())
         elif not self.classes_announced and y.device.type == "cpu":  # a GPU would have to be waited for
-            refuse_odd_labels(self.problem.classes, y)
+            check_labels(self.problem.classes, y)
         return learn(self, x, y, *arguments, **named)
 
     return cast(Verb, step)
 
 
-def refuse_odd_batch(problem: Problem, x: Any, y: Any) -> None:
+def check_batch(problem: Problem, x: Any, y: Any) -> None:
     """Raise an ``OcilError`` if a batch is not as a learner takes it, before it has changed anything."""
     wanted = (("inputs", x, problem.dtype, problem.input_shape), ("labels", y, torch.int64, ()))
     for name, given, dtype, shape in wanted:
-        _refuse_odd(name, given, dtype, shape)
+        _check_tensor(name, given, dtype, shape)
         if given.dtype != dtype:
-            raise OcilError(_odd(name, given, dtype, shape))
+            raise OcilError(_mismatch(name, given, dtype, shape))
     if len(x) != len(y):
         raise OcilError(f"{len(x)} inputs came with {len(y)} labels: give one label for each.")
     if not len(y):
         raise OcilError("a batch without samples has no loss: leave it out.")
 
 
-def refuse_odd_labels(classes: int, y: Tensor) -> None:
+def check_labels(classes: int, y: Tensor) -> None:
     """Raise an ``OcilError`` if labels on a CPU are not among the classes, which are known in advance."""
     labels = y.numpy()
     for label in (labels.min(), labels.max()):
@@ -125,19 +125,19 @@ def refuse_odd_labels(classes: int, y: Tensor) -> None:
             )
 
 
-def refuse_odd_inputs(problem: Problem, x: Any) -> None:
+def check_inputs(problem: Problem, x: Any) -> None:
     """Raise an ``OcilError`` if inputs have another shape than those that a learner was made for."""
-    _refuse_odd("inputs", x, problem.dtype, problem.input_shape)
+    _check_tensor("inputs", x, problem.dtype, problem.input_shape)
 
 
-def _refuse_odd(name: str, given: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def _check_tensor(name: str, given: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     if not isinstance(given, Tensor):
         raise OcilError(f"{name} must be a tensor, not a {type(given).__name__}: torch.from_numpy makes one.")
     if given.shape[1:] != shape or not given.ndim:
-        raise OcilError(_odd(name, given, dtype, shape))
+        raise OcilError(_mismatch(name, given, dtype, shape))
 
 
-def _odd(name: str, given: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> str:
+def _mismatch(name: str, given: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> str:
     form = ", ".join(map(str, ("B", *shape)))
     return f"{name} must be {dtype} [{form}], not {given.dtype} {list(given.shape)}."
 

@@ -226,7 +226,7 @@ def refuse_wrong_inputs(config: RunConfig, dataset: Dataset) -> None:
     """
     learner, kind = config.learner, method(config.method).load()
     vectors = bool(learner.features) or not dataset.is_images
-    kind.refuse_tests(learner, vectors)
+    kind.check_scoring(learner, vectors)
     if learner.features and not dataset.is_images:
         raise OcilError(f"{dataset.name} holds vectors already: leave out features = {learner.features}.")
     if vectors and (reason := kind.needs_images(learner)):
