@@ -24,13 +24,6 @@ class Number:
     difference: Estimate | None = None
     """Over the seeds that both have; None for the reference itself, or where they share no seed."""
 
-    @property
-    def settled(self) -> bool | None:
-        """Whether the interval of the difference leaves out zero; None where there is no interval."""
-        if self.difference is None or self.difference.shown_interval is None:
-            return None
-        return abs(self.difference.mean) > self.difference.shown_interval
-
 
 @dataclass(frozen=True)
 class Lead:
