@@ -123,7 +123,7 @@ def _value(standings: Standings, row: Entry, place: Place, usual: int = 0) -> Va
     number = standings.numbers[row.name].get(place)
     if number is None:
         return Value("-", "")
-    notes: list[str] = [] if row.cells[place].common else [row.cells[place].config.learner.precision]
+    notes: list[str] = [] if row.cells[place].usual_precision else [row.cells[place].config.learner.precision]
     notes += [f"{len(number.seeds)} seeds"] if len(number.seeds) not in (1, usual) and usual else []
     return Value(
         standings.quantity.text(number.value),
