@@ -1,7 +1,7 @@
 """Compares what was measured with what was published: ranked numbers in rows and columns, not yet text."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -138,13 +138,13 @@ def concerned(paper: Paper, collection: Collection) -> Paper:
 def compared_tables(collection: Collection, paper: Paper) -> list[ComparedTable]:
     """The paper's table of all methods first, then those that have runs of their own."""
     main = next((table for table in paper.tables if table.all_methods), None)
-    found = [all_methods(collection, main)] if main else []
+    found = [_all_methods(collection, main)] if main else []
     known = [(row.label, row.settings) for row in main.rows] if main else []
     others = (table for table in paper.tables if table is not main)
     return found + [filled for table in others if (filled := _filled(collection, table, known))]
 
 
-def all_methods(collection: Collection, table: PaperTable) -> ComparedTable:
+def _all_methods(collection: Collection, table: PaperTable) -> ComparedTable:
     """The paper's datasets with its rows and columns, and whatever else was measured there with default settings."""
     return ComparedTable(table, tuple(_paper_dataset(dataset, collection.cells, table) for dataset in table.memory))
 
@@ -200,7 +200,8 @@ def _row(
 
 
 def _paper_dataset(dataset: str, cells: Iterable[MeasuredCell], table: PaperTable) -> Grid:
-    """The paper's rows and columns, and whatever else was measured with a method's own settings."""
+    """The paper's rows and columns, and whatever else was measured with a method's own settings. Bounds have a single
+    column, without a memory."""
     plain = [cell for cell in cells if cell.config.dataset == dataset and not cell.row_settings]
     published = {row.label: row.published for row in table.rows}
 
@@ -210,12 +211,8 @@ def _paper_dataset(dataset: str, cells: Iterable[MeasuredCell], table: PaperTabl
         alike = {label: [cell for cell in plain if cell.label == label] for label in labels}
         return [_row(label, label, columns, alike[label], published.get(label, {})) for label in alike]
 
-    return _grid(dataset, {*table.memory[dataset], *(cell.place.memory for cell in plain)}, rows)
-
-
-def _grid(dataset: str, sizes: Set[int], rows: Callable[[bool, Sequence[ColumnKey]], Sequence[ComparedRow]]) -> Grid:
-    """``rows`` gives those of the bounds (True), which have one column, or the others."""
-    columns = tuple(ColumnKey(dataset, size) for size in sorted(sizes - {0}))
+    sizes = {*table.memory[dataset], *(cell.place.memory for cell in plain)} - {0}
+    columns = tuple(ColumnKey(dataset, size) for size in sorted(sizes))
     bounds = tuple(rows(True, [ColumnKey(dataset, 0)]))
     return Grid(title_of(dataset), columns, _ranked(rows(False, columns)), bounds)
 
