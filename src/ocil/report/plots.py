@@ -65,13 +65,18 @@ def accuracy(curves: Mapping[str, Sequence[Estimate]], units: str = "classes", x
 
 
 def _draw_curve(axes: Axes, points: Sequence[Estimate], look: Look, label: str, alpha: float, **options: float) -> None:
-    """Draw a line and its 95 % interval, a band of this ``alpha``, in percent."""
+    """Draw a line over the tasks with its 95 % interval, in percent."""
     tasks = range(1, len(points) + 1)
+    axes.plot(tasks, draw_band(axes, tasks, points, look, alpha), look.line, **look.line_options | options, label=label)
+
+
+def draw_band(axes: Axes, x: Sequence[int], points: Sequence[Estimate], look: Look, alpha: float) -> Array:
+    """Draw the 95 % interval of a curve, a band of this ``alpha``. Returns the means of the curve. Both in percent."""
     mean = np.array([100 * point.mean for point in points])
     spread = np.array([100 * (point.spread or 0.0) for point in points])
-    axes.plot(tasks, mean, look.line, **look.line_options | options, label=label)
     low, high = (mean - spread).clip(0, 100), (mean + spread).clip(0, 100)
-    axes.fill_between(tasks, low, high, color=look.colour, alpha=alpha, linewidth=0)
+    axes.fill_between(x, low, high, color=look.colour, alpha=alpha, linewidth=0)
+    return mean
 
 
 def old_and_new(curves: Mapping[str, tuple[Array, Array]], ylabel: str) -> Figure:
