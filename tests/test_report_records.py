@@ -433,7 +433,7 @@ def test_a_report_of_own_runs(root: Path, tmp_path: Path) -> None:
 
 def test_figures_hold_the_names_and_are_svg(root: Path) -> None:
     standings = Standings(entries(collect([root]).cells))
-    (drawing,) = draw([next(record_figures.recorded(standings.entries.columns[0], standings))])
+    (drawing,) = draw([next(record_figures.sketches_of_records(standings.entries.columns[0], standings))])
     assert drawing.name.startswith("over-time-birds")
     text = " ".join(ElementTree.fromstring(drawing.svg.encode()).itertext())
     assert "mir  54.5" in text
