@@ -23,7 +23,7 @@ from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.growth import capacity_for
 from ocil.networks import InputShape, Network
 from ocil.networks import build as build_network
-from ocil.networks.registry import identity_of, refuse_random_numbers
+from ocil.networks.registry import identity_of, refuse_random_numbers, untrained
 from ocil.runs.config import RunConfig, facts_of, resolve
 from ocil.runs.features import Encoder
 from ocil.runs.settings import refuse_unknown
@@ -250,12 +250,6 @@ def _build_with_weights(input_shape: InputShape, width: int, spec: str, path: st
     build_network(input_shape, 1, width, spec=spec, pretrained=path)
 
 
-@lru_cache(maxsize=32)
-def _network(input_shape: InputShape, width: int, spec: str, freeze: str, code: Hashable) -> Network:
-    """``code`` serves the cache alone: it changes when the network is registered again or its plugin file changes."""
-    return build_network(input_shape, 1, width, spec=spec, freeze=freeze)
-
-
 def network_of(config: LearnerConfig, input_shape: InputShape) -> Network:
-    """A network as these settings build it, with random weights and one class: to look at, not to train."""
-    return _network(input_shape, config.width, config.network, config.freeze, identity_of(config.network))
+    """The network of these settings with random weights and one class: to look at, not to train."""
+    return untrained(config.network, input_shape, config.width, config.freeze)
