@@ -55,7 +55,6 @@ from ocil.streams import DeviceData, Order, Stream
 
 FIRST_SAVE, FIRST_SAVE_ON_GPU = 3.0, 30.0  # seconds; on a GPU many runs wait while one is saved
 REPORT_EVERY = 50  # stream batches between two reports of progress: each one waits for the device
-PLANNED_BY = "by the same command or by ocil.resolve"
 CHECKPOINT_SECONDS = 120.0  # at least, where runs take turns: while one writes, the others soon have nothing to do
 
 
@@ -202,7 +201,8 @@ def _refuse_changed(config: RunConfig, dataset: Dataset) -> None:
     elif config.weights and config.weights != pretrained.digest(path):
         changed = path
     if changed:
-        raise OcilError(f"{changed} has changed since this was planned: plan it again, {PLANNED_BY}.")
+        again = "by the same command or by ocil.resolve"
+        raise OcilError(f"{changed} has changed since this was planned: plan it again, {again}.")
 
 
 class ActiveStreamRun:
@@ -398,7 +398,7 @@ class ActiveStreamRun:
                 f"(stream batch {self.cursor} of {len(self.stream)}). {advice}"
             )
 
-    def _plugins(self) -> dict[str, Any]:
+    def _other_code(self) -> dict[str, Any]:
         """What a result records about code that is not ours: packages with versions, files and classes with digests."""
         found = [origin.to_json() for origin in origins(self.config.method, self.config.learner)]
         return ({"plugins": found} if found else {}) | self.code
@@ -412,20 +412,20 @@ class ActiveStreamRun:
         evaluations = [row.to_json() for row in self.evaluations]
         confusion, calibration = evaluations[-1].pop("confusion", []), evaluations[-1].pop("calibration", {})
         result = Result(
-            self.config,
-            [row.accuracy for row in self.evaluations],
-            evaluations,
-            round(self.seconds, 3),
-            peak_memory(self.device),
-            digest(self.learner),
-            {
+            config=self.config,
+            matrix=[row.accuracy for row in self.evaluations],
+            evaluations=evaluations,
+            wall_seconds=round(self.seconds, 3),
+            peak_memory=peak_memory(self.device),
+            digest=digest(self.learner),
+            environment={
                 **environment(self.device),
                 "images": self.fingerprint,
                 "order": stream.arrivals.digest,
-                **self._plugins(),
+                **self._other_code(),
                 **self.surroundings,
             },
-            self.anytime.record(reviews, tasks),
+            anytime=self.anytime.record(reviews, tasks),
             **self.evaluator.facts(),
             confusion=confusion,
             calibration=calibration,
