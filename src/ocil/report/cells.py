@@ -13,8 +13,7 @@ from ocil.data import CATALOG
 from ocil.data.derived import short_name
 from ocil.longtail.results import LongTailCell
 from ocil.methods import method
-from ocil.runs.config import RunConfig, code_of, command, concerns, for_seeds
-from ocil.runs.config import changed as changed_settings
+from ocil.runs.config import RunConfig, changed_settings, code_of, command, concerns, for_seeds
 from ocil.runs.naming import short_digest
 from ocil.runs.results import Result, Summary
 from ocil.runs.settings import as_argument
@@ -142,11 +141,10 @@ class Place:
 
     @property
     def title(self) -> str:
-        return self.problem + (f", memory {self.memory}" if self.memory else "")
+        return self.title_without_memory + (f", memory {self.memory}" if self.memory else "")
 
     @property
-    def problem(self) -> str:
-        """The title without the memory."""
+    def title_without_memory(self) -> str:
         return ", ".join(filter(None, (title_of(self.dataset), escaped(self.stream))))
 
     @property

@@ -365,7 +365,7 @@ def command(config: RunConfig) -> str:
     words = ["ocil", "run", config.method, "--dataset", shlex.quote(config.dataset)]
     if method(config.method).memory:
         words += ["--memory", str(config.learner.memory)]
-    different = changed(config)
+    different = changed_settings(config)
     if precision.ON_GPU != precision.DEFAULT:  # what a command without it runs depends on the machine
         different["precision"] = config.learner.precision
     if "review" in different:
@@ -386,7 +386,7 @@ def with_settings(words: Sequence[str], settings: Mapping[str, Any]) -> str:
     return " ".join([*words, *(["--set", *given] if given else [])])
 
 
-def changed(config: RunConfig) -> dict[str, Any]:
+def changed_settings(config: RunConfig) -> dict[str, Any]:
     """Settings that differ from ``resolve``'s choice for the same method, dataset and memory."""
     info = method(config.method)
     given = {"memory": config.learner.memory} if info.memory else {}
