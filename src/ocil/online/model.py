@@ -152,12 +152,12 @@ class Model:
             if method(self.recipe.method).needs_task_ends:
                 learner.task_ended()
                 for slots in learner.task_end_batches():
-                    self.stepper.rehearse(slots)
+                    self.stepper.task_end_step(slots)
                     after_batch()
                 reviews = self.config.review and not self.config.review_every
             if reviews:
                 for slots in learner.review_batches():
-                    self.stepper.review(slots)
+                    self.stepper.review_step(slots)
                     after_batch()
 
     def relabel(self, slots: Sequence[int], label: ClassLabel) -> None:

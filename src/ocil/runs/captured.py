@@ -145,13 +145,13 @@ class CapturedStepper(Stepper):
             self.step = self.record(lambda: self.learner.learn(*inputs))
         self.step.replay()
 
-    def review(self, slots: Tensor) -> None:
+    def review_step(self, slots: Tensor) -> None:
         self._follow_variant()
         self.recordings.take(self.record, "review", self.learner.review_step, slots)
 
-    def rehearse(self, slots: Tensor) -> None:
+    def task_end_step(self, slots: Tensor) -> None:
         self._follow_variant()
-        self.recordings.take(self.record, "rehearsal", self.learner.task_end_step, slots)
+        self.recordings.take(self.record, "task end", self.learner.task_end_step, slots)
 
     def _follow_variant(self) -> None:
         if self.recordings.follow_variant():

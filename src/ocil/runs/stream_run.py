@@ -334,12 +334,12 @@ class ActiveStreamRun:
         if self.ends_task(number):
             self.learner.task_ended()
             for slots in self.learner.task_end_batches():
-                self.stepper.rehearse(slots)
+                self.stepper.task_end_step(slots)
                 stop_here()
                 yield
         if self.reviews_after(number):
             for slots in self.learner.review_batches():
-                self.stepper.review(slots)
+                self.stepper.review_step(slots)
                 stop_here()
                 yield
         point, known = self.stream.evaluation_point_after(number), None
