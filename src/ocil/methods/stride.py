@@ -166,15 +166,10 @@ class Stride(Learner):
 
     def step_variant(self) -> int:
         """The number of steps, which may follow the number of classes met."""
-        return default_steps(self.config, self.classes_known)
-
-    @property
-    def classes_known(self) -> int:
-        """The number of all classes; of those met so far, if the learner grows."""
-        return self.problem.classes if self.met is None else len(self.classes_met)
+        return default_steps(self.config, len(self.classes_met))
 
     def learn(self, x: Tensor, y: Tensor) -> None:
-        steps, self.drawn = plan(self.config, len(y), self.classes_known)
+        steps, self.drawn = plan(self.config, len(y), len(self.classes_met))
         # The memory stays as it is until the last step, so the images of all steps are drawn at once.
         slots = self.memory.draws(steps, self.drawn, self.problem.classes if self.config.balanced else 0)
         replays = [] if slots is None else self.replays(slots)
