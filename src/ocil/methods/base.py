@@ -233,7 +233,7 @@ class Learner(GrowsByClass, Capturable):
         return to_float(x)
 
     def review(self) -> None:
-        """The review trick: one shuffled pass over the memory at a tenth of the learning rate."""
+        """The review trick: one shuffled pass over the memory, at ``review_lr_scale`` times the learning rate."""
         for slots in self.review_batches():
             self.review_step(slots)
 

@@ -67,10 +67,9 @@ class Standings:
 
     @cached_property
     def leader(self) -> Entry | None:
-        """The entry of the best mean rank; the only one, where nothing can be ranked."""
-        ranked = [row for row in self.ranking.rows if row.mean_rank is not None]
-        name = ranked[0].name if ranked else None
-        return next((row for row in self.entries.ranked if row.name == name), None)
+        """The entry of the best mean rank; None where nothing can be ranked."""
+        best = next((row.name for row in self.ranking.rows if row.mean_rank is not None), None)
+        return next((row for row in self.entries.ranked if row.name == best), None)
 
     @cached_property
     def rival(self) -> Entry | None:
