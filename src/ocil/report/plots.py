@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ocil.data.derived import short_name
 from ocil.evaluation.measures import Estimate
+from ocil.evaluation.record_types import EASY, HARD
 from ocil.report.style import COLOURS, INK, LINES, MARKERS, PALETTE, STYLE, Look, lay_out, looks, new_figure
 from ocil.text import escaped
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ocil.runs.results import Summary
 
 OUTSIDE: Any = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}  # a legend to the right of the axes
-SAMPLE_TYPES = {"hard": "below 0.3", "ambiguous": "0.3 to 0.6", "easy": "above 0.6"}
+SAMPLE_TYPES = {"hard": f"below {HARD:g}", "ambiguous": f"{HARD:g} to {EASY:g}", "easy": f"above {EASY:g}"}
 """The score of the true class of each type."""
 Box = tuple[float, float, float, float]  # left, low, right, high
 Array = NDArray[np.float64]
