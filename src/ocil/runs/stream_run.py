@@ -166,11 +166,7 @@ def run(
     if stream is not None:
         if dataset is not None:
             raise OcilError("give a dataset or a stream, not both.")
-        # The order is part of what a result was measured on.
-        dataset = known_fingerprint(replace(stream.data), stream.fingerprint)
-        config = replace(config, stream=stream.config.measured_as(config.stream))
-        if config.dataset in data.CATALOG or config.made_for == stream.data.fingerprint:
-            config = replace(config, fingerprint=stream.fingerprint)  # not a run of that dataset in an order drawn
+        config, dataset = _in_order_of(stream, config)
     elif dataset is None and config.made_for:
         dataset = named_dataset(config, data_dir)
     this = StreamRun(config)
@@ -189,6 +185,16 @@ def run(
         if not out_of_memory(error):
             raise
         raise this.does_not_fit() from None
+
+
+def _in_order_of(stream: Stream, config: RunConfig) -> tuple[RunConfig, Dataset]:
+    """The configuration of a run on this stream, and the stream's dataset, whose fingerprint is then the stream's: the
+    order of arrival is part of what a result was measured on."""
+    dataset = known_fingerprint(replace(stream.data), stream.fingerprint)
+    config = replace(config, stream=stream.config.measured_as(config.stream))
+    if config.dataset in data.CATALOG or config.made_for == stream.data.fingerprint:
+        config = replace(config, fingerprint=stream.fingerprint)  # not a run of that dataset in an order drawn
+    return config, dataset
 
 
 def _refuse_changed(config: RunConfig, dataset: Dataset) -> None:
