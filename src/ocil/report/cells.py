@@ -90,8 +90,9 @@ class MeasuredCell:
 
     @cached_property
     def learner_settings(self) -> dict[str, Any]:
-        """The other changed settings. A precision counts if it is not the usual one of the dataset, and how often the
-        memory is reviewed if it is reviewed at all, and not as often as in all other cells of the stream."""
+        """The changed settings that are not the stream's. A precision counts if it is not the usual one of the dataset,
+        and how often the memory is reviewed if it is reviewed at all, and not as often as in all other cells of the
+        stream."""
         ignored = INPUT | MEASURING | ({"precision"} if self.usual_precision else set())
         if self.usual_reviews or not self.config.learner.review:
             ignored |= {"review_every"}

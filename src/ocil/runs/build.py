@@ -137,7 +137,7 @@ def make_learner(
 
 
 class StreamLength(NamedTuple):
-    """What the settings of a learner must fit."""
+    """How long a stream is: what the settings of a learner must fit."""
 
     batches: int
     smallest: int
@@ -163,7 +163,7 @@ class Checks:
         lengths: set[StreamLength] = set()
         for config in configs if sizes_vary(configs[0].stream) else configs[:1]:
             try:
-                length = self._length_of(config)
+                length = self._known_length(config)
                 if length not in lengths:
                     _check_learner(config, self.dataset, length)
             except OcilError as error:
@@ -172,7 +172,7 @@ class Checks:
                 raise OcilError(f"seed {config.seed}: {error}") from None
             lengths.add(length)
 
-    def _length_of(self, config: RunConfig) -> StreamLength:
+    def _known_length(self, config: RunConfig) -> StreamLength:
         key = config.stream, config.seed
         if key not in self._known:
             self._known[key] = _length_of(config, self.dataset)
