@@ -15,7 +15,7 @@ from ocil.data import CATALOG, DEFAULT, Dataset, load
 from ocil.errors import OcilError
 from ocil.methods import METHODS, MethodInfo, register
 from ocil.methods.afs import AFSConfig
-from ocil.methods.config import LearnerConfig, refuse_odd_class
+from ocil.methods.config import LearnerConfig, check_config_class
 from ocil.methods.er import ER, ERConfig
 from ocil.precision import Precision
 from ocil.runs.build import build, make_learner
@@ -535,7 +535,7 @@ def test_a_class_that_only_bounds_settings_is_no_dataclass() -> None:
     class Bounded(ERConfig):
         minimum: ClassVar[dict[str, float]] = ERConfig.minimum | {"memory": 5}
 
-    refuse_odd_class(Bounded, "Mine")
+    check_config_class(Bounded, "Mine")
 
 
 def test_a_config_class_may_have_slots() -> None:
@@ -543,12 +543,12 @@ def test_a_config_class_may_have_slots() -> None:
     class Slots(LearnerConfig):
         mine: int = 3
 
-    refuse_odd_class(Slots, "Mine")
+    check_config_class(Slots, "Mine")
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_config_classes_of_our_methods(name: str) -> None:
-    refuse_odd_class(METHODS[name].load().Config, name)
+    check_config_class(METHODS[name].load().Config, name)
     resolve(name, "cifar10")  # no setting has the name of one of the stream's
 
 

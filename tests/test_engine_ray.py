@@ -21,7 +21,7 @@ import pytest
 from ocil.cli.options import Execution
 from ocil.engines import execute, pool, ray, ray_worker, scheduler
 from ocil.engines.job import Job, Observer, Outcome
-from ocil.engines.nodes import Facts, examiner, packed, place_marker, unfit
+from ocil.engines.nodes import Facts, examiner, pickled_questions, place_marker, unfit
 from ocil.engines.ray_worker import Worker, WorkerSpec
 from ocil.engines.scheduler import Node, Scheduler, WorkerHandle
 from ocil.errors import InUseError, OcilError
@@ -216,7 +216,7 @@ def test_runs_packed_on_a_share_of_a_gpu(
     before = signal.getsignal(signal.SIGTERM)
     with ray.connected(cluster.address) as package:
         assert signal.getsignal(signal.SIGTERM) is before  # Ray's own would end the driver before its runs are saved
-        driver = Scheduler(package, runs[1:3], job(tmp_path.resolve()), WorkerSpec(0.5, 0.5, 2, packed=True))
+        driver = Scheduler(package, runs[1:3], job(tmp_path.resolve()), WorkerSpec(0.5, 0.5, 2, interleaved=True))
         assert told(driver.execute().values()) == expected[1:3]
         assert [node.room for node in driver.nodes.values()] == [2]
 
@@ -296,7 +296,7 @@ def test_nothing_to_do_needs_no_cluster(runs: list[StreamRun], tmp_path: Path) -
 
 def test_a_node_that_is_not_fit(npz: Path, tmp_path: Path) -> None:
     examine = examiner()
-    questions = packed([StreamRun(resolve("er", str(npz)))])
+    questions = pickled_questions([StreamRun(resolve("er", str(npz)))])
     mine = examine(None, questions, None)
     marker = place_marker(tmp_path)
     fit = examine(str(marker), questions, None)
@@ -308,8 +308,8 @@ def test_a_node_that_is_not_fit(npz: Path, tmp_path: Path) -> None:
     assert why(fit) is None
     assert why(fit, str(fit["torch"])) is None
     assert "install the same on all" in str(why(fit, "1.0"))
-    assert "all nodes must share it" in str(why(examine(str(marker), packed([]), None)))
-    owls = packed([StreamRun(resolve("er", "owls"))])
+    assert "all nodes must share it" in str(why(examine(str(marker), pickled_questions([]), None)))
+    owls = pickled_questions([StreamRun(resolve("er", "owls"))])
     assert "lacks a dataset: there is no dataset 'owls'" in str(why(examine(None, owls, str(tmp_path))))
     assert "lacks a dataset: " in str(why(examine(None, b"of another version", None)))
     assert "install it there" in str(why({"import": "No module named 'ocil'"}))
@@ -320,7 +320,7 @@ def test_a_node_that_is_not_fit(npz: Path, tmp_path: Path) -> None:
 def test_a_node_is_examined_without_pytorch(npz: Path, start_python: Callable[..., "subprocess.Popen[str]"]) -> None:
     """To load it takes seconds, and workers are other processes."""
     sent = pytest.importorskip("ray.cloudpickle").dumps(examiner())
-    questions = packed([StreamRun(resolve("er", str(npz)))])
+    questions = pickled_questions([StreamRun(resolve("er", str(npz)))])
     lines = (
         "import json, pickle, sys",
         f"facts = pickle.loads({sent!r})(None, {questions!r}, None)",
@@ -372,7 +372,7 @@ def test_a_worker_waits_for_a_folder_that_is_held(
 
 
 def test_what_keeps_a_worker_from_any_run_fails_all_of_them(runs: list[StreamRun], tmp_path: Path) -> None:
-    worker = Worker(job(tmp_path), WorkerSpec(1, 0, 2, packed=True))
+    worker = Worker(job(tmp_path), WorkerSpec(1, 0, 2, interleaved=True))
     gone = [StreamRun(replace(run.config, dataset=str(tmp_path / "gone.npz"))) for run in runs[:2]]
     worker.start(gone)
     events = drain(worker, lambda events: len(events) == 2)
@@ -393,7 +393,7 @@ def driver(six: list[StreamRun], tmp_path: Path) -> Scheduler:
     package = SimpleNamespace(
         remote=lambda thing: thing, kill=lambda actor: None, exceptions=SimpleNamespace(RayError=OSError)
     )
-    made = Scheduler(package, six, job(tmp_path), WorkerSpec(1, 1, 3, packed=True))
+    made = Scheduler(package, six, job(tmp_path), WorkerSpec(1, 1, 3, interleaved=True))
     made.nodes = {"a": Node("a", "a", 1)}
     return made
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 import ocil
 from ocil.data import Dataset
-from ocil.evaluation.evaluator import EASY, HARD, Evaluation, Evaluator
+from ocil.evaluation.evaluator import Evaluation, Evaluator
+from ocil.evaluation.record_types import EASY, HARD
 from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.fine_tune import FineTune

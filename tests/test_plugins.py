@@ -18,7 +18,7 @@ import pytest
 import ocil
 from ocil import plugins
 from ocil.data.catalog import CATALOG, SOURCES
-from ocil.engines.nodes import packed
+from ocil.engines.nodes import pickled_questions
 from ocil.evaluation.measures import MEASURES
 from ocil.methods import METHODS, method
 from ocil.networks import NETWORKS
@@ -493,7 +493,7 @@ def test_a_node_of_a_cluster_gets_the_plugin_with_its_runs(mine: Path, tiny_npz:
     """In another process, which has not loaded it."""
     plugins.load(mine)
     config = resolve("mine", str(tiny_npz))
-    (tmp_path / "samples").write_bytes(packed([StreamRun(config)]))
+    (tmp_path / "samples").write_bytes(pickled_questions([StreamRun(config)]))
     script = f"""
 import sys
 from pathlib import Path

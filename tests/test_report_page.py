@@ -21,7 +21,7 @@ import torch
 
 from ocil.data import Dataset
 from ocil.errors import OcilError
-from ocil.evaluation.evaluator import EASY, HARD
+from ocil.evaluation.record_types import EASY, HARD
 from ocil.files import read_regular
 from ocil.report import formulas, plots
 from ocil.report.cells import Collection, FinishedRun, MeasuredCell

@@ -34,7 +34,7 @@ def example(tmp_path: Path) -> Path:
 
 def test_the_documented_file(example: Path) -> None:
     paper = papers.load(str(example))
-    assert paper.datasets == ("cifar100", "birds")
+    assert {dataset for table in paper.tables for dataset in table.memory} == {"cifar100", "birds"}
     assert paper.published("er-rv", {}, ColumnKey("cifar100", 5000)) == Published(30.9, 0.6)
     assert paper.published("fine-tune", {}, ColumnKey("cifar100", 0)) == Published(5.7, 0.2)
     rate = {"lr": 0.05}

@@ -293,7 +293,7 @@ def test_confusion_is_by_arrival_over_seeds() -> None:
 def test_calibration_is_that_of_the_measure() -> None:
     found = records.calibration(cell())
     assert found is not None
-    assert [found.confidence.tolist(), found.accuracy.tolist(), found.count.tolist()] == [[0.76], [0.4], [100]]
+    assert [found.confidence.tolist(), found.accuracy.tolist()] == [[0.76], [0.4]]
     assert found.error == pytest.approx(expected_calibration_error(bins(50, 20, 38.0)))
     sure, unsure = (replace(recorded("er", seed), calibration=bins(50, 36, sum_)) for seed, sum_ in ((0, 40), (1, 34)))
     runs = tuple(FinishedRun(Path("x"), result) for result in (sure, unsure))
@@ -433,7 +433,7 @@ def test_a_report_of_own_runs(root: Path, tmp_path: Path) -> None:
 
 def test_figures_hold_the_names_and_are_svg(root: Path) -> None:
     standings = Standings(entries(collect([root]).cells))
-    (drawing,) = draw([next(record_figures.recorded(standings.entries.columns[0], standings))])
+    (drawing,) = draw([next(record_figures.sketches_of_records(standings.entries.columns[0], standings))])
     assert drawing.name.startswith("over-time-birds")
     text = " ".join(ElementTree.fromstring(drawing.svg.encode()).itertext())
     assert "mir  54.5" in text

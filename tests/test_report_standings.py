@@ -170,7 +170,7 @@ def test_the_leader_the_missing_and_what_seeds_are_shared(found: Entries) -> Non
     difference = against_afs.numbers["er"][small].difference
     assert difference is not None
     assert difference.values == pytest.approx((-0.1, -0.1))  # seeds 1 and 2
-    assert against_afs.numbers["er"][small].settled is None  # two seeds have no interval that is shown
+    assert difference.shown_interval is None  # of two seeds
     difference = against_afs.numbers["er"][large].difference
     assert difference is not None
     assert difference.values == pytest.approx((-0.102, -0.104))

@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from ocil.report.html_table import html
-from ocil.report.table import Column, Document, Lines, Row, Table, Value, columns, csv, latex, markdown
+from ocil.report.table import Column, Document, Row, Table, Value, columns, csv, latex, markdown
 from ocil.report.table import markdown_table as md
-from ocil.report.terminal_table import pairs, terminal
+from ocil.report.terminal_table import Lines, pairs, terminal
 from tests.test_report_page import HOSTILE, Page, check_latex
 
 COMPARED = (Column("method"), Column("memory 50", "compared"), Column("memory 90", "compared", lower_is_better=True))

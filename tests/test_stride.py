@@ -359,7 +359,7 @@ def test_a_growing_learner_takes_more_steps_as_classes_come() -> None:
     learner = on_images(classes=16, growing=True, steps=0, memory_batch=0, memory=5000, images=210)
     assert learner.step_variant() == 3
     learner.meet(range(30))
-    assert learner.classes_known == 30
+    assert len(learner.classes_met) == 30
     assert learner.step_variant() == default_steps(learner.config, 30) == 4
 
 

@@ -16,6 +16,7 @@ from ocil.engines.job import Job
 from ocil.errors import OcilError
 from ocil.evaluation.measures import estimate
 from ocil.experiments import search
+from ocil.experiments.search_split import search_split, write_data
 from ocil.methods.er import ER
 from ocil.runs.build import build
 from ocil.runs.config import RunConfig, resolve
@@ -67,7 +68,7 @@ def poisoned(data: Dataset) -> Dataset:
 
 def test_the_search_data_is_the_training_data_of_the_first_tasks(six: Dataset) -> None:
     config = resolve("er", "six", settings={"tasks": TASKS}, classes=CLASSES)
-    split = search.search_split(six, config, 2, 0.2)
+    split = search_split(six, config, 2, 0.2)
     assert split.tasks == (("a", "b"), ("c", "d"))
     assert split.data.classes == ("a", "b", "c", "d")
     assert np.bincount(split.data.train_y).tolist() == [16] * 4
@@ -85,17 +86,17 @@ def test_the_search_data_is_the_training_data_of_the_first_tasks(six: Dataset) -
 
 def test_the_search_data_has_a_name_and_a_fingerprint_of_its_own(six: Dataset) -> None:
     config = resolve("er", "six", settings={"tasks": TASKS}, classes=CLASSES)
-    cuts = [search.search_split(six, config, *how).data for how in ((2, 0.2), (2, 0.1), (1, 0.2))]
+    cuts = [search_split(six, config, *how).data for how in ((2, 0.2), (2, 0.1), (1, 0.2))]
     names = {data.name for data in cuts} | {six.name}
     assert len(names) == 4
     assert "six-first-2-tasks-20-percent-held-out" in names
     assert len({data.fingerprint for data in [*cuts, six]}) == 4
-    assert search.search_split(six, config, 2, 0.2).data.fingerprint == cuts[0].fingerprint
+    assert search_split(six, config, 2, 0.2).data.fingerprint == cuts[0].fingerprint
 
 
 def test_poison_changes_nothing(six: Dataset) -> None:
     config = resolve("er", "six", settings={"tasks": TASKS}, classes=CLASSES)
-    clean, other = (search.search_split(data, config, 2, 0.1).data for data in (six, poisoned(six)))
+    clean, other = (search_split(data, config, 2, 0.1).data for data in (six, poisoned(six)))
     assert clean.fingerprint == other.fingerprint
     assert poisoned(six).fingerprint != six.fingerprint
 
@@ -246,8 +247,8 @@ def test_a_record_that_is_in_the_way_is_kept(tune: Tune, tmp_path: Path) -> None
 def test_the_network_has_an_output_for_every_class(six: Dataset, tmp_path: Path) -> None:
     """The pull of virtual distillation is divided by the number of outputs, so a search must not have fewer."""
     config = resolve("er", "six", settings={"tasks": TASKS, "width": 2}, classes=CLASSES)
-    cut, path = search.search_split(six, config, 2, 0.1).data, tmp_path / "cut.npz"
-    search.write_data(cut, path)
+    cut, path = search_split(six, config, 2, 0.1).data, tmp_path / "cut.npz"
+    write_data(cut, path)
     kept = data.load(path)
     assert (kept.num_classes, kept.unseen, kept.fingerprint) == (4, 2, cut.fingerprint)
     assert build(config, kept).problem.classes == CLASSES
@@ -356,12 +357,12 @@ def test_a_choice_that_is_not_sure_is_said_to_be(tune: Tune, tmp_path: Path, mon
 
 def test_data_that_was_cut_is_written_again(six: Dataset, tmp_path: Path) -> None:
     path = tmp_path / "six.npz"
-    search.write_data(six, path)
+    write_data(six, path)
     stamp = path.stat().st_mtime_ns
-    search.write_data(six, path)
+    write_data(six, path)
     assert path.stat().st_mtime_ns == stamp
     path.write_bytes(path.read_bytes()[:100])
-    search.write_data(six, path)
+    write_data(six, path)
     assert path.stat().st_size > 100
 
 

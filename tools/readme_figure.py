@@ -20,9 +20,9 @@ UNSEEN_SEEDS = range(10, 20)  # the picture, where a method has them: no search 
 
 
 def name_of(cell: MeasuredCell) -> str:
-    if not cell.identity:
+    if not cell.row_settings:
         return cell.config.label
-    return "afs, cross-entropy alone" if cell.identity == {"loss": "ce", "regulariser": "none"} else ""
+    return "afs, cross-entropy alone" if cell.row_settings == {"loss": "ce", "regulariser": "none"} else ""
 
 
 def cells_of(results: FoundResults, seeds: range) -> dict[tuple[str, str], MeasuredCell]:

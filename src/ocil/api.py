@@ -202,11 +202,11 @@ class Comparison:
     @property
     def names(self) -> list[str]:
         from ocil.report.cells import settings_text
-        from ocil.runs.config import changed
+        from ocil.runs.config import changed_settings
 
         labels = [summary.config.label for summary in self.summaries]
         return [
-            label if labels.count(label) == 1 else f"{label} {settings_text(changed(summary.config))}".strip()
+            label if labels.count(label) == 1 else f"{label} {settings_text(changed_settings(summary.config))}".strip()
             for label, summary in zip(labels, self.summaries, strict=True)
         ]
 

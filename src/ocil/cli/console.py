@@ -15,7 +15,7 @@ from ocil.text import SPELLED, escaped
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ocil.report.table import Lines
+    from ocil.report.terminal_table import Lines
 
 WIDTH = 120
 """Columns, if the output is not a terminal."""

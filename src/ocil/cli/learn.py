@@ -133,7 +133,7 @@ def _progress(feed: "Feed", name: str) -> "Iterator[Callable[[Feed], None]]":
     """Shows progress on standard error: a bar on a terminal, else a line now and then. Names broken images."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from ocil.report.table import literal
+    from ocil.report.terminal_table import literal
 
     screen = console.stderr()
     columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=12), MofNCompleteColumn())

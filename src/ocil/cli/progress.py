@@ -19,7 +19,7 @@ from ocil.engines.job import Event
 from ocil.evaluation.measures import average_accuracy
 from ocil.experiments.estimate import Forecast, roughly
 from ocil.experiments.files import Cell
-from ocil.report.table import literal
+from ocil.report.terminal_table import literal
 from ocil.runs.config import RunConfig
 from ocil.runs.protocol import Interrupted, Progress, Run, RunKey
 from ocil.runs.results import Result

@@ -178,8 +178,8 @@ def _show_several(
     from ocil.report import quantities, standing_tables
     from ocil.report.entries import entries
     from ocil.report.standings import Standings
-    from ocil.report.table import literal, markdown_table
-    from ocil.report.terminal_table import terminal
+    from ocil.report.table import markdown_table
+    from ocil.report.terminal_table import literal, terminal
 
     everything = entries(found.cells)
     chosen = everything.named(against).name if against else ""

@@ -174,7 +174,7 @@ class _TimedSeed:
     def rehearse(self) -> None:
         with torch.cuda.stream(self.cuda):
             if self.rehearsed is not None:
-                self.stepper.rehearse(self.rehearsed)
+                self.stepper.task_end_step(self.rehearsed)
 
     def step(self) -> None:
         with torch.cuda.stream(self.cuda):
@@ -185,7 +185,7 @@ class _TimedSeed:
         with torch.cuda.stream(self.cuda):
             if self.learner.config.review:
                 size = min(self.learner.config.review_batch, self.learner.config.memory)
-                self.stepper.review(torch.arange(size, device=self.learner.device))
+                self.stepper.review_step(torch.arange(size, device=self.learner.device))
 
 
 def _time(

@@ -23,15 +23,16 @@ def run_all(runs: Sequence[Run], job: Job, observer: Observer) -> Outcomes:
         workspace = job.workspace(interleaved=True)
         size = job.workers or group[0].side_by_side
         free = free_bytes(workspace.device)
-        for run in group.copy():
+        fitting: list[Run] = []
+        for run in group:
             try:
                 size = min(size, run.how_many_fit(workspace, free) or size)
+                fitting.append(run)
             except (OcilError, SystemExit) as error:
                 outcomes[run.key] = failed = run.failed(error)
                 observer.on_event(run, failed)
-                group.remove(run)
-        if group:
-            outcomes |= run_together(group, workspace, size, observer)
+        if fitting:
+            outcomes |= run_together(fitting, workspace, size, observer)
     return outcomes
 
 

@@ -30,7 +30,7 @@ def examiner() -> Examine:
     """The function that every node runs, and the driver too, for comparison.
 
     Ray sends a nested function as code, so it runs even on a node where ocil is missing or of another version.
-    ``questions``: see ``packed``. PyTorch, which takes seconds to load, is left to the workers.
+    ``questions``: see ``pickled_questions``. PyTorch, which takes seconds to load, is left to the workers.
     """
 
     # ``Facts`` in quotes: the name itself would go along, and a node could not find it without ocil.
@@ -78,9 +78,9 @@ def examiner() -> Examine:
     return examine
 
 
-def packed(runs: Iterable[Run]) -> bytes:
-    """By dataset, what finds the fingerprint of its images. Before that the plugin files: without them it cannot be
-    unpickled."""
+def pickled_questions(runs: Iterable[Run]) -> bytes:
+    """For ``examiner``: the plugin files, and by dataset the function that finds the fingerprint of its images, which
+    cannot be unpickled without them."""
     found = {run.dataset: run.fingerprint_there() for run in runs}
     return pickle.dumps((plugins.loaded(), pickle.dumps(found)))
 

@@ -41,9 +41,9 @@ def run_all(runs: Sequence[Run], job: Job, observer: Observer) -> Outcomes:
         data_dir = job.data_dir and job.data_dir.expanduser().resolve()
         job = replace(job, root=job.root.resolve(), device=device, data_dir=data_dir)
         if device == "cuda":
-            spec = WorkerSpec(job.gpu_share, job.gpu_share, job.workers or runs[0].side_by_side, packed=True)
+            spec = WorkerSpec(job.gpu_share, job.gpu_share, job.workers or runs[0].side_by_side, interleaved=True)
         else:
-            spec = WorkerSpec(job.threads, 0.0, 1, most=job.workers or None)
+            spec = WorkerSpec(job.threads, 0.0, 1, most_workers=job.workers or None)
         return Scheduler(ray, runs, job, spec, observer).execute()
 
 

@@ -21,13 +21,15 @@ LOCK_TIMEOUT = 120.0  # seconds to wait for a folder that a worker cut off from 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """The CPUs and GPUs that a worker takes, how many runs it gets at a time, and how many workers there may be."""
+    """What a worker takes and does, and how many there are."""
 
     cpus: float
     gpus: float
-    together: int
-    most: int | None = None
-    packed: bool = False
+    side_by_side: int
+    """How many runs it gets at a time."""
+    most_workers: int | None = None
+    """How many workers there may be; None: as many as fit."""
+    interleaved: bool = False
     """Whether its runs take turns on a GPU."""
 
     def room(self, resources: Mapping[str, float]) -> int:
@@ -42,7 +44,7 @@ class Worker:
     def __init__(self, job: Job, spec: WorkerSpec, files: Sequence[PluginFile] = ()) -> None:
         plugins.install(files)  # before a run is received: its settings may be of a class that a plugin defines
         self.spec = spec
-        self.job = replace(job, workers=spec.together if spec.packed else 1)
+        self.job = replace(job, workers=spec.side_by_side if spec.interleaved else 1)
         self.queue: SimpleQueue[tuple[RunKey, Event]] = SimpleQueue()
         self.stop = False
         self.last_call = time.monotonic()
@@ -90,7 +92,7 @@ class Worker:
                 del left[run.key]
             self.queue.put((run.key, event))
 
-        run_all = gpu.run_all if self.spec.packed else pool.run_all
+        run_all = gpu.run_all if self.spec.interleaved else pool.run_all
         try:
             found = run_all(runs, self.job, Observer(on_event, self.should_stop))
         except Exception as error:  # before the first run

@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 
 from ocil import plugins
 from ocil.engines.job import Event, Job, Observer, Outcomes, RunQueue
-from ocil.engines.nodes import examiner, packed, place_marker, unfit
+from ocil.engines.nodes import examiner, pickled_questions, place_marker, unfit
 from ocil.engines.ray_worker import Worker, WorkerSpec
 from ocil.errors import OcilError
 from ocil.runs.protocol import Interrupted, Progress, Run, RunKey
@@ -75,12 +75,12 @@ class Scheduler(RunQueue):
         self.calls: dict[ObjectRef, Callable[[ObjectRef], None]] = {}  # pending remote calls, each with its callback
         self.workers: list[WorkerHandle] = []
         self.stopping = False
-        self.looked = self.last_usable = time.monotonic()
-        self.trouble = ""
+        self.last_look = self.last_usable = time.monotonic()
+        self.last_problem = ""
         self.actor_class = ray.remote(Worker)
         self.examine = examiner()
-        self.questions = (packed(runs), None if job.data_dir is None else str(job.data_dir))
-        self.mine = self.examine(None, *self.questions)
+        self.questions = (pickled_questions(runs), None if job.data_dir is None else str(job.data_dir))
+        self.own_facts = self.examine(None, *self.questions)
         self.torch: str | None = None  # the nodes' version
         # Limits the threads of libraries that ignore torch.set_num_threads.
         self.environment = {"env_vars": {"OMP_NUM_THREADS": str(job.threads)}}
@@ -96,7 +96,7 @@ class Scheduler(RunQueue):
                         self.end(worker)
                 self.look_for_nodes()
                 self.start_workers()
-                self.answer_calls()
+                self.take_answers()
         finally:
             for worker in list(self.workers):
                 self.end(worker)
@@ -106,19 +106,19 @@ class Scheduler(RunQueue):
 
     def examine_all(self) -> None:
         """Examine every node before anything runs. Raises if one of them cannot work, so that it can be repaired."""
-        fitting = self.fitting()
-        if not fitting:
+        found = self.nodes_with_room()
+        if not found:
             needs = f"{self.spec.cpus:g} CPUs" + (f" and {self.spec.gpus:g} GPU" if self.spec.gpus else "")
             raise OcilError(f"no node of the Ray cluster has {needs} for a worker: start one, or use fewer threads.")
-        asked = [self.ask(node) for node in fitting]
+        asked = [self.start_examination(node) for node in found]
         self.ray.wait([ref for ref, _ in asked], num_returns=len(asked), timeout=NODE_TIMEOUT)
-        problems = [self.admit(node, marker, ref) for (ref, marker), node in zip(asked, fitting, strict=True)]
+        problems = [self.admit(node, marker, ref) for (ref, marker), node in zip(asked, found, strict=True)]
         for problem in filter(None, problems):
             raise OcilError(problem)
 
-    def fitting(self) -> list[NodeDescription]:
+    def nodes_with_room(self) -> list[NodeDescription]:
         """The nodes with room for a worker. Also updates which known nodes are alive."""
-        self.looked = time.monotonic()
+        self.last_look = time.monotonic()
         described: list[NodeDescription] = self.ray.nodes()
         alive = {node["NodeID"]: node for node in described if node["Alive"]}
         for node in self.nodes.values():
@@ -127,17 +127,18 @@ class Scheduler(RunQueue):
 
     def look_for_nodes(self) -> None:
         """Examine the nodes that have joined since. One that cannot work is left out with a warning."""
-        if time.monotonic() - self.looked < NODE_POLL_SECONDS:
+        if time.monotonic() - self.last_look < NODE_POLL_SECONDS:
             return
-        for node in self.fitting():
+        for node in self.nodes_with_room():
             if node["NodeID"] not in self.examined:
-                ref, marker = self.ask(node)
-                self.calls[ref] = partial(self.joined, node, marker)
+                ref, marker = self.start_examination(node)
+                self.calls[ref] = partial(self.node_examined, node, marker)
 
-    def ask(self, node: NodeDescription) -> tuple[ObjectRef, Path]:
+    def start_examination(self, node: NodeDescription) -> tuple[ObjectRef, Path]:
+        """Let a node report about itself, and find a file that was put into the folder of the runs for it."""
         self.examined.add(node["NodeID"])
         marker = place_marker(self.job.root)
-        task = self.ray.remote(self.examine).options(**self.on(node["NodeID"]), num_cpus=0, max_retries=0)
+        task = self.ray.remote(self.examine).options(**self.placement(node["NodeID"]), num_cpus=0, max_retries=0)
         return task.remote(str(marker), *self.questions), marker
 
     def admit(self, node: NodeDescription, marker: Path, ref: ObjectRef) -> str | None:
@@ -153,7 +154,7 @@ class Scheduler(RunQueue):
                 return None  # it has left the cluster meanwhile
             problem = f"cannot be asked: {str(error).splitlines()[0]}"
         else:
-            problem = unfit(theirs, self.mine, self.job.root, self.torch)
+            problem = unfit(theirs, self.own_facts, self.job.root, self.torch)
         marker.unlink(missing_ok=True)
         if problem is not None:
             return f"node {host} of the Ray cluster {problem}"
@@ -161,11 +162,12 @@ class Scheduler(RunQueue):
         self.nodes[node["NodeID"]] = Node(node["NodeID"], host, self.spec.room(node["Resources"]))
         return None
 
-    def joined(self, node: NodeDescription, marker: Path, ref: ObjectRef) -> None:
+    def node_examined(self, node: NodeDescription, marker: Path, ref: ObjectRef) -> None:
+        """Called when a node that has joined later has reported."""
         if (problem := self.admit(node, marker, ref)) is not None:
             log.warning("%s It is left out.", problem)
 
-    def on(self, node_id: str) -> dict[str, Any]:
+    def placement(self, node_id: str) -> dict[str, Any]:
         """Options that place a task or an actor on a node."""
         strategies: Any = importlib.import_module("ray.util.scheduling_strategies")
         there = strategies.NodeAffinitySchedulingStrategy(node_id, soft=False)
@@ -187,22 +189,23 @@ class Scheduler(RunQueue):
         if self.workers:
             self.last_usable = time.monotonic()
         starting = sum(not worker.runs for worker in self.workers)
-        while starting < len(self.waiting) and len(self.workers) < (self.spec.most or math.inf):
+        while starting < len(self.waiting) and len(self.workers) < (self.spec.most_workers or math.inf):
             if (node := self.free_node()) is None:
                 break
             takes = {"num_cpus": self.spec.cpus, "num_gpus": self.spec.gpus}
-            there = self.actor_class.options(**self.on(node.id), **takes, max_restarts=0)
+            there = self.actor_class.options(**self.placement(node.id), **takes, max_restarts=0)
             worker = WorkerHandle(there.remote(self.job, self.spec, plugins.loaded()), node)
             self.workers.append(worker)
             self.calls[worker.actor.problem.remote()] = partial(self.worker_started, worker)
             starting += 1
         if self.waiting and not self.workers and time.monotonic() - self.last_usable > NO_NODE_TIMEOUT:
-            reason = f" ({self.trouble})" if self.trouble else ""
+            reason = f" ({self.last_problem})" if self.last_problem else ""
             message = f"no node of the Ray cluster is left to work{reason}: start one, and give the runs again."
             while self.waiting:
                 self.settle(self.waiting.popleft(), OcilError(message))
 
-    def answer_calls(self) -> None:
+    def take_answers(self) -> None:
+        """Wait a moment for the pending calls, and pass what has been answered to its callback."""
         if not self.calls:
             time.sleep(0.2)
             return
@@ -218,14 +221,14 @@ class Scheduler(RunQueue):
             problem = self.ray.get(ref)
         except self.ray.exceptions.RayError as error:
             *_, reason = str(error).strip().split("\n")  # the last line of a traceback from there says why
-            self.trouble = f"node {worker.node.host}: {reason.strip()[:200]}"
+            self.last_problem = f"node {worker.node.host}: {reason.strip()[:200]}"
             self.worker_died(worker)
             return
         if problem is None:
             self.assign(worker)
             return
-        self.trouble = f"node {worker.node.host}: {problem}"
-        log.warning("%s It is left out.", self.trouble)
+        self.last_problem = f"node {worker.node.host}: {problem}"
+        log.warning("%s It is left out.", self.last_problem)
         worker.node.failed_starts = RETRIES
         self.end(worker)
 
@@ -243,7 +246,7 @@ class Scheduler(RunQueue):
         if self.deaths[first.key] > 1:
             return [first]  # two workers died with it: alone it harms no other run
         slots = sum(node.room for node in self.nodes.values() if node.alive)
-        size = min(self.spec.together, math.ceil((1 + len(self.waiting)) / max(1, slots)))
+        size = min(self.spec.side_by_side, math.ceil((1 + len(self.waiting)) / max(1, slots)))
         kind = (first.dataset, first.precision)
         alike = [run for run in self.waiting if (run.dataset, run.precision) == kind and self.deaths[run.key] <= 1]
         for run in alike[: size - 1]:
@@ -288,7 +291,7 @@ class Scheduler(RunQueue):
     def worker_died(self, worker: WorkerHandle) -> None:
         """Put the unfinished runs of a dead worker back into the queue, behind the others."""
         worker.node.failed_starts += not worker.runs
-        self.looked = 0.0  # perhaps its node is gone too
+        self.last_look = 0.0  # perhaps its node is gone too
         for key, run in worker.runs.items():
             self.deaths[key] += 1
             if self.stopping:

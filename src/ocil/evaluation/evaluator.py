@@ -13,14 +13,13 @@ from torch import Tensor
 
 from ocil.errors import OcilError
 from ocil.evaluation.calibration import MOST_CLASSES, calibration_of, confusion_of
-from ocil.evaluation.record_types import CalibrationRecord
+from ocil.evaluation.record_types import EASY, HARD, CalibrationRecord
 from ocil.evaluation.subset import kinds_of
 from ocil.methods.base import Learner
 from ocil.networks import NOT_MET
 from ocil.streams import Stream
 from ocil.threads import default_if_free
 
-HARD, EASY = 0.3, 0.6  # the paper's bounds on the true class's score: below is hard, above is easy
 BATCH = {"cpu": 500, "cuda": 2500}  # images: what fits a CPU's cache; few launches on a GPU
 COUNTS = ("correct", "correct_by_domain", "confusion", "calibration")  # left out of JSON where there are none
 LARGE_IMAGE = 84 * 84  # pixels; batches of larger images are smaller

@@ -5,6 +5,9 @@ A record of what was not asked for is empty, so no entry is certain to be there.
 
 from typing import NotRequired, TypedDict
 
+HARD, EASY = 0.3, 0.6
+"""The AFS paper's bounds on the score of a sample's true class: below the first it is hard, above the second easy."""
+
 
 class AnytimePoint(TypedDict):
     """The accuracy after some batches, on the test images of what has arrived by then."""

@@ -20,7 +20,7 @@
 ``plan``       the runs of some cells; ``part``: of one machine among several
 ``datasets``   the datasets of runs
 ``estimate``   how long runs will take
-``search``     chooses settings on the first tasks
+``search``     chooses settings on the first tasks; ``search_split``: their data
 ``streams``    the stream of settings without a method
 """
 

@@ -171,6 +171,7 @@ class Estimator:
         return Cost.of_tested(images).images * an_image * scale / 1000
 
     def together(self, seconds: Sequence[float]) -> float:
+        """The time of all runs, from the time of each."""
         if not seconds:
             return 0.0
         total = sum(seconds) / self.side_by_side

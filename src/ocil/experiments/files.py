@@ -37,9 +37,9 @@ from ocil.runs.settings import refuse_unknown
 from ocil.streams import StreamConfig
 
 MAX_SEEDS = 10_000
-KEYS = {"title", "about", "paper", "seeds", "first_seed", "settings", "cells"}
-NAMES = ("method", "dataset", "label")
-SEEDS = 3
+KEYS = {"title", "about", "paper", "seeds", "first_seed", "settings", "cells"}  # of a file
+NAMES = ("method", "dataset", "label")  # keys of a cell that are not settings
+SEEDS = 3  # if neither a file nor the user says how many
 PLACEHOLDER = r"\{(\w+)\}"  # of a setting's value, in a label
 COLUMNS = ("dataset", "memory")  # a cell is known by these and by its label, which names all other axes
 
@@ -109,10 +109,26 @@ def read(
     up: give that of ``ocil.experiments.datasets.Datasets`` for datasets outside the catalog.
     """
     path = find_file(Path(path))
-    content = _content(path)
-    settings = dict(settings or {})
+    content, settings = _content(path), dict(settings or {})
     seeds = _seeds(str(path), content.get("seeds", SEEDS)) if seeds is None else _seeds("--seeds", seeds)
     first = _first_seed(path, content, seeds)
+    cells = _expanded(path, content, settings, source, range(first, first + seeds))
+    kept = select(cells, only)
+    left_out = [cell for cell in cells if cell not in kept] if only else []
+    _refuse_without_effect(settings, kept, only)
+    title = _text_of(path, content, "title") or path.stem
+    about, paper = _text_of(path, content, "about"), _text_of(path, content, "paper")
+    return Experiment(path.stem, title, about, paper, tuple(kept), tuple(left_out))
+
+
+def _expanded(
+    path: Path,
+    content: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    source: Callable[[str], KnownDataset],
+    seeds: range,
+) -> list[Cell]:
+    """The cells of a file, each once and with a name of its own."""
     expansion = _Expansion(_table(path, "settings", content.get("settings", {})), settings, source)
     found: dict[RunConfig, Cell] = {}
     written_for: dict[RunConfig, list[str]] = {}
@@ -120,23 +136,23 @@ def read(
         try:
             for label, config in expansion.expand(written):
                 if config not in found:
-                    configs = tuple(replace(config, seed=seed) for seed in range(first, first + seeds))
+                    configs = tuple(replace(config, seed=seed) for seed in seeds)
                     found[config], written_for[config] = Cell(label, configs), list(written)
         except OcilError as error:
             raise OcilError(f"{path}, cell {number}: {error}") from None
     expansion.refuse_unused(path)
-    cells, entries = list(found.values()), list(written_for.values())
+    cells = list(found.values())
     for _ in range(2):  # the name that one gets first may be that of an axis of another entry
-        cells = _told_apart(cells, entries)
-    kept = select(cells, only)
-    left_out = [cell for cell in cells if cell not in kept] if only else []
-    infos = [method(name) for name in dict.fromkeys(cell.config.method for cell in kept)]
-    for key in sorted(set(settings) - set(NAMES)):
+        cells = _told_apart(cells, list(written_for.values()))
+    return cells
+
+
+def _refuse_without_effect(settings: Mapping[str, Any], cells: Sequence[Cell], only: str) -> None:
+    """Raise if a given setting concerns none of these cells, which ``only`` leaves."""
+    infos = [method(name) for name in dict.fromkeys(cell.config.method for cell in cells)]
+    for key in sorted(settings.keys() - set(NAMES)):
         if not any(key in settings_of(info) and meant_for(info, key) for info in infos):
             raise OcilError(f"--set {key}: it concerns no cell that --only '{only}' leaves.")
-    title = _text_of(path, content, "title") or path.stem
-    about, paper = _text_of(path, content, "about"), _text_of(path, content, "paper")
-    return Experiment(path.stem, title, about, paper, tuple(kept), tuple(left_out))
 
 
 def select(cells: Sequence[Cell], only: str) -> list[Cell]:

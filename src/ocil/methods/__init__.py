@@ -225,7 +225,7 @@ def register(info: MethodInfo, replace: bool = False) -> None:
 def check(info: MethodInfo) -> None:
     """Raise an ``OcilError`` if an entry from outside has a wrong name, class or config class."""
     from ocil.methods.base import Learner
-    from ocil.methods.config import refuse_odd_class
+    from ocil.methods.config import check_config_class
 
     check_name(info)
     try:
@@ -234,7 +234,7 @@ def check(info: MethodInfo) -> None:
         raise OcilError(f"ocil has no class '{info.target}': give the method '{info.name}' its class itself.") from None
     if not (isinstance(learner, type) and issubclass(learner, Learner)):
         raise OcilError(f"the method '{info.name}' must be a subclass of ocil.Learner, not {learner!r}.")
-    refuse_odd_class(learner.Config, learner.__name__)
+    check_config_class(learner.Config, learner.__name__)
 
 
 def check_name(info: MethodInfo) -> None:

@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ocil.errors import OcilError
 from ocil.learning import losses
 from ocil.learning.losses import SampleValue
 from ocil.learning.views import CropRule, RandomViews
@@ -75,11 +74,7 @@ class AFSConfig(AugmentedConfig):
         "temperature": 1e-6,
         "epsilon": 0,
     }
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.epsilon >= 1:
-            raise OcilError(f"epsilon = {self.epsilon} must be below 1: it is the share of the other classes.")
+    below: ClassVar[dict[str, float]] = LearnerConfig.below | {"epsilon": 1}
 
     def random_views(self) -> RandomViews:
         return replace(super().random_views(), crop_rule=self.crop_rule)
@@ -150,31 +145,33 @@ class AFS(Learner):
     def loss(self, batches: list[tuple[Outputs, Tensor]], regularise: bool) -> tuple[Tensor, dict[str, Tensor]]:
         """The sum of the mean losses of batches, and its parts over all batches, by name, without a gradient."""
         c = self.config
-        published = c.loss == "ce" or (c.loss == "rfl" and c.sample_value == "p_t")
-        if not published or (regularise and c.regulariser == "lsr"):
-            found = [self.parts(outputs, labels, regularise) for outputs, labels in batches]
-            sums = {name: added(parts[name].detach() for parts in found) for name in found[0]}
-            return added(total(parts) for parts in found), sums
-        distils = regularise and c.regulariser == "vkd"
+        has_kernel = c.loss == "ce" or (c.loss == "rfl" and c.sample_value == "p_t")
+        if has_kernel and not (regularise and c.regulariser == "lsr"):
+            return self.focus_loss(batches, distils=regularise and c.regulariser == "vkd")
+        found = [self.parts(outputs, labels, regularise) for outputs, labels in batches]
+        sums = {name: added(parts[name].detach() for parts in found) for name in found[0]}
+        return added(total(parts) for parts in found), sums
+
+    def focus_loss(self, batches: list[tuple[Outputs, Tensor]], distils: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        """The same for the loss as published, and for cross-entropy in its place: on a GPU one kernel computes it."""
+        c, focal = self.config, self.config.loss == "rfl"
         loss, parts = losses.focus(
             [(outputs.scores, labels) for outputs, labels in batches],
-            c.alpha if c.loss == "rfl" else c.ce_scale,
+            c.alpha if focal else c.ce_scale,
             c.mu,
             c.sigma,
             c.beta if distils else 0.0,
             c.temperature,
             c.epsilon,
-            focal=c.loss == "rfl",
+            focal=focal,
             met=self.met,
         )
-        names = [
-            "revised_focal" if c.loss == "rfl" else "cross_entropy",
-            *(["virtual_distillation"] if distils else []),
-        ]
-        return loss, dict(zip(names, parts.sum(0), strict=False))
+        classification, distillation = parts.sum(0)
+        found = {"revised_focal" if focal else "cross_entropy": classification}
+        return loss, found | ({"virtual_distillation": distillation} if distils else {})
 
     def parts(self, outputs: Outputs, labels: Tensor, regularise: bool) -> dict[str, Tensor]:
-        """The parts of the loss of a batch in the paper's ablations, by name."""
+        """The parts of the loss of a batch, by name, for the ablations that ``focus_loss`` does not have."""
         c, met = self.config, self.met
         features, logits = outputs
         parts: dict[str, Tensor] = {}

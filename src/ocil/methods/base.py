@@ -28,7 +28,7 @@ from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.growth import GrowsByClass
 from ocil.methods.passes import ExtraState, Pass, replayed
 from ocil.methods.recorded_losses import Phase, RecordedLosses
-from ocil.methods.verbs import refuse_former_names, refuse_odd_inputs, refuse_whole_verbs, wrap_verbs
+from ocil.methods.verbs import check_inputs, refuse_former_names, refuse_whole_verbs, wrap_verbs
 from ocil.networks import to_float
 from ocil.rng import Rng, derive
 
@@ -57,7 +57,8 @@ class Learner(GrowsByClass, Capturable):
     """
 
     Config: ClassVar[type[LearnerConfig]] = LearnerConfig
-    """What class methods such as ``passes`` get: a method names its own class there in place of ``Any``."""
+    """The class of the method's settings, and of ``config`` in the class methods below: a method that overrides one of
+    them names its own class there in place of ``Any``."""
     dataset_settings: ClassVar[dict[str, dict[str, Any]]] = {}
     """Per dataset: the defaults that differ from the config's own. ``settings_for`` returns them."""
     kernel_factor: ClassVar[float] = 1.0
@@ -94,7 +95,7 @@ class Learner(GrowsByClass, Capturable):
                 f"features = {config.features} are computed before a stream begins: for images that come one by one "
                 "give network=NAME pretrained=FILE freeze=backbone."
             )
-        self.refuse_tests(config, vectors=not problem.is_images)
+        self.check_scoring(config, vectors=not problem.is_images)
         self.config = config
         self.problem = problem
         self.device = torch.device(device)
@@ -138,8 +139,9 @@ class Learner(GrowsByClass, Capturable):
         return None
 
     @classmethod
-    def refuse_tests(cls, config: LearnerConfig, vectors: bool) -> None:
-        """Raise an ``OcilError`` if the settings ask for a test that the method or the data cannot have."""
+    def check_scoring(cls, config: LearnerConfig, vectors: bool) -> None:
+        """Raise an ``OcilError`` if the settings ask for scores, averaged or of mirror images, that the method or the
+        data cannot have."""
         if config.average and cls.no_average:
             raise OcilError(f"average = {config.average} does not suit {cls.__name__}: {cls.no_average}.")
         if config.test_flip and vectors:
@@ -212,7 +214,7 @@ class Learner(GrowsByClass, Capturable):
 
     def scores(self, x: Tensor) -> Tensor:
         """Class scores ``[B, C]``: ``scores(x).argmax(1)`` predicts. The learner does not change."""
-        refuse_odd_inputs(self.problem, x)
+        check_inputs(self.problem, x)
         return self.scorer()(x)
 
     def scorer(self) -> Callable[[Tensor], Tensor]:
@@ -231,7 +233,7 @@ class Learner(GrowsByClass, Capturable):
         return to_float(x)
 
     def review(self) -> None:
-        """The review trick: one shuffled pass over the memory at a tenth of the learning rate."""
+        """The review trick: one shuffled pass over the memory, at ``review_lr_scale`` times the learning rate."""
         for slots in self.review_batches():
             self.review_step(slots)
 

@@ -1,9 +1,9 @@
 """Collaborative learning with a distillation chain on experience replay (Wang, Michel, Xiao, Yamasaki, Improving
 Plasticity in Online Continual Learning via Collaborative Learning, CVPR 2024)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,9 +20,15 @@ from ocil.methods.recorded_losses import added, total
 from ocil.networks import Network, to_float
 from ocil.rng import derive
 
-AUGMENTED, HARDEST, RAW, CROPPED, HARD = VIEWS = range(5)  # in the order in which they pass, as released
-CHAIN = ((RAW, CROPPED), (CROPPED, HARD), (HARD, HARDEST), (HARDEST, HARDEST))
-"""Views from the easiest on: a network imitates, for the first, what the other one says of the second."""
+
+class Views(NamedTuple):
+    """The views of a batch, or a network's logits for them, in the order in which they pass, as released."""
+
+    augmented: Tensor
+    hardest: Tensor
+    raw: Tensor
+    cropped: Tensor
+    hard: Tensor
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,7 @@ class CCLDC(Learner):
 
     @classmethod
     def passes(cls, config: CCLDCConfig, batch_size: int, classes: int) -> list[Pass]:
-        views = len(VIEWS) if config.augment else 1
+        views = len(Views._fields) if config.augment else 1
         return 2 * views * [Pass(batch_size + replayed(config))]
 
     @classmethod
@@ -112,14 +118,16 @@ class CCLDC(Learner):
 
     def learn(self, x: Tensor, y: Tensor) -> None:
         replay = self.memory.retrieve(self.config.memory_batch)
+        loss = torch.zeros((), device=self.device)
         parts: dict[str, Tensor] = {}
         if replay is not None:
             self.optimizer.zero_grad()
             parts = self.parts(torch.cat([replay[0], x]), torch.cat([replay[1], y]))
-            total(parts).backward()
+            loss = total(parts)
+            loss.backward()
             self.optimizer.step()
         self.memory.add(x, y)
-        self.record_loss(total(parts) if parts else torch.zeros((), device=self.device), **parts)
+        self.record_loss(loss, **parts)
 
     def parts(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """The parts of both networks' losses. Each view passes by itself, with its own batch statistics."""
@@ -133,16 +141,16 @@ class CCLDC(Learner):
         ]
         return {"cross_entropy": added(entropies) / 2, "distillation": c.distillation * added(distances)}
 
-    def views(self, images: Tensor) -> list[Tensor]:
-        """Those of ``VIEWS``, or the raw images alone. Hard ones are cropped ones after RandAugment, and the hardest
-        ones after it once more."""
+    def views(self, images: Tensor) -> Sequence[Tensor]:
+        """``Views``, or the raw images alone. Hard ones are cropped ones after RandAugment, and the hardest ones after
+        it once more."""
         raw = to_float(images)
         if not self.config.augment:
             return [raw]
         rng = self.rng["augment"]
         augmented, cropped = self.random_views(raw, rng), self.chain_views(raw, rng)
         hard = self.randaugment((255.999 * cropped).to(torch.uint8).permute(0, 2, 3, 1), rng)
-        return [augmented, to_float(self.randaugment(hard, rng)), raw, cropped, to_float(hard)]
+        return Views(augmented, to_float(self.randaugment(hard, rng)), raw, cropped, to_float(hard))
 
     def scorer(self) -> Callable[[Tensor], Tensor]:
         """Predictions by the mean of both networks' logits."""
@@ -163,8 +171,15 @@ class CCLDC(Learner):
         return losses.cross_entropy(self.network(views), y) + losses.cross_entropy(self.peer(views), y)
 
 
-def links(student: list[Tensor], teacher: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """The logits that are drawn together: those of the chain, or of the raw images if there are no others."""
+def links(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """The student's logits for a view with the teacher's for the next harder one, which they are drawn to, from the raw
+    images on; for the raw images alone, if there are no views."""
     if len(student) == 1:
         return [(student[0], teacher[0])]
-    return [(student[easy], teacher[hard]) for easy, hard in CHAIN]
+    mine, theirs = Views(*student), Views(*teacher)
+    return [
+        (mine.raw, theirs.cropped),
+        (mine.cropped, theirs.hard),
+        (mine.hard, theirs.hardest),
+        (mine.hardest, theirs.hardest),
+    ]

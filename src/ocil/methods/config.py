@@ -155,7 +155,7 @@ class LearnerConfig:
             raise OcilError(f"{name} = {mine} must be at least {than} = {least}.")
 
 
-def refuse_odd_class(kind: Any, owner: str) -> None:
+def check_config_class(kind: Any, owner: str) -> None:
     """Raise an ``OcilError`` if a config class of someone's own would not do what it seems to say."""
     if not (isinstance(kind, type) and issubclass(kind, LearnerConfig)):
         raise OcilError(f"{owner}.Config must be a class derived from ocil.LearnerConfig.")

@@ -103,11 +103,12 @@ class GSA(Learner):
         weight = self.weights(log_p.detach().exp(), labels)
         parts["balanced"] = -2 * (weight[labels] * log_p.gather(1, labels[:, None]).squeeze(1)).mean()
         self.optimizer.zero_grad()
-        total(parts).backward()
+        loss = total(parts)
+        loss.backward()
         self.optimizer.step()
         self.tasks.keep(self.memory.add(x, y), self.tasks_ended)
         self.batches_of_task += 1
-        self.record_loss(total(parts), **parts)
+        self.record_loss(loss, **parts)
 
     def balance(self, at_hand: int) -> tuple[int, int]:
         """How many images of earlier tasks and of the current one make the balanced set, in the proportion of their

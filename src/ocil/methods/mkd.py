@@ -84,16 +84,18 @@ class MKD(Learner):
 
     def learn(self, x: Tensor, y: Tensor) -> None:
         replay = self.memory.retrieve(self.config.memory_batch)
+        loss = torch.zeros((), device=self.device)
         parts: dict[str, Tensor] = {}
         if replay is not None:
             parts = self.parts(to_float(torch.cat([replay[0], x])), torch.cat([replay[1], y]))
             self.optimizer.zero_grad()
-            total(parts).backward()
+            loss = total(parts)
+            loss.backward()
             self.optimizer.step()
             with torch.no_grad():
                 torch._foreach_lerp_(*self.averaged_weights(self.teacher), self.config.alpha)
         self.memory.add(x, y)
-        self.record_loss(total(parts) if parts else torch.zeros((), device=self.device), **parts)
+        self.record_loss(loss, **parts)
 
     def parts(self, raw: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """The parts of the loss. Each pass has its own batch statistics, the teacher's too: it is never evaluated."""

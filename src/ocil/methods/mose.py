@@ -138,6 +138,7 @@ class MOSE(Learner):
     def learn(self, x: Tensor, y: Tensor) -> None:
         self.task_classes.index_fill_(0, y, True)
         self.seen_classes.index_fill_(0, y, True)
+        loss = torch.zeros((), device=self.device)
         parts: dict[str, Tensor] = {}
         if self.memory.draw(1) is not None:  # none only before anything is stored
             current, balanced = self.tasks.are(self.tasks_ended), None
@@ -149,10 +150,11 @@ class MOSE(Learner):
                 balanced = torch.cat([x[:stream], old_x]), torch.cat([y[:stream], old_y])
             parts = self.parts(new, balanced)
             self.optimizer.zero_grad()
-            total(parts).backward()
+            loss = total(parts)
+            loss.backward()
             self.optimizer.step()
         self.tasks.keep(self.memory.add(x, y), self.tasks_ended)
-        self.record_loss(total(parts) if parts else torch.zeros((), device=self.device), **parts)
+        self.record_loss(loss, **parts)
 
     def new_images(self) -> int:
         return self.config.current_batch if self.task_number else self.config.memory_batch

@@ -110,6 +110,7 @@ class PCR(Learner):
         slots = self.memory.draw(self.config.memory_batch)
         self.seen_classes.index_fill_(0, y, True)
         features, logits, labels = self.outputs_of(x, y)
+        loss = torch.zeros((), device=self.device)
         parts: dict[str, Tensor] = {}
         if slots is not None:
             memory_features, memory_logits, memory_labels = self.outputs_of(
@@ -122,13 +123,13 @@ class PCR(Learner):
                 if self.distils:
                     parts |= self.distillation(self.outputs, slots, memory_features, memory_logits, labels)
             self.optimizer.zero_grad()
-            total(parts).backward()
+            loss = total(parts)
+            loss.backward()
             self.optimizer.step()
         stored = self.memory.add(x, y)
         if self.outputs is not None:
             self.outputs.keep(stored, logits[: len(x)].detach(), self.met, features[: len(x)].detach())
         self.batches_of_task += 1
-        loss = total(parts) if parts else torch.zeros((), device=self.device)
         self.record_loss(loss, **parts)
 
     def outputs_of(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -128,7 +128,7 @@ class Stride(Learner):
     vector_settings: ClassVar[dict[str, Any]] = {"views": 0, "raw": True}
 
     @classmethod
-    def needs_images(cls, config: Any) -> str | None:
+    def needs_images(cls, config: StrideConfig) -> str | None:
         shown = {"views": config.views, "augment_stream": config.augment_stream, "review_views": config.review_views}
         name = next((name for name, value in shown.items() if value), None)
         return None if name is None else f"{name} = {str(shown[name]).lower()} makes random views of images"
@@ -139,8 +139,9 @@ class Stride(Learner):
         super().__init__(config, problem, seed, device)
         self.random_views = config.random_views()
         numbers = ("alpha", "mu", "sigma", "beta", "temperature", "epsilon")
-        self.focus: dict[str, Any] = {name: getattr(config, name) for name in numbers} | {"focal": config.loss == "rfl"}
+        self.loss_settings: dict[str, Any] = {name: getattr(config, name) for name in numbers}
         """What ``losses.focus`` takes."""
+        self.loss_settings["focal"] = config.loss == "rfl"
         self.frequency: Tensor = nn.Buffer(torch.zeros(problem.classes, device=self.device))
         """How often each class was seen in the last steps, on any scale."""
         self.seen_classes: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
@@ -156,7 +157,7 @@ class Stride(Learner):
             self.optimizer = self.make_optimizer()
 
     @classmethod
-    def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:
+    def passes(cls, config: StrideConfig, batch_size: int, classes: int) -> list[Pass]:
         steps, count = plan(config, batch_size, classes)
         return steps * [Pass(batch_size), Pass(config.copies * replayed(config, count))]
 
@@ -165,27 +166,22 @@ class Stride(Learner):
 
     def step_variant(self) -> int:
         """The number of steps, which may follow the number of classes met."""
-        return default_steps(self.config, self.classes_known)
-
-    @property
-    def classes_known(self) -> int:
-        """The number of all classes; of those met so far, if the learner grows."""
-        return self.problem.classes if self.met is None else len(self.classes_met)
+        return default_steps(self.config, len(self.classes_met))
 
     def learn(self, x: Tensor, y: Tensor) -> None:
-        steps, self.drawn = plan(self.config, len(y), self.classes_known)
+        steps, self.drawn = plan(self.config, len(y), len(self.classes_met))
         # The memory stays as it is until the last step, so the images of all steps are drawn at once.
         slots = self.memory.draws(steps, self.drawn, self.problem.classes if self.config.balanced else 0)
         replays = [] if slots is None else self.replays(slots)
         stream, parts = to_float(x), []
         for step in range(steps):
             batches = [(self.view(x) if self.config.augment_stream else stream, y), *replays[step : step + 1]]
-            offset = self.see([labels for _, labels in batches])
+            offset = self.count_labels([labels for _, labels in batches])
             self.optimizer.zero_grad()
             with bn_momentum(self.network, self.config.bn_momentum):
                 outputs = self.network.outputs_of([images for images, _ in batches])
             scores = [(each.scores, labels) for each, (_, labels) in zip(outputs, batches, strict=True)]
-            loss, parts_of_step = losses.focus(scores, offset=offset, met=self.learned_classes(), **self.focus)
+            loss, parts_of_step = losses.focus(scores, offset=offset, met=self.learned_classes(), **self.loss_settings)
             loss.backward()
             self.optimizer.step()
             parts.append(parts_of_step)
@@ -206,9 +202,9 @@ class Stride(Learner):
         return [(torch.cat(each) if len(each) > 1 else each[0], y) for *each, y in zip(*shown, labels, strict=True)]
 
     @torch.no_grad()
-    def see(self, batches: list[Tensor]) -> Tensor:
-        """Count labels in the running frequency, and return the ``offset`` by it. Each batch has the same weight,
-        whatever its size.
+    def count_labels(self, batches: list[Tensor]) -> Tensor:
+        """Count the labels of batches in the running frequency, each batch with the same weight, whatever its size.
+        Returns the ``offset`` that follows: on a GPU one kernel does both.
         """
         c = self.config
         if kernels.present(self.frequency):
@@ -241,7 +237,7 @@ class Stride(Learner):
         logits = self.network(self.view(x) if self.config.review_views else to_float(x))
         offset = self.offset() if self.config.adjust_review else None
         met = self.learned_classes()
-        loss, _ = losses.focus([(logits, y)], offset=offset, met=met, **self.focus | {"beta": 0.0})
+        loss, _ = losses.focus([(logits, y)], offset=offset, met=met, **self.loss_settings | {"beta": 0.0})
         return loss
 
     def learned_classes(self) -> Tensor | None:

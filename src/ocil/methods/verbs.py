@@ -5,8 +5,8 @@
   ``scores`` refuses inputs of another form.
 - ``learn`` then meets the classes of its batch, unless the caller announces them (see ``growth``): a class that was
   not met has no weights to learn.
-- ``scores`` and ``scorer`` see the averaged network as ``self.network``, if there is one (the setting ``average``).
-- With ``test_flip`` what ``scorer`` returns is called on each image and on its mirror image.
+- ``scorer`` sees the averaged network as ``self.network``, if there is one (the setting ``average``). With
+  ``test_flip`` what it returns is called on each image and on its mirror image.
 
 A run takes ``scores``, ``review`` and ``end_task`` apart, to stop or to capture steps in between: a method overrides
 their parts, never the whole.
@@ -68,12 +68,14 @@ def refuse_whole_verbs(cls: "type[Learner]", base: "type[Learner]") -> None:
 
 def wrap_verbs(cls: "type[Learner]") -> None:
     """Wrap the verbs that a class or a mixin of it defines. Those inherited from a learner are wrapped already."""
-    around = {"learn": meets_first, "scores": reads_average, "scorer": scores_mirrored}
-    for name in (*VERBS, "scorer"):
+    wrappers: dict[str, Callable[[Any], Any]] = dict.fromkeys(VERBS, on_default_threads) | {
+        "learn": lambda learn: on_default_threads(meets_first(learn)),
+        "scorer": scores_as_set,
+    }
+    for name, wrap in wrappers.items():
         verb = getattr(cls, name)
         if not hasattr(verb, "wrapped"):
-            inner = around[name](verb) if name in around else verb
-            setattr(cls, name, on_default_threads(inner) if name in VERBS else inner)
+            setattr(cls, name, wrap(verb))
             getattr(cls, name).wrapped = True
 
 
@@ -91,30 +93,30 @@ def on_default_threads(verb: Verb) -> Verb:
 def meets_first(learn: Verb) -> Verb:
     @wraps(learn)
     def step(self: "Learner", x: Tensor, y: Tensor, *arguments: Any, **named: Any) -> Any:
-        refuse_odd_batch(self.problem, x, y)
+        check_batch(self.problem, x, y)
         if self.met is not None and not self.classes_announced:
             self.meet(y.tolist())
         elif not self.classes_announced and y.device.type == "cpu":  # a GPU would have to be waited for
-            refuse_odd_labels(self.problem.classes, y)
+            check_labels(self.problem.classes, y)
         return learn(self, x, y, *arguments, **named)
 
     return cast(Verb, step)
 
 
-def refuse_odd_batch(problem: Problem, x: Any, y: Any) -> None:
+def check_batch(problem: Problem, x: Any, y: Any) -> None:
     """Raise an ``OcilError`` if a batch is not as a learner takes it, before it has changed anything."""
     wanted = (("inputs", x, problem.dtype, problem.input_shape), ("labels", y, torch.int64, ()))
     for name, given, dtype, shape in wanted:
-        _refuse_odd(name, given, dtype, shape)
+        _check_tensor(name, given, dtype, shape)
         if given.dtype != dtype:
-            raise OcilError(_odd(name, given, dtype, shape))
+            raise OcilError(_mismatch(name, given, dtype, shape))
     if len(x) != len(y):
         raise OcilError(f"{len(x)} inputs came with {len(y)} labels: give one label for each.")
     if not len(y):
         raise OcilError("a batch without samples has no loss: leave it out.")
 
 
-def refuse_odd_labels(classes: int, y: Tensor) -> None:
+def check_labels(classes: int, y: Tensor) -> None:
     """Raise an ``OcilError`` if labels on a CPU are not among the classes, which are known in advance."""
     labels = y.numpy()
     for label in (labels.min(), labels.max()):
@@ -125,56 +127,51 @@ def refuse_odd_labels(classes: int, y: Tensor) -> None:
             )
 
 
-def refuse_odd_inputs(problem: Problem, x: Any) -> None:
+def check_inputs(problem: Problem, x: Any) -> None:
     """Raise an ``OcilError`` if inputs have another shape than those that a learner was made for."""
-    _refuse_odd("inputs", x, problem.dtype, problem.input_shape)
+    _check_tensor("inputs", x, problem.dtype, problem.input_shape)
 
 
-def _refuse_odd(name: str, given: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def _check_tensor(name: str, given: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     if not isinstance(given, Tensor):
         raise OcilError(f"{name} must be a tensor, not a {type(given).__name__}: torch.from_numpy makes one.")
     if given.shape[1:] != shape or not given.ndim:
-        raise OcilError(_odd(name, given, dtype, shape))
+        raise OcilError(_mismatch(name, given, dtype, shape))
 
 
-def _odd(name: str, given: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> str:
+def _mismatch(name: str, given: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> str:
     form = ", ".join(map(str, ("B", *shape)))
     return f"{name} must be {dtype} [{form}], not {given.dtype} {list(given.shape)}."
 
 
-def reads_average(verb: Verb) -> Verb:
-    """The verb is called on a view of the learner that has the averaged network in the place of the trained one.
-
-    A view shares all else. It is no swap of weights: captured steps know the weights by their addresses, and in a
-    service another thread may read the same learner.
-    """
-
-    @wraps(verb)
-    def read(self: "Learner", *arguments: Any, **named: Any) -> Any:
-        if self.average is None:
-            return verb(self, *arguments, **named)
-        view = object.__new__(type(self))
-        view.__dict__ |= vars(self)
-        view._modules = {**self._modules, "network": self.average.network}
-        return verb(view, *arguments, **named)
-
-    return cast(Verb, read)
-
-
-def scores_mirrored(scorer: Verb) -> Verb:
-    """The function that ``scorer`` returns gives the mean of the scores of an image and of its mirror image, if
-    ``test_flip`` says so."""
-    scorer_on_average = reads_average(scorer)
+def scores_as_set(scorer: Verb) -> Verb:
+    """``scorer`` sees the averaged network, with ``average``. With ``test_flip``, the function that it returns gives
+    the mean of the scores of an image and of its mirror image."""
 
     @wraps(scorer)
-    def mirrored(self: "Learner") -> Callable[[Tensor], Tensor]:
+    def scoring(self: "Learner") -> Callable[[Tensor], Tensor]:
+        view = _averaged(self)
         if not self.config.test_flip or _mirrors.get():
-            return cast(Callable[[Tensor], Tensor], scorer_on_average(self))
+            return cast(Callable[[Tensor], Tensor], scorer(view))
         token = _mirrors.set(True)
         try:
-            plain = scorer_on_average(self)
+            plain = scorer(view)
         finally:
             _mirrors.reset(token)
         return lambda x: (plain(x) + plain(x.flip(WIDTH))) / 2
 
-    return cast(Verb, mirrored)
+    return cast(Verb, scoring)
+
+
+def _averaged(learner: "Learner") -> "Learner":
+    """A view of the learner that has the averaged network, if there is one, in the place of the trained one.
+
+    A view shares all else. It is no swap of weights: captured steps know the weights by their addresses, and in a
+    service another thread may read the same learner.
+    """
+    if learner.average is None:
+        return learner
+    view = object.__new__(type(learner))
+    view.__dict__ |= vars(learner)
+    view._modules = {**learner._modules, "network": learner.average.network}
+    return view

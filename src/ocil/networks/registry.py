@@ -11,6 +11,7 @@ import sys
 from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
@@ -223,6 +224,17 @@ def build(
         made.freeze(freeze)
     _refuse_dropout(made, chosen)
     return made.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+
+
+def untrained(spec: str, input_shape: InputShape, width: int = 20, freeze: str = "none") -> Network:
+    """A network with random weights and one class, built once: to look at, not to train."""
+    return _untrained(spec, input_shape, width, freeze, identity_of(spec))
+
+
+@lru_cache(maxsize=32)
+def _untrained(spec: str, input_shape: InputShape, width: int, freeze: str, identity: Hashable) -> Network:
+    """``identity`` serves the cache alone."""
+    return build(input_shape, 1, width, spec=spec, freeze=freeze)
 
 
 def _refuse_dropout(made: Network, chosen: Spec) -> None:

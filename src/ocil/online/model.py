@@ -21,7 +21,7 @@ from ocil.limits import check_threads
 from ocil.methods import method
 from ocil.methods.config import LearnerConfig
 from ocil.methods.growth import capacity_for
-from ocil.methods.verbs import refuse_odd_batch
+from ocil.methods.verbs import check_batch
 from ocil.networks import networks_in, pretrained
 from ocil.online.formats import InputFormat
 from ocil.online.header import (
@@ -127,7 +127,7 @@ class Model:
         """
         labels = [plain_label(label) for label in labels]
         inputs = on_device(x, self.device)
-        refuse_odd_batch(self.learner.problem, inputs, torch.empty(len(labels), dtype=torch.int64))
+        check_batch(self.learner.problem, inputs, torch.empty(len(labels), dtype=torch.int64))
         numbers = [self._number(label) for label in labels]
         with self.computing():
             self.learner.meet(numbers)
@@ -152,12 +152,12 @@ class Model:
             if method(self.recipe.method).needs_task_ends:
                 learner.task_ended()
                 for slots in learner.task_end_batches():
-                    self.stepper.rehearse(slots)
+                    self.stepper.task_end_step(slots)
                     after_batch()
                 reviews = self.config.review and not self.config.review_every
             if reviews:
                 for slots in learner.review_batches():
-                    self.stepper.review(slots)
+                    self.stepper.review_step(slots)
                     after_batch()
 
     def relabel(self, slots: Sequence[int], label: ClassLabel) -> None:

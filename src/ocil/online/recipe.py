@@ -59,7 +59,7 @@ class Recipe:
         given |= {name: value for name, value in usual.items() if given.get(name) is None}
         config = resolve(info.name, "stream", settings=given | {"batch_size": self.batch_size}, vectors=vectors).learner
         refuse_unfit(config)
-        info.load().refuse_tests(config, vectors)
+        info.load().check_scoring(config, vectors)
         if config.pretrained and info.load().restarts:
             raise OcilError(
                 f"{info.name} begins anew with the pretrained weights at each task end, and a model does not keep "

@@ -13,8 +13,7 @@ from ocil.data import CATALOG
 from ocil.data.derived import short_name
 from ocil.longtail.results import LongTailCell
 from ocil.methods import method
-from ocil.runs.config import RunConfig, code_of, command, concerns, for_seeds
-from ocil.runs.config import changed as changed_settings
+from ocil.runs.config import RunConfig, changed_settings, code_of, command, concerns, for_seeds
 from ocil.runs.naming import short_digest
 from ocil.runs.results import Result, Summary
 from ocil.runs.settings import as_argument
@@ -49,7 +48,7 @@ class MeasuredCell:
 
     runs: tuple[FinishedRun, ...]
     summary: Summary
-    common: bool = False
+    usual_precision: bool = False
     """Whether most cells of its dataset have its precision."""
     usual_tasks: bool = False
     """Whether all cells of its dataset have its number of tasks, though the catalog knows none."""
@@ -91,9 +90,10 @@ class MeasuredCell:
 
     @cached_property
     def learner_settings(self) -> dict[str, Any]:
-        """The other changed settings. A precision counts if it is not the usual one of the dataset, and how often the
-        memory is reviewed if it is reviewed at all, and not as often as in all other cells of the stream."""
-        ignored = INPUT | MEASURING | ({"precision"} if self.common else set())
+        """The changed settings that are not the stream's. A precision counts if it is not the usual one of the dataset,
+        and how often the memory is reviewed if it is reviewed at all, and not as often as in all other cells of the
+        stream."""
+        ignored = INPUT | MEASURING | ({"precision"} if self.usual_precision else set())
         if self.usual_reviews or not self.config.learner.review:
             ignored |= {"review_every"}
         return {name: value for name, value in self.changed.items() if name not in ignored}
@@ -111,7 +111,7 @@ class MeasuredCell:
         return self.config.code != code_of(self.config.method, self.config.learner)
 
     @cached_property
-    def identity(self) -> dict[str, Any]:
+    def row_settings(self) -> dict[str, Any]:
         """The changed settings that decide which row of a table the cell belongs to."""
         return {name: value for name, value in self.changed.items() if name not in UNNAMED}
 
@@ -142,11 +142,10 @@ class Place:
 
     @property
     def title(self) -> str:
-        return self.problem + (f", memory {self.memory}" if self.memory else "")
+        return self.title_without_memory + (f", memory {self.memory}" if self.memory else "")
 
     @property
-    def problem(self) -> str:
-        """The title without the memory."""
+    def title_without_memory(self) -> str:
         return ", ".join(filter(None, (title_of(self.dataset), escaped(self.stream))))
 
     @property
@@ -212,6 +211,6 @@ def pick(cells: Iterable[MeasuredCell]) -> MeasuredCell | None:
 
     def order(cell: MeasuredCell) -> tuple[Any, ...]:
         points = len(cell.runs[0].result.anytime.get("points", ()))
-        return -len(cell.runs), not cell.common, "precision" in cell.changed, -points, cell.name
+        return -len(cell.runs), not cell.usual_precision, "precision" in cell.changed, -points, cell.name
 
     return min(cells, key=order, default=None)

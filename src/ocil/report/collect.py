@@ -315,7 +315,7 @@ def _with_what_is_usual(cells: Sequence[MeasuredCell]) -> list[MeasuredCell]:
     marked = [
         replace(
             cell,
-            common=cell.config.learner.precision == most[cell.config.dataset],
+            usual_precision=cell.config.learner.precision == most[cell.config.dataset],
             usual_tasks=cell.config.dataset in same,
             other_images=len(images[cell.config.dataset]) > 1,
         )

@@ -1,7 +1,7 @@
 """Compares what was measured with what was published: ranked numbers in rows and columns, not yet text."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -112,14 +112,14 @@ def overlap(value: Estimate | None, published: Published | None) -> bool | None:
 
 def published_accuracy(cell: MeasuredCell, paper: Paper) -> Published | None:
     """The average accuracy that the paper has for the settings of a cell."""
-    return paper.published(cell.label, cell.identity, ColumnKey(cell.config.dataset, cell.place.memory))
+    return paper.published(cell.label, cell.row_settings, ColumnKey(cell.config.dataset, cell.place.memory))
 
 
 def one_per_place(cells: Iterable[MeasuredCell]) -> list[MeasuredCell]:
     """The cells that tables show: one of those that differ by their precision alone."""
     places: dict[tuple[Any, ...], list[MeasuredCell]] = {}
     for cell in cells:
-        places.setdefault((cell.label, cell.place, settings_text(cell.identity)), []).append(cell)
+        places.setdefault((cell.label, cell.place, settings_text(cell.row_settings)), []).append(cell)
     return [picked for alike in places.values() if (picked := pick(alike))]
 
 
@@ -127,7 +127,8 @@ def concerned(paper: Paper, collection: Collection) -> Paper:
     """What of the paper concerns the results: its tables if a cell belongs to a row of one, bounds aside; its
     long-tailed table if there are long-tailed runs."""
     used = any(
-        paper.has_row(cell.label, cell.identity, cell.config.dataset, cell.place.memory) for cell in collection.cells
+        paper.has_row(cell.label, cell.row_settings, cell.config.dataset, cell.place.memory)
+        for cell in collection.cells
     )
     if used:
         return paper
@@ -137,13 +138,13 @@ def concerned(paper: Paper, collection: Collection) -> Paper:
 def compared_tables(collection: Collection, paper: Paper) -> list[ComparedTable]:
     """The paper's table of all methods first, then those that have runs of their own."""
     main = next((table for table in paper.tables if table.all_methods), None)
-    found = [all_methods(collection, main)] if main else []
+    found = [_all_methods(collection, main)] if main else []
     known = [(row.label, row.settings) for row in main.rows] if main else []
     others = (table for table in paper.tables if table is not main)
     return found + [filled for table in others if (filled := _filled(collection, table, known))]
 
 
-def all_methods(collection: Collection, table: PaperTable) -> ComparedTable:
+def _all_methods(collection: Collection, table: PaperTable) -> ComparedTable:
     """The paper's datasets with its rows and columns, and whatever else was measured there with default settings."""
     return ComparedTable(table, tuple(_paper_dataset(dataset, collection.cells, table) for dataset in table.memory))
 
@@ -156,7 +157,7 @@ def _filled(collection: Collection, table: PaperTable, known: list[tuple[str, An
         here = [cell for cell in collection.cells if cell.config.dataset == dataset]
         columns, rows = table.columns(dataset), []
         for spec in table.rows:
-            alike = [c for c in here if c.label == spec.label and c.identity == spec.settings]
+            alike = [c for c in here if c.label == spec.label and c.row_settings == spec.settings]
             row = _row(spec.name, spec.label, columns, alike, spec.published)
             measured = any(number.cell for number in row.numbers)
             own = own or (measured and (spec.label, spec.settings) not in known)
@@ -176,9 +177,9 @@ def _with_measured_values(collection: Collection, table: PaperTable) -> tuple[Pa
     rows = {row.settings.get(setting, usual): row for row in table.rows}
     for cell in collection.cells:
         here = cell.label == table.label and cell.place.memory in table.memory.get(cell.config.dataset, ())
-        if here and set(cell.identity) == {setting}:
-            value = cell.identity[setting]
-            rows.setdefault(value, PaperRow(as_argument(value), table.label, cell.identity))
+        if here and set(cell.row_settings) == {setting}:
+            value = cell.row_settings[setting]
+            rows.setdefault(value, PaperRow(as_argument(value), table.label, cell.row_settings))
     return tuple(rows[value] for value in sorted(rows, key=lambda value: (isinstance(value, str), value)))
 
 
@@ -199,8 +200,9 @@ def _row(
 
 
 def _paper_dataset(dataset: str, cells: Iterable[MeasuredCell], table: PaperTable) -> Grid:
-    """The paper's rows and columns, and whatever else was measured with a method's own settings."""
-    plain = [cell for cell in cells if cell.config.dataset == dataset and not cell.identity]
+    """The paper's rows and columns, and whatever else was measured with a method's own settings. Bounds have a single
+    column, without a memory."""
+    plain = [cell for cell in cells if cell.config.dataset == dataset and not cell.row_settings]
     published = {row.label: row.published for row in table.rows}
 
     def rows(bound: bool, columns: Sequence[ColumnKey]) -> list[ComparedRow]:
@@ -209,12 +211,8 @@ def _paper_dataset(dataset: str, cells: Iterable[MeasuredCell], table: PaperTabl
         alike = {label: [cell for cell in plain if cell.label == label] for label in labels}
         return [_row(label, label, columns, alike[label], published.get(label, {})) for label in alike]
 
-    return _grid(dataset, {*table.memory[dataset], *(cell.place.memory for cell in plain)}, rows)
-
-
-def _grid(dataset: str, sizes: Set[int], rows: Callable[[bool, Sequence[ColumnKey]], Sequence[ComparedRow]]) -> Grid:
-    """``rows`` gives those of the bounds (True), which have one column, or the others."""
-    columns = tuple(ColumnKey(dataset, size) for size in sorted(sizes - {0}))
+    sizes = {*table.memory[dataset], *(cell.place.memory for cell in plain)} - {0}
+    columns = tuple(ColumnKey(dataset, size) for size in sorted(sizes))
     bounds = tuple(rows(True, [ColumnKey(dataset, 0)]))
     return Grid(title_of(dataset), columns, _ranked(rows(False, columns)), bounds)
 

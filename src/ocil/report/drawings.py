@@ -64,8 +64,8 @@ def file_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", text)[:100].strip("-") or "figure"
 
 
-def plain(cells: Mapping[str, MeasuredCell]) -> dict[str, MeasuredCell]:
-    """The methods with their own settings, where all rows are too many for a figure."""
+def uncrowded(cells: Mapping[str, MeasuredCell]) -> dict[str, MeasuredCell]:
+    """The cells for a figure: all, or where they are too many those of methods with their own settings."""
     found = {name: cell for name, cell in cells.items() if not cell.learner_settings}
     return found if len(cells) > CROWD and len(found) > 1 else dict(cells)
 

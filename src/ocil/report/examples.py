@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from ocil import data
 from ocil.data import Dataset
 from ocil.errors import OcilError
-from ocil.evaluation.evaluator import EASY, HARD, scores_of
+from ocil.evaluation.evaluator import scores_of
+from ocil.evaluation.record_types import EASY, HARD
 from ocil.methods import method
 from ocil.networks.registry import names_code
 from ocil.precision import numerics

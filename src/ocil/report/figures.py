@@ -19,13 +19,13 @@ from ocil.report.drawings import (
     draw,
     file_name,
     has_tasks,
-    plain,
     seeds_of,
     sketch_of,
+    uncrowded,
     units_of,
 )
 from ocil.report.papers import Paper
-from ocil.report.record_figures import recorded
+from ocil.report.record_figures import sketches_of_records
 from ocil.report.standings import Standings
 from ocil.report.style import render
 from ocil.text import escaped
@@ -49,8 +49,9 @@ def draw_all(collection: Collection, standings: Standings, paper: Paper, workers
     bounds = {row.name for row in standings.entries.rows if row.bound}
     of_places: list[Sketch] = []
     for place, cells in places:
-        of_places += [*_accuracy(place, plain(cells)), *recorded(place, standings), *_balance(place, plain(cells))]
-        of_places += _bias(place, plain(cells), paper, bounds)
+        few = uncrowded(cells)
+        of_places += [*_accuracy(place, few), *sketches_of_records(place, standings), *_balance(place, few)]
+        of_places += _bias(place, few, paper, bounds)
     others = [*_times(collection), *_memory_batch(collection), *_differences(collection, paper)]
     found = draw([*of_places, *others], workers)
     found[len(of_places) : len(of_places)] = [_formula(name) for name in paper.formulas]

@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from ocil.evaluation.record_types import EASY, HARD
 from ocil.report.style import PALETTE, Look, new_figure
 
 
@@ -34,7 +35,7 @@ def losses() -> Figure:
         for axes, curve in zip(panels, (values, values / plain, -gradient[:, 0]), strict=True):
             axes.plot(p.numpy(), curve.numpy(), color=look.colour, linewidth=1.6, label=name)
     for axes, title in zip(panels, ("loss", "weight: loss / CE", "gradient at the true logit, size"), strict=True):
-        axes.axvspan(0.3, 0.6, color="#e69f00", alpha=0.1, linewidth=0)
+        axes.axvspan(HARD, EASY, color="#e69f00", alpha=0.1, linewidth=0)
         axes.set(xlabel="score of the true class", title=title, xlim=(0, 1))
         axes.set_ylim(bottom=0)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)

@@ -45,13 +45,13 @@ def page(
     collection: Collection,
     standings: Standings,
     own: Sequence[Document],
-    tables: Mapping[str, tuple[ComparedTable, Document]],
+    compared: Sequence[tuple[ComparedTable, Document]],
     drawings: Sequence[Drawing],
     paper: Paper,
 ) -> str:
     """The page. Tables are escaped by their writer and all other text by the template.
 
-    ``own`` are tables of what was measured, whatever paper it belongs to; ``tables`` those of the paper, by name.
+    ``own`` are tables of what was measured, whatever paper it belongs to; ``compared`` those of the paper.
     """
     import jinja2
 
@@ -70,7 +70,7 @@ def page(
         style=style,
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        tables=[_compared(table, document) for table, document in tables.values()],
+        tables=[_compared(table, document) for table, document in compared],
         drawings=[(drawing, data_address(drawing.svg), _size(drawing.svg)) for drawing in drawings],
         places=_places(collection, drawings),
         choices=choices(collection, standings) if collection.cells else None,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ocil.data.derived import short_name
 from ocil.evaluation.measures import Estimate
+from ocil.evaluation.record_types import EASY, HARD
 from ocil.report.style import COLOURS, INK, LINES, MARKERS, PALETTE, STYLE, Look, lay_out, looks, new_figure
 from ocil.text import escaped
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ocil.runs.results import Summary
 
 OUTSIDE: Any = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}  # a legend to the right of the axes
-SAMPLE_TYPES = {"hard": "below 0.3", "ambiguous": "0.3 to 0.6", "easy": "above 0.6"}
+SAMPLE_TYPES = {"hard": f"below {HARD:g}", "ambiguous": f"{HARD:g} to {EASY:g}", "easy": f"above {EASY:g}"}
 """The score of the true class of each type."""
 Box = tuple[float, float, float, float]  # left, low, right, high
 Array = NDArray[np.float64]
@@ -65,13 +66,18 @@ def accuracy(curves: Mapping[str, Sequence[Estimate]], units: str = "classes", x
 
 
 def _draw_curve(axes: Axes, points: Sequence[Estimate], look: Look, label: str, alpha: float, **options: float) -> None:
-    """Draw a line and its 95 % interval, a band of this ``alpha``, in percent."""
+    """Draw a line over the tasks with its 95 % interval, in percent."""
     tasks = range(1, len(points) + 1)
+    axes.plot(tasks, draw_band(axes, tasks, points, look, alpha), look.line, **look.line_options | options, label=label)
+
+
+def draw_band(axes: Axes, x: Sequence[int], points: Sequence[Estimate], look: Look, alpha: float) -> Array:
+    """Draw the 95 % interval of a curve, a band of this ``alpha``. Returns the means of the curve. Both in percent."""
     mean = np.array([100 * point.mean for point in points])
     spread = np.array([100 * (point.spread or 0.0) for point in points])
-    axes.plot(tasks, mean, look.line, **look.line_options | options, label=label)
     low, high = (mean - spread).clip(0, 100), (mean + spread).clip(0, 100)
-    axes.fill_between(tasks, low, high, color=look.colour, alpha=alpha, linewidth=0)
+    axes.fill_between(x, low, high, color=look.colour, alpha=alpha, linewidth=0)
+    return mean
 
 
 def old_and_new(curves: Mapping[str, tuple[Array, Array]], ylabel: str) -> Figure:

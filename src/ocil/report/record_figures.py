@@ -9,7 +9,7 @@ from typing import TypeVar
 from ocil.report import record_plots, records
 from ocil.report.cells import MeasuredCell, Place
 from ocil.report.cost import bytes_kept, images_per_batch, run_images
-from ocil.report.drawings import CROWD, Sketch, has_tasks, plain, seeds_of, sketch_of, units_of
+from ocil.report.drawings import CROWD, Sketch, has_tasks, seeds_of, sketch_of, uncrowded, units_of
 from ocil.report.formatting import range_note
 from ocil.report.standings import Standings
 
@@ -20,10 +20,10 @@ SAME_COST = 0.02  # relative: settings that differ by less in their cost are one
 Recorded = TypeVar("Recorded")
 
 
-def recorded(place: Place, standings: Standings) -> Iterator[Sketch]:
+def sketches_of_records(place: Place, standings: Standings) -> Iterator[Sketch]:
     """The figures of one column, for the methods that stand best in it."""
     everything = _best_first(place, standings)
-    cells = plain(everything)
+    cells = uncrowded(everything)
     yield from _over_time(place, cells)
     yield from _heat_maps(place, cells)
     yield from _confusions(place, cells)
@@ -133,7 +133,7 @@ def _paired(place: Place, standings: Standings) -> Iterator[Sketch]:
     }
     if reference is None or standings.quantity.form != "percent" or not found:
         return
-    rows = plain({name: row.cells[place] for row in standings.rows if (name := row.name) in found})
+    rows = uncrowded({name: row.cells[place] for row in standings.rows if (name := row.name) in found})
     found = {name: found[name] for name in rows}
     ordered = sorted(found, key=lambda name: -found[name].mean)
     left_out = f" The {MOST_POINTS} nearest of {len(found)}." if len(found) > MOST_POINTS else ""

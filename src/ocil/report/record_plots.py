@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import Formatter, LogLocator, MaxNLocator
 
 from ocil.evaluation.measures import Estimate
-from ocil.report.plots import OUTSIDE, name_points
+from ocil.report.plots import OUTSIDE, draw_band, name_points
 from ocil.report.records import Array, Calibration, Confusion, HeatMap, OverTime
 from ocil.report.style import INK, RULE, Look, looks, new_figure
 from ocil.text import kilo
@@ -32,13 +32,10 @@ def over_time(curves: Mapping[str, OverTime], units: str = "classes") -> Figure:
     ordered = sorted(curves.items(), key=lambda item: -item[1].accuracy[-1].mean)
     for number, (name, curve) in enumerate(ordered):
         look = of_name[name]
-        mean = np.array([100 * point.mean for point in curve.accuracy])
-        spread = np.array([100 * (point.spread or 0.0) for point in curve.accuracy])
+        mean = draw_band(axes, curve.batches, curve.accuracy, look, alpha=0.13)
         axes.plot(
             curve.batches, mean, look.line, color=look.colour, linewidth=1.3, label=f"{_short(name)}  {mean[-1]:.1f}"
         )
-        low, high = (mean - spread).clip(0, 100), (mean + spread).clip(0, 100)
-        axes.fill_between(curve.batches, low, high, color=look.colour, alpha=0.13, linewidth=0)
         if 0 < len(curve.reviews) <= MOST_MARKS:
             at = np.interp(curve.reviews, curve.batches, mean)
             axes.plot(

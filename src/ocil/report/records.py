@@ -63,7 +63,6 @@ class Calibration:
 
     confidence: Array
     accuracy: Array
-    count: Array
     error: float
     """Expected calibration error, the mean over seeds, as tables have it. That of all seeds together would be smaller:
     too much confidence of one seed makes up for too little of another."""
@@ -214,7 +213,7 @@ def calibration(cell: "MeasuredCell") -> Calibration | None:
     full = count > 0
     if not full.any():
         return None
-    return Calibration(confidence[full] / count[full], correct[full] / count[full], count[full], float(np.mean(errors)))
+    return Calibration(confidence[full] / count[full], correct[full] / count[full], float(np.mean(errors)))
 
 
 def _some(values: Sequence[int]) -> list[int]:

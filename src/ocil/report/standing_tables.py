@@ -78,13 +78,14 @@ def reference_text(standings: Standings) -> str:
 
 
 def methods_tables(standings: Standings) -> list[Table]:
-    problems: dict[tuple[str, str], list[Place]] = {}
+    by_stream: dict[tuple[str, str], list[Place]] = {}
     for place in standings.entries.columns:
-        problems.setdefault((place.dataset, place.stream), []).append(place)
-    return [_problem_table(standings, places[0].problem, places) for places in problems.values()]
+        by_stream.setdefault((place.dataset, place.stream), []).append(place)
+    return [_stream_table(standings, places) for places in by_stream.values()]
 
 
-def _problem_table(standings: Standings, title: str, places: Sequence[Place]) -> Table:
+def _stream_table(standings: Standings, places: Sequence[Place]) -> Table:
+    """The methods on one dataset and stream, a column per memory size."""
     lower = not standings.quantity.higher_is_better
     heads = (Column(_memory(place), "paired", lower, About(memory=str(place.memory))) for place in places)
     usual = _usual_seeds(standings, places)
@@ -100,6 +101,7 @@ def _problem_table(standings: Standings, title: str, places: Sequence[Place]) ->
     if any(value.paired == NO_SHARED_SEED for row in rows for value in row.values):
         rows = [replace(row, values=tuple(map(_without_shared_seed, row.values))) for row in rows]
         note += " A number without a difference shares no seed with the one that it would be compared with."
+    title = places[0].title_without_memory
     return Table(title, (Column("method"), *heads), tuple(rows), note, about=About(places[0].dataset))
 
 
@@ -123,7 +125,7 @@ def _value(standings: Standings, row: Entry, place: Place, usual: int = 0) -> Va
     number = standings.numbers[row.name].get(place)
     if number is None:
         return Value("-", "")
-    notes: list[str] = [] if row.cells[place].common else [row.cells[place].config.learner.precision]
+    notes: list[str] = [] if row.cells[place].usual_precision else [row.cells[place].config.learner.precision]
     notes += [f"{len(number.seeds)} seeds"] if len(number.seeds) not in (1, usual) and usual else []
     return Value(
         standings.quantity.text(number.value),
@@ -383,7 +385,7 @@ def _places(places: Sequence[Place]) -> str:
     """``CIFAR-100, memory 1000, 5000; CIFAR-10, memory 200``: the sizes of a dataset and stream together."""
     sizes: dict[str, list[str]] = {}
     for place in places:
-        sizes.setdefault(place.problem, []).extend([str(place.memory)] if place.memory else [])
+        sizes.setdefault(place.title_without_memory, []).extend([str(place.memory)] if place.memory else [])
     return "; ".join(f"{name}, memory {', '.join(found)}" if found else name for name, found in sizes.items())
 
 

@@ -24,13 +24,6 @@ class Number:
     difference: Estimate | None = None
     """Over the seeds that both have; None for the reference itself, or where they share no seed."""
 
-    @property
-    def settled(self) -> bool | None:
-        """Whether the interval of the difference leaves out zero; None where there is no interval."""
-        if self.difference is None or self.difference.shown_interval is None:
-            return None
-        return abs(self.difference.mean) > self.difference.shown_interval
-
 
 @dataclass(frozen=True)
 class Lead:
@@ -74,10 +67,9 @@ class Standings:
 
     @cached_property
     def leader(self) -> Entry | None:
-        """The entry of the best mean rank; the only one, where nothing can be ranked."""
-        ranked = [row for row in self.ranking.rows if row.mean_rank is not None]
-        name = ranked[0].name if ranked else None
-        return next((row for row in self.entries.ranked if row.name == name), None)
+        """The entry of the best mean rank; None where nothing can be ranked."""
+        best = next((row.name for row in self.ranking.rows if row.mean_rank is not None), None)
+        return next((row for row in self.entries.ranked if row.name == best), None)
 
     @cached_property
     def rival(self) -> Entry | None:

@@ -9,15 +9,11 @@ import io
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TypeVar
 
 from ocil.text import escaped
 
-if TYPE_CHECKING:
-    from rich.text import Text
-
 T = TypeVar("T")
-Lines = Literal["all", "head", "none"]
 MINUS = "−"
 NOT_MEASURED = "not measured"
 
@@ -45,6 +41,11 @@ class Column:
     is not of numbers."""
     lower_is_better: bool = False
     about: About = NOTHING
+
+
+def columns(*titles: str, text: Iterable[str] = ()) -> tuple[Column, ...]:
+    """Columns of numbers, except those whose titles are in ``text``."""
+    return tuple(Column(title, "text" if title in text else "number") for title in titles)
 
 
 @dataclass(frozen=True)
@@ -320,18 +321,3 @@ _LATEX = {
 
 def latex_text(text: str) -> str:
     return "".join(_LATEX.get(letter, letter) for letter in " ".join(text.split()) if letter.isprintable())
-
-
-# Terminal
-
-
-def literal(text: str) -> "Text":
-    """Text for ``rich`` in which neither markup nor control characters have an effect, except for line breaks."""
-    from rich.text import Text
-
-    return Text("\n".join(map(escaped, text.split("\n"))))
-
-
-def columns(*titles: str, text: Iterable[str] = ()) -> tuple[Column, ...]:
-    """Columns of numbers, except those whose titles are in ``text``."""
-    return tuple(Column(title, "text" if title in text else "number") for title in titles)

@@ -4,13 +4,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from ocil.report.table import Lines, Table, all_values, literal
-from ocil.text import SPELLED, has_letter
+from ocil.report.table import Table, all_values
+from ocil.text import SPELLED, escaped, has_letter
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.table import Table as RichTable
+    from rich.text import Text
 
+Lines = Literal["all", "head", "none"]
 LONGEST_WORD = 24
 """A word with more letters than this, such as the path of a file, may be broken."""
 LEAST_TEXT = 20
@@ -143,6 +145,13 @@ def pairs(found: Iterable[tuple[str, str]], width: int) -> "Iterator[RenderableT
     for name, text in listed:
         table.add_row(literal(f"  {name}"), literal(text))
     yield table
+
+
+def literal(text: str) -> "Text":
+    """Text for ``rich`` in which neither markup nor control characters have an effect, except for line breaks."""
+    from rich.text import Text
+
+    return Text("\n".join(map(escaped, text.split("\n"))))
 
 
 def _width(text: str) -> int:

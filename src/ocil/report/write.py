@@ -1,7 +1,7 @@
 """A report on disk: one page, tables in three formats, figures. All is made before anything is written."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,33 +52,38 @@ def write(
     out, paper = Path(out), concerned(load(), collection) if paper is None else paper
     found = entries(collection.cells)
     standings = Standings(found, chosen=found.named(against).name if against else "")
-    tables = {table.table.name: (table, compared_document(table)) for table in compared_tables(collection, paper)}
+    compared = [(table, compared_document(table)) for table in compared_tables(collection, paper)]
     drawings = [*draw_all(collection, standings, paper, workers), *more]
     own = [methods_document(standings)] if found.rows else []
     own += [measured] if (measured := measures_document(standings)) else []
     documents = [standings_document(standings)] if found.rows else []
-    documents += [*own, *(document for _, document in tables.values()), cells_document(collection.cells, paper)]
+    documents += [*own, *(document for _, document in compared), cells_document(collection.cells, paper)]
     documents += [longtail.document(collection.longtail, paper)] if collection.longtail else []
     texts = {name: text for document in documents for name, text in document.files().items()}
-    contents = {out / "tables" / name: text for name, text in texts.items()}
-    pictures = {out / "figures" / f"{drawing.name}.svg": drawing.svg.encode() for drawing in drawings}
+    tables = {out / "tables" / name: text.encode() for name, text in texts.items()}
+    figures = {out / "figures" / f"{drawing.name}.svg": drawing.svg.encode() for drawing in drawings}
     if pdf:
         files = render_all_as_pdf([(drawing.paint, drawing.args) for drawing in drawings], workers)
         named = zip(drawings, files, strict=True)
-        pictures |= {out / "figures" / f"{drawing.name}.pdf": file for drawing, file in named}
-    index = {out / "index.html": page(collection, standings, own, tables, drawings, paper)}
-    texts_of = {path: text.encode() for path, text in contents.items()}
-    written = texts_of | pictures | {path: text.encode() for path, text in index.items()}
+        figures |= {out / "figures" / f"{drawing.name}.pdf": file for drawing, file in named}
+    index = out / "index.html"
+    _save(out, tables | figures, index, page(collection, standings, own, compared, drawings, paper).encode())
+    return Written(index, tuple(tables), tuple(figures))
+
+
+def _save(out: Path, files: Mapping[Path, bytes], index: Path, page: bytes) -> None:
+    """Write tables and figures, then the page, and delete tables and figures of an earlier report that are not among
+    these: of runs that this report does not have."""
+    written = {**files, index: page}
     for path in written:
         must_be_free(path)
-    ours, earlier = {*contents, *pictures}, _earlier(out)
-    _keep_list(out, ours | earlier)
+    earlier = _earlier(out)
+    _keep_list(out, files.keys() | earlier)
     for path, content in written.items():
         write_bytes(path, content)
-    for path in earlier - ours:  # of runs that this report does not have
+    for path in earlier - files.keys():
         path.unlink()
-    _keep_list(out, ours)
-    return Written(out / "index.html", tuple(contents), tuple(pictures))
+    _keep_list(out, files)
 
 
 def _earlier(out: Path) -> set[Path]:

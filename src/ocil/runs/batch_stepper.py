@@ -51,13 +51,13 @@ class CapturedBatchStepper(BatchStepper):
             else:
                 self.learner.learn(x, y)
 
-    def review(self, slots: Tensor) -> None:
+    def review_step(self, slots: Tensor) -> None:
         with self._beside():
             self.recordings.take(self.record, "review", self.learner.review_step, slots)
 
-    def rehearse(self, slots: Tensor) -> None:
+    def task_end_step(self, slots: Tensor) -> None:
         with self._beside():
-            self.recordings.take(self.record, "rehearsal", self.learner.task_end_step, slots)
+            self.recordings.take(self.record, "task end", self.learner.task_end_step, slots)
 
     def memory_changed(self) -> None:
         self.static = False  # there may be fewer than a step draws

@@ -23,7 +23,7 @@ from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.growth import capacity_for
 from ocil.networks import InputShape, Network
 from ocil.networks import build as build_network
-from ocil.networks.registry import identity_of, refuse_random_numbers
+from ocil.networks.registry import identity_of, refuse_random_numbers, untrained
 from ocil.runs.config import RunConfig, facts_of, resolve
 from ocil.runs.features import Encoder
 from ocil.runs.settings import refuse_unknown
@@ -137,7 +137,7 @@ def make_learner(
 
 
 class StreamLength(NamedTuple):
-    """What the settings of a learner must fit."""
+    """How long a stream is: what the settings of a learner must fit."""
 
     batches: int
     smallest: int
@@ -163,7 +163,7 @@ class Checks:
         lengths: set[StreamLength] = set()
         for config in configs if sizes_vary(configs[0].stream) else configs[:1]:
             try:
-                length = self._length_of(config)
+                length = self._known_length(config)
                 if length not in lengths:
                     _check_learner(config, self.dataset, length)
             except OcilError as error:
@@ -172,7 +172,7 @@ class Checks:
                 raise OcilError(f"seed {config.seed}: {error}") from None
             lengths.add(length)
 
-    def _length_of(self, config: RunConfig) -> StreamLength:
+    def _known_length(self, config: RunConfig) -> StreamLength:
         key = config.stream, config.seed
         if key not in self._known:
             self._known[key] = _length_of(config, self.dataset)
@@ -226,7 +226,7 @@ def refuse_wrong_inputs(config: RunConfig, dataset: Dataset) -> None:
     """
     learner, kind = config.learner, method(config.method).load()
     vectors = bool(learner.features) or not dataset.is_images
-    kind.refuse_tests(learner, vectors)
+    kind.check_scoring(learner, vectors)
     if learner.features and not dataset.is_images:
         raise OcilError(f"{dataset.name} holds vectors already: leave out features = {learner.features}.")
     if vectors and (reason := kind.needs_images(learner)):
@@ -250,12 +250,6 @@ def _build_with_weights(input_shape: InputShape, width: int, spec: str, path: st
     build_network(input_shape, 1, width, spec=spec, pretrained=path)
 
 
-@lru_cache(maxsize=32)
-def _network(input_shape: InputShape, width: int, spec: str, freeze: str, code: Hashable) -> Network:
-    """``code`` serves the cache alone: it changes when the network is registered again or its plugin file changes."""
-    return build_network(input_shape, 1, width, spec=spec, freeze=freeze)
-
-
 def network_of(config: LearnerConfig, input_shape: InputShape) -> Network:
-    """A network as these settings build it, with random weights and one class: to look at, not to train."""
-    return _network(input_shape, config.width, config.network, config.freeze, identity_of(config.network))
+    """The network of these settings with random weights and one class: to look at, not to train."""
+    return untrained(config.network, input_shape, config.width, config.freeze)

@@ -96,9 +96,10 @@ class CapturedStepper(Stepper):
         self.starts = torch.tensor([first for first, _ in stream.bounds], device=device)
         self.within = torch.arange(self.size, device=device)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
-        self.next = -1  # the batch that the cursor on the device points to
+        self.cursor_number = -1  # the host's copy of the cursor: the batch that the next replay learns
         self.warm = False
-        self.step: Graph | None = None
+        """Whether a step was taken outside of a graph since shapes are static: the next one can be recorded."""
+        self.step_graph: Graph | None = None
         self.inputs: tuple[Tensor, Tensor] | None = None
         """The tensors that a recorded step reads, if the images are not on the device; filled before each replay."""
         self.recordings = Recordings(learner)
@@ -107,7 +108,7 @@ class CapturedStepper(Stepper):
         first, last = self.stream.bounds[number]
         self.meet(number)
         self._follow_variant()
-        if last - first != self.size or (self.step is None and not self.warm):
+        if last - first != self.size or (self.step_graph is None and not self.warm):
             # One step in the steady state is taken outside of a graph: it prepares what a graph may not prepare.
             self.warm = last - first == self.size and self.learner.shapes_are_static()
             super().learn(number)
@@ -115,12 +116,12 @@ class CapturedStepper(Stepper):
         if not self.stream.device_data.resident:
             self._replay_on(*self.fetch(number))
             return
-        if self.step is None:
-            self.step = self.record(self._learn_at_cursor)
-        if self.next != number:
+        if self.step_graph is None:
+            self.step_graph = self.record(self._learn_at_cursor)
+        if self.cursor_number != number:
             self.cursor.fill_(number)
-        self.next = number + 1
-        self.step.replay()
+        self.cursor_number = number + 1
+        self.step_graph.replay()
 
     def count(self, prequential: Prequential, x: Tensor, y: Tensor) -> None:
         """A method with a read-out of its own may read something back, so that its predictions are not captured."""
@@ -142,21 +143,21 @@ class CapturedStepper(Stepper):
         inputs = self.inputs
         for target, source in zip(inputs, (x, y), strict=True):
             target.copy_(source)
-        if self.step is None:
-            self.step = self.record(lambda: self.learner.learn(*inputs))
-        self.step.replay()
+        if self.step_graph is None:
+            self.step_graph = self.record(lambda: self.learner.learn(*inputs))
+        self.step_graph.replay()
 
-    def review(self, slots: Tensor) -> None:
+    def review_step(self, slots: Tensor) -> None:
         self._follow_variant()
         self.recordings.take(self.record, "review", self.learner.review_step, slots)
 
-    def rehearse(self, slots: Tensor) -> None:
+    def task_end_step(self, slots: Tensor) -> None:
         self._follow_variant()
-        self.recordings.take(self.record, "rehearsal", self.learner.task_end_step, slots)
+        self.recordings.take(self.record, "task end", self.learner.task_end_step, slots)
 
     def _follow_variant(self) -> None:
         if self.recordings.follow_variant():
-            self.warm, self.step = False, None
+            self.warm, self.step_graph = False, None
 
     def record(self, work: Callable[[], None]) -> Graph:
         return record(work, self.learner.rng)

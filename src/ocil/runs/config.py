@@ -364,7 +364,8 @@ def command(config: RunConfig) -> str:
     words = ["ocil", "run", config.method, "--dataset", shlex.quote(config.dataset)]
     if method(config.method).memory:
         words += ["--memory", str(config.learner.memory)]
-    different = changed(config) | {"precision": config.learner.precision}  # whose default depends on the machine
+    different = changed_settings(config)
+    different["precision"] = config.learner.precision  # its default depends on the machine
     if "review" in different:
         words.append("--review" if different.pop("review") else "--no-review")
     return with_settings([*words, *plugin_words(config)], different)
@@ -383,7 +384,7 @@ def with_settings(words: Sequence[str], settings: Mapping[str, Any]) -> str:
     return " ".join([*words, *(["--set", *given] if given else [])])
 
 
-def changed(config: RunConfig) -> dict[str, Any]:
+def changed_settings(config: RunConfig) -> dict[str, Any]:
     """Settings that differ from ``resolve``'s choice for the same method, dataset and memory."""
     info = method(config.method)
     given = {"memory": config.learner.memory} if info.memory else {}

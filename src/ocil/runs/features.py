@@ -13,7 +13,7 @@ second waits for the first.
 
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -33,7 +33,7 @@ from ocil.errors import InUseError, OcilError
 from ocil.files import locked
 from ocil.methods.config import LearnerConfig
 from ocil.networks import InputShape, Network, build, has_random_weights, pretrained, to_float
-from ocil.networks.registry import identity_of, origin_of
+from ocil.networks.registry import origin_of, untrained
 from ocil.networks.spec import Spec
 from ocil.precision import numerics
 from ocil.runs.naming import readable, short_digest
@@ -97,11 +97,11 @@ class Encoder:
 
     def vector_shape(self, input_shape: InputShape) -> InputShape:
         """The shape of the features of an image."""
-        return (_untrained(self.network, input_shape).feature_size,)
+        return (untrained(self.network, input_shape, freeze=FREEZE).feature_size,)
 
     def multiply_adds(self, input_shape: InputShape) -> int:
         """What the features of one image cost."""
-        return _untrained(self.network, input_shape).multiply_adds
+        return untrained(self.network, input_shape, freeze=FREEZE).multiply_adds
 
     def folder(self, dataset: Dataset, data_dir: Path | None = None) -> Path:
         """Where the features of a dataset are kept."""
@@ -112,17 +112,6 @@ class Encoder:
             made_of["code"] = code
         name = f"{readable(dataset.name)}-{readable(spec.name)}-{short_digest(made_of)}"
         return data_folder(data_dir) / "features" / name
-
-
-def _untrained(network: str, input_shape: InputShape) -> Network:
-    """The network with random weights: to look at."""
-    return _build_once(network, input_shape, identity_of(network))
-
-
-@lru_cache(maxsize=32)
-def _build_once(network: str, input_shape: InputShape, code: Hashable) -> Network:
-    """``code`` serves the cache alone: it changes when the network is registered again or its plugin file changes."""
-    return build(input_shape, 1, spec=network, freeze=FREEZE)
 
 
 def features_of(

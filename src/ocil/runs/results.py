@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,12 +25,6 @@ SCHEMA = 2
 CHECKSUM = "checksum"
 MOST_BYTES = 1 << 26  # of a JSON file; results are far smaller
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
-FOUND = ("matrix", "evaluations", "wall_seconds", "peak_memory", "digest", "environment")
-"""Fields of ``Result`` that its file has under the same name."""
-OPTIONAL = (
-    *("anytime", "tested", "tested_by_domain", "groups", "confusion", "calibration", "prequential", "probe", "cost"),
-)
-"""Fields that a file lacks where they were not recorded."""
 NUMBERS = re.compile(r"\[\n\s+(-?\d[-+.\deE]*(?:,\n\s+-?\d[-+.\deE]*)*)\n\s*\]")  # a list of them over many lines
 CURVES = {  # the name of the curve of each field of an evaluation
     "mean_logit_old": "logits/old classes",
@@ -95,14 +89,15 @@ class Result:
         }
         if self.anytime:
             derived["average_anytime_accuracy"] = measures.average_anytime_accuracy(self.anytime, self.groups)
-        found = {name: getattr(self, name) for name in FOUND}
-        found |= {name: value for name in OPTIONAL if (value := getattr(self, name))}
+        found = {
+            name: getattr(self, name) for name, optional in _IN_FILE.items() if getattr(self, name) or not optional
+        }
         return sealed({"schema": SCHEMA, "config": self.config.to_json(), **derived, **found})
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Result":
         check_sealed(content, SCHEMA)
-        found = {name: content[name] for name in (*FOUND, *OPTIONAL) if name in FOUND or name in content}
+        found = {name: content[name] for name, optional in _IN_FILE.items() if name in content or not optional}
         result = cls(RunConfig.from_json(content["config"]), **found)
         check_result(result)
         return result
@@ -137,6 +132,10 @@ class Result:
         if not self.same_images(dataset):
             raise OcilError(other_images(path, own_batches))
         return self
+
+
+_IN_FILE = {f.name: f.default_factory is not MISSING for f in fields(Result) if f.name != "config"}
+"""Fields that a file has under the same name, and whether it lacks them where nothing was recorded."""
 
 
 def evaluation_curves(evaluations: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int, float]]:

@@ -13,11 +13,11 @@ class MemorySteps:
     def __init__(self, learner: Learner) -> None:
         self.learner = learner
 
-    def review(self, slots: Tensor) -> None:
+    def review_step(self, slots: Tensor) -> None:
         """One batch of a review: the inputs in these slots of the memory."""
         self.learner.review_step(slots)
 
-    def rehearse(self, slots: Tensor) -> None:
+    def task_end_step(self, slots: Tensor) -> None:
         """One batch of the training that a method does at the end of a task."""
         self.learner.task_end_step(slots)
 

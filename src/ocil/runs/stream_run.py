@@ -55,7 +55,6 @@ from ocil.streams import DeviceData, Order, Stream
 
 FIRST_SAVE, FIRST_SAVE_ON_GPU = 3.0, 30.0  # seconds; on a GPU many runs wait while one is saved
 REPORT_EVERY = 50  # stream batches between two reports of progress: each one waits for the device
-PLANNED_BY = "by the same command or by ocil.resolve"
 CHECKPOINT_SECONDS = 120.0  # at least, where runs take turns: while one writes, the others soon have nothing to do
 
 
@@ -167,11 +166,7 @@ def run(
     if stream is not None:
         if dataset is not None:
             raise OcilError("give a dataset or a stream, not both.")
-        # The order is part of what a result was measured on.
-        dataset = known_fingerprint(replace(stream.data), stream.fingerprint)
-        config = replace(config, stream=stream.config.measured_as(config.stream))
-        if config.dataset in data.CATALOG or config.made_for == stream.data.fingerprint:
-            config = replace(config, fingerprint=stream.fingerprint)  # not a run of that dataset in an order drawn
+        config, dataset = _in_order_of(stream, config)
     elif dataset is None and config.made_for:
         dataset = named_dataset(config, data_dir)
     this = StreamRun(config)
@@ -192,6 +187,16 @@ def run(
         raise this.does_not_fit() from None
 
 
+def _in_order_of(stream: Stream, config: RunConfig) -> tuple[RunConfig, Dataset]:
+    """The configuration of a run on this stream, and the stream's dataset, whose fingerprint is then the stream's: the
+    order of arrival is part of what a result was measured on."""
+    dataset = known_fingerprint(replace(stream.data), stream.fingerprint)
+    config = replace(config, stream=stream.config.measured_as(config.stream))
+    if config.dataset in data.CATALOG or config.made_for == stream.data.fingerprint:
+        config = replace(config, fingerprint=stream.fingerprint)  # not a run of that dataset in an order drawn
+    return config, dataset
+
+
 def _refuse_changed(config: RunConfig, dataset: Dataset) -> None:
     """Raise if what a configuration has the digest of is not what it was then: images, a plugin, pretrained weights."""
     changed, path = "", config.learner.pretrained
@@ -202,7 +207,8 @@ def _refuse_changed(config: RunConfig, dataset: Dataset) -> None:
     elif config.weights and config.weights != pretrained.digest(path):
         changed = path
     if changed:
-        raise OcilError(f"{changed} has changed since this was planned: plan it again, {PLANNED_BY}.")
+        again = "by the same command or by ocil.resolve"
+        raise OcilError(f"{changed} has changed since this was planned: plan it again, {again}.")
 
 
 class ActiveStreamRun:
@@ -334,12 +340,12 @@ class ActiveStreamRun:
         if self.ends_task(number):
             self.learner.task_ended()
             for slots in self.learner.task_end_batches():
-                self.stepper.rehearse(slots)
+                self.stepper.task_end_step(slots)
                 stop_here()
                 yield
         if self.reviews_after(number):
             for slots in self.learner.review_batches():
-                self.stepper.review(slots)
+                self.stepper.review_step(slots)
                 stop_here()
                 yield
         point, known = self.stream.evaluation_point_after(number), None
@@ -398,7 +404,7 @@ class ActiveStreamRun:
                 f"(stream batch {self.cursor} of {len(self.stream)}). {advice}"
             )
 
-    def _plugins(self) -> dict[str, Any]:
+    def _other_code(self) -> dict[str, Any]:
         """What a result records about code that is not ours: packages with versions, files and classes with digests."""
         found = [origin.to_json() for origin in origins(self.config.method, self.config.learner)]
         return ({"plugins": found} if found else {}) | self.code
@@ -412,20 +418,20 @@ class ActiveStreamRun:
         evaluations = [row.to_json() for row in self.evaluations]
         confusion, calibration = evaluations[-1].pop("confusion", []), evaluations[-1].pop("calibration", {})
         result = Result(
-            self.config,
-            [row.accuracy for row in self.evaluations],
-            evaluations,
-            round(self.seconds, 3),
-            peak_memory(self.device),
-            digest(self.learner),
-            {
+            config=self.config,
+            matrix=[row.accuracy for row in self.evaluations],
+            evaluations=evaluations,
+            wall_seconds=round(self.seconds, 3),
+            peak_memory=peak_memory(self.device),
+            digest=digest(self.learner),
+            environment={
                 **environment(self.device),
                 "images": self.fingerprint,
                 "order": stream.arrivals.digest,
-                **self._plugins(),
+                **self._other_code(),
                 **self.surroundings,
             },
-            self.anytime.record(reviews, tasks),
+            anytime=self.anytime.record(reviews, tasks),
             **self.evaluator.facts(),
             confusion=confusion,
             calibration=calibration,

@@ -129,10 +129,6 @@ class Paper:
     """Figures of ``FORMULAS``, which are computed and not measured."""
     longtail: PaperLongTail = PaperLongTail()
 
-    @property
-    def datasets(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(dataset for table in self.tables for dataset in table.memory))
-
     def has_row(self, label: str, settings: Mapping[str, Any], dataset: str, memory: int) -> bool:
         """Whether a table has a row, not a bound, and a column for a method with these changed settings."""
         return any(
