@@ -71,6 +71,16 @@ def one_thread() -> None:
     set_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def usual_precision() -> Iterator[None]:
+    """Defaults are those of a machine without a GPU, whatever this one has."""
+    from ocil import precision
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(precision, "usual", lambda: precision.DEFAULT)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def own_plugins() -> Iterator[None]:
     """What a test registers or loads as a plugin is unknown to the next one."""

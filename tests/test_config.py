@@ -17,7 +17,7 @@ from ocil.methods import METHODS, MethodInfo, register
 from ocil.methods.afs import AFSConfig
 from ocil.methods.config import LearnerConfig, check_config_class
 from ocil.methods.er import ER, ERConfig
-from ocil.precision import Precision
+from ocil.precision import Precision, usual
 from ocil.runs.build import build, make_learner
 from ocil.runs.config import RunConfig, command, concerns, memory_settings, resolve
 from ocil.runs.defaults import DEFAULT_MEMORY
@@ -589,6 +589,7 @@ def test_a_gpu_has_another_default_precision(monkeypatch: pytest.MonkeyPatch) ->
 
     before = resolve("afs", "cifar100", settings={"precision": "tf32"}).cell
     chosen = resolve("afs", "cifar100", settings={"precision": "bf16"})
+    monkeypatch.setattr(precision, "usual", usual)
     for there, able, expected in ((True, True, "bf16"), (True, False, "tf32"), (False, True, "tf32")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda able=able, **_: able)
