@@ -393,6 +393,10 @@ def test_a_summary_is_the_table_and_the_plot_of_the_same_numbers(results: list[R
     for name in ("plot.png", "plot.svg", "plot.pdf", "table.md", "table.csv"):
         found.save(tmp_path / name)
         assert (tmp_path / name).stat().st_size > 100
+    found.save(tmp_path / "PLOT.PDF")  # as some systems write endings
+    assert (tmp_path / "PLOT.PDF").read_bytes().startswith(b"%PDF")
+    found.save(tmp_path / "TABLE.CSV")
+    assert (tmp_path / "TABLE.CSV").read_bytes() == (tmp_path / "table.csv").read_bytes()
     with pytest.raises(ocil.OcilError, match=r"must end in \.png, \.svg, \.pdf, \.md or \.csv"):
         found.save(tmp_path / "table.xls")
 

@@ -223,11 +223,12 @@ class Comparison:
         from ocil.report.table import csv
 
         path = Path(path)
-        if path.suffix in PICTURES:
+        ending = path.suffix.lower()
+        if ending in PICTURES:
             if boxes := save(self.plot(), path):
                 warnings.warn(boxes, stacklevel=2)
-        elif path.suffix in (".md", ".csv"):
-            write_bytes(path, (f"{self}\n" if path.suffix == ".md" else csv(self.table)).encode())
+        elif ending in (".md", ".csv"):
+            write_bytes(path, (f"{self}\n" if ending == ".md" else csv(self.table)).encode())
         else:
             raise OcilError(f"{path}: the name must end in .png, .svg, .pdf, .md or .csv.")
 
