@@ -401,6 +401,33 @@ def test_a_summary_is_the_table_and_the_plot_of_the_same_numbers(results: list[R
         found.save(tmp_path / "table.xls")
 
 
+def test_accuracy_over_time_is_that_of_the_results(
+    results: list[Result], tiny_npz: Path, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    settings = SMALL | {"evaluate_every": 2}
+    both = [ocil.resolve("er", str(tiny_npz), memory=10, seed=seed, settings=settings) for seed in (0, 1)]
+    measured = ocil.run_many(both, tmp_path, workers=1, device="cpu")
+    found = ocil.summarise([*measured, results[0]])  # the last one has recorded none
+    assert list(found.over_time) == ["er"]
+    curve = found.over_time["er"]
+    one, two = (result.anytime["points"] for result in found.results[0])
+    assert curve.batches == tuple(point["batch"] for point in one)
+    assert [point.values for point in curve.accuracy] == [
+        (a["accuracy"], b["accuracy"]) for a, b in zip(one, two, strict=True)
+    ]
+    (axes,) = found.plot(over_time=True).axes
+    drawn = next(line for line in axes.lines if str(line.get_label()).startswith("er"))
+    assert np.asarray(drawn.get_ydata()) == pytest.approx([100 * point.mean for point in curve.accuracy])
+    assert axes.get_title() == "tiny, memory 10, 2 seeds"
+    found.save(tmp_path / "curve.pdf", over_time=True)
+    assert (tmp_path / "curve.pdf").read_bytes().startswith(b"%PDF")
+    with pytest.raises(ocil.OcilError, match=r"a plot over time must end in \.png, \.svg or \.pdf"):
+        found.save(tmp_path / "curve.csv", over_time=True)
+    with pytest.raises(ocil.OcilError, match="have no accuracy over time: run them with the setting evaluate_every"):
+        ocil.summarise(results).plot(over_time=True)
+    assert not recwarn.list
+
+
 def test_what_cannot_be_summarised(results: list[Result]) -> None:
     with pytest.raises(ocil.OcilError, match="no results to summarise"):
         ocil.summarise([])

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ocil.experiments.search import Choice
     from ocil.methods import MethodInfo
     from ocil.networks import NetworkInfo
+    from ocil.report.records import OverTime
     from ocil.report.table import Table
     from ocil.runs.config import RunConfig
     from ocil.runs.results import Result, Summary
@@ -176,7 +177,8 @@ def _checked(config: "RunConfig", data_dir: Path | None) -> "RunConfig":
 class Comparison:
     """Means and 95 % intervals over seeds, one entry per method and settings, as ``ocil compare`` prints them.
 
-    ``str`` gives Markdown; a notebook shows a table.
+    ``str`` gives Markdown; a notebook shows a table. ``over_time`` has the accuracy between task ends, of runs with the
+    setting ``evaluate_every``.
 
     Examples:
         >>> configs = [ocil.resolve("fine-tune", seed=seed, settings={"width": 1}) for seed in (0, 1)]
@@ -187,6 +189,8 @@ class Comparison:
     """
 
     summaries: "tuple[Summary, ...]"
+    results: "tuple[tuple[Result, ...], ...]"
+    """The results that each summary is of, by seed."""
 
     @property
     def table(self) -> "Table":
@@ -210,14 +214,68 @@ class Comparison:
             for label, summary in zip(labels, self.summaries, strict=True)
         ]
 
-    def plot(self) -> "Figure":
-        """Accuracy after each task, with intervals: the same numbers as in the table."""
+    @property
+    def over_time(self) -> "dict[str, OverTime]":
+        """Accuracy on the classes that have arrived, every so many stream batches, by the names of ``accuracy``.
+
+        A curve has ``batches``, and as many numbers ``accuracy``, each with ``mean`` and ``interval``; ``tasks`` and
+        ``reviews`` are the batches after which a task ended or a review took place. Runs without the setting
+        ``evaluate_every`` have none.
+
+        Examples:
+            >>> config = ocil.resolve("fine-tune", settings={"width": 1, "evaluate_every": 100})
+            >>> found = ocil.summarise([ocil.run(config, "runs", device="cpu")])
+            >>> found.over_time["fine-tune"].batches
+            (100, 200, 300)
+        """
+        from ocil.report.records import curve_of
+
+        found = (curve_of([result.anytime for result in group]) for group in self.results)
+        return {name: curve for name, curve in zip(self.names, found, strict=True) if curve is not None}
+
+    def plot(self, over_time: bool = False) -> "Figure":
+        """Accuracy after each task, with intervals: the same numbers as in the table.
+
+        Args:
+            over_time: Draws the curves of ``over_time`` instead.
+
+        Raises:
+            OcilError: ``over_time`` is asked for, and no run was evaluated between task ends.
+        """
         from ocil.report.plots import accuracy_after_each_task
 
+        if over_time:
+            return self._plot_over_time()
         return accuracy_after_each_task(self.summaries, self.names)
 
-    def save(self, path: Path | str) -> None:
-        """Write the plot (.png, .svg, .pdf) or the table (.md, .csv)."""
+    def _plot_over_time(self) -> "Figure":
+        import matplotlib as mpl
+
+        from ocil.report.plots import title_of
+        from ocil.report.record_plots import over_time
+        from ocil.report.style import STYLE
+
+        if not (curves := self.over_time):
+            raise OcilError(
+                "the results have no accuracy over time: run them with the setting evaluate_every, for example 20 "
+                "(--set evaluate_every=20)."
+            )
+        by_domain = all(summary.config.stream.scenario == "domain" for summary in self.summaries)
+        with mpl.rc_context(STYLE):
+            figure = over_time(curves, "domains" if by_domain else "classes")
+            figure.axes[0].set_title(title_of(self.summaries))
+        return figure
+
+    def save(self, path: Path | str, over_time: bool = False) -> None:
+        """Write the plot (.png, .svg, .pdf) or the table (.md, .csv).
+
+        Args:
+            path: Its ending chooses what is written.
+            over_time: Whether the plot is that of accuracy over time. A table has none.
+
+        Raises:
+            OcilError: Nothing is written under such a name, or no run was evaluated between task ends.
+        """
         from ocil.files import PICTURES, write_bytes
         from ocil.report.style import save
         from ocil.report.table import csv
@@ -225,8 +283,10 @@ class Comparison:
         path = Path(path)
         ending = path.suffix.lower()
         if ending in PICTURES:
-            if boxes := save(self.plot(), path):
+            if boxes := save(self.plot(over_time), path):
                 warnings.warn(boxes, stacklevel=2)
+        elif over_time:
+            raise OcilError(f"{path}: the name of a plot over time must end in .png, .svg or .pdf.")
         elif ending in (".md", ".csv"):
             write_bytes(path, (f"{self}\n" if ending == ".md" else csv(self.table)).encode())
         else:
@@ -272,8 +332,8 @@ def summarise(results: "Sequence[Result]") -> Comparison:
         raise OcilError(f"the results are of several datasets ({', '.join(sorted(datasets))}): summarise each alone.")
 
     references = References(results)
-    groups = ([by_seed[seed] for seed in sorted(by_seed)] for by_seed in cells.values())
-    return Comparison(tuple(summarise_cell(group, list(map(references.of, group))) for group in groups))
+    groups = tuple(tuple(by_seed[seed] for seed in sorted(by_seed)) for by_seed in cells.values())
+    return Comparison(tuple(summarise_cell(group, list(map(references.of, group))) for group in groups), groups)
 
 
 def tune(

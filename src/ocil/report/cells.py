@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ocil.data import CATALOG
 from ocil.data.derived import short_name
+from ocil.evaluation.record_types import AnytimeRecord
 from ocil.longtail.results import LongTailCell
 from ocil.methods import method
 from ocil.runs.config import RunConfig, code_of, command, concerns, for_seeds
@@ -118,6 +119,11 @@ class MeasuredCell:
     @property
     def devices(self) -> str:
         return " + ".join(dict.fromkeys(run.device for run in self.runs))
+
+    @property
+    def anytime(self) -> list[AnytimeRecord]:
+        """What each run recorded between task ends; empty without ``evaluate_every``."""
+        return [run.result.anytime for run in self.runs]
 
     def over_seeds(self, name: str) -> NDArray[np.float64]:
         """Mean over seeds of a number of the evaluations, after each task; NaN where a run does not have it."""
