@@ -1,6 +1,7 @@
 import dataclasses
 import json
 from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Optional, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from ocil.cli.options import RunOptions
 from ocil.data import CATALOG, DEFAULT, Dataset
 from ocil.errors import OcilError
+from ocil.experiments import configure
 from ocil.methods import METHODS, MethodInfo, register
 from ocil.methods.afs import AFSConfig
 from ocil.methods.config import LearnerConfig, refuse_odd_class
@@ -77,6 +79,20 @@ def test_a_dataset_itself_has_its_facts() -> None:
     config = resolve("er", data, memory=10)
     assert config == resolve("er", "rows", memory=10, classes=3, train=12, vectors=True)
     assert (config.dataset, config.stream.tasks, config.learner.network) == ("rows", 3, "linear")
+
+
+def test_a_dataset_that_is_named_has_the_settings_of_the_command(tiny: Dataset, tmp_path: Path) -> None:
+    """Else the same name would be learned with another memory, other tasks or another network from Python."""
+    tiny.save(tmp_path / "mine.npz")
+    vectors = np.random.default_rng(0).normal(size=(80, 5)).astype(np.float32)
+    Dataset("rows", vectors, tiny.train_y, vectors, tiny.train_y, tiny.classes).save(tmp_path / "rows.npz")
+    for name in ("mine", "rows"):
+        wanted = configure("er", name, data_dir=tmp_path, seeds=1).config
+        assert replace(resolve("er", name, data_dir=tmp_path), fingerprint=wanted.fingerprint) == wanted
+        assert resolve("er", tmp_path / f"{name}.npz").learner == wanted.learner
+    domains = resolve("er", "fashion-mini:noise,domains=3", settings={"scenario": "domain"})
+    assert domains.stream.tasks == 3
+    assert resolve("er", "mine").learner.memory == DEFAULT_MEMORY  # it is not found: a run says so
 
 
 def test_the_user_wins() -> None:
