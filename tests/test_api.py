@@ -439,11 +439,14 @@ def test_what_cannot_be_summarised(results: list[Result]) -> None:
 
 
 def test_runs_with_other_settings_have_other_names(results: list[Result], tiny_npz: Path, tmp_path: Path) -> None:
-    other = ocil.resolve("er", str(tiny_npz), settings=SMALL | {"memory": 20, "lr": 0.05})
-    (more,) = ocil.run_many([other], tmp_path, workers=1, device="cpu")
-    names = ocil.summarise([*results[2:], more]).names
-    assert len(set(names)) == 2
-    assert "lr=0.05" in names[1]
+    """Also those that differ in their memory alone: they are entries of a dictionary."""
+    changes = ({"memory": 20, "lr": 0.05}, {"memory": 30})
+    others = [ocil.resolve("er", str(tiny_npz), settings=SMALL | change) for change in changes]
+    found = ocil.summarise([*results, *ocil.run_many(others, tmp_path, workers=1, device="cpu")])
+    names = ["fine-tune", "er memory=20 lr=0.1", "er memory=20 lr=0.05", "er memory=30 lr=0.1"]
+    assert found.names == names == list(found.accuracy)
+    rows = [[value.text for value in row.values[:2]] for row in found.table.rows]
+    assert rows == [["fine-tune", "-"], ["er lr=0.1", "20"], ["er lr=0.05", "20"], ["er lr=0.1", "30"]]
 
 
 def test_a_search(tiny_npz: Path, tmp_path: Path) -> None:

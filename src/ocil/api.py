@@ -200,23 +200,19 @@ class Comparison:
 
     @property
     def accuracy(self) -> "dict[str, Estimate]":
-        """Average accuracy at the end, by the label of the method; settings are added where labels are the same."""
+        """Average accuracy at the end, by ``names``."""
         return dict(zip(self.names, (summary.average_accuracy for summary in self.summaries), strict=True))
 
     @property
     def names(self) -> list[str]:
-        from ocil.report.cells import settings_text
-        from ocil.runs.config import changed
+        """The labels of the methods; behind those of one method, the settings in which they differ."""
+        from ocil.report.cells import names_apart
 
-        labels = [summary.config.label for summary in self.summaries]
-        return [
-            label if labels.count(label) == 1 else f"{label} {settings_text(changed(summary.config))}".strip()
-            for label, summary in zip(labels, self.summaries, strict=True)
-        ]
+        return names_apart([summary.config for summary in self.summaries])
 
     @property
     def over_time(self) -> "dict[str, OverTime]":
-        """Accuracy on the classes that have arrived, every so many stream batches, by the names of ``accuracy``.
+        """Accuracy on the classes that have arrived, every so many stream batches, by ``names``.
 
         A curve has ``batches``, and as many numbers ``accuracy``, each with ``mean`` and ``interval``; ``tasks`` and
         ``reviews`` are the batches after which a task ended or a review took place. Runs without the setting
