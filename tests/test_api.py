@@ -401,6 +401,21 @@ def test_a_summary_is_the_table_and_the_plot_of_the_same_numbers(results: list[R
         found.save(tmp_path / "table.xls")
 
 
+def test_results_on_disk(results: list[Result], tiny_npz: Path, tmp_path: Path) -> None:
+    ocil.run_many(configs(tiny_npz, "fine-tune", "er"), tmp_path, workers=1, device="cpu")
+    found = ocil.load_results(tmp_path)
+    assert [(one.config, one.matrix) for one in found] == [(one.config, one.matrix) for one in results]
+    (cell,) = tmp_path.glob("*-er-*")
+    assert [one.config.seed for one in ocil.load_results(cell, seeds=[1])] == [1]
+    (cell / "seed-0" / "result.json").write_text("{}")
+    with pytest.warns(UserWarning, match="is not a result of ocil, or it is broken"):
+        assert len(ocil.load_results(tmp_path)) == 3
+    with pytest.raises(ocil.OcilError, match="there is nothing at"):
+        ocil.load_results(tmp_path / "none")
+    with pytest.raises(ocil.OcilError, match="name the folders of the runs"):
+        ocil.load_results()
+
+
 def test_accuracy_over_time_is_that_of_the_results(
     results: list[Result], tiny_npz: Path, tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:

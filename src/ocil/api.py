@@ -5,7 +5,7 @@ Every function here is public: see docs/api.md for what is promised.
 
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -299,6 +299,35 @@ class Comparison:
         from ocil.report.html_table import html
 
         return html(self.table, self.table.title)
+
+
+def load_results(*folders: Path | str, seeds: Iterable[int] | None = None) -> "list[Result]":
+    """Read the results of all finished runs under some folders, as ``ocil show`` and ``ocil report`` do.
+
+    Those that differ only by their seed come one after the other. What is left out, such as runs that are not finished,
+    is named in warnings. Results of methods and networks of a plugin file need it: ``ocil.plugins.load`` comes first.
+
+    Args:
+        folders: Folders of runs, of one cell or of one run, at any depth.
+        seeds: Leaves out runs of other seeds.
+
+    Raises:
+        OcilError: A folder does not exist, or no result can be read.
+
+    Examples:
+        >>> config = ocil.resolve("fine-tune", settings={"width": 1})
+        >>> result = ocil.run(config, "runs", device="cpu")
+        >>> [result.config.method for result in ocil.load_results("runs")]
+        ['fine-tune']
+    """
+    from ocil.report.collect import collect
+
+    if not folders:
+        raise OcilError("name the folders of the runs, for example: ocil.load_results('runs').")
+    found = collect(folders, None if seeds is None else frozenset(seeds))
+    for warning in found.warnings:
+        warnings.warn(warning, stacklevel=2)
+    return [run.result for cell in found.cells for run in cell.runs]
 
 
 def summarise(results: "Sequence[Result]") -> Comparison:
