@@ -256,10 +256,11 @@ class Comparison:
                 "the results have no accuracy over time: run them with the setting evaluate_every, for example 20 "
                 "(--set evaluate_every=20)."
             )
-        by_domain = all(summary.config.stream.scenario == "domain" for summary in self.summaries)
+        shown = [summary for name, summary in zip(self.names, self.summaries, strict=True) if name in curves]
+        by_domain = all(summary.config.stream.scenario == "domain" for summary in shown)
         with mpl.rc_context(STYLE):
             figure = over_time(curves, "domains" if by_domain else "classes")
-            figure.axes[0].set_title(title_of(self.summaries))
+            figure.axes[0].set_title(title_of(shown))
         return figure
 
     def save(self, path: Path | str, over_time: bool = False) -> None:

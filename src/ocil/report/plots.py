@@ -49,11 +49,15 @@ def accuracy_after_each_task(summaries: Sequence["Summary"], names: Sequence[str
 
 
 def title_of(summaries: Sequence["Summary"]) -> str:
-    """The dataset, the memory and the seeds of a figure that stands alone."""
-    seeds = len(summaries[0].average_accuracy.values)
-    memory = max(summary.config.learner.memory for summary in summaries)
-    dataset = escaped(short_name(summaries[0].config.dataset))
-    return f"{dataset}, memory {memory}, {seeds} seed{'s' if seeds > 1 else ''}"
+    """The dataset, the memories and the seeds of a figure that stands alone."""
+    seeds = sorted({len(summary.average_accuracy.values) for summary in summaries})
+    memories = sorted({summary.config.learner.memory for summary in summaries} - {0})
+    parts = [
+        escaped(short_name(summaries[0].config.dataset)),
+        *([f"memory {', '.join(map(str, memories))}"] if memories else []),
+        f"{' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seed{'s' if seeds[-1] > 1 else ''}",
+    ]
+    return ", ".join(parts)
 
 
 def accuracy(curves: Mapping[str, Sequence[Estimate]], units: str = "classes", xlabel: str = "tasks learned") -> Figure:
