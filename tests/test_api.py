@@ -254,6 +254,23 @@ MISTAKES: dict[str, Callable[[Path], object]] = {
 }
 
 
+OF_ANOTHER_KIND: dict[str, Callable[[Any], object]] = {
+    "an evaluator needs an ocil.Stream, not a Dataset: ocil.Stream(data).": lambda given: ocil.Evaluator(given),
+    "summarise takes a list of results: ocil.load_results reads those in a folder.": lambda _: ocil.summarise("runs"),  # type: ignore[arg-type]
+    "lr = 0.1 is not a list of values to try: give [0.1].": lambda _: ocil.tune("er", {"lr": 0.1}),  # type: ignore[dict-item]
+    "lr = '0.1' is not a list of values to try: give ['0.1'].": lambda _: ocil.tune("er", {"lr": "0.1"}),
+}
+
+
+@pytest.mark.parametrize(("message", "mistake"), OF_ANOTHER_KIND.items(), ids=OF_ANOTHER_KIND)
+def test_what_is_of_another_kind_is_refused_in_one_line(
+    message: str, mistake: Callable[[Any], object], tiny: ocil.Dataset
+) -> None:
+    with pytest.raises(ocil.OcilError) as found:
+        mistake(tiny)
+    assert str(found.value) == message
+
+
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
 def test_a_message_names_options_of_commands_in_brackets_alone(
     mistake: Callable[[Path], object], tmp_path: Path

@@ -349,6 +349,8 @@ def summarise(results: "Sequence[Result]") -> Comparison:
 
     if isinstance(results, Result):
         raise OcilError("summarise takes a list of results: give [result].")
+    if isinstance(results, str | Path):
+        raise OcilError("summarise takes a list of results: ocil.load_results reads those in a folder.")
     cells: dict[str, dict[int, Result]] = {}
     for result in results:
         cells.setdefault(result.config.cell, {}).setdefault(result.config.seed, result)
@@ -421,6 +423,9 @@ def tune(
     end_if_starting()
     data_dir = path_or_none(data_dir)
     _refuse_unnamed(dataset)
+    for name, values in (space or {}).items():
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise OcilError(f"{name} = {values!r} is not a list of values to try: give [{values!r}].")
     search = Search(
         method,
         None if dataset is None else str(dataset),
