@@ -460,6 +460,12 @@ def test_accuracy_over_time_is_that_of_the_results(
     assert not recwarn.list
 
 
+def test_results_are_shown_in_one_line(results: list[Result]) -> None:
+    result = results[2]
+    assert repr(result) == f"<Result of {result.config.cell}, seed 0: {result.headline}>"
+    assert repr(ocil.summarise(results)) == "<Comparison of fine-tune, er>"
+
+
 def test_what_cannot_be_summarised(results: list[Result]) -> None:
     with pytest.raises(ocil.OcilError, match="no results to summarise"):
         ocil.summarise([])

@@ -289,6 +289,10 @@ class Comparison:
         else:
             raise OcilError(f"{path}: the name must end in .png, .svg, .pdf, .md or .csv.")
 
+    def __repr__(self) -> str:
+        """One line, without all results."""
+        return f"<Comparison of {', '.join(self.names)}>"
+
     def __str__(self) -> str:
         """The table as Markdown."""
         from ocil.report.table import markdown_table
