@@ -311,6 +311,14 @@ def test_fine_tune_has_no_memory(key: str) -> None:
         resolve("fine-tune", settings={key: 1})
 
 
+@pytest.mark.parametrize(("label", "value"), [("er-rv", "true"), ("afs-no-rv", "false")])
+def test_a_label_of_tables_is_no_method_and_says_which_it_is(label: str, value: str) -> None:
+    """It was taken for a typing error of the method without the reviews."""
+    name = label.split("-")[0]
+    with pytest.raises(OcilError, match=f"^{label} is the method {name} with review = {value}: name the method, and "):
+        resolve(label)
+
+
 @pytest.mark.parametrize(
     ("typo", "meant"), [("afss", "afs"), ("erx", "er"), ("fine_tuen", "fine-tune"), ("iid-ofline", "iid-offline")]
 )
