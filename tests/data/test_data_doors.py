@@ -106,9 +106,9 @@ def test_no_samples_are_said_to_be_none() -> None:
     none = (PIXELS[:0], LABELS[:0])
     with pytest.raises(OcilError, match=r"^train_x has no samples: give some of each class\.$"):
         Dataset.from_arrays(*none, PIXELS, LABELS)
-    with pytest.raises(OcilError, match="^train_x has no samples"):
+    with pytest.raises(OcilError, match=r"^train_x has no samples"):
         Dataset.from_arrays(*none)
-    with pytest.raises(OcilError, match="^test_x has no samples"):
+    with pytest.raises(OcilError, match=r"^test_x has no samples"):
         Dataset.from_arrays(PIXELS, LABELS, *none)
 
 

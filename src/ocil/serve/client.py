@@ -17,7 +17,7 @@ import random
 import time
 import urllib.parse
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ocil.errors import OcilError
@@ -48,7 +48,7 @@ class Client:
         self.path = parts.path.rstrip("/") + (f"/models/{urllib.parse.quote(model, safe='')}" if model else "")
         self.headers = {} if token is None else {"Authorization": f"Bearer {token}"}
 
-    def learn(self, inputs: Any, labels: Sequence[str | int] | str | int, wait: bool = False, key: str = "") -> Any:
+    def learn(self, inputs: Any, labels: Iterable[str | int] | str | int, wait: bool = False, key: str = "") -> Any:
         """Learn images (paths or bytes of files) or vectors. ``wait``: until they are learned, not only on disk."""
         name, sent = _encoded(inputs)
         named = [labels] if isinstance(labels, str | int) else [_plain(label) for label in labels]
