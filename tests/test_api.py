@@ -47,6 +47,16 @@ def test_results_come_in_the_order_of_the_configurations(results: list[Result], 
     assert [(result.config.method, result.config.seed) for result in results] == wanted
 
 
+def test_results_are_told_as_they_come(tiny_npz: Path, tmp_path: Path) -> None:
+    told: list[Result] = []
+    first, *rest = configs(tiny_npz, "fine-tune", "er")
+    ocil.run_many([first], tmp_path, workers=1, device="cpu")
+    found = ocil.run_many([first, *rest], tmp_path, workers=1, device="cpu", on_result=told.append)
+    assert told == found  # that of the finished run too
+    ocil.run_many(configs(tiny_npz, "fine-tune", "er"), tmp_path, workers=1, device="cpu", on_result=told.append)
+    assert told == found * 2
+
+
 def test_the_folders_are_those_of_the_command_line(results: list[Result], tiny: ocil.Dataset) -> None:
     assert {result.config.fingerprint for result in results} == {tiny.fingerprint}
 

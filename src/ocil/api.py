@@ -5,7 +5,7 @@ Every function here is public: see docs/api.md for what is promised.
 
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ocil.data import DatasetInfo, DatasetSource
+    from ocil.engines.job import Event
     from ocil.evaluation.measures import Estimate, Measure
     from ocil.experiments.search import Choice
     from ocil.methods import MethodInfo
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ocil.report.records import OverTime
     from ocil.report.table import Table
     from ocil.runs.config import RunConfig
+    from ocil.runs.protocol import Run
     from ocil.runs.results import Result, Summary
 
 
@@ -76,6 +78,7 @@ def run_many(
     threads: int = 1,
     data_dir: Path | str | None = None,
     address: str | None = None,
+    on_result: "Callable[[Result], object]" = lambda result: None,
 ) -> "list[Result]":
     """Carry out many runs where they are fastest, and return their results in the order of ``configs``.
 
@@ -92,6 +95,7 @@ def run_many(
         threads: CPU threads per run.
         data_dir: The data folder; by default ``$OCIL_DATA``, else the user's.
         address: The head of the Ray cluster.
+        on_result: Called with each result as soon as it is there, finished before or not; ``print`` shows a line.
 
     Raises:
         OcilError: A configuration cannot run, or a run failed.
@@ -103,7 +107,7 @@ def run_many(
         [0, 1]
     """
     from ocil import engines
-    from ocil.engines.job import Job
+    from ocil.engines.job import Job, Observer
     from ocil.engines.pool import end_if_starting
     from ocil.runs.config import RunConfig
     from ocil.runs.environment import pick_device
@@ -120,7 +124,13 @@ def run_many(
     if engine == "ray" or place == "cpu":
         workers = _workers_that_know(configs, workers)
     job = Job(Path(root), place, data_dir, workers, threads)
-    outcomes = engines.execute(runs, replace(job, engine=engine, address=address))
+
+    def on_event(run: "Run", event: "Event") -> None:
+        if isinstance(event, Result) and run.key in wanted:
+            on_result(event)
+
+    wanted = {run.key for run in runs}
+    outcomes = engines.execute(runs, replace(job, engine=engine, address=address), Observer(on_event))
     found = [outcomes[run.key] for run in runs]
     for outcome in found:
         if not isinstance(outcome, Result):
