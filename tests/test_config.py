@@ -553,6 +553,20 @@ def test_a_method_may_have_a_setting_with_the_name_of_an_option() -> None:
         options.settings("er", None)
 
 
+def test_whoever_bounds_a_setting_of_their_own_keeps_the_bounds_of_the_others() -> None:
+    @dataclass(frozen=True)
+    class Bounded(ERConfig):
+        strength: float = 0.5
+        minimum: ClassVar[dict[str, float]] = {"strength": 0, "memory": 5}
+
+    for wrong, least in (("strength", 0), ("width", 1), ("memory", 5)):
+        given: dict[str, Any] = {"memory": 9, wrong: -1}
+        with pytest.raises(OcilError, match=f"^{wrong} = -1 must be at least {least}"):
+            Bounded(**given)
+    with pytest.raises(OcilError, match="lr = 0 must be more than 0"):
+        Bounded(memory=9, lr=0)
+
+
 def test_a_class_that_only_bounds_settings_is_no_dataclass() -> None:
     class Bounded(ERConfig):
         minimum: ClassVar[dict[str, float]] = ERConfig.minimum | {"memory": 5}
