@@ -470,6 +470,32 @@ def test_accuracy_over_time_is_that_of_the_results(
     assert not recwarn.list
 
 
+def test_streams_of_ones_own_can_be_averaged_over(tiny: ocil.Dataset, tmp_path: Path) -> None:
+    """A usual protocol: one order per seed. Each order makes a cell of its own."""
+
+    def result(name: str, seed: int, order: int) -> Result:
+        tasks = [np.random.default_rng(order).permutation(np.flatnonzero(tiny.train_y // 2 == task)) for task in (0, 1)]
+        stream = ocil.Stream.from_indices(tiny, tasks)
+        settings = {"width": 1} if name == "fine-tune" else {"width": 1, "memory": 20, "memory_batch": 5}
+        config = ocil.resolve(name, tiny, seed=seed, settings=settings)
+        return ocil.run(config, tmp_path, stream=stream, device="cpu")
+
+    results = [result(name, seed, seed) for name in ("fine-tune", "er") for seed in (0, 1)]
+    assert len(ocil.summarise(results).names) == 4
+    found = ocil.summarise(results, over_streams=True)
+    assert found.names == ["fine-tune", "er"]
+    accuracies = [ocil.metrics.average_accuracy(each.matrix) for each in results[2:]]
+    assert found.accuracy["er"].values == tuple(accuracies)
+    lost = found.summaries[1].average_intransigence
+    assert lost is not None
+    assert lost.values == tuple(
+        ocil.metrics.average_intransigence(each.matrix, reference.matrix)
+        for each, reference in zip(results[2:], results[:2], strict=True)
+    )
+    with pytest.raises(ocil.OcilError, match="er has results in several streams with seed 0: give each stream"):
+        ocil.summarise([*results, result("er", 0, 2)], over_streams=True)
+
+
 def test_results_are_shown_in_one_line(results: list[Result]) -> None:
     result = results[2]
     assert repr(result) == f"<Result of {result.config.cell}, seed 0: {result.headline}>"

@@ -345,13 +345,18 @@ def load_results(*folders: Path | str, seeds: Iterable[int] | None = None) -> "l
     return [run.result for cell in found.cells for run in cell.runs]
 
 
-def summarise(results: "Sequence[Result]") -> Comparison:
+def summarise(results: "Sequence[Result]", over_streams: bool = False) -> Comparison:
     """Group results that differ only by their seed, and average over seeds.
 
     Intransigence is against fine-tuned runs of the same seeds and settings, where these are among the results.
 
+    Args:
+        results: Those of ``ocil.run``, ``ocil.run_many`` or ``ocil.load_results``.
+        over_streams: Whether results in streams of your own that differ are averaged too, as for an order per seed. No
+            two streams of a method may have one seed.
+
     Raises:
-        OcilError: There are no results, or they are of several datasets.
+        OcilError: There are no results, they are of several datasets, or streams to average over have one seed.
 
     Examples:
         >>> results = [ocil.run(ocil.resolve("fine-tune", settings={"width": 1}), "runs", device="cpu")]
@@ -367,7 +372,11 @@ def summarise(results: "Sequence[Result]") -> Comparison:
         raise OcilError("summarise takes a list of results: ocil.load_results reads those in a folder.")
     cells: dict[str, dict[int, Result]] = {}
     for result in results:
-        cells.setdefault(result.config.cell, {}).setdefault(result.config.seed, result)
+        config = _of_any_stream(result.config) if over_streams else result.config
+        kept = cells.setdefault(config.cell, {}).setdefault(config.seed, result)
+        if kept.config.cell != result.config.cell:
+            what = f"{config.label} has results in several streams with seed {config.seed}"
+            raise OcilError(f"{what}: give each stream a seed of its own.")
     if not cells:
         raise OcilError("there are no results to summarise: give those of ocil.run or ocil.run_many.")
     if len(datasets := {result.config.dataset for result in results}) > 1:
@@ -376,6 +385,11 @@ def summarise(results: "Sequence[Result]") -> Comparison:
     references = References(results)
     groups = tuple(tuple(by_seed[seed] for seed in sorted(by_seed)) for by_seed in cells.values())
     return Comparison(tuple(summarise_cell(group, list(map(references.of, group))) for group in groups), groups)
+
+
+def _of_any_stream(config: "RunConfig") -> "RunConfig":
+    """The configuration without what tells streams of one's own apart."""
+    return replace(config, fingerprint="", stream=replace(config.stream, order="", order_digest=""))
 
 
 def tune(
