@@ -47,6 +47,16 @@ def test_results_come_in_the_order_of_the_configurations(results: list[Result], 
     assert [(result.config.method, result.config.seed) for result in results] == wanted
 
 
+def test_results_are_told_as_they_come(tiny_npz: Path, tmp_path: Path) -> None:
+    told: list[Result] = []
+    first, *rest = configs(tiny_npz, "fine-tune", "er")
+    ocil.run_many([first], tmp_path, workers=1, device="cpu")
+    found = ocil.run_many([first, *rest], tmp_path, workers=1, device="cpu", on_result=told.append)
+    assert told == found  # that of the finished run too
+    ocil.run_many(configs(tiny_npz, "fine-tune", "er"), tmp_path, workers=1, device="cpu", on_result=told.append)
+    assert told == found * 2
+
+
 def test_the_folders_are_those_of_the_command_line(results: list[Result], tiny: ocil.Dataset) -> None:
     assert {result.config.fingerprint for result in results} == {tiny.fingerprint}
 
@@ -254,6 +264,23 @@ MISTAKES: dict[str, Callable[[Path], object]] = {
 }
 
 
+OF_ANOTHER_KIND: dict[str, Callable[[Any], object]] = {
+    "an evaluator needs an ocil.Stream, not a Dataset: ocil.Stream(data).": lambda given: ocil.Evaluator(given),
+    "summarise takes a list of results: ocil.load_results reads those in a folder.": lambda _: ocil.summarise("runs"),  # type: ignore[arg-type]
+    "lr = 0.1 is not a list of values to try: give [0.1].": lambda _: ocil.tune("er", {"lr": 0.1}),  # type: ignore[dict-item]
+    "lr = '0.1' is not a list of values to try: give ['0.1'].": lambda _: ocil.tune("er", {"lr": "0.1"}),
+}
+
+
+@pytest.mark.parametrize(("message", "mistake"), OF_ANOTHER_KIND.items(), ids=OF_ANOTHER_KIND)
+def test_what_is_of_another_kind_is_refused_in_one_line(
+    message: str, mistake: Callable[[Any], object], tiny: ocil.Dataset
+) -> None:
+    with pytest.raises(ocil.OcilError) as found:
+        mistake(tiny)
+    assert str(found.value) == message
+
+
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
 def test_a_message_names_options_of_commands_in_brackets_alone(
     mistake: Callable[[Path], object], tmp_path: Path
@@ -393,8 +420,86 @@ def test_a_summary_is_the_table_and_the_plot_of_the_same_numbers(results: list[R
     for name in ("plot.png", "plot.svg", "plot.pdf", "table.md", "table.csv"):
         found.save(tmp_path / name)
         assert (tmp_path / name).stat().st_size > 100
+    found.save(tmp_path / "PLOT.PDF")  # as some systems write endings
+    assert (tmp_path / "PLOT.PDF").read_bytes().startswith(b"%PDF")
+    found.save(tmp_path / "TABLE.CSV")
+    assert (tmp_path / "TABLE.CSV").read_bytes() == (tmp_path / "table.csv").read_bytes()
     with pytest.raises(ocil.OcilError, match=r"must end in \.png, \.svg, \.pdf, \.md or \.csv"):
         found.save(tmp_path / "table.xls")
+
+
+def test_results_on_disk(results: list[Result], tiny_npz: Path, tmp_path: Path) -> None:
+    ocil.run_many(configs(tiny_npz, "fine-tune", "er"), tmp_path, workers=1, device="cpu")
+    found = ocil.load_results(tmp_path)
+    assert [(one.config, one.matrix) for one in found] == [(one.config, one.matrix) for one in results]
+    (cell,) = tmp_path.glob("*-er-*")
+    assert [one.config.seed for one in ocil.load_results(cell, seeds=[1])] == [1]
+    (cell / "seed-0" / "result.json").write_text("{}")
+    with pytest.warns(UserWarning, match="is not a result of ocil, or it is broken"):
+        assert len(ocil.load_results(tmp_path)) == 3
+    with pytest.raises(ocil.OcilError, match="there is nothing at"):
+        ocil.load_results(tmp_path / "none")
+    with pytest.raises(ocil.OcilError, match="name the folders of the runs"):
+        ocil.load_results()
+
+
+def test_accuracy_over_time_is_that_of_the_results(
+    results: list[Result], tiny_npz: Path, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    settings = SMALL | {"evaluate_every": 2}
+    both = [ocil.resolve("er", str(tiny_npz), memory=10, seed=seed, settings=settings) for seed in (0, 1)]
+    measured = ocil.run_many(both, tmp_path, workers=1, device="cpu")
+    found = ocil.summarise([*measured, results[0]])  # the last one has recorded none
+    assert list(found.over_time) == ["er"]
+    curve = found.over_time["er"]
+    one, two = (result.anytime["points"] for result in found.results[0])
+    assert curve.batches == tuple(point["batch"] for point in one)
+    assert [point.values for point in curve.accuracy] == [
+        (a["accuracy"], b["accuracy"]) for a, b in zip(one, two, strict=True)
+    ]
+    (axes,) = found.plot(over_time=True).axes
+    drawn = next(line for line in axes.lines if str(line.get_label()).startswith("er"))
+    assert np.asarray(drawn.get_ydata()) == pytest.approx([100 * point.mean for point in curve.accuracy])
+    assert axes.get_title() == "tiny, memory 10, 2 seeds"
+    found.save(tmp_path / "curve.pdf", over_time=True)
+    assert (tmp_path / "curve.pdf").read_bytes().startswith(b"%PDF")
+    with pytest.raises(ocil.OcilError, match=r"a plot over time must end in \.png, \.svg or \.pdf"):
+        found.save(tmp_path / "curve.csv", over_time=True)
+    with pytest.raises(ocil.OcilError, match="have no accuracy over time: run them with the setting evaluate_every"):
+        ocil.summarise(results).plot(over_time=True)
+    assert not recwarn.list
+
+
+def test_streams_of_ones_own_can_be_averaged_over(tiny: ocil.Dataset, tmp_path: Path) -> None:
+    """A usual protocol: one order per seed. Each order makes a cell of its own."""
+
+    def result(name: str, seed: int, order: int) -> Result:
+        tasks = [np.random.default_rng(order).permutation(np.flatnonzero(tiny.train_y // 2 == task)) for task in (0, 1)]
+        stream = ocil.Stream.from_indices(tiny, tasks)
+        settings = {"width": 1} if name == "fine-tune" else {"width": 1, "memory": 20, "memory_batch": 5}
+        config = ocil.resolve(name, tiny, seed=seed, settings=settings)
+        return ocil.run(config, tmp_path, stream=stream, device="cpu")
+
+    results = [result(name, seed, seed) for name in ("fine-tune", "er") for seed in (0, 1)]
+    assert len(ocil.summarise(results).names) == 4
+    found = ocil.summarise(results, over_streams=True)
+    assert found.names == ["fine-tune", "er"]
+    accuracies = [ocil.metrics.average_accuracy(each.matrix) for each in results[2:]]
+    assert found.accuracy["er"].values == tuple(accuracies)
+    lost = found.summaries[1].average_intransigence
+    assert lost is not None
+    assert lost.values == tuple(
+        ocil.metrics.average_intransigence(each.matrix, reference.matrix)
+        for each, reference in zip(results[2:], results[:2], strict=True)
+    )
+    with pytest.raises(ocil.OcilError, match="er has results in several streams with seed 0: give each stream"):
+        ocil.summarise([*results, result("er", 0, 2)], over_streams=True)
+
+
+def test_results_are_shown_in_one_line(results: list[Result]) -> None:
+    result = results[2]
+    assert repr(result) == f"<Result of {result.config.cell}, seed 0: {result.headline}>"
+    assert repr(ocil.summarise(results)) == "<Comparison of fine-tune, er>"
 
 
 def test_what_cannot_be_summarised(results: list[Result]) -> None:
@@ -408,11 +513,14 @@ def test_what_cannot_be_summarised(results: list[Result]) -> None:
 
 
 def test_runs_with_other_settings_have_other_names(results: list[Result], tiny_npz: Path, tmp_path: Path) -> None:
-    other = ocil.resolve("er", str(tiny_npz), settings=SMALL | {"memory": 20, "lr": 0.05})
-    (more,) = ocil.run_many([other], tmp_path, workers=1, device="cpu")
-    names = ocil.summarise([*results[2:], more]).names
-    assert len(set(names)) == 2
-    assert "lr=0.05" in names[1]
+    """Also those that differ in their memory alone: they are entries of a dictionary."""
+    changes = ({"memory": 20, "lr": 0.05}, {"memory": 30})
+    others = [ocil.resolve("er", str(tiny_npz), settings=SMALL | change) for change in changes]
+    found = ocil.summarise([*results, *ocil.run_many(others, tmp_path, workers=1, device="cpu")])
+    names = ["fine-tune", "er memory=20 lr=0.1", "er memory=20 lr=0.05", "er memory=30 lr=0.1"]
+    assert found.names == names == list(found.accuracy)
+    rows = [[value.text for value in row.values[:2]] for row in found.table.rows]
+    assert rows == [["fine-tune", "-"], ["er lr=0.1", "20"], ["er lr=0.05", "20"], ["er lr=0.1", "30"]]
 
 
 def test_a_search(tiny_npz: Path, tmp_path: Path) -> None:

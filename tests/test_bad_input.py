@@ -35,7 +35,7 @@ SETTINGS = {
     "tasks=2.5": "tasks = '2.5' is not a whole number",
     "tasks=two": "tasks = 'two' is not a whole number",
     "tasks=0": "tasks = 0 must be at least 1",
-    "tasks=5": "tasks = 5 is more than the 4 classes of tiny",
+    "tasks=5": "tasks = 5 is more than the 4 classes of tiny: give at most 4 (--set tasks=4).",
     "tasks=1e400": "is not a whole number",
     "batch_size=0": "batch_size = 0 must be at least 1",
     "batch_size=21": "memory = 20 is smaller than batch_size = 21",

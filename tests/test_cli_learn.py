@@ -171,6 +171,17 @@ main(sys.argv[2:])
 
 
 @pytest.mark.slow
+def test_no_empty_lines_where_there_is_no_terminal(ocil_command: Call, photos: Path, tmp_path: Path) -> None:
+    """Bars would leave one behind, also beside the one line of an error."""
+    (photos / CLASSES[0] / "bad.png").write_bytes(b"none")
+    learned = ocil_command("learn", photos, *SMALL, "--model", tmp_path / "model")
+    (tmp_path / "none").mkdir()
+    refused = ocil_command("data", "import", "none", tmp_path / "none", "--data-dir", tmp_path / "data")
+    for said, start in ((learned, "left out: "), (refused, "ocil: error: ")):
+        (line,) = said.err.splitlines()
+        assert line.startswith(start)
+
+
 @pytest.mark.usefixtures("usual_convolution")
 def test_killed_in_the_middle_of_a_write(
     ocil_command: Call, start_python: Callable[..., Any], table: Path, tmp_path: Path

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Optional, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -13,6 +14,7 @@ from ocil import precision
 from ocil.cli.options import RunOptions
 from ocil.data import CATALOG, DEFAULT, Dataset, load
 from ocil.errors import OcilError
+from ocil.experiments import configure
 from ocil.methods import METHODS, MethodInfo, register
 from ocil.methods.afs import AFSConfig
 from ocil.methods.config import LearnerConfig, check_config_class
@@ -79,6 +81,20 @@ def test_a_dataset_itself_has_its_facts() -> None:
     config = resolve("er", data, memory=10)
     assert config == resolve("er", "rows", memory=10, classes=3, train=12, vectors=True)
     assert (config.dataset, config.stream.tasks, config.learner.network) == ("rows", 3, "linear")
+
+
+def test_a_dataset_that_is_named_has_the_settings_of_the_command(tiny: Dataset, tmp_path: Path) -> None:
+    """Else the same name would be learned with another memory, other tasks or another network from Python."""
+    tiny.save(tmp_path / "mine.npz")
+    vectors = np.random.default_rng(0).normal(size=(80, 5)).astype(np.float32)
+    Dataset("rows", vectors, tiny.train_y, vectors, tiny.train_y, tiny.classes).save(tmp_path / "rows.npz")
+    for name in ("mine", "rows"):
+        wanted = configure("er", name, data_dir=tmp_path, seeds=1).config
+        assert replace(resolve("er", name, data_dir=tmp_path), fingerprint=wanted.fingerprint) == wanted
+        assert resolve("er", tmp_path / f"{name}.npz").learner == wanted.learner
+    domains = resolve("er", "fashion-mini:noise,domains=3", settings={"scenario": "domain"})
+    assert domains.stream.tasks == 3
+    assert resolve("er", "mine").learner.memory == DEFAULT_MEMORY  # it is not found: a run says so
 
 
 def test_the_user_wins() -> None:
@@ -295,6 +311,14 @@ def test_fine_tune_has_no_memory(key: str) -> None:
         assert resolve("fine-tune", settings=nothing) == resolve("fine-tune")
     with pytest.raises(OcilError, match=f"fine-tune keeps no memory: leave out {key}"):
         resolve("fine-tune", settings={key: 1})
+
+
+@pytest.mark.parametrize(("label", "value"), [("er-rv", "true"), ("afs-no-rv", "false")])
+def test_a_label_of_tables_is_no_method_and_says_which_it_is(label: str, value: str) -> None:
+    """It was taken for a typing error of the method without the reviews."""
+    name = label.split("-")[0]
+    with pytest.raises(OcilError, match=f"^{label} is the method {name} with review = {value}: name the method, and "):
+        resolve(label)
 
 
 @pytest.mark.parametrize(
@@ -529,6 +553,20 @@ def test_a_method_may_have_a_setting_with_the_name_of_an_option() -> None:
     assert options.settings("mine", None) == {"workers": "3"}
     with pytest.raises(OcilError, match="workers is an option of its own, --workers 3"):
         options.settings("er", None)
+
+
+def test_whoever_bounds_a_setting_of_their_own_keeps_the_bounds_of_the_others() -> None:
+    @dataclass(frozen=True)
+    class Bounded(ERConfig):
+        strength: float = 0.5
+        minimum: ClassVar[dict[str, float]] = {"strength": 0, "memory": 5}
+
+    for wrong, least in (("strength", 0), ("width", 1), ("memory", 5)):
+        given: dict[str, Any] = {"memory": 9, wrong: -1}
+        with pytest.raises(OcilError, match=f"^{wrong} = -1 must be at least {least}"):
+            Bounded(**given)
+    with pytest.raises(OcilError, match="lr = 0 must be more than 0"):
+        Bounded(memory=9, lr=0)
 
 
 def test_a_class_that_only_bounds_settings_is_no_dataclass() -> None:

@@ -98,16 +98,34 @@ def test_program_of_torch_export(method: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_estimator_exports_itself(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'ocil[sklearn]'")
+    from ocil import OnlineClassifier
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(40, 5)).astype(np.float32), np.array(["wren", "owl", "robin", "owl"] * 10)
+    classifier = OnlineClassifier("er", memory=20, random_state=0)
+    with pytest.raises(ValueError, match="not fitted yet"):
+        classifier.export(tmp_path / "model.pt2")
+    classifier.partial_fit(x, y).export(str(tmp_path / "model.pt2"))
+    extra = {"labels.json": ""}
+    program = torch.export.load(tmp_path / "model.pt2", extra_files=extra)
+    columns = [json.loads(extra["labels.json"]).index(label) for label in classifier.classes_]
+    found = program.module()(torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(found[:, columns], classifier.predict_proba(x), atol=1e-5)
+
+
+@pytest.mark.slow
 def test_no_stored_image_leaves_with_an_export(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript", reason="onnxscript is not installed: pip install 'ocil[onnx]'")
     model = taught("aaer", FORMS["colours"], network=TINY)  # which keeps some images outside its memory too
     stored = model.learner.memory.images[0].numpy().tobytes()
     model.save(tmp_path)
     assert stored in (tmp_path / "model.safetensors").read_bytes()
-    for name in ("model.onnx", "model.pt2"):
+    for name in ("model.onnx", "model.PT2"):  # an ending may be in capitals
         export(model, tmp_path / name)
         assert stored not in (tmp_path / name).read_bytes()
-    with zipfile.ZipFile(tmp_path / "model.pt2") as archive:
+    with zipfile.ZipFile(tmp_path / "model.PT2") as archive:
         assert all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
 
 

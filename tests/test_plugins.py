@@ -286,6 +286,21 @@ def test_a_changed_file_makes_another_run_and_the_report_tells_them_apart(
     assert f"code={PluginFile.read(mine).digest}" not in cells
 
 
+def test_results_of_a_network_whose_file_is_not_given_are_not_said_to_have_changed(
+    ocil_command: Call, tiny_npz: Path, tmp_path: Path
+) -> None:
+    net = tmp_path / "net.py"
+    net.write_text(f"import ocil\n{LOOSE_NET}\nocil.register(ocil.NetworkInfo('loose', make, 'a layer'))\n")
+    with plugins.preserved():
+        words = ("run", "er", "--dataset", tiny_npz, "--memory", 20, "--seeds", 1, "--workers", 1, "--device", "cpu")
+        settings = ("--set", "network=loose", "tasks=2", "memory_batch=5")
+        assert ocil_command(*words, *settings, "--out", tmp_path / "runs", "--plugin", net).code == 0
+        assert not ocil_command("show", tmp_path / "runs", "--plugin", net).err
+    warned = ocil_command("show", tmp_path / "runs").err
+    assert "these were run with a plugin file that is not loaded: er, fine-tune. Give it too: --plugin net.py" in warned
+    assert "has changed" not in warned
+
+
 LOOSE_NET = """
 from torch import nn
 

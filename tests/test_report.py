@@ -122,6 +122,18 @@ def test_a_pdf_for_latex_is_the_same_each_time(tmp_path: Path) -> None:
     assert b"/Type3" not in pdf  # publishers refuse these fonts
 
 
+def test_the_title_names_every_memory_and_all_numbers_of_seeds() -> None:
+    def title(*summaries: Summary) -> str:
+        (axes,) = accuracy_after_each_task(summaries).axes
+        return axes.get_title()
+
+    er = summary("er")
+    small = replace(er, config=replace(er.config, learner=replace(er.config.learner, memory=200)))
+    assert title(summary("fine-tune"), er) == "cifar10, memory 1000, 3 seeds"
+    assert title(er, small, summary("afs", seeds=1)) == "cifar10, memory 200, 1000, 1 to 3 seeds"
+    assert title(summary("fine-tune", seeds=1)) == "cifar10, 1 seed"
+
+
 def test_many_methods_and_one_task(tmp_path: Path) -> None:
     one = summary("er")
     one = replace(one, accuracy_curve=one.accuracy_curve[:1])

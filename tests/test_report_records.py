@@ -183,7 +183,7 @@ def test_points_that_not_all_seeds_have_are_left_out() -> None:
     found = records.over_time(both)
     assert found is not None
     assert found.batches == (20, 30, 40)
-    assert list(records.shared_points(both)) == [20, 30, 40]
+    assert list(records.shared_points(both.anytime)) == [20, 30, 40]
     bare = replace(two, anytime={})
     assert records.over_time(replace(both, runs=(both.runs[0], FinishedRun(Path("b"), bare)))) is None
 

@@ -416,7 +416,13 @@ def test_show_another_measure(root: Path, ocil_command: Call) -> None:
     content = json.loads(ocil_command("show", root, "--measure", "wall_seconds", "--json").out)
     assert content["measure"] == "wall_seconds"
     assert content["against"] == "ncm"  # seeds 0 and 1 take 10 and 11 seconds: less is better
-    assert named("accuracy").name == "average_accuracy"
+    assert [
+        named(name).name for name in ("accuracy", "Forgetting", "wc-acc", "A_AUC", "time / run", "average-accuracy")
+    ] == [
+        *("average_accuracy", "average_forgetting", "worst_case_accuracy", "area_under_accuracy", "wall_seconds"),
+        "average_accuracy",
+    ]
+    assert "in tables/cells" in one_error(ocil_command("show", root, "--measure", "intransigence"))
     assert "is no measure" in one_error(ocil_command("show", root, "--measure", "beauty"))
     assert "no run of 'nonesuch'" in one_error(ocil_command("show", root, "--against", "nonesuch"))
     assert "has one of these seeds" in one_error(ocil_command("show", root, "--seeds", "77"))

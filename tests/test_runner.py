@@ -375,6 +375,20 @@ def test_a_run_begun_with_other_images_is_not_mixed(tiny: Dataset, tmp_path: Pat
         run(config, tmp_path, dataset=other, device="cpu")
 
 
+def test_a_result_of_a_file_that_has_changed_is_not_taken_for_one_of_it(tiny: Dataset, tmp_path: Path) -> None:
+    """Whoever calls ``run`` with the name of a file has not seen what is in it now."""
+    file = tmp_path / "mine.npz"
+    tiny.save(file)
+    config = resolve("er", file, settings={"width": 1, "memory_batch": 5})
+    first = run(config, tmp_path, device="cpu")
+    assert run(config, tmp_path, device="cpu") == first
+    replace(tiny, train_x=255 - tiny.train_x).save(file)
+    with pytest.raises(OcilError, match="was begun with other images of that name"):
+        run(config, tmp_path, device="cpu")
+    file.unlink()
+    assert run(config, tmp_path, device="cpu") == first
+
+
 def test_a_run_begun_in_another_order_of_arrival_is_not_mixed(
     tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ocil.errors import OcilError
 from ocil.serve import Client, ServiceError
 from tests.serving import batches_of, picture, png
 
@@ -98,7 +99,10 @@ def test_it_gives_up(pauses: list[float]) -> None:
     with scripted(full, full, full) as (address, seen), Client(address, retries=2) as one, reported as found:
         one.status()
     assert (found.value.status, found.value.request_id, len(seen), len(pauses)) == (503, "r-7", 3, 2)
-    with Client("http://127.0.0.1:9", retries=1) as one, pytest.raises(ServiceError, match="no answer from") as found:
+    with (
+        Client("http://127.0.0.1:9", retries=1) as one,
+        pytest.raises(ServiceError, match=r"no answer from 127\.0\.0\.1:9: ") as found,
+    ):
         one.status()
     assert found.value.status == 0
 
@@ -140,6 +144,30 @@ def test_the_requests(pauses: list[float], tmp_path: Path) -> None:
         ("PUT", "/versions/pinned", {"name": "monday"}),
         ("PUT", "/versions/pinned", {"name": None}),
     ]
+
+
+def test_what_cannot_be_sent_is_refused_in_one_line(tmp_path: Path) -> None:
+    image = tmp_path / "robin.png"
+    image.write_bytes(png(picture(0)))
+    with scripted() as (address, seen), Client(address) as client:
+        with pytest.raises(OcilError, match=r"^there are 2 images and 1 labels: each image needs one\.$"):
+            client.learn([image, image], ["robin"])
+        with pytest.raises(OcilError, match=r"^there are 1 vectors and 2 labels: each vector needs one\.$"):
+            client.learn(np.zeros((1, 3)), [0, 1])
+        with pytest.raises(
+            OcilError, match=r"^cannot read .*none\.png: No such file or directory\. Give the file of an "
+        ):
+            client.predict([image, tmp_path / "none.png"])
+        assert not seen
+
+
+def test_labels_may_be_numbers_of_numpy_and_one_label_stands_alone(tmp_path: Path) -> None:
+    image = tmp_path / "robin.png"
+    image.write_bytes(png(picture(0)))
+    with scripted((202, {}, {}), (202, {}, {})) as (address, seen), Client(address) as client:
+        client.learn([image, image], np.array([3, 4]))
+        client.learn(image, "robin")
+    assert [[sample["label"] for sample in request[3]["samples"]] for request in seen] == [[3, 4], ["robin"]]
 
 
 def test_it_needs_the_standard_library_alone() -> None:

@@ -216,6 +216,14 @@ def test_stream_show_names_the_sizes_of_batches(words: tuple[str, ...], said: st
     assert said in ocil_command("stream", "show", *words).out
 
 
+def test_endings_in_capitals_name_the_same_files(ocil_command: Call, tmp_path: Path) -> None:
+    picture, order = tmp_path / "A.PDF", tmp_path / "ORDER.NPZ"
+    said = ocil_command("stream", "show", "--seed", 1, "--figure", picture, "--save-order", order, "--json")
+    assert picture.read_bytes().startswith(b"%PDF")
+    replayed = ocil_command("stream", "show", "--set", f"order={order}", "--json")
+    assert json.loads(replayed.out)["fingerprint"] == json.loads(said.out)["fingerprint"]
+
+
 def test_stream_show_of_domains_and_of_many_classes(ocil_command: Call, tmp_path: Path) -> None:
     text = ocil_command("stream", "show", "--dataset", "fashion-mini:noise,domains=4", "--set", "scenario=domain").out
     assert "4: noise 3.6" in text

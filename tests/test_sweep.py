@@ -588,16 +588,37 @@ def test_the_live_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.search(r"AFS +cifar100 m5000 +0/3 +1 ", text)
     assert re.search(r"references +1/1 +10.0", text)
     assert "0 cells done, 2 running, 0 with failures, 0 waiting; runs 1/6" in text
-    assert "about 53 s left" in text  # 1.5 of 5.5 in 20 seconds, 4 to come
+    assert "about 52 s left" in text  # 1.5 of 5.5 in 20 seconds, 4 to come: 53 s, and 47 s by the forecast
     board.on_event(runs[2], fake_result(configs[1], 0.7))
     board.on_event(runs[3], RuntimeError("no"))
-    assert "about 40 s left" in shown()  # 1.5 in 20 seconds, 3 to come; what failed is neither done nor to come
+    assert "about 39 s left" in shown()  # 1.5 in 20 seconds, 3 to come; what failed is neither done nor to come
     board.on_event(runs[4], Interrupted("stopped"))
     text = shown()
     assert "left" not in text
     assert "done; " not in text
     assert re.search(r"ER \[bold\] +cifar100 m5000 +2/3 +1 +60.0", text)  # one failed
     assert "0 running, 1 with failures, 1 waiting" in text  # of AFS one was stopped
+
+
+def test_the_time_left_of_short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the seconds in which processes load PyTorch nor a slow first step count for all that is to come."""
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    configs = [resolve("er", "cifar100", seed=seed) for seed in range(60)]
+    runs = [StreamRun(config) for config in configs]
+    board = CellTable([Cell("er", tuple(configs))], runs, [1.0] * 60, 60.0)
+    now = 108.0
+    board.on_event(runs[0], Progress(0, 100))
+    assert board.time_left() == "about 60 s left"
+    now = 108.5
+    board.on_event(runs[0], Progress(1, 100))
+    assert board.time_left() == "about 86 s left"  # by this step alone it would be 50 minutes
+    for number, run in enumerate(runs[:30]):
+        now = 109.0 + 2 * number
+        board.on_event(run, Progress(0, 100))
+        now += 2
+        board.on_event(run, fake_result(run.config, 0.5))
+    assert board.time_left() == "about 58 s left"  # a run takes 2 s, 30 are to come
 
 
 def test_other_images_make_another_cell(sweep: Sweep, experiment: Path, tiny: Dataset, tmp_path: Path) -> None:

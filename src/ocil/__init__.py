@@ -7,7 +7,7 @@ evaluate = ocil.Evaluator(stream)           rows of the accuracy matrix
 ocil.metrics, ocil.losses                   measures and losses as pure functions
 ocil.METHODS                                all methods by name
 ocil.resolve, ocil.run                      whole runs, with checkpoints and resume
-ocil.load_learner                           the learner that a run has trained
+ocil.load_learner, ocil.load_results        the learner that a run has trained, the results of runs
 ocil.run_many, ocil.summarise, ocil.tune    many runs, their table and plot, a search for settings
 ocil.register, ocil.plugins                 methods, networks, datasets and measures of your own
 ocil.testing                                checks of what is expected from a method or a network
@@ -24,7 +24,7 @@ from ocil.errors import OcilError
 
 if TYPE_CHECKING:
     from ocil import plugins, testing
-    from ocil.api import Comparison, register, run_many, summarise, tune
+    from ocil.api import Comparison, load_results, register, run_many, summarise, tune
     from ocil.data import Dataset, DatasetInfo, DatasetSource
     from ocil.data import load as load_dataset
     from ocil.evaluation import measures as metrics
@@ -66,6 +66,7 @@ _HOMES = {  # imported on first use, so that the command line answers --help wit
     "StreamConfig": "streams:StreamConfig",
     "load_dataset": "data:load",
     "load_learner": "runs.trained:load_learner",
+    "load_results": "api:load_results",
     "losses": "learning.losses:",
     "make_learner": "runs.build:make_learner",
     "metrics": "evaluation.measures:",
@@ -101,6 +102,7 @@ __all__ = [
     "StreamConfig",
     "load_dataset",
     "load_learner",
+    "load_results",
     "losses",
     "make_learner",
     "metrics",

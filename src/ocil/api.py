@@ -5,7 +5,7 @@ Every function here is public: see docs/api.md for what is promised.
 
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ocil.data import DatasetInfo, DatasetSource
+    from ocil.engines.job import Event
     from ocil.evaluation.measures import Estimate, Measure
     from ocil.experiments.search import Choice
     from ocil.methods import MethodInfo
     from ocil.networks import NetworkInfo
+    from ocil.report.records import OverTime
     from ocil.report.table import Table
     from ocil.runs.config import RunConfig
+    from ocil.runs.protocol import Run
     from ocil.runs.results import Result, Summary
 
 
@@ -75,6 +78,7 @@ def run_many(
     threads: int = 1,
     data_dir: Path | str | None = None,
     address: str | None = None,
+    on_result: "Callable[[Result], object]" = lambda result: None,
 ) -> "list[Result]":
     """Carry out many runs where they are fastest, and return their results in the order of ``configs``.
 
@@ -91,6 +95,7 @@ def run_many(
         threads: CPU threads per run.
         data_dir: The data folder; by default ``$OCIL_DATA``, else the user's.
         address: The head of the Ray cluster.
+        on_result: Called with each result as soon as it is there, finished before or not; ``print`` shows a line.
 
     Raises:
         OcilError: A configuration cannot run, or a run failed.
@@ -102,7 +107,7 @@ def run_many(
         [0, 1]
     """
     from ocil import engines
-    from ocil.engines.job import Job
+    from ocil.engines.job import Job, Observer
     from ocil.engines.pool import end_if_starting
     from ocil.runs.config import RunConfig
     from ocil.runs.environment import pick_device
@@ -119,7 +124,13 @@ def run_many(
     if engine == "ray" or place == "cpu":
         workers = _workers_that_know(configs, workers)
     job = Job(Path(root), place, data_dir, workers, threads)
-    outcomes = engines.execute(runs, replace(job, engine=engine, address=address))
+
+    def on_event(run: "Run", event: "Event") -> None:
+        if isinstance(event, Result) and run.key in wanted:
+            on_result(event)
+
+    wanted = {run.key for run in runs}
+    outcomes = engines.execute(runs, replace(job, engine=engine, address=address), Observer(on_event))
     found = [outcomes[run.key] for run in runs]
     for outcome in found:
         if not isinstance(outcome, Result):
@@ -176,7 +187,8 @@ def _checked(config: "RunConfig", data_dir: Path | None) -> "RunConfig":
 class Comparison:
     """Means and 95 % intervals over seeds, one entry per method and settings, as ``ocil compare`` prints them.
 
-    ``str`` gives Markdown; a notebook shows a table.
+    ``str`` gives Markdown; a notebook shows a table. ``over_time`` has the accuracy between task ends, of runs with the
+    setting ``evaluate_every``.
 
     Examples:
         >>> configs = [ocil.resolve("fine-tune", seed=seed, settings={"width": 1}) for seed in (0, 1)]
@@ -187,6 +199,8 @@ class Comparison:
     """
 
     summaries: "tuple[Summary, ...]"
+    results: "tuple[tuple[Result, ...], ...]"
+    """The results that each summary is of, by seed."""
 
     @property
     def table(self) -> "Table":
@@ -196,40 +210,98 @@ class Comparison:
 
     @property
     def accuracy(self) -> "dict[str, Estimate]":
-        """Average accuracy at the end, by the label of the method; settings are added where labels are the same."""
+        """Average accuracy at the end, by ``names``."""
         return dict(zip(self.names, (summary.average_accuracy for summary in self.summaries), strict=True))
 
     @property
     def names(self) -> list[str]:
-        from ocil.report.cells import settings_text
-        from ocil.runs.config import changed_settings
+        """The labels of the methods; behind those of one method, the settings in which they differ."""
+        from ocil.report.cells import names_apart
 
-        labels = [summary.config.label for summary in self.summaries]
-        return [
-            label if labels.count(label) == 1 else f"{label} {settings_text(changed_settings(summary.config))}".strip()
-            for label, summary in zip(labels, self.summaries, strict=True)
-        ]
+        return names_apart([summary.config for summary in self.summaries])
 
-    def plot(self) -> "Figure":
-        """Accuracy after each task, with intervals: the same numbers as in the table."""
+    @property
+    def over_time(self) -> "dict[str, OverTime]":
+        """Accuracy on the classes that have arrived, every so many stream batches, by ``names``.
+
+        A curve has ``batches``, and as many numbers ``accuracy``, each with ``mean`` and ``interval``; ``tasks`` and
+        ``reviews`` are the batches after which a task ended or a review took place. Runs without the setting
+        ``evaluate_every`` have none.
+
+        Examples:
+            >>> config = ocil.resolve("fine-tune", settings={"width": 1, "evaluate_every": 5})
+            >>> found = ocil.summarise([ocil.run(config, "runs", device="cpu")])
+            >>> found.over_time["fine-tune"].batches[:2]
+            (5, 10)
+        """
+        from ocil.report.records import curve_of
+
+        found = (curve_of([result.anytime for result in group]) for group in self.results)
+        return {name: curve for name, curve in zip(self.names, found, strict=True) if curve is not None}
+
+    def plot(self, over_time: bool = False) -> "Figure":
+        """Accuracy after each task, with intervals: the same numbers as in the table.
+
+        Args:
+            over_time: Draws the curves of ``over_time`` instead.
+
+        Raises:
+            OcilError: ``over_time`` is asked for, and no run was evaluated between task ends.
+        """
         from ocil.report.plots import accuracy_after_each_task
 
+        if over_time:
+            return self._plot_over_time()
         return accuracy_after_each_task(self.summaries, self.names)
 
-    def save(self, path: Path | str) -> None:
-        """Write the plot (.png, .svg, .pdf) or the table (.md, .csv)."""
+    def _plot_over_time(self) -> "Figure":
+        import matplotlib as mpl
+
+        from ocil.report.plots import title_of
+        from ocil.report.record_plots import over_time
+        from ocil.report.style import STYLE
+
+        if not (curves := self.over_time):
+            raise OcilError(
+                "the results have no accuracy over time: run them with the setting evaluate_every, for example 20 "
+                "(--set evaluate_every=20)."
+            )
+        shown = [summary for name, summary in zip(self.names, self.summaries, strict=True) if name in curves]
+        by_domain = all(summary.config.stream.scenario == "domain" for summary in shown)
+        with mpl.rc_context(STYLE):
+            figure = over_time(curves, "domains" if by_domain else "classes")
+            figure.axes[0].set_title(title_of(shown))
+        return figure
+
+    def save(self, path: Path | str, over_time: bool = False) -> None:
+        """Write the plot (.png, .svg, .pdf) or the table (.md, .csv).
+
+        Args:
+            path: Its ending chooses what is written.
+            over_time: Whether the plot is that of accuracy over time. A table has none.
+
+        Raises:
+            OcilError: Nothing is written under such a name, or no run was evaluated between task ends.
+        """
         from ocil.files import PICTURES, write_bytes
         from ocil.report.style import save
         from ocil.report.table import csv
 
         path = Path(path)
-        if path.suffix in PICTURES:
-            if boxes := save(self.plot(), path):
+        ending = path.suffix.lower()
+        if ending in PICTURES:
+            if boxes := save(self.plot(over_time), path):
                 warnings.warn(boxes, stacklevel=2)
-        elif path.suffix in (".md", ".csv"):
-            write_bytes(path, (f"{self}\n" if path.suffix == ".md" else csv(self.table)).encode())
+        elif over_time:
+            raise OcilError(f"{path}: the name of a plot over time must end in .png, .svg or .pdf.")
+        elif ending in (".md", ".csv"):
+            write_bytes(path, (f"{self}\n" if ending == ".md" else csv(self.table)).encode())
         else:
             raise OcilError(f"{path}: the name must end in .png, .svg, .pdf, .md or .csv.")
+
+    def __repr__(self) -> str:
+        """One line, without all results."""
+        return f"<Comparison of {', '.join(self.names)}>"
 
     def __str__(self) -> str:
         """The table as Markdown."""
@@ -244,13 +316,47 @@ class Comparison:
         return html(self.table, self.table.title)
 
 
-def summarise(results: "Sequence[Result]") -> Comparison:
+def load_results(*folders: Path | str, seeds: Iterable[int] | None = None) -> "list[Result]":
+    """Read the results of all finished runs under some folders, as ``ocil show`` and ``ocil report`` do.
+
+    Those that differ only by their seed come one after the other. What is left out, such as runs that are not finished,
+    is named in warnings. Results of methods and networks of a plugin file need it: ``ocil.plugins.load`` comes first.
+
+    Args:
+        folders: Folders of runs, of one cell or of one run, at any depth.
+        seeds: Leaves out runs of other seeds.
+
+    Raises:
+        OcilError: A folder does not exist, or no result can be read.
+
+    Examples:
+        >>> config = ocil.resolve("fine-tune", settings={"width": 1})
+        >>> result = ocil.run(config, "runs", device="cpu")
+        >>> [result.config.method for result in ocil.load_results("runs")]
+        ['fine-tune']
+    """
+    from ocil.report.collect import collect
+
+    if not folders:
+        raise OcilError("name the folders of the runs, for example: ocil.load_results('runs').")
+    found = collect(folders, None if seeds is None else frozenset(seeds))
+    for warning in found.warnings:
+        warnings.warn(warning, stacklevel=2)
+    return [run.result for cell in found.cells for run in cell.runs]
+
+
+def summarise(results: "Sequence[Result]", over_streams: bool = False) -> Comparison:
     """Group results that differ only by their seed, and average over seeds.
 
     Intransigence is against fine-tuned runs of the same seeds and settings, where these are among the results.
 
+    Args:
+        results: Those of ``ocil.run``, ``ocil.run_many`` or ``ocil.load_results``.
+        over_streams: Whether results in streams of your own that differ are averaged too, as for an order per seed. No
+            two streams of a method may have one seed.
+
     Raises:
-        OcilError: There are no results, or they are of several datasets.
+        OcilError: There are no results, they are of several datasets, or streams to average over have one seed.
 
     Examples:
         >>> results = [ocil.run(ocil.resolve("fine-tune", settings={"width": 1}), "runs", device="cpu")]
@@ -262,17 +368,28 @@ def summarise(results: "Sequence[Result]") -> Comparison:
 
     if isinstance(results, Result):
         raise OcilError("summarise takes a list of results: give [result].")
+    if isinstance(results, str | Path):
+        raise OcilError("summarise takes a list of results: ocil.load_results reads those in a folder.")
     cells: dict[str, dict[int, Result]] = {}
     for result in results:
-        cells.setdefault(result.config.cell, {}).setdefault(result.config.seed, result)
+        config = _of_any_stream(result.config) if over_streams else result.config
+        kept = cells.setdefault(config.cell, {}).setdefault(config.seed, result)
+        if kept.config.cell != result.config.cell:
+            what = f"{config.label} has results in several streams with seed {config.seed}"
+            raise OcilError(f"{what}: give each stream a seed of its own.")
     if not cells:
         raise OcilError("there are no results to summarise: give those of ocil.run or ocil.run_many.")
     if len(datasets := {result.config.dataset for result in results}) > 1:
         raise OcilError(f"the results are of several datasets ({', '.join(sorted(datasets))}): summarise each alone.")
 
     references = References(results)
-    groups = ([by_seed[seed] for seed in sorted(by_seed)] for by_seed in cells.values())
-    return Comparison(tuple(summarise_cell(group, list(map(references.of, group))) for group in groups))
+    groups = tuple(tuple(by_seed[seed] for seed in sorted(by_seed)) for by_seed in cells.values())
+    return Comparison(tuple(summarise_cell(group, list(map(references.of, group))) for group in groups), groups)
+
+
+def _of_any_stream(config: "RunConfig") -> "RunConfig":
+    """The configuration without what tells streams of one's own apart."""
+    return replace(config, fingerprint="", stream=replace(config.stream, order="", order_digest=""))
 
 
 def tune(
@@ -334,6 +451,9 @@ def tune(
     end_if_starting()
     data_dir = path_or_none(data_dir)
     _refuse_unnamed(dataset)
+    for name, values in (space or {}).items():
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise OcilError(f"{name} = {values!r} is not a list of values to try: give [{values!r}].")
     search = Search(
         method,
         None if dataset is None else str(dataset),

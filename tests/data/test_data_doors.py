@@ -102,6 +102,16 @@ def test_what_cannot_be_told_is_refused_in_one_line(x: Any, message: str) -> Non
     assert "\n" not in str(error.value)
 
 
+def test_no_samples_are_said_to_be_none() -> None:
+    none = (PIXELS[:0], LABELS[:0])
+    with pytest.raises(OcilError, match=r"^train_x has no samples: give some of each class\.$"):
+        Dataset.from_arrays(*none, PIXELS, LABELS)
+    with pytest.raises(OcilError, match=r"^train_x has no samples"):
+        Dataset.from_arrays(*none)
+    with pytest.raises(OcilError, match=r"^test_x has no samples"):
+        Dataset.from_arrays(PIXELS, LABELS, *none)
+
+
 def test_the_layout_can_be_given() -> None:
     x = RNG.integers(0, 256, (8, 3, 32, 3), dtype=np.uint8)
     assert made(x, layout="HWC").image_shape == (3, 32, 3)

@@ -14,6 +14,7 @@ from ocil.text import SPELLED, escaped
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress, ProgressColumn
 
     from ocil.report.terminal_table import Lines
 
@@ -99,6 +100,14 @@ def stderr() -> "Console":
     from rich.console import Console
 
     return Console(stderr=True)
+
+
+def bars(*columns: "ProgressColumn", transient: bool = True) -> "Progress":
+    """Bars on standard error; where that is no terminal, nothing, not even the empty line that would end them."""
+    from rich.progress import Progress
+
+    screen = stderr()
+    return Progress(*columns, console=screen, transient=transient, disable=not screen.is_terminal)
 
 
 def _one_line(message: str) -> str:

@@ -92,13 +92,13 @@ def import_(
     form:
         npz: one file. folder: raw arrays that are not loaded as a whole. auto: a folder if images take more than 1 GiB.
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
     from ocil.data.importers import import_dataset
 
     notes: list[str] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console.stderr(), transient=True) as bar:
+    with console.bars(*columns) as bar:
         task = bar.add_task(name, total=None)
         path = import_dataset(
             name,
@@ -132,7 +132,7 @@ def download(
     url:
         Another address of the same file, in place of the known ones; its md5 sum is checked as well.
     """
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     from ocil.data import CATALOG
     from ocil.data.catalog import find
@@ -144,7 +144,7 @@ def download(
         known = [entry.name for entry in CATALOG.values() if entry.urls]
         raise OcilError(f"there is no dataset '{name}' to download.{suggest(name, known)}")
     name_column, state = TextColumn("{task.description}"), (DownloadColumn(), TransferSpeedColumn())
-    with Progress(name_column, BarColumn(), *state, TimeRemainingColumn(), console=console.stderr()) as bar:
+    with console.bars(name_column, BarColumn(), *state, TimeRemainingColumn(), transient=False) as bar:
         task = bar.add_task(info.name, total=None)
         path = fetch_dataset(info, data_dir, lambda done, total: bar.update(task, completed=done, total=total), url=url)
     _print_stored(path, [], as_json)

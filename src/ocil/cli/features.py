@@ -21,14 +21,14 @@ def features_of(
     should_stop: Callable[[], bool] = lambda: False,
 ) -> "Features":
     """The features of a dataset. While they are computed, a bar shows how far that is."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
     from ocil.runs.features import features_of, missing
 
     if missing(dataset, encoder, data_dir):
         console.info(f"Features of {dataset.name} by {encoder.network} are computed first, once for all runs.")
     columns = (TextColumn("features"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console.stderr(), transient=True) as bar:
+    with console.bars(*columns) as bar:
         task = bar.add_task("", total=None)
         return features_of(
             dataset,

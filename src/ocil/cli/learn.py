@@ -131,14 +131,14 @@ def _state(feed: "Feed") -> str:
 @contextmanager
 def _progress(feed: "Feed", name: str) -> "Iterator[Callable[[Feed], None]]":
     """Shows progress on standard error: a bar on a terminal, else a line now and then. Names broken images."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
     from ocil.report.terminal_table import literal
 
-    screen = console.stderr()
     columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=12), MofNCompleteColumn())
     state = TextColumn("{task.fields[state]}")
-    bar = Progress(*columns, state, TimeRemainingColumn(compact=True), console=screen, transient=True)
+    bar = console.bars(*columns, state, TimeRemainingColumn(compact=True))
+    screen = bar.console
     task = bar.add_task(escaped(name), total=len(feed.source), completed=feed.position, state="")
     named, line = 0, time.monotonic()
 
@@ -155,8 +155,7 @@ def _progress(feed: "Feed", name: str) -> "Iterator[Callable[[Feed], None]]":
             line = time.monotonic()
             console.info(f"{feed.position}/{len(feed.source)}: {_state(feed)}")
 
-    if screen.is_terminal:
-        bar.start()
+    bar.start()
     try:
         yield show
     finally:

@@ -284,5 +284,5 @@ def nearest_folder(place: Path) -> Path:
 
 def check_picture(path: Path) -> None:
     """Raise if no picture can have this name."""
-    if path.suffix not in PICTURES:
+    if path.suffix.lower() not in PICTURES:
         raise OcilError(f"--figure {path}: the name must end in .png, .svg or .pdf.")

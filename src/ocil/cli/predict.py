@@ -96,7 +96,7 @@ def export(
     out
         A name that ends in .onnx (needs the extra `onnx`) or .pt2.
     """
-    if out.suffix not in (".onnx", ".pt2"):
+    if out.suffix.lower() not in (".onnx", ".pt2"):
         raise OcilError(f"{out}: the name must end in .onnx or .pt2.")
     must_be_free(out)
     from ocil.online.export import export as write

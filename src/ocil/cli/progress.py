@@ -29,6 +29,8 @@ NARROW = 80
 """On a terminal with fewer columns than this, a run has no bar: its share and the time left would be cut off."""
 LINE_SECONDS = 10.0
 """Without a terminal, runs that go on are named at this interval."""
+SETTLING_SECONDS = 5.0
+"""A pace that was measured for so long counts as much as the forecast: the first steps of a process are slow."""
 REFERENCES = (
     "(reference): fine-tuning on the same stream, which intransigence is measured against. It is run only once."
 )
@@ -124,7 +126,8 @@ class RunBars(Display):
 class CellTable(Display):
     """One row per cell. ``seconds`` is how long each run is expected to take, ``expected`` how long all of them.
 
-    The time left follows from how fast the expected work is done. ``known``: runs that are finished already.
+    The time left follows from the forecast at first, and then from how fast the expected work is done. ``known``: runs
+    that are finished already.
     """
 
     def __init__(
@@ -137,7 +140,6 @@ class CellTable(Display):
     ) -> None:
         super().__init__()
         self.seconds = {run.key: each for run, each in zip(runs, seconds, strict=True)}
-        self.expected = expected
         self.rows = [_CellRow(cell.label, _place(cell.config), len(cell.configs)) for cell in cells]
         keys = [[StreamRun(config).key for config in cell.configs] for cell in cells]
         self.row_of = {key: row for of_cell, row in zip(keys, self.rows, strict=True) for key in of_cell}
@@ -148,6 +150,8 @@ class CellTable(Display):
         self.before: dict[RunKey, float] = {}  # share of a run that was done at its first event
         self.stopped = False
         self.started = self.said = time.monotonic()
+        self.working_since: float | None = None  # processes load PyTorch first, for seconds in which no run goes on
+        self.forecast_pace = expected / (sum(self.seconds[key] for key in self.parts) or 1.0)
         self.live = Live(console=self.console, get_renderable=self.table, refresh_per_second=2, transient=True)
 
     @classmethod
@@ -171,6 +175,8 @@ class CellTable(Display):
     def on_event(self, run: Run, event: Event) -> None:
         key, row = run.key, self.row_of.get(run.key, self.references)
         if isinstance(event, Progress):
+            if self.working_since is None:
+                self.working_since = time.monotonic()
             row.running.add(key)
             share = event.done / max(1, event.total)
             self.before.setdefault(key, share)
@@ -188,6 +194,8 @@ class CellTable(Display):
         self.finished += 1
         if isinstance(event, Result):
             self.parts[key] = 1.0
+            if self.working_since is None:  # nobody has seen it go on
+                self.working_since = self.started
         else:  # the run counts neither as work done nor as work to come
             self.parts.pop(key, None)
             self.stopped = self.stopped or isinstance(event, Interrupted)
@@ -206,15 +214,21 @@ class CellTable(Display):
         self.console.print(literal(line), highlight=False, soft_wrap=True)
 
     def time_left(self) -> str:
-        """Estimated from the pace so far; before there is one, from the forecast."""
+        """Estimated from the pace so far and from the forecast, which counts less and less."""
         parts = list(self.parts.items())
         gone = sum(self.seconds[key] * (part - self.before.get(key, 0.0)) for key, part in parts)
         to_come = sum(self.seconds[key] * (1.0 - part) for key, part in parts)
-        elapsed = time.monotonic() - self.started
         if self.stopped or not to_come:
             return "" if self.stopped else "done"
-        left = self.expected - elapsed if gone <= 0 else to_come * elapsed / gone
-        return f"about {roughly(left)} left"
+        return f"about {roughly(to_come * self.pace(gone))} left"
+
+    def pace(self, gone: float) -> float:
+        """Seconds per second of expected work, of which ``gone`` is done."""
+        elapsed = time.monotonic() - (self.started if self.working_since is None else self.working_since)
+        if gone <= 0 or elapsed <= 0 or self.forecast_pace <= 0:
+            return self.forecast_pace
+        trust = elapsed / (elapsed + SETTLING_SECONDS)
+        return float(self.forecast_pace ** (1 - trust) * (elapsed / gone) ** trust)
 
     def table(self) -> Group:
         """The cells that are running or have failures, then those that ended last; as many rows as fit."""

@@ -138,7 +138,7 @@ def show(
     seeds
         Only runs of these seeds: `10-19`, or `0,2,5-7`. Default: all.
     measure
-        What to compare: `accuracy`, or another measure of the results, such as `average_forgetting`.
+        What to compare: `accuracy`, or another measure by its name or its head in tables, such as `forgetting`.
     markdown
         Print tables as Markdown, for a page or a message.
     """

@@ -91,7 +91,7 @@ def show(
     """
     if figure is not None:
         check_picture(figure)
-    if save_order is not None and save_order.suffix != ".npz":
+    if save_order is not None and save_order.suffix.lower() != ".npz":
         raise OcilError(f"--save-order {save_order}: the name must end in .npz.")
     given = read_settings(settings, boundary=kind) | ({} if kind is None else {"boundary": kind})
     from ocil.experiments.streams import stream_of

@@ -101,6 +101,9 @@ class Samples:
 
         ``classes`` and ``names``: see ``number_labels``. ``domains``: those of the training and of the test samples.
         """
+        for what, source in (("train", train[0]), ("test", test and test[0])):
+            if source is not None and not len(source):
+                raise OcilError(f"{what}_x has no samples: give some of each class.")
         labels = number_labels(train[1], None if test is None else test[1], classes, names)
         for what, source, y in (("train", train[0], labels.train), ("test", test and test[0], labels.test)):
             if source is not None and y is not None and len(source) != len(y):

@@ -71,7 +71,7 @@ class Evaluator:
     ``accuracy`` is a row of the accuracy matrix, one share from 0 to 1 per group of classes, future ones among them.
 
     Raises:
-        OcilError: A group of classes has no test image.
+        OcilError: A group of classes has no test image, or this is no stream.
 
     Examples:
         >>> data = ocil.load_dataset()
@@ -83,6 +83,8 @@ class Evaluator:
     """
 
     def __init__(self, stream: Stream) -> None:
+        if not isinstance(stream, Stream):
+            raise OcilError(f"an evaluator needs an ocil.Stream, not a {type(stream).__name__}: ocil.Stream(data).")
         self.stream = stream
         self.y = stream.device_data.test_y
         data, device = stream.data, stream.device

@@ -248,5 +248,12 @@ def check_name(info: MethodInfo) -> None:
 def method(name: str) -> MethodInfo:
     """The entry of a method. The name may be written with ``_`` or capitals."""
     if (info := METHODS.find(name)) is None:
+        label = Label.parse(name)
+        if label.review is not None and METHODS.find(label.method) is not None:
+            value = str(label.review).lower()
+            raise OcilError(
+                f"{name} is the method {label.method} with review = {value}: name the method, and give that setting "
+                f"(--set review={value})."
+            )
         raise METHODS.unknown(name)
     return info

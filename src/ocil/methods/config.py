@@ -1,6 +1,6 @@
 """What a learner is made from: the shape of the data, and the settings that methods share."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from inspect import get_annotations
@@ -45,9 +45,10 @@ class Problem:
 class LearnerConfig:
     """The settings of every method; a method's own config class adds to them. The defaults are the AFS paper's.
 
-    ``minimum``, ``maximum``, ``above`` and ``below`` map the name of a field to its bound; a subclass extends them. A
-    value out of bounds, or one that is not among the choices of a ``Literal``, raises an ``OcilError``. The metadata of
-    a field may say ``needs``, the name of a setting without which this one has no effect: giving it then raises too.
+    ``minimum``, ``maximum``, ``above`` and ``below`` map the name of a field to its bound; those of a subclass add to
+    them. A value out of bounds, or one that is not among the choices of a ``Literal``, raises an ``OcilError``. The
+    metadata of a field may say ``needs``, the name of a setting without which this one has no effect: giving it then
+    raises too.
 
     Examples:
         >>> ocil.LearnerConfig(memory=100, lr=0.05).memory_batch
@@ -133,12 +134,8 @@ class LearnerConfig:
     def _check(self, name: str, value: Any, hint: Any) -> None:
         if get_origin(hint) is Literal and value not in get_args(hint):
             raise OcilError(f"{name} = {value!r} is not one of {', '.join(map(str, get_args(hint)))}.")
-        for bounds, holds, wanted in (
-            (self.minimum, ge, "at least"),
-            (self.maximum, le, "at most"),
-            (self.above, gt, "more than"),
-            (self.below, lt, "less than"),
-        ):
+        kind: Any = type(self)
+        for bounds, holds, wanted in _limits_of(kind):
             if name not in bounds:
                 continue
             if value is None:
@@ -153,6 +150,24 @@ class LearnerConfig:
         mine, least = getattr(self, name), getattr(self, than)
         if mine < least:
             raise OcilError(f"{name} = {mine} must be at least {than} = {least}.")
+
+
+@cache
+def _limits_of(kind: type) -> list[tuple[dict[str, float], Callable[[Any, Any], bool], str]]:
+    """Bounds by field, whether a value keeps to its bound, and what it must be in words.
+
+    Bounds of the classes that a class derives from hold too: whoever bounds a setting of their own keeps the others.
+    """
+    kinds = {
+        "minimum": (ge, "at least"),
+        "maximum": (le, "at most"),
+        "above": (gt, "more than"),
+        "below": (lt, "less than"),
+    }
+    return [
+        ({name: bound for each in reversed(kind.__mro__) for name, bound in vars(each).get(bounds, {}).items()}, *words)
+        for bounds, words in kinds.items()
+    ]
 
 
 def check_config_class(kind: Any, owner: str) -> None:

@@ -182,6 +182,18 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.model_.note["classifier"] = given
         self.model_.save(folder)
 
+    def export(self, path: Path | str) -> None:
+        """Write the model as one file for serving elsewhere, as ``ocil export`` does: .onnx (extra ``onnx``) or .pt2.
+
+        The columns of its output are the classes met, in the order of the labels in the file, not of ``classes_``.
+        """
+        from ocil.online.export import export
+
+        check_is_fitted(self)
+        model = self._ready_model()
+        with model.computing():
+            export(model, Path(path))
+
     @classmethod
     def load(
         cls, folder: Path | str, device: str = "auto", threads: int | None = None, trust: bool | str = False

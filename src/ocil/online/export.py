@@ -51,11 +51,11 @@ def input_of(model: Model) -> tuple[str, torch.dtype]:
 def export(model: Model, path: Path) -> None:
     """Write ``path``: ONNX, or what ``torch.export.load`` reads if it ends in .pt2. Any batch size."""
     writers = {".onnx": to_onnx, ".pt2": to_program}
-    if path.suffix not in writers:
+    if (ending := path.suffix.lower()) not in writers:
         raise OcilError(f"{path}: the name must end in .onnx or .pt2.")
     if not model.labels:
         raise OcilError("the model has learned nothing yet: there is nothing to export.")
-    write_bytes(path, writers[path.suffix](model))
+    write_bytes(path, writers[ending](model))
 
 
 def to_onnx(model: Model) -> bytes:

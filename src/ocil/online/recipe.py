@@ -11,7 +11,7 @@ from ocil.networks.registry import named
 from ocil.online.header import refuse_unfit
 from ocil.online.inputs import InputError
 from ocil.rng import check_seed
-from ocil.runs.config import resolve
+from ocil.runs.config import resolve_named
 from ocil.streams import StreamConfig
 
 OWN = {"memory", "batch_size", "review_every", "seed"}  # settings that have a place of their own in a recipe
@@ -57,7 +57,8 @@ class Recipe:
                     usual[name] = max(1, min(value, self.memory))
             given["memory"] = self.memory
         given |= {name: value for name, value in usual.items() if given.get(name) is None}
-        config = resolve(info.name, "stream", settings=given | {"batch_size": self.batch_size}, vectors=vectors).learner
+        given["batch_size"] = self.batch_size
+        config = resolve_named(info.name, "stream", 0, given, vectors=vectors).learner
         refuse_unfit(config)
         info.load().check_scoring(config, vectors)
         if config.pretrained and info.load().restarts:

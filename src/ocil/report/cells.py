@@ -1,6 +1,6 @@
 """Measured cells, that is runs that differ only by their seed, and how tables and figures name them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ocil.data import CATALOG
 from ocil.data.derived import short_name
+from ocil.evaluation.record_types import AnytimeRecord
 from ocil.longtail.results import LongTailCell
 from ocil.methods import method
 from ocil.runs.config import RunConfig, changed_settings, code_of, command, concerns, for_seeds
@@ -119,6 +120,11 @@ class MeasuredCell:
     def devices(self) -> str:
         return " + ".join(dict.fromkeys(run.device for run in self.runs))
 
+    @property
+    def anytime(self) -> list[AnytimeRecord]:
+        """What each run recorded between task ends; empty without ``evaluate_every``."""
+        return [run.result.anytime for run in self.runs]
+
     def over_seeds(self, name: str) -> NDArray[np.float64]:
         """Mean over seeds of a number of the evaluations, after each task; NaN where a run does not have it."""
         rows = [[each.get(name) for each in run.result.evaluations] for run in self.runs]
@@ -203,6 +209,28 @@ def title_of(dataset: str) -> str:
 def settings_text(settings: Mapping[str, Any]) -> str:
     """``loss=ce regulariser=none``, as ``--set`` takes it."""
     return " ".join(f"{name}={as_argument(value)}" for name, value in settings.items())
+
+
+def names_apart(configs: Sequence[RunConfig], without: str = "") -> list[str]:
+    """The label of each configuration; behind those of one label, the settings in which they differ.
+
+    ``without``: a setting that stands elsewhere.
+    """
+    labels, values = [config.label for config in configs], [_settings_of(config) for config in configs]
+    names = []
+    for label, mine in zip(labels, values, strict=True):
+        others = [theirs for other, theirs in zip(labels, values, strict=True) if other == label]
+        differing = {key: value for key, value in mine.items() if any(value != each.get(key) for each in others)}
+        differing.pop(without, None)
+        names.append(f"{label} {settings_text(differing)}".strip())
+    return names
+
+
+def _settings_of(config: RunConfig) -> dict[str, Any]:
+    """Whatever makes another cell of the same method and dataset, by the names that tables have for it."""
+    parts = (config.learner, config.stream)
+    found = {field.name: getattr(part, field.name) for part in parts for field in fields(part)}
+    return found | {"images": config.fingerprint, "weights": config.weights, "code": config.code}
 
 
 def pick(cells: Iterable[MeasuredCell]) -> MeasuredCell | None:

@@ -17,7 +17,7 @@ from ocil.methods import METHODS
 from ocil.processes import garbage_kept
 from ocil.report.cells import Collection, FinishedRun, MeasuredCell, title_of
 from ocil.report.formatting import count
-from ocil.runs.config import RunConfig
+from ocil.runs.config import RunConfig, code_of
 from ocil.runs.program_code import CODE_ENTRIES, changed_code
 from ocil.runs.results import UNREADABLE, References, Result, order_has_changed, read_json, reason_of, summarise
 from ocil.text import escaped
@@ -252,7 +252,12 @@ def _warn_of_other_orders(found: Sequence[Found], warnings: list[str]) -> None:
 
 def _warn_of_other_code(cells: Sequence[MeasuredCell], warnings: list[str]) -> None:
     """Warn where code of others has changed since its runs: tables show their numbers as if they were new."""
-    former = [cell for cell in cells if cell.is_of_other_code]
+    other = [cell for cell in cells if cell.is_of_other_code]
+    absent = {cell.name: file for cell in other if (file := _absent_plugin(cell))}
+    for file in dict.fromkeys(absent.values()):
+        labels = ", ".join(dict.fromkeys(cell.label for cell in other if absent.get(cell.name) == file))
+        warnings.append(f"these were run with a plugin file that is not loaded: {labels}. Give it too: --plugin {file}")
+    former = [cell for cell in other if cell.name not in absent]
     if former:
         labels = ", ".join(dict.fromkeys(cell.label for cell in former))
         folders = f"{former[0].runs[0].path.parent.parent}{' and others' if len(former) > 1 else ''}"
@@ -265,6 +270,14 @@ def _warn_of_other_code(cells: Sequence[MeasuredCell], warnings: list[str]) -> N
             f"the code of {changed} has changed since runs in {folder} were finished: tables have their former "
             "numbers. Delete that folder, and give its command again, to have new ones."
         )
+
+
+def _absent_plugin(cell: MeasuredCell) -> str:
+    """The name of the plugin file of a cell, if nothing of its method and network comes from such a file here."""
+    if code_of(cell.config.method, cell.config.learner):
+        return ""
+    recorded = cell.runs[0].result.environment.get("plugins", ())
+    return next((escaped(str(each["file"])) for each in recorded if "file" in each), "")
 
 
 def _former_code(cell: MeasuredCell) -> tuple[str, Path] | None:

@@ -41,14 +41,24 @@ def accuracy_after_each_task(summaries: Sequence["Summary"], names: Sequence[str
             points = summary.accuracy_curve
             label = f"{name}  {100 * points[-1].mean:.1f} %"
             _draw_curve(axes, points, look, label, alpha=0.15, markersize=5, linewidth=1.5)
-        config, seeds = summaries[0].config, len(summaries[0].average_accuracy.values)
-        memory = max(summary.config.learner.memory for summary in summaries)
-        title = f"{escaped(short_name(config.dataset))}, memory {memory}, {seeds} seed{'s' if seeds > 1 else ''}"
-        axes.set(xlabel="tasks learned", ylabel="accuracy on all classes so far, %", ylim=(0, 100), title=title)
+        axes.set(xlabel="tasks learned", ylabel="accuracy on all classes so far, %", ylim=(0, 100))
+        axes.set_title(title_of(summaries))
         axes.set_xticks(range(1, max(len(summary.accuracy_curve) for summary in summaries) + 1))
         outside = {} if len(summaries) <= len(COLOURS) else OUTSIDE
         axes.legend(frameon=False, title="at the end", **outside)
         return figure
+
+
+def title_of(summaries: Sequence["Summary"]) -> str:
+    """The dataset, the memories and the seeds of a figure that stands alone."""
+    seeds = sorted({len(summary.average_accuracy.values) for summary in summaries})
+    memories = sorted({summary.config.learner.memory for summary in summaries} - {0})
+    parts = [
+        escaped(short_name(summaries[0].config.dataset)),
+        *([f"memory {', '.join(map(str, memories))}"] if memories else []),
+        f"{' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seed{'s' if seeds[-1] > 1 else ''}",
+    ]
+    return ", ".join(parts)
 
 
 def accuracy(curves: Mapping[str, Sequence[Estimate]], units: str = "classes", xlabel: str = "tasks learned") -> Figure:

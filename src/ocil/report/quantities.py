@@ -97,12 +97,22 @@ def known() -> dict[str, Quantity]:
 
 
 def named(name: str) -> Quantity:
-    """The quantity of that name; ``accuracy`` is the average accuracy."""
+    """The quantity of that name, or with that head in tables: ``accuracy``, ``forgetting``, ``WC-ACC``."""
     found = known()
-    name = {"accuracy": ACCURACY}.get(name, name).replace("-", "_") if name not in found else name
+    heads = {_spelled(each.title): key for key, each in reversed(found.items())}
+    name = name if name in found else heads.get(_spelled(name), name.replace("-", "_"))
+    if _spelled(name).endswith("intransigence"):
+        raise OcilError(
+            "intransigence compares with other runs: ocil show has it for one cell, ocil report in tables/cells."
+        )
     if name not in found:
         raise OcilError(f"'{name}' is no measure of a result.{suggest(name, list(found))}")
     return found[name]
+
+
+def _spelled(head: str) -> str:
+    """A head without what people leave out of it."""
+    return head.removesuffix("%").strip().lower().replace("_", " ").replace("-", " ")
 
 
 def recorded(cells: Iterable[MeasuredCell]) -> list[Quantity]:

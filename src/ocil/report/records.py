@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from ocil.evaluation.measures import Estimate, estimate, expected_calibration_error
 
 if TYPE_CHECKING:
+    from ocil.evaluation.record_types import AnytimeRecord
     from ocil.report.cells import MeasuredCell
     from ocil.runs.results import Result
 
@@ -68,19 +69,24 @@ class Calibration:
     too much confidence of one seed makes up for too little of another."""
 
 
-def shared_points(cell: "MeasuredCell") -> dict[int, list[float]]:
+def shared_points(records: "Sequence[AnytimeRecord]") -> dict[int, list[float]]:
     """The accuracies of all seeds, by the number of batches, at points that they have in common: the stream of one seed
     may be shorter than that of another."""
-    records = [run.result.anytime.get("points", ()) for run in cell.runs]
-    curves = [{point["batch"]: float(point["accuracy"]) for point in points} for points in records]
+    curves = [{point["batch"]: float(point["accuracy"]) for point in record.get("points", ())} for record in records]
     shared = sorted(set.intersection(*map(set, curves)))
     return {batch: [curve[batch] for curve in curves] for batch in shared}
 
 
 def over_time(cell: "MeasuredCell") -> OverTime | None:
-    """None unless all seeds have evaluations between tasks, some of them at the same batches."""
-    points, records = shared_points(cell), [run.result.anytime for run in cell.runs]
-    shared = _some(list(points))
+    """What a figure shows of ``curve_of`` the runs of a cell."""
+    return curve_of(cell.anytime, MOST_POINTS)
+
+
+def curve_of(records: "Sequence[AnytimeRecord]", most: int | None = None) -> OverTime | None:
+    """Accuracy over time, at no more than ``most`` points. None unless all seeds have evaluations between tasks, two or
+    more of them at the same batches."""
+    points = shared_points(records)
+    shared = _some(list(points), most or len(points))
     if len(shared) < 2:
         return None
     first, ends = records[0], {tuple(record.get("tasks", ())) for record in records}
@@ -100,7 +106,7 @@ def heat_map(cell: "MeasuredCell") -> HeatMap | None:
 
 
 def _domains_anytime(cell: "MeasuredCell") -> HeatMap | None:
-    time, records = over_time(cell), [run.result.anytime for run in cell.runs]
+    time, records = over_time(cell), cell.anytime
     if (
         time is None
         or cell.config.stream.scenario != "domain"
@@ -216,9 +222,9 @@ def calibration(cell: "MeasuredCell") -> Calibration | None:
     return Calibration(confidence[full] / count[full], correct[full] / count[full], float(np.mean(errors)))
 
 
-def _some(values: Sequence[int]) -> list[int]:
-    """At most ``MOST_POINTS`` of them, at equal distances, with the first and the last."""
-    if len(values) <= MOST_POINTS:
+def _some(values: Sequence[int], most: int) -> list[int]:
+    """At most so many of them, at equal distances, with the first and the last."""
+    if len(values) <= most:
         return list(values)
-    places = np.linspace(0, len(values) - 1, MOST_POINTS).round().astype(int)
+    places = np.linspace(0, len(values) - 1, most).round().astype(int)
     return [values[place] for place in places]

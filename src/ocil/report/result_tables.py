@@ -8,7 +8,7 @@ from typing import Any
 from ocil.data.derived import short_name
 from ocil.evaluation import measures
 from ocil.evaluation.measures import MEASURES, Estimate, Measure
-from ocil.report.cells import MeasuredCell, settings_text, title_of
+from ocil.report.cells import MeasuredCell, names_apart, settings_text, title_of
 from ocil.report.comparison import (
     ComparedNumber,
     ComparedRow,
@@ -56,9 +56,10 @@ def summary_table(summaries: Sequence[Summary]) -> Table:
     spread = spreads.get(seeds, f"{seeds} seeds (mean ± 95 % interval)")
     parts = sorted({summary.config.stream.evaluate_on for summary in summaries} - {0})
     part = f"; {ANYTIME} on {' or '.join(f'{count:,}' for count in parts)} test images" if parts else ""
+    names = iter(names_apart([summary.config for summary in summaries], without="memory"))
     return Table.of(
         summaries,
-        (Column("method"), lambda summary: summary.config.label),
+        (Column("method"), lambda _: next(names)),
         (Column("memory", "number"), lambda summary: summary.config.learner.memory or "-"),
         (Column("accuracy %", "number"), lambda summary: percent(summary.average_accuracy)),
         (Column("forgetting %", "number"), lambda summary: percent(summary.average_forgetting)),

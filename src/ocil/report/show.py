@@ -152,7 +152,7 @@ def _anytime(cell: MeasuredCell) -> list["Text"]:
     """Accuracy every so many batches, on the classes that have arrived: the mean over seeds."""
     from rich.text import Text
 
-    if not (found := shared_points(cell)):
+    if not (found := shared_points(cell.anytime)):
         return []
     means, record = np.mean(list(found.values()), axis=1), cell.runs[0].result.anytime
     few = means[np.linspace(0, len(means) - 1, min(len(means), WIDEST)).round().astype(int)]

@@ -114,7 +114,7 @@ def save(figure: Figure, path: Path) -> str:
     The font of figures lacks some characters, such as those of Chinese names. An SVG that needs them keeps its text as
     text, which is shown in the reader's font. Elsewhere they are boxes, of which the warning tells.
     """
-    form = path.suffix[1:]
+    form = path.suffix[1:].lower()
     try:
         content, lacking = _rendered(figure, form, STYLE)
         if lacking and form == "svg":

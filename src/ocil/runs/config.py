@@ -2,14 +2,16 @@
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from ocil.data import DEFAULT, Dataset
+from ocil.data import DEFAULT, Dataset, load_once
 from ocil.data.catalog import SOURCES, find
 from ocil.data.derived import base_of
 from ocil.errors import OcilError
+from ocil.files import path_or_none
 from ocil.methods import METHODS, MethodInfo, method
 from ocil.methods.config import LearnerConfig
 from ocil.methods.review_label import Label
@@ -177,8 +179,8 @@ def refuse_unresolved(config: object) -> None:
 class DatasetFacts(TypedDict, total=False):
     """What ``resolve`` should know about a dataset outside the catalog."""
 
-    classes: int
-    train: int
+    classes: int | None
+    train: int | None
     vectors: bool
     domains: int
     task_sizes: tuple[int, ...]
@@ -208,22 +210,25 @@ def resolve(
     vectors: bool = False,
     domains: int = 0,
     task_sizes: Sequence[int] = (),
+    data_dir: Path | str | None = None,
 ) -> RunConfig:
     """Fill in every setting: the user's, else the published one for this dataset and memory, else the method's default.
 
     Args:
         name: A method from ``ocil.METHODS``.
-        dataset: A name, or the path of a prepared file; or the dataset itself, from which the facts below are known.
+        dataset: A name, or the path of a prepared file; or the dataset itself. If the catalog does not have it, the
+            facts below are those of the dataset, unless it is not found.
         memory: Samples kept for replay.
         review: Whether the memory is reviewed at task ends.
         seed: What the stream, the weights and all random choices are drawn from.
         settings: Any field of the method's config or of ``StreamConfig`` by its name; strings are parsed, and None is
             the default (the text ``none`` is None, where a field may be that).
-        classes: The number of classes, if known: a dataset outside the catalog gets at most that many tasks.
-        train: The number of training images, if known: memory and reviews then fit it.
+        classes: The number of classes: a dataset outside the catalog gets at most that many tasks.
+        train: The number of training images: memory and reviews fit it.
         vectors: Whether inputs are vectors, which need another network and no views.
         domains: The number of domains of the dataset.
         task_sizes: The sizes of its usual tasks, if they are not equal.
+        data_dir: The data folder in which a name is looked up; by default ``$OCIL_DATA``, else the user's.
 
     Raises:
         OcilError: There is no such method or setting, or a value is not allowed.
@@ -233,15 +238,35 @@ def resolve(
         >>> config.stream.tasks, config.learner.beta
         (10, 0.2)
     """
+    own = {"memory": memory, "review": review}
+    given = {**(settings or {}), **{key: value for key, value in own.items() if value is not None}}
     if isinstance(dataset, Dataset):
-        given_here: dict[str, Any] = {"memory": memory, "review": review, "seed": seed, "settings": settings}
-        config = resolve(name, dataset.name, **given_here, **facts_of(dataset))
+        config = resolve_named(name, dataset.name, seed, given, **facts_of(dataset))
         return replace(config, made_for=dataset.fingerprint)
-    info, dataset = method(name), str(dataset)
+    facts = DatasetFacts(classes=classes, train=train, vectors=vectors, domains=domains, task_sizes=tuple(task_sizes))
+    if not any(facts.values()) and find(str(dataset)) is None:
+        with suppress(OcilError):  # a run says why it is not found, or finds it elsewhere
+            facts = facts_of(load_once(dataset, path_or_none(data_dir)))
+    return resolve_named(name, str(dataset), seed, given, **facts)
+
+
+def resolve_named(
+    name: str,
+    dataset: str,
+    seed: int,
+    settings: Mapping[str, Any],
+    *,
+    classes: int | None = None,
+    train: int | None = None,
+    vectors: bool = False,
+    domains: int = 0,
+    task_sizes: Sequence[int] = (),
+) -> RunConfig:
+    """``resolve`` for a dataset of which no more is known than what is given here, and what the catalog has."""
+    info = method(name)
     if (entry := find(dataset)) is not None:
         dataset = entry.name  # CIFAR-10 has the settings of cifar10
-    own = {"memory": memory, "review": review}
-    given = _given(info, {**(settings or {}), **{key: value for key, value in own.items() if value is not None}})
+    given = _given(info, settings)
     usual = usual_settings(info, dataset, given, classes, train, vectors)
     chosen = usual_precision(info) | usual | usual_lr(given) | given
     stream = resolve_stream(dataset, chosen, classes, domains, task_sizes)

@@ -116,6 +116,10 @@ class Result:
         """Whether it was measured on that dataset, as far as is known."""
         return not self.images or self.images == dataset.fingerprint
 
+    def __repr__(self) -> str:
+        """One line: all that was recorded would fill pages of a notebook."""
+        return f"<Result of {self.config.cell}, seed {self.config.seed}: {self.headline}>"
+
     @property
     def headline(self) -> str:
         return f"accuracy {100 * measures.average_accuracy(self.matrix):.1f} %"

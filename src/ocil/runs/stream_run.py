@@ -6,7 +6,7 @@ It can be killed at any moment and goes on from its last checkpoint.
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -173,6 +173,9 @@ def run(
     folder = this.folder(Path(root))
     if (finished := folder.result()) is not None:
         warn_if_changed(finished)
+        if dataset is None and config.dataset not in data.CATALOG:
+            with suppress(OcilError):  # a result can be read without its images
+                dataset = named_dataset(config, data_dir)
         return finished if dataset is None else finished.refuse_other(dataset, folder.path, stream is not None)
     device = pick_device(device) if isinstance(device, str) else device
     dataset = dataset or named_dataset(config, data_dir)

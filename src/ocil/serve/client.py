@@ -17,7 +17,7 @@ import random
 import time
 import urllib.parse
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ocil.errors import OcilError
@@ -48,10 +48,13 @@ class Client:
         self.path = parts.path.rstrip("/") + (f"/models/{urllib.parse.quote(model, safe='')}" if model else "")
         self.headers = {} if token is None else {"Authorization": f"Bearer {token}"}
 
-    def learn(self, inputs: Any, labels: Sequence[str | int], wait: bool = False, key: str = "") -> Any:
+    def learn(self, inputs: Any, labels: Iterable[str | int] | str | int, wait: bool = False, key: str = "") -> Any:
         """Learn images (paths or bytes of files) or vectors. ``wait``: until they are learned, not only on disk."""
         name, sent = _encoded(inputs)
-        samples = [{name: one, "label": label} for one, label in zip(sent, labels, strict=True)]
+        named = [labels] if isinstance(labels, str | int) else [_plain(label) for label in labels]
+        if len(sent) != len(named):
+            raise OcilError(f"there are {len(sent)} {name}s and {len(named)} labels: each {name} needs one.")
+        samples = [{name: one, "label": label} for one, label in zip(sent, named, strict=True)]
         return self.ask("POST", "/learn", {"samples": samples}, {"wait": str(wait).lower()}, _key(key))
 
     def predict(self, inputs: Any, top: int = 5) -> Any:
@@ -116,7 +119,8 @@ class Client:
             except (OSError, http.client.HTTPException) as error:
                 self.connection.close()
                 status, pause = 0, ""
-                problem = ServiceError(0, f"no answer from {self.connection.host}: {error or type(error).__name__}.")
+                place = f"{self.connection.host}:{self.connection.port}"
+                problem = ServiceError(0, f"no answer from {place}: {error or type(error).__name__}.")
             if problem is None:
                 return json.loads(found) if found else None
             if attempt >= self.retries or status not in (0, *PASSING):
@@ -149,11 +153,19 @@ def _encoded(inputs: Any) -> tuple[str, list[Any]]:
     return "vector", [one.tolist() if hasattr(one, "tolist") else list(one) for one in inputs]
 
 
+def _plain(label: Any) -> Any:
+    """A label as JSON has it, where it comes from an array of numpy."""
+    return label.item() if hasattr(label, "item") else label
+
+
 def _content(image: Any) -> bytes:
     if isinstance(image, bytes):
         return image
-    with open(image, "rb") as file:  # noqa: PTH123 # any kind of path
-        return file.read()
+    try:
+        with open(image, "rb") as file:  # noqa: PTH123 # any kind of path
+            return file.read()
+    except OSError as error:
+        raise OcilError(f"cannot read {os.fspath(image)}: {error.strerror}. Give the file of an image.") from None
 
 
 def _problem(status: int, content: bytes) -> ServiceError:

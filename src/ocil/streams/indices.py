@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from ocil.data import Dataset
+from ocil.data.class_names import some
 from ocil.errors import OcilError
 from ocil.streams.choices import TaskEnds
 from ocil.streams.order import Indices, Order, tasks_of
@@ -61,8 +62,8 @@ def _numbers(given: Any, task: int, count: int) -> Indices:
 def _refuse_absent_classes(data: Dataset, samples: Indices) -> None:
     absent = np.setdiff1d(np.arange(data.num_classes), data.train_y[samples])
     if absent.size:
-        more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
+        names = some([data.classes[label] for label in absent])
         raise OcilError(
-            f"no task has a sample of the class '{data.classes[absent[0]]}'{more}: "
+            f"no task has a sample of the {'class' if len(absent) == 1 else 'classes'} {names}: "
             "give samples of all classes, or make a dataset without those that are not to come."
         )

@@ -41,7 +41,8 @@ class Material:
         arrival = _arrival(data, config, seed)
         if config.tasks > len(arrival):
             what = "domains" if config.scenario == "domain" else "classes"
-            raise OcilError(f"tasks = {config.tasks} is more than the {len(arrival)} {what} of {data.name}.")
+            most = f"give at most {len(arrival)} (--set tasks={len(arrival)})"
+            raise OcilError(f"tasks = {config.tasks} is more than the {len(arrival)} {what} of {data.name}: {most}.")
         classes = arrival if config.scenario == "class" else np.arange(data.num_classes)
         samples = long_tail.select(data, config, classes, seed)
         domain = data.train_domain if config.scenario == "domain" else None

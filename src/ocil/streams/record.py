@@ -47,7 +47,7 @@ class RecordedBatches:
 
 
 class RecordOptions(ArrayOptions, total=False):
-    """The options of ``record``, which explains them."""
+    """The options of ``record``."""
 
     tasks: int | None
 
@@ -64,19 +64,9 @@ def record(
     seed: int = 0,
     note: Note | None = None,
 ) -> RecordedBatches:
-    """Record all batches of an iterable, which must end.
-
-    A batch is ``(x, y)`` or ``(x, y, task)``: images or vectors in any form that ``Dataset.from_arrays`` takes, labels
-    of any kind, and anything that is the same for all batches of a task, or an array of that per sample.
-
-    Classes are numbered as they arrive, unless ``classes`` names them in order. Tasks come from the third part of the
-    batches; a task that brings no new class belongs to the one before. Without it, a task ends where no class that has
-    come comes again. If that is nowhere, no tasks are announced: the classes form ``tasks`` groups (default: five) in
-    the order of their arrival, and the learner is evaluated at equal distances.
-
-    ``test``: inputs and labels to evaluate on. Without them ``test_share`` of each class, by default a sixth, is held
-    out by ``seed``, and ``note`` is called with a line about that (default: a warning).
-    """
+    """Record all batches of an iterable, which must end. ``Stream.from_batches`` explains batches and options."""
+    if not isinstance(batches, Iterable):
+        raise OcilError(f"batches is a {type(batches).__name__}: give a list or a generator of (x, y) or (x, y, task).")
     came = _Arrived(layout, list(map(str, classes)) if classes is not None else None)
     for number, batch in enumerate(batches):
         came.add(batch, number)

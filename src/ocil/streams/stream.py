@@ -114,9 +114,33 @@ class Stream:
         device: torch.device | str = "cpu",
         **options: "Unpack[RecordOptions]",
     ) -> "Stream":
-        """A stream of the batches of any iterable or generator, in the order in which they come.
+        """A stream of the batches of any iterable or generator, which must end, in the order in which they come.
 
-        See ``ocil.streams.record.record`` for what a batch may be, for ``test`` and for the options.
+        A batch is ``(x, y)`` or ``(x, y, task)``: images or vectors in any form that ``Dataset.from_arrays`` takes,
+        labels of any kind, and anything that is the same for all batches of a task, or an array of that per sample.
+
+        Classes are numbered as they arrive, unless ``classes`` names them in order. Tasks come from the third part of
+        the batches; a task that brings no new class belongs to the one before. Without it, a task ends where no class
+        that has come comes again. If that is nowhere, no tasks are announced: the classes form ``tasks`` groups
+        (default: five) in the order of their arrival, and the learner is evaluated at equal distances.
+
+        Args:
+            batches: The batches. All of them are read now.
+            test: Inputs and labels to evaluate on. Without them a share of each class is held out.
+            device: Where batches are.
+            options: ``name`` of the dataset; ``classes``; ``tasks``; ``layout``, ``test_share``, ``seed`` and ``note``
+                as in ``Dataset.from_arrays``.
+
+        Raises:
+            OcilError: There are no batches, or some do not go together.
+
+        Examples:
+            >>> import numpy as np
+            >>> x = np.zeros((10, 8, 8, 1), np.uint8)
+            >>> batches = [(x, ["owl", "wren"] * 5, "night"), (x, ["robin", "crow"] * 5, "day")]
+            >>> stream = ocil.Stream.from_batches(batches, test=(x[:4], ["owl", "wren", "robin", "crow"]))
+            >>> stream.data.classes, stream.groups
+            (('owl', 'wren', 'robin', 'crow'), [[0, 1], [2, 3]])
         """
         from ocil.streams.record import record
 
