@@ -103,11 +103,12 @@ def stderr() -> "Console":
 
 
 def bars(*columns: "ProgressColumn", transient: bool = True) -> "Progress":
-    """Bars on standard error; where that is no terminal, nothing, not even the empty line that would end them."""
+    """Bars on standard error. Where that is no terminal, those that pass leave nothing behind, not even the empty line
+    that would end them; others are written as they are at the end."""
     from rich.progress import Progress
 
     screen = stderr()
-    return Progress(*columns, console=screen, transient=transient, disable=not screen.is_terminal)
+    return Progress(*columns, console=screen, transient=transient, disable=transient and not screen.is_terminal)
 
 
 def _one_line(message: str) -> str:
