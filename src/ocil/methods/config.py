@@ -25,6 +25,13 @@ REVIEW: Mapping[str, str] = {"concerns": "review"}
 hints_of = cache(get_type_hints)  # a report makes thousands of configurations of a few classes
 
 
+@cache
+def _settings(kind: Any) -> list[tuple[str, Any, tuple[Any, ...] | None]]:
+    """The fields of a config class: name, type, and the values to choose from if it is a ``Literal``."""
+    hints = {each.name: hints_of(kind)[each.name] for each in fields(kind)}
+    return [(name, hint, get_args(hint) if get_origin(hint) is Literal else None) for name, hint in hints.items()]
+
+
 @dataclass(frozen=True)
 class Problem:
     """What a learner knows about the data."""
@@ -123,16 +130,16 @@ class LearnerConfig:
     below: ClassVar[dict[str, float]] = {"momentum": 1, "average": 1}
 
     def __post_init__(self) -> None:
-        kind: Any = type(self)
-        hints = hints_of(kind)
         object.__setattr__(self, "network", named(self.network))  # Python users may give the factory itself
         optimizers.check(self.optimizer, self.momentum, self.weight_decay)
-        for setting in fields(self):
-            self._check(setting.name, getattr(self, setting.name), hints[setting.name])
+        bounded = {*self.minimum, *self.maximum, *self.above, *self.below}
+        for name, hint, choices in _settings(type(self)):
+            if choices is not None or name in bounded:
+                self._check(name, getattr(self, name), hint, choices)
 
-    def _check(self, name: str, value: Any, hint: Any) -> None:
-        if get_origin(hint) is Literal and value not in get_args(hint):
-            raise OcilError(f"{name} = {value!r} is not one of {', '.join(map(str, get_args(hint)))}.")
+    def _check(self, name: str, value: Any, hint: Any, choices: tuple[Any, ...] | None) -> None:
+        if choices is not None and value not in choices:
+            raise OcilError(f"{name} = {value!r} is not one of {', '.join(map(str, choices))}.")
         for bounds, holds, wanted in (
             (self.minimum, ge, "at least"),
             (self.maximum, le, "at most"),
