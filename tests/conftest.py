@@ -1,6 +1,5 @@
 """A dataset that learns in a moment, and ways to call the command line and scripts."""
 
-import copy
 import functools
 import gc
 import importlib
@@ -16,7 +15,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +23,7 @@ import pytest
 from ocil import plugins
 from ocil.data import Dataset
 from tests.browsing import launched, visits
+from tests.parsing import find_options_once
 from tests.skipping import pytest_configure, pytest_runtest_setup, pytest_terminal_summary  # noqa: F401  (hooks)
 
 with suppress(ImportError):  # some machines that run a few tests have no hypothesis
@@ -189,45 +188,8 @@ def tiny_npz(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def quick_parsing() -> None:
-    """Most of the time of a call of the command line goes into finding its options and the groups of commands, which
-    are the same in each call. For tests they are found once, and every call gets copies of the options, without words.
-    """
-    options: Any = importlib.import_module("cyclopts.argument._collection").ArgumentCollection
-    find_once = functools.cache(options._from_callable)
-
-    def found(*words: Any, reserved: Any = (), **named: Any) -> Any:
-        kept = find_once(*words, reserved=tuple(reserved), **named)
-        copies = {id(option): copy.copy(option) for option in kept}
-        for option in copies.values():
-            option.tokens = []
-            option.children = options(copies[id(child)] for child in option.children)
-        return options(copies.values())
-
-    options._from_callable = found
-    stack: Any = importlib.import_module("cyclopts.app_stack")
-    find_groups = stack.inverse_groups_from_app
-    groups: dict[int, Any] = {}  # by the identity of an application, which has no hash and stays
-
-    def found_groups(app: Any) -> Any:
-        if id(app) not in groups:
-            groups[id(app)] = (app, find_groups(app))
-        return groups[id(app)][1]
-
-    stack.inverse_groups_from_app = found_groups
-    options_of: Any = importlib.import_module("cyclopts.argument._argument")
-    # Pydantic would check every value once more. It does so only where it is loaded, and no command loads it before its
-    # words are read: tests of the service have done so here.
-    options_of.sys = SimpleNamespace(modules={})
-    find_type = options_of.Argument._negatives_hint.fget
-    types: dict[int, Any] = {}  # by the identity of a field of a signature, which has no hash and stays
-
-    def found_type(option: Any) -> Any:
-        field = option.field_info
-        if id(field) not in types:
-            types[id(field)] = (field, find_type(option))
-        return types[id(field)][1]
-
-    options_of.Argument._negatives_hint = property(found_type)
+    """Most of the time of a call of the command line goes into finding its options, which are the same in each call."""
+    find_options_once()
 
 
 @pytest.fixture

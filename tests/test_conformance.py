@@ -34,6 +34,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "gsa": {"crop": 1.0, "gray": 0.0, "current_batch": 3},
     "rar": {"repeats": 2, "magnitude": 2.0},  # on 8 pixels the published strength leaves little
     "ranpac": {"projection": 60},
+    "gdumb": {"rehearsal_epochs": 10},
 }
 
 

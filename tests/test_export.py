@@ -86,7 +86,7 @@ def check_onnx(model: Model, form: ImageFormat, tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["er", "scr", "aaer"])
 def test_program_of_torch_export(method: str, tmp_path: Path) -> None:
     form = FORMS["gray, enlarged"]
-    model = taught(method, form, **({} if method == "er" else {"network": TINY}))
+    model = taught(method, form, network=TINY)  # ONNX is made from such a program, and of a ResNet too
     export(model, tmp_path / "model.pt2")
     extra = {"labels.json": ""}
     program = torch.export.load(tmp_path / "model.pt2", extra_files=extra)

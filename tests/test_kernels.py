@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -33,8 +34,8 @@ def quick_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 
     It would compute sums and products of whole numbers twice, to see whether they fit in 32 bits, and no number here
     is large. For each function that a kernel calls it would replace all functions of ``triton.language``, which it has
-    done for the kernel. It would broadcast tensors that have the same shape, copy their types, and write the table of
-    NumPy's types anew for every number.
+    done for the kernel. It would broadcast tensors that have the same shape, copy their types, describe the shape of
+    each anew, look for lists in numbers, and write the table of NumPy's types anew for every number.
     """
     if DEVICE == "cpu":
         from triton.language import core
@@ -70,6 +71,23 @@ def quick_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
         def with_element(kind: Any, element: Any) -> Any:
             return kind if element is kind.element_ty else with_other(kind, element)
 
+        @functools.cache
+        def shape_of(sizes: tuple[int, ...]) -> tuple[Any, Any]:
+            return core.constexpr(math.prod(sizes)), core.tuple([core.constexpr(size) for size in sizes])
+
+        def make_tensor(tensor: Any, handle: Any, kind: Any) -> None:
+            tensor.handle, tensor.type, tensor.dtype = handle, kind, kind.scalar
+            tensor.numel, tensor.shape = shape_of(tuple(kind.shape.values) if kind.is_block() else ())
+
+        unwrap_all = core._unwrap_if_constexpr
+
+        def unwrap(value: Any) -> Any:
+            if isinstance(value, core.constexpr):
+                return value.value
+            return unwrap_all(value) if isinstance(value, list | tuple | core.tuple) else value
+
+        monkeypatch.setattr(core, "_unwrap_if_constexpr", unwrap)
+        monkeypatch.setattr(core.tensor, "__init__", make_tensor)
         monkeypatch.setattr(interpreter, "_patch_lang", patch_once)
         monkeypatch.setattr(semantic, "broadcast_impl_value", broadcast_if_needed)
         monkeypatch.setattr(interpreter, "_get_np_dtype", numpy_type)

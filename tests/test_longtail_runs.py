@@ -63,14 +63,14 @@ SETTINGS: dict[str, Any] = {
 WORDS = ("validation=8", "width=2", "batch_size=16", "epochs1=2", "epochs2=2", "crop_scale=0.8")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("made") / "made.npz"
     patterned(per_class=48, classes=5).save(path)
     return path
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def whole(made: Path) -> Dataset:
     from ocil.data import load
 
@@ -118,9 +118,9 @@ def stage_two(config: LongTailConfig, whole: Dataset) -> StageTwo:
     return StageTwo(config, held, plain_network(config, held))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def finished(made: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[LongTailResult]]:
-    """All variants, two seeds, long enough to learn."""
+    """All variants, two seeds, long enough to learn. For the session: workers of the tests come back to this file."""
     root = tmp_path_factory.mktemp("runs")
     # The pictures are noise: cut out or mirrored, they are others.
     gentle = {

@@ -27,6 +27,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from ocil.online.classifier import OnlineClassifier
 from ocil.online.model import FILE, Model, locked
 from ocil.online.vectors import VectorFormat
+from tests.networks_to_try import TINY
 
 EXPECTED_FAILURES: dict[str, str] = {}
 """Checks of scikit-learn that cannot apply to images, each with its reason."""
@@ -42,7 +43,14 @@ def classifier(method: str = "er", **changes: Any) -> OnlineClassifier:
 @parametrize_with_checks(
     [
         OnlineClassifier("er", memory=100, random_state=0, device="cpu", settings={"review": True}),
-        classifier(image_shape=(1, -1), settings={"review": True}),
+        OnlineClassifier(
+            "er",
+            memory=100,
+            random_state=0,
+            device="cpu",
+            image_shape=(1, -1),
+            settings={"review": True, "network": TINY},
+        ),
     ],
     expected_failed_checks=lambda estimator: EXPECTED_FAILURES,
 )

@@ -18,7 +18,7 @@ from tests.reference.datasets import noise
 pytestmark = pytest.mark.usefixtures("quick_convolution")
 
 DATA = noise(160, 4, (8, 8, 1))
-BATCH, MEMORY, TASK = 5, 48, 12
+BATCH, MEMORY, TASK = 5, 32, 7  # batches until a task ends, and the memory is full
 X, Y = torch.from_numpy(DATA.train_x), torch.from_numpy(DATA.train_y)
 CASES: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in METHODS),

@@ -38,9 +38,21 @@ pytestmark = pytest.mark.slow
 DRIVER = (
     START
     + """
-import ocil.kernels.convolution, ocil.serve.run
+import fastapi
+import ocil.kernels.convolution, ocil.methods.er, ocil.online.folder, ocil.serve.run
 from ocil.cli import main
+from ocil.serve.answers import Refusal
+from ocil.serve.pages import add_pages
+from tests.parsing import find_options_once
 
+app = fastapi.FastAPI()  # its first path and its pages load what those of every server are made with
+app.add_api_route("/first", lambda: None, response_model=Refusal)
+add_pages(app)
+find_options_once()
+try:
+    main(["serve", "--port", "none"])  # finds all of its options
+except SystemExit:
+    pass
 torch._C._set_mkldnn_enabled(False)
 ocil.kernels.convolution.SLOW_BACKWARD = False
 ready()
@@ -108,7 +120,7 @@ class Servers(Driver):
 
 @pytest.fixture(scope="module")
 def servers(start_python: Callable[..., "subprocess.Popen[str]"]) -> Iterator[Servers]:
-    process = start_python("-c", DRIVER)
+    process = start_python("-c", DRIVER, cwd=Path(__file__).parents[1])  # where it finds the folder of tests
     try:
         yield Servers(process)
     finally:

@@ -8,6 +8,7 @@ A page says where a table belongs by two marks, ``<!-- name -->`` and ``<!-- end
 import re
 from collections.abc import Container, Iterable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from ocil.methods import METHODS
@@ -22,7 +23,7 @@ from ocil.report.quantities import named
 from ocil.report.standing_tables import images_text, methods_tables, paired_text, side_by_side
 from ocil.report.standings import Standings
 from ocil.report.table import Column, Row, Table, Value, markdown_table
-from ocil.runs.config import command
+from ocil.runs.config import RunConfig, command
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "docs/results.md", "docs/results-in-full.md", "docs/methods/stride.md", "results/README.md")
@@ -93,7 +94,12 @@ def load(found: Collection) -> list[MeasuredCell]:
 
 def changed(cell: MeasuredCell) -> set[str]:
     """The settings that a row names, precision aside."""
-    return set(re.findall(r"(\w+)=", command(cell.config))) - {"precision"}
+    return _changed(cell.config)
+
+
+@cache
+def _changed(config: RunConfig) -> set[str]:
+    return set(re.findall(r"(\w+)=", command(config))) - {"precision"}
 
 
 def group(cell: MeasuredCell) -> str:

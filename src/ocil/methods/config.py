@@ -6,7 +6,7 @@ from functools import cache
 from inspect import get_annotations
 from operator import ge, gt, le, lt
 from types import NoneType
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import torch
 
@@ -124,26 +124,11 @@ class LearnerConfig:
     below: ClassVar[dict[str, float]] = {"momentum": 1, "average": 1}
 
     def __post_init__(self) -> None:
-        kind: Any = type(self)
-        hints = hints_of(kind)
         object.__setattr__(self, "network", named(self.network))  # Python users may give the factory itself
         optimizers.check(self.optimizer, self.momentum, self.weight_decay)
-        for setting in fields(self):
-            self._check(setting.name, getattr(self, setting.name), hints[setting.name])
-
-    def _check(self, name: str, value: Any, hint: Any) -> None:
-        if get_origin(hint) is Literal and value not in get_args(hint):
-            raise OcilError(f"{name} = {value!r} is not one of {', '.join(map(str, get_args(hint)))}.")
         kind: Any = type(self)
-        for bounds, holds, wanted in _limits_of(kind):
-            if name not in bounds:
-                continue
-            if value is None:
-                if NoneType in get_args(hint):
-                    continue
-                raise OcilError(f"{name} = None must be a number {wanted} {bounds[name]}.")
-            if not holds(value, bounds[name]):
-                raise OcilError(f"{name} = {value} must be {wanted} {bounds[name]}.")
+        for check in _checks_of(kind):
+            check(getattr(self, check.name))
 
     def refuse_less(self, name: str, than: str) -> None:
         """Raise an ``OcilError`` if the setting ``name`` is smaller than the setting ``than``."""
@@ -152,22 +137,50 @@ class LearnerConfig:
             raise OcilError(f"{name} = {mine} must be at least {than} = {least}.")
 
 
-@cache
-def _limits_of(kind: type) -> list[tuple[dict[str, float], Callable[[Any, Any], bool], str]]:
-    """Bounds by field, whether a value keeps to its bound, and what it must be in words.
+class _Check(NamedTuple):
+    """What the value of a setting must be."""
 
-    Bounds of the classes that a class derives from hold too: whoever bounds a setting of their own keeps the others.
-    """
+    name: str
+    choices: tuple[Any, ...] | None
+    """Those of a ``Literal``."""
+    may_be_none: bool
+    limits: list[tuple[Callable[[Any, Any], bool], str, float]]
+    """Whether a value keeps to a bound, what it must be in words, and the bound."""
+
+    def __call__(self, value: Any) -> None:
+        if self.choices is not None and value not in self.choices:
+            raise OcilError(f"{self.name} = {value!r} is not one of {', '.join(map(str, self.choices))}.")
+        for holds, wanted, bound in self.limits:
+            if value is None:
+                if self.may_be_none:
+                    continue
+                raise OcilError(f"{self.name} = None must be a number {wanted} {bound}.")
+            if not holds(value, bound):
+                raise OcilError(f"{self.name} = {value} must be {wanted} {bound}.")
+
+
+@cache
+def _checks_of(kind: Any) -> list[_Check]:
+    """The checks of the settings of a config class that have choices or bounds. Bounds of the classes that it derives
+    from hold too: whoever bounds a setting of their own keeps the others."""
     kinds = {
         "minimum": (ge, "at least"),
         "maximum": (le, "at most"),
         "above": (gt, "more than"),
         "below": (lt, "less than"),
     }
-    return [
-        ({name: bound for each in reversed(kind.__mro__) for name, bound in vars(each).get(bounds, {}).items()}, *words)
-        for bounds, words in kinds.items()
-    ]
+    bounds = {
+        title: {name: bound for each in reversed(kind.__mro__) for name, bound in vars(each).get(title, {}).items()}
+        for title in kinds
+    }
+    found = []
+    for each in fields(kind):
+        hint = hints_of(kind)[each.name]
+        choices = get_args(hint) if get_origin(hint) is Literal else None
+        limits = [(*kinds[title], by_name[each.name]) for title, by_name in bounds.items() if each.name in by_name]
+        if choices is not None or limits:
+            found.append(_Check(each.name, choices, NoneType in get_args(hint), limits))
+    return found
 
 
 def check_config_class(kind: Any, owner: str) -> None:

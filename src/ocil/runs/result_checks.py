@@ -4,6 +4,7 @@ import operator
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -40,12 +41,16 @@ def _check_config(config: RunConfig) -> None:
     if len(config.dataset) > LONGEST_PATH:
         raise ValueError("the name of its dataset is too long")
     for part in (config.stream, config.learner):
-        for f in fields(part):
-            value, usual = getattr(part, f.name), f.default
-            if not isinstance(usual, bool | int | float | str):  # a user's own method may have any type
-                continue
-            if not isinstance(value, type(usual)) and not (isinstance(usual, float) and is_number(value)):
-                raise ValueError(f"{f.name} = {str(value)[:40]} is not what it should be")
+        for name, kind in _plain_fields(type(part)):
+            value = getattr(part, name)
+            if not isinstance(value, kind) and not (issubclass(kind, float) and is_number(value)):
+                raise ValueError(f"{name} = {str(value)[:40]} is not what it should be")
+
+
+@cache
+def _plain_fields(kind: Any) -> list[tuple[str, type]]:
+    """Name and type of a config class's fields, by their defaults; a user's own method may have others, of any type."""
+    return [(f.name, type(f.default)) for f in fields(kind) if isinstance(f.default, bool | int | float | str)]
 
 
 def _check_matrix(matrix: Any, stream: StreamConfig) -> None:

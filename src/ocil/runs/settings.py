@@ -6,6 +6,7 @@ import math
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
+from functools import cache
 from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
@@ -49,8 +50,13 @@ def restored(kind: type[T], content: Mapping[str, Any]) -> T:
 
 def refuse_later(kind: type, content: Iterable[str]) -> None:
     """Raise if a file has a setting that this version does not know."""
-    if later := sorted(set(content) - {f.name for f in fields(kind)}):
+    if later := sorted(set(content) - _names_in(kind)):
         raise LaterVersionError(f"this version of ocil has no setting '{later[0][:40]}': a later one wrote it")
+
+
+@cache
+def _names_in(kind: Any) -> frozenset[str]:
+    return frozenset(f.name for f in fields(kind))
 
 
 def read_as(name: str, value: Any, kind: Any) -> Any:

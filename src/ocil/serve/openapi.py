@@ -36,7 +36,9 @@ TEXT: Responses = {200: {"content": {"text/plain": {"schema": {"type": "string"}
 
 
 def refusals(*codes: int) -> Responses:
-    return {code: {"model": Refusal, "description": REFUSALS[code]} for code in sorted(codes)}
+    """By reference, not by the model: FastAPI would make a field of it for each, most of the time of a start."""
+    content = _json(_reference(Refusal))
+    return {code: {"description": REFUSALS[code], "content": content} for code in sorted(codes)}
 
 
 def add_route(
@@ -64,7 +66,7 @@ def described(app: FastAPI, schemas: Schema, tokens: bool) -> Schema:
     """The description of an app. ``schemas``: of the bodies of requests. ``tokens``: whether it asks for one."""
     if app.openapi_schema is None:
         schema: Schema = FastAPI.openapi(app)
-        schema["components"]["schemas"] |= schemas
+        schema["components"]["schemas"] |= schemas_of(Refusal) | schemas
         if tokens:
             schema["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
             schema["security"] = [{"token": []}]

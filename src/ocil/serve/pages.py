@@ -4,6 +4,7 @@ list of several models.
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ def add_models_page(app: FastAPI) -> None:
     _add_files(app, MODELS_FILES, _templates())
 
 
+@cache  # with what it has compiled: several apps may live in one process
 def _templates() -> Environment:
     templates = Environment(
         loader=FileSystemLoader(FILES),

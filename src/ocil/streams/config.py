@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -41,6 +42,21 @@ NOT_WITH_ORDER = (
     "label_noise",
 )
 """Settings that change which samples come, when, and with which label: a file with an order decides all of that."""
+
+
+# A report makes thousands of configurations of a few classes: their fields are looked at once.
+
+
+@cache
+def _typed(kind: Any) -> list[tuple[str, type, tuple[type, str]]]:
+    """The fields of a config class that hold one of ``TYPES``: name, type, and what ``TYPES`` has about it."""
+    return [(each.name, each.type, TYPES[each.type]) for each in fields(kind) if each.type in TYPES]
+
+
+@cache
+def _chosen(kind: Any) -> list[tuple[str, tuple[Any, ...]]]:
+    """The fields of a config class that hold one of a few values: name and values."""
+    return [(each.name, get_args(each.type)) for each in fields(kind) if get_origin(each.type) is Literal]
 
 
 @dataclass(frozen=True)
@@ -149,20 +165,19 @@ class StreamConfig:
 
     def _check_types(self) -> None:
         """Raise for a value of another type; whole numbers of NumPy become Python's, which JSON can hold."""
-        for each in fields(self):
-            value, wanted = getattr(self, each.name), TYPES.get(each.type)
-            if wanted is None:
+        for name, kind, (wanted, in_words) in _typed(type(self)):
+            value = getattr(self, name)
+            if type(value) is kind:
                 continue
-            if not isinstance(value, wanted[0]) or (isinstance(value, bool) and each.type is not bool):
-                raise OcilError(f"{each.name} = {str(value)[:60]!r} is not {wanted[1]}.")
-            if each.type is int:
-                object.__setattr__(self, each.name, int(getattr(self, each.name)))
+            if not isinstance(value, wanted) or isinstance(value, bool):
+                raise OcilError(f"{name} = {str(value)[:60]!r} is not {in_words}.")
+            if kind is int:
+                object.__setattr__(self, name, int(value))
 
     def _check_choices(self) -> None:
-        for each in fields(self):
-            value, choices = getattr(self, each.name), get_args(each.type)
-            if get_origin(each.type) is Literal and value not in choices:
-                raise OcilError(f"{each.name} = {value!r} is not one of {', '.join(choices)}.")
+        for name, choices in _chosen(type(self)):
+            if (value := getattr(self, name)) not in choices:
+                raise OcilError(f"{name} = {value!r} is not one of {', '.join(choices)}.")
 
     def _check_numbers(self) -> None:
         for name in ("tasks", "batch_size", "epochs"):
@@ -210,6 +225,8 @@ class StreamConfig:
     def unmeasured(self) -> "StreamConfig":
         """The same stream, evaluated after each task alone."""
         usual: dict[str, Any] = {f.name: f.default for f in fields(self) if f.metadata == EVALUATION}
+        if all(getattr(self, name) == value for name, value in usual.items()):
+            return self
         return replace(self, **usual)
 
     def measured_as(self, other: "StreamConfig") -> "StreamConfig":
