@@ -133,7 +133,8 @@ class LearnerConfig:
         object.__setattr__(self, "network", named(self.network))  # Python users may give the factory itself
         optimizers.check(self.optimizer, self.momentum, self.weight_decay)
         bounded = {*self.minimum, *self.maximum, *self.above, *self.below}
-        for name, hint, choices in _settings(type(self)):
+        kind: Any = type(self)
+        for name, hint, choices in _settings(kind):
             if choices is not None or name in bounded:
                 self._check(name, getattr(self, name), hint, choices)
 
