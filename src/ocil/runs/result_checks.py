@@ -41,7 +41,8 @@ def _check_config(config: RunConfig) -> None:
     if len(config.dataset) > LONGEST_PATH:
         raise ValueError("the name of its dataset is too long")
     for part in (config.stream, config.learner):
-        for name, kind in _plain_fields(type(part)):
+        whole: Any = type(part)
+        for name, kind in _plain_fields(whole):
             value = getattr(part, name)
             if not isinstance(value, kind) and not (issubclass(kind, float) and is_number(value)):
                 raise ValueError(f"{name} = {str(value)[:40]} is not what it should be")

@@ -48,7 +48,7 @@ NOT_WITH_ORDER = (
 
 
 @cache
-def _typed(kind: Any) -> list[tuple[str, type, tuple[type, str]]]:
+def _typed(kind: Any) -> list[tuple[str, Any, tuple[Any, str]]]:
     """The fields of a config class that hold one of ``TYPES``: name, type, and what ``TYPES`` has about it."""
     return [(each.name, each.type, TYPES[each.type]) for each in fields(kind) if each.type in TYPES]
 
@@ -165,17 +165,19 @@ class StreamConfig:
 
     def _check_types(self) -> None:
         """Raise for a value of another type; whole numbers of NumPy become Python's, which JSON can hold."""
-        for name, kind, (wanted, in_words) in _typed(type(self)):
-            value = getattr(self, name)
+        mine: Any = type(self)
+        for name, kind, (wanted, in_words) in _typed(mine):
+            value: Any = getattr(self, name)
             if type(value) is kind:
                 continue
             if not isinstance(value, wanted) or isinstance(value, bool):
                 raise OcilError(f"{name} = {str(value)[:60]!r} is not {in_words}.")
             if kind is int:
-                object.__setattr__(self, name, int(value))
+                object.__setattr__(self, name, int(getattr(self, name)))
 
     def _check_choices(self) -> None:
-        for name, choices in _chosen(type(self)):
+        mine: Any = type(self)
+        for name, choices in _chosen(mine):
             if (value := getattr(self, name)) not in choices:
                 raise OcilError(f"{name} = {value!r} is not one of {', '.join(choices)}.")
 
