@@ -266,6 +266,7 @@ MISTAKES: dict[str, Callable[[Path], object]] = {
 
 OF_ANOTHER_KIND: dict[str, Callable[[Any], object]] = {
     "an evaluator needs an ocil.Stream, not a Dataset: ocil.Stream(data).": lambda given: ocil.Evaluator(given),
+    "summarise takes a list of results, and '3' is none.": lambda _: ocil.summarise([3]),  # type: ignore[list-item]
     "summarise takes a list of results: ocil.load_results reads those in a folder.": lambda _: ocil.summarise("runs"),  # type: ignore[arg-type]
     "lr = 0.1 is not a list of values to try: give [0.1].": lambda _: ocil.tune("er", {"lr": 0.1}),  # type: ignore[dict-item]
     "lr = '0.1' is not a list of values to try: give ['0.1'].": lambda _: ocil.tune("er", {"lr": "0.1"}),
@@ -439,6 +440,10 @@ def test_results_on_disk(results: list[Result], tiny_npz: Path, tmp_path: Path) 
         assert len(ocil.load_results(tmp_path)) == 3
     with pytest.raises(ocil.OcilError, match="there is nothing at"):
         ocil.load_results(tmp_path / "none")
+    with pytest.raises(ocil.OcilError, match="is not the name of a folder"):
+        ocil.load_results([tmp_path])  # type: ignore[arg-type]
+    with pytest.raises(ocil.OcilError, match="seeds = 1 is not a list of seeds"):
+        ocil.load_results(tmp_path, seeds=1)  # type: ignore[arg-type]
     with pytest.raises(ocil.OcilError, match="name the folders of the runs"):
         ocil.load_results()
 
@@ -500,6 +505,15 @@ def test_results_are_shown_in_one_line(results: list[Result]) -> None:
     result = results[2]
     assert repr(result) == f"<Result of {result.config.cell}, seed 0: {result.headline}>"
     assert repr(ocil.summarise(results)) == "<Comparison of fine-tune, er>"
+
+
+def test_an_iterator_of_results_is_summarised_as_a_list_is(results: list[Result]) -> None:
+    wanted = ocil.summarise(results)
+    assert wanted.summaries[1].average_intransigence is not None
+    assert ocil.summarise(iter(results)).summaries == wanted.summaries
+    other = replace(results[0], config=replace(results[0].config, dataset="cifar10"))
+    with pytest.raises(ocil.OcilError, match="several datasets"):
+        ocil.summarise(iter([*results, other]))
 
 
 def test_what_cannot_be_summarised(results: list[Result]) -> None:

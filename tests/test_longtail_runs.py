@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from ocil import tensorfile
+from ocil import precision, tensorfile
 from ocil.cli.longtail import _print
 from ocil.data import Dataset
 from ocil.engines import execute, gpu, pool
@@ -487,6 +487,10 @@ def test_finished_runs_of_other_images_are_refused(ocil_command: Call, tmp_path:
     )
     assert ocil_command(*words, "--seeds", 1).code == 0
     assert ocil_command(*words, "--seeds", 1).code == 0
+    with pytest.MonkeyPatch.context() as on_gpu:
+        on_gpu.setattr(precision, "usual", lambda: "bf16")
+        assert "has a run of this command in tf32" in one_error(ocil_command(*words, "--seeds", 1))
+        assert ocil_command(*words, "precision=tf32", "--seeds", 1).code == 0
     replace(made, train_x=np.ascontiguousarray(made.train_x[:, ::-1])).save(file)
     assert "was begun with other images of that name" in one_error(ocil_command(*words, "--seeds", 2))
     (path,) = (tmp_path / "runs").rglob("result.json")

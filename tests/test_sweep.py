@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from ocil import precision
 from ocil.cli.progress import CellTable
 from ocil.data import CATALOG, Dataset, load
 from ocil.engines.job import Outcomes
@@ -115,6 +116,41 @@ def test_a_sweep_and_what_the_dry_run_said_of_it(sweep: Sweep, tmp_path: Path) -
     shown = sweep("--dry-run", "--seeds", 3)
     assert "4 cells, 15 runs (3 of them references): 10 finished, 0 begun, 5 to run." in shown.out
     assert "Nothing was run." in shown.out
+
+
+def test_runs_of_a_machine_with_another_default_precision_are_not_run_anew(
+    sweep: Sweep, run_tiny: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs of a cluster run on its GPUs, and the machine that prints their table has none."""
+    words = ("--only", "method=er review=false")
+    with monkeypatch.context() as on_gpu:
+        on_gpu.setattr(precision, "usual", lambda: "bf16")
+        assert sweep(*words, "--part", "1/1").code == 0
+    before = runs_in(tmp_path / "runs")
+    says = (
+        "has 2 runs of this command in bf16, and the default on this machine is tf32: go on with --set precision=bf16"
+    )
+    assert says in one_error(sweep(*words))
+    assert says in one_error(sweep(*words, "--part", "2/2"))
+    assert says in sweep(*words, "--dry-run").err
+    assert says in one_error(run_tiny("er", "--seeds", 3))
+    assert sweep(*words, "--set", "precision=bf16").code == 0
+    assert run_tiny("er", "--seeds", 1, settings=("precision=bf16",)).code == 0
+    assert runs_in(tmp_path / "runs") == before
+
+    assert sweep(*words, "--set", "precision=tf32", "--no-reference").code == 0
+    assert sweep(*words, "--no-reference").code == 0  # these are there in both
+    assert len(runs_in(tmp_path / "runs")) == len(before) + 2
+
+
+def test_a_file_that_names_a_precision_runs_in_it_beside_the_other(
+    sweep: Sweep, experiment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("--only", "method=er review=false", "--no-reference", "--seeds", 1)
+    monkeypatch.setattr(precision, "usual", lambda: "bf16")
+    assert sweep(*words).code == 0
+    experiment.write_text(experiment.read_text().replace("width = 2", 'width = 2\nprecision = "tf32"'))
+    assert sweep(*words).code == 0
 
 
 def test_fine_tuned_runs_with_more_evaluations_are_the_references(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -69,7 +70,7 @@ def register(thing: "MethodInfo | NetworkInfo | DatasetInfo | DatasetSource | Me
 
 
 def run_many(
-    configs: "Sequence[RunConfig]",
+    configs: "Iterable[RunConfig]",
     root: Path | str = "runs",
     *,
     engine: Literal["local", "ray"] = "local",
@@ -119,6 +120,7 @@ def run_many(
     data_dir = path_or_none(data_dir)
     if isinstance(configs, RunConfig):
         raise OcilError("run_many takes a list of configurations. For one of them there is ocil.run.")
+    configs = list(configs)  # an iterator is read once
     runs = [StreamRun(_checked(config, data_dir)) for config in configs]
     place = device if engine == "ray" else str(pick_device(device))
     if engine == "ray" or place == "cpu":
@@ -339,13 +341,18 @@ def load_results(*folders: Path | str, seeds: Iterable[int] | None = None) -> "l
 
     if not folders:
         raise OcilError("name the folders of the runs, for example: ocil.load_results('runs').")
+    for folder in folders:
+        if not isinstance(folder, str | PathLike):
+            raise OcilError(f"{folder!r} is not the name of a folder: give ocil.load_results('runs', 'more').")
+    if isinstance(seeds, int | str):
+        raise OcilError(f"seeds = {seeds!r} is not a list of seeds, such as [0, 1] or range(10).")
     found = collect(folders, None if seeds is None else frozenset(seeds))
     for warning in found.warnings:
         warnings.warn(warning, stacklevel=2)
     return [run.result for cell in found.cells for run in cell.runs]
 
 
-def summarise(results: "Sequence[Result]", over_streams: bool = False) -> Comparison:
+def summarise(results: "Iterable[Result]", over_streams: bool = False) -> Comparison:
     """Group results that differ only by their seed, and average over seeds.
 
     Intransigence is against fine-tuned runs of the same seeds and settings, where these are among the results.
@@ -370,8 +377,11 @@ def summarise(results: "Sequence[Result]", over_streams: bool = False) -> Compar
         raise OcilError("summarise takes a list of results: give [result].")
     if isinstance(results, str | Path):
         raise OcilError("summarise takes a list of results: ocil.load_results reads those in a folder.")
+    results = list(results)  # an iterator is read once
     cells: dict[str, dict[int, Result]] = {}
     for result in results:
+        if not isinstance(result, Result):
+            raise OcilError(f"summarise takes a list of results, and {str(result)[:50]!r} is none.")
         config = _of_any_stream(result.config) if over_streams else result.config
         kept = cells.setdefault(config.cell, {}).setdefault(config.seed, result)
         if kept.config.cell != result.config.cell:

@@ -20,6 +20,11 @@ def usual() -> Precision:
     return ON_GPU if on_gpu else DEFAULT
 
 
+def elsewhere(chosen: Precision) -> Precision | None:
+    """The precision that machines of another kind have where this one is the default; None if it is no default."""
+    return {DEFAULT: ON_GPU, ON_GPU: DEFAULT}.get(chosen)
+
+
 def on(device: torch.device, chosen: Precision) -> Precision:
     """The precision in which a network computes there: on a CPU always float32, since bfloat16 would only cost time.
     So a model that learned on a GPU can go on without one."""

@@ -198,6 +198,7 @@ def plan(variants: Sequence[str], options: Options) -> list["LongTailConfig"]:
     from ocil.longtail import data as tailed
     from ocil.longtail.config import CUTTING, resolve
     from ocil.longtail.training import check
+    from ocil.runs.folder import refuse_begun_elsewhere
 
     check_seed_count(options.seeds)
     own = {"imbalance": options.imbalance, "open_share": options.open}
@@ -220,6 +221,8 @@ def plan(variants: Sequence[str], options: Options) -> list["LongTailConfig"]:
         for variant in variants
         for seed in range(options.seed, options.seed + options.seeds)
     ]
+    if "precision" not in given:
+        refuse_begun_elsewhere(configs, options.out)
     if whole is not None:
         if not configs[0].imbalance:
             raise OcilError("imbalance = 0 is for a dataset that is long-tailed by itself: give at least 1.")

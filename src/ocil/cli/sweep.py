@@ -83,7 +83,7 @@ def sweep(
     from ocil.experiments.files import read
     from ocil.experiments.part import SweepPart
     from ocil.experiments.plan import Plan
-    from ocil.runs.folder import make_folder
+    from ocil.runs.folder import make_folder, refuse_begun_elsewhere
 
     chosen = None if part is None else SweepPart.parse(part)
     datasets = Datasets(data_dir)
@@ -96,6 +96,13 @@ def sweep(
         raise OcilError(missing_text(missing) + _other_datasets(experiment, missing))
     plan = Plan(experiment.cells, out, reference)
     plan.check(datasets)
+    if not experiment.names_precision:
+        try:
+            refuse_begun_elsewhere(experiment.configs, out)
+        except OcilError as error:
+            if not dry_run:
+                raise
+            console.info(str(error))
     job = execution.job(out, data_dir)
     if plan.unfinished() and not os.access(place, os.W_OK | os.X_OK):
         raise OcilError(f"cannot write to {out}: {place} is not yours to write to. Choose another place.")

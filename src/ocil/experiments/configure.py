@@ -15,6 +15,7 @@ from ocil.files import read_toml
 from ocil.methods import method as method_info
 from ocil.runs.build import Checks
 from ocil.runs.config import facts_of, resolve
+from ocil.runs.folder import refuse_begun_elsewhere
 from ocil.runs.settings import refuse_unknown
 
 NOT_SETTINGS = ("method", "dataset", "seeds", "seed")
@@ -40,9 +41,10 @@ def configure(
 
     ``settings`` are those of ``ocil.runs.config.resolve``. ``file`` is a TOML file with method, dataset, seeds, seed
     and any setting; what is given directly wins over it. ``root`` is the folder of the runs: finished ones in it, and
-    with ``with_references`` those they are compared with, must be of the same images. ``shared``: the settings are for
-    several methods, so those that do not concern this one (a memory where it keeps none) are left out. ``load`` reads
-    the dataset. ``note`` is called with what the user should know about a default.
+    with ``with_references`` those they are compared with, must be of the same images. Unless a precision is given, none
+    of them may have been begun in the default of another machine. ``shared``: the settings are for several methods, so
+    those that do not concern this one (a memory where it keeps none) are left out. ``load`` reads the dataset. ``note``
+    is called with what the user should know about a default.
     """
     names, in_file = _read(file) if file else ({}, {})
     method = method or names.get("method")
@@ -69,6 +71,8 @@ def configure(
     Checks(loaded).check(configs)
     if root is not None:
         check_names(configs, root)
+        if "precision" not in chosen:
+            refuse_begun_elsewhere(configs, root)
         check_images(configs, root, loaded, with_references)
     return Cell(config.label, configs)
 

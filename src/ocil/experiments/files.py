@@ -74,6 +74,8 @@ class Experiment:
     cells: tuple[Cell, ...]
     left_out: tuple[Cell, ...] = ()
     """The cells of the file that ``only`` leaves out."""
+    names_precision: bool = False
+    """Whether the file or the user names a precision, which otherwise depends on the machine."""
 
     @property
     def configs(self) -> list[RunConfig]:
@@ -118,7 +120,10 @@ def read(
     _refuse_without_effect(settings, kept, only)
     title = _text_of(path, content, "title") or path.stem
     about, paper = _text_of(path, content, "about"), _text_of(path, content, "paper")
-    return Experiment(path.stem, title, about, paper, tuple(kept), tuple(left_out))
+    names_precision = any(
+        "precision" in some for some in (settings, content.get("settings", {}), *_cells(path, content))
+    )
+    return Experiment(path.stem, title, about, paper, tuple(kept), tuple(left_out), names_precision)
 
 
 def _expanded(

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Set
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -189,6 +189,10 @@ class LongTailConfig:
     def stage1(self) -> "Stage1Config":
         """The configuration of its stage 1, which the variants share."""
         return Stage1Config(**{f.name: getattr(self, f.name) for f in fields(LongTailConfig)})
+
+    def in_precision(self, chosen: Precision) -> Self:
+        """The same run, computed in another precision."""
+        return replace(self, precision=chosen)
 
     @property
     def _words(self) -> str:

@@ -19,6 +19,7 @@ from ocil.networks import pretrained
 from ocil.networks.registry import REDUCED, named, normal, origin_of
 from ocil.networks.spec import Spec
 from ocil.plugins import OURS, PROGRAM, Origin
+from ocil.precision import Precision
 from ocil.rng import check_seed
 from ocil.runs.defaults import usual_lr, usual_precision, usual_reviews, usual_settings
 from ocil.runs.naming import NameCache, as_formerly, cell_name, distinct, readable, short_digest
@@ -157,6 +158,14 @@ class RunConfig:
     def unmeasured(self) -> "RunConfig":
         """The same run, evaluated after each task alone. It learns the same."""
         return replace(self, stream=self.stream.unmeasured)
+
+    @property
+    def precision(self) -> Precision:
+        return self.learner.precision
+
+    def in_precision(self, chosen: Precision) -> "RunConfig":
+        """The same run, computed in another precision."""
+        return replace(self, learner=replace(self.learner, precision=chosen))
 
     def reference(self) -> "RunConfig":
         """The fine-tuned run that intransigence compares with: same stream, network and learning rate."""

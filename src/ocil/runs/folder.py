@@ -10,7 +10,7 @@ person's folder and lead anywhere.
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,9 +19,10 @@ from typing import Any, Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
-from ocil import tensorfile
+from ocil import precision, tensorfile
 from ocil.errors import OcilError
 from ocil.files import is_link, locked
+from ocil.precision import Precision
 from ocil.runs.config import RunConfig
 from ocil.runs.naming import seed_folder
 from ocil.runs.results import Result, if_there, other_images, read_json, unreadable, write_json
@@ -51,6 +52,12 @@ class RunSettings(Protocol):
     def identity(self) -> Mapping[str, Any]:
         """What distinguishes the run from others."""
 
+    @property
+    def precision(self) -> Precision: ...
+
+    def in_precision(self, chosen: Precision) -> Self:
+        """The same run, computed in another precision."""
+
     def to_json(self) -> dict[str, Any]: ...
 
     @classmethod
@@ -77,6 +84,11 @@ class RunFolder:
     @property
     def checkpoint(self) -> Path:
         return self.path / "checkpoint.safetensors"
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether there is something of the run that would be lost."""
+        return any(os.path.exists(file) for file in (self.checkpoint, self.path / "result.json"))  # noqa: PTH110
 
     def result(self) -> Result | None:
         """The result of a class-incremental run, if it is finished."""
@@ -182,6 +194,24 @@ def find_run(root: Path, config: RunSettings) -> Path:
     cells = [path for path in (root / cell, *renamed, root / config.former_cell) if is_folder(path)]
     runs = [path / present.name for path in cells]
     return next((path for path in runs if is_folder(path)), (*runs, present)[0])
+
+
+def refuse_begun_elsewhere(configs: Iterable[RunSettings], root: Path) -> None:
+    """Raise if some of these runs, whose precision nobody gave, were begun on a machine with another default precision:
+    here they would be run anew."""
+    begun: dict[tuple[Precision, Precision], int] = {}
+    for config in configs:
+        theirs = precision.elsewhere(config.precision)
+        if theirs is None or RunFolder.of(root, config).is_begun:
+            continue
+        if RunFolder.of(root, config.in_precision(theirs)).is_begun:
+            begun[config.precision, theirs] = begun.get((config.precision, theirs), 0) + 1
+    for (ours, theirs), count in begun.items():
+        what = "a run" if count == 1 else f"{count} runs"
+        raise OcilError(
+            f"{root} has {what} of this command in {theirs}, and the default on this machine is {ours}: go on with "
+            f"--set precision={theirs}, or give --set precision={ours} to run anew."
+        )
 
 
 def make_folder(path: Path) -> None:
