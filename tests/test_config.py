@@ -654,6 +654,17 @@ def test_a_method_may_have_a_precision_of_its_own(monkeypatch: pytest.MonkeyPatc
     assert resolve("er", "cifar100").learner.precision == "fp32"
 
 
+def test_a_given_precision_takes_no_gpu_into_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ocil.longtail import config as tailed
+
+    def refuse() -> Precision:
+        raise AssertionError("the GPU was asked")
+
+    monkeypatch.setattr(precision, "usual", refuse)
+    assert resolve("er", "cifar100", settings={"precision": "fp32"}).learner.precision == "fp32"
+    assert tailed.resolve("ce", "cifar100", settings={"precision": "fp32"}).precision == "fp32"
+
+
 def test_a_cpu_computes_in_float32_whatever_the_precision_is() -> None:
     data = load()
     x = torch.from_numpy(data.train_x[:8])

@@ -1,4 +1,3 @@
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -267,17 +266,6 @@ def test_a_device_that_is_not_there(name: str) -> None:
 def test_devices() -> None:
     assert pick_device("cpu").type == "cpu"
     assert pick_device().type in ("cpu", "cuda")
-
-
-@pytest.mark.parametrize(("given", "kept"), [(None, "32"), ("4", "4")])
-def test_runs_side_by_side_get_hardware_queues_of_their_own(
-    given: str | None, kept: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = "CUDA_DEVICE_MAX_CONNECTIONS"
-    monkeypatch.setenv(name, "of an earlier test")  # so that it is put back
-    monkeypatch.delenv(name) if given is None else monkeypatch.setenv(name, given)
-    pick_device("cpu")
-    assert os.environ[name] == kept
 
 
 def test_make_learner(tiny: Dataset) -> None:

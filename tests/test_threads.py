@@ -157,10 +157,10 @@ def test_too_few_are_refused(ocil_command: Call, tmp_path: Path, count: int) -> 
 def test_variables_that_somebody_set_are_kept() -> None:
     found: dict[str, str] = {}
     variables.prepare(found, "aarch64")
-    assert found == {"OMP_WAIT_POLICY": "passive", "ONEDNN_JIT_PROFILE": "0"}
+    assert found == {"OMP_WAIT_POLICY": "passive", "ONEDNN_JIT_PROFILE": "0", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
     for chosen in (
-        {"GOMP_SPINCOUNT": "9", "DNNL_JIT_PROFILE": "2"},
-        {"OMP_WAIT_POLICY": "active", "ONEDNN_JIT_PROFILE": "6"},
+        {"GOMP_SPINCOUNT": "9", "DNNL_JIT_PROFILE": "2", "CUDA_DEVICE_MAX_CONNECTIONS": "4"},
+        {"OMP_WAIT_POLICY": "active", "ONEDNN_JIT_PROFILE": "6", "CUDA_DEVICE_MAX_CONNECTIONS": "32"},
     ):
         found = dict(chosen)
         variables.prepare(found, "aarch64")

@@ -263,7 +263,8 @@ def resolve(
     given = dict(settings or {})
     refuse_unknown(variant, given, {f.name for f in fields(LongTailConfig)} - NOT_SETTINGS)
     chosen: dict[str, Any] = {"variant": variant, "dataset": dataset, "seed": seed, "fingerprint": fingerprint}
-    chosen["precision"] = precision.usual()
+    if given.get("precision") is None:
+        chosen["precision"] = precision.usual()
     if image_side is not None and image_side <= SMALL_IMAGE:
         chosen["crop_scale"] = SMALL_CROP
     return fill(LongTailConfig, chosen | {name: value for name, value in given.items() if value is not None})

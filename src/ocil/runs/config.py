@@ -277,7 +277,7 @@ def resolve_named(
         dataset = entry.name  # CIFAR-10 has the settings of cifar10
     given = _given(info, settings)
     usual = usual_settings(info, dataset, given, classes, train, vectors)
-    chosen = usual_precision(info) | usual | usual_lr(given) | given
+    chosen = usual_precision(info, given) | usual | usual_lr(given) | given
     stream = resolve_stream(dataset, chosen, classes, domains, task_sizes)
     refuse_beside_order(stream, given)
     learner = _with_one_width(fill(info.load().Config, chosen), given)

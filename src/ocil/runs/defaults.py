@@ -59,9 +59,10 @@ def _usual_memory(
     return max(least, classes or 1, min(DEFAULT_MEMORY, train // 10))
 
 
-def usual_precision(info: MethodInfo) -> dict[str, Any]:
-    """The default that depends on the machine, except for a method whose own settings have another one."""
-    depends = info.load().Config().precision == precision.DEFAULT
+def usual_precision(info: MethodInfo, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The default that depends on the machine, except for a method whose own settings have another one. Where it is
+    given, the GPU is not asked, which would take it into use."""
+    depends = "precision" not in given and info.load().Config().precision == precision.DEFAULT
     return {"precision": precision.usual()} if depends else {}
 
 

@@ -1,7 +1,6 @@
 """The environment of a run: device, versions, memory use; and digests of what it has learned."""
 
 import hashlib
-import os
 import platform
 import sys
 import time
@@ -22,9 +21,6 @@ def pick_device(name: str = "auto") -> torch.device:
     """The device of that name; ``auto`` is an NVIDIA GPU if there is one, else an Apple GPU that computes correctly,
     else the CPU. Raises ``OcilError`` if the device cannot be used.
     """
-    # Runs side by side have a CUDA stream each. By default all streams share 8 hardware queues, where one run's kernels
-    # wait for another's; 32 is the most there can be. CUDA reads this when the device is first used.
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     has_cuda, has_mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     if name == "auto":
         return torch.device("cuda" if has_cuda else "mps" if has_mps and computes_correctly("mps") else "cpu")
