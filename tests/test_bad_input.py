@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ocil.data import Dataset, load
+from ocil.data import Dataset, load, load_once
+from ocil.errors import OcilError
 from ocil.runs.config import resolve
 from ocil.runs.folder import RunFolder
 from tests.conftest import SMALL, Call, left_over, one_error
@@ -445,3 +446,20 @@ def test_a_name_of_another_dataset(run_tiny: Call, tiny: Dataset, tmp_path: Path
     said = run_tiny("fine-tune", "--seeds", 1, "--dataset", "OTHER", "--data-dir", tmp_path, "--json")
     assert said.code == 0, said.err
     assert json.loads(said.out)["dataset"] == "other"
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/data/\0.npz", "cannot be the path of a dataset: embedded null byte"),
+        ("/data/\ud800.npz", "cannot be the path of a dataset: .* surrogates not allowed"),
+        ("~nobody-of-that-name/a.npz", "cannot be the path of a dataset: Could not determine home"),
+        (f"/data/{'a' * 5000}.npz", "File name too long"),
+    ],
+    ids=["null", "surrogate", "user", "long"],
+)
+def test_a_path_that_cannot_be(path: str, said: str) -> None:
+    """It can be resolved: a configuration may come from a machine where it can be."""
+    with pytest.raises(OcilError, match=said):
+        load_once(path)
+    assert resolve("er", path).dataset == path

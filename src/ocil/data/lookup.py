@@ -1,5 +1,6 @@
 """Datasets by name: the embedded one, those of the catalog and those that the user imported."""
 
+import errno
 import shlex
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -143,13 +144,28 @@ def _open(path: Path, verify: bool = True) -> Dataset:
 def place_of(name: str | Path, data_dir: Path | None = None) -> AbstractContextManager[Path]:
     """The file or folder of a dataset, for as long as the block lasts."""
     if _is_path(name):
-        path = Path(name).expanduser()
+        path = _real_path(name)
         _refuse_raw(path)
         return nullcontext(path)
     info = catalog.find(str(name))
     if info is not None and info.name == DEFAULT:
         return resources.as_file(resources.files("ocil.data") / "embedded" / f"{DEFAULT}.npz")
     return nullcontext(locate(str(name), data_dir))
+
+
+def _real_path(name: str | Path) -> Path:
+    """The path of a dataset, which may not be there. Raises if nothing can ever be: it names a user who does not exist,
+    has a character that no file name has, or is too long."""
+    path = Path(name)
+    try:
+        path = path.expanduser()
+        path.stat()
+    except (RuntimeError, ValueError) as error:
+        raise OcilError(f"{str(name)!r} cannot be the path of a dataset: {str(error).removesuffix('.')}.") from None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise OcilError(f"cannot read a dataset from such a path: {error.strerror}.") from None
+    return path
 
 
 def locate(name: str, data_dir: Path | None = None) -> Path:
