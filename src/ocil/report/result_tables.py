@@ -56,10 +56,11 @@ def summary_table(summaries: Sequence[Summary]) -> Table:
     spread = spreads.get(seeds, f"{seeds} seeds (mean ± 95 % interval)")
     parts = sorted({summary.config.stream.evaluate_on for summary in summaries} - {0})
     part = f"; {ANYTIME} on {' or '.join(f'{count:,}' for count in parts)} test images" if parts else ""
-    names = iter(names_apart([summary.config for summary in summaries], without="memory"))
+    configs = [summary.config for summary in summaries]
+    names = dict(zip(configs, names_apart(configs, without="memory"), strict=True))
     return Table.of(
         summaries,
-        (Column("method"), lambda _: next(names)),
+        (Column("method"), lambda summary: names[summary.config]),
         (Column("memory", "number"), lambda summary: summary.config.learner.memory or "-"),
         (Column("accuracy %", "number"), lambda summary: percent(summary.average_accuracy)),
         (Column("forgetting %", "number"), lambda summary: percent(summary.average_forgetting)),
