@@ -317,8 +317,12 @@ def test_the_captured_way_computes_the_same(as_on_a_gpu: None) -> None:
 def test_a_growing_learner_with_states_per_class(spec: str) -> None:
     """What is learned does not depend on how much room there was."""
 
+    def start() -> Learner:
+        # Adam makes whole steps of rounding errors where a gradient is 0, as that of a bias before a BatchNorm.
+        return make("er", f"{MODULE}smooth", IMAGES, optimizer=spec, growing=True, lr=0.01)
+
     def trained(first: list[int]) -> Learner:
-        learner = make("er", f"{MODULE}Tiny(channels=4)", IMAGES, optimizer=spec, growing=True, lr=0.01)
+        learner = start()
         learner.meet(first)
         learn(learner, IMAGES, range(3))
         learner.meet([20])
@@ -326,7 +330,7 @@ def test_a_growing_learner_with_states_per_class(spec: str) -> None:
         return learner
 
     late, early = trained([]), trained([0])
-    early_again = make("er", f"{MODULE}Tiny(channels=4)", IMAGES, optimizer=spec, growing=True, lr=0.01)
+    early_again = start()
     early_again.grow(32)
     for number in range(6):
         early_again.learn(*batch(IMAGES, number))

@@ -107,9 +107,10 @@ def test_a_class_that_never_arrives_is_tested_all_the_same(tiny: Dataset, tmp_pa
 def test_a_run_with_an_order_file_is_named_by_its_content(tiny: Dataset, tiny_npz: Path, tmp_path: Path) -> None:
     Stream(tiny, StreamConfig(2, 5), seed=1).save_order(tmp_path / "one.npz")
     Stream(tiny, StreamConfig(2, 5), seed=2).save_order(tmp_path / "two.npz")
+    small = {"network": TINY, "memory": 10, "memory_batch": 5}
 
     def config(name: str) -> ocil.RunConfig:
-        return ocil.resolve("er", str(tiny_npz), settings=SMALL | {"order": str(tmp_path / name)})
+        return ocil.resolve("er", str(tiny_npz), settings=small | {"order": str(tmp_path / name)})
 
     one, two = config("one.npz"), config("two.npz")
     assert one.cell != two.cell
