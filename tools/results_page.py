@@ -77,6 +77,7 @@ IN_SHORT = {
 BESIDE = ("stride", "afs", "scr", "er-rv")
 BY_COMPUTE = (*BESIDE, "mose")
 SINCE = ("pcr", "derpp", "rar", "mkd", "ccl-dc", "mose", "gsa")  # methods that came after AFS
+LONGTAIL_IN_SHORT = ("many", "few", "overall", "auroc")
 IN_STREAMS = ("average_accuracy", "area_under_accuracy", "worst_case_accuracy")
 AT_ANY_TIME = ("average_accuracy", "area_under_accuracy", "lowest_anytime_accuracy")
 HEAD = ("method", "memory", "seeds", "accuracy %", "published %", "difference", "forgetting %", "intransigence %")
@@ -173,6 +174,23 @@ def longtail_tables(found: Collection) -> str:
     return "\n\n".join(markdown_table(table, level=3) for table in longtail.document(found.longtail, PAPER).tables)
 
 
+def longtail_in_short(found: Collection) -> str:
+    """A row per variant, columns per dataset: accuracy, and how well unknown classes are told apart where measured."""
+    groups = {DATASETS[group[0].config.dataset]: group for group in longtail.groups(found.longtail)}
+    columns = [
+        (f"{dataset}: {longtail.HEADINGS[name]}", {cell.config.variant: percent(cell.value(name)) for cell in group})
+        for dataset, group in groups.items()
+        for name in LONGTAIL_IN_SHORT
+        if any(cell.value(name) for cell in group)
+    ]
+    rows = [
+        Row.of(title, *(shown.get(variant, "-") for _, shown in columns))
+        for variant, title in longtail.NAMES.items()
+        if any(variant in shown for _, shown in columns)
+    ]
+    return table(("method", *(head for head, _ in columns)), rows)
+
+
 def longtail_cells(found: Collection) -> str:
     rows = [
         Row.of(
@@ -207,7 +225,9 @@ def main() -> None:
         place("parts", removed)
     if spent := compute(unseen):
         place("compute", spent)
+    place("frozen in short", frozen_in_short(of_group(found, FROZEN)))
     if found.longtail:
+        place("longtail in short", longtail_in_short(found))
         place("longtail", longtail_tables(found))
         place("longtail cells", longtail_cells(found))
     for (dataset, kind), rows in by_question(cells).items():
@@ -227,6 +247,19 @@ def by_question(cells: list[MeasuredCell]) -> dict[tuple[str, str], list[Row]]:
         if cell.config.dataset in DATASETS and (kind := group(cell)) in kinds:
             found.setdefault((cell.config.dataset, kind), []).append(row(cell))
     return found
+
+
+def frozen_in_short(cells: list[MeasuredCell]) -> str:
+    """Accuracy of each method on the features of a trained network, with the learning rate that its search chose."""
+    accuracy = {
+        (cell.config.method, cell.config.learner.memory, cell.config.dataset): percent(cell.summary.average_accuracy)
+        for cell in cells
+    }
+    rows = [
+        Row.of(method, memory or "-", *(accuracy.get((method, memory, dataset), "-") for dataset in COLUMNS))
+        for method, memory in dict.fromkeys((method, memory) for method, memory, _ in accuracy)
+    ]
+    return table(("method", "memory", *(DATASETS[dataset] for dataset in COLUMNS)), rows, code=1)
 
 
 def every_cell(everything: Collection) -> str:
