@@ -674,4 +674,18 @@ def test_a_cpu_computes_in_float32_whatever_the_precision_is() -> None:
         scores.append(build(config, data, torch.device("cpu")).scores(x))
     assert torch.equal(scores[0], scores[1])
     assert torch.equal(scores[0], scores[2])
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "expected"),
+    [("cuda", (9, 0), "bf16"), ("cuda", (8, 0), "bf16"), ("cuda", (7, 5), "tf32"), ("mps", (0, 0), "tf32")],
+)
+def test_bf16_is_for_gpus_that_have_it(
+    device: str, capability: tuple[int, int], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of a newer GPU goes on on an older one."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert precision.on(torch.device(device), "bf16") == expected
+    assert precision.on(torch.device(device), "fp32") == "fp32"
+    monkeypatch.setattr(torch.version, "hip", "7.0")
     assert precision.on(torch.device("cuda"), "bf16") == "bf16"

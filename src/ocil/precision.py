@@ -26,9 +26,18 @@ def elsewhere(chosen: Precision) -> Precision | None:
 
 
 def on(device: torch.device, chosen: Precision) -> Precision:
-    """The precision in which a network computes there: on a CPU always float32, since bfloat16 would only cost time.
-    So a model that learned on a GPU can go on without one."""
-    return "fp32" if device.type == "cpu" else chosen
+    """The precision in which a network computes there: on a CPU always float32, and bf16 only on GPUs that have units
+    for it, since elsewhere it would only cost time. So a model that learned on one machine goes on on any other."""
+    if device.type == "cpu":
+        return "fp32"
+    return chosen if chosen != ON_GPU or has_bf16_units(device) else DEFAULT
+
+
+def has_bf16_units(device: torch.device) -> bool:
+    """Whether this GPU computes in bfloat16: NVIDIA's do since Ampere, and AMD's that PyTorch supports."""
+    if device.type != "cuda":
+        return False
+    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def widest(device: torch.device) -> torch.dtype:

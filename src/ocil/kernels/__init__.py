@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from ocil import precision
 from ocil.kernels.draw import Draw, Ranges
 
 if TYPE_CHECKING:
@@ -42,9 +43,7 @@ def _triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-@cache
-def _has_bf16_units(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) >= (8, 0)
+_has_bf16_units = cache(precision.has_bf16_units)
 
 
 def usable(network: nn.Module, *batches: Tensor) -> bool:
