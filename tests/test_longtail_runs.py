@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from ocil import precision, tensorfile
-from ocil.cli.longtail import _print
 from ocil.data import Dataset
 from ocil.engines import execute, gpu, pool
 from ocil.engines.job import Job, Observer, Outcome, in_order
@@ -654,6 +653,8 @@ def test_the_table_fits_a_terminal(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    from ocil.cli.longtail import _print  # the tests of a GPU run without the packages of the command line
+
     _print(collect([finished[0]]).longtail)
     out = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
     assert max(map(len, out.splitlines())) <= columns
