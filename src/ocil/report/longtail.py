@@ -30,8 +30,11 @@ TITLE = "Open long-tailed recognition"
 CAPTION = (
     "Top-1 accuracy in percent, mean over seeds ± half of the 95 % interval.{ranges} Many: 100 training images or "
     "more; few: 20 or fewer. Closed set, then open set: an image whose largest probability is below a threshold counts "
-    "as unknown. AUROC and FPR95 need no threshold: FPR95 is the share of unknown images that are kept where 95 % of "
-    "the known ones are, so smaller is better."
+    "as unknown."
+)
+ABOUT_LATER = (
+    " AUROC and FPR95 need no threshold: FPR95 is the share of unknown images that are kept where 95 % of the known "
+    "ones are, so smaller is better."
 )
 LONGTAIL_RECORD = (
     *("source", "dataset", "imbalance", "open_share", "variant", "cell", "seeds"),
@@ -60,7 +63,8 @@ def document(cells: Sequence[LongTailCell], paper: Paper) -> Document:
 
 
 def caption(cells: Sequence[LongTailCell]) -> str:
-    return CAPTION.format(ranges=range_note(cell.value("overall") for cell in cells))
+    later = ABOUT_LATER if any(cell.value(name) for cell in cells for name in LATER) else ""
+    return CAPTION.format(ranges=range_note(cell.value("overall") for cell in cells)) + later
 
 
 def measured_tables(cells: Sequence[LongTailCell], paper: Paper) -> list[Table]:
