@@ -588,6 +588,8 @@ def test_the_table(finished: tuple[Path, list[LongTailResult]]) -> None:
     assert float(rows[2]["overall"]) == pytest.approx(mean, abs=1e-3)
     assert rows[-1]["overall"] == "39.0"
     assert latex(document).count(r"\\") == 1 + 6 + 1 + 5
+    assert text.count("Balanced softmax trains") == latex(document).count("Balanced softmax trains") == 1
+    assert all(remark.startswith("Published: ") for remark in document.tables[0].remarks)
     assert len(document.tables[0].remarks) == len(papers.load().longtail.claims) - 1  # no many-shot class here
     bare = longtail.document(found, papers.NO_PAPER)
     assert [len(table.rows) for table in bare.tables] == [6]
@@ -603,9 +605,10 @@ def test_results_from_before_auroc(finished: tuple[Path, list[LongTailResult]]) 
     ]
     assert set(old[0].measures) == set(MEASURES) - set(LATER)
     text = markdown(longtail.document(cells(old), papers.load()))
-    assert "AUROC |" not in text
+    assert "AUROC" not in text  # neither a column nor its explanation
     assert "F-measure |" in text
     (one, *_), mixed = old, markdown(longtail.document(cells([old[0], *finished[1][1:]]), papers.load()))
+    assert "AUROC: how often a known image" in mixed
     assert "AUROC | FPR95 |" in mixed  # a row with an older run has no number there
     row = next(line for line in mixed.splitlines() if line.startswith(f"| {longtail.NAMES[one.config.variant]} |"))
     assert row.split("|")[-4:-2] == [" - ", " - "]
@@ -673,6 +676,7 @@ def test_the_report_has_the_table(finished: tuple[Path, list[LongTailResult]], t
     page = written.page.read_text()
     assert 'id="longtail"' in page
     assert "OLTR + RFL^d" in page
+    assert "AUROC: how often a known image" in page
     assert run_tiny("fine-tune", "--seeds", 1).code == 0
     both = collect([root, tmp_path / "runs"])
     assert (len(both.cells), len(both.longtail)) == (1, 6)

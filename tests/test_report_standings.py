@@ -201,6 +201,21 @@ def test_the_leader_is_measured_against_another_method(tmp_path: Path) -> None:
     assert variants.rival == standings.entries.named("afs alpha=0.3")  # else there is nothing to compare with
 
 
+def test_the_leader_is_measured_against_a_method_that_shares_its_seeds(tmp_path: Path) -> None:
+    """ER is next, but was run with other seeds. The lead that is known is that over MIR."""
+    for name, value, seeds in (("afs", 0.5, (0, 1)), ("er", 0.4, (7, 8)), ("mir", 0.3, (1, 0))):
+        store(tmp_path, resolve(name, BIRDS, memory=100), dict.fromkeys(seeds, value))
+    standings = Standings(entries(collect([tmp_path]).cells))
+    found = headline(standings)
+    assert found is not None
+    assert found.answers[1].short.startswith("20.0")
+    assert found.answers[1].words.startswith("Over mir, the next method with the same seeds, on 2 shared seeds.")
+    assert first_pair(standings) == ("afs", "mir")
+    found = headline(Standings(standings.entries.only(["afs", "er"])))
+    assert found is not None
+    assert found.answers[1].words == "er is second, and the two share no seed."
+
+
 def test_who_is_best_in_other_columns_adds_up(tmp_path: Path) -> None:
     methods = ["afs", "er", "mir", "gss", "scr", "aser"]
     for number, best in enumerate(["afs", "afs", *methods[1:]]):

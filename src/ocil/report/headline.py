@@ -69,7 +69,10 @@ def _by(standings: Standings, leader: Entry, rival: Entry) -> Answer:
         place = "is second" if second else "is the next method"
         return Answer(question, "Not known", f"{rival.name} {place}, and the two share no seed.")
     points = " points" if quantity.form == "percent" else ""
-    place = "which is second" if second else "the next method"
+    if rival == standings.rivals[0]:
+        place = "which is second" if second else "the next method"
+    else:
+        place = "the next method with the same seeds"
     words = f"Over {rival.name}, {place}, on {_seeds(len(behind.values))}."
     if behind.shown_interval is None:
         few = "One seed has" if len(behind.values) == 1 else "Two seeds have"

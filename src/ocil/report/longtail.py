@@ -32,9 +32,14 @@ CAPTION = (
     "more; few: 20 or fewer. Closed set, then open set: an image whose largest probability is below a threshold counts "
     "as unknown."
 )
-ABOUT_LATER = (
-    " AUROC and FPR95 need no threshold: FPR95 is the share of unknown images that are kept where 95 % of the known "
-    "ones are, so smaller is better."
+BALANCED = (
+    "Balanced softmax trains the plain network anew, with the logarithm of each class's share of the images added to "
+    "its logit."
+)
+NO_THRESHOLD = (
+    "AUROC and FPR95 need no threshold. AUROC: how often a known image has a larger probability than an unknown one; "
+    "50 % is chance. FPR95: the share of unknown images that are kept where 95 % of the known ones are; smaller is "
+    "better."
 )
 LONGTAIL_RECORD = (
     *("source", "dataset", "imbalance", "open_share", "variant", "cell", "seeds"),
@@ -52,7 +57,7 @@ class JudgedClaim:
     verdict: str
 
     def __str__(self) -> str:
-        return f"{self.text}: {self.verdict} ({ACCURACY_QUANTITY.difference(self.difference)} points)"
+        return f"Published: {self.text}. Here: {self.verdict} ({ACCURACY_QUANTITY.difference(self.difference)} points)"
 
 
 def document(cells: Sequence[LongTailCell], paper: Paper) -> Document:
@@ -63,8 +68,7 @@ def document(cells: Sequence[LongTailCell], paper: Paper) -> Document:
 
 
 def caption(cells: Sequence[LongTailCell]) -> str:
-    later = ABOUT_LATER if any(cell.value(name) for cell in cells for name in LATER) else ""
-    return CAPTION.format(ranges=range_note(cell.value("overall") for cell in cells)) + later
+    return CAPTION.format(ranges=range_note(cell.value("overall") for cell in cells))
 
 
 def measured_tables(cells: Sequence[LongTailCell], paper: Paper) -> list[Table]:
@@ -75,8 +79,14 @@ def measured_tables(cells: Sequence[LongTailCell], paper: Paper) -> list[Table]:
         heads = (Column("method"), Column("seeds", "number"), *_heads(shown), Column("time / run", "number", True))
         rows = tuple(_row(cell, group, shown) for cell in group)
         remarks = tuple(str(claim) for claim in judged(group, paper.longtail.claims))
-        found.append(Table(_title(group), heads, rows, remarks=remarks))
+        found.append(Table(_title(group), heads, rows, _note(group, shown), remarks))
     return found
+
+
+def _note(group: Sequence[LongTailCell], measures: Sequence[str]) -> str:
+    """What not every table has: a variant and measures."""
+    balanced = any(cell.config.variant == "bs" for cell in group)
+    return " ".join([*([BALANCED] if balanced else []), *([NO_THRESHOLD] if set(measures) & set(LATER) else [])])
 
 
 def published_table(paper: PaperLongTail) -> Table | None:

@@ -207,13 +207,15 @@ def _longtail(cells: Sequence[LongTailCell], paper: Paper) -> dict[str, Any]:
         {
             "title": table.title,
             "html": html(table, table.title, "sortable list wide"),
+            "note": table.note,
             "remarks": table.remarks,
             "latex": latex_table(table, document),
         }
         for table in longtail.measured_tables(cells, paper)
     ]
     if published := longtail.published_table(paper.longtail):
-        parts.append({"title": published.title, "html": html(published, published.title), "remarks": (), "latex": ""})
+        shown = html(published, published.title)
+        parts.append({"title": published.title, "html": shown, "note": "", "remarks": (), "latex": ""})
     return {"title": longtail.TITLE, "caption": longtail.caption(cells), "parts": parts}
 
 

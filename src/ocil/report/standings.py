@@ -73,11 +73,20 @@ class Standings:
 
     @cached_property
     def rival(self) -> Entry | None:
-        """What the leader is measured against: the best ranked entry of another method, else the second one."""
+        """What the leader is measured against: the first of its rivals with whose runs its own can be paired, else the
+        first one."""
+        if self.leader is None:
+            return None
+        paired = Standings(self.entries, self.quantity, self.leader.name)
+        shared = (row for row in self.rivals if paired.mean_difference(row) is not None)
+        return next(shared, next(iter(self.rivals), None))
+
+    @cached_property
+    def rivals(self) -> tuple[Entry, ...]:
+        """Ranked entries but the leader, best first: those of other methods, then its own variants."""
         ranked = {row.name for row in self.ranking.rows if row.mean_rank is not None}
         others = [row for row in self.rows if row.name in ranked and row != self.leader]
-        strangers = [row for row in others if self.leader and row.method != self.leader.method]
-        return next(iter([*strangers, *others]), None)
+        return tuple(sorted(others, key=lambda row: self.leader is not None and row.method == self.leader.method))
 
     @cached_property
     def rows(self) -> tuple[Entry, ...]:
