@@ -193,6 +193,26 @@ def test_labels_that_cannot_be_saved_are_refused_before_anything_is_learned(
         assert not hasattr(new, "model_")
 
 
+@pytest.mark.parametrize(
+    ("labels", "kind"),
+    [
+        (np.array([2**64 - 1, 3, 2**63 + 1, 2**63], np.uint64), "u"),
+        ([2**64 - 1, 3, 2**63 + 1, 2**63], "u"),
+        ([2**63 + 1, -1, 2**63, 3], "O"),
+    ],
+)
+def test_labels_of_64_bits_stay_apart(tiny: Dataset, tmp_path: Path, labels: Any, kind: str) -> None:
+    """numpy makes equal floats of some of them, and whether it does so depends on all numbers of the list."""
+    x, whole = tiny.train_x[:4], list(map(int, labels))
+    one = classifier().partial_fit(x[:2], labels[:2]).partial_fit(x[2:], labels[2:], classes=[5, 2**64 - 2])
+    assert one.classes_.dtype.kind == kind
+    assert one.classes_.tolist() == sorted([*whole, 5, 2**64 - 2])
+    assert one.predict_proba(x).shape == (4, 6)
+    assert one.score(x, labels) == np.mean([a == b for a, b in zip(one.predict(x).tolist(), whole, strict=True)])
+    one.save(tmp_path)
+    assert OnlineClassifier.load(tmp_path).classes_.tolist() == one.classes_.tolist()
+
+
 def test_labels_of_all_kinds(tiny: Dataset, tmp_path: Path) -> None:
     x = tiny.train_x[:6]
     for labels, expected in (

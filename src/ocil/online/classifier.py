@@ -312,8 +312,8 @@ def _labels(y: Any, check: bool = False) -> list[ClassLabel]:
     y = tensors_as_arrays(y, "y")
     if isinstance(y, list | tuple | np.ndarray) and any(isinstance(label, tuple) for label in y):
         return list(y)
-    if isinstance(y, list | tuple) and len({isinstance(label, str) for label in y}) == 2:
-        y = np.array(y, dtype=object)  # else numpy would turn all of them into text
+    if isinstance(y, list | tuple) and (len({isinstance(label, str) for label in y}) == 2 or _rounded(y)):
+        y = np.array(y, dtype=object)  # else numpy would turn all of them into text, or large whole numbers into floats
     if check:
         y = column_or_1d(y, warn=True)
         assert_all_finite(y, input_name="y")
@@ -321,6 +321,12 @@ def _labels(y: Any, check: bool = False) -> list[ClassLabel]:
             check_classification_targets(y)
     labels: list[ClassLabel] = np.asarray(y).tolist()
     return labels
+
+
+def _rounded(labels: Sequence[ClassLabel]) -> bool:
+    """Whether numpy would make floats of whole numbers: it does if only some of them need all 64 bits."""
+    whole = all(isinstance(label, int | np.integer) for label in labels)
+    return whole and len(labels) > 0 and np.asarray(labels).dtype.kind == "f"
 
 
 def _noted(model: Model) -> tuple[tuple[int, ...] | None, tuple[float, float] | None, list[ClassLabel]]:
@@ -345,7 +351,11 @@ def _sorted_array(labels: list[ClassLabel]) -> NDArray[Any]:
     with suppress(TypeError):
         labels = sorted(labels)
     if len({type(label) for label in labels}) == 1 and not isinstance(labels[0], tuple):
-        return np.array(labels)
+        for dtype in (None, np.uint64):
+            with suppress(TypeError, ValueError, OverflowError):
+                array = np.array(labels, dtype)
+                if array.tolist() == labels:  # not if it rounds large whole numbers, or cuts a null character off
+                    return array
     array = np.empty(len(labels), object)
     array[:] = labels
     return array
