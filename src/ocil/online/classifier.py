@@ -221,8 +221,9 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         seed = self.random_state
         if not isinstance(seed, int | np.integer) or isinstance(seed, bool):
             seed = check_random_state(seed).randint(2**31)
-        sizes = int(self.memory), int(self.batch_size), int(self.width)
-        recipe = Recipe(self.method, *sizes, self.review_every, int(seed), self._settings())
+        sizes = _whole("memory", self.memory), _whole("batch_size", self.batch_size), _whole("width", self.width)
+        review_every = None if self.review_every is None else _whole("review_every", self.review_every)
+        recipe = Recipe(self.method, *sizes, review_every, int(seed), self._settings())
         if recipe.batch_size < 1:
             raise InputError(f"batch_size = {recipe.batch_size} must be at least 1.")
         input_format = format_of(inputs, self.image_shape, self.pixel_range)
@@ -321,6 +322,13 @@ def _labels(y: Any, check: bool = False) -> list[ClassLabel]:
             check_classification_targets(y)
     labels: list[ClassLabel] = np.asarray(y).tolist()
     return labels
+
+
+def _whole(name: str, value: Any) -> int:
+    """A parameter as a number of Python. 20.0 is whole too, as a search over a grid may write it."""
+    if isinstance(value, int | np.integer) or (isinstance(value, float | np.floating) and float(value).is_integer()):
+        return int(value)
+    raise InputError(f"{name} = {value!r} must be a whole number.")
 
 
 def _rounded(labels: Sequence[ClassLabel]) -> bool:
