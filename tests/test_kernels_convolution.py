@@ -7,11 +7,12 @@ from subprocess import Popen
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 import ocil.kernels.convolution
-from ocil.kernels.convolution import Conv2d, patches
+from ocil.kernels.convolution import Conv2d, SparingConv2d, patches
+from ocil.networks import WrappedNetwork
 
 CASES = [
     (kernel, stride, height, width)
@@ -198,13 +199,17 @@ def test_padding_keeps_the_map_and_there_is_no_bias() -> None:
         assert convolution(normal(1, 3, 7, 10, dtype=torch.float64)).shape[2:] == (-(-7 // stride), -(-10 // stride))
 
 
-def test_gradients_of_a_shortcut_where_pytorch_overwrites_memory(start_python: Callable[..., "Popen[str]"]) -> None:
+@pytest.mark.parametrize("made", ["Conv2d(8, 16, 1, 2)", "torch.nn.Conv2d(8, 16, 1, 2, bias=False)"])
+def test_gradients_of_a_shortcut_where_pytorch_overwrites_memory(
+    made: str, start_python: Callable[..., "Popen[str]"]
+) -> None:
     """In a process of its own: with AVX-512, PyTorch's own convolution ends it here."""
     code = """
 import torch
-from ocil.kernels.convolution import Conv2d
+from ocil.kernels.convolution import Conv2d, spare_memory
 torch.manual_seed(0)
-shortcut = Conv2d(8, 16, 1, 2).to(memory_format=torch.channels_last)
+shortcut = MADE.to(memory_format=torch.channels_last)
+spare_memory(shortcut)
 x = torch.rand(10, 8, 64, 64).contiguous(memory_format=torch.channels_last)
 for _ in range(3):
     (got,) = torch.autograd.grad(shortcut(x).square().sum(), shortcut.weight)
@@ -212,6 +217,20 @@ y = torch.einsum("nchw,dc->ndhw", x[:, :, ::2, ::2].double(), shortcut.weight[:,
 expected = 2 * torch.einsum("ndhw,nchw->dc", y, x[:, :, ::2, ::2].double())
 torch.testing.assert_close(got[:, :, 0, 0].double(), expected, rtol=1e-4, atol=1e-3)
 """
-    process = start_python("-c", code)
+    process = start_python("-c", code.replace("MADE", made))
     _, err = process.communicate()
     assert process.returncode == 0, err
+
+
+def test_a_network_of_ones_own_is_spared_and_computes_the_same() -> None:
+    shortcuts = [nn.Conv2d(3, 8, 1, (2, 3)), nn.Conv2d(8, 4, 1, 2, groups=2, padding="valid")]
+    others = [nn.Conv2d(4, 16, 1), nn.Conv2d(16, 4, 1, 2), nn.Conv2d(4, 4, 3, 2)]  # of 16 channels all is well
+    body = nn.Sequential(*shortcuts, *others).double()
+    x = normal(2, 3, 31, 40, dtype=torch.float64)
+    expected = torch.autograd.grad(body(x).square().sum(), list(body.parameters()))
+    network = WrappedNetwork(body.float(), (31, 40, 3), 2, "fp32").double()
+    found = torch.autograd.grad(network.body(x).square().sum(), list(body.parameters()))
+    assert [type(layer) for layer in body] == [SparingConv2d] * 2 + [nn.Conv2d] * 3
+    torch.testing.assert_close(found, expected)
+    with torch.no_grad():
+        assert network.body(x).grad_fn is None

@@ -193,6 +193,67 @@ def test_labels_that_cannot_be_saved_are_refused_before_anything_is_learned(
         assert not hasattr(new, "model_")
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"memory": 20.5},
+        {"memory": "20"},
+        {"memory": float("nan")},
+        {"batch_size": 2.5},
+        {"width": None},
+        {"review_every": 1.5},
+        {"threads": 1.5},
+        {"threads": "2"},
+    ],
+)
+def test_parameters_that_are_no_whole_numbers(tiny: Dataset, given: dict[str, Any]) -> None:
+    ((name, value),) = given.items()
+    with pytest.raises(OcilError, match=re.escape(f"{name} = {value!r} must be a whole number.")):
+        classifier(**given).fit(tiny.train_x[:6], tiny.train_y[:6])
+
+
+def test_whole_numbers_of_numpy_and_of_a_grid(tiny: Dataset, tmp_path: Path) -> None:
+    one = classifier(memory=np.float64(20), batch_size=np.int64(5), review_every=2.0, threads=np.int64(1))
+    one.fit(tiny.train_x[:6], tiny.train_y[:6]).save(tmp_path)
+    again = OnlineClassifier.load(tmp_path)
+    assert (again.memory, again.batch_size, again.review_every) == (20, 5, 2)
+
+
+@pytest.mark.parametrize("bounds", [5, (1,), (0, 1, 2), ("a", "b"), (0, None), (0, 10**400), (1, 0)])
+def test_a_pixel_range_that_is_none(tiny: Dataset, bounds: Any) -> None:
+    with pytest.raises(OcilError, match="must be two numbers, the smaller one first"):
+        classifier(pixel_range=bounds).fit(tiny.train_x[:6] / 255, tiny.train_y[:6])
+
+
+def test_pixels_whose_range_is_no_number(tiny: Dataset) -> None:
+    """They became black images, all of them."""
+    x = tiny.train_x[:6].astype(float)
+    x[0, 0, 0], x[1, 0, 0] = 1.7e308, -1.7e308
+    for bounds in (None, (-1.7e308, 1.7e308)):
+        with pytest.raises(OcilError, match="lie too far apart: divide them by 4"):
+            classifier(pixel_range=bounds).fit(x, tiny.train_y[:6])
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind"),
+    [
+        (np.array([2**64 - 1, 3, 2**63 + 1, 2**63], np.uint64), "u"),
+        ([2**64 - 1, 3, 2**63 + 1, 2**63], "u"),
+        ([2**63 + 1, -1, 2**63, 3], "O"),
+    ],
+)
+def test_labels_of_64_bits_stay_apart(tiny: Dataset, tmp_path: Path, labels: Any, kind: str) -> None:
+    """numpy makes equal floats of some of them, and whether it does so depends on all numbers of the list."""
+    x, whole = tiny.train_x[:4], list(map(int, labels))
+    one = classifier().partial_fit(x[:2], labels[:2]).partial_fit(x[2:], labels[2:], classes=[5, 2**64 - 2])
+    assert one.classes_.dtype.kind == kind
+    assert one.classes_.tolist() == sorted([*whole, 5, 2**64 - 2])
+    assert one.predict_proba(x).shape == (4, 6)
+    assert one.score(x, labels) == np.mean([a == b for a, b in zip(one.predict(x).tolist(), whole, strict=True)])
+    one.save(tmp_path)
+    assert OnlineClassifier.load(tmp_path).classes_.tolist() == one.classes_.tolist()
+
+
 def test_labels_of_all_kinds(tiny: Dataset, tmp_path: Path) -> None:
     x = tiny.train_x[:6]
     for labels, expected in (

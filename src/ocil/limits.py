@@ -1,5 +1,7 @@
 """Limits that several packages share. Importing this loads nothing, so the command line can check them first."""
 
+from operator import index
+
 from ocil.errors import OcilError
 
 MAX_THREADS = 1024
@@ -9,5 +11,11 @@ MAX_SIDE = 1024
 
 
 def check_threads(threads: int | None) -> None:
-    if threads is not None and not 1 <= threads <= MAX_THREADS:
+    if threads is None:
+        return
+    try:
+        index(threads)
+    except TypeError:
+        raise OcilError(f"threads = {threads!r} must be a whole number.") from None
+    if not 1 <= threads <= MAX_THREADS:
         raise OcilError(f"threads = {threads} must be at least 1 and at most {MAX_THREADS}.")

@@ -221,8 +221,9 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         seed = self.random_state
         if not isinstance(seed, int | np.integer) or isinstance(seed, bool):
             seed = check_random_state(seed).randint(2**31)
-        sizes = int(self.memory), int(self.batch_size), int(self.width)
-        recipe = Recipe(self.method, *sizes, self.review_every, int(seed), self._settings())
+        sizes = _whole("memory", self.memory), _whole("batch_size", self.batch_size), _whole("width", self.width)
+        review_every = None if self.review_every is None else _whole("review_every", self.review_every)
+        recipe = Recipe(self.method, *sizes, review_every, int(seed), self._settings())
         if recipe.batch_size < 1:
             raise InputError(f"batch_size = {recipe.batch_size} must be at least 1.")
         input_format = format_of(inputs, self.image_shape, self.pixel_range)
@@ -312,8 +313,8 @@ def _labels(y: Any, check: bool = False) -> list[ClassLabel]:
     y = tensors_as_arrays(y, "y")
     if isinstance(y, list | tuple | np.ndarray) and any(isinstance(label, tuple) for label in y):
         return list(y)
-    if isinstance(y, list | tuple) and len({isinstance(label, str) for label in y}) == 2:
-        y = np.array(y, dtype=object)  # else numpy would turn all of them into text
+    if isinstance(y, list | tuple) and (len({isinstance(label, str) for label in y}) == 2 or _rounded(y)):
+        y = np.array(y, dtype=object)  # else numpy would turn all of them into text, or large whole numbers into floats
     if check:
         y = column_or_1d(y, warn=True)
         assert_all_finite(y, input_name="y")
@@ -321,6 +322,19 @@ def _labels(y: Any, check: bool = False) -> list[ClassLabel]:
             check_classification_targets(y)
     labels: list[ClassLabel] = np.asarray(y).tolist()
     return labels
+
+
+def _whole(name: str, value: Any) -> int:
+    """A parameter as a number of Python. 20.0 is whole too, as a search over a grid may write it."""
+    if isinstance(value, int | np.integer) or (isinstance(value, float | np.floating) and float(value).is_integer()):
+        return int(value)
+    raise InputError(f"{name} = {value!r} must be a whole number.")
+
+
+def _rounded(labels: Sequence[ClassLabel]) -> bool:
+    """Whether numpy would make floats of whole numbers: it does if only some of them need all 64 bits."""
+    whole = all(isinstance(label, int | np.integer) for label in labels)
+    return whole and len(labels) > 0 and np.asarray(labels).dtype.kind == "f"
 
 
 def _noted(model: Model) -> tuple[tuple[int, ...] | None, tuple[float, float] | None, list[ClassLabel]]:
@@ -345,7 +359,11 @@ def _sorted_array(labels: list[ClassLabel]) -> NDArray[Any]:
     with suppress(TypeError):
         labels = sorted(labels)
     if len({type(label) for label in labels}) == 1 and not isinstance(labels[0], tuple):
-        return np.array(labels)
+        for dtype in (None, np.uint64):
+            with suppress(TypeError, ValueError, OverflowError):
+                array = np.array(labels, dtype)
+                if array.tolist() == labels:  # not if it rounds large whole numbers, or cuts a null character off
+                    return array
     array = np.empty(len(labels), object)
     array[:] = labels
     return array

@@ -42,6 +42,10 @@ class ImageFormat:
             raise InputError(f"the shape of an image must be (height, width, 1 or 3), not {sides}.")
         if not -math.inf < self.low <= self.high < math.inf:
             raise InputError(f"black = {self.low} and white = {self.high} must be two numbers, the smaller one first.")
+        if self.high - self.low == math.inf:
+            raise InputError(
+                f"the pixels' numbers, {self.low:g} to {self.high:g}, lie too far apart: divide them by 4."
+            )
 
     @property
     def factor(self) -> int:
@@ -72,8 +76,8 @@ class ImageFormat:
         these lie in it, else from their smallest to their largest. Rows of pixels need an ``image_shape``.
         """
         wanted = _checked_shape(image_shape)
-        if pixel_range is not None and not float(pixel_range[0]) < float(pixel_range[1]):
-            raise InputError(f"pixel_range = {pixel_range} must be two numbers, the smaller one first.")
+        if pixel_range is not None:
+            pixel_range = _checked_range(pixel_range)
         if is_pictures(given):
             if wanted is not None and OPEN in wanted:
                 raise InputError(f"image_shape = {image_shape}: files are resized, and need a height and a width.")
@@ -86,7 +90,7 @@ class ImageFormat:
         shape = _folded(_three(wanted), array) if wanted else _shape_of(array)
         if pixel_range is None:
             pixel_range = _range_of(array)
-        return cls(shape, float(pixel_range[0]), float(pixel_range[1]))
+        return cls(shape, *pixel_range)
 
     def read(self, given: "Sequence[Picture] | NDArray[Any]") -> NDArray[np.uint8]:
         """uint8 [N, H, W, C] for the network: pictures are resized, arrays must fit."""
@@ -216,6 +220,16 @@ def _shape_of(array: NDArray[Any]) -> ImageShape:
     first = array.ndim == 4 and array.shape[1] in (1, 3)
     advice = " Its channels come first: give x.transpose(0, 2, 3, 1)." if first else ""
     raise InputError(f"images must be [N,H,W], [N,H,W,1] or [N,H,W,3], but this array is {size}.{advice}")
+
+
+def _checked_range(given: Any) -> tuple[float, float]:
+    try:
+        low, high = map(float, given)
+    except (TypeError, ValueError, OverflowError):
+        low = high = math.nan
+    if not low < high:
+        raise InputError(f"pixel_range = {given} must be two numbers, the smaller one first.")
+    return low, high
 
 
 def _range_of(array: NDArray[Any]) -> tuple[float, float]:
