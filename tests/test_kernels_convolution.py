@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 import ocil.kernels.convolution
-from ocil.kernels.convolution import Conv2d, SparingConv2d, patches
+from ocil.kernels.convolution import Conv2d, SubsampledConv2d, patches
 from ocil.networks import WrappedNetwork
 
 CASES = [
@@ -206,10 +206,10 @@ def test_gradients_of_a_shortcut_where_pytorch_overwrites_memory(
     """In a process of its own: with AVX-512, PyTorch's own convolution ends it here."""
     code = """
 import torch
-from ocil.kernels.convolution import Conv2d, spare_memory
+from ocil.kernels.convolution import Conv2d, subsample_first
 torch.manual_seed(0)
 shortcut = MADE.to(memory_format=torch.channels_last)
-spare_memory(shortcut)
+subsample_first(shortcut)
 x = torch.rand(10, 8, 64, 64).contiguous(memory_format=torch.channels_last)
 for _ in range(3):
     (got,) = torch.autograd.grad(shortcut(x).square().sum(), shortcut.weight)
@@ -222,7 +222,7 @@ torch.testing.assert_close(got[:, :, 0, 0].double(), expected, rtol=1e-4, atol=1
     assert process.returncode == 0, err
 
 
-def test_a_network_of_ones_own_is_spared_and_computes_the_same() -> None:
+def test_a_network_of_ones_own_is_subsampled_first_and_computes_the_same() -> None:
     shortcuts = [nn.Conv2d(3, 8, 1, (2, 3)), nn.Conv2d(8, 4, 1, 2, groups=2, padding="valid")]
     others = [nn.Conv2d(4, 16, 1), nn.Conv2d(16, 4, 1, 2), nn.Conv2d(4, 4, 3, 2)]  # of 16 channels all is well
     body = nn.Sequential(*shortcuts, *others).double()
@@ -230,7 +230,7 @@ def test_a_network_of_ones_own_is_spared_and_computes_the_same() -> None:
     expected = torch.autograd.grad(body(x).square().sum(), list(body.parameters()))
     network = WrappedNetwork(body.float(), (31, 40, 3), 2, "fp32").double()
     found = torch.autograd.grad(network.body(x).square().sum(), list(body.parameters()))
-    assert [type(layer) for layer in body] == [SparingConv2d] * 2 + [nn.Conv2d] * 3
+    assert [type(layer) for layer in body] == [SubsampledConv2d] * 2 + [nn.Conv2d] * 3
     torch.testing.assert_close(found, expected)
     with torch.no_grad():
         assert network.body(x).grad_fn is None

@@ -5,7 +5,7 @@ matrix product over unfolded patches, which is what this uses.
 
 On processors with AVX-512, PyTorch 2.13 overwrites foreign memory in the weight gradient of a 1x1 convolution that
 skips pixels, for example from 8 to 16 channels of 64x64 pixels, channels-last. So pixels are left out before it.
-Everywhere else this is ``nn.Conv2d``, unchanged. ``spare_memory`` does the same for the layers of other networks.
+Everywhere else this is ``nn.Conv2d``, unchanged. ``subsample_first`` does the same for the layers of other networks.
 """
 
 import platform
@@ -34,8 +34,8 @@ class Conv2d(nn.Conv2d):
         return super().forward(x)
 
 
-class SparingConv2d(nn.Conv2d):
-    """What ``spare_memory`` makes of a layer."""
+class SubsampledConv2d(nn.Conv2d):
+    """What ``subsample_first`` makes of a layer."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.device.type == "cpu" and torch.is_grad_enabled():
@@ -44,7 +44,7 @@ class SparingConv2d(nn.Conv2d):
         return super().forward(x)
 
 
-def spare_memory(network: nn.Module) -> None:
+def subsample_first(network: nn.Module) -> None:
     """Leave pixels out before the 1x1 convolutions of any network whose weight gradient overwrites foreign memory.
 
     Those have 2 to 15 input channels and large maps: 48 pixels per side did it, 40 and any map of 16 channels did not.
@@ -52,7 +52,7 @@ def spare_memory(network: nn.Module) -> None:
     for layer in network.modules():
         if type(layer) is nn.Conv2d and layer.kernel_size == (1, 1) and layer.stride != (1, 1):
             if layer.padding in ((0, 0), "valid") and layer.in_channels < 16:
-                layer.__class__ = SparingConv2d
+                layer.__class__ = SubsampledConv2d
 
 
 def _plain_training() -> bool:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ocil.errors import OcilError
-from ocil.kernels.convolution import spare_memory
+from ocil.kernels.convolution import subsample_first
 from ocil.networks.base import Network, autocast
 from ocil.networks.inputs import InputShape, image_shape, is_image
 from ocil.networks.modes import evaluating
@@ -32,7 +32,7 @@ class WrappedNetwork(Network):
         super().__init__()
         self.precision = precision
         self.body = body
-        spare_memory(body)
+        subsample_first(body)
         self.stage_channels = tuple(getattr(body, "stage_channels", ()))
         self.record = InputRecord(body, input_shape) if is_image(input_shape) else None
         self.normalises = self.record is not None and bool(self.record.mean)
