@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ocil.errors import OcilError
-from ocil.learning.memory import Memory
+from ocil.learning import memory as memory_module
+from ocil.learning.memory import Memory, refuse_what_cannot_fit
 from tests.reference.memory import reservoir
 
 quick = settings(max_examples=50, deadline=None, derandomize=True, database=None)
@@ -106,8 +107,16 @@ def test_no_slots_keep_nothing() -> None:
 
 
 def test_more_than_the_machine_has_is_refused() -> None:
-    with pytest.raises(OcilError, match=r"memory = 10{12} images need 1 TB, and there are [\d.]+ [GT]B: .*smaller"):
+    with pytest.raises(OcilError, match=r"memory = 10{12} images need 9 TB, and there are [\d.]+ [GT]B: .*smaller"):
         make(10**12)
+
+
+def test_what_cannot_fit_counts_the_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which are larger than short vectors."""
+    monkeypatch.setattr(memory_module, "machine_memory", lambda: 1000)
+    refuse_what_cannot_fit(100, (1,), [torch.device("cpu")], torch.float16)
+    with pytest.raises(OcilError, match=r"memory = 101 vectors need 1\.01 kB, and there are 1 kB"):
+        refuse_what_cannot_fit(101, (1,), [torch.device("cpu")], torch.float16)
 
 
 def test_items_are_copied_not_shared() -> None:

@@ -194,10 +194,10 @@ class SlotNumbers:
 def refuse_what_cannot_fit(
     size: int, input_shape: InputShape, devices: Sequence[torch.device], dtype: torch.dtype = torch.uint8
 ) -> None:
-    """Raise an ``OcilError`` if the inputs fit on none of the devices: the system would grant the memory and kill the
-    process much later, without a message.
+    """Raise an ``OcilError`` if inputs and labels fit on none of the devices: the system would grant the memory and
+    kill the process much later, without a message.
     """
-    needed = size * math.prod(input_shape) * dtype.itemsize
+    needed = size * (math.prod(input_shape) * dtype.itemsize + torch.int64.itemsize)  # a sample and its label
     if any(needed <= _bytes_of(device) for device in devices):  # usually the first, so that no GPU is initialised
         return
     there = bytes_text(max(map(_bytes_of, devices)))
