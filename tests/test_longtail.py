@@ -81,7 +81,7 @@ def test_the_seed_decides_the_cut(balanced: Dataset) -> None:
 
 
 @pytest.mark.parametrize(
-    ("open_share", "validation", "word"), [(0.9, 10, "known classes"), (0.2, 60, "validation"), (0.2, 0, "validation")]
+    ("open_share", "validation", "word"), [(0.9, 10, "classes known"), (0.2, 60, "validation"), (0.2, 0, "validation")]
 )
 def test_a_cut_that_cannot_be(balanced: Dataset, open_share: float, validation: int, word: str) -> None:
     with pytest.raises(OcilError, match=word):

@@ -848,7 +848,7 @@ def test_a_single_run_of_another_process_is_in_use(made: Path, tmp_path: Path) -
         (("run", "oltr", "--set", "epochs1"), "FIELD=VALUE"),
         (("run", "oltr", "--imbalance", 0), "imbalance"),
         (("run", "oltr", "--imbalance", 0.5), "imbalance"),
-        (("run", "oltr", "--open", 0.9), "known classes"),
+        (("run", "oltr", "--open", 0.9), "classes known"),
         (("run", "oltr", "--seeds", 0), "seeds = 0"),
         (("run", "oltr", "--threads", 0), "--threads"),
         (("run", "oltr", "--device", "tpu9"), "is not there"),
