@@ -62,6 +62,17 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+searches = 0
+
+
+def pytest_runtest_logfinish() -> None:
+    """What a full search for garbage leaves, such as libraries that a test loaded, the next one does not look at."""
+    global searches
+    if (now := gc.get_stats()[2]["collections"]) > searches:
+        searches = now
+        gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Results depend on the number of threads in their last digits, and small networks gain nothing from a second."""
