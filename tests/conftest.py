@@ -22,7 +22,7 @@ import pytest
 
 from ocil import plugins
 from ocil.data import Dataset
-from tests.browsing import launched, visits
+from tests.browsing import Pages, launched, visits
 from tests.parsing import find_options_once
 from tests.skipping import pytest_configure, pytest_runtest_setup, pytest_terminal_summary  # noqa: F401  (hooks)
 
@@ -173,9 +173,14 @@ def browser() -> Iterator[Any]:
     yield from launched()
 
 
+@pytest.fixture(scope="module")
+def pages(browser: Any) -> Pages:
+    return Pages(browser)
+
+
 @pytest.fixture
-def visit(browser: Any) -> Iterator[Any]:
-    yield from visits(browser)
+def visit(pages: Pages) -> Iterator[Any]:
+    yield from visits(pages)
 
 
 @pytest.fixture(scope="session")
