@@ -7,7 +7,7 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,27 +103,61 @@ def served_app(app: Any) -> Iterator[str]:
     bound.close()
 
 
-def visits(browser: Any) -> Iterator[Any]:
+class Pages:
+    """Those that differ by their size and colours alone are used again: a new one takes a second of a core."""
+
+    def __init__(self, browser: Any) -> None:
+        self.browser, self.idle, self.shared = browser, list[Any](), list[Any]()
+
+    def open(self, alone: bool = False, **options: Any) -> Any:
+        """An empty page. ``alone``: of its own, for a test that gives it more than a size and colours."""
+        if alone or not options.keys() <= {"viewport", "color_scheme"}:
+            return self.browser.new_context(**options).new_page()
+        if not self.idle:
+            self.idle.append(self.browser.new_context().new_page())
+            self.shared += self.idle
+        page = self.idle.pop()
+        page.set_viewport_size(options["viewport"])
+        page.emulate_media(media="null", color_scheme=options.get("color_scheme", "light"))
+        return page
+
+    def close(self, page: Any, listeners: Mapping[str, Any]) -> None:
+        if page not in self.shared or page.is_closed():
+            page.context.close()
+            return
+        for event, listener in listeners.items():
+            page.remove_listener(event, listener)
+        page.evaluate("[localStorage, sessionStorage].forEach((kept) => kept.clear())")
+        page.context.clear_cookies()
+        page.mouse.move(0, 0)
+        page.goto("about:blank")
+        self.idle.append(page)
+
+
+def visits(pages: Pages) -> Iterator[Any]:
     """Open the page; at the end it must have said nothing on the console and asked nobody else."""
     opened = []
 
     def go(address: str, refused: str = "no status", **options: Any) -> Any:
         """``refused``: the status of an expected answer, which the browser logs by itself."""
-        context = browser.new_context(**({"viewport": {"width": 1100, "height": 900}} | options))
-        page = context.new_page()
+        page = pages.open(**({"viewport": {"width": 1100, "height": 900}} | options))
         said: list[str] = []
         asked: list[str] = []
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("dialog", lambda dialog: (said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        page.on("request", lambda request: asked.append(request.url))
+        listeners = {
+            "console": lambda message: said.append(message.text),
+            "pageerror": lambda error: said.append(str(error)),
+            "dialog": lambda dialog: (said.append(f"dialog: {dialog.message}"), dialog.dismiss()),
+            "request": lambda request: asked.append(request.url),
+        }
+        for event, listener in listeners.items():
+            page.on(event, listener)
         page.goto(address)
-        opened.append((context, address, refused, said, asked))
+        opened.append((page, listeners, address, refused, said, asked))
         return page
 
     yield go
-    for context, address, refused, said, asked in opened:
-        context.close()
+    for page, listeners, address, refused, said, asked in opened:
+        pages.close(page, listeners)
         unexpected = [text for text in said if f"status of {refused}" not in text]
         assert not unexpected, unexpected
         assert {

@@ -22,7 +22,7 @@ import pytest
 
 from ocil import plugins
 from ocil.data import Dataset
-from tests.browsing import launched, visits
+from tests.browsing import Pages, launched, visits
 from tests.parsing import find_options_once
 from tests.skipping import pytest_configure, pytest_runtest_setup, pytest_terminal_summary  # noqa: F401  (hooks)
 
@@ -56,10 +56,31 @@ Script = Callable[..., str]
 gc.disable()  # until all is collected: of what is imported until then, nothing is garbage
 
 
+def pytest_collection() -> None:
+    """Pytest rewrites the asserts of a file when it is first imported, and keeps the outcome: the second worker begins
+    at the other end, so that each file is rewritten once.
+    """
+    if os.environ.get("PYTEST_XDIST_WORKER") == "gw1" and not [*Path(__file__).parent.glob("__pycache__/test_*.pyc")]:
+        for path in sorted(Path(__file__).parent.glob("test_*.py"), reverse=True):
+            with suppress(Exception, pytest.skip.Exception):  # each is said when the file is collected
+                importlib.import_module(f"tests.{path.stem}")
+
+
 def pytest_collection_finish() -> None:
     """What was imported and collected stays: no later search for garbage, of half a second each, looks at it again."""
     gc.freeze()
     gc.enable()
+
+
+searches = 0
+
+
+def pytest_runtest_logfinish() -> None:
+    """What a full search for garbage leaves, such as libraries that a test loaded, the next one does not look at."""
+    global searches
+    if (now := gc.get_stats()[2]["collections"]) > searches:
+        searches = now
+        gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -162,9 +183,14 @@ def browser() -> Iterator[Any]:
     yield from launched()
 
 
+@pytest.fixture(scope="module")
+def pages(browser: Any) -> Pages:
+    return Pages(browser)
+
+
 @pytest.fixture
-def visit(browser: Any) -> Iterator[Any]:
-    yield from visits(browser)
+def visit(pages: Pages) -> Iterator[Any]:
+    yield from visits(pages)
 
 
 @pytest.fixture(scope="session")

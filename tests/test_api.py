@@ -4,7 +4,7 @@ import ast
 import json
 import math
 import re
-import subprocess
+import runpy
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -396,14 +396,18 @@ def learn():
         ('if __name__ == "__main__":\n    learn()', "does not have what this run needs: unknown method 'mine'."),
     ],
 )
-def test_a_script_that_workers_cannot_import(call: str, says: str, tiny_npz: Path, tmp_path: Path) -> None:
+def test_a_script_that_workers_cannot_import(
+    call: str, says: str, tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    """It is run in this process; its workers are processes of their own that import it."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT + call)
-    words = [sys.executable, str(script), str(tiny_npz), str(tmp_path / "runs")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=200, check=True)
-    assert says in done.stdout
-    assert done.stdout.count("\n") == 1
-    assert done.stderr == ""
+    monkeypatch.setattr(sys, "argv", [str(script), str(tiny_npz), str(tmp_path / "runs")])
+    runpy.run_path(str(script), run_name="__main__")
+    out, err = capfd.readouterr()
+    assert says in out
+    assert out.count("\n") == 1
+    assert err == ""
 
 
 def test_a_summary_is_the_table_and_the_plot_of_the_same_numbers(results: list[Result], tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from ocil.report.collect import collect
 from ocil.report.longtail import NAMES
 from ocil.report.write import write
 from ocil.runs.config import resolve
-from tests.browsing import needs_browser, until
+from tests.browsing import Pages, needs_browser, until
 from tests.test_report_page import RESULTS, hostile, paper_like, save
 
 pytestmark = [needs_browser(), pytest.mark.slow]
@@ -47,25 +47,28 @@ def address(collection: Collection, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture
-def visit(browser: Any, address: str) -> Iterator[Any]:
+def visit(pages: Pages, address: str) -> Iterator[Any]:
     """Open the page; at the end it must have said nothing on the console and asked for nothing but itself."""
     opened = []
 
     def go(**options: Any) -> Opened:
-        context = browser.new_context(**({"viewport": WIDE} | options))
-        visit = Opened(context.new_page())
-        visit.page.on("console", lambda message: visit.said.append(message.text))
-        visit.page.on("pageerror", lambda error: visit.said.append(str(error)))
-        visit.page.on("request", lambda request: visit.asked.append(request.url))
+        visit = Opened(pages.open(**({"viewport": WIDE} | options)))
+        listeners = {
+            "console": lambda message: visit.said.append(message.text),
+            "pageerror": lambda error: visit.said.append(str(error)),
+            "request": lambda request: visit.asked.append(request.url),
+        }
+        for event, listener in listeners.items():
+            visit.page.on(event, listener)
         visit.page.goto(address)
-        opened.append((context, visit))
+        opened.append((visit, listeners))
         return visit
 
     yield go
-    for context, visit in opened:
+    for visit, listeners in opened:
         assert visit.said == []
         assert {url.split("#")[0] for url in visit.asked if not url.startswith("data:image/svg+xml,")} == {address}
-        context.close()
+        pages.close(visit.page, listeners)
 
 
 def table_of(page: Any, dataset: str = "CIFAR-100") -> Any:
@@ -339,7 +342,7 @@ def test_figures_have_size_names_and_captions(visit: Any) -> None:
 
 
 def test_nothing_hostile_runs(visit: Any) -> None:
-    page = visit().page
+    page = visit(alone=True).page
     alerts: list[str] = []
     page.on("dialog", lambda dialog: (alerts.append(dialog.message), dialog.dismiss()))
     page.reload()

@@ -18,7 +18,7 @@ from ocil.report.standings import Standings
 from ocil.report.write import Written, write
 from ocil.runs.config import resolve
 from ocil.runs.folder import RunFolder
-from tests.browsing import axe_script, needs_browser, until, violations
+from tests.browsing import Pages, axe_script, needs_browser, until, violations
 from tests.test_report_page import HOSTILE, hostile, made_up, save
 
 pytestmark = [needs_browser(), pytest.mark.slow]
@@ -44,24 +44,27 @@ def written(collection: Collection, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture
-def visit(browser: Any, written: Written) -> Iterator[Any]:
+def visit(pages: Pages, written: Written) -> Iterator[Any]:
     """Open the page; at the end it must have said nothing."""
     said: list[str] = []
-    contexts = []
+    opened = []
+    listeners = {
+        "console": lambda message: said.append(message.text),
+        "pageerror": lambda error: said.append(str(error)),
+        "dialog": lambda dialog: (said.append(dialog.message), dialog.dismiss()),
+    }
 
     def go(anchor: str = "", **options: Any) -> Any:
-        context = browser.new_context(**({"viewport": {"width": 1200, "height": 900}} | options))
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
+        page = pages.open(**({"viewport": {"width": 1200, "height": 900}} | options))
+        opened.append(page)
+        for event, listener in listeners.items():
+            page.on(event, listener)
         page.goto(written.page.as_uri() + anchor)
         return page
 
     yield go
-    for context in contexts:
-        context.close()
+    for page in opened:
+        pages.close(page, listeners)
     assert said == []
 
 

@@ -107,7 +107,7 @@ def test_a_label_that_is_html_is_text(visit: Any, address: str, service: Service
 
 
 def test_by_keyboard_and_file_chooser(visit: Any, address: str, service: Service) -> None:
-    page = visit(address)
+    page = visit(address, alone=True)
     before = service.statistics.samples
     choosers: list[Any] = []
     page.on("filechooser", lambda chooser: choosers.append(chooser))
@@ -135,7 +135,7 @@ def test_a_file_that_is_no_image_is_reported(visit: Any, address: str) -> None:
 
 
 def test_a_refusal_is_not_called_silence(visit: Any, address: str) -> None:
-    page = visit(address, refused="429")
+    page = visit(address, refused="429", alone=True)
     too_many = '{"detail": "too many requests: try again in 2 seconds."}'
     page.route("**/status", lambda route: route.fulfill(status=429, content_type="application/json", body=too_many))
     page.get_by_text("The service refuses: too many requests: try again in 2 seconds.").wait_for()
