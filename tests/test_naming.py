@@ -286,7 +286,7 @@ def test_long_tailed_runs_of_other_settings_are_not_taken(tmp_path: Path) -> Non
     found = LongTailRun(replace(config, capture=False)).result(tmp_path)  # which changes the speed only
     assert found is not None
     content["config"] |= {"lr1": 0.3, "lr2": 0.3}
-    (folder / "result.json").write_text(json.dumps(content))
+    (folder / "result.json").write_text(json.dumps(sealed(content)))
     with pytest.raises(OcilError, match=r"other settings \(lr1, lr2\)"):
         LongTailRun(config).result(tmp_path)
     stage1 = LongTailRun(config).stage1.folder(tmp_path).path

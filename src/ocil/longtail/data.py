@@ -119,8 +119,8 @@ def cut(dataset: Dataset, imbalance: float, open_share: float, validation: int, 
     total = dataset.num_classes
     unknown = round(open_share * total)
     if total - unknown < 2:
-        known = f"{total - unknown} of {total} classes known"
-        raise OcilError(f"open_share = {open_share:g} leaves {known}: at least 2 are needed.")
+        left = f"{total - unknown} of {total} classes known"
+        raise OcilError(f"open_share = {open_share:g} leaves {left}: at least 2 are needed.")
     order = _random(seed, "classes").permutation(total)
     known, held_out = order[: total - unknown], np.sort(order[total - unknown :])
     shuffled = _random(seed, "images").permutation(len(dataset.train_y))
