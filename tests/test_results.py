@@ -42,7 +42,7 @@ def test_result_json_round_trip(result: Result, tmp_path: Path) -> None:
     assert content["config"]["learner"]["lr"] == 0.1
     for name in ("average_accuracy", "average_forgetting", "accuracy_curve", "matrix", "wall_seconds", "digest"):
         assert content[name] is not None
-    assert {"ocil", "python", "torch", "device", "finished"} <= content["environment"].keys()
+    assert {"ocil", "python", "torch", "device", "instructions", "finished"} <= content["environment"].keys()
     assert content["peak_memory"]["host"] > 1 << 20
 
 

@@ -55,12 +55,15 @@ def environment(device: torch.device) -> dict[str, Any]:
     """The part of a result that describes where it was measured."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     name = f"{name} GPU" if device.type == "mps" else name
+    # The last digits of a CPU's results depend on it: AVX2, AVX512 and ARM's round products differently.
+    instructions = {"instructions": torch.backends.cpu.get_cpu_capability()} if device.type == "cpu" else {}
     return {
         "ocil": ocil.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "device": name,
         "threads": torch.get_num_threads(),
+        **instructions,
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
