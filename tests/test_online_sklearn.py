@@ -212,6 +212,22 @@ def test_parameters_that_are_no_whole_numbers(tiny: Dataset, given: dict[str, An
         classifier(**given).fit(tiny.train_x[:6], tiny.train_y[:6])
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"method": None}, "method = None must be the name of a method, such as 'er'."),
+        ({"method": 3}, "method = 3 must be the name of a method, such as 'er'."),
+        ({"settings": [1]}, "settings = [1] must be a dictionary, such as {'lr': 0.05}."),
+        ({"settings": "lr=0.1"}, "settings = 'lr=0.1' must be a dictionary, such as {'lr': 0.05}."),
+        ({"settings": {1: 2}}, "settings = {1: 2} must be a dictionary, such as {'lr': 0.05}."),
+        ({"device": None}, "device 'None' is not there: use auto"),
+    ],
+)
+def test_parameters_of_another_kind(tiny: Dataset, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(OcilError, match=re.escape(message)):
+        classifier(**given).fit(tiny.train_x[:6], tiny.train_y[:6])
+
+
 def test_whole_numbers_of_numpy_and_of_a_grid(tiny: Dataset, tmp_path: Path) -> None:
     one = classifier(memory=np.float64(20), batch_size=np.int64(5), review_every=2.0, threads=np.int64(1))
     one.fit(tiny.train_x[:6], tiny.train_y[:6]).save(tmp_path)

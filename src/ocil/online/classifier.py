@@ -218,6 +218,8 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return classifier
 
     def _begin(self, inputs: Any) -> None:
+        if not isinstance(self.method, str):
+            raise InputError(f"method = {self.method!r} must be the name of a method, such as 'er'.")
         seed = self.random_state
         if not isinstance(seed, int | np.integer) or isinstance(seed, bool):
             seed = check_random_state(seed).randint(2**31)
@@ -232,7 +234,10 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _settings(self) -> dict[str, Any]:
         """All settings of the learner that were given, also those that are parameters here."""
-        settings = dict(self.settings or {})
+        given: Any = {} if self.settings is None else self.settings
+        if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+            raise InputError(f"settings = {given!r} must be a dictionary, such as {{'lr': 0.05}}.")
+        settings: dict[str, Any] = dict(given)
         for name in OWN_PARAMETERS:
             value = getattr(self, name)
             if value is None:

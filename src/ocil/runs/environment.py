@@ -27,7 +27,7 @@ def pick_device(name: str = "auto") -> torch.device:
     try:
         device = torch.device(name)
         torch.ones(1, device=device).item()
-    except (RuntimeError, AssertionError):
+    except (RuntimeError, AssertionError, TypeError):
         there = ["auto", "cpu", *(["cuda"] if has_cuda else []), *(["mps"] if has_mps else [])]
         raise OcilError(f"device '{name}' is not there: use {', '.join(there[:-1])} or {there[-1]}.") from None
     return device
