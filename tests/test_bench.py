@@ -62,7 +62,7 @@ def test_bench_command(ocil_command: Call) -> None:
     said = ocil_command("bench", "er", "--device", "cpu", "--seconds", 0.02, "--json", "--set", "width=2")
     (row,) = json.loads(said.out)["timings"]
     assert said.code == 0
-    assert (row["method"], row["device"], row["images_per_step"]) == ("er", "cpu", 20)
+    assert (row["method"], row["device"], row["precision"], row["images_per_step"]) == ("er", "cpu", "fp32", 20)
     table = ocil_command("bench", "fine-tune", "--device", "cpu", "--seconds", 0.02, "--set", "width=2")
     assert "fine-tune" in table.out
     assert "trained weights" not in table.out

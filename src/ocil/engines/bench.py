@@ -16,11 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ocil import precision
 from ocil.data import Dataset
 from ocil.methods.base import Learner
 from ocil.methods.passes import Pass
 from ocil.networks import InputShape, Network, evaluating, is_image, to_float
-from ocil.precision import Precision, numerics
+from ocil.precision import numerics
 from ocil.runs.build import build, network_of, refuse_wrong_inputs
 from ocil.runs.captured import CapturedStepper, can_be_captured
 from ocil.runs.config import RunConfig
@@ -121,7 +122,7 @@ def measure(
     return Timing(
         method=config.label,
         device=torch.cuda.get_device_name(device) if gpu else "cpu",
-        precision=config.learner.precision,
+        precision=precision.on(device, config.learner.precision),
         seeds=count,
         ms_per_step=step_ms / count,
         spread=spread,
@@ -231,10 +232,10 @@ def _floor_cpu(seed: _TimedSeed, passes: list[Pass], repeats: int, seconds: floa
 
 def _floor_gpu(config: RunConfig, data: Dataset, passes: list[Pass], device: torch.device) -> float:
     operations, elements = _cost(config, data)
-    precision: Precision = config.learner.precision
-    size = 2 if precision == "bf16" else 4
-    kind = torch.bfloat16 if precision == "bf16" else torch.float32
-    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, precision == "tf32"
+    used = precision.on(device, config.learner.precision)
+    size = 2 if used == "bf16" else 4
+    kind = torch.bfloat16 if used == "bf16" else torch.float32
+    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, used == "tf32"
     a = torch.randn(4096, 4096, device=device, dtype=kind)
     block = torch.empty(1 << 28, dtype=torch.uint8, device=device)
     other = torch.empty_like(block)
