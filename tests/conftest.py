@@ -56,16 +56,6 @@ Script = Callable[..., str]
 gc.disable()  # until all is collected: of what is imported until then, nothing is garbage
 
 
-def pytest_collection() -> None:
-    """Pytest rewrites the asserts of a file when it is first imported, and keeps the outcome: the second worker begins
-    at the other end, so that each file is rewritten once.
-    """
-    if os.environ.get("PYTEST_XDIST_WORKER") == "gw1" and not [*Path(__file__).parent.glob("__pycache__/test_*.pyc")]:
-        for path in sorted(Path(__file__).parent.glob("test_*.py"), reverse=True):
-            with suppress(Exception, pytest.skip.Exception):  # each is said when the file is collected
-                importlib.import_module(f"tests.{path.stem}")
-
-
 def pytest_collection_finish() -> None:
     """What was imported and collected stays: no later search for garbage, of half a second each, looks at it again."""
     gc.freeze()
