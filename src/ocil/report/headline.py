@@ -63,7 +63,7 @@ def _who(standings: Standings, leader: Entry) -> Answer:
 
 def _by(standings: Standings, leader: Entry, rival: Entry) -> Answer:
     quantity, question = standings.quantity, "By how much"
-    behind = Standings(standings.entries, quantity, leader.name).mean_difference(rival)
+    behind = standings.behind_leader(rival)
     second = standings.ranking.rows[1].name == rival.name
     if behind is None:
         place = "is second" if second else "is the next method"

@@ -75,11 +75,17 @@ class Standings:
     def rival(self) -> Entry | None:
         """What the leader is measured against: the first of its rivals with whose runs its own can be paired, else the
         first one."""
-        if self.leader is None:
-            return None
-        paired = Standings(self.entries, self.quantity, self.leader.name)
-        shared = (row for row in self.rivals if paired.mean_difference(row) is not None)
+        shared = (row for row in self.rivals if self.behind_leader(row) is not None)
         return next(shared, next(iter(self.rivals), None))
+
+    def behind_leader(self, row: Entry) -> Estimate | None:
+        """The mean difference of an entry to the leader; None where there is none, or no seed that both have."""
+        return self._to_leader.mean_difference(row) if self._to_leader else None
+
+    @cached_property
+    def _to_leader(self) -> "Standings | None":
+        """The same, compared with the leader in all columns."""
+        return Standings(self.entries, self.quantity, self.leader.name) if self.leader else None
 
     @cached_property
     def rivals(self) -> tuple[Entry, ...]:
