@@ -85,8 +85,11 @@ def measured_tables(cells: Sequence[LongTailCell], paper: Paper) -> list[Table]:
 
 def _note(group: Sequence[LongTailCell], measures: Sequence[str]) -> str:
     """What not every table has: a variant and measures."""
-    balanced = any(cell.config.variant == "bs" for cell in group)
-    return " ".join([*([BALANCED] if balanced else []), *([NO_THRESHOLD] if set(measures) & set(LATER) else [])])
+    applies = {
+        BALANCED: any(cell.config.variant == "bs" for cell in group),
+        NO_THRESHOLD: not set(LATER).isdisjoint(measures),
+    }
+    return " ".join(text for text, here in applies.items() if here)
 
 
 def published_table(paper: PaperLongTail) -> Table | None:
