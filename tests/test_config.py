@@ -630,7 +630,7 @@ def test_a_gpu_has_another_default_precision(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(precision, "usual", usual)
     for there, able, expected in ((True, True, "bf16"), (True, False, "tf32"), (False, True, "tf32")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
-        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda able=able, **_: able)
+        monkeypatch.setattr(precision, "has_bf16_units", lambda device, able=able: able)
         assert resolve("afs", "cifar100").learner.precision == expected
         assert resolve("afs", "cifar100", settings={"precision": "fp32"}).learner.precision == "fp32"
         assert tailed.resolve("oltr", "cifar100").precision == expected

@@ -16,8 +16,7 @@ long: docs/performance.md. Folders of runs name the precision, so what was measu
 
 def usual() -> Precision:
     """The precision of a run whose settings name none, on this machine."""
-    on_gpu = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-    return ON_GPU if on_gpu else DEFAULT
+    return ON_GPU if torch.cuda.is_available() and has_bf16_units(torch.device("cuda")) else DEFAULT
 
 
 def elsewhere(chosen: Precision) -> Precision | None:
@@ -30,7 +29,7 @@ def on(device: torch.device, chosen: Precision) -> Precision:
     for it, since elsewhere it would only cost time. So a model that learned on one machine goes on on any other."""
     if device.type == "cpu":
         return "fp32"
-    return chosen if chosen != ON_GPU or has_bf16_units(device) else DEFAULT
+    return DEFAULT if chosen == "bf16" and not has_bf16_units(device) else chosen
 
 
 def has_bf16_units(device: torch.device) -> bool:

@@ -21,7 +21,6 @@ from ocil.data import Dataset
 from ocil.methods.base import Learner
 from ocil.methods.passes import Pass
 from ocil.networks import InputShape, Network, evaluating, is_image, to_float
-from ocil.precision import numerics
 from ocil.runs.build import build, network_of, refuse_wrong_inputs
 from ocil.runs.captured import CapturedStepper, can_be_captured
 from ocil.runs.config import RunConfig
@@ -106,7 +105,7 @@ def measure(
     if gpu:
         gc.collect()  # frees the learners that were measured before
         torch.cuda.reset_peak_memory_stats(device)
-    with numerics(config.learner.precision):
+    with precision.numerics(config.learner.precision):
         device_data = DeviceData(data, device)
         seeds = [_TimedSeed(c, data, device_data, captured) for c in (configs if gpu else configs[:1])]
         passes = seeds[0].learner.passes(config.learner, config.stream.batch_size, data.num_classes)
