@@ -30,7 +30,7 @@ class Conv2d(nn.Conv2d):
             y: Tensor = _PatchConvolution.apply(x, self.weight, self.stride[0])
             return y
         if self.kernel_size == (1, 1) and x.device.type == "cpu" and torch.is_grad_enabled():
-            return F.conv2d(x[:, :, :: self.stride[0], :: self.stride[1]], self.weight)
+            return _subsampled(self, x)
         return super().forward(x)
 
 
@@ -39,8 +39,7 @@ class SubsampledConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.device.type == "cpu" and torch.is_grad_enabled():
-            down, right = self.stride
-            return F.conv2d(x[..., ::down, ::right], self.weight, self.bias, groups=self.groups)
+            return _subsampled(self, x)
         return super().forward(x)
 
 
@@ -53,6 +52,12 @@ def subsample_first(network: nn.Module) -> None:
         if type(layer) is nn.Conv2d and layer.kernel_size == (1, 1) and layer.stride != (1, 1):
             if layer.padding in ((0, 0), "valid") and layer.in_channels < 16:
                 layer.__class__ = SubsampledConv2d
+
+
+def _subsampled(layer: nn.Conv2d, x: Tensor) -> Tensor:
+    """What a 1x1 convolution gives, by leaving out first the pixels that it skips."""
+    down, right = layer.stride
+    return F.conv2d(x[..., ::down, ::right], layer.weight, layer.bias, groups=layer.groups)
 
 
 def _plain_training() -> bool:
