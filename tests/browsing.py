@@ -108,20 +108,29 @@ class Pages:
 
     def __init__(self, browser: Any) -> None:
         self.browser, self.idle, self.shared = browser, list[Any](), list[Any]()
+        self.listeners: dict[Any, Mapping[str, Any]] = {}
 
-    def open(self, alone: bool = False, **options: Any) -> Any:
+    def open(self, listeners: Mapping[str, Any], alone: bool = False, **options: Any) -> Any:
         """An empty page. ``alone``: of its own, for a test that gives it more than a size and colours."""
         if alone or not options.keys() <= {"viewport", "color_scheme"}:
-            return self.browser.new_context(**options).new_page()
-        if not self.idle:
-            self.idle.append(self.browser.new_context().new_page())
-            self.shared += self.idle
-        page = self.idle.pop()
-        page.set_viewport_size(options["viewport"])
-        page.emulate_media(media="null", color_scheme=options.get("color_scheme", "light"))
+            page = self.browser.new_context(**options).new_page()
+        else:
+            page = self._shared()
+            page.set_viewport_size(options["viewport"])
+            page.emulate_media(media="null", color_scheme=options.get("color_scheme", "light"))
+        self.listeners[page] = listeners
+        for event, listener in listeners.items():
+            page.on(event, listener)
         return page
 
-    def close(self, page: Any, listeners: Mapping[str, Any]) -> None:
+    def _shared(self) -> Any:
+        if self.idle:
+            return self.idle.pop()
+        self.shared.append(self.browser.new_context().new_page())
+        return self.shared[-1]
+
+    def close(self, page: Any) -> None:
+        listeners = self.listeners.pop(page)
         if page not in self.shared or page.is_closed():
             page.context.close()
             return
@@ -140,7 +149,6 @@ def visits(pages: Pages) -> Iterator[Any]:
 
     def go(address: str, refused: str = "no status", **options: Any) -> Any:
         """``refused``: the status of an expected answer, which the browser logs by itself."""
-        page = pages.open(**({"viewport": {"width": 1100, "height": 900}} | options))
         said: list[str] = []
         asked: list[str] = []
         listeners = {
@@ -149,15 +157,14 @@ def visits(pages: Pages) -> Iterator[Any]:
             "dialog": lambda dialog: (said.append(f"dialog: {dialog.message}"), dialog.dismiss()),
             "request": lambda request: asked.append(request.url),
         }
-        for event, listener in listeners.items():
-            page.on(event, listener)
+        page = pages.open(listeners, **({"viewport": {"width": 1100, "height": 900}} | options))
         page.goto(address)
-        opened.append((page, listeners, address, refused, said, asked))
+        opened.append((page, address, refused, said, asked))
         return page
 
     yield go
-    for page, listeners, address, refused, said, asked in opened:
-        pages.close(page, listeners)
+    for page, address, refused, said, asked in opened:
+        pages.close(page)
         unexpected = [text for text in said if f"status of {refused}" not in text]
         assert not unexpected, unexpected
         assert {

@@ -52,23 +52,23 @@ def visit(pages: Pages, address: str) -> Iterator[Any]:
     opened = []
 
     def go(**options: Any) -> Opened:
-        visit = Opened(pages.open(**({"viewport": WIDE} | options)))
+        said: list[str] = []
+        asked: list[str] = []
         listeners = {
-            "console": lambda message: visit.said.append(message.text),
-            "pageerror": lambda error: visit.said.append(str(error)),
-            "request": lambda request: visit.asked.append(request.url),
+            "console": lambda message: said.append(message.text),
+            "pageerror": lambda error: said.append(str(error)),
+            "request": lambda request: asked.append(request.url),
         }
-        for event, listener in listeners.items():
-            visit.page.on(event, listener)
+        visit = Opened(pages.open(listeners, **({"viewport": WIDE} | options)), said, asked)
         visit.page.goto(address)
-        opened.append((visit, listeners))
+        opened.append(visit)
         return visit
 
     yield go
-    for visit, listeners in opened:
+    for visit in opened:
         assert visit.said == []
         assert {url.split("#")[0] for url in visit.asked if not url.startswith("data:image/svg+xml,")} == {address}
-        pages.close(visit.page, listeners)
+        pages.close(visit.page)
 
 
 def table_of(page: Any, dataset: str = "CIFAR-100") -> Any:

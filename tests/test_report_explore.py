@@ -55,16 +55,14 @@ def visit(pages: Pages, written: Written) -> Iterator[Any]:
     }
 
     def go(anchor: str = "", **options: Any) -> Any:
-        page = pages.open(**({"viewport": {"width": 1200, "height": 900}} | options))
+        page = pages.open(listeners, **({"viewport": {"width": 1200, "height": 900}} | options))
         opened.append(page)
-        for event, listener in listeners.items():
-            page.on(event, listener)
         page.goto(written.page.as_uri() + anchor)
         return page
 
     yield go
     for page in opened:
-        pages.close(page, listeners)
+        pages.close(page)
     assert said == []
 
 
