@@ -46,13 +46,23 @@ def address(service: Service) -> Iterator[str]:
 
 
 @pytest.fixture
+def protected(service: Service) -> Iterator[str]:
+    for address in served(service, TOKEN):
+        yield f"{address}/label"
+
+
+@pytest.fixture
 def visit(address: str, visit: Any) -> Any:
     """Its pages are closed before the service stops: an open page goes on asking for its queue."""
     return visit
 
 
-def drop(page: Any, *files: tuple[str, bytes]) -> None:
+def let_go(page: Any, *files: tuple[str, bytes]) -> None:
     page.evaluate(DROP, [(name, base64.b64encode(content).decode()) for name, content in files])
+
+
+def drop(page: Any, *files: tuple[str, bytes]) -> None:
+    let_go(page, *files)
     until(page, "/added|refused|no image/.test(document.getElementById('sent').textContent)")
 
 
@@ -192,12 +202,28 @@ def test_labels_are_text_and_the_phone_has_no_sideways_scroll(visit: Any, addres
     assert service.writer.acknowledged == 3
 
 
-def test_the_token_is_asked_for_and_images_come_with_it(visit: Any, service: Service) -> None:
-    for address in served(service, TOKEN):
-        page = visit(f"{address}/label", refused="401")
-        page.get_by_role("dialog").wait_for()
-        page.locator("#token").fill(TOKEN)
-        page.keyboard.press("Enter")
-        drop(page, *images(1))
-        until(page, "document.getElementById('image').naturalWidth === 12")
-        page.close()
+def test_the_token_is_asked_for_and_images_come_with_it(protected: str, visit: Any) -> None:
+    page = visit(protected, refused="401")
+    page.get_by_role("dialog").wait_for()
+    page.locator("#token").fill(TOKEN)
+    page.keyboard.press("Enter")
+    drop(page, *images(1))
+    until(page, "document.getElementById('image').naturalWidth === 12")
+
+
+def test_a_request_that_was_on_its_way_takes_the_token_that_was_given_since(protected: str, visit: Any) -> None:
+    page = visit(protected, refused="401")
+    held: list[Any] = []
+    page.route("**/label/images", lambda route: held.append(route), times=1)
+    dialog = page.get_by_role("dialog")
+    dialog.wait_for()
+    let_go(page, *images(1))
+    while not held:
+        page.wait_for_timeout(20)
+    page.locator("#token").fill(TOKEN)
+    page.keyboard.press("Enter")
+    dialog.wait_for(state="hidden")
+    until(page, "sessionStorage.getItem('token') !== null")
+    held[0].continue_()  # without a token, as it was asked
+    until(page, "document.getElementById('sent').textContent === '1 added.' || document.getElementById('ask').open")
+    assert text(page, "sent") == "1 added."

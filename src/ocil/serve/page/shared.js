@@ -24,7 +24,7 @@ async function fetched(path, options = {}) {
   if (token) headers.set("Authorization", `Bearer ${token}`);
   const answer = await fetch(path, { ...options, headers });
   if (answer.status === 401) {
-    await askForToken();
+    if (sessionStorage.getItem("token") === token) await askForToken();  // else one was given since this was asked
     return fetched(path, options);
   }
   if (!answer.ok) throw new Error((await answer.json()).detail);
