@@ -16,6 +16,7 @@ import pytest
 
 from ocil.data import Dataset, load, load_once
 from ocil.errors import OcilError
+from ocil.limits import whole
 from ocil.runs.config import resolve
 from ocil.runs.folder import RunFolder
 from tests.conftest import SMALL, Call, left_over, one_error
@@ -77,7 +78,7 @@ OPTIONS: list[tuple[list[str], str]] = [
     (["--memory", "2.5"], "Invalid value for --memory: '2.5' is not a whole number."),
     (["--seeds", "2.5"], "Invalid value for --seeds: '2.5' is not a whole number."),
     (["--workers", "1.5"], "'1.5' is not a whole number"),
-    (["--seeds", "0"], "seeds = 0 must be a whole number of at least 1"),
+    (["--seeds", "0"], "seeds = 0 must be a whole number from 1"),
     (["--seeds", "-1"], "seeds = -1 must be"),
     (["--seeds", "many"], "Invalid value for --seeds: 'many' is not a whole number."),
     (["--seeds", "0-2"], "'0-2' is a range. Give how many seeds to run: --seeds 3. See:"),
@@ -150,7 +151,7 @@ def test_commands(
         (b"lr = [0.1]", "lr = [0.1] is not a number"),
         (b'lr = "fast"', "lr = 'fast' is not a number"),
         (b"lr = nan", "lr = nan is not a number"),
-        (b"seeds = 0", "seeds = 0 must be a whole number of at least 1"),
+        (b"seeds = 0", "seeds = 0 must be a whole number from 1"),
         (b"seeds = true", "seeds = True must be"),
         (b'seeds = "3"', "must be a whole number"),
         (b"seed = -1", "seed = -1 must be"),
@@ -463,3 +464,10 @@ def test_a_path_that_cannot_be(path: str, said: str) -> None:
     with pytest.raises(OcilError, match=said):
         load_once(path)
     assert resolve("er", path).dataset == path
+
+
+@pytest.mark.parametrize("value", [True, 2.0, "2", None, [2], np.zeros(2), 0, 11, np.int64(11)])
+def test_a_number_of_things_is_whole_and_within_its_bounds(value: object) -> None:
+    assert type(whole("things", np.int64(2), 1, 10)) is int
+    with pytest.raises(OcilError, match=r"^things = .* must be a whole number from 1 to 10\.$"):
+        whole("things", value, 1, 10)

@@ -394,7 +394,7 @@ def test_mistakes_on_the_command_line(write, tmp_path: Path) -> None:  # type: i
     assert read(both, settings={"beta": "0.2"}, only="method=afs").cells[0].value("beta") == 0.2
     with pytest.raises(OcilError, match="--set beta: it concerns no cell that --only 'method=er' leaves"):
         read(both, settings={"beta": "0.2"}, only="method=er")
-    with pytest.raises(OcilError, match="--seeds: seeds = 0 must be"):
+    with pytest.raises(OcilError, match="seeds = 0 must be"):
         read(path, seeds=0)
     with pytest.raises(OcilError, match='--only method="er: No closing quotation'):
         read(path, only='method="er')

@@ -208,7 +208,7 @@ def test_labels_that_cannot_be_saved_are_refused_before_anything_is_learned(
 )
 def test_parameters_that_are_no_whole_numbers(tiny: Dataset, given: dict[str, Any]) -> None:
     ((name, value),) = given.items()
-    with pytest.raises(OcilError, match=re.escape(f"{name} = {value!r} must be a whole number.")):
+    with pytest.raises(OcilError, match=re.escape(f"{name} = {value!r} must be a whole number")):
         classifier(**given).fit(tiny.train_x[:6], tiny.train_y[:6])
 
 
@@ -575,7 +575,7 @@ def test_threads_can_be_chosen_at_any_time(tiny: Dataset, tmp_path: Path, monkey
             compute()
             assert set(used) == {count}
     one.set_params(threads=0)
-    with pytest.raises(OcilError, match="threads = 0 must be at least 1"):
+    with pytest.raises(OcilError, match="threads = 0 must be a whole number from 1"):
         one.predict(x)
-    with pytest.raises(OcilError, match="threads = 0 must be at least 1"):
+    with pytest.raises(OcilError, match="threads = 0 must be a whole number from 1"):
         OnlineClassifier.load(tmp_path, "cpu", threads=0)

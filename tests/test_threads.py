@@ -141,7 +141,7 @@ def test_a_learner_of_ones_own_computes_on_the_default(
 
 @pytest.mark.parametrize("count", [0, -1])
 def test_too_few_are_refused(ocil_command: Call, tmp_path: Path, count: int) -> None:
-    with pytest.raises(OcilError, match=rf"threads = {count} must be at least 1"):
+    with pytest.raises(OcilError, match=rf"threads = {count} must be a whole number from 1"):
         Model(Recipe("er"), ImageFormat((8, 8, 1)), threads=count)
     model = ("--model", tmp_path / "model", "--threads", count)
     for words in (
@@ -150,7 +150,7 @@ def test_too_few_are_refused(ocil_command: Call, tmp_path: Path, count: int) -> 
         ("export", "--out", "a.onnx", *model),
         ("bench", "er", "--threads", count),
     ):
-        assert "must be at least 1" in one_error(ocil_command(*words))
+        assert "must be a whole number from 1" in one_error(ocil_command(*words))
     assert not list(tmp_path.iterdir())
 
 

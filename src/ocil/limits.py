@@ -1,6 +1,8 @@
 """Limits that several packages share. Importing this loads nothing, so the command line can check them first."""
 
+import math
 from operator import index
+from typing import Any
 
 from ocil.errors import OcilError
 
@@ -8,14 +10,22 @@ MAX_THREADS = 1024
 """The largest number of threads or worker processes."""
 MAX_SIDE = 1024
 """The largest side of an image, in pixels."""
+MAX_WIDTH = 1024
+"""The largest number of channels of the first stage of a ResNet."""
+
+
+def whole(name: str, value: Any, least: int, most: float = math.inf) -> int:
+    """The value as a whole number of Python. Raises if it is none (a bool is none), or is out of these bounds."""
+    try:
+        number = index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or not least <= number <= most:
+        bounds = f"of at least {least}" if most == math.inf else f"from {least} to {most:,}"
+        raise OcilError(f"{name} = {repr(value)[:60]} must be a whole number {bounds}.")
+    return number
 
 
 def check_threads(threads: int | None) -> None:
-    if threads is None:
-        return
-    try:
-        index(threads)
-    except TypeError:
-        raise OcilError(f"threads = {threads!r} must be a whole number.") from None
-    if not 1 <= threads <= MAX_THREADS:
-        raise OcilError(f"threads = {threads} must be at least 1 and at most {MAX_THREADS}.")
+    if threads is not None:
+        whole("threads", threads, 1, MAX_THREADS)

@@ -245,7 +245,7 @@ def test_torch_vectors_sizes_and_stores(tmp_path: Path) -> None:
     with pytest.raises(OcilError, match="vectors, which have no image size"):
         Dataset.from_torch(vectors, vectors, size=4)
     for wrong in ((4, 4), 0, 4.0):
-        with pytest.raises(OcilError, match="must be a whole number above 0: images become squares of that side"):
+        with pytest.raises(OcilError, match="must be a whole number of at least 1"):
             Dataset.from_torch(sizes, sizes, size=wrong)  # type: ignore[arg-type]
 
 

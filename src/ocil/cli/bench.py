@@ -52,15 +52,14 @@ def bench(
     from ocil.data import CATALOG, DEFAULT
     from ocil.engines.bench import made_up, measure
     from ocil.experiments.configure import settings_by_method
-    from ocil.experiments.files import check_seed_count
+    from ocil.experiments.files import seed_count
     from ocil.methods import METHODS
     from ocil.runs.config import resolve
     from ocil.runs.environment import pick_device
     from ocil.runs.stream_run import StreamRun
     from ocil.threads import using
 
-    if seeds is not None:
-        check_seed_count(seeds)
+    seeds = None if seeds is None else seed_count(seeds)
     place = pick_device(device)
     gpu = place.type == "cuda"
     info, count = (CATALOG["cifar100"], seeds or 10) if gpu else (CATALOG[DEFAULT], 1)

@@ -194,13 +194,13 @@ def plan(variants: Sequence[str], options: Options) -> list["LongTailConfig"]:
     """The configurations of all variants and seeds, checked against the data before anything runs."""
     from ocil import data
     from ocil.experiments.datasets import dataset_name
-    from ocil.experiments.files import check_seed_count
+    from ocil.experiments.files import seed_count
     from ocil.longtail import data as tailed
     from ocil.longtail.config import CUTTING, resolve
     from ocil.longtail.training import check
     from ocil.runs.folder import refuse_begun_elsewhere
 
-    check_seed_count(options.seeds)
+    seed_count(options.seeds)
     own = {"imbalance": options.imbalance, "open_share": options.open}
     given: dict[str, Any] = read_settings(options.set, **own)
     name = options.dataset or data.DEFAULT

@@ -15,6 +15,7 @@ from ocil.data.class_names import in_order
 from ocil.data.images import GRAY_MODES, upright
 from ocil.data.mapped import RowReader
 from ocil.errors import OcilError
+from ocil.limits import whole
 
 Layout = Literal["HWC", "CHW"]
 Indices = NDArray[np.int64]
@@ -67,8 +68,8 @@ class ItemSource:
         size: int | None = None,
     ) -> None:
         self.get, self.count, self.what, self.size = get, count, what, size
-        if size is not None and (not isinstance(size, int | np.integer) or size < 1):
-            raise OcilError(f"size = {size!r} must be a whole number above 0: images become squares of that side.")
+        if size is not None:
+            whole("size", size, least=1)
         if not count:
             raise OcilError(f"{what} has no samples. Give at least one.")
         first = get(0)

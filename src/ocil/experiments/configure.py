@@ -9,9 +9,10 @@ from ocil import data
 from ocil.data import CATALOG, DEFAULT, Dataset
 from ocil.errors import OcilError
 from ocil.experiments.datasets import dataset_name
-from ocil.experiments.files import SEEDS, Cell, check_seed_count, meant_for, settings_of
+from ocil.experiments.files import SEEDS, Cell, meant_for, seed_count, settings_of
 from ocil.experiments.plan import check_images, check_names
 from ocil.files import read_toml
+from ocil.limits import whole
 from ocil.methods import method as method_info
 from ocil.runs.build import Checks
 from ocil.runs.config import facts_of, resolve
@@ -50,9 +51,8 @@ def configure(
     method = method or names.get("method")
     if method is None:
         raise OcilError("name a method, for example: ocil run afs. `ocil methods` lists them.")
-    count = _whole("seeds", names.get("seeds", SEEDS) if seeds is None else seeds, least=1)
-    check_seed_count(count)
-    first = _whole("seed", names.get("seed", 0) if seed is None else seed, least=0)
+    count = seed_count(names.get("seeds", SEEDS) if seeds is None else seeds)
+    first = whole("seed", names.get("seed", 0) if seed is None else seed, least=0)
     info = method_info(method)
     in_file = {key: value for key, value in in_file.items() if meant_for(info, key, own=True)}
     given = {key: value for key, value in (settings or {}).items() if not shared or meant_for(info, key)}
@@ -96,9 +96,3 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         if not isinstance(names.get(key, ""), str):
             raise OcilError(f"{key} = {names[key]!r} in {file} is not a name.")
     return names, settings
-
-
-def _whole(name: str, value: Any, least: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise OcilError(f"{name} = {value} must be a whole number of at least {least}.")
-    return value

@@ -30,6 +30,7 @@ from ocil.data.catalog import find, same_name
 from ocil.errors import OcilError, suggest
 from ocil.experiments.named import find_file, shipped
 from ocil.files import read_toml
+from ocil.limits import whole
 from ocil.methods import MethodInfo, method
 from ocil.rng import MAX_SEED
 from ocil.runs.config import DatasetFacts, RunConfig, concerns, memory_settings, resolve
@@ -112,8 +113,8 @@ def read(
     """
     path = find_file(Path(path))
     content, settings = _content(path), dict(settings or {})
-    seeds = _seeds(str(path), content.get("seeds", SEEDS)) if seeds is None else _seeds("--seeds", seeds)
-    first = _first_seed(path, content, seeds)
+    seeds = seed_count(content.get("seeds", SEEDS), f"{path}: seeds") if seeds is None else seed_count(seeds)
+    first = whole(f"{path}: first_seed", content.get("first_seed", 0), 0, MAX_SEED - seeds)
     cells = _expanded(path, content, settings, source, range(first, first + seeds))
     kept = select(cells, only)
     left_out = [cell for cell in cells if cell not in kept] if only else []
@@ -270,9 +271,9 @@ def meant_for(info: MethodInfo, key: str, own: bool = False) -> bool:
     return own or key not in concerns(StreamConfig, "boundaries" if info.offline else "epochs")
 
 
-def check_seed_count(count: int) -> None:
-    if not 1 <= count <= MAX_SEEDS:
-        raise OcilError(f"seeds = {count} must be a whole number from 1 to {MAX_SEEDS:,}.")
+def seed_count(count: Any, name: str = "seeds") -> int:
+    """How many seeds to run. Raises if it is no number of seeds; ``name``: what the message calls it."""
+    return whole(name, count, 1, MAX_SEEDS)
 
 
 def _label(template: str | None, config: RunConfig, varied: list[str]) -> str:
@@ -381,16 +382,3 @@ def _text_of(path: Path, content: Mapping[str, Any], key: str) -> str:
     if not isinstance(text, str):
         raise OcilError(f"{path}: {key} = {text!r} must be text.")
     return text
-
-
-def _seeds(where: str, seeds: Any) -> int:
-    if not isinstance(seeds, int) or isinstance(seeds, bool) or not 1 <= seeds <= MAX_SEEDS:
-        raise OcilError(f"{where}: seeds = {seeds!r} must be a whole number from 1 to {MAX_SEEDS:,}.")
-    return seeds
-
-
-def _first_seed(path: Path, content: Mapping[str, Any], seeds: int) -> int:
-    first = content.get("first_seed", 0)
-    if type(first) is not int or not 0 <= first <= MAX_SEED - seeds:
-        raise OcilError(f"{path}: first_seed = {first!r} must be a whole number, 0 or more.")
-    return first

@@ -28,7 +28,7 @@ from ocil.engines.job import Outcomes
 from ocil.errors import OcilError
 from ocil.evaluation.measures import Estimate, average_accuracy, estimate, estimate_json
 from ocil.experiments.datasets import dataset_name
-from ocil.experiments.files import Cell, check_seed_count
+from ocil.experiments.files import Cell, seed_count
 from ocil.experiments.plan import Plan, results_of
 from ocil.experiments.search_split import search_split, stream_of_split, write_data
 from ocil.methods import method as method_info
@@ -98,10 +98,9 @@ class Search:
         data_dir: Path | None = None,
         features: Callable[[Dataset, Encoder], Dataset] | None = None,
     ) -> None:
-        check_seed_count(seeds)
         self.method = method_info(method).name
         self.memory, self.review, self.settings = memory, review, dict(settings or {})
-        self.tasks, self.seeds, self.validation = tasks, seeds, validation
+        self.tasks, self.seeds, self.validation = tasks, seed_count(seeds), validation
         self.space = self._checked(space or {})
         dataset = DEFAULT if dataset is None else dataset
         loaded = data.load(dataset, data_dir)

@@ -13,6 +13,7 @@ import torch
 from ocil.errors import OcilError
 from ocil.learning import optimizers
 from ocil.learning.views import RandomViews, crop_range
+from ocil.limits import MAX_WIDTH
 from ocil.networks import InputShape, is_image
 from ocil.networks.registry import REDUCED, named
 from ocil.precision import Precision
@@ -119,7 +120,7 @@ class LearnerConfig:
         "review_batch": 1,
         "review_lr_scale": 0,
     }
-    maximum: ClassVar[dict[str, float]] = {"width": 1024}
+    maximum: ClassVar[dict[str, float]] = {"width": MAX_WIDTH}
     above: ClassVar[dict[str, float]] = {"lr": 0}
     below: ClassVar[dict[str, float]] = {"momentum": 1, "average": 1}
 

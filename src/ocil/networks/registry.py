@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from ocil.errors import OcilError
+from ocil.limits import MAX_WIDTH, whole
 from ocil.networks import pretrained as weights
 from ocil.networks.base import Factory, Network
 from ocil.networks.growth import GrowingHead
@@ -318,10 +319,7 @@ def _body(info: NetworkInfo, chosen: Spec, input_shape: InputShape, pretrained: 
 def _checked_width(chosen: Spec, width: int) -> int:
     if more := sorted(chosen.options.keys() - {"width"}):
         raise OcilError(f"network = {chosen} cannot be built: {REDUCED} has no option '{more[0]}', only width.")
-    wide = chosen.options.get("width", width)
-    if not isinstance(wide, int) or not 0 < wide <= 1024:
-        raise OcilError(f"width = {wide!r} must be a whole number from 1 to 1,024.")
-    return wide
+    return whole("width", chosen.options.get("width", width), 1, MAX_WIDTH)
 
 
 def _from_module(target: str) -> Factory:

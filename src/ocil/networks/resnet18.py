@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from ocil.errors import OcilError
 from ocil.kernels.convolution import Conv2d
+from ocil.limits import MAX_WIDTH, whole
 from ocil.networks.inputs import InputShape, image_shape
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -43,8 +44,7 @@ class ResNet18(nn.Module):
         super().__init__()
         if stem not in ("small", "imagenet"):
             raise OcilError(f"resnet18(stem={stem!r}): use 'small' or 'imagenet'.")
-        if not isinstance(width, int) or not 0 < width <= 1024:
-            raise OcilError(f"resnet18(width={width!r}): give a number of channels from 1 to 1,024.")
+        width = whole("resnet18: width", width, 1, MAX_WIDTH)
         self.stem = stem
         channels = image_shape(input_shape)[2]
         if stem == "imagenet":

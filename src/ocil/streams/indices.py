@@ -8,6 +8,7 @@ import numpy as np
 from ocil.data import Dataset
 from ocil.data.class_names import some
 from ocil.errors import OcilError
+from ocil.limits import whole
 from ocil.streams.choices import TaskEnds
 from ocil.streams.order import Indices, Order, tasks_of
 
@@ -18,8 +19,7 @@ def order_of(data: Dataset, tasks: Iterable[Any], batch_size: int, task_ends: Ta
     ``tasks``: for each task the numbers of its training samples, in the order of their arrival. A sample may come more
     than once. A task that brings no new class belongs to the one before.
     """
-    if type(batch_size) is not int or batch_size < 1:
-        raise OcilError(f"batch_size = {batch_size!r} must be a whole number of at least 1.")
+    batch_size = whole("batch_size", batch_size, least=1)
     if isinstance(tasks, Mapping) or not isinstance(tasks, Iterable):
         raise OcilError(f"tasks is a {type(tasks).__name__}: give a list with the numbers of the samples of each task.")
     parts = [_numbers(given, number, len(data.train_y)) for number, given in enumerate(tasks)]
