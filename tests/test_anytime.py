@@ -144,5 +144,5 @@ def test_it_is_shown_and_counted(tiny: Dataset, tmp_path: Path) -> None:
 
 
 def test_a_negative_number_is_refused() -> None:
-    with pytest.raises(OcilError, match="evaluate_every = -1 must not be negative"):
+    with pytest.raises(OcilError, match="evaluate_every = -1 must be at least 0"):
         configured(evaluate_every=-1)

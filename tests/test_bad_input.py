@@ -52,7 +52,7 @@ SETTINGS = {
     "review=maybe": "review = 'maybe' is not true or false",
     "drop_last=2": "drop_last = '2' is not true or false",
     "review_every=-1": "review_every = -1 must be at least 0",
-    "blurry_share=2": "blurry_share = 2.0 must lie between 0 and 1",
+    "blurry_share=2": "blurry_share = 2.0 must be from 0 to 1",
     "fade=-1": "fade = -1.0 must be from 0 to 1,000,000",
     "epochs=2": "an online stream is seen once",
     "widht=3": "unknown setting 'widht' for er. Did you mean 'width'?",

@@ -296,7 +296,7 @@ def test_fine_tune_is_its_own_reference() -> None:
         ({"memory": 5}, "er: memory = 5 is smaller than batch_size = 10: give a memory of 10 or more"),
         ({"memory": 15, "memory_batch": 30}, "memory = 15 is smaller than memory_batch = 30"),
         ({"memory": -1}, "memory = -1 must be at least 0."),
-        ({"blurry_share": 1.5}, "blurry_share = 1.5 must lie between 0 and 1."),
+        ({"blurry_share": 1.5}, "blurry_share = 1.5 must be from 0 to 1."),
     ],
 )
 def test_bad_settings(given_settings: dict[str, Any], message: str) -> None:

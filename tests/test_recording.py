@@ -410,8 +410,8 @@ def test_time_estimates_count_it() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"evaluate_on": -1, "evaluate_every": 1}, "evaluate_on = -1 must not be negative"),
-        ({"prequential": -1}, "prequential = -1 must not be negative"),
+        ({"evaluate_on": -1, "evaluate_every": 1}, "evaluate_on = -1 must be at least 0"),
+        ({"prequential": -1}, "prequential = -1 must be at least 0"),
         ({"evaluate_on": 8}, "evaluate_on = 8 is about the evaluations of evaluate_every: give that too"),
     ],
 )

@@ -384,7 +384,7 @@ def test_data_that_was_cut_is_written_again(six: Dataset, tmp_path: Path) -> Non
         (("--grid", "batch_size=10", "--review", "-s", "review_every=9999"), "review_every = 9999 is more than"),
         (("--grid", "lr=0.1", "--tasks", 3), "1 to 2 of the 3 tasks"),
         (("--grid", "lr=0.1", "--tasks", 0), "1 to 2 of the 3 tasks"),
-        (("--grid", "lr=0.1", "--validation", 0), "validation = 0.0 must lie between 0 and 1"),
+        (("--grid", "lr=0.1", "--validation", 0), "validation = 0.0 must be more than 0 and less than 1"),
         (("--grid", "lr=0.1", "--validation", 0.99), "leaves no image of a"),
         (("--grid", "lr=0.1", "--seeds", 0), "seeds = 0 must be a whole number from 1"),
         (("--grid", "lr=0.1", "--address", "x"), "add --engine ray"),

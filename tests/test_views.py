@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from collections import Counter
 from typing import Any
 
@@ -218,21 +219,21 @@ def test_everything_off_is_the_image_itself() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"flip": 1.5}, "flip must be a probability from 0 to 1, got 1.5."),
-        ({"gray": math.nan}, "gray must be a probability"),
-        ({"jitter": -0.1}, "jitter must be a probability"),
-        ({"brightness": 1.1}, "brightness must be a number from 0 to 1"),
-        ({"contrast": -1}, "contrast must be"),
-        ({"saturation": math.inf}, "saturation must be"),
-        ({"hue": 0.6}, "hue must be a number from 0 to 0.5"),
-        ({"crop_scale": (0.0, 1.0)}, "crop_scale must be"),
-        ({"crop_scale": (0.8, 0.7)}, "crop_scale must be"),
-        ({"crop_ratio": (2.0, 1.0)}, "crop_ratio must be"),
-        ({"crop_rule": "centre"}, "crop_rule must be 'reject' or 'clamp'"),
+        ({"flip": 1.5}, "flip = 1.5 must be a probability from 0 to 1."),
+        ({"gray": math.nan}, "gray = nan must be a probability"),
+        ({"jitter": -0.1}, "jitter = -0.1 must be a probability"),
+        ({"brightness": 1.1}, "brightness = 1.1 must be a number from 0 to 1"),
+        ({"contrast": -1}, "contrast = -1 must be"),
+        ({"saturation": math.inf}, "saturation = inf must be"),
+        ({"hue": 0.6}, "hue = 0.6 must be a number from 0 to 0.5"),
+        ({"crop_scale": (0.0, 1.0)}, "crop_scale = (0.0, 1.0) must be"),
+        ({"crop_scale": (0.8, 0.7)}, "crop_scale = (0.8, 0.7) must be"),
+        ({"crop_ratio": (2.0, 1.0)}, "crop_ratio = (2.0, 1.0) must be"),
+        ({"crop_rule": "centre"}, "crop_rule = centre must be 'reject' or 'clamp'"),
     ],
 )
 def test_impossible_settings_are_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(OcilError, match=said):
+    with pytest.raises(OcilError, match=re.escape(said)):
         RandomViews(**changes)
 
 

@@ -14,6 +14,12 @@ MAX_WIDTH = 1024
 """The largest number of channels of the first stage of a ResNet."""
 
 
+def check(good: bool, name: str, value: object, wanted: str) -> None:
+    """Raise unless the value of a setting is good. ``wanted``: what it must be, such as "at least 1"."""
+    if not good:
+        raise OcilError(f"{name} = {value} must be {wanted}.")
+
+
 def whole(name: str, value: Any, least: int, most: float = math.inf) -> int:
     """The value as a whole number of Python. Raises if it is none (a bool is none), or is out of these bounds."""
     try:

@@ -10,6 +10,7 @@ import numpy as np
 from ocil.data import Dataset
 from ocil.data.dataset import load_npz
 from ocil.errors import OcilError
+from ocil.limits import check
 from ocil.rng import derive
 from ocil.runs.config import RunConfig
 from ocil.streams import Stream
@@ -69,8 +70,7 @@ def _check(stream: StreamConfig, tasks: int, share: float) -> None:
         raise OcilError("order is about the whole stream: leave it out of a search, which has the first tasks.")
     if not 1 <= tasks < stream.tasks:
         raise OcilError(f"tasks = {tasks}: search on 1 to {stream.tasks - 1} of the {stream.tasks} tasks, not on all.")
-    if not 0 < share < 1:
-        raise OcilError(f"validation = {share} must lie between 0 and 1.")
+    check(0 < share < 1, "validation", share, "more than 0 and less than 1")
 
 
 def stream_of_split(split: SearchSplit, whole: Dataset, config: RunConfig, share: float) -> StreamConfig:

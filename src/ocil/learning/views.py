@@ -16,6 +16,7 @@ from torch import Tensor
 from ocil import kernels
 from ocil.errors import OcilError
 from ocil.kernels.draw import Draw, Jitter, Range, Ranges
+from ocil.limits import check
 
 CropRule = Literal["reject", "clamp"]
 TRIALS = 10
@@ -43,16 +44,16 @@ class RandomViews:
 
     def __post_init__(self) -> None:
         for name in ("flip", "jitter", "gray"):
-            _check(0 <= getattr(self, name) <= 1, name, "a probability from 0 to 1", getattr(self, name))
+            check(0 <= getattr(self, name) <= 1, name, getattr(self, name), "a probability from 0 to 1")
         for name, most in (("brightness", 1), ("contrast", math.inf), ("saturation", math.inf), ("hue", 0.5)):
             value = getattr(self, name)
-            _check(0 <= value <= most and math.isfinite(value), name, f"a number from 0 to {most}", value)
+            check(0 <= value <= most and math.isfinite(value), name, value, f"a number from 0 to {most}")
         if self.crop_scale is not None:
             low, high = self.crop_scale
-            _check(0 < low <= high <= 1, "crop_scale", "None or 0 < low <= high <= 1", self.crop_scale)
+            check(0 < low <= high <= 1, "crop_scale", self.crop_scale, "None or 0 < low <= high <= 1")
         low, high = self.crop_ratio
-        _check(0 < low <= high < math.inf, "crop_ratio", "0 < low <= high", self.crop_ratio)
-        _check(self.crop_rule in ("reject", "clamp"), "crop_rule", "'reject' or 'clamp'", self.crop_rule)
+        check(0 < low <= high < math.inf, "crop_ratio", self.crop_ratio, "0 < low <= high")
+        check(self.crop_rule in ("reject", "clamp"), "crop_rule", self.crop_rule, "'reject' or 'clamp'")
 
     def __call__(self, images: Tensor, generator: torch.Generator, batches: int = 1) -> Tensor:
         """Random views of float32 images [B, C, H, W] in [0, 1], C = 1 or 3. The generator lives on their device.
@@ -140,7 +141,7 @@ class RandomViews:
 def crop_range(smallest: float, name: str = "crop") -> Range | None:
     """The ``crop_scale`` of a crop that keeps at least this share of the image; 1 switches the crop off. ``name``: of
     the setting, for the message."""
-    _check(0 < smallest <= 1, name, "more than 0 and at most 1", smallest)
+    check(0 < smallest <= 1, name, smallest, "more than 0 and at most 1")
     return (smallest, 1.0) if smallest < 1 else None
 
 
@@ -262,8 +263,3 @@ def _per_image(row: Tensor) -> Tensor:
 
 def _choose(chosen: Tensor, changed: Tensor, images: Tensor) -> Tensor:
     return torch.where(_per_image(chosen), changed, images)
-
-
-def _check(good: bool, name: str, want: str, got: object) -> None:
-    if not good:
-        raise OcilError(f"{name} must be {want}, got {got}.")

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 from ocil import precision
 from ocil.data import CATALOG, DEFAULT
 from ocil.errors import OcilError, suggest
+from ocil.limits import check
 from ocil.precision import Precision
 from ocil.rng import check_seed
 from ocil.runs.config import with_settings
@@ -145,19 +146,19 @@ class LongTailConfig:
         if self.variant not in VARIANTS:
             raise OcilError(f"there is no variant '{self.variant}'.{suggest(self.variant, VARIANTS)}")
         for name in COUNTS:
-            _check(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
+            check(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         for name in ("lr1", "lr2", "lr_classifier", "lr_centroids", "sigma", "reach", "cosine_scale", "alpha"):
-            _check(getattr(self, name) > 0, name, "more than 0", getattr(self, name))
+            check(getattr(self, name) > 0, name, getattr(self, name), "more than 0")
         weights = ("weight_decay", "centroid_weight", "repel_weight", "adjustment")
         for name in (*weights, "validation", "gamma", "margin", "decay"):
-            _check(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
+            check(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
         for name in ("share", "flip", "jitter", "reject_below", "mu"):
-            _check(0 <= getattr(self, name) <= 1, name, "from 0 to 1", getattr(self, name))
+            check(0 <= getattr(self, name) <= 1, name, getattr(self, name), "from 0 to 1")
         check_seed(self.seed)
-        _check(0 <= self.momentum < 1, "momentum", "from 0 to less than 1", self.momentum)
-        _check(0 < self.crop_scale <= 1, "crop_scale", "more than 0 and at most 1", self.crop_scale)
-        _check(0 <= self.open_share < 1, "open_share", "from 0 to less than 1", self.open_share)
-        _check(self.imbalance == 0 or 1 <= self.imbalance <= 1e6, "imbalance", "from 1 to a million", self.imbalance)
+        check(0 <= self.momentum < 1, "momentum", self.momentum, "from 0 to less than 1")
+        check(0 < self.crop_scale <= 1, "crop_scale", self.crop_scale, "more than 0 and at most 1")
+        check(0 <= self.open_share < 1, "open_share", self.open_share, "from 0 to less than 1")
+        check(self.imbalance == 0 or 1 <= self.imbalance <= 1e6, "imbalance", self.imbalance, "from 1 to a million")
         if self.batch_size % self.samples_per_class:
             raise OcilError(
                 f"batch_size = {self.batch_size} is not a multiple of samples_per_class = {self.samples_per_class}."
@@ -293,8 +294,3 @@ def command(config: LongTailConfig) -> str:
     return with_settings(
         ["ocil", "longtail", "run", config.variant, "--dataset", shlex.quote(config.dataset)], different
     )
-
-
-def _check(good: bool, name: str, want: str, got: object) -> None:
-    if not good:
-        raise OcilError(f"{name} = {got} must be {want}.")

@@ -17,7 +17,7 @@ from torch import Tensor
 from ocil import files, tensorfile
 from ocil.errors import OcilError
 from ocil.learning.views import RandomViews
-from ocil.limits import check_threads
+from ocil.limits import check, check_threads
 from ocil.methods import method
 from ocil.methods.config import LearnerConfig
 from ocil.methods.growth import capacity_for
@@ -74,8 +74,7 @@ class Model:
             settings["network"] = config.network
         self.recipe = replace(recipe, method=method(recipe.method).name, settings=settings)
         self.input_format = input_format
-        if self.recipe.review_every is not None and self.recipe.review_every < 0:
-            raise OcilError(f"review_every = {self.recipe.review_every} must not be negative.")
+        check((self.recipe.review_every or 0) >= 0, "review_every", self.recipe.review_every, "at least 0")
         self.learner = method(recipe.method).load()(
             config, format_problem(input_format, capacity_for(0)), recipe.seed, device
         )

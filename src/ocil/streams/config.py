@@ -1,5 +1,6 @@
 """The settings of a stream."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
@@ -13,6 +14,7 @@ from ocil.data import CATALOG, Dataset
 from ocil.data.derived import base_of, parts_of
 from ocil.errors import OcilError
 from ocil.files import read_regular
+from ocil.limits import check
 from ocil.streams.choices import Boundary, ClassOrder, ImbalanceOrder, NoiseAmong, Scenario, TaskEnds
 from ocil.streams.order_file import settings_in
 
@@ -148,8 +150,9 @@ class StreamConfig:
         self._read_lists()
         self._check_choices()
         self._check_numbers()
-        self._check_evaluations()
-        self._check_together()
+        self._check_boundary()
+        self._check_classes()
+        self._check_order()
 
     @property
     def announces_tasks(self) -> bool:
@@ -182,43 +185,49 @@ class StreamConfig:
                 raise OcilError(f"{name} = {value!r} is not one of {', '.join(choices)}.")
 
     def _check_numbers(self) -> None:
+        given: dict[str, Any] = vars(self)
         for name in ("tasks", "batch_size", "epochs"):
-            if getattr(self, name) < 1:
-                raise OcilError(f"{name} = {getattr(self, name)} must be at least 1.")
-        if self.first_task < 0:
-            raise OcilError(f"first_task = {self.first_task} must not be negative.")
+            check(given[name] >= 1, name, given[name], "at least 1")
+        for name in ("first_task", "evaluate_every", "evaluate_on", "prequential"):
+            check(given[name] >= 0, name, given[name], "at least 0")
         for name in ("blurry_share", "disjoint_share", "return_share", "label_noise"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise OcilError(f"{name} = {getattr(self, name)} must lie between 0 and 1.")
-        if not 0 <= self.fade <= MAX_FADE:
-            raise OcilError(f"fade = {self.fade} must be from 0 to {MAX_FADE:,}.")
-        if not 1 <= self.imbalance_factor < float("inf"):
-            given = f"imbalance_factor = {self.imbalance_factor}"
-            raise OcilError(f"{given} must be at least 1: the largest class over the smallest.")
-        if self.epochs > MAX_EPOCHS:
-            raise OcilError(f"epochs = {self.epochs} must be at most {MAX_EPOCHS:,}.")
+            check(0 <= given[name] <= 1, name, given[name], "from 0 to 1")
         for name in ("task_sizes", "class_counts"):
-            if any(number < 1 for number in getattr(self, name)):
-                raise OcilError(f"{name} = {_listed(getattr(self, name))} must be numbers of at least 1.")
+            numbers = given[name]
+            check(all(number >= 1 for number in numbers), name, ",".join(map(str, numbers)), "numbers of at least 1")
+        check(0 <= self.fade <= MAX_FADE, "fade", self.fade, f"from 0 to {MAX_FADE:,}")
+        check(self.epochs <= MAX_EPOCHS, "epochs", self.epochs, f"at most {MAX_EPOCHS:,}")
+        good = 1 <= self.imbalance_factor < math.inf
+        check(good, "imbalance_factor", self.imbalance_factor, "at least 1: the largest class over the smallest")
+        if self.evaluate_on and not self.evaluate_every:
+            raise OcilError(
+                f"evaluate_on = {self.evaluate_on} is about the evaluations of evaluate_every: give that too."
+            )
 
-    def _check_together(self) -> None:
-        """Raise for settings that contradict each other."""
-        if self.boundary == "none" and not self.fade:
-            raise OcilError("fade = 0 with boundary = 'none' lets no class fade: give more, or boundary = 'clear'.")
+    def _check_boundary(self) -> None:
+        """Raise for settings that contradict the kind of boundary."""
         if self.epochs > 1 and self.boundary != "iid":
             raise OcilError("epochs > 1 needs boundary = 'iid': an online stream is seen once.")
+        if self.boundary == "none" and not self.fade:
+            raise OcilError("fade = 0 with boundary = 'none' lets no class fade: give more, or boundary = 'clear'.")
         if self.boundary == "none" and self.task_ends == "announced":
             raise OcilError("boundary = 'none' has no task ends to announce: leave out task_ends.")
-        if self.task_sizes and self.first_task:
-            raise OcilError("task_sizes names the first task's size too: leave out first_task.")
         if self.boundary == "si-blurry" and (self.task_sizes or self.first_task):
             raise OcilError("boundary = 'si-blurry' draws the task sizes: leave out task_sizes and first_task.")
+
+    def _check_classes(self) -> None:
+        """Raise for settings about classes and labels that contradict each other."""
+        if self.task_sizes and self.first_task:
+            raise OcilError("task_sizes names the first task's size too: leave out first_task.")
         if self.arrival_order and self.class_order == "seeded":
             raise OcilError("arrival_order gives the order that class_order = 'seeded' would draw: leave one out.")
         if self.class_counts and self.imbalance_factor != 1:
             raise OcilError("class_counts and imbalance_factor both say how large classes are: leave one out.")
         if self.scenario == "domain" and self.noise_among == "task" and self.label_noise:
             raise OcilError("noise_among = 'task' needs tasks of classes: with scenario = 'domain' use 'all'.")
+
+    def _check_order(self) -> None:
+        """Raise for settings that contradict a file with an order."""
         for name in NOT_WITH_ORDER if self.order else ():
             if getattr(self, name) != type(self).__dataclass_fields__[name].default:
                 raise OcilError(f"order = {self.order} gives every sample and label: leave out {name}.")
@@ -235,15 +244,6 @@ class StreamConfig:
         """The same stream, with those evaluations of another one that this one does not ask for."""
         names = [f.name for f in fields(self) if f.metadata == EVALUATION]
         return replace(self, **{name: getattr(self, name) or getattr(other, name) for name in names})
-
-    def _check_evaluations(self) -> None:
-        for name in ("evaluate_every", "evaluate_on", "prequential"):
-            if getattr(self, name) < 0:
-                raise OcilError(f"{name} = {getattr(self, name)} must not be negative.")
-        if self.evaluate_on and not self.evaluate_every:
-            raise OcilError(
-                f"evaluate_on = {self.evaluate_on} is about the evaluations of evaluate_every: give that too."
-            )
 
     def _read_order(self) -> None:
         path = Path(self.order).expanduser().resolve()
@@ -291,10 +291,6 @@ def _whole_numbers(name: str, value: Any) -> tuple[int, ...]:
     if not isinstance(value, list | tuple) or not all(type(item) is int for item in value):
         raise OcilError(f"{name} = {str(value)[:60]!r} is not a list of whole numbers.")
     return tuple(value)
-
-
-def _listed(values: tuple[int, ...]) -> str:
-    return ",".join(map(str, values))
 
 
 def _lines_of(path: Path) -> tuple[str, ...]:
