@@ -122,10 +122,9 @@ def from_huggingface(
     """See ``Dataset.from_huggingface``."""
     is_dict = hasattr(ds, "keys") and hasattr(ds, "values")
     splits = dict(ds) if is_dict else {train: ds}
-    if train not in splits:
-        raise OcilError(f"there is no split '{train}'. Name one with train=: {', '.join(map(str, splits))}.")
-    if test is not None and test not in splits:
-        raise OcilError(f"there is no split '{test}'. Name one with test=: {', '.join(map(str, splits))}.")
+    for option, split in (("train", train), ("test", test)):
+        if split is not None and split not in splits:
+            raise OcilError(f"there is no split '{split}'. Name one with {option}=: {', '.join(map(str, splits))}.")
     held = test or next((part for part in TEST_SPLITS if part in splits and part != train), None)
     features = getattr(splits[train], "features", None)
     if hasattr(splits[train], "features") and not hasattr(splits[train], "__len__"):

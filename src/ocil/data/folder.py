@@ -89,23 +89,25 @@ class ImageFiles:
 
     def write(self, writer: StoreWriter, progress: OnProgress = lambda _done, _total: None) -> None:
         """Decode all images and add them to ``writer``. ``progress`` gets the number of images done and of all."""
-        total, done, met = len(self.train) + len(self.test), 0, set()
+        done, total = 0, len(self.train) + len(self.test)
         writer.classes = self.classes
-        used = {self.domain_of[path] for path, _ in (*self.train, *self.test)} if self.domain_of else set()
-        writer.domains = tuple(sorted(used))
-        number_of = {path: writer.domains.index(name) for path, name in self.domain_of.items() if name in used}
+        writer.domains = tuple(
+            sorted({self.domain_of[path] for path, _ in (*self.train, *self.test) if self.domain_of})
+        )
+        number_of = {name: number for number, name in enumerate(writer.domains)}
+        learned: set[int] = set()  # the classes of the training images that could be read
         parts: tuple[tuple[Split, Files], ...] = (("train", self.train), ("test", self.test))
         for split, files in parts:
-            for chunk, images in self._decoded(files):
-                kept = [(image, *item) for image, item in zip(images, chunk, strict=True) if image is not None]
+            for count, images, kept in self._decoded(files):
+                labels = [label for _, label in kept]
                 if kept:
-                    domain = [number_of[path] for _, path, _ in kept] if number_of else None
-                    writer.add(split, np.stack([image for image, *_ in kept]), [label for *_, label in kept], domain)
-                met |= {label for *_, label in kept} if split == "train" else set()
-                done += len(chunk)
+                    domains = [number_of[self.domain_of[path]] for path, _ in kept] if self.domain_of else None
+                    writer.add(split, np.stack(images), labels, domains)
+                learned.update(labels if split == "train" else ())
+                done += count
                 progress(done, total)
         if self._problems:
-            for label in self._labels - met:
+            for label in self._labels - learned:
                 raise OcilError(f"class '{self.classes[label]}' has no image that can be read: {self._problems[0]}")
             self.note(self._summary())
 
@@ -127,18 +129,21 @@ class ImageFiles:
             found.append((path, label))
         return found
 
-    def _decoded(self, files: Files) -> Iterator[tuple[Files, list[NDArray[np.uint8] | None]]]:
-        """Images in their order, chunk by chunk; None for one that cannot be read."""
+    def _decoded(self, files: Files) -> Iterator[tuple[int, list[NDArray[np.uint8]], Files]]:
+        """For each chunk how many files it has, and in their order the images that can be read, with their files."""
         step = max(1, min(CHUNK_IMAGES, CHUNK_BYTES // int(np.prod(self.shape))))
         chunks = (files[first : first + step] for first in range(0, len(files), step))
         workers = min(os.cpu_count() or 1, MAX_WORKERS) if len(files) >= PARALLEL_FROM else 1
         for chunk, found in in_threads(self._decode, chunks, workers):
-            images: list[NDArray[np.uint8] | None] = []
-            for (path, _), image in zip(chunk, found, strict=True):
+            images: list[NDArray[np.uint8]] = []
+            kept: Files = []
+            for (path, label), image in zip(chunk, found, strict=True):
                 if isinstance(image, OcilError):
                     self._leave_out(path, image)
-                images.append(None if isinstance(image, OcilError) else image)
-            yield chunk, images
+                else:
+                    images.append(image)
+                    kept.append((path, label))
+            yield len(chunk), images, kept
 
     def _decode(self, chunk: Files) -> list[NDArray[np.uint8] | OcilError]:
         return [self._image_or_error(path) for path, _ in chunk]

@@ -101,19 +101,14 @@ class Samples:
 
         ``classes`` and ``names``: see ``number_labels``. ``domains``: those of the training and of the test samples.
         """
-        for what, source in (("train", train[0]), ("test", test and test[0])):
-            if source is not None and not len(source):
+        for what, part in (("train", train), ("test", test)):
+            if part is not None and not len(part[0]):
                 raise OcilError(f"{what}_x has no samples: give some of each class.")
         labels = number_labels(train[1], None if test is None else test[1], classes, names)
-        for what, source, y in (("train", train[0], labels.train), ("test", test and test[0], labels.test)):
-            if source is not None and y is not None and len(source) != len(y):
-                raise OcilError(f"{what}_x has {len(source)} samples but {what}_y has {len(y)} labels.")
-        if test is not None and labels.test is not None:
-            if test_share is not None:
-                raise OcilError(f"{name} has test samples of its own: leave out test_share.")
-            learned, tested = _whole(train[0], labels.train), _whole(test[0], labels.test)
-        else:
-            learned, tested = _whole(train[0], labels.train), None
+        learned = _labelled("train", train[0], labels.train)
+        tested = None if test is None or labels.test is None else _labelled("test", test[0], labels.test)
+        if tested is not None and test_share is not None:
+            raise OcilError(f"{name} has test samples of its own: leave out test_share.")
         known: tuple[str, ...] = ()
         if domains is not None:
             learned, tested, known = _with_domains(learned, tested, *domains)
@@ -166,7 +161,10 @@ class Samples:
         return open_store(Path(store), self.name, verify=False)  # its digests have just been computed
 
 
-def _whole(source: Source, labels: Indices) -> LabelledSamples:
+def _labelled(what: str, source: Source, labels: Indices) -> LabelledSamples:
+    """All samples of a source with their labels."""
+    if len(source) != len(labels):
+        raise OcilError(f"{what}_x has {len(source)} samples but {what}_y has {len(labels)} labels.")
     return LabelledSamples(source, np.arange(len(labels)), labels)
 
 
