@@ -91,9 +91,8 @@ class ImageFiles:
         """Decode all images and add them to ``writer``. ``progress`` gets the number of images done and of all."""
         done, total = 0, len(self.train) + len(self.test)
         writer.classes = self.classes
-        writer.domains = tuple(
-            sorted({self.domain_of[path] for path, _ in (*self.train, *self.test) if self.domain_of})
-        )
+        used = {self.domain_of[path] for path, _ in (*self.train, *self.test)} if self.domain_of else set()
+        writer.domains = tuple(sorted(used))
         number_of = {name: number for number, name in enumerate(writer.domains)}
         learned: set[int] = set()  # the classes of the training images that could be read
         parts: tuple[tuple[Split, Files], ...] = (("train", self.train), ("test", self.test))
