@@ -154,35 +154,45 @@ def _paired(place: Place, standings: Standings) -> Iterator[Sketch]:
 def _costs(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Sketch]:
     passed = {name: _mean([run_images(run) for run in cell.runs]) for name, cell in cells.items()}
     per_batch = {name: images_per_batch(cell) for name, cell in cells.items()}
-    whole = _known(passed) > _known(per_batch)  # not where older runs, which have no record of it, would be left out
-    kinds = (
-        ("compute", passed if whole else per_batch, "images passed" + ("" if whole else " per stream batch")),
-        ("bytes", {name: _mean([bytes_kept(run) for run in cell.runs]) for name, cell in cells.items()}, "bytes kept"),
-    )
-    captions = {
-        "compute": "Images that pass forward and backward; forward alone counts a third. "
-        + ("As recorded." if whole else "As the methods state it, with the share of reviews where it is known."),
-        "bytes": "Stored samples, weights, optimiser and whatever else a learner keeps, as recorded.",
+    caption = "Images that pass forward and backward; forward alone counts a third."
+    if _known(passed) > _known(per_batch):  # not where older runs, which have no record of it, would be left out
+        yield from _against_cost(place, cells, "compute", passed, "images passed", f"{caption} As recorded.")
+    else:
+        caption += " As the methods state it, with the share of reviews where it is known."
+        yield from _against_cost(place, cells, "compute", per_batch, "images passed per stream batch", caption)
+    kept = {name: _mean([bytes_kept(run) for run in cell.runs]) for name, cell in cells.items()}
+    caption = "Stored samples, weights, optimiser and whatever else a learner keeps, as recorded."
+    yield from _against_cost(place, cells, "bytes", kept, "bytes kept", caption)
+
+
+def _against_cost(
+    place: Place,
+    cells: Mapping[str, MeasuredCell],
+    kind: str,
+    costs: Mapping[str, float | None],
+    label: str,
+    caption: str,
+) -> Iterator[Sketch]:
+    """Accuracy against one kind of cost, if that differs. ``costs``: of each cell, None where it is not known."""
+    known = {name: cost for name, cost in costs.items() if cost is not None and cost > 0}
+    varied = _varied({name: cells[name] for name in known}, known)
+    shown = _apart({name: cells[name] for name in known}, varied)
+    if len({known[name] for name in shown}) < 2:
+        return
+    curves = {
+        title: [(known[name], cells[name].summary.average_accuracy) for name in names]
+        for title, names in _curves(shown, varied).items()
     }
-    for kind, costs, label in kinds:
-        known = {name: cost for name, cost in costs.items() if cost is not None and cost > 0}
-        varied = _varied({name: cells[name] for name in known}, known)
-        shown = _apart({name: cells[name] for name in known}, varied)
-        if len(shown) > 1 and len({known[name] for name in shown}) > 1:
-            curves = {
-                title: [(known[name], cells[name].summary.average_accuracy) for name in names]
-                for title, names in _curves(shown, varied).items()
-            }
-            yield sketch_of(
-                place,
-                f"accuracy-against-{kind}",
-                f"Accuracy against {kind}",
-                f"{captions[kind]} The upper left is best. Bars are 95 % intervals; a line joins settings of one "
-                f"method. {seeds_of(shown.values())}",
-                record_plots.against_cost,
-                curves,
-                label,
-            )
+    yield sketch_of(
+        place,
+        f"accuracy-against-{kind}",
+        f"Accuracy against {kind}",
+        f"{caption} The upper left is best. Bars are 95 % intervals; a line joins settings of one method. "
+        + seeds_of(shown.values()),
+        record_plots.against_cost,
+        curves,
+        label,
+    )
 
 
 def _known(values: Mapping[str, float | None]) -> int:
