@@ -274,22 +274,25 @@ def _labels(
     """Names beside the points, where there is room: the leader first, then the line, then the others by rank."""
     taken = [box for point in points for box in _taken(point, across, up)]
     taken += _along([(across(point.cost), up(point.value)) for point in best])
-    first = [points[0], *(point for point in best if point is not points[0])]
+    leader = points[0]
+    first = [leader, *(point for point in best if point is not leader)]
     for point in [*first, *(point for point in points if point not in first)]:
         name = point.name if len(point.name) <= LONGEST else point.name[: LONGEST - 1] + "…"
         number = f" {point.value:.1f}" if point in first or point is points[1] else ""
-        width = LETTER * canvas.letters * (len(name) + len(number)) * (1.08 if point is points[0] else 1)
-        for box, anchor in _places(across(point.cost), up(point.value), width, canvas):
-            if not any(box.meets(other) for other in taken):
-                taken.append(box)
-                x = {"start": box.left, "middle": (box.left + box.right) / 2, "end": box.right}[anchor]
-                value = f'<tspan class="value">{number}</tspan>' if number else ""
-                kind = "label leader" if point is points[0] else "label best" if point in best else "label"
-                yield (
-                    f'<text class="{kind}" x="{x:.1f}" y="{box.bottom - 0.28 * canvas.letters:.1f}" '
-                    f'text-anchor="{anchor}">{escape(name)}{value}</text>'
-                )
-                break
+        width = LETTER * canvas.letters * (len(name) + len(number)) * (1.08 if point is leader else 1)
+        places = _places(across(point.cost), up(point.value), width, canvas)
+        free = ((box, anchor) for box, anchor in places if not any(box.meets(other) for other in taken))
+        if (found := next(free, None)) is not None:
+            taken.append(found[0])
+            kind = "label leader" if point is leader else "label best" if point in best else "label"
+            yield _label(*found, kind, name, number, canvas.letters)
+
+
+def _label(box: Box, anchor: str, kind: str, name: str, number: str, letters: int) -> str:
+    x = {"start": box.left, "middle": (box.left + box.right) / 2, "end": box.right}[anchor]
+    place = f'x="{x:.1f}" y="{box.bottom - 0.28 * letters:.1f}" text-anchor="{anchor}"'
+    value = f'<tspan class="value">{number}</tspan>' if number else ""
+    return f'<text class="{kind}" {place}>{escape(name)}{value}</text>'
 
 
 def _taken(point: MethodPoint, across: Scale, up: Scale) -> Iterator[Box]:
