@@ -233,19 +233,16 @@ class CellTable(Display):
     def table(self) -> Group:
         """The cells that are running or have failures, then those that ended last; as many rows as fit."""
         rows = [*self.rows, *([self.references] if self.references.runs else [])]
-        busy = [row for row in rows if row.running or row.failed]
-        ended = [row for row in rows if row.done and row not in busy]
+        busy = [row for row in rows if row.is_busy]
+        ended = [row for row in rows if row.done and not row.is_busy]
         table = Table("row", "", "done", "running", "failed", "accuracy %", box=None, padding=(0, 2, 0, 0))
         for row in (busy + ended[::-1])[: max(1, self.console.height - 4)]:
-            mean = f"{100 * sum(row.accuracies) / len(row.accuracies):.1f}" if row.accuracies else ""
-            counts = (f"{row.done}/{row.runs}", str(len(row.running) or ""), str(row.failed or ""))
-            table.add_row(literal(row.label), literal(row.place), *counts, mean)
-        idle = [row for row in self.rows if row.done < row.runs and not row.running and not row.failed]
+            table.add_row(*row.texts)
         states = [
             f"{sum(row.done == row.runs for row in self.rows)} cells done",
             f"{sum(bool(row.running) for row in self.rows)} running",
             f"{sum(bool(row.failed) for row in self.rows)} with failures",
-            f"{len(idle)} waiting",
+            f"{sum(row.done < row.runs and not row.is_busy for row in self.rows)} waiting",
         ]
         parts = (", ".join(states), f"runs {self.finished}/{self.total}", self.time_left())
         return Group(table, Text("; ".join(filter(None, parts))))
@@ -261,6 +258,18 @@ class _CellRow:
     @property
     def done(self) -> int:
         return len(self.accuracies)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether some of its runs go on or have failed."""
+        return bool(self.running or self.failed)
+
+    @property
+    def texts(self) -> tuple[Text | str, ...]:
+        """What the table shows of it, by column."""
+        mean = f"{100 * sum(self.accuracies) / self.done:.1f}" if self.done else ""
+        counts = (f"{self.done}/{self.runs}", str(len(self.running) or ""), str(self.failed or ""))
+        return literal(self.label), literal(self.place), *counts, mean
 
 
 def _place(config: RunConfig) -> str:
