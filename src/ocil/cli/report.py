@@ -70,7 +70,6 @@ def report(
     from ocil.report import papers
     from ocil.report.collect import collect
     from ocil.report.comparison import concerned
-    from ocil.report.formatting import count
     from ocil.report.ranking import read_seeds
     from ocil.report.write import write
     from ocil.threads import cores
@@ -99,14 +98,20 @@ def report(
         }
         console.print_json(content)
         return
-    runs_found = sum(len(cell.runs) for cell in collection.cells)
-    console.info(f"{count(len(collection.cells), 'cell')}, {count(runs_found, 'run')}")
-    if collection.longtail:
-        tailed = sum(len(cell.results) for cell in collection.longtail)
-        console.info(f"{count(len(collection.longtail), 'long-tailed cell')}, {count(tailed, 'run')}")
+    _print_counts(collection)
     console.print_line(f"Page:    {written.page}")
     console.print_line(f"Tables:  {out / 'tables'} ({len(written.tables)} files)")
     console.print_line(f"Figures: {out / 'figures'} ({len(written.figures)} files)")
+
+
+def _print_counts(collection: "Collection") -> None:
+    from ocil.report.formatting import count
+
+    runs = sum(len(cell.runs) for cell in collection.cells)
+    console.info(f"{count(len(collection.cells), 'cell')}, {count(runs, 'run')}")
+    if collection.longtail:
+        runs = sum(len(cell.results) for cell in collection.longtail)
+        console.info(f"{count(len(collection.longtail), 'long-tailed cell')}, {count(runs, 'run')}")
 
 
 def show(

@@ -15,7 +15,7 @@ from ocil.files import read_toml
 from ocil.limits import whole
 from ocil.methods import method as method_info
 from ocil.runs.build import Checks
-from ocil.runs.config import facts_of, resolve
+from ocil.runs.config import RunConfig, facts_of, resolve
 from ocil.runs.folder import refuse_begun_elsewhere
 from ocil.runs.settings import refuse_unknown
 
@@ -64,9 +64,7 @@ def configure(
     if config.dataset not in CATALOG:
         config = replace(config, fingerprint=loaded.fingerprint)
         if info.memory and "memory" not in chosen:
-            kind = "images" if loaded.is_images else "vectors"
-            images = f"{config.learner.memory} {kind}, chosen for {len(loaded.train_y)} training {kind}"
-            note(f"{config.label}: a memory of {images}. --memory N sets another.")
+            note(_memory_note(config, loaded))
     configs = tuple(replace(config, seed=number) for number in range(first, first + count))
     Checks(loaded).check(configs)
     if root is not None:
@@ -86,6 +84,12 @@ def settings_by_method(names: Sequence[str], given: Mapping[str, Any]) -> dict[s
         info.name: {key: value for key, value in given.items() if key in known[info.name] and meant_for(info, key)}
         for info in infos
     }
+
+
+def _memory_note(config: RunConfig, dataset: Dataset) -> str:
+    kind = "images" if dataset.is_images else "vectors"
+    size = f"{config.learner.memory} {kind}, chosen for {len(dataset.train_y)} training {kind}"
+    return f"{config.label}: a memory of {size}. --memory N sets another."
 
 
 def _read(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
