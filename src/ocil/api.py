@@ -206,6 +206,7 @@ class Comparison:
 
     @property
     def table(self) -> "Table":
+        """Mean and interval of every measure, one row per name."""
         from ocil.report.result_tables import summary_table
 
         return summary_table(self.summaries)

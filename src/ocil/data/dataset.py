@@ -101,6 +101,7 @@ class Dataset:
 
     @property
     def num_classes(self) -> int:
+        """The number of classes, without those that ``unseen`` counts."""
         return len(self.classes)
 
     @property

@@ -191,6 +191,7 @@ class Measure:
 
     @property
     def is_ours(self) -> bool:
+        """Whether it comes with ocil."""
         return MEASURES.origin(self.name) == OURS
 
     def of(self, result: RecordedResult) -> float | None:

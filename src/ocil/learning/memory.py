@@ -102,22 +102,21 @@ class Memory(nn.Module):
         self.recount()
         return len(self), len(self)
 
-    def retrieve(self, count: int, classes: int = 0) -> tuple[Tensor, Tensor] | None:
-        """``count`` distinct random samples; all samples, in slot order, while there are no more; None if empty.
-
-        Each sample is as likely as another, or, if the number of ``classes`` is given, each stored class.
-        """
-        index = self.draw(count, classes)
+    def retrieve(self, count: int) -> tuple[Tensor, Tensor] | None:
+        """``count`` distinct random samples; all samples, in slot order, while there are no more; None if empty."""
+        index = self.draw(count)
         return None if index is None else (self.images[index], self.labels[index])
 
-    def draw(self, count: int, classes: int = 0) -> Tensor | None:
+    def draw(self, count: int) -> Tensor | None:
         """The slots that ``retrieve`` reads."""
-        drawn = self.draws(1, count, classes)
+        drawn = self.draws(1, count)
         return None if drawn is None else drawn[0]
 
     def draws(self, times: int, count: int, classes: int = 0) -> Tensor | None:
         """What ``draw`` gives so many times in a row, ``[times, count]``, in the kernels of one: each row is drawn
         anew from the whole memory.
+
+        Each sample is as likely as another, or, if the number of ``classes`` is given, each stored class.
         """
         if self._at_least < min(count + 1, self.size):  # only in the first steps: ask how many there are
             self._at_least = len(self)

@@ -58,6 +58,7 @@ class MethodInfo:
         return isinstance(self.target, str)
 
     def load(self) -> "type[Learner]":
+        """The class of the method, imported on first use."""
         if not isinstance(self.target, str):
             return self.target
         module, name = self.target.split(":")

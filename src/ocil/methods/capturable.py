@@ -45,4 +45,5 @@ class Capturable:
 
     @property
     def has_task_end_steps(self) -> bool:
+        """Whether the method learns from batches of the memory at task ends."""
         return type(self).task_end_batches is not Capturable.task_end_batches

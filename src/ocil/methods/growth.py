@@ -46,9 +46,11 @@ class GrowsByClass(nn.Module):
     """The host's copy of ``met``."""
 
     def make_optimizer(self) -> Optimizer:
+        """The optimiser of all trainable parameters, also after the head has grown."""
         raise NotImplementedError
 
     def start_classes(self, growing: bool, device: torch.device) -> None:
+        """Begin with no class met. ``growing``: whether classes are not known in advance."""
         self._met_numbers = set()
         none_met = torch.zeros(self.problem.classes, dtype=torch.bool, device=device)
         self.register_buffer("met", none_met if growing else None)

@@ -62,6 +62,7 @@ class NetworkInfo:
     """What it takes. Other inputs are refused before a run starts."""
 
     def load(self) -> Factory:
+        """The factory of the network, imported on first use."""
         if not isinstance(self.target, str):
             return self.target
         module, name = self.target.split(":")

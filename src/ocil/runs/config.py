@@ -139,6 +139,7 @@ class RunConfig:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "RunConfig":
+        """The configuration that ``to_json`` made, maybe in an earlier version."""
         info = method(content["method"])
         refuse_later(cls, content)
         if not isinstance(content["dataset"], str):
@@ -161,6 +162,7 @@ class RunConfig:
 
     @property
     def precision(self) -> Precision:
+        """The precision in which a GPU computes."""
         return self.learner.precision
 
     def in_precision(self, chosen: Precision) -> "RunConfig":

@@ -81,6 +81,7 @@ class Result:
     """Images passed through the network, and bytes kept: see ``ocil.runs.cost``."""
 
     def to_json(self) -> dict[str, Any]:
+        """The content of result.json: the result, means that follow from it, and a checksum."""
         derived = {
             "average_accuracy": measures.average_accuracy(self.matrix),
             "average_forgetting": measures.average_forgetting(self.matrix),
@@ -96,6 +97,7 @@ class Result:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Result":
+        """The result in a result.json. Raises if the content is none: a file may come from anywhere."""
         check_sealed(content, SCHEMA)
         found = {name: content[name] for name, optional in _IN_FILE.items() if name in content or not optional}
         result = cls(RunConfig.from_json(content["config"]), **found)
@@ -122,10 +124,12 @@ class Result:
 
     @property
     def headline(self) -> str:
+        """The average accuracy at the end, in words."""
         return f"accuracy {100 * measures.average_accuracy(self.matrix):.1f} %"
 
     @property
     def curves(self) -> Iterator[tuple[str, int, float]]:
+        """Name, step and value of everything that a tracker plots."""
         yield from evaluation_curves(self.evaluations)
         for point in self.anytime.get("points", ()):
             yield ANYTIME, point["batch"], point["accuracy"]

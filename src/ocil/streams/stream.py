@@ -229,6 +229,7 @@ class Stream:
         return ", ".join(names[unit] for unit in self.groups[group])
 
     def batches(self, start: int = 0) -> Iterator[Batch]:
+        """The batches in their order, from number ``start`` on."""
         for number in range(start, len(self)):
             point = self.evaluation_point_after(number)
             yield Batch(*self.fetch(number), number, point, point is not None and self.announces_tasks)
