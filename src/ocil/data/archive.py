@@ -106,7 +106,9 @@ def _member(archive: zipfile.ZipFile, key: str, keys: Sequence[str]) -> zipfile.
 
 
 def _refuse_what_cannot_fit(needed: int) -> None:
-    """A small file can unpack to more memory than the machine has; the process would be killed without a message."""
+    """Raise if the arrays would not fit into memory. A small file can unpack to more than the machine has, and the
+    process would be killed without a message.
+    """
     if needed > (there := machine_memory()):
         raise _RefusedError(f"it needs {bytes_text(needed)} of memory, and there are {bytes_text(there)}")
 

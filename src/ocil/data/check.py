@@ -45,7 +45,7 @@ def check(name: str, data_dir: Path | None = None) -> Report:
 
 
 def _damage(name: str, data_dir: Path | None) -> tuple[str, ...]:
-    """What is wrong with the files of a mapped dataset, which opening it does not show."""
+    """The damage to the files of a mapped dataset that is not noticed when it is opened."""
     with place_of(name, data_dir) as path:
         if is_store(path):
             return tuple(damage(path))

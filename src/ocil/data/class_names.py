@@ -14,7 +14,7 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 def _as_number(name: str) -> tuple[int, str, str]:
-    """What orders whole numbers: their length, then their digits. ``int`` refuses very long ones."""
+    """A key that sorts whole numbers: their length, then their digits. ``int`` refuses very long ones."""
     digits = name.lstrip("0")
     return len(digits), digits, name
 

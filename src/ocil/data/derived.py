@@ -28,7 +28,7 @@ _CHANGED = re.compile(rf"(?P<base>.+):(?P<kind>{'|'.join(CHANGES)})(?P<options>(
 
 @dataclass(frozen=True)
 class ImageChange:
-    """What ``:noise,domains=5,strongest=2`` says."""
+    """The parts of a text such as ``:noise,domains=5,strongest=2``."""
 
     kind: str
     domains: int = 10
@@ -171,7 +171,9 @@ def _change(name: str) -> ImageChange:
 
 
 def _dealt(labels: np.ndarray, domains: int, split: str) -> np.ndarray:
-    """The domain of each sample. Those of a class are shuffled and dealt out; the next class goes on from there."""
+    """The domain of each sample. The samples of a class are shuffled and dealt out to the domains; the next class
+    continues with the next domain.
+    """
     rng = np.random.default_rng(derive(0, f"domains of {split} samples"))
     found = np.empty(len(labels), dtype=np.int64)
     dealt = 0

@@ -65,7 +65,7 @@ def upright_size(image: Image.Image) -> tuple[int, int]:
 
 
 class _Quiet:
-    """Hides warnings as long as any thread is inside: ``warnings.catch_warnings`` alone mixes up those of threads.
+    """Hides warnings while any thread is inside. ``warnings.catch_warnings`` alone is not safe with threads.
 
     Pillow warns of moderately large images and of odd palettes.
     """

@@ -105,13 +105,13 @@ def _state(name: str, data_dir: Path | None) -> FileState | None:
 
 @lru_cache(maxsize=1)
 def _derive_state(name: str, data_dir: Path | None, state: tuple[FileState | None, ...]) -> Dataset:
-    """``state`` serves the cache alone, as in ``_load_state``."""
+    """``state`` is only a part of the cache's key, as in ``_load_state``."""
     return load(name, data_dir)
 
 
 @lru_cache(maxsize=1)  # a dataset may be large, and runs come sorted by dataset
 def _load_state(path: Path, *state: int) -> Dataset:
-    """``state`` serves the cache alone: it changes when the file does."""
+    """``state`` is only a part of the cache's key: it changes when the file does."""
     return _open(path)
 
 

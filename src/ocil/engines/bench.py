@@ -140,7 +140,7 @@ def measure(
 
 
 def _learned_numbers(network: Network) -> int:
-    """Those of the head and of what is frozen are left out."""
+    """How many weights are trained, without those of the head."""
     body = (value for name, value in network.named_parameters() if not name.startswith("head."))
     return sum(value.numel() for value in body if value.requires_grad)
 

@@ -13,8 +13,9 @@ from ocil.threads import using
 
 
 def run_all(runs: Sequence[Run], job: Job, observer: Observer) -> Outcomes:
-    """Carry out runs, side by side those that share dataset and precision: ``job.workers`` of them, by default as many
-    as ``Run.side_by_side`` says, and never more than fit into the GPU's memory."""
+    """Carry out runs. Those that share dataset and precision run side by side: ``job.workers`` of them, by default as
+    many as ``Run.side_by_side`` says, and never more than fit into the GPU's memory.
+    """
     outcomes: Outcomes = {}
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:

@@ -130,8 +130,10 @@ class _Turns(RunQueue):
         self.settle(run, outcome)
 
     def postpone(self, run: Run, error: Exception | SystemExit, others: int) -> bool:
-        """Let a run wait until one of the others has ended, if it fails for want of memory that these have. It leaves
-        its stream, and so do those that no run has: no run begins before one has ended. Returns whether it waits.
+        """Let a run wait until one of the others has ended, if it fails because these take the memory that it needs.
+
+        Its CUDA stream is given up, as are those that no run uses: no run begins before one has ended. Returns whether
+        the run waits.
         """
         if others < 1 or isinstance(error, SystemExit) or not out_of_memory(error):
             return False

@@ -41,7 +41,7 @@ class Estimate:
 
 
 def estimate_json(value: Estimate | None) -> dict[str, Any] | None:
-    """As commands print it with ``--json``."""
+    """An estimate as commands print it with ``--json``."""
     return None if value is None else {"mean": value.mean, "interval": value.interval, "values": list(value.values)}
 
 

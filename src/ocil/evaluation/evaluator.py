@@ -241,7 +241,7 @@ def scores_of_parts(
 
 
 def places(input_shape: tuple[int, ...]) -> int:
-    """The pixels of an image; 1 for a vector."""
+    """The number of pixels of an image; 1 for a vector."""
     return input_shape[0] * input_shape[1] if len(input_shape) == 3 else 1
 
 
@@ -252,9 +252,10 @@ def batch_for(device: str, pixels: int) -> int:
 
 
 def scorer_of(learner: Learner, classes: int) -> Callable[[Tensor], Tensor]:
-    """Scores of all classes of a dataset as of now, -inf for those that a growing learner has not met.
+    """The function that scores all classes of a dataset by the learner as it is now. A class that a growing learner has
+    not met has the score -inf.
 
-    They raise an ``OcilError`` if they have another shape, which a method of one's own may give by mistake.
+    The function raises an ``OcilError`` if the method gives scores of another shape.
     """
     scorer = learner.scorer()
 

@@ -157,5 +157,5 @@ def _membership(count: int, groups: Groups) -> NDArray[np.int64]:
 
 
 def _share(correct: NDArray[np.int64], tested: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Accuracies, 0 where nothing was tested."""
+    """Accuracies: correct images divided by tested ones, 0 where nothing was tested."""
     return np.asarray(correct / np.maximum(tested, 1))

@@ -74,7 +74,7 @@ class Cost(NamedTuple):
 
     @classmethod
     def of_tested(cls, images: float) -> "Cost":
-        """Of images that only pass forward, in batches so large that it does not matter how many there are."""
+        """The cost of images that only pass forward. Batches are so large that their number does not matter."""
         return cls(0, images * FORWARD_WEIGHT)
 
     def times(self, count: float) -> "Cost":
@@ -228,8 +228,9 @@ def roughly(seconds: float) -> str:
 
 
 def _scale(config: RunConfig, size: Size, on_gpu: bool) -> float:
-    """How much longer an image takes than one of the table. Of networks that it does not have, their multiply-adds
-    are known, and nothing of how well they suit a device.
+    """How much longer an image takes than one of the table.
+
+    For other networks the multiply-adds are compared: how well a network suits the device is not known.
     """
     encoder, shape = Encoder.of(config.learner), size.input_shape
     if encoder is not None:

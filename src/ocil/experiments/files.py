@@ -298,7 +298,8 @@ def _label(template: str | None, config: RunConfig, varied: list[str]) -> str:
 
 
 def _told_apart(cells: Sequence[Cell], written: Sequence[Sequence[str]]) -> list[Cell]:
-    """The cells, where several entries of a file have one name with the settings behind it in which these differ.
+    """The cells with names that differ: where several entries of a file have the same name, the settings in which they
+    differ are added to it.
 
     ``written``: the settings in the entry of each cell.
     """

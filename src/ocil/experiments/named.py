@@ -11,7 +11,7 @@ def shipped() -> dict[str, Path]:
 
 
 def find_file(given: Path) -> Path:
-    """The file that is meant: one that is there, else the shipped one of that name.
+    """The file at a path, else the file of that name that comes with ocil.
 
     ``table1``, ``table1.toml`` and ``experiments/table1.toml`` are all names of a shipped file. A path that leads
     nowhere is returned unchanged.

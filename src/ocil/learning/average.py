@@ -39,8 +39,9 @@ class WeightAverage(nn.Module):
         self.follow(network)
 
     def follow(self, network: Network) -> None:
-        """To be called when tensors of the network have been replaced: its rows per class have grown, or a method has
-        given it another head. If it has other modules now, the average begins anew."""
+        """Call this when tensors of the network have been replaced: its rows per class have grown, or a method has
+        given it another head. If it has other modules now, the average begins anew.
+        """
         modules = list(network.modules())
         if len(modules) != len(self._copied) or any(a is not b for a, b in zip(modules, self._copied, strict=True)):
             self._copied, self.network = modules, _copy_of(network)

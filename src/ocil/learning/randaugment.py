@@ -96,7 +96,9 @@ class Strengths(NamedTuple):
 
     @classmethod
     def of_rar(cls, share: float) -> "Strengths":
-        """At a share of the largest magnitude. Cutout and translations were made for images of 224 pixels."""
+        """The strengths of ``rar``, at a share of the largest magnitude. Cutout and translations were made for images
+        of 224 pixels.
+        """
         return cls(
             bits=max(1, int(4 * share)),
             threshold=256 * share,
@@ -254,7 +256,9 @@ def _cut_out(planes: Tensor, chosen: Tensor, centre: Tensor, size: float) -> Ten
 
 
 def _blend(first: Tensor, second: Tensor, factor: Tensor | float) -> Tensor:
-    """``first`` at a factor of 0, ``second`` at 1, and beyond; cut to a level and rounded down."""
+    """A mixture of two images: ``first`` at a factor of 0, ``second`` at 1, and beyond. Values are clamped to a level
+    and rounded down.
+    """
     return (first + factor * (second - first)).clamp(0, 255).long()
 
 

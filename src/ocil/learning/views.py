@@ -176,12 +176,12 @@ def _trials(rule: CropRule) -> int:
 
 
 def _whole(height: int, width: int, ratio: Range) -> tuple[int, int]:
-    """Height and width of the largest box of an allowed ratio: of the whole image, unless that is too long."""
+    """Height and width of the largest box of an allowed ratio. It is the whole image, unless that is too long."""
     return min(height, round(width * ratio[1])), min(width, round(height / ratio[0]))
 
 
 def _around(middle: int, amount: float) -> Range:
-    """The range of a jitter. That of a factor does not go below 0."""
+    """The range of a jitter around its middle. A factor (its middle is 1) does not become negative."""
     low = middle - amount
     return (max(0.0, low) if middle else low), middle + amount
 

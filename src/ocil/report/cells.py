@@ -78,8 +78,11 @@ class MeasuredCell:
 
     @cached_property
     def stream(self) -> str:
-        """The changed settings of the stream and of pretrained weights, as text; an order of arrival by its file's name
-        and digest. With ``other_images``, the digest of its own."""
+        """The changed settings of the stream and of pretrained weights, as text.
+
+        An order of arrival is named by its file and its digest. With ``other_images`` the digest of the cell's images
+        is added.
+        """
         ignored = MEASURING | ({"tasks"} if self.usual_tasks else set())
         found = {name: value for name, value in self.changed.items() if name in INPUT - ignored}
         if digest := found.pop("order_digest", ""):
@@ -91,9 +94,11 @@ class MeasuredCell:
 
     @cached_property
     def learner_settings(self) -> dict[str, Any]:
-        """The changed settings that are not the stream's. A precision counts if it is not the usual one of the dataset,
-        and how often the memory is reviewed if it is reviewed at all, and not as often as in all other cells of the
-        stream."""
+        """The changed settings that are not the stream's.
+
+        A precision counts if it is not the usual one of the dataset. The period of reviews counts if the memory is
+        reviewed, and not as often as in all other cells of the stream.
+        """
         ignored = INPUT | MEASURING | ({"precision"} if self.usual_precision else set())
         if self.usual_reviews or not self.config.learner.review:
             ignored |= {"review_every"}
@@ -101,8 +106,9 @@ class MeasuredCell:
 
     @cached_property
     def changed(self) -> dict[str, Any]:
-        """Settings that differ from what ``ocil run METHOD`` would choose, but for ``review``, which the label has; and
-        ``code``, if its plugin file has changed since."""
+        """The settings that differ from what ``ocil run METHOD`` would choose, except ``review``, which the label
+        shows. ``code`` is among them if the plugin file of the run has changed since.
+        """
         found = {name: value for name, value in changed_settings(self.config).items() if name != "review"}
         return found | ({"code": self.config.code or "unknown"} if self.is_of_other_code else {})
 
@@ -170,7 +176,7 @@ class Collection:
     """Cells of long-tailed runs, which have a table of their own."""
 
     def at(self, place: Place) -> list[MeasuredCell]:
-        """Cells of a dataset, stream and memory size, and those of methods that keep none."""
+        """The cells of a dataset, stream and memory size, and those of methods that keep no memory."""
         return [
             cell
             for cell in self.cells
@@ -234,8 +240,9 @@ def _settings_of(config: RunConfig) -> dict[str, Any]:
 
 
 def pick(cells: Iterable[MeasuredCell]) -> MeasuredCell | None:
-    """The cell to show of several for one place: most seeds first, then the precision that most of the table has, then
-    that with most evaluations."""
+    """The cell to show where several fit one place: the one with most seeds, then the one in the precision that most of
+    the table has, then the one with most evaluations.
+    """
 
     def order(cell: MeasuredCell) -> tuple[Any, ...]:
         points = len(cell.runs[0].result.anytime.get("points", ()))

@@ -138,7 +138,7 @@ def _files(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def _walk(path: Path) -> tuple[list[Path], list[Path]]:
-    """The same of one folder, sorted; a folder of thousands of runs is read once."""
+    """``_files`` for one folder, sorted. A folder of thousands of runs is read once."""
     results, begun = [], []
     for place, folders, files in os.walk(path):
         if "result.json" in files or "result.json" in folders:
@@ -313,9 +313,12 @@ def _same_images(one: Result, other: Result) -> bool:
 
 
 def _with_what_is_usual(cells: Sequence[MeasuredCell]) -> list[MeasuredCell]:
-    """Mark the cells of the precision that most cells of their dataset have, and of the number of tasks and the period
-    of reviews that all have, where the catalog knows no usual ones. Mark those whose name stands for several sets of
-    images, too: they are no rows of one column."""
+    """Mark what is usual, which names in tables leave out: the precision that most cells of a dataset have. Where the
+    catalog does not know them, the number of tasks and the period of reviews are usual if all cells share them.
+
+    Cells are also marked if the name of their dataset stands for several sets of images, which do not belong into one
+    column.
+    """
     counts: dict[str, Counter[str]] = {}
     tasks: dict[str, set[int]] = {}
     images: dict[str, set[str]] = {}

@@ -124,8 +124,9 @@ def one_per_place(cells: Iterable[MeasuredCell]) -> list[MeasuredCell]:
 
 
 def concerned(paper: Paper, collection: Collection) -> Paper:
-    """What of the paper concerns the results: its tables if a cell belongs to a row of one, bounds aside; its
-    long-tailed table if there are long-tailed runs."""
+    """The part of a paper that concerns the results: its tables if a cell belongs to one of their rows (bounds do not
+    count), and its long-tailed table if there are long-tailed runs.
+    """
     used = any(
         paper.has_row(cell.label, cell.row_settings, cell.config.dataset, cell.place.memory)
         for cell in collection.cells
@@ -150,7 +151,7 @@ def _all_methods(collection: Collection, table: PaperTable) -> ComparedTable:
 
 
 def _filled(collection: Collection, table: PaperTable, known: list[tuple[str, Any]]) -> ComparedTable | None:
-    """A table of the paper with what was measured; None if that is nothing but rows of the table of all methods."""
+    """A table of the paper with what was measured; None if only rows of the table of all methods were measured."""
     table = replace(table, rows=_with_measured_values(collection, table))
     grids, own = [], False
     for dataset, sizes in table.memory.items():

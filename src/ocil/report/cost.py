@@ -10,8 +10,12 @@ from ocil.runs.config import RunConfig
 
 
 def images_per_batch(cell: MeasuredCell) -> float | None:
-    """Images forward and backward per stream batch, reviews included where their share is known; forward alone counts
-    ``FORWARD_WEIGHT``. As recorded, else as the method states the passes of a step."""
+    """Images that pass forward and backward per stream batch. An image that only passes forward counts
+    ``FORWARD_WEIGHT``.
+
+    The number is the recorded one, else it follows from the passes that the method states for a step. Reviews are
+    included where their share is known.
+    """
     recorded = [_recorded_per_batch(run) for run in cell.runs]
     known = [value for value in recorded if value is not None]
     if len(known) == len(recorded):
@@ -20,7 +24,7 @@ def images_per_batch(cell: MeasuredCell) -> float | None:
 
 
 def run_images(run: FinishedRun) -> float | None:
-    """The same of a whole run, as recorded. (The measure ``images_passed`` counts every image as one.)"""
+    """The same for a whole run, as recorded. (The measure ``images_passed`` counts every image as one.)"""
     cost = run.result.cost
     return cost["images"] + FORWARD_WEIGHT * cost["forward"] if cost else None
 
@@ -43,8 +47,11 @@ def _batches(config: RunConfig) -> int | None:
 
 
 def _samples(config: RunConfig) -> int | None:
-    """How many samples take part in the stream: as the settings say, or all of a dataset of the catalog. A long tail or
-    an order file may have any number of them, and so may counts that are shuffled: a class may have fewer."""
+    """How many samples take part in the stream, by its settings or by the catalog; None if that is not known.
+
+    With a long tail or an order file it is not, nor with shuffled counts: a class may have fewer samples than its
+    count.
+    """
     known, stream = CATALOG.get(config.dataset), config.stream
     if stream.class_counts:
         return sum(stream.class_counts) if stream.imbalance_order == "arrival" else None

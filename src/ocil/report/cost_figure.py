@@ -113,7 +113,7 @@ def _images(standings: Standings, row: Entry) -> list[float]:
 
 
 def _networks(standings: Standings, rows: Sequence[Entry]) -> set[tuple[str, int, str]]:
-    """The networks that images pass through, of different sizes or behind different features."""
+    """The networks that images pass through, told apart by name, width and features."""
     learners = [cell.config.learner for row in rows for cell in standings.cells_of(row)]
     return {(learner.network, learner.width, learner.features) for learner in learners}
 
@@ -204,7 +204,7 @@ def _svg(
     write: Callable[[float], str],
     label: str,
 ) -> str:
-    """The first of the points is the leader."""
+    """The figure in one size. The first of the points is the leader."""
     across, up = _cost_scale(points, canvas), _value_scale(points, canvas, higher)
     best = frontier(points, higher)
     line = " ".join(f"{across(point.cost):.1f},{up(point.value):.1f}" for point in best)

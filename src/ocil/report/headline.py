@@ -14,7 +14,7 @@ NAMED = 4  # methods that are best somewhere, beside the leader
 
 @dataclass(frozen=True)
 class Answer:
-    """To one question: a name or a number, and what it is about."""
+    """The answer to one question: a name or a number, and what it is about."""
 
     question: str
     short: str
@@ -83,7 +83,7 @@ def _by(standings: Standings, leader: Entry, rival: Entry) -> Answer:
 
 
 def _size(quantity: Quantity, difference: Estimate) -> str:
-    """A difference without its sign. The plus or minus does not stand at the end of a line."""
+    """A difference without its sign. The interval stays in one line with its number."""
     if difference.mean < 0:
         difference = replace(difference, mean=-difference.mean, values=tuple(-value for value in difference.values))
     return quantity.difference(difference, plus="").replace(" ± ", "\u00a0±\u00a0")

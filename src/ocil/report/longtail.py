@@ -72,7 +72,7 @@ def caption(cells: Sequence[LongTailCell]) -> str:
 
 
 def measured_tables(cells: Sequence[LongTailCell], paper: Paper) -> list[Table]:
-    """One per dataset with its imbalance, share of open classes and precision."""
+    """One table for each dataset with its imbalance, share of open classes and precision."""
     found = []
     for group in groups(cells):
         shown = [name for name in MEASURES if name not in LATER or any(cell.value(name) for cell in group)]
@@ -84,7 +84,7 @@ def measured_tables(cells: Sequence[LongTailCell], paper: Paper) -> list[Table]:
 
 
 def _note(group: Sequence[LongTailCell], measures: Sequence[str]) -> str:
-    """What not every table has: a variant and measures."""
+    """Remarks about a variant and about measures that not every table has."""
     applies = {
         BALANCED: any(cell.config.variant == "bs" for cell in group),
         NO_THRESHOLD: not set(LATER).isdisjoint(measures),
@@ -93,7 +93,7 @@ def _note(group: Sequence[LongTailCell], measures: Sequence[str]) -> str:
 
 
 def published_table(paper: PaperLongTail) -> Table | None:
-    """None where the paper has none."""
+    """The paper's own numbers as a table; None if it has none."""
     shown = [name for name in MEASURES if name not in LATER or any(name in numbers for _, numbers in paper.rows)]
     rows = (
         Row.of(name, *("-" if (value := numbers.get(measure)) is None else f"{value:.1f}" for measure in shown))

@@ -114,7 +114,9 @@ def lead(collection: Collection) -> str:
 
 
 def _places(collection: Collection, drawings: Sequence[Drawing]) -> list[dict[str, Any]]:
-    """What a reader chooses figures by; the one with most cells is chosen at first. Empty if there is only one."""
+    """The places by which a reader chooses figures. The one with most cells is chosen at first. Empty if there is only
+    one place.
+    """
     about = dict.fromkeys(drawing.place for drawing in drawings if drawing.place)
     sized = {(place.dataset, place.stream) for place in about if place.memory}
     places = [place for place in about if place.memory or (place.dataset, place.stream) not in sized]
@@ -125,7 +127,9 @@ def _places(collection: Collection, drawings: Sequence[Drawing]) -> list[dict[st
 
 
 def agreement(cells: Sequence[MeasuredCell], paper: Paper) -> str:
-    """How many published accuracies agree with those measured. Each counts once, in however many precisions."""
+    """A sentence about how many published accuracies agree with those measured. Each counts once, in however many
+    precisions it was measured.
+    """
     pairs = ((cell.summary.average_accuracy, published_accuracy(cell, paper)) for cell in one_per_place(cells))
     known = [verdict for value, published in pairs if (verdict := overlap(value, published)) is not None]
     if not known:

@@ -72,7 +72,7 @@ class RunConfig:
                 )
 
     def __hash__(self) -> int:
-        """As of equal values; a setting of someone's own method may be a list, which has no hash."""
+        """Equal configurations have equal hashes. A setting of a user's own method may be a list, which has no hash."""
         own = (value if isinstance(value, int | float | str) else repr(value) for value in vars(self.learner).values())
         return hash(
             (self.method, self.dataset, self.seed, self.stream, self.fingerprint, self.weights, self.code, *own)

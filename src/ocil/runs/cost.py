@@ -31,10 +31,11 @@ class PassedImages(NamedTuple):
 def images_passed(
     learner: Learner, config: RunConfig, stream: Stream, reviews: Sequence[int], ends: Sequence[int]
 ) -> PassedImages:
-    """By the ``passes`` that the method states for each step, with what the memory holds by then in reviews and at task
-    ends. ``reviews`` and ``ends`` are the numbers of batches after which there is a review, and a task ends.
+    """How many images have passed through the network, counted by the ``passes`` that the method states for each step,
+    and by what the memory holds in reviews and at task ends.
 
-    The first steps, while the memory fills, count as the later ones.
+    ``reviews`` and ``ends`` are the numbers of the batches after which there is a review, or a task ends. The first
+    steps, while the memory fills, count like the later ones.
     """
     settings, classes, total = config.learner, stream.data.num_classes, PassedImages()
     sizes = [last - first for first, last in stream.bounds]

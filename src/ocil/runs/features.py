@@ -147,14 +147,14 @@ def features_once(dataset: Dataset, encoder: Encoder, data_dir: Path | None, dev
 def _features_in(
     folder: Path, dataset: Dataset, encoder: Encoder, data_dir: Path | None, device: torch.device
 ) -> Features:
-    """``folder`` serves the cache alone: it changes when the weights or the plugin do."""
+    """``folder`` is only a part of the cache's key: it changes when the weights or the plugin do."""
     what = f"features of {dataset.name} by {encoder.network}"
     return features_of(dataset, encoder, data_dir=data_dir, device=device, on_progress=_Lines(what))
 
 
 class _Lines:
-    """Says on standard error that something takes long, and now and then how far it is: a worker process has no bar,
-    and what it prints is in the log of its node.
+    """Prints from time to time how far a long computation is. A worker process has no progress bar, and what it prints
+    is in the log of its node.
     """
 
     def __init__(self, what: str) -> None:
@@ -167,7 +167,7 @@ class _Lines:
 
 
 def missing(dataset: Dataset, encoder: Encoder, data_dir: Path | None = None) -> int:
-    """How many images have no vector yet. Looks at the names of the parts alone."""
+    """How many images have no vector yet. Only the names of the files are looked at."""
     folder = encoder.folder(dataset, data_dir)
     return sum(len(part) for part in _parts(dataset) if not (folder / part.name).is_file())
 

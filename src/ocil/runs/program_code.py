@@ -35,7 +35,8 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def digests_of_code(config: "RunConfig") -> dict[str, str]:
-    """By their entries: digests of the method and of the network, where nothing else that a run records names them.
+    """Digests of the code of the method and of the network, by the name of their entry in a result. A part that
+    something else in the result identifies, such as the version of ocil, has none.
 
     They are equal in all processes with the same version of Python.
     """
@@ -45,12 +46,12 @@ def digests_of_code(config: "RunConfig") -> dict[str, str]:
 
 
 def changed_code(result: "Result") -> str:
-    """What has other code than it had for a result: a method or a network. Empty if nothing is known to have."""
+    """The method or network whose code has changed since a result was made. Empty if none is known to have changed."""
     return changed_since(result.config, result.environment)
 
 
 def changed_since(config: "RunConfig", known: Mapping[str, Any]) -> str:
-    """The same for a run of which the entries of its code are ``known``, and its version of Python."""
+    """The same for a run that has no result yet. ``known``: what was recorded about its code and version of Python."""
     same_python = known.get("python") == platform.python_version()  # others have other instructions
     if not same_python or not {METHOD_ENTRY, NETWORK_ENTRY} & known.keys():
         return ""
@@ -90,8 +91,8 @@ def _network_code(spec: str) -> str:
 def _code_of(thing: Any, origin: Origin) -> str:
     """A digest of a class or function that this program or a package has registered.
 
-    Of a program, what it defines itself counts. Of a package, all of its module counts, and all that this imports from
-    the package. Comments and docstrings never count.
+    For a program it covers what the program itself defines. For a package it covers the whole module, and all modules
+    of the package that this one imports. Comments and docstrings never count.
     """
     if origin.kind == "package" and origin != OURS:
         return _digest_of_package(thing)
@@ -105,10 +106,10 @@ def _code_of(thing: Any, origin: Origin) -> str:
 
 @cache  # by the class or function that was loaded: its file may be edited while it runs
 def _digest_of_package(thing: Any) -> str:
-    """A digest of the source of a thing's module, and of the modules of its package that these import, as syntax trees.
+    """A digest of the module that defines a thing, and of the modules of its package that this one imports.
 
-    The files tell, and not the modules as they were loaded: in these a counter, a time or an import that comes late may
-    differ from process to process.
+    The source files are compared as syntax trees. The loaded modules would not do: a counter, a time or a late import
+    in them may differ from process to process.
     """
     first = getattr(thing, "__module__", "")
     waiting, found = [first], dict[str, str]()
