@@ -141,7 +141,7 @@ class DryRun:
 
 
 def names(cell: "Cell") -> dict[str, Any]:
-    """What a cell is, for JSON."""
+    """Method, dataset and memory of a cell, for JSON."""
     config = cell.config
     return {"method": config.label, "dataset": config.dataset, "memory": config.learner.memory}
 

@@ -33,7 +33,7 @@ WARM = 3  # steps outside of a graph before one is recorded: they prepare what a
 
 @dataclass(frozen=True)
 class TailRun(Run):
-    """What stage 1 and the variants share."""
+    """The part that runs of stage 1 and of the variants have in common."""
 
     config: LongTailConfig
     side_by_side = 6

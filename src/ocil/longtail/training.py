@@ -111,7 +111,7 @@ class Stage:
         return torch.stack((mean, accuracy))
 
     def tested(self) -> dict[str, Tensor]:
-        """What is kept of the best epoch: the network and, with the dynamic loss, the mu it was trained with."""
+        """The kept state of the best epoch: the network and, with the dynamic loss, the mu it was trained with."""
         found = self.network.state_dict()
         return found if self.dynamic is None else found | {"mu": self.dynamic.mu}
 

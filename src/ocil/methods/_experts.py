@@ -69,7 +69,9 @@ def enlarged(maps: Tensor, height: int, width: int) -> Tensor:
 
 
 def _interpolation(before: int, after: int, like: Tensor) -> Tensor:
-    """What each of ``after`` places takes of each of ``before`` places, ``[after, before]``."""
+    """The weights ``[after, before]`` of linear interpolation: how much each of the ``before`` places adds to each of
+    the ``after`` places.
+    """
     place = (torch.arange(after, device=like.device) + 0.5) * (before / after) - 0.5
     apart = place.clamp(0, before - 1)[:, None] - torch.arange(before, device=like.device)
     return (1 - apart.abs()).clamp(min=0).to(like.dtype)

@@ -76,7 +76,9 @@ class FrozenLearner(Learner):
         return (torch.arange(self.problem.classes, device=y.device)[:, None] == y).to(self.exact)
 
     def kept(self, compute: Callable[[], T]) -> T:
-        """What ``compute`` returned last, if nothing was learned since. Reads from the device."""
+        """The value of ``compute``, computed anew only if something was learned since the last call. Reads from the
+        device.
+        """
         now = int(self.steps), self.problem.classes
         if self._kept[0] != now:
             self._kept = now, compute()
@@ -94,5 +96,5 @@ class FrozenLearner(Learner):
 
 
 def in_float64(statistics: Tensor) -> Tensor:
-    """In float64, in which equations are solved: on the CPU if the device has none."""
+    """The statistics in float64, in which equations are solved. They move to the CPU if the device has no float64."""
     return statistics.cpu().double() if statistics.device.type == "mps" else statistics.double()

@@ -45,7 +45,7 @@ class Standardise(nn.Module):
         self.std: Tensor = nn.Buffer(std.view(-1, 1, 1), persistent=False)
 
     def __call__(self, images: Tensor) -> Tensor:  # not forward: calls of a module have no type
-        """Of images ``[B, C, H, W]`` from 0 to 1."""
+        """Standardise images ``[B, C, H, W]`` with values from 0 to 1."""
         if not self.active:
             return images
         return (images - self.mean.expand(images.shape[1:])) / self.std

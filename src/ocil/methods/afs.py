@@ -153,7 +153,7 @@ class AFS(Learner):
         return added(total(parts) for parts in found), sums
 
     def focus_loss(self, batches: list[tuple[Outputs, Tensor]], distils: bool) -> tuple[Tensor, dict[str, Tensor]]:
-        """The same for the loss as published, and for cross-entropy in its place: on a GPU one kernel computes it."""
+        """``loss`` for the published loss, and for cross-entropy in its place. On a GPU one kernel computes it."""
         c, focal = self.config, self.config.loss == "rfl"
         loss, parts = losses.focus(
             [(outputs.scores, labels) for outputs, labels in batches],

@@ -220,8 +220,11 @@ class Stride(Learner):
         return self.offset()
 
     def offset(self) -> Tensor:
-        """What is added to the logits of each class, ``[C]``: the logarithm of its frequency. A class seen often gets
-        it for nothing, so it is not learned; at test time, when nothing is added, the class is not favoured."""
+        """What is added to the logits of each class, ``[C]``: the logarithm of its frequency.
+
+        The sum favours classes that are seen often, so the network itself does not learn to. At test time nothing is
+        added, and these classes are not favoured.
+        """
         share = self.frequency / self.frequency.sum()
         return self.config.adjustment * share.clamp_min(LEAST_FREQUENCY).log()
 

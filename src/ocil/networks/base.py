@@ -65,11 +65,11 @@ class Network(nn.Module):
         return logits
 
     def outputs_of(self, batches: Sequence[Tensor]) -> list[Outputs]:
-        """What several batches give that pass one after the other: in training each is normalised by its own batch
+        """The outputs of several batches that pass one after the other. In training each is normalised by its own batch
         statistics, and the running statistics move batch by batch.
 
-        Networks with kernels of their own may take them all in one pass. So call ``backward`` once, on the sum of the
-        losses: it is one pass too.
+        Networks with kernels of their own may take all of them in one pass. So call ``backward`` once, on the sum of
+        the losses: it is one pass too.
         """
         found = []
         for x in batches:

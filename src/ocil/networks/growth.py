@@ -22,7 +22,7 @@ class Growing(nn.Module):
     met: Tensor
 
     def start(self, classes: int, seed: int, bound: float) -> None:
-        """To be called once. Rows will be drawn uniformly from ``-bound`` to ``bound``."""
+        """Call this once, when the head is made. Rows will be drawn uniformly from ``-bound`` to ``bound``."""
         self.seed, self.bound = seed, bound
         self.register_buffer("met", torch.zeros(classes, dtype=torch.bool))
 

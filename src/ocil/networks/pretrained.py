@@ -188,7 +188,7 @@ def _alike(given: Tensor, wanted: Tensor) -> bool:
 
 
 def _difference(needed: Mapping[str, Tensor], candidates: list[dict[str, Tensor]]) -> str:
-    """What a file lacks, by the naming that fits best."""
+    """The first difference between a file and what the network needs, by the naming that fits best."""
     found = max(candidates, key=lambda each: len(needed.keys() & each.keys()))
     for name, value in needed.items():
         if name in found and found[name].shape != value.shape:

@@ -103,7 +103,9 @@ def origin_of(spec: str) -> Origin:
 
 
 def identity_of(spec: str) -> Hashable:
-    """What changes when a network is registered again or its plugin file has changed: for caches of what it builds."""
+    """A key for caches of what a network builds. It changes when the network is registered again, or its plugin file
+    has changed.
+    """
     name = Spec.parse(spec, "network").name
     return None if ":" in name else NETWORKS.find(name), origin_of(spec)
 

@@ -49,7 +49,9 @@ class WrappedNetwork(Network):
 
     @property
     def trained_numbers_written(self) -> int:
-        """What the parts that are not frozen write for one input. A backward pass needs these numbers again."""
+        """How many numbers the parts that are not frozen write for one input. A backward pass needs these numbers
+        again.
+        """
         frozen = tuple(f"{name}." for name in self.frozen_parts)
         return sum(count for name, count in self.numbers_written.items() if not f"{name}.".startswith(frozen))
 
@@ -115,7 +117,7 @@ class InputRecord:
 
 
 class Facts:
-    """What one pass of an input through a network shows."""
+    """The properties of a network that one pass of an input shows."""
 
     def __init__(self, network: WrappedNetwork, input_shape: InputShape) -> None:
         self.multiply_adds = 0

@@ -46,10 +46,7 @@ NOT_WITH_ORDER = (
 """Settings that change which samples come, when, and with which label: a file with an order decides all of that."""
 
 
-# A report makes thousands of configurations of a few classes: their fields are looked at once.
-
-
-@cache
+@cache  # a report makes thousands of configurations of a few classes
 def _typed(kind: Any) -> list[tuple[str, Any, tuple[Any, str]]]:
     """The fields of a config class that hold one of ``TYPES``: name, type, and what ``TYPES`` has about it."""
     return [(each.name, each.type, TYPES[each.type]) for each in fields(kind) if each.type in TYPES]

@@ -29,7 +29,7 @@ def is_long_tailed(config: StreamConfig) -> bool:
 
 
 def counts_of(data: Dataset, config: StreamConfig, classes: Indices, seed: int) -> list[int]:
-    """By label: how many samples of each class ``select`` chooses."""
+    """How many samples of each class ``select`` chooses, by label."""
     return _counts(data, config, classes, np.random.default_rng(derive(seed, "long-tail")))
 
 
@@ -47,7 +47,7 @@ def sizes_by_rank(data: Dataset, config: StreamConfig) -> list[int]:
 
 
 def _counts(data: Dataset, config: StreamConfig, classes: Indices, rng: np.random.Generator) -> list[int]:
-    """By label: how many samples of each class take part, at least 1 and no more than the class has.
+    """How many samples of each class take part, by label: at least 1 and no more than the class has.
 
     Shuffled sizes may be those of more classes than the data holds: classes that are still unseen get some of them.
     """

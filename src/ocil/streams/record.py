@@ -93,7 +93,7 @@ def record(
 
 
 class _Arrived:
-    """What has come so far."""
+    """Inputs, labels and sizes of the batches that have come so far."""
 
     def __init__(self, layout: Layout | None, classes: list[str] | None) -> None:
         self.layout, self.fixed = layout, classes is not None

@@ -154,7 +154,7 @@ def passes_of_a_step(it: MethodSubject) -> None:
 
 
 def _text(passes: Iterable[Pass]) -> str:
-    """As it is written in a method: ``[Pass(10), Pass(50, trains=False)]``."""
+    """Passes as a method writes them: ``[Pass(10), Pass(50, trains=False)]``."""
     texts = (f"Pass({each.images})" if each.trains else f"Pass({each.images}, trains=False)" for each in passes)
     return f"[{', '.join(texts)}]"
 

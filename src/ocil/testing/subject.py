@@ -36,7 +36,7 @@ class MethodSubject:
 
     @classmethod
     def of(cls, target: "type[Learner] | MethodInfo | str", settings: dict[str, Any]) -> "MethodSubject":
-        """From a registered name, an entry of the registry, or a class, registered or not."""
+        """The subject for a registered name, an entry of the registry, or a class that is registered or not."""
         if isinstance(target, str):
             target = method(target)
         if isinstance(target, MethodInfo):
