@@ -13,7 +13,6 @@ from ocil.cli.options import DataDir, Execution, Json, Out, Settings, Whole, rea
 from ocil.errors import OcilError
 
 if TYPE_CHECKING:
-    from ocil.longtail.config import LongTailConfig
     from ocil.longtail.results import LongTailCell
 
 NARROW = 120  # columns; on a narrower terminal a table has one row per measure
@@ -190,69 +189,23 @@ def prepare(
         console.print_line(str(path))
 
 
-def plan(variants: Sequence[str], options: Options) -> list["LongTailConfig"]:
-    """The configurations of all variants and seeds, checked against the data before anything runs."""
-    from ocil import data
-    from ocil.experiments.datasets import dataset_name
-    from ocil.experiments.files import seed_count
-    from ocil.longtail import data as tailed
-    from ocil.longtail.config import CUTTING, resolve
-    from ocil.longtail.training import check
-    from ocil.runs.folder import refuse_begun_elsewhere
-
-    seed_count(options.seeds)
-    own = {"imbalance": options.imbalance, "open_share": options.open}
-    given: dict[str, Any] = read_settings(options.set, **own)
-    name = options.dataset or data.DEFAULT
-    fingerprint, whole = "", None
-    if tailed.is_prepared(name, options.data_dir):
-        if options.imbalance is not None or options.open is not None or given.keys() & CUTTING:
-            raise OcilError(f"{name} is long-tailed by itself: leave out --imbalance, --open and --set validation.")
-        prepared = tailed.load_prepared(name, options.data_dir)
-        given |= dict.fromkeys(CUTTING, 0)
-        fingerprint, side, dataset = prepared.summary()["digest"], max(prepared.image_shape[:2]), name
-    else:
-        whole = data.load(name, options.data_dir)
-        given |= {name: value for name, value in own.items() if value is not None}
-        dataset, side = dataset_name(name, whole), max(whole.image_shape[:2])
-        fingerprint = "" if dataset in data.CATALOG else whole.fingerprint
-    configs = [
-        resolve(variant, dataset, seed=seed, image_side=side, fingerprint=fingerprint, settings=given)
-        for variant in variants
-        for seed in range(options.seed, options.seed + options.seeds)
-    ]
-    if "precision" not in given:
-        refuse_begun_elsewhere(configs, options.out)
-    if whole is not None:
-        if not configs[0].imbalance:
-            raise OcilError("imbalance = 0 is for a dataset that is long-tailed by itself: give at least 1.")
-        split = tailed.load(configs[0], options.data_dir, whole)
-        check(configs[0], len(split.train_y))
-        _refuse_other_images(configs, options.out, split.fingerprint)
-    return configs
-
-
-def _refuse_other_images(configs: "Sequence[LongTailConfig]", out: Path, fingerprint: str) -> None:
-    """Raise if a finished run was trained on other images of that name."""
-    from ocil.longtail.runs import LongTailRun
-    from ocil.runs.results import other_images
-
-    for config in configs:
-        run = LongTailRun(config)
-        try:
-            found = run.result(out)
-        except OcilError:  # reported when the result is used
-            continue
-        if found is not None and found.images not in ("", fingerprint):
-            raise OcilError(other_images(run.folder(out).path))
-
-
 def _execute(variants: Sequence[str], options: Options, execution: Execution, as_json: bool) -> int:
     from ocil.cli.progress import RunBars
+    from ocil.experiments.longtail import configure
     from ocil.longtail.results import LongTailResult, cells
     from ocil.longtail.runs import LongTailRun
 
-    runs = [LongTailRun(config) for config in plan(variants, options)]
+    own = {"imbalance": options.imbalance, "open_share": options.open}
+    configs = configure(
+        variants,
+        options.dataset,
+        seeds=options.seeds,
+        seed=options.seed,
+        settings=read_settings(options.set, **own) | {name: value for name, value in own.items() if value is not None},
+        data_dir=options.data_dir,
+        root=options.out,
+    )
+    runs = [LongTailRun(config) for config in configs]
     job = execution.job(options.out, options.data_dir)
     outcomes, failed = execute(runs, job, RunBars(runs), execution)
     found = cells([outcome for outcome in outcomes.values() if isinstance(outcome, LongTailResult)])
