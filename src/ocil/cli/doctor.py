@@ -41,7 +41,7 @@ def doctor(*, quick: Annotated[bool, FLAG] = False, data_dir: DataDir = None, as
         for title, part in found.items():
             if part:
                 console.print_line(title.capitalize())
-                console.print_pairs([(name, _text(value)) for name, value in part.items() if name != "problem"])
+                console.print_pairs([(name, str(value)) for name, value in part.items() if name != "problem"])
         for problem in problems:
             console.error(problem)
     return 1 if problems else 0
@@ -155,7 +155,3 @@ def _has(module: str) -> bool:
     from importlib.util import find_spec
 
     return find_spec(module) is not None
-
-
-def _text(value: Any) -> str:
-    return str(value)
