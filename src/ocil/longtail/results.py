@@ -163,14 +163,17 @@ def cells(results: Sequence[LongTailResult]) -> tuple[LongTailCell, ...]:
     return tuple(sorted(found, key=lambda c: (c.config.place, names.index(c.config.variant), c.config.cell)))
 
 
-def _check(result: LongTailResult) -> None:
-    config = result.config
+def _check_config(config: LongTailConfig) -> None:
     if not isinstance(config.dataset, str) or not config.dataset or not isinstance(config.seed, int):
         raise ValueError("dataset or seed is not what it should be")
     for name, value in config.to_json().items():
-        text = name in ("precision", "fingerprint")
-        if not isinstance(value, str) and (text or not (isinstance(value, bool) or is_number(value))):
+        may_be_number = name not in ("precision", "fingerprint")
+        if not isinstance(value, str) and not (may_be_number and (isinstance(value, bool) or is_number(value))):
             raise ValueError(f"{name} is not what it should be")
+
+
+def _check(result: LongTailResult) -> None:
+    _check_config(result.config)
     if not isinstance(result.measures, dict) or set(result.measures) | set(LATER) != set(MEASURES):
         raise ValueError("the measures are not those of a long-tailed test")
     for name, value in result.measures.items():
