@@ -83,7 +83,7 @@ def sweep(
     from ocil.experiments.files import read
     from ocil.experiments.part import SweepPart
     from ocil.experiments.plan import Plan
-    from ocil.runs.folder import make_folder, refuse_begun_elsewhere
+    from ocil.runs.folder import make_folder
 
     chosen = None if part is None else SweepPart.parse(part)
     datasets = Datasets(data_dir)
@@ -96,13 +96,7 @@ def sweep(
         raise OcilError(missing_text(missing) + _other_datasets(experiment, missing))
     plan = Plan(experiment.cells, out, reference)
     plan.check(datasets)
-    if not experiment.names_precision:
-        try:
-            refuse_begun_elsewhere(experiment.configs, out)
-        except OcilError as error:
-            if not dry_run:
-                raise
-            console.info(str(error))
+    _refuse_begun_elsewhere(experiment, out, dry_run)
     job = execution.job(out, data_dir)
     if plan.unfinished() and not os.access(place, os.W_OK | os.X_OK):
         raise OcilError(f"cannot write to {out}: {place} is not yours to write to. Choose another place.")
@@ -116,6 +110,18 @@ def sweep(
     if chosen is not None:
         return _execute_part(chosen, experiment, forecast, job, execution, as_json)
     return _execute(experiment, forecast, job, execution, as_json)
+
+
+def _refuse_begun_elsewhere(experiment: "Experiment", out: Path, only_warn: bool) -> None:
+    """Raise, or say so, if nobody gave a precision and runs were begun in the default of another machine."""
+    from ocil.runs.folder import refuse_begun_elsewhere
+
+    try:
+        refuse_begun_elsewhere(() if experiment.names_precision else experiment.configs, out)
+    except OcilError as error:
+        if not only_warn:
+            raise
+        console.info(str(error))
 
 
 def _other_datasets(experiment: "Experiment", missing: dict[str, str]) -> str:
