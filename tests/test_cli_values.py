@@ -167,7 +167,7 @@ def test_every_command_is_walked() -> None:
         (("run", "er", "--seed", 2**64), "seed = 18446744073709551616 must be from 0"),
         (("run", "er", "--gpu-share", 0.5), "--gpu-share is for a Ray cluster"),
         (("run", "iid-offline", "--set", "epochs=1000000000000"), "epochs = 1000000000000 must be at most"),
-        (("learn", "list.csv", "--model", "model", "--size", 100000), "--size 100000 must be at most"),
+        (("learn", "list.csv", "--model", "model", "--size", 100000), "--size 100000 must be from 1 to 1,024"),
         (("learn", "list.csv", "--model", "model", "--width", 1000000), "width = 1000000 must be at most"),
         (("learn", "list.csv", "--model", "model", "--shuffle", 2**32), "the seed 4294967296 of the random order"),
         (("longtail", "run", "oltr", "--seed", 2**64), "seed = 18446744073709551616 is too large"),

@@ -282,8 +282,8 @@ def test_missing_datasets_are_said_at_once(ocil_command: Call, tmp_path: Path, t
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--workers", -1), "--workers -1 is too small"),
-        (("--threads", 0), "--threads 0 is too small"),
+        (("--workers", -1), "--workers -1 must be from 0"),
+        (("--threads", 0), "--threads 0 must be from 1"),
         (("--address", "auto"), "add --engine ray"),
         (("--engine", "spark"), "spark"),
         (("--seeds", 0), "seeds = 0"),

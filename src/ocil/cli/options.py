@@ -110,11 +110,8 @@ class Execution:
     """Folder for TensorBoard: short for `--track tensorboard=FOLDER`."""
 
     def __post_init__(self) -> None:
-        for name, value, least in (("workers", self.workers, 0), ("threads", self.threads, 1)):
-            if value < least:
-                raise OcilError(f"--{name} {value} is too small: at least {least}.")
-            if value > MAX_THREADS:
-                raise OcilError(f"--{name} {value} is too large: at most {MAX_THREADS}.")
+        check_number("workers", self.workers, 0, MAX_THREADS)
+        check_number("threads", self.threads, 1, MAX_THREADS)
         if not 0 < self.gpu_share <= 1:
             raise OcilError(f"--gpu-share {self.gpu_share:g} must be more than 0 and at most 1.")
         if self.address is not None and self.engine != "ray":
@@ -207,14 +204,11 @@ class ModelOptions:
     trust: Trust = False
 
     def __post_init__(self) -> None:
-        for name, most in (("batch_size", MAX_BATCH), ("width", None), ("size", MAX_SIDE), ("vectors", None)):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise OcilError(f"--{name.replace('_', '-')} {value} must be at least 1.")
-            if value is not None and most is not None and value > most:
-                raise OcilError(f"--{name.replace('_', '-')} {value} must be at most {most:,}.")
-        if self.review_every is not None and self.review_every < 0:
-            raise OcilError(f"--review-every {self.review_every} must be at least 0.")
+        check_number("batch-size", self.batch_size, 1, MAX_BATCH)
+        check_number("width", self.width, 1)
+        check_number("review-every", self.review_every, 0)
+        check_number("size", self.size, 1, MAX_SIDE)
+        check_number("vectors", self.vectors, 1)
 
     @property
     def request(self) -> "ModelRequest":
@@ -257,6 +251,14 @@ def read_settings(words: Sequence[str], **options: object) -> dict[str, str]:
         if option is not None and name in settings:
             raise OcilError(f"{name} is given twice, by its own option and with --set.")
     return settings
+
+
+def check_number(name: str, value: int | None, least: int, most: int | None = None) -> None:
+    """Raise if the number of an option was given and is out of bounds."""
+    if value is None or (value >= least and (most is None or value <= most)):
+        return
+    bounds = f"at least {least}" if most is None else f"from {least} to {most:,}"
+    raise OcilError(f"--{name} {value} must be {bounds}.")
 
 
 def check_seconds(name: str, value: float, zero: bool = False) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from ocil.cli import console
-from ocil.cli.options import FLAG, WORDS, Json, ModelDir, Threads, Trust, Whole
+from ocil.cli.options import FLAG, WORDS, Json, ModelDir, Threads, Trust, Whole, check_number
 from ocil.errors import OcilError
 from ocil.files import must_be_free
 
@@ -45,8 +45,7 @@ def predict(
     """
     if not inputs:
         raise OcilError("name the images to classify, for example: ocil predict new/*.jpg --model birds")
-    if top < 1:
-        raise OcilError(f"--top {top} must be at least 1.")
+    check_number("top", top, least=1)
     from ocil.online.arrays import Names
     from ocil.online.model import Model
     from ocil.online.predictions import predictions

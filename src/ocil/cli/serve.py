@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from ocil.cli import console
-from ocil.cli.options import FLAG, FOLDER, WORDS, MaybeWhole, ModelOptions, Threads, Whole, check_seconds
+from ocil.cli.options import FLAG, FOLDER, WORDS, MaybeWhole, ModelOptions, Threads, Whole, check_number, check_seconds
 from ocil.errors import OcilError, optional
 
 if TYPE_CHECKING:
@@ -143,10 +143,8 @@ class AccessOptions:
         from ocil.serve.tokens import Access
 
         check_seconds("drain-seconds", self.drain_seconds, zero=True)
-        if self.max_rate is not None and not 1 <= self.max_rate <= MOST:
-            raise OcilError(f"--max-rate {self.max_rate} must be at least 1 and at most {MOST}.")
-        if not 1 <= self.max_connections <= MOST:
-            raise OcilError(f"--max-connections {self.max_connections} must be at least 1 and at most {MOST}.")
+        check_number("max-rate", self.max_rate, 1, MOST)
+        check_number("max-connections", self.max_connections, 1, MOST)
         token = read_token(self.host, self.token_file, others=self.tokens is not None)
         access = Access(token, self.tokens, self.max_rate)
         logs = (self.log_format, self.log_requests)
