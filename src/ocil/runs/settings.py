@@ -73,21 +73,26 @@ def read_as(name: str, value: Any, kind: Any) -> Any:
             raise OcilError(f"{name} = {value!r} is not a choice.{suggest(str(value), map(str, get_args(kind)))}")
         return value
     try:
-        if kind is NoneType:
-            return {"none": None}[str(value).lower()]
-        if kind is bool:
-            words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-            return value if isinstance(value, bool) else words[str(value).lower()]
-        if isinstance(value, bool) or (kind is int and float(value) != int(float(value))):
-            raise ValueError
-        if kind is float and not math.isfinite(float(value)):
-            raise ValueError
-        found = kind(value)
+        found = _parse_plain(value, kind)
     except (ValueError, TypeError, KeyError, OverflowError):
         raise OcilError(f"{name} = {value!r} is not {_in_words(kind)}.") from None
     if kind is int and abs(found) >= 2**63:
         raise OcilError(f"{name} = {value!r} is too large.")
     return found
+
+
+def _parse_plain(value: Any, kind: Any) -> Any:
+    """A setting of a type that is not made of others. Raises whatever shows that the value is not of that type."""
+    if kind is NoneType:
+        return {"none": None}[str(value).lower()]
+    if kind is bool:
+        words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+        return value if isinstance(value, bool) else words[str(value).lower()]
+    if isinstance(value, bool) or (kind is int and float(value) != int(float(value))):
+        raise ValueError
+    if kind is float and not math.isfinite(float(value)):
+        raise ValueError
+    return kind(value)
 
 
 def _parse_union(name: str, value: Any, kind: Any) -> Any:
