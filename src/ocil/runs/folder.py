@@ -10,6 +10,7 @@ person's folder and lead anywhere.
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -199,13 +200,13 @@ def find_run(root: Path, config: RunSettings) -> Path:
 def refuse_begun_elsewhere(configs: Iterable[RunSettings], root: Path) -> None:
     """Raise if some of these runs, whose precision nobody gave, were begun on a machine with another default precision:
     here they would be run anew."""
-    begun: dict[tuple[Precision, Precision], int] = {}
+    begun = Counter[tuple[Precision, Precision]]()
     for config in configs:
         theirs = precision.elsewhere(config.precision)
         if theirs is None or RunFolder.of(root, config).is_begun:
             continue
         if RunFolder.of(root, config.in_precision(theirs)).is_begun:
-            begun[config.precision, theirs] = begun.get((config.precision, theirs), 0) + 1
+            begun[config.precision, theirs] += 1
     for (ours, theirs), count in begun.items():
         what = "a run" if count == 1 else f"{count} runs"
         raise OcilError(
