@@ -372,8 +372,7 @@ def test_a_balanced_draw_takes_each_class_as_often() -> None:
     drawn: Counter[int] = Counter()
     rounds = 2000
     for _ in range(rounds):
-        slots = memory.draw(6, 5)
-        assert slots is not None
+        (slots,) = memory.shuffled(6, 5)
         assert len(set(slots.tolist())) == 6
         assert int(slots.max()) < sum(counts)
         first[int(labels[slots[0]])] += 1
