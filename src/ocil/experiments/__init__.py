@@ -16,7 +16,7 @@
             print(cell.label, found.summary.average_accuracy)
 
 ``files``      experiments as TOML files; ``named``: those that come with ocil
-``configure``  the cell of one method, without a file
+``configure``  the cell of one method, without a file; ``longtail``: long-tailed runs
 ``plan``       the runs of some cells; ``part``: of one machine among several
 ``datasets``   the datasets of runs
 ``estimate``   how long runs will take
