@@ -153,7 +153,7 @@ def test_the_order_is_kept_up_to_date_after_a_prediction_that_failed(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     labelling = Labelling.of(service)
-    real, failed = service.predictor.ask, []
+    real, failed = service.predictor.ask, list[str]()
 
     def ask(inputs: Any) -> Any:
         if failed:

@@ -21,7 +21,7 @@ SMALL_CHUNKS, CHUNK_BYTES = 1024, 64
 """A chunked body may have so many chunks, and one more for each so many bytes: each takes as long as kilobytes do."""
 
 
-class Requests(h11.Connection):  # type: ignore[misc]
+class Requests(h11.Connection):
     """Reads requests. All that has arrived is read in one go, while other clients wait: its chunks are counted."""
 
     _chunks = _bytes = 0
