@@ -149,6 +149,26 @@ def test_the_least_certain_come_first_and_the_order_follows_the_model(service: S
     until(lambda: order() == [2, 3, 1, 4])
 
 
+def test_the_order_is_kept_up_to_date_after_a_prediction_that_failed(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labelling = Labelling.of(service)
+    real, failed = service.predictor.ask, list[str]()
+
+    def ask(inputs: Any) -> Any:
+        if failed:
+            return real(inputs)
+        failed.append("once")
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("ocil.serve.labelling.AFTER_DEFECT_SECONDS", 0.01)
+    monkeypatch.setattr(service.predictor, "ask", ask)
+    labelling.add([content(10), content(200)])
+    service.writer.submit(np.stack([picture(10), picture(200)])[:, :, :, None], ["dark", "light"]).result(SECONDS)
+    until(lambda: all(one.certainty is not None for one in labelling._entries.values()))
+    assert failed
+
+
 def test_two_people_are_shown_different_images(service: Service) -> None:
     labelling = Labelling.of(service)
     labelling.add([content(10 * n) for n in range(3)])

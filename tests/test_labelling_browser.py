@@ -9,7 +9,7 @@ import pytest
 
 from ocil.online.model import Recipe
 from ocil.serve.service import Service
-from tests.browsing import needs_browser, served, until
+from tests.browsing import needs_browser, served, served_app, until
 from tests.serving import picture, png, running
 
 pytestmark = [
@@ -227,3 +227,64 @@ def test_a_request_that_was_on_its_way_takes_the_token_that_was_given_since(prot
     held[0].continue_()  # without a token, as it was asked
     until(page, "document.getElementById('sent').textContent === '1 added.' || document.getElementById('ask').open")
     assert text(page, "sent") == "1 added."
+
+
+def test_an_image_without_its_picture_gets_no_label(visit: Any, address: str, service: Service) -> None:
+    """The picture of the image before it must not be taken for its own."""
+    page = visit(address, refused="429", alone=True)
+    drop(page, *images(1))
+    until(page, "document.getElementById('image').naturalWidth === 12")
+    busy = '{"detail": "wait a moment."}'
+    page.route("**/label/images/2", lambda route: route.fulfill(status=429, content_type="application/json", body=busy))
+    drop(page, *images(2)[1:])
+    name_it(page, "dark")
+    assert shown(page) == "1.png"
+    assert not page.locator("#image").get_attribute("src")
+    assert text(page, "said") == "wait a moment."
+    page.keyboard.press("n")
+    page.keyboard.type("dark")
+    page.keyboard.press("Enter")
+    page.unroute("**/label/images/2")
+    until(page, "document.getElementById('image').naturalWidth === 12 && document.getElementById('image').src !== ''")
+    assert (service.writer.acknowledged, shown(page)) == (1, "1.png")
+
+
+def test_a_slow_picture_does_not_take_the_place_of_the_chosen_image(visit: Any, address: str) -> None:
+    page = visit(address, alone=True)
+    drop(page, *images(2))
+    name_it(page, "night")
+    name_it(page, "night")
+    page.locator("#chips button").click()
+    until(page, "document.querySelectorAll('#grid img[src]').length === 2")
+    held: list[Any] = []
+    page.route("**/label/images/1", lambda route: held.append(route), times=1)
+    page.get_by_role("button", name="0.png").click()
+    while not held:
+        page.wait_for_timeout(20)
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="1.png").click()
+    until(page, "document.getElementById('change-image').naturalWidth === 12")
+    seen = page.locator("#change-image").get_attribute("src")
+    with page.expect_response("**/label/images/1"):
+        held[0].continue_()
+    page.wait_for_timeout(100)
+    assert page.locator("#change-image").get_attribute("src") == seen
+
+
+def test_undo_stays_with_the_model_of_the_step(visit: Any, tmp_path: Path) -> None:
+    """Images of another model have the same numbers, and the pages of all models share what the tab keeps."""
+    from ocil.serve.models import Models
+
+    with running(tmp_path / "cats", RECIPE) as cats, running(tmp_path / "dogs", RECIPE) as dogs:
+        for address in served_app(Models({"cats": cats, "dogs": dogs})):
+            page = visit(f"{address}/models/cats/label")
+            drop(page, *images(2))
+            name_it(page, "cat")
+            page.goto(f"{address}/models/dogs/label")
+            drop(page, *images(2))
+            until(page, "document.getElementById('image').naturalWidth === 12")
+            assert page.locator("#undo").is_disabled()
+            page.goto(f"{address}/models/cats/label")
+            until(page, "document.getElementById('image').naturalWidth === 12")
+            assert page.locator("#undo").is_enabled()
+            page.close()

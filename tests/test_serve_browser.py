@@ -127,6 +127,33 @@ def test_by_keyboard_and_file_chooser(visit: Any, address: str, service: Service
     assert page.locator("#said").get_attribute("aria-live") == "polite"
 
 
+def test_a_sample_whose_answer_is_lost_is_learned_once(visit: Any, address: str, service: Service) -> None:
+    """And what was typed for an image that was chosen since stays."""
+    page = visit(address, refused="502", alone=True)
+    before = service.writer.acknowledged
+    held: list[Any] = []
+    page.route("**/learn?wait=true", lambda route: held.append(route), times=2)
+    drop(page, 30, 71)
+    page.locator("#label").fill("lost")
+    page.get_by_role("button", name="Learn it").click()
+    until(page, "document.getElementById('said').textContent === 'Learning…'")
+    while not held:
+        page.wait_for_timeout(20)
+    assert held[0].fetch().status == 200
+    held[0].fulfill(status=502, content_type="application/json", body='{"detail": "the proxy lost the answer."}')
+    page.get_by_text("the proxy lost the answer.").wait_for()
+    page.get_by_role("button", name="Learn it").click()
+    while len(held) < 2:
+        page.wait_for_timeout(20)
+    drop(page, 180, 72)
+    page.locator("#label").fill("another one")
+    held[1].continue_()
+    until(page, "document.getElementById('said').textContent.startsWith('Learned as lost')")
+    until(page, "!document.getElementById('learn').disabled")
+    assert page.locator("#label").input_value() == "another one"
+    assert service.writer.acknowledged == before + 1
+
+
 def test_a_file_that_is_no_image_is_reported(visit: Any, address: str) -> None:
     page = visit(address, refused="422")
     page.locator("#file").set_input_files({"name": "x.png", "mimeType": "image/png", "buffer": b"not an image"})
@@ -162,9 +189,10 @@ def test_the_token_is_asked_for(visit: Any, service: Service) -> None:
         page = visit(address, refused="401")
         dialog = page.get_by_role("dialog")
         dialog.wait_for()
-        page.locator("#token").fill("wrong")
-        page.keyboard.press("Enter")
-        until(page, "document.getElementById('ask').open && document.getElementById('token').value === ''")
+        for wrong in ("wrong", f"“{TOKEN}”"):  # the second one cannot even be sent
+            page.locator("#token").fill(wrong)
+            page.keyboard.press("Enter")
+            until(page, "document.getElementById('ask').open && document.getElementById('token').value === ''")
         page.locator("#token").fill(TOKEN)
         page.keyboard.press("Enter")
         until(page, "document.getElementById('samples').textContent !== '–'")

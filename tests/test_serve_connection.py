@@ -283,6 +283,24 @@ def test_a_half_closed_request_is_answered(tmp_path: Path) -> None:
         assert eventually(lambda: not server.server_state.connections)
 
 
+def in_chunks(body: bytes, size: int) -> bytes:
+    parts = (body[first : first + size] for first in range(0, len(body), size))
+    return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+
+
+def test_far_more_chunks_than_bytes_need_are_refused(tmp_path: Path) -> None:
+    """A hundred kilobytes of them would keep all other clients waiting for a second, with a token or without."""
+    body = json.dumps(as_json((png(picture(7)), "a"))).encode().ljust(6000)
+    asked = b"POST /learn HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    asked += b"Transfer-Encoding: chunked\r\n"
+    with listening(tmp_path) as (service, _, port):
+        whole = asked + b"\r\n" + in_chunks(body, 6)
+        assert answers_after_half_close(port, whole)[0].startswith(b"HTTP/1.1 200 ")
+        begun = asked + b"\r\n" + in_chunks(body, 4)
+        assert answers_after_half_close(port, begun)[0].startswith(b"HTTP/1.1 400 ")
+        assert service.writer.acknowledged == 1
+
+
 def _ended(connections: list[socket.socket], within: float) -> int:
     """How many were closed by the other side, although they go on to send."""
     left, until = list(connections), time.monotonic() + within

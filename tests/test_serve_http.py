@@ -100,6 +100,22 @@ def test_the_way_of_an_image(tmp_path: Path) -> None:
     assert digest(Model.load(tmp_path, "cpu").learner) == digest(relearned(tmp_path).learner)
 
 
+def test_a_jpeg_of_very_many_scans_is_refused(client: Any) -> None:
+    """Each takes some bytes and passes over all pixels: a file of 100 kB would be decoded for a minute."""
+    file = io.BytesIO()
+    Image.new("L", (64, 64)).save(file, "JPEG", progressive=True)
+    whole = file.getvalue()
+    scan = whole[whole.rindex(b"\xff\xda") : -2]
+    bomb = whole[:-2] + 40 * scan + whole[-2:]
+    for path in ("/predict", "/learn"):
+        sent = {"data": {"label": ["a"]}} if path == "/learn" else {}
+        refused(client.post(path, files={"image": bomb}, **sent), 422, "^image 1 has more than 32 scans, which is")
+    with_film = whole + 40 * scan  # as telephones append a short film
+    assert client.post("/predict", files={"image": with_film}).status_code == 200
+    with_preview = whole[:2] + b"\xff\xe5" + (2 + 40 * len(scan)).to_bytes(2, "big") + 40 * scan + whole[2:]
+    assert client.post("/predict", files={"image": with_preview}).status_code == 200
+
+
 def test_all_classes_probabilities_are_those_of_the_model(client: Any, service: Service) -> None:
     client.post("/learn?wait=true", **form((0, "a"), (100, "b"), (200, "c")))
     found = client.post("/predict", files={"image": png(picture(42))}).json()["predictions"][0]

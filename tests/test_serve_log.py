@@ -798,6 +798,26 @@ def test_a_full_disk_leaves_nothing_behind(folder: Path, monkeypatch: pytest.Mon
     assert left(folder) == plain([samples(1), samples(3)])
 
 
+def test_too_many_open_files_refuse_requests_for_as_long_as_they_are_open(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Connections take files too: anybody who can reach the service can use them up for a moment."""
+    log = Log(folder, 0)
+    log.append([samples(1)])
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", full)
+        with pytest.raises(WriteError, match="Too many open files"):
+            log.append([samples(3)])
+    assert log.broken is None
+    log.append([samples(3, 1)])
+    log.close()
+    assert left(folder) == plain([samples(1), samples(3, 1)])
+
+
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
 def test_after_a_failed_sync_nothing_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """Also where a disk is full that says so late: cuts that were written before may be gone."""

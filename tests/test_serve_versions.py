@@ -289,6 +289,13 @@ def test_a_backup_knows_what_was_acknowledged_when_it_was_made(tmp_path: Path, m
     assert newest_file(copy / "log").exists()
     with running(copy) as service:
         assert service.writer.acknowledged == 5
+    part = tmp_path / "c"
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:  # of which the end did not arrive
+        names = archive.getnames()
+        first = next(number for number, name in enumerate(names) if name.startswith("log/"))
+        archive.extractall(part, archive.getmembers()[:first], filter="data")
+    with pytest.raises(OcilError, match="the newest file of the log, is missing"), running(part):
+        pass
 
 
 def test_a_backup_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

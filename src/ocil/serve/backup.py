@@ -67,7 +67,8 @@ def _opened(service: "Service", held: ExitStack) -> list[_Member]:
         newest = newest_file(service.log.folder)
         if newest.exists():  # read now, because later samples change it in place
             content = newest.read_bytes()
-            found.append(_Member(newest.name, io.BytesIO(content), len(content)))
+            # First in the archive: without its end, the log would else look as if nothing were missing.
+            found.insert(0, _Member(newest.name, io.BytesIO(content), len(content)))
     return found
 
 

@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+import h11
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 REQUEST_SECONDS = 30
@@ -13,6 +15,27 @@ WHOLE_ANSWER_SECONDS = 600
 """Seconds for which a client may read such an answer, however steadily it does."""
 GATHERED_BYTES = 2**14
 """A part of an answer from this size on is sent at once."""
+HEADER_BYTES = 2**16
+"""Of one request, or of one chunk's first line."""
+SMALL_CHUNKS, CHUNK_BYTES = 1024, 64
+"""A chunked body may have so many chunks, and one more for each so many bytes: each takes as long as kilobytes do."""
+
+
+class Requests(h11.Connection):
+    """Reads requests. All that has arrived is read in one go, while other clients wait: its chunks are counted."""
+
+    _chunks = _bytes = 0
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._chunks = self._bytes = 0
+        elif isinstance(event, h11.Data):
+            self._chunks += event.chunk_start
+            self._bytes += len(event.data)
+            if self._chunks > SMALL_CHUNKS + self._bytes // CHUNK_BYTES:
+                raise h11.RemoteProtocolError("far more chunks than bytes need")
+        return event
 
 
 class Gathering:
@@ -65,6 +88,10 @@ class Connection(H11Protocol):  # type: ignore[misc]
     """When an answer that the client was behind with must have been taken."""
     _half_closed = False
     """The client sends no more, but reads."""
+
+    def __init__(self, config: uvicorn.Config, *others: Any, **named: Any) -> None:
+        super().__init__(config, *others, **named)
+        self.conn = Requests(h11.SERVER, HEADER_BYTES)
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)

@@ -1,6 +1,7 @@
 """Labelling images one after the other, the least certain first. The model learns each label at once."""
 
 import heapq
+import logging
 import threading
 import time
 from collections import Counter
@@ -25,7 +26,10 @@ KEYS = 9  # classes that are shown with an image, each with a key
 FRONT = 64  # images at the head of the queue whose order is kept up to date first
 LEASE_SECONDS = 120.0  # for which an image that is shown to one person is not shown to another one
 IDLE_SECONDS = 0.5
+AFTER_DEFECT_SECONDS = 30.0
 NEVER = 2.0  # in place of a margin that is not known: after all others
+
+logger = logging.getLogger("ocil.serve")
 
 
 class Shown(NamedTuple):
@@ -349,6 +353,9 @@ class Ranker(ServiceThread):
                 pause = time.monotonic() - started if self.labelling.rank_some() else IDLE_SECONDS
             except RefusedError:  # too many predictions wait, or the model cannot predict for now
                 pause = IDLE_SECONDS
+            except Exception:  # such as too little memory for once
+                logger.exception("the images could not be put in order")
+                pause = AFTER_DEFECT_SECONDS
             with self._changed:
                 if not self._stopping:
                     self._changed.wait(pause)

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from ocil.errors import WriteError
 from ocil.files import open_regular, sync_folder
 from ocil.online.formats import InputFormat
-from ocil.serve.newest import Newest, update_newest, write_newest
+from ocil.serve.newest import Newest, open_newest, update_newest, write_newest
 from ocil.serve.records import Change, Cut, Record, SampleRecord
 from ocil.serve.recovery import recover, write_missing
 from ocil.serve.segment import SALT, Segment, framed, header, needed_segments, read, segments_of
@@ -101,17 +101,18 @@ class Log:
             if requests and self.recovered.newest != self._path:
                 self._name_newest()
             content = b"".join(framed(record.body(), self._salt) for record in records)
-            try:
-                _write_all(file, content)
-            except OSError as error:
-                self._take_back(file, error, full=error.errno in (errno.ENOSPC, errno.EDQUOT))
-            try:
-                if sync:
-                    os.fsync(file)
-                if sync and requests:
-                    update_newest(self.folder, Newest(self._path, last, last_change))
-            except OSError as error:  # also of a full disk: cuts that were not synced yet may be gone
-                self._take_back(file, error, full=False)
+            with self._opened_newest(sync and requests) as newest:
+                try:
+                    _write_all(file, content)
+                except OSError as error:
+                    self._take_back(file, error, full=error.errno in (errno.ENOSPC, errno.EDQUOT))
+                try:
+                    if sync:
+                        os.fsync(file)
+                    if newest is not None:
+                        update_newest(newest, Newest(self._path, last, last_change))
+                except OSError as error:  # also of a full disk: cuts that were not synced yet may be gone
+                    self._take_back(file, error, full=False)
             self._end += len(content)
             self.last, self.last_change = last, last_change
             self._has_requests |= requests
@@ -123,6 +124,20 @@ class Log:
         except OSError as error:
             raise WriteError(f"cannot write to {self.folder.parent.name}: {error.strerror or error}.") from error
         self.recovered.newest = self._path
+
+    @contextmanager
+    def _opened_newest(self, needed: bool) -> Iterator[int | None]:
+        """The file with the numbers of the newest requests, opened before they are written: too many open files, which
+        pass, must not look like a disk that fails."""
+        try:
+            file = open_newest(self.folder) if needed else None
+        except OSError as error:
+            raise WriteError(f"cannot write to {self.folder.parent.name}: {error.strerror or error}.") from error
+        try:
+            yield file
+        finally:
+            if file is not None:
+                os.close(file)
 
     def _take_back(self, file: int, error: OSError, full: bool) -> NoReturn:
         """Remove what was written of a failed append. Raises always. ``full``: the disk is full, but works."""

@@ -73,10 +73,11 @@ def write_newest(folder: Path, newest: Newest | None) -> None:
     sync_folder(file.parent)
 
 
-def update_newest(folder: Path, newest: Newest) -> None:
-    """Write later numbers to the file, which names this segment. Not synced to the disk."""
-    file = open_regular(newest_file(folder), os.O_WRONLY)
-    try:
-        os.write(file, newest.to_bytes())
-    finally:
-        os.close(file)
+def open_newest(folder: Path) -> int:
+    """A descriptor of the file, which must be there, to write later numbers to."""
+    return open_regular(newest_file(folder), os.O_WRONLY)
+
+
+def update_newest(file: int, newest: Newest) -> None:
+    """Write later numbers to the file, which is open and names this segment. Not synced to the disk."""
+    os.write(file, newest.to_bytes())

@@ -3,6 +3,7 @@
 import base64
 import binascii
 import io
+import re
 import struct
 from collections.abc import Sequence
 
@@ -16,6 +17,9 @@ from ocil.serve.limits import Limits, RefusedError
 
 PNG = b"\x89PNG\r\n\x1a\n"
 QUICK_BYTES, QUICK_PIXELS = 2**13, 64 * 64
+MOST_SCANS = 32  # of a JPEG; programs write up to 20, and each may take some bytes and pass over all pixels
+MARKER = re.compile(rb"\xff([\x02-\xcf\xd9-\xfe])")  # of those with a length, and the end
+SCAN, END = b"\xda", b"\xd9"
 
 
 def decode(content: bytes, form: ImageFormat, limits: Limits, name: str) -> NDArray[np.uint8]:
@@ -26,6 +30,8 @@ def decode(content: bytes, form: ImageFormat, limits: Limits, name: str) -> NDAr
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             if image.width * image.height > limits.pixels:  # known from the header, nothing is decoded yet
                 raise _too_large(name, limits)
+            if image.format in ("JPEG", "MPO") and _has_too_many_scans(content):
+                raise RefusedError(422, f"{name} has more than {MOST_SCANS} scans, which is the limit for a JPEG here.")
             form.decode_small(image)
             image.load()
             pixels: NDArray[np.uint8] = form.read([image])[0]
@@ -36,6 +42,15 @@ def decode(content: bytes, form: ImageFormat, limits: Limits, name: str) -> NDAr
         raise _too_large(name, limits) from error
     except Exception as error:  # a broken image can fail in any way
         raise RefusedError(422, f"{name} is not a readable image ({', '.join(FORMATS)}).") from error
+
+
+def _has_too_many_scans(jpeg: bytes) -> bool:
+    """Whether a progressive JPEG would be decoded for minutes. What follows its end does not count."""
+    at = scans = 0
+    while (marker := MARKER.search(jpeg, at)) and marker[1] != END and scans <= MOST_SCANS:
+        scans += marker[1] == SCAN
+        at = marker.end() + int.from_bytes(jpeg[marker.end() : marker.end() + 2], "big")
+    return scans > MOST_SCANS
 
 
 def is_quick(content: bytes) -> bool:

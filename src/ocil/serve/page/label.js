@@ -10,6 +10,8 @@ const STEPS = 200;         // that can be taken back
 const IMAGE_NAME = /\.(png|jpe?g|webp|bmp|gif|tiff?|ppm|pgm)$/i;
 
 let shown = null;          // the image that is to be labelled
+let visible = false;       // its picture is there too
+let turn = 0;              // of what is shown: an older one that still waits for its picture is given up
 let busy = false;          // a step is under way: keys that come now belong to no image
 let known = new Map();     // labels by how they read
 let limits = { images: FILES, bytes: BYTES };
@@ -18,7 +20,8 @@ let changing = null;       // the one of them that is chosen
 const addresses = new Map();  // previews, by the image's number
 const person = sessionStorage.getItem("person") || crypto.getRandomValues(new Uint32Array(2)).join("-");
 sessionStorage.setItem("person", person);
-let steps = JSON.parse(sessionStorage.getItem("steps") || "[]");
+const STEPS_HERE = `steps ${location.pathname}`;  // of this model: others have images of the same numbers
+let steps = JSON.parse(sessionStorage.getItem(STEPS_HERE) || "[]");
 
 const asMe = (path) => `${path}${path.includes("?") ? "&" : "?"}person=${person}`;
 const meant = (text) => (known.has(text) ? known.get(text) : text);
@@ -30,7 +33,7 @@ function notify(text, wrong = false, where = "said") {
 
 function remember(step) {
   steps = [...steps, step].slice(-STEPS);
-  sessionStorage.setItem("steps", JSON.stringify(steps));
+  sessionStorage.setItem(STEPS_HERE, JSON.stringify(steps));
   at("undo").disabled = false;
 }
 
@@ -54,6 +57,7 @@ async function forgetPreviews(kept) {
 }
 
 async function show(state) {
+  const now = ++turn;
   limits = { images: Math.min(FILES, state.most_images), bytes: state.most_bytes };
   at("problem").hidden = !state.problem;
   at("problem").textContent = state.problem || "";
@@ -65,6 +69,7 @@ async function show(state) {
   for (const name of ["image", "keys", "other", "skip", "remove"]) at(name).hidden = !first;
   at("undo").disabled = !steps.length;
   shown = null;
+  visible = false;
   if (!first) {
     at("verdict").textContent = state.labelled ? "All images have a label." : "";
     at("name").textContent = "";
@@ -72,11 +77,19 @@ async function show(state) {
     return;
   }
   try {
-    at("image").src = await preview(first.number);
-    await at("image").decode().catch(() => {});
-  } catch (error) {
-    notify(error.message, true);
+    const address = await preview(first.number);
+    if (now !== turn) return;
+    at("image").src = address;
+    await at("image").decode();
+    visible = now === turn;
+  } catch (error) {  // the picture of another image must not stay; this one is tried again
+    addresses.delete(first.number);
+    if (now === turn) {
+      at("image").removeAttribute("src");
+      notify(error.message, true);
+    }
   }
+  if (now !== turn) return;
   at("image").classList.toggle("tiny", at("image").naturalWidth < 200);
   at("name").textContent = first.name;
   at("label").value = "";
@@ -141,7 +154,7 @@ async function step(work) {
 }
 
 function label(given) {
-  if (!shown) return;
+  if (!shown || !visible) return;
   const { number } = shown;
   step(async () => {
     const state = await request(asMe(`label/images/${number}/label`), { method: "PUT", ...asJson({ label: given }) });
@@ -166,10 +179,13 @@ function undo() {
   const last = steps[steps.length - 1];
   step(async () => {
     steps = steps.slice(0, -1);  // also if it fails: another person may have changed that image since
-    sessionStorage.setItem("steps", JSON.stringify(steps));
+    sessionStorage.setItem(STEPS_HERE, JSON.stringify(steps));
     const path = `label/images/${last.number}/${last.kind === "skip" ? "skip" : "label"}`;
     const back = last.kind === "correct" ? { method: "PUT", ...asJson({ label: last.before, again: true }) } : { method: "DELETE" };
-    const state = await request(asMe(path), back);
+    const state = await request(asMe(path), back).catch((error) => {
+      if (error instanceof TypeError) remember(last);  // no answer: it may be tried again
+      throw error;
+    });
     notify(last.kind === "correct" ? `It is ${reads(last.before)} again.` : "Taken back.");
     if (opened !== null) await openClass(opened);
     return state;
@@ -328,36 +344,41 @@ function classItem(one, name) {
 }
 
 async function change(one, name) {
-  changing = { ...one, label: name };
+  const chosen = { ...one, label: name };
+  changing = chosen;
   at("change-image").removeAttribute("src");
   at("change-text").textContent = `${one.name}: labelled as ${name}. The model gives that ${percent(one.probability)}.`;
   at("change-label").value = name;
   at("change-said").textContent = "";
   at("change").showModal();
   at("change-label").select();
-  at("change-image").src = await preview(one.number).catch(() => "");
+  const address = await preview(one.number).catch(() => "");
+  if (changing === chosen) at("change-image").src = address;
 }
 
 async function changed(event, work) {
   event.preventDefault();
+  const chosen = changing;  // another one may be chosen before the answer comes
+  const there = () => changing === chosen && at("change").open;
   try {
-    await work(changing.number);
-    at("change").close();
+    await work(chosen);
+    if (there()) at("change").close();
     await step(() => request(asMe(shown ? `label/queue?first=${shown.number}` : "label/queue")));
-    await openClass(opened);
+    if (opened !== null) await openClass(opened);
   } catch (error) {
-    at("change-said").textContent = error.message;
+    if (there()) at("change-said").textContent = error.message;
+    else notify(error.message, true);
   }
 }
 
-const correct = (event) => changed(event, async (number) => {
+const correct = (event) => changed(event, async ({ number, label: before }) => {
   const text = at("change-label").value.trim();
   if (!text) throw new Error("Name the class first.");
   await request(`label/images/${number}/label`, { method: "PUT", ...asJson({ label: meant(text), again: true }) });
-  remember({ number, kind: "correct", before: meant(changing.label) });
+  remember({ number, kind: "correct", before: meant(before) });
 });
 
-const back = (event) => changed(event, (number) => request(`label/images/${number}/label`, { method: "DELETE" }));
+const back = (event) => changed(event, ({ number }) => request(`label/images/${number}/label`, { method: "DELETE" }));
 
 async function saveLabels() {
   const address = URL.createObjectURL(await (await fetched("label/labels.csv")).blob());
@@ -416,6 +437,9 @@ for (const name of ["dragleave", "drop"]) document.addEventListener(name, () => 
 document.addEventListener("drop", (event) => { event.preventDefault(); dropped(event.dataTransfer).catch((error) => notify(error.message, true, "sent")); });
 
 async function refresh() {
-  if (!shown && !busy) await show(await request(asMe("label/queue")));
+  const idle = () => !visible && !busy;
+  if (!idle()) return;
+  const state = await request(asMe("label/queue"));
+  if (idle()) await show(state);  // else a step has brought a newer one
 }
 poll(refresh, POLL);

@@ -11,6 +11,7 @@ let known = new Map();   // labels by how they read: a class may be called by a 
 let thumbnails = new Map();
 let seen = -1;           // samples that the thumbnails are of
 let asking = 0;
+let unanswered = null;   // what was sent to be learned without an answer, and its key: sent again, it is learned once
 
 function notify(text, wrong = false) {
   at("said").textContent = text;
@@ -83,7 +84,7 @@ function showPrediction(found) {
     row.append(make("span", reads(one.label)), bar, make("span", percent(one.probability)));
     return row;
   }));
-  at("label").value = reads(found.label);
+  if (!at("label").value) at("label").value = reads(found.label);  // else it was typed while the answer was on its way
 }
 
 async function asBase64(file) {
@@ -95,6 +96,10 @@ async function asBase64(file) {
   return btoa(text);
 }
 
+function newKey() {
+  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
 async function learn(event) {
   event.preventDefault();
   const text = at("label").value.trim();
@@ -103,17 +108,18 @@ async function learn(event) {
     return;
   }
   const label = known.has(text) ? known.get(text) : text;
+  const input = vector || image;  // another one may be chosen before the answer comes
   at("learn").disabled = true;
   notify("Learning…");
   try {
     const sample = vector ? { vector, label } : { image: await asBase64(image), label };
-    const key = Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+    if (unanswered?.input !== input || unanswered.label !== label) unanswered = { input, label, key: newKey() };
     const { body, headers } = asJson({ samples: [sample] });
-    headers["Idempotency-Key"] = key;
+    headers["Idempotency-Key"] = unanswered.key;
     const answer = await request("learn?wait=true", { method: "POST", body, headers });
+    unanswered = null;
     notify(answer.applied ? `Learned as ${text}: sample ${answer.first}.` : `Kept as ${text}: sample ${answer.first} waits its turn.`);
-    await Promise.all([refresh(), predict()]);
-    at("label").value = text;
+    await Promise.all([refresh(), input === (vector || image) ? predict() : null]);
   } catch (error) {
     notify(error.message, true);
   }

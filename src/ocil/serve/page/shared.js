@@ -55,7 +55,8 @@ function askForToken() {
     at("token").value = "";
     dialog.addEventListener("close", () => {
       const given = at("token").value.trim();
-      if (given) sessionStorage.setItem("token", given);  // nothing given: the token stays as it was
+      // Nothing, or what no token can be, such as one in curly quotes: the token stays as it was.
+      if (/^[\x21-\x7e]+$/.test(given)) sessionStorage.setItem("token", given);
       offerAnotherToken();
       asked = null;
       resolve();
