@@ -631,7 +631,8 @@ def test_installed_packages_are_read_once_for_all_registries(monkeypatch: pytest
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **words: (looks.append(words), look(**words))[1])
     for _ in range(2):
         with plugins.preserved():
-            assert METHODS.find("nobody") is NETWORKS.find("nobody") is None
+            assert METHODS.find("nobody") is None
+            assert NETWORKS.find("nobody") is None
     assert len(looks) == 1
     monkeypatch.syspath_prepend(tmp_path)  # which may have other packages
     with plugins.preserved():

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, cast
 
 from ocil.errors import OcilError, UnknownNameError
 from ocil.files import read_regular
@@ -390,8 +390,7 @@ def _installed(path: tuple[str, ...]) -> "EntryPoints":
     """
     from importlib.metadata import entry_points
 
-    found: Any = entry_points()  # a class of its own before Python 3.12, which selects alike
-    return found
+    return cast("EntryPoints", entry_points())  # before Python 3.12 it is of another class, which selects alike
 
 
 def _package_of(point: "EntryPoint") -> Origin:
