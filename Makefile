@@ -17,7 +17,8 @@ TYPES_LOG = $(VENV)/types.log
 # Tests write thousands of small files and wait until a disk has them. Where memory has room, it takes them instead, and
 # only those of a test that failed stay there. Ray writes for as long as it runs, and is left out.
 IN_MEMORY = $(if $(TMPDIR),,$(shell [ ! -w /dev/shm ] || grep -qs ' /dev/shm .*noexec' /proc/mounts || df -Pm /dev/shm | awk 'NR == 2 && $$4 > 2000 {print "TMPDIR=/dev/shm RAY_TMPDIR=/tmp"}'))
-PYTEST = $(IN_MEMORY) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -o tmp_path_retention_policy=failed
+# Of every package with a plugin for pytest, each process would rewrite all modules: only the two that are used are named.
+PYTEST = $(IN_MEMORY) OMP_NUM_THREADS=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -p xdist -p hypothesispytest -n 2 --dist worksteal -o tmp_path_retention_policy=failed
 
 # Every process that tests start would compile ocil again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -31,7 +32,7 @@ setup: $(READY)  ## create .venv and install ocil with its pinned dependencies
 
 # An older pip, as Python brings along, takes half as long again. What is installed is compiled on all cores, but for
 # what no command needs: tests of packages and large parts of others. Some files are for newer versions of Python.
-UNUSED = /tests/|/torch/(testing/_internal|_inductor)/|/ray/(data|llm|rllib|serve|train|tune)/|/(fontTools|mypyc?|onnxruntime)/|/sympy/physics/|/pygments/lexers/
+UNUSED = /tests/|/torch/(testing/_internal|_inductor)/|/ray/(data|llm|rllib|serve|train|tune)/|/(fontTools|graphql|mypyc?|onnxruntime|torchgen)/|/sympy/physics/|/pygments/lexers/|/scipy/signal/|/onnx/backend/|/numpy/distutils/
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "ocil needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 2; }
 	@echo "Installing into $(VENV): pip prints nothing meanwhile, and takes 1 to 5 minutes."

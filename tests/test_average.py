@@ -274,7 +274,7 @@ def test_a_model_predicts_saves_and_is_copied_with_it(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_exported_program_is_the_averaged_network(tmp_path: Path) -> None:
     model = Model(
-        Recipe("er", memory=20, width=2, settings={"average": 0.9, "precision": "bf16"}),
+        Recipe("er", memory=20, settings={"average": 0.9, "precision": "bf16", "network": TINY}),
         ImageFormat((12, 12, 3)),
     )
     x = noise(40, 4, (12, 12, 3)).train_x

@@ -13,6 +13,7 @@ from ocil.methods.gdumb import BalancedMemory
 from ocil.online.images import ImageFormat
 from ocil.online.model import Model, Recipe
 from ocil.runs.environment import digest
+from tests.networks_to_try import TINY
 
 SIDE, BATCH, SIZE = 12, 4, 6
 WITH_MEMORY = sorted(name for name in METHODS if method(name).memory and not method(name).offline)
@@ -42,9 +43,8 @@ def held(model: Model) -> list[int]:
 @pytest.fixture(params=WITH_MEMORY)
 def model(request: pytest.FixtureRequest, quick_convolution: None) -> Model:
     settings: dict[str, Any] = {"hybrid": True, "distil_from": "start"} if request.param == "pcr" else {}
-    made = Model(
-        Recipe(request.param, SIZE, BATCH, width=1, review_every=3, settings=settings), ImageFormat((SIDE, SIDE, 3))
-    )
+    recipe = Recipe(request.param, SIZE, BATCH, review_every=3, settings=settings | {"network": TINY})
+    made = Model(recipe, ImageFormat((SIDE, SIDE, 3)))
     made.learner.memory.numbers = SlotNumbers(made.learner.memory, BATCH)
     return made
 

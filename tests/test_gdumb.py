@@ -16,6 +16,7 @@ from ocil.errors import OcilError
 from ocil.learning.sgd import SGD
 from ocil.methods.gdumb import BalancedMemory, GDumb
 from ocil.networks import to_float
+from tests.networks_to_try import TINY
 from tests.reference.datasets import noise, patterned
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
@@ -147,7 +148,8 @@ def test_the_sample_that_goes_is_drawn_evenly() -> None:
 
 def make(**given_settings: Any) -> GDumb:
     data = given_settings.pop("data", NOISE)
-    sizes = {"width": 2, "batch_size": BATCH, "memory": 12, "memory_batch": BATCH}
+    network = {} if "width" in given_settings else {"network": TINY}
+    sizes = network | {"batch_size": BATCH, "memory": 12, "memory_batch": BATCH}
     rehearsal = {"rehearsal_epochs": 2, "rehearsal_batch": 5}
     learner = ocil.make_learner("gdumb", data, **sizes | rehearsal | given_settings)
     assert isinstance(learner, GDumb)
@@ -235,7 +237,7 @@ def test_a_rehearsal_is_passes_over_the_memory(size: int, expected: list[int]) -
 
 def test_a_rehearsal_of_nothing() -> None:
     assert rehearse(make()) == []
-    alone = make(memory=5, rehearsal_batch=1)  # one tiny image has no batch statistics
+    alone = make(memory=5, rehearsal_batch=1, width=2)  # in a ResNet, one tiny image has no batch statistics
     fill(alone)
     assert rehearse(alone) == []
 

@@ -1,6 +1,7 @@
 """Methods, networks, datasets and measures from plugin files and from entry points of packages."""
 
 import importlib
+import importlib.metadata
 import json
 import os
 import pickle
@@ -77,6 +78,7 @@ ocil.register(ocil.Measure("odd", broken, higher_is_better=False, format=".2f"))
 def clean(own_plugins: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """No variable, and entry points are looked up anew."""
     monkeypatch.delenv(plugins.VARIABLE, raising=False)
+    plugins._installed.cache_clear()
     for registry in (METHODS, NETWORKS, CATALOG, SOURCES, MEASURES):
         registry._waiting = None
 
@@ -622,6 +624,20 @@ def test_entry_points_are_imported_when_their_name_is_asked_for(package: Package
     assert method("mine").summary == "like er"
     assert METHODS.origin("mine").to_json() == {"package": "outside", "version": "2.5"}
     assert "other" not in METHODS._broken
+
+
+def test_installed_packages_are_read_once_for_all_registries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    look, looks = importlib.metadata.entry_points, list[object]()
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **words: (looks.append(words), look(**words))[1])
+    for _ in range(2):
+        with plugins.preserved():
+            assert METHODS.find("nobody") is None
+            assert NETWORKS.find("nobody") is None
+    assert len(looks) == 1
+    monkeypatch.syspath_prepend(tmp_path)  # which may have other packages
+    with plugins.preserved():
+        assert METHODS.find("nobody") is None
+    assert len(looks) == 2
 
 
 def test_a_broken_file_takes_no_entry_point_with_it(package: Package, tmp_path: Path) -> None:

@@ -237,7 +237,7 @@ def test_load_on_the_service(start_python: Start, tmp_path: Path) -> None:
     for package in ("fastapi", "uvicorn", "python_multipart"):
         pytest.importorskip(package)
     path = (ROOT / "benchmarks/serve_load").with_suffix(".py")
-    process = start_python(path, "fine-tune", "--clients", 1, "--seconds", 0.5, cwd=tmp_path)
+    process = start_python(path, "fine-tune", "--clients", 1, "--seconds", 0.5, "--set", "width=2", cwd=tmp_path)
     try:
         out, err = process.communicate(timeout=600)
     finally:

@@ -16,6 +16,7 @@ from ocil.online.model import Model, Recipe
 from ocil.runs.build import check
 from ocil.runs.config import resolve
 from ocil.testing.subject import frozen
+from tests.networks_to_try import TINY
 from tests.reference.datasets import noise
 from tests.test_methods import DISTINCT, batch, learn, make
 
@@ -30,7 +31,7 @@ def mirror(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", DISTINCT)
 def test_scores_are_the_mean_of_both(name: str) -> None:
-    plain, flipped = (make(name, width=2, test_flip=flip) for flip in (False, True))
+    plain, flipped = (make(name, test_flip=flip) for flip in (False, True))
     for learner in (plain, flipped):
         learn(learner, range(3))
     x, _ = batch(9)
@@ -40,7 +41,7 @@ def test_scores_are_the_mean_of_both(name: str) -> None:
 
 
 def test_training_is_the_same() -> None:
-    plain, flipped = (make("er", width=2, review=True, test_flip=flip) for flip in (False, True))
+    plain, flipped = (make("er", review=True, test_flip=flip) for flip in (False, True))
     for learner in (plain, flipped):
         learn(learner, range(3))
         learner.end_task()
@@ -50,7 +51,7 @@ def test_training_is_the_same() -> None:
 
 
 def test_a_scorer_that_calls_its_parent_scores_each_image_twice_and_not_four_times() -> None:
-    learner = make("rar", width=2, readout="head", test_flip=True)
+    learner = make("rar", readout="head", test_flip=True)
     learn(learner, range(2))
     passed: list[int] = []
     learner.network.register_forward_hook(lambda network, inputs, outputs: passed.append(len(outputs)))
@@ -60,7 +61,7 @@ def test_a_scorer_that_calls_its_parent_scores_each_image_twice_and_not_four_tim
 
 def test_an_equation_is_solved_once_for_many_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
     """A prediction of ``ranpac`` took six seconds instead of a hundredth: each one solved its equation anew."""
-    learner = make("ranpac", width=2, projection=20, test_flip=True)
+    learner = make("ranpac", projection=20, test_flip=True)
     learn(learner, range(2))
     solved: list[Tensor] = []
     solve = RanPAC.weight
@@ -81,7 +82,7 @@ def test_an_equation_is_solved_once_for_many_predictions(monkeypatch: pytest.Mon
 
 
 def test_the_averaged_network_is_flipped_too() -> None:
-    plain, flipped = (make("er", width=2, average=0.9, test_flip=flip) for flip in (False, True))
+    plain, flipped = (make("er", average=0.9, test_flip=flip) for flip in (False, True))
     for learner in (plain, flipped):
         learn(learner, range(3))
     x, _ = batch(9)
@@ -89,7 +90,7 @@ def test_the_averaged_network_is_flipped_too() -> None:
 
 
 def test_classes_that_are_not_seen_stay_out() -> None:
-    learner = make("stride", width=2, test_flip=True)
+    learner = make("stride", test_flip=True)
     x, y = batch(0)
     learner.learn(x, y % 2)
     assert set(learner.scores(x).argmax(1).tolist()) <= {0, 1}
@@ -98,7 +99,8 @@ def test_classes_that_are_not_seen_stay_out() -> None:
 
 def test_an_exported_program_flips(tmp_path: Path) -> None:
     data = noise(40, 4, (12, 12, 3))
-    model = Model(Recipe("er", memory=20, width=2, settings={"test_flip": True}), ImageFormat((12, 12, 3)))
+    settings = {"test_flip": True, "network": TINY}
+    model = Model(Recipe("er", memory=20, settings=settings), ImageFormat((12, 12, 3)))
     model.learn(data.train_x[:8], ["a", "b"] * 4)
     export(model, tmp_path / "model.pt2")
     program = torch.export.load(tmp_path / "model.pt2").module()

@@ -28,14 +28,14 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, cast
 
 from ocil.errors import OcilError, UnknownNameError
 from ocil.files import read_regular
 from ocil.text import escaped
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+    from importlib.metadata import EntryPoint, EntryPoints
 
 VARIABLE = "OCIL_PLUGINS"
 """The variable of the environment that names plugin files, separated as in ``PATH``."""
@@ -197,9 +197,7 @@ class Registry(MutableMapping[str, T]):
     def _entry_points(self) -> "list[EntryPoint]":
         """Those that were not loaded yet, in an order that does not depend on the machine."""
         if self._waiting is None:
-            from importlib.metadata import entry_points
-
-            found = entry_points(group=self.group)
+            found = _installed(tuple(sys.path)).select(group=self.group)
             self._waiting = sorted(found, key=lambda point: (_package_of(point).name, point.name))
         return self._waiting
 
@@ -383,6 +381,16 @@ def _registering(origin: Origin) -> Iterator[None]:
         yield
     finally:
         _origin.reset(token)
+
+
+@cache
+def _installed(path: tuple[str, ...]) -> "EntryPoints":
+    """The entry points of all packages. To read them takes a moment where there are many packages, so all registries
+    share them, until ``path`` (Python's) is another one.
+    """
+    from importlib.metadata import entry_points
+
+    return cast("EntryPoints", entry_points())  # before Python 3.12 it is of another class, which selects alike
 
 
 def _package_of(point: "EntryPoint") -> Origin:
