@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import ocil
 from ocil.errors import OcilError
 from ocil.methods import mose as mose_file
-from ocil.methods._experts import Expert, enlarged
+from ocil.methods._experts import Expert, Experts, enlarged
 from ocil.methods._tasks import drawn_among
 from ocil.methods.config import Problem
 from ocil.methods.mose import MOSE, MOSEConfig
@@ -78,6 +78,8 @@ def test_an_expert_written_out(side: int) -> None:
         assert x.shape[1] == channels
     assert next(weights, None) is None
     torch.testing.assert_close(expert(stage), x.mean((2, 3)))
+    last = torch.rand(3, 8, 3, 2)
+    torch.testing.assert_close(Experts([2, 8])([stage, last])[-1], last.mean((2, 3)))
 
 
 def test_stages_that_do_not_double_are_refused() -> None:
@@ -144,14 +146,16 @@ def test_images_of_this_task_and_of_others() -> None:
 def test_the_task_of_each_stored_image_is_known() -> None:
     learner = make("mose")
     assert isinstance(learner, MOSE)
-    task_of = {}
+    task_of, seen = {}, set()
     for number in range(9):
         x, y = batch(number)
+        seen |= set(y.tolist())
         for image in x:
             task_of[image.numpy().tobytes()] = number // 3
         learner.learn(x, y)
         if number % 3 == 2:
             learner.end_task()
+            assert learner.old_count == len(seen)
     stored = [task_of[image.numpy().tobytes()] for image in learner.memory.images[:MEMORY]]
     assert learner.tasks.numbers.tolist() == [*stored, 0]
     assert len(set(stored)) > 1
