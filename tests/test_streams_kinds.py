@@ -71,6 +71,22 @@ def test_orders_that_results_depend_on_have_not_changed(boundary: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("settings", "digests"),
+    [
+        ({"label_noise": 0.3}, ("0707d0244295", "9834fed3a5e8")),
+        ({"label_noise": 0.3, "noise_among": "task"}, ("bba62ae31bde", "f5c870e01c48")),
+        ({"imbalance_factor": 10.0}, ("e9707eeeeaab", "73b5d2cb08dc")),
+        ({"imbalance_factor": 10.0, "imbalance_order": "seeded"}, ("d888b5801ffb", "9957ebedd103")),
+        ({"class_order": "seeded"}, ("8ce2a9606a1d", "d48a4f0a53f8")),
+    ],
+)
+def test_draws_that_results_depend_on_have_not_changed(settings: dict[str, Any], digests: tuple[str, str]) -> None:
+    """Wrong labels, long tails and shuffled classes, by seeds 0 and 3."""
+    data = numbered([13, 27, 8, 31, 19, 11, 22])
+    assert tuple(Stream(data, StreamConfig(3, 5, **settings), seed).arrivals.digest for seed in (0, 3)) == digests
+
+
+@pytest.mark.parametrize(
     ("settings", "vary"),
     [
         ({}, False),
