@@ -73,9 +73,13 @@ def test_a_step_by_hand(task: int, monkeypatch: pytest.MonkeyPatch) -> None:
         for number in range(6):
             learner.learn(batch(number)[0], torch.tensor([4, 5, 4, 5, 5]))
     slow, sums = SlowStep(learner), (learner.pulled.clone(), learner.pushed.clone())
+    current, wanted = learner.tasks.are(learner.tasks_ended), []
+    draw = gsa_file.drawn_among
+    monkeypatch.setattr(gsa_file, "drawn_among", lambda *given: (wanted.append(given[1]), draw(*given))[1])
     draws, views = record(gsa_file, "drawn_among", monkeypatch), record(learner, "random_views", monkeypatch)
     x, y = batch(7)[0], torch.tensor([5, 4, 4, 5, 3])
     learner.learn(x, y)
+    assert all(map(torch.equal, wanted, (current, ~current)))  # of this task, then of earlier ones
     assert [len(its) for _, its in draws] == [3, REPLAY // 2][: 1 + task]
     new_x, new_y = torch.cat([x, draws[0][0]]), torch.cat([y, draws[0][1]])
     (view,) = views

@@ -207,9 +207,13 @@ def test_a_step_by_hand(task: int, monkeypatch: pytest.MonkeyPatch) -> None:
         learner.end_task()
         learner.learn(batch(4)[0], torch.tensor([4, 5, 4, 5, 5]))
     hand, before = copy.deepcopy(learner), {name: p.detach().clone() for name, p in learner.named_parameters()}
+    current, wanted = learner.tasks.are(learner.tasks_ended), []
+    draw = mose_file.drawn_among
+    monkeypatch.setattr(mose_file, "drawn_among", lambda *given: (wanted.append(given[1]), draw(*given))[1])
     draws, views = record(mose_file, "drawn_among", monkeypatch), record(learner, "random_views", monkeypatch)
     x, y = batch(5)[0], torch.tensor([5, 4, 4, 5, 3])
     learner.learn(x, y)
+    assert all(map(torch.equal, wanted, (current, ~current)))  # of this task, then of earlier ones
     assert len(draws) == 1 + task
     stream = [BATCH, REPLAY // 2]  # how many of its images are in each set: in the balanced one the share of its task
     sets = [(torch.cat([x[:n], a]), torch.cat([y[:n], b])) for n, (a, b) in zip(stream, draws, strict=False)]
