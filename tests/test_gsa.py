@@ -73,7 +73,8 @@ def test_a_step_by_hand(task: int, monkeypatch: pytest.MonkeyPatch) -> None:
         for number in range(6):
             learner.learn(batch(number)[0], torch.tensor([4, 5, 4, 5, 5]))
     slow, sums = SlowStep(learner), (learner.pulled.clone(), learner.pushed.clone())
-    current, wanted = learner.tasks.are(learner.tasks_ended), []
+    current = learner.tasks.are(learner.tasks_ended)
+    wanted: list[Tensor] = []
     draw = gsa_file.drawn_among
     monkeypatch.setattr(gsa_file, "drawn_among", lambda *given: (wanted.append(given[1]), draw(*given))[1])
     draws, views = record(gsa_file, "drawn_among", monkeypatch), record(learner, "random_views", monkeypatch)

@@ -146,7 +146,8 @@ def test_images_of_this_task_and_of_others() -> None:
 def test_the_task_of_each_stored_image_is_known() -> None:
     learner = make("mose")
     assert isinstance(learner, MOSE)
-    task_of, seen = {}, set()
+    task_of: dict[bytes, int] = {}
+    seen: set[int] = set()
     for number in range(9):
         x, y = batch(number)
         seen |= set(y.tolist())
@@ -207,7 +208,8 @@ def test_a_step_by_hand(task: int, monkeypatch: pytest.MonkeyPatch) -> None:
         learner.end_task()
         learner.learn(batch(4)[0], torch.tensor([4, 5, 4, 5, 5]))
     hand, before = copy.deepcopy(learner), {name: p.detach().clone() for name, p in learner.named_parameters()}
-    current, wanted = learner.tasks.are(learner.tasks_ended), []
+    current = learner.tasks.are(learner.tasks_ended)
+    wanted: list[Tensor] = []
     draw = mose_file.drawn_among
     monkeypatch.setattr(mose_file, "drawn_among", lambda *given: (wanted.append(given[1]), draw(*given))[1])
     draws, views = record(mose_file, "drawn_among", monkeypatch), record(learner, "random_views", monkeypatch)
