@@ -11,6 +11,7 @@ from torch import Tensor
 import ocil
 from ocil.errors import OcilError
 from ocil.methods import gsa as gsa_file
+from ocil.methods._tasks import drawn_among
 from ocil.methods.config import Problem
 from ocil.methods.gsa import GSA, GSAConfig, gradient_sums
 from ocil.networks import NOT_MET, to_float
@@ -75,8 +76,7 @@ def test_a_step_by_hand(task: int, monkeypatch: pytest.MonkeyPatch) -> None:
     slow, sums = SlowStep(learner), (learner.pulled.clone(), learner.pushed.clone())
     current = learner.tasks.are(learner.tasks_ended)
     wanted: list[Tensor] = []
-    draw = gsa_file.drawn_among
-    monkeypatch.setattr(gsa_file, "drawn_among", lambda *given: (wanted.append(given[1]), draw(*given))[1])
+    monkeypatch.setattr(gsa_file, "drawn_among", lambda *given: (wanted.append(given[1]), drawn_among(*given))[1])
     draws, views = record(gsa_file, "drawn_among", monkeypatch), record(learner, "random_views", monkeypatch)
     x, y = batch(7)[0], torch.tensor([5, 4, 4, 5, 3])
     learner.learn(x, y)

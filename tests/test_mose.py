@@ -210,8 +210,7 @@ def test_a_step_by_hand(task: int, monkeypatch: pytest.MonkeyPatch) -> None:
     hand, before = copy.deepcopy(learner), {name: p.detach().clone() for name, p in learner.named_parameters()}
     current = learner.tasks.are(learner.tasks_ended)
     wanted: list[Tensor] = []
-    draw = mose_file.drawn_among
-    monkeypatch.setattr(mose_file, "drawn_among", lambda *given: (wanted.append(given[1]), draw(*given))[1])
+    monkeypatch.setattr(mose_file, "drawn_among", lambda *given: (wanted.append(given[1]), drawn_among(*given))[1])
     draws, views = record(mose_file, "drawn_among", monkeypatch), record(learner, "random_views", monkeypatch)
     x, y = batch(5)[0], torch.tensor([5, 4, 4, 5, 3])
     learner.learn(x, y)
