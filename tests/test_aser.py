@@ -16,6 +16,7 @@ import ocil
 from ocil.data import CATALOG
 from ocil.errors import OcilError
 from ocil.methods import aser
+from ocil.methods._distances import distances
 from ocil.methods.aser import ASER, ASERConfig, class_balanced, knn_shapley, places, ranking, replay_score
 from ocil.methods.config import Problem
 from ocil.networks import to_float
@@ -104,6 +105,12 @@ def test_one_mask_serves_all_rows_and_float32_is_enough() -> None:
         expected = recursion(distances[row, there].tolist(), same[row, there].tolist(), 3)
         torch.testing.assert_close(values[row, there], torch.tensor(expected))
     assert not values[:, ~valid].any()
+
+
+def test_distances_of_close_neighbours_keep_their_digits() -> None:
+    points = 100 + torch.arange(30.0)[:, None].expand(-1, 4) / 64
+    expected = 2 * (points[:, None, 0] - points[:, 0]).abs()
+    torch.testing.assert_close(distances(points, points), expected)
 
 
 def test_fewer_candidates_than_neighbours() -> None:

@@ -17,7 +17,7 @@ from ocil.errors import OcilError
 from ocil.experiments import configure
 from ocil.methods import METHODS, MethodInfo, register
 from ocil.methods.afs import AFSConfig
-from ocil.methods.config import LearnerConfig, check_config_class
+from ocil.methods.config import AugmentedConfig, LearnerConfig, check_config_class
 from ocil.methods.er import ER, ERConfig
 from ocil.precision import Precision, usual
 from ocil.runs.build import build, make_learner
@@ -40,6 +40,17 @@ def test_every_default_resolves(name: str, dataset: str) -> None:
     assert (config.learner.memory > 0) == METHODS[name].memory
     if dataset in CATALOG:
         assert config.stream.tasks == CATALOG[dataset].tasks
+
+
+def test_shared_defaults_are_those_of_the_published_protocol() -> None:
+    c, s, views = LearnerConfig(), StreamConfig(), AugmentedConfig()
+    assert (c.memory_batch, c.lr, c.momentum, c.weight_decay, c.optimizer, c.width) == (10, 0.1, 0, 0, "sgd", 20)
+    assert (c.review, c.review_every, c.review_batch) == (False, 0, 10)
+    assert (c.review_lr_scale, c.review_keep_last, c.average) == (0.1, False, 0)
+    assert (s.batch_size, s.class_order, s.boundary, s.epochs, s.drop_last) == (10, "fixed", "clear", 1, True)
+    assert (s.blurry_share, s.disjoint_share, s.return_share, s.fade) == (0.1, 0.5, 0.2, 0.5)
+    assert (views.crop, views.flip, views.jitter, views.gray) == (0.75, 0.5, 0.8, 0)
+    assert (views.brightness, views.contrast, views.saturation, views.hue) == (0.4, 0.4, 0.4, 0.1)
 
 
 @pytest.mark.parametrize(

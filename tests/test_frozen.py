@@ -122,6 +122,8 @@ def test_ranpac_chooses_the_ridge_that_predicts_held_out_batches_best() -> None:
     test = np.maximum(DATA.test_x.astype(float) @ projection, 0)
     np.testing.assert_allclose(scores(learner), test @ weight(chosen, every), atol=1e-4)
     assert isinstance(learner, RanPAC)
+    assert (HOLD_OUT, len(RIDGES), RIDGES[0], RIDGES[-1]) == (5, 17, 1e-8, 1e8)  # published
+    np.testing.assert_allclose(learner.held_sums.numpy(), labels[held].T @ random[held], rtol=1e-4, atol=1e-4)
 
 
 @every_learner

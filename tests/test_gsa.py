@@ -11,6 +11,7 @@ from torch import Tensor
 import ocil
 from ocil.errors import OcilError
 from ocil.methods import gsa as gsa_file
+from ocil.methods._tasks import drawn_among
 from ocil.methods.config import Problem
 from ocil.methods.gsa import GSA, GSAConfig, gradient_sums
 from ocil.networks import NOT_MET, to_float
@@ -73,9 +74,13 @@ def test_a_step_by_hand(task: int, monkeypatch: pytest.MonkeyPatch) -> None:
         for number in range(6):
             learner.learn(batch(number)[0], torch.tensor([4, 5, 4, 5, 5]))
     slow, sums = SlowStep(learner), (learner.pulled.clone(), learner.pushed.clone())
+    current = learner.tasks.are(learner.tasks_ended)
+    wanted: list[Tensor] = []
+    monkeypatch.setattr(gsa_file, "drawn_among", lambda *given: (wanted.append(given[1]), drawn_among(*given))[1])
     draws, views = record(gsa_file, "drawn_among", monkeypatch), record(learner, "random_views", monkeypatch)
     x, y = batch(7)[0], torch.tensor([5, 4, 4, 5, 3])
     learner.learn(x, y)
+    assert all(map(torch.equal, wanted, (current, ~current)))  # of this task, then of earlier ones
     assert [len(its) for _, its in draws] == [3, REPLAY // 2][: 1 + task]
     new_x, new_y = torch.cat([x, draws[0][0]]), torch.cat([y, draws[0][1]])
     (view,) = views

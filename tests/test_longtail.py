@@ -347,6 +347,10 @@ def test_open_set_measures_at_their_ends() -> None:
     assert metrics.fpr95([*nineteen[1:], 0.0, 0.0], [0.5]) == 1.0
 
 
+def test_an_image_as_sure_as_the_threshold_is_not_rejected() -> None:
+    assert metrics.rejected([3, 4, 5], [0.1, 0.0999, 0.2], 0.1).tolist() == [3, -1, 5]
+
+
 def test_measures_of_nothing() -> None:
     found = metrics.measure([0, 0], [1, 1], [0, 0], [500, 50], [], [], 0.1)
     assert (found["many"], found["medium"], found["few"], found["f_measure"]) == (1.0, None, None, None)
@@ -364,6 +368,16 @@ def test_maps(side: int, map_size: int) -> None:
     with torch.no_grad():
         assert network.eval()(torch.rand(2, 3, side, side)).shape == (2, 16, map_size, map_size)
     assert network.conv1.kernel_size == ((3, 3) if side <= 48 else (7, 7))
+
+
+def test_pixels_are_standardised_before_the_first_convolution() -> None:
+    network = ResNet10((8, 8, 3), width=2).eval()
+    x, mean, deviation = torch.rand(2, 3, 8, 8), torch.rand(3, 1, 1), 0.1 + torch.rand(3, 1, 1)
+    with torch.no_grad():
+        expected = network((x - mean) / deviation)
+        network.mean.copy_(mean)
+        network.deviation.copy_(deviation)
+        torch.testing.assert_close(network(x), expected)
 
 
 def test_resnet_10_as_published() -> None:

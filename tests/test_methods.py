@@ -425,6 +425,15 @@ def test_a_review_is_one_pass_over_the_memory(name: str, keep_last: bool, monkey
     assert int(learner.steps) == 4 + len(parts)
 
 
+@pytest.mark.parametrize(("side", "stored", "sizes"), [(8, 6, [5, 1]), (4, 6, [5]), (4, 7, [5, 2])])
+def test_a_review_leaves_out_a_last_batch_without_statistics_alone(side: int, stored: int, sizes: list[int]) -> None:
+    """Images of 4x4 pixels end as one place, of which a single image has no batch statistics."""
+    data = noise(shape=(side, side, 3))
+    learner = make("er", data=data, memory=20, review_batch=5, review_keep_last=True)
+    learner.memory.add(torch.from_numpy(data.train_x[:stored]), torch.from_numpy(data.train_y[:stored]))
+    assert [len(slots) for slots in learner.review_batches()] == sizes
+
+
 @with_memory
 def test_a_review_of_nothing(name: str) -> None:
     learner = make(name)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import ocil
 from ocil.errors import OcilError
 from ocil.methods import mose as mose_file
-from ocil.methods._experts import Expert, enlarged
+from ocil.methods._experts import Expert, Experts, enlarged
 from ocil.methods._tasks import drawn_among
 from ocil.methods.config import Problem
 from ocil.methods.mose import MOSE, MOSEConfig
@@ -78,6 +78,8 @@ def test_an_expert_written_out(side: int) -> None:
         assert x.shape[1] == channels
     assert next(weights, None) is None
     torch.testing.assert_close(expert(stage), x.mean((2, 3)))
+    last = torch.rand(3, 8, 3, 2)
+    torch.testing.assert_close(Experts([2, 8])([stage, last])[-1], last.mean((2, 3)))
 
 
 def test_stages_that_do_not_double_are_refused() -> None:
@@ -144,14 +146,17 @@ def test_images_of_this_task_and_of_others() -> None:
 def test_the_task_of_each_stored_image_is_known() -> None:
     learner = make("mose")
     assert isinstance(learner, MOSE)
-    task_of = {}
+    task_of: dict[bytes, int] = {}
+    seen: set[int] = set()
     for number in range(9):
         x, y = batch(number)
+        seen |= set(y.tolist())
         for image in x:
             task_of[image.numpy().tobytes()] = number // 3
         learner.learn(x, y)
         if number % 3 == 2:
             learner.end_task()
+            assert learner.old_count == len(seen)
     stored = [task_of[image.numpy().tobytes()] for image in learner.memory.images[:MEMORY]]
     assert learner.tasks.numbers.tolist() == [*stored, 0]
     assert len(set(stored)) > 1
@@ -203,9 +208,13 @@ def test_a_step_by_hand(task: int, monkeypatch: pytest.MonkeyPatch) -> None:
         learner.end_task()
         learner.learn(batch(4)[0], torch.tensor([4, 5, 4, 5, 5]))
     hand, before = copy.deepcopy(learner), {name: p.detach().clone() for name, p in learner.named_parameters()}
+    current = learner.tasks.are(learner.tasks_ended)
+    wanted: list[Tensor] = []
+    monkeypatch.setattr(mose_file, "drawn_among", lambda *given: (wanted.append(given[1]), drawn_among(*given))[1])
     draws, views = record(mose_file, "drawn_among", monkeypatch), record(learner, "random_views", monkeypatch)
     x, y = batch(5)[0], torch.tensor([5, 4, 4, 5, 3])
     learner.learn(x, y)
+    assert all(map(torch.equal, wanted, (current, ~current)))  # of this task, then of earlier ones
     assert len(draws) == 1 + task
     stream = [BATCH, REPLAY // 2]  # how many of its images are in each set: in the balanced one the share of its task
     sets = [(torch.cat([x[:n], a]), torch.cat([y[:n], b])) for n, (a, b) in zip(stream, draws, strict=False)]

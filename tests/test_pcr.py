@@ -158,6 +158,7 @@ def test_outputs_are_those_of_the_raw_image_when_it_was_stored() -> None:
         feature, logit = kept[hash(learner.memory.images[slot].numpy().tobytes())]
         torch.testing.assert_close(learner.outputs.features[slot], feature)
         torch.testing.assert_close(then[slot], logit)
+    assert not learner.outputs.features[MEMORY].any()  # the spare slot
 
 
 # The step

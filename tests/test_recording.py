@@ -18,7 +18,7 @@ from ocil.evaluation.anytime import AnytimeEvaluator
 from ocil.evaluation.evaluator import Evaluator
 from ocil.evaluation.measures import MEASURES
 from ocil.evaluation.prequential import Prequential
-from ocil.evaluation.probe import PENALTY, encoder_of, fit, probe
+from ocil.evaluation.probe import encoder_of, fit, probe
 from ocil.evaluation.subset import chosen_images
 from ocil.experiments.estimate import Size, cost_of_run
 from ocil.report.collect import collect
@@ -218,7 +218,7 @@ def test_the_probe_is_ridge_regression_on_frozen_features() -> None:
     z = (train - mean) / scale
     targets = np.eye(4)[data.train_y[index]]
     # Ridge regression as least squares: rows of sqrt(penalty) below the centred samples.
-    rows = np.concatenate([z, np.sqrt(PENALTY * len(z)) * np.eye(z.shape[1])])
+    rows = np.concatenate([z, np.sqrt(1e-3 * len(z)) * np.eye(z.shape[1])])
     weights = np.linalg.lstsq(rows, np.concatenate([targets - targets.mean(0), np.zeros((z.shape[1], 4))]), rcond=None)[
         0
     ]

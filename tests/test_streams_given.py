@@ -183,6 +183,7 @@ def test_order_files_that_do_not_fit(tiny: Dataset, tmp_path: Path) -> None:
     whole = dict(np.load(path))
     no_text = np.frombuffer(np.array([2**31 - 1], np.uint32).tobytes(), "<U1").reshape(())
     for key, value, message in (
+        ("samples", whole["samples"] + 1, "do not fit together"),  # the largest is the number of samples
         ("samples", whole["samples"] + 1000, "do not fit together"),
         ("samples", whole["samples"] - 1000, "do not fit together"),
         ("samples", whole["samples"][:-1], "do not fit together"),

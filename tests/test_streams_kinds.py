@@ -14,6 +14,8 @@ from ocil.data import load
 from ocil.streams import KINDS
 from ocil.streams.choices import Boundary
 from ocil.streams.i_blurry import choose_disjoint
+from ocil.streams.kinds import sizes_vary
+from ocil.streams.si_blurry import fill_empty
 from tests.reference.datasets import numbered
 
 EVEN = numbered([40] * 10)
@@ -24,8 +26,11 @@ KNOWN: dict[str, tuple[str, str]] = {
     "blurry": ("882ab43ca424", "e9fcd80090d3"),
     "none": ("74ba8ecb6c4b", "c7b1a3f541b2"),
     "iid": ("7f2a268b8105", "c65c44398dc1"),
+    "i-blurry": ("03a7198bc6e8", "a4990b650cdf"),
+    "si-blurry": ("4209c5ef6ee7", "67fd985202fb"),
+    "repeated": ("1918ab0c9411", "974b18a472a6"),
 }
-"""Digests of orders by seeds 0 and 3, from before there were other kinds: results depend on them."""
+"""Digests of orders by seeds 0 and 3: results depend on them."""
 
 
 def stream_of(data: Dataset = EVEN, seed: int = 0, **settings: Any) -> Stream:
@@ -63,6 +68,37 @@ def test_orders_that_results_depend_on_have_not_changed(boundary: Any) -> None:
     epochs = 2 if boundary == "iid" else 1
     config = StreamConfig(3, 5, "fixed", boundary, epochs=epochs)
     assert tuple(Stream(data, config, seed).arrivals.digest for seed in (0, 3)) == KNOWN[boundary]
+
+
+@pytest.mark.parametrize(
+    ("settings", "digests"),
+    [
+        ({"label_noise": 0.3}, ("0707d0244295", "9834fed3a5e8")),
+        ({"label_noise": 0.3, "noise_among": "task"}, ("bba62ae31bde", "f5c870e01c48")),
+        ({"imbalance_factor": 10.0}, ("e9707eeeeaab", "73b5d2cb08dc")),
+        ({"imbalance_factor": 10.0, "imbalance_order": "seeded"}, ("d888b5801ffb", "9957ebedd103")),
+        ({"class_order": "seeded"}, ("8ce2a9606a1d", "d48a4f0a53f8")),
+    ],
+)
+def test_draws_that_results_depend_on_have_not_changed(settings: dict[str, Any], digests: tuple[str, str]) -> None:
+    """Wrong labels, long tails and shuffled classes, by seeds 0 and 3."""
+    data = numbered([13, 27, 8, 31, 19, 11, 22])
+    assert tuple(Stream(data, StreamConfig(3, 5, **settings), seed).arrivals.digest for seed in (0, 3)) == digests
+
+
+@pytest.mark.parametrize(
+    ("settings", "vary"),
+    [
+        ({}, False),
+        ({"class_order": "seeded"}, True),
+        ({"boundary": "si-blurry"}, True),
+        ({"imbalance_factor": 10.0}, False),
+        ({"imbalance_order": "seeded"}, False),  # of a stream without a tail
+        ({"imbalance_factor": 10.0, "imbalance_order": "seeded"}, True),
+    ],
+)
+def test_which_streams_may_differ_in_length_by_seed(settings: dict[str, Any], vary: bool) -> None:
+    assert sizes_vary(StreamConfig(**settings)) is vary
 
 
 # Every new kind
@@ -153,6 +189,21 @@ def test_si_blurry_draws_sizes_and_keeps_the_shares() -> None:
 def test_si_blurry_with_as_many_tasks_as_classes() -> None:
     stream = stream_of(EVEN, 1, boundary="si-blurry", tasks=10)
     assert [len(group) for group in stream.groups] == [1] * 10
+
+
+@pytest.mark.parametrize(
+    ("alone", "shared", "expected"),
+    [
+        ([1, 0, 4, 0, 2], [1, 0, 1, 0, 2], ([1, 1, 2, 1, 2], [1, 0, 1, 0, 2])),
+        ([1, 0, 2, 0], [1, 0, 2, 0], ([1, 0, 1, 1], [1, 1, 1, 0])),
+    ],
+)
+def test_a_task_without_classes_gets_one_of_the_largest(
+    alone: list[int], shared: list[int], expected: tuple[list[int], list[int]]
+) -> None:
+    """A disjoint class where the largest task has more of these, else a blurry one. Others keep what they have."""
+    fill_empty(alone, shared)
+    assert (alone, shared) == expected
 
 
 # Repeated classes

@@ -75,6 +75,14 @@ def fraction_is(chosen: Tensor, probability: float) -> None:
 # One operation at a time
 
 
+def test_a_box_that_does_not_fit_is_drawn_ten_times() -> None:
+    """As in kornia 0.4.1. With nine tenths of the area a ratio from 0.9 to 1 / 0.9 fits into a square image."""
+    ratio, generator = (1 / 2, 2.0), torch.Generator().manual_seed(0)
+    boxes = fast.crop_boxes(4000, 8, 8, (0.9, 0.9), ratio, "reject", generator)
+    whole = (boxes == torch.tensor([0, 0, 7, 7])).all(1).double().mean()
+    assert float(whole) == pytest.approx((1 + math.log(0.9) / math.log(2)) ** 10, abs=0.015)
+
+
 @pytest.mark.parametrize(("channels", "height", "width"), [(3, 8, 8), (1, 8, 8), (3, 5, 11), (1, 12, 3)])
 def test_crop(channels: int, height: int, width: int) -> None:
     images = torch.rand(12, channels, height, width, generator=seeded())
