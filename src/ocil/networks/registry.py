@@ -127,8 +127,8 @@ def named(factory: str | Factory) -> str:
         return factory
     if isinstance(factory, nn.Module):
         raise OcilError(
-            f"network = {type(factory).__name__}(...) is an object, and each run makes its own network: give the class, "
-            "or a function that makes it, factory(input_shape)."
+            f"network = {type(factory).__name__}(...) is an object, and each run makes its own network: give the "
+            "class, or a function that makes it, factory(input_shape)."
         )
     if not callable(factory):
         raise OcilError(f"network = {factory!r} must be the name of a network, or a class or function that makes one.")

@@ -136,7 +136,7 @@ class ImageFormat:
             return
         margin, known = FAR * (self.high - self.low), f"the model's pixel range, {self.low:g} to {self.high:g}"
         if array.dtype == np.uint8:
-            if self.low >= 0 and (self.low, self.high) not in ((0, 1), (0, 255)):
+            if (self.low, self.high) not in ((0, 1), (0, 255), (-1, 1)):
                 warnings.warn(
                     f"these uint8 numbers are taken as they are, and others are stretched from {known}, to 0 to 255: "
                     "give them as another type, or begin the model with a pixel_range.",
