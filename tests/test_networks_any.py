@@ -330,6 +330,10 @@ def test_a_registered_network_and_a_factory_itself() -> None:
     assert named(Tiny.Inner) == f"{MODULE}Tiny.Inner"
     with pytest.raises(OcilError, match="cannot be found by its name"):
         ocil.make_learner("er", IMAGES, network=lambda shape: Tiny(shape), memory=20)
+    with pytest.raises(OcilError, match=r"network = Tiny\(\.\.\.\) is an object, and each run makes its own"):
+        ocil.resolve("er", settings={"network": Tiny((8, 8, 1))})
+    with pytest.raises(OcilError, match=r"network = 5 must be the name of a network"):
+        ocil.resolve("er", settings={"network": 5})
 
 
 def test_a_file_of_a_stranger_imports_nothing(tmp_path: Path) -> None:

@@ -81,6 +81,10 @@ def test_which_numbers_are_black_and_white() -> None:
     assert ImageFormat.of(wide, SQUARE, pixel_range=(0, 10)).read(wide)[0, ::5, ::5, 0].tolist() == [[0, 0], [51, 153]]
     integers = np.array([[0, 16, 8, 4]])
     assert ImageFormat.of(integers, SQUARE).read(integers)[0, 0, ::5, 0].tolist() == [0, 255]
+    bright = np.array([[3.0, 100.0, 50.0, 209.0]])  # like uint8
+    assert ImageFormat.of(bright, SQUARE).read(bright)[0, ::5, ::5, 0].tolist() == [[3, 100], [50, 209]]
+    deep = np.array([[3, 100, 50, 256]])
+    assert (ImageFormat.of(deep, SQUARE).low, ImageFormat.of(deep, SQUARE).high) == (3, 256)
     constant = np.full((2, 4), 7.0)
     assert not ImageFormat.of(constant, SQUARE).read(constant).any()
     bytes_ = np.array([[0, 1, 1, 0]], np.uint8)
@@ -357,7 +361,7 @@ def test_none_among_the_settings_is_the_default(name: str) -> None:
         (Recipe("iid-offline"), "cannot learn from a stream"),
         (Recipe("earth"), "unknown method"),
         (Recipe("er", settings={"lrr": 1}), "unknown setting 'lrr'"),
-        (Recipe("er", settings={"memory": 5}), "give memory by its own name"),
+        (Recipe("er", settings={"memory": 5}), "give memory by its own name, not among the settings \\(--memory N\\)"),
         (Recipe("er", settings={"growing": False}), "growing = false does not suit a model"),
         (Recipe("er", settings={"growing": "no"}), "growing = false does not suit a model"),
         *(

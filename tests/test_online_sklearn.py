@@ -521,6 +521,7 @@ def test_random_states(tiny: Dataset) -> None:
 
 
 OUTSIDE, BLACK = "outside the model's pixel range, 0 to 1, and are clipped", "next to black in the model's pixel range"
+STRETCHED = "these uint8 numbers are taken as they are, and others are stretched from the model's pixel range, 0 to 16"
 
 
 @pytest.mark.parametrize(
@@ -532,6 +533,8 @@ OUTSIDE, BLACK = "outside the model's pixel range, 0 to 1, and are clipped", "ne
         (1.0, 1.04, ""),
         (255.0, 255.0, ""),
         (1.0, np.uint8(255), ""),
+        (209.0, np.uint8(255), ""),
+        (16.0, np.uint8(16), STRETCHED),
         (255.0, 0.0, ""),
     ],
 )

@@ -200,7 +200,10 @@ def test_line_ends_do_not_make_another_file(tmp_path: Path) -> None:
         (MINE.replace('"mine"', '"er"'), "there is a method 'er' already, from the package ocil; "),
         (MINE.replace('"mine"', '"My Own"'), "a method's name has small letters and digits"),
         (MINE + MINE.replace('"like er"', '"another"'), "(line 16): there is a method 'mine' already: choose another"),
-        ("import ocil\nocil.register(3)", "cannot register a int"),
+        (
+            "import ocil\nocil.register(3)",
+            "cannot register '3': give a MethodInfo, NetworkInfo, DatasetInfo, Dataset",
+        ),
     ],
 )
 def test_a_broken_file_leaves_nothing_behind(code: str, reason: str, tmp_path: Path) -> None:

@@ -380,6 +380,19 @@ def test_two_files_of_one_name_have_tables_of_their_own(tmp_path: Path) -> None:
     assert [(table.title, len(table.columns)) for table in tables] == [("birds", 2), ("birds", 2)]
 
 
+def test_a_run_of_python_and_one_of_a_command_are_in_one_column(tmp_path: Path) -> None:
+    """``ocil.run`` keeps the path as it was given and no fingerprint; a command has both."""
+    store(tmp_path, resolve("er", "birds.npz", memory=100), {0: 0.2}, images="abc")
+    of_command = [replace(resolve(name, BIRDS, memory=100), fingerprint="abc") for name in ("er", "mir")]
+    for config in of_command:
+        store(tmp_path, config, {1: 0.4}, images="abc")
+    found = entries(collect([tmp_path]).cells)
+    assert [place.dataset for place in found.columns] == [BIRDS]
+    assert {cell.name: len(cell.runs) for cell in collect([tmp_path]).cells} == {
+        config.cell: runs for config, runs in zip(of_command, (2, 1), strict=True)
+    }
+
+
 def test_a_long_name_of_the_reference_stands_below_the_table(tmp_path: Path) -> None:
     for settings, value in (({}, 0.2), ({"lr": 0.2, "memory_batch": 5}, 0.4)):
         store(tmp_path, resolve("er", BIRDS, memory=100, settings=settings), {0: value, 1: value})

@@ -65,7 +65,8 @@ def register(thing: "MethodInfo | NetworkInfo | DatasetInfo | DatasetSource | Me
         datasets.register(thing, replace)
     else:
         raise OcilError(
-            f"cannot register a {type(thing).__name__}: give a MethodInfo, NetworkInfo, DatasetInfo or Measure."
+            f"cannot register {str(thing)[:50]!r}: give a MethodInfo, NetworkInfo, DatasetInfo, DatasetSource or "
+            "Measure."
         )
 
 

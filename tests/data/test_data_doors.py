@@ -223,6 +223,26 @@ def test_a_real_torch_dataset_and_a_subset_of_it() -> None:
     assert (len(data.train_y), len(data.test_y)) == (6, 8)
 
 
+@pytest.mark.parametrize(("shift", "worst"), [(1, 2), (-1, -1)])
+def test_numbers_without_a_name_beside_numbers_with_one(shift: int, worst: int) -> None:
+    """Labels that count from 1 would have the names of their neighbours."""
+    pairs = Pairs(lambda number: PIXELS[number], classes=["cat", "dog"], targets=(LABELS + shift).tolist())
+    with pytest.raises(OcilError, match=f"train_y has the label {worst}, and there are names for 0 to 1: number"):
+        Dataset.from_torch(pairs, pairs)
+
+
+def test_numbers_that_are_other_classes_in_the_test_samples() -> None:
+    """A test folder that lacks a class: its other classes have other numbers than in training."""
+    train, test = (Pairs(lambda number: PIXELS[number], classes=names) for names in (["ant", "cat"], ["cat", "dog"]))
+    with pytest.raises(OcilError, match="the label 0 is 'ant' in train and 'cat' in test: number the classes of both"):
+        Dataset.from_torch(train, test)
+    assert Dataset.from_torch(train, test, classes=["a", "b"]).classes == ("a", "b")
+    held = split()
+    held.features["kind"] = type("ClassLabel", (), {"names": ("dog", "cat")})()
+    with pytest.raises(OcilError, match="the label 0 is 'cat' in train and 'dog' in test"):
+        Dataset.from_huggingface({"train": split(), "test": held})
+
+
 def test_labels_that_a_torch_dataset_lists_are_not_read_twice() -> None:
     listed = Pairs(lambda number: PIXELS[number], targets=LABELS.tolist())
     Dataset.from_torch(listed, listed)

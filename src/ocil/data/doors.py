@@ -99,9 +99,12 @@ def from_torch(
         source = ItemSource(lambda number: _pair(dataset, number, what)[0], len(dataset), what, layout, size)
         return source, _torch_labels(dataset, what)
 
+    names = _torch_names(train)
+    if test is not None and classes is None:
+        _refuse_other_numbers(names, _torch_names(test))
     learned, tested = opened(train, "train"), None if test is None else opened(test, "test")
     return Samples.split(
-        name, learned, tested, classes=classes, names=_torch_names(train), test_share=test_share, seed=seed, note=note
+        name, learned, tested, classes=classes, names=names, test_share=test_share, seed=seed, note=note
     )
 
 
@@ -140,12 +143,15 @@ def from_huggingface(
         source = ItemSource(lambda number: rows[number][image], len(rows), part, layout, size)
         return source, list(rows[label])
 
+    names = getattr(features[label], "names", None)
+    if held is not None:
+        _refuse_other_numbers(names, getattr((getattr(splits[held], "features", None) or {}).get(label), "names", None))
     learned, tested = opened(train), None if held is None else opened(held)
     return Samples.split(
         name,
         learned,
         tested,
-        names=getattr(features[label], "names", None),
+        names=names,
         test_share=test_share,
         seed=seed,
         note=note,
@@ -178,6 +184,15 @@ def _torch_names(dataset: Any) -> Sequence[str] | None:
         if (dataset := getattr(dataset, "dataset", None)) is None:
             return None
     return None
+
+
+def _refuse_other_numbers(names: Sequence[str] | None, others: Sequence[str] | None) -> None:
+    """Raise if one number stands for another class in the test samples, as where their folder lacks a class."""
+    for number, (ours, theirs) in enumerate(zip(names or (), others or (), strict=False)):
+        if ours != theirs:
+            raise OcilError(
+                f"the label {number} is '{ours}' in train and '{theirs}' in test: number the classes of both alike."
+            )
 
 
 def _column(features: Any, given: str | None, what: str, kinds: tuple[str, ...]) -> str:

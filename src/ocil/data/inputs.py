@@ -244,6 +244,12 @@ def number_labels(
         distinct: list[Any] = in_order(values) if is_text else sorted(values)
     except TypeError as error:
         raise OcilError(f"train_{what} mixes labels of different types. Use numbers or text for all.") from error
+    if names is not None and y.dtype.kind in "iu" and len(y) and not 0 <= distinct[0] <= distinct[-1] < len(names):
+        worst = distinct[0] if distinct[0] < 0 else distinct[-1]
+        raise OcilError(
+            f"train_{what} has the label {worst}, and there are names for 0 to {len(names) - 1}: number "
+            "the labels as the names are."
+        )
     known = {value: label for label, value in enumerate(distinct)}
     texts = tuple(_name(value, names) for value in distinct)
     return Labels(_numbered(y, known, f"train_{what}"), _maybe_numbered(held, known, what), texts)

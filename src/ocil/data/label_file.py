@@ -154,6 +154,6 @@ def text(path: Path) -> str:
     try:
         return read_regular(path, MAX_LIST_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise OcilError(f"{path} is not text: {error.reason}.") from error
+        raise OcilError(f"{path} is not text: {error.reason}. Save it as UTF-8.") from error
     except OSError as error:
         raise OcilError(f"cannot read {path}: {error.strerror}.") from error

@@ -129,6 +129,13 @@ def named(factory: str | Factory) -> str:
     """The setting for a factory: Python users may give the function or class itself, if other code can import it."""
     if isinstance(factory, str):
         return factory
+    if isinstance(factory, nn.Module):
+        raise OcilError(
+            f"network = {type(factory).__name__}(...) is an object, and each run makes its own network: give the "
+            "class, or a function that makes it, factory(input_shape)."
+        )
+    if not callable(factory):
+        raise OcilError(f"network = {factory!r} must be the name of a network, or a class or function that makes one.")
     module, name = getattr(factory, "__module__", None), getattr(factory, "__qualname__", "")
     here: Any = sys.modules.get(str(module))
     for part in name.split("."):

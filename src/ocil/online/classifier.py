@@ -47,8 +47,8 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Images are arrays [N,H,W] or [N,H,W,C] with one or three channels, lists of files or of Pillow images, or, with an
     ``image_shape``, rows of pixels [N,D]. Files and Pillow images are brought to the shape of the first one; arrays
     must have it. uint8 numbers are taken as they are. Others are mapped to 0..255 from ``pixel_range``, which the first
-    images fix for good if it is not given: 0 to 1 if all their values lie in it, else from their smallest to their
-    largest value. Values outside are clipped.
+    images fix for good if it is not given: 0 to 1 if all their values lie in it, 0 to 255 if the smallest is not below
+    0 and the largest from 100 to 255, else from their smallest to their largest value. Values outside are clipped.
 
     Parameters
     ----------

@@ -73,7 +73,8 @@ class ImageFormat:
         """The format of the first images that a model sees, which it keeps for good.
 
         Numbers that are not uint8 are mapped from ``pixel_range`` to 0..255: if it is not given, from 0..1 where all of
-        these lie in it, else from their smallest to their largest. Rows of pixels need an ``image_shape``.
+        these lie in it, from 0..255 where they look like uint8 numbers of another type, else from their smallest to
+        their largest. Rows of pixels need an ``image_shape``.
         """
         wanted = _checked_shape(image_shape)
         if pixel_range is not None:
@@ -130,10 +131,18 @@ class ImageFormat:
         return array.reshape(-1, *self.shape)
 
     def warn_of_another_range(self, array: NDArray[Any]) -> None:
-        """Warn of numbers that would become white or black images, whatever is in them."""
-        if array.dtype == np.uint8 or array.dtype.kind not in "fiu" or not array.size:
+        """Warn of numbers that would become white or black images, whatever is in them, or have another contrast."""
+        if array.dtype.kind not in "fiu" or not array.size:
             return
         margin, known = FAR * (self.high - self.low), f"the model's pixel range, {self.low:g} to {self.high:g}"
+        if array.dtype == np.uint8:
+            if (self.low, self.high) not in ((0, 1), (0, 255), (-1, 1)):
+                warnings.warn(
+                    f"these uint8 numbers are taken as they are, and others are stretched from {known}, to 0 to 255: "
+                    "give them as another type, or begin the model with a pixel_range.",
+                    stacklevel=4,
+                )
+            return
         if np.mean((array < self.low - margin) | (array > self.high + margin)) > FEW:
             warnings.warn(
                 f"many of these numbers lie outside {known}, and are clipped: bring them into it, or begin the model "
@@ -236,4 +245,6 @@ def _range_of(array: NDArray[Any]) -> tuple[float, float]:
     if array.dtype == np.uint8 or not array.size:
         return 0.0, 255.0
     low, high = float(array.min()), float(array.max())
+    if low >= 0 and EIGHT_BITS <= high <= 255:  # then the same images as uint8 give the same model
+        return 0.0, 255.0
     return (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)

@@ -38,7 +38,8 @@ class Recipe:
         check_seed(self.seed)
         given = dict(self.settings)
         if taken := given.keys() & OWN:
-            raise OcilError(f"give {min(taken)} by its own name, not among the settings.")
+            option = min(taken).replace("_", "-")
+            raise OcilError(f"give {min(taken)} by its own name, not among the settings (--{option} N).")
         of_streams = {one.name for one in fields(StreamConfig)} - {one.name for one in fields(info.load().Config)}
         if idle := given.keys() & of_streams:
             raise OcilError(

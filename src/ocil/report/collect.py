@@ -188,10 +188,21 @@ def _read_either(path: Path) -> Result | LongTailResult:
 
 def _with_one_name(found: Sequence[Found]) -> list[Found]:
     """Give runs of the same images the name that these had last: their file may have been moved or renamed."""
+    known = {result.config.fingerprint for _, result in found} - {""}
+    found = [(path, _with_fingerprint(result, known)) for path, result in found]
     in_time = sorted(found, key=lambda each: str(each[1].environment.get("finished", "")))
     names = {result.config.fingerprint: result.config.dataset for _, result in in_time}
     names.pop("", None)  # of the catalog
     return [(path, _renamed(result, names.get(result.config.fingerprint))) for path, result in found]
+
+
+def _with_fingerprint(result: Result | LongTailResult, known: Container[str]) -> Result | LongTailResult:
+    """A result of ``ocil.run``, whose configuration has no fingerprint, as a command writes it, if runs of commands had
+    the same images: settings that are the same are then one cell."""
+    config, images = result.config, str(result.environment.get("images", ""))
+    if not isinstance(result, Result) or config.fingerprint or config.dataset in CATALOG or images not in known:
+        return result
+    return replace(result, config=replace(result.config, fingerprint=images))
 
 
 def _renamed(result: Result | LongTailResult, dataset: str | None) -> Result | LongTailResult:
