@@ -10,11 +10,11 @@ Each process learns one task: the images of the dataset's first task, each once,
 package's own), with the reduced ResNet-18, SGD at 0.1 and a memory of 1000. ER replays 10 images in one pass with the
 stream's, MIR the 10 most interfered of 50, SCR 100 with a second view of everything. Our methods have these settings
 too, whatever their defaults are, and no review. The packages take turns, ``--repeats`` times, each in a process of its
-own.
+own, with the seeds 0, 1, 2, and so on: the images are the same, initial weights and what is drawn are not.
 
 A table has the median of the repeats: milliseconds of wall time and of processor time per step, the largest memory of
-the process up to the last step (on a GPU: of the device), and the accuracy on the task's test images. Ratios are taken
-within a repeat. Where other work shares the machine, processor time says more than wall time.
+the process up to the last step (on a GPU: of the device), and the accuracy of each repeat on the task's test images.
+Ratios are taken within a repeat. Where other work shares the machine, processor time says more than wall time.
 
 Without ``--dataset`` the embedded images are enlarged to 32x32x3, and all ten classes are one task.
 """
@@ -36,6 +36,7 @@ BATCH, MEMORY, LR = 10, 1000, 0.1
 REPLAYED = {"er": 10, "mir": 10, "scr": 100}
 CANDIDATES = 50
 BLOCK = 5  # steps per reading of the clock
+PASSED_ON = ("skip", "device", "threads", "precision")  # options of this script that its processes get too
 SIDE = 32  # Avalanche's network takes no other images
 
 
@@ -95,7 +96,7 @@ def measured(package: str, options: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
+    torch.manual_seed(options.seed)
     device = torch.device(options.device)
     gpu = device.type == "cuda"
     arrays = dict(np.load(options.task))
@@ -140,11 +141,13 @@ def by_ours(
     own = {"er": {"forward": "joint"}, "mir": {"candidates": CANDIDATES}, "scr": {}}[method]
     settings = {"tasks": 1, "batch_size": BATCH, "lr": LR, "memory_batch": REPLAYED[method], "width": 20}
     settings |= {"precision": options.precision} | own
-    config = resolve(method, "task", memory=MEMORY, review=False, settings=settings, classes=len(names))
+    config = resolve(
+        method, "task", memory=MEMORY, review=False, seed=options.seed, settings=settings, classes=len(names)
+    )
     cuda = torch.cuda.Stream(device) if device.type == "cuda" else None
     with using(options.threads), numerics(config.learner.precision), torch.cuda.stream(cuda):
         resident = DeviceData(data, device)
-        stream, learner = Stream(data, config.stream, 0, resident=resident), build(config, data, device)
+        stream, learner = Stream(data, config.stream, options.seed, resident=resident), build(config, data, device)
         captured = cuda is not None and can_be_captured(config)
         stepper = (CapturedStepper if captured else Stepper)(learner, stream)
         for number in range(len(stream)):
@@ -249,18 +252,12 @@ def peak_rss() -> int:
     return most if platform.system() == "Darwin" else most * 1024
 
 
-def start(python: str, package: str, method: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+def start(
+    python: str, package: str, method: str, seed: int, folder: Path, options: argparse.Namespace
+) -> dict[str, Any]:
     words = [python, __file__, "--worker", package, "--worker-method", method, "--task", str(folder / "task.npz")]
-    words += [
-        "--skip",
-        str(options.skip),
-        "--device",
-        options.device,
-        "--threads",
-        str(options.threads),
-        "--precision",
-        options.precision,
-    ]
+    for name, value in (("seed", seed), *((name, getattr(options, name)) for name in PASSED_ON)):
+        words += [f"--{name}", str(value)]
     environment = os.environ | {"OMP_NUM_THREADS": str(options.threads)}
     if package != "ours":
         environment.pop("PYTHONPATH", None)
@@ -289,7 +286,7 @@ def row(runs: list[dict[str, Any]], method: str) -> str:
     middle = {name: statistics.median(run[name] for run in runs) for name in ("wall_ms", "processor_ms", "peak_bytes")}
     right = [f"{100 * run['accuracy']:.1f}" for run in runs]
     times = f"{middle['wall_ms']:.1f} | {middle['processor_ms']:.1f} | {middle['peak_bytes'] / 2**20:.0f}"
-    return f"| {method} | {runs[0]['package']} | {times} | {', '.join(dict.fromkeys(right))} |"
+    return f"| {method} | {runs[0]['package']} | {times} | {', '.join(right)} |"
 
 
 def main() -> None:
@@ -306,6 +303,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--precision", default="tf32", help="of ours on a GPU; Avalanche computes in tf32 or fp32")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--worker", choices=("ours", "avalanche"), help=argparse.SUPPRESS)
     parser.add_argument("--worker-method", help=argparse.SUPPRESS)
     parser.add_argument("--task", help=argparse.SUPPRESS)
@@ -321,10 +319,10 @@ def main() -> None:
         print("| method | package | ms per step | processor ms | peak MiB | accuracy % |\n|---|---|---|---|---|---|")
         for method in options.methods:
             ours, peer = [], []
-            for _ in range(options.repeats):
-                ours.append(start(sys.executable, "ours", method, Path(folder), options))
+            for seed in range(options.repeats):
+                ours.append(start(sys.executable, "ours", method, seed, Path(folder), options))
                 if options.peer_python:
-                    peer.append(start(options.peer_python, "avalanche", method, Path(folder), options))
+                    peer.append(start(options.peer_python, "avalanche", method, seed, Path(folder), options))
             print(row(ours, method), *([row(peer, method)] if peer else []), sep="\n", flush=True)
             found.append(summary(method, ours, peer or ours))
             if "wall_ms_ratio" in found[-1] and peer:
