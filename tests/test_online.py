@@ -361,6 +361,7 @@ def test_none_among_the_settings_is_the_default(name: str) -> None:
         (Recipe("iid-offline"), "cannot learn from a stream"),
         (Recipe("earth"), "unknown method"),
         (Recipe("er", settings={"lrr": 1}), "unknown setting 'lrr'"),
+        (Recipe("er", settings={"task": 5}), "unknown setting 'task' for er. Known: average"),  # and not 'tasks'
         (Recipe("er", settings={"memory": 5}), "give memory by its own name, not among the settings \\(--memory N\\)"),
         (Recipe("er", settings={"growing": False}), "growing = false does not suit a model"),
         (Recipe("er", settings={"growing": "no"}), "growing = false does not suit a model"),

@@ -12,6 +12,7 @@ from ocil.online.header import refuse_unfit
 from ocil.online.inputs import InputError
 from ocil.rng import check_seed
 from ocil.runs.config import resolve_named
+from ocil.runs.settings import refuse_unknown
 from ocil.streams import StreamConfig
 
 OWN = {"memory", "batch_size", "review_every", "seed"}  # settings that have a place of their own in a recipe
@@ -40,11 +41,13 @@ class Recipe:
         if taken := given.keys() & OWN:
             option = min(taken).replace("_", "-")
             raise OcilError(f"give {min(taken)} by its own name, not among the settings (--{option} N).")
-        of_streams = {one.name for one in fields(StreamConfig)} - {one.name for one in fields(info.load().Config)}
+        own = {one.name for one in fields(info.load().Config)}
+        of_streams = {one.name for one in fields(StreamConfig)} - own
         if idle := given.keys() & of_streams:
             raise OcilError(
                 f"{min(idle)} is a setting of a benchmark's stream, a model learns what it is given: leave it out."
             )
+        refuse_unknown(info.name, given, own | OWN)
         if "network" in given:
             given["network"] = named(given["network"])
         usual: dict[str, Any] = {"growing": True}
