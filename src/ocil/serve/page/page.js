@@ -235,10 +235,8 @@ drop.addEventListener("drop", (event) => {
   at("file").files = event.dataTransfer.files;  // so that its name is shown
   choose(event.dataTransfer.files[0]);
 });
-at("file").addEventListener("change", (event) => {
-  choose(event.target.files[0]);
-  event.target.value = "";  // so that the same file can be chosen again
-});
+at("file").addEventListener("click", (event) => { event.target.value = ""; });  // so that the same file can be chosen again
+at("file").addEventListener("change", (event) => choose(event.target.files[0]));
 document.addEventListener("paste", (event) => { if (size === null) choose(event.clipboardData.files[0]); });
 at("ask-vector").addEventListener("click", chooseVector);
 at("teach").addEventListener("submit", learn);
