@@ -110,6 +110,9 @@ def test_a_jpeg_of_very_many_scans_is_refused(client: Any) -> None:
     for path in ("/predict", "/learn"):
         sent = {"data": {"label": ["a"]}} if path == "/learn" else {}
         refused(client.post(path, files={"image": bomb}, **sent), 422, "^image 1 has more than 32 scans, which is")
+    # Where a decoder waits for a restart it passes over a marker that means nothing, but not over a length behind it.
+    hidden = whole[:-2] + b"\xff\x02\xff\xff" + 40 * scan + whole[-2:]
+    refused(client.post("/predict", files={"image": hidden}), 422, "^image 1 has more than 32 scans, which is")
     with_film = whole + 40 * scan  # as telephones append a short film
     assert client.post("/predict", files={"image": with_film}).status_code == 200
     with_preview = whole[:2] + b"\xff\xe5" + (2 + 40 * len(scan)).to_bytes(2, "big") + 40 * scan + whole[2:]

@@ -18,7 +18,7 @@ from ocil.serve.limits import Limits, RefusedError
 PNG = b"\x89PNG\r\n\x1a\n"
 QUICK_BYTES, QUICK_PIXELS = 2**13, 64 * 64
 MOST_SCANS = 32  # of a JPEG; programs write up to 20, and each may take some bytes and pass over all pixels
-MARKER = re.compile(rb"\xff([\x02-\xcf\xd9-\xfe])")  # of those with a length, and the end
+MARKER = re.compile(rb"\xff([\xc0-\xcf\xd9-\xfe])")  # of those that decoders skip by their length, and the end
 SCAN, END = b"\xda", b"\xd9"
 
 
