@@ -243,6 +243,26 @@ def test_numbers_that_are_other_classes_in_the_test_samples() -> None:
         Dataset.from_huggingface({"train": split(), "test": held})
 
 
+class Shifted(Pairs):
+    """Its labels are transformed, as torchvision's datasets do it."""
+
+    def __init__(self, names: list[str], shift: int) -> None:
+        super().__init__(lambda number: PIXELS[number], classes=names, target_transform=lambda label: label + shift)
+
+    def __getitem__(self, number: int) -> tuple[Any, int]:
+        image, label = super().__getitem__(number)
+        return image, self.target_transform(label)
+
+
+def test_names_say_nothing_about_labels_that_are_transformed() -> None:
+    train = Pairs(lambda number: PIXELS[number], classes=["ant", "cat", "dog"])
+    test = Shifted(["cat", "dog"], 0)  # a folder that lacks a class has the numbers of training by a transform
+    assert Dataset.from_torch(train, test).classes == ("ant", "cat")
+    shifted: Any = Shifted(["cat", "dog"], 100)
+    for pairs in (shifted, torch.utils.data.Subset(shifted, range(8))):
+        assert Dataset.from_torch(pairs, pairs).classes == ("100", "101")
+
+
 def test_labels_that_a_torch_dataset_lists_are_not_read_twice() -> None:
     listed = Pairs(lambda number: PIXELS[number], targets=LABELS.tolist())
     Dataset.from_torch(listed, listed)

@@ -176,8 +176,13 @@ def _torch_labels(dataset: Any, what: str) -> Any:
 
 
 def _torch_names(dataset: Any) -> Sequence[str] | None:
-    """The names of the classes, also of a dataset that ``torch.utils.data.Subset`` has wrapped."""
+    """The names of the classes, also of a dataset that ``torch.utils.data.Subset`` has wrapped.
+
+    None if it has none, or numbers its labels otherwise by a ``target_transform``.
+    """
     for _ in range(8):
+        if getattr(dataset, "target_transform", None) is not None:
+            return None
         found = getattr(dataset, "classes", None)
         if isinstance(found, list | tuple):
             return [str(each) for each in found]
