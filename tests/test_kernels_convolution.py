@@ -1,5 +1,6 @@
 """The patch convolution against torch's own, with the ARM path forced on whatever the tests run on."""
 
+import copy
 import itertools
 from collections.abc import Callable, Iterator
 from subprocess import Popen
@@ -199,7 +200,14 @@ def test_padding_keeps_the_map_and_there_is_no_bias() -> None:
         assert convolution(normal(1, 3, 7, 10, dtype=torch.float64)).shape[2:] == (-(-7 // stride), -(-10 // stride))
 
 
-@pytest.mark.parametrize("made", ["Conv2d(8, 16, 1, 2)", "torch.nn.Conv2d(8, 16, 1, 2, bias=False)"])
+@pytest.mark.parametrize(
+    "made",
+    [
+        "Conv2d(8, 16, 1, 2)",
+        "torch.nn.Conv2d(8, 16, 1, 2, bias=False)",
+        "type('Own', (torch.nn.Conv2d,), {})(8, 16, 1, 2, bias=False)",
+    ],
+)
 def test_gradients_of_a_shortcut_where_pytorch_overwrites_memory(
     made: str, start_python: Callable[..., "Popen[str]"]
 ) -> None:
@@ -222,15 +230,25 @@ torch.testing.assert_close(got[:, :, 0, 0].double(), expected, rtol=1e-4, atol=1
     assert process.returncode == 0, err
 
 
+class Doubling(nn.Conv2d):
+    """Computes in a way of its own."""
+
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return 2 * super()._conv_forward(x, weight, bias)
+
+
 def test_a_network_of_ones_own_is_subsampled_first_and_computes_the_same() -> None:
-    shortcuts = [nn.Conv2d(3, 8, 1, (2, 3)), nn.Conv2d(8, 4, 1, 2, groups=2, padding="valid")]
-    others = [nn.Conv2d(4, 16, 1), nn.Conv2d(16, 4, 1, 2), nn.Conv2d(4, 4, 3, 2)]  # of 16 channels all is well
-    body = nn.Sequential(*shortcuts, *others).double()
+    normed = nn.utils.parametrizations.weight_norm(nn.Conv2d(8, 8, 1, (1, 2)))
+    shortcuts = [nn.Conv2d(3, 8, 1, (2, 3)), normed, nn.Conv2d(8, 4, 1, 2, groups=2, padding="valid")]
+    others = [nn.Conv2d(4, 16, 1), nn.Conv2d(16, 4, 1, 2), Doubling(4, 4, 1, 2)]  # of 16 channels all is well
+    body = nn.Sequential(*shortcuts, *others, nn.Conv2d(4, 4, 3, 2, padding=1)).double()
     x = normal(2, 3, 31, 40, dtype=torch.float64)
     expected = torch.autograd.grad(body(x).square().sum(), list(body.parameters()))
     network = WrappedNetwork(body.float(), (31, 40, 3), 2, "fp32").double()
     found = torch.autograd.grad(network.body(x).square().sum(), list(body.parameters()))
-    assert [type(layer) for layer in body] == [SubsampledConv2d] * 2 + [nn.Conv2d] * 3
+    assert [isinstance(layer, SubsampledConv2d) for layer in body] == [True] * 3 + [False] * 4
+    assert type(body[0]) is SubsampledConv2d
+    assert isinstance(normed, type(copy.deepcopy(normed)))
     torch.testing.assert_close(found, expected)
     with torch.no_grad():
         assert network.body(x).grad_fn is None

@@ -9,6 +9,7 @@ Everywhere else this is ``nn.Conv2d``, unchanged. ``subsample_first`` does the s
 """
 
 import platform
+from functools import cache
 from typing import Any
 
 import torch
@@ -30,34 +31,41 @@ class Conv2d(nn.Conv2d):
             y: Tensor = _PatchConvolution.apply(x, self.weight, self.stride[0])
             return y
         if self.kernel_size == (1, 1) and x.device.type == "cpu" and torch.is_grad_enabled():
-            return _subsampled(self, x)
+            return _subsampled(self, x, self.weight)
         return super().forward(x)
 
 
 class SubsampledConv2d(nn.Conv2d):
     """What ``subsample_first`` makes of a layer."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if x.device.type == "cpu" and torch.is_grad_enabled():
-            return _subsampled(self, x)
-        return super().forward(x)
+            return _subsampled(self, x, weight, bias)
+        return super()._conv_forward(x, weight, bias)
 
 
 def subsample_first(network: nn.Module) -> None:
     """Leave pixels out before the 1x1 convolutions of any network whose weight gradient overwrites foreign memory.
 
     Those have 2 to 15 input channels and large maps: 48 pixels per side did it, 40 and any map of 16 channels did not.
+    A layer stays as it is if it computes in a way of its own.
     """
     for layer in network.modules():
-        if type(layer) is nn.Conv2d and layer.kernel_size == (1, 1) and layer.stride != (1, 1):
-            if layer.padding in ((0, 0), "valid") and layer.in_channels < 16:
-                layer.__class__ = SubsampledConv2d
+        if isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1) and layer.stride != (1, 1):
+            own = isinstance(layer, Conv2d) or type(layer)._conv_forward is not nn.Conv2d._conv_forward
+            if layer.padding in ((0, 0), "valid") and layer.in_channels < 16 and not own:
+                layer.__class__ = _subsampled_kind(type(layer))
 
 
-def _subsampled(layer: nn.Conv2d, x: Tensor) -> Tensor:
+@cache
+def _subsampled_kind(kind: type[nn.Conv2d]) -> type[nn.Conv2d]:
+    return SubsampledConv2d if kind is nn.Conv2d else type(kind.__name__, (SubsampledConv2d, kind), {})
+
+
+def _subsampled(layer: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """What a 1x1 convolution gives, by leaving out first the pixels that it skips."""
     down, right = layer.stride
-    return F.conv2d(x[..., ::down, ::right], layer.weight, layer.bias, groups=layer.groups)
+    return F.conv2d(x[..., ::down, ::right], weight, bias, groups=layer.groups)
 
 
 def _plain_training() -> bool:
