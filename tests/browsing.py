@@ -7,7 +7,7 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -172,9 +172,9 @@ def visits(pages: Pages) -> Iterator[Any]:
         } == set()
 
 
-def until(page: Any, condition: str) -> None:
+def until(page: Any, condition: str | Callable[[], object]) -> None:
     """Asked from outside: the page's policy forbids to evaluate text inside it."""
     end = time.monotonic() + 300
-    while not page.evaluate(condition):
+    while not (page.evaluate(condition) if isinstance(condition, str) else condition()):
         assert time.monotonic() < end, condition
         page.wait_for_timeout(20)

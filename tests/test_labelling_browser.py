@@ -218,8 +218,7 @@ def test_a_request_that_was_on_its_way_takes_the_token_that_was_given_since(prot
     dialog = page.get_by_role("dialog")
     dialog.wait_for()
     let_go(page, *images(1))
-    while not held:
-        page.wait_for_timeout(20)
+    until(page, lambda: held)
     page.locator("#token").fill(TOKEN)
     page.keyboard.press("Enter")
     dialog.wait_for(state="hidden")
@@ -244,9 +243,27 @@ def test_an_image_without_its_picture_gets_no_label(visit: Any, address: str, se
     page.keyboard.press("n")
     page.keyboard.type("dark")
     page.keyboard.press("Enter")
+    until(page, "document.getElementById('said').textContent === 'Its picture is not here yet.'")
+    with page.expect_response("**/label/images/2"):  # it is tried again, and what has been typed stays
+        pass
+    assert page.locator("#label").input_value() == "dark"
     page.unroute("**/label/images/2")
     until(page, "document.getElementById('image').naturalWidth === 12 && document.getElementById('image').src !== ''")
     assert (service.writer.acknowledged, shown(page)) == (1, "1.png")
+
+
+def test_a_step_that_was_not_taken_back_for_want_of_an_answer_stays(visit: Any, address: str) -> None:
+    page = visit(address, refused="502", alone=True)
+    drop(page, *images(2))
+    name_it(page, "dark")
+    of_a_proxy = {"status": 502, "content_type": "text/html", "body": "<html>Bad gateway</html>"}
+    page.route("**/label/images/*/label?*", lambda route: route.fulfill(**of_a_proxy))
+    page.locator("#undo").click()
+    until(page, "document.getElementById('said').className === 'error'")
+    page.unroute("**/label/images/*/label?*")
+    page.locator("#undo").click()
+    until(page, "document.getElementById('said').textContent === 'Taken back.'")
+    until(page, "document.getElementById('labelled').textContent === '0'")
 
 
 def test_a_slow_picture_does_not_take_the_place_of_the_chosen_image(visit: Any, address: str) -> None:
@@ -259,8 +276,7 @@ def test_a_slow_picture_does_not_take_the_place_of_the_chosen_image(visit: Any, 
     held: list[Any] = []
     page.route("**/label/images/1", lambda route: held.append(route), times=1)
     page.get_by_role("button", name="0.png").click()
-    while not held:
-        page.wait_for_timeout(20)
+    until(page, lambda: held)
     page.get_by_role("button", name="Cancel").click()
     page.get_by_role("button", name="1.png").click()
     until(page, "document.getElementById('change-image').naturalWidth === 12")

@@ -11,6 +11,7 @@ const IMAGE_NAME = /\.(png|jpe?g|webp|bmp|gif|tiff?|ppm|pgm)$/i;
 
 let shown = null;          // the image that is to be labelled
 let visible = false;       // its picture is there too
+let named = null;          // the number of the image that the field for another class is about
 let turn = 0;              // of what is shown: an older one that still waits for its picture is given up
 let busy = false;          // a step is under way: keys that come now belong to no image
 let known = new Map();     // labels by how they read
@@ -92,7 +93,8 @@ async function show(state) {
   if (now !== turn) return;
   at("image").classList.toggle("tiny", at("image").naturalWidth < 200);
   at("name").textContent = first.name;
-  at("label").value = "";
+  if (named !== first.number) at("label").value = "";  // else it is typed while the picture is tried again
+  named = first.number;
   shown = first;
   showKeys(first.classes);
   if (!first.classes.length && state.labelled) later(first);
@@ -154,7 +156,11 @@ async function step(work) {
 }
 
 function label(given) {
-  if (!shown || !visible) return;
+  if (!shown) return;
+  if (!visible) {
+    notify("Its picture is not here yet.", true);
+    return;
+  }
   const { number } = shown;
   step(async () => {
     const state = await request(asMe(`label/images/${number}/label`), { method: "PUT", ...asJson({ label: given }) });
@@ -183,7 +189,7 @@ function undo() {
     const path = `label/images/${last.number}/${last.kind === "skip" ? "skip" : "label"}`;
     const back = last.kind === "correct" ? { method: "PUT", ...asJson({ label: last.before, again: true }) } : { method: "DELETE" };
     const state = await request(asMe(path), back).catch((error) => {
-      if (error instanceof TypeError) remember(last);  // no answer: it may be tried again
+      if (isSilence(error)) remember(last);  // it may be tried again
       throw error;
     });
     notify(last.kind === "correct" ? `It is ${reads(last.before)} again.` : "Taken back.");

@@ -32,10 +32,11 @@ async function fetched(path, options = {}) {
 }
 
 // fetch raises a TypeError if nothing answers, and what is not JSON is not from the service. Else it says what is wrong.
+const isSilence = (error) => error instanceof TypeError || error instanceof SyntaxError;
+
 function showProblem(error) {
-  const silent = error instanceof TypeError || error instanceof SyntaxError;
   at("problem").hidden = false;
-  at("problem").textContent = silent ? `The service does not answer: ${error.message}` : `The service refuses: ${error.message}`;
+  at("problem").textContent = `The service ${isSilence(error) ? "does not answer" : "refuses"}: ${error.message}`;
 }
 
 // Refresh the page now and again while somebody sees it, and show why where that fails.
