@@ -137,14 +137,12 @@ def test_a_sample_whose_answer_is_lost_is_learned_once(visit: Any, address: str,
     page.locator("#label").fill("lost")
     page.get_by_role("button", name="Learn it").click()
     until(page, "document.getElementById('said').textContent === 'Learning…'")
-    while not held:
-        page.wait_for_timeout(20)
+    until(page, lambda: held)
     assert held[0].fetch().status == 200
     held[0].fulfill(status=502, content_type="application/json", body='{"detail": "the proxy lost the answer."}')
     page.get_by_text("the proxy lost the answer.").wait_for()
     page.get_by_role("button", name="Learn it").click()
-    while len(held) < 2:
-        page.wait_for_timeout(20)
+    until(page, lambda: len(held) == 2)
     drop(page, 180, 72)
     page.locator("#label").fill("another one")
     held[1].continue_()
