@@ -136,7 +136,8 @@ class ImageFormat:
             return
         margin, known = FAR * (self.high - self.low), f"the model's pixel range, {self.low:g} to {self.high:g}"
         if array.dtype == np.uint8:
-            if (self.low, self.high) not in ((0, 1), (0, 255), (-1, 1)):
+            nearly = abs(self.low) <= FAR * 255 and abs(self.high - 255) <= FAR * 255  # as models of ocil 0.1 have it
+            if not nearly and (self.low, self.high) not in ((0, 1), (-1, 1)):
                 warnings.warn(
                     f"these uint8 numbers are taken as they are, and others are stretched from {known}, to 0 to 255: "
                     "give them as another type, or begin the model with a pixel_range.",
