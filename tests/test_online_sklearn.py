@@ -25,6 +25,7 @@ from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from ocil.online.classifier import OnlineClassifier
+from ocil.online.images import ImageFormat
 from ocil.online.model import FILE, Model, locked
 from ocil.online.vectors import VectorFormat
 from tests.networks_to_try import TINY
@@ -198,6 +199,7 @@ def test_labels_that_cannot_be_saved_are_refused_before_anything_is_learned(
     [
         {"memory": 20.5},
         {"memory": "20"},
+        {"memory": True},
         {"memory": float("nan")},
         {"batch_size": 2.5},
         {"width": None},
@@ -210,6 +212,13 @@ def test_parameters_that_are_no_whole_numbers(tiny: Dataset, given: dict[str, An
     ((name, value),) = given.items()
     with pytest.raises(OcilError, match=re.escape(f"{name} = {value!r} must be a whole number")):
         classifier(**given).fit(tiny.train_x[:6], tiny.train_y[:6])
+
+
+def test_parameters_that_are_whole_numbers_of_another_type(tiny: Dataset) -> None:
+    model = classifier(memory=np.float64(20), width=torch.tensor(2), threads=1.0, batch_size=np.int8(3))
+    model.fit(tiny.train_x[:6], tiny.train_y[:6])
+    assert (model.model_.recipe.memory, model.model_.recipe.width, model.model_.recipe.batch_size) == (20, 2, 3)
+    assert type(model.model_.threads) is int
 
 
 @pytest.mark.parametrize(
@@ -549,6 +558,14 @@ def test_numbers_of_another_range_than_the_first_are_named(
     learner.predict(after.reshape(1, 10, 10, 1))
     learner.partial_fit(after.reshape(1, 10, 10, 1), ["a"])
     assert [says in str(one.message) for one in recwarn] == ([True, True] if says else [])
+
+
+def test_uint8_images_in_a_model_whose_first_ones_were_not_quite_white(recwarn: pytest.WarningsRecorder) -> None:
+    """ocil 0.1 took the smallest and the largest number of the first images for black and white."""
+    for low, high, count in ((3, 252, 0), (0, 254, 0), (60, 200, 1)):
+        recwarn.clear()
+        ImageFormat((2, 2, 1), low, high).warn_of_another_range(np.zeros((1, 2, 2), np.uint8))
+        assert len(recwarn) == count
 
 
 def test_a_pixel_range_that_was_given_clips_without_a_warning() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from operator import index
 from pathlib import Path
 from typing import Any, Self
 
@@ -229,7 +230,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if recipe.batch_size < 1:
             raise InputError(f"batch_size = {recipe.batch_size} must be at least 1.")
         input_format = format_of(inputs, self.image_shape, self.pixel_range)
-        self.model_ = Model(recipe, input_format, pick_device(self.device), threads=self.threads)
+        self.model_ = Model(recipe, input_format, pick_device(self.device), threads=self._threads())
         self.n_features_in_ = int(np.prod(input_format.shape))
 
     def _settings(self) -> dict[str, Any]:
@@ -249,9 +250,13 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _ready_model(self) -> Model:
         """The model, about to compute on as many threads as the parameter asks for by now."""
-        check_threads(self.threads)
-        self.model_.threads = self.threads
+        self.model_.threads = self._threads()
         return self.model_
+
+    def _threads(self) -> int | None:
+        threads = None if self.threads is None else _whole("threads", self.threads)
+        check_threads(threads)
+        return threads
 
     def _learn(self, inputs: Any, labels: Sequence[ClassLabel], announced: list[ClassLabel]) -> None:
         model, size = self._ready_model(), int(self.batch_size)
@@ -331,9 +336,11 @@ def _labels(y: Any, check: bool = False) -> list[ClassLabel]:
 
 def _whole(name: str, value: Any) -> int:
     """A parameter as a number of Python. 20.0 is whole too, as a search over a grid may write it."""
-    if isinstance(value, int | np.integer) or (isinstance(value, float | np.floating) and float(value).is_integer()):
+    if isinstance(value, float | np.floating) and float(value).is_integer():
         return int(value)
-    raise InputError(f"{name} = {value!r} must be a whole number.")
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise InputError(f"{name} = {value!r} must be a whole number.")
+    return index(value)
 
 
 def _rounded(labels: Sequence[ClassLabel]) -> bool:
