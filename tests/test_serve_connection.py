@@ -297,8 +297,24 @@ def test_far_more_chunks_than_bytes_need_are_refused(tmp_path: Path) -> None:
         whole = asked + b"\r\n" + in_chunks(body, 6)
         assert answers_after_half_close(port, whole)[0].startswith(b"HTTP/1.1 200 ")
         begun = asked + b"\r\n" + in_chunks(body, 4)
-        assert answers_after_half_close(port, begun)[0].startswith(b"HTTP/1.1 400 ")
+        with socket.create_connection(("127.0.0.1", port), timeout=300) as client:
+            client.sendall(begun)
+            answer = b"".join(iter(lambda: client.recv(2**16), b""))
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"in far more chunks than its bytes need: send larger ones." in answer
         assert service.writer.acknowledged == 1
+
+
+def test_chunks_behind_an_answer_end_the_connection(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A body that nobody waited for may still be refused, when nothing can be said about it any more."""
+    with listening(tmp_path) as (_, _, port), socket.create_connection(("127.0.0.1", port), timeout=300) as client:
+        client.sendall(GET + b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
+        assert client.recv(2**16).startswith(b"HTTP/1.1 200 ")
+        with suppress(OSError):
+            client.sendall(5000 * b"1\r\na\r\n")
+            while client.recv(2**16):
+                pass
+    assert "protocol.data_received() call failed" not in caplog.text
 
 
 def _ended(connections: list[socket.socket], within: float) -> int:

@@ -15,8 +15,8 @@ WHOLE_ANSWER_SECONDS = 600
 """Seconds for which a client may read such an answer, however steadily it does."""
 GATHERED_BYTES = 2**14
 """A part of an answer from this size on is sent at once."""
-HEADER_BYTES = 2**16
-"""Of one request, or of one chunk's first line."""
+HEADER_BYTES = 2**14
+"""Of one request, or of one chunk's first line, as far as they have arrived."""
 SMALL_CHUNKS, CHUNK_BYTES = 1024, 64
 """A chunked body may have so many chunks, and one more for each so many bytes: each takes as long as kilobytes do."""
 
@@ -24,6 +24,8 @@ SMALL_CHUNKS, CHUNK_BYTES = 1024, 64
 class Requests(h11.Connection):
     """Reads requests. All that has arrived is read in one go, while other clients wait: its chunks are counted."""
 
+    refusal: str | None = None
+    """Why a request was refused that any other server would have taken."""
     _chunks = _bytes = 0
 
     def next_event(self) -> Any:
@@ -34,7 +36,8 @@ class Requests(h11.Connection):
             self._chunks += event.chunk_start
             self._bytes += len(event.data)
             if self._chunks > SMALL_CHUNKS + self._bytes // CHUNK_BYTES:
-                raise h11.RemoteProtocolError("far more chunks than bytes need")
+                self.refusal = "The body comes in far more chunks than its bytes need: send larger ones."
+                raise h11.RemoteProtocolError(self.refusal)
         return event
 
 
@@ -97,6 +100,13 @@ class Connection(H11Protocol):  # type: ignore[misc]
         super().connection_made(transport)
         self.transport = Gathering(transport, self.loop)
         self._wait_for_request(self.cycle)
+
+    def send_400_response(self, msg: str) -> None:
+        """Say what is wrong with a request. One that has its answer already, or a part of it, gets no other."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(self.conn.refusal or msg)
+        else:
+            self.transport.close()
 
     def eof_received(self) -> bool:
         """True keeps the connection open, to answer requests that came whole."""
