@@ -34,7 +34,7 @@ from ocil.rng import Rng, derive
 
 
 class Learner(GrowsByClass, Capturable):
-    """Learns from one batch at a time: ``learn``, ``scores``, ``review``, ``task_ended``, and the state they share.
+    """Learns from one batch at a time: ``learn``, ``scores``, ``review``, ``end_task``, and the state they share.
 
     Images are uint8 ``[B, H, W, C]``, vectors float16 or float32 ``[B, D]``, labels int64 ``[B]``, all on the learner's
     device. A method writes ``learn`` out in full. Where it differs in the others it overrides ``scorer``,
