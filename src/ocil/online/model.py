@@ -146,17 +146,14 @@ class Model:
 
         ``after_batch`` is called after each batch of it. If it raises, the model is of no more use: load it again.
         """
-        learner, reviews = self.learner, True
+        reviews = True
         with self.computing():
             if method(self.recipe.method).needs_task_ends:
-                learner.task_ended()
-                for slots in learner.task_end_batches():
-                    self.stepper.task_end_step(slots)
+                for _ in self.stepper.task_end_steps():
                     after_batch()
                 reviews = self.config.review and not self.config.review_every
             if reviews:
-                for slots in learner.review_batches():
-                    self.stepper.review_step(slots)
+                for _ in self.stepper.review_steps():
                     after_batch()
 
     def relabel(self, slots: Sequence[int], label: ClassLabel) -> None:

@@ -341,14 +341,11 @@ class ActiveStreamRun:
             self.stepper.predict(number, self.prequential)
         self.stepper.learn(number)
         if self.ends_task(number):
-            self.learner.task_ended()
-            for slots in self.learner.task_end_batches():
-                self.stepper.task_end_step(slots)
+            for _ in self.stepper.task_end_steps():
                 stop_here()
                 yield
         if self.reviews_after(number):
-            for slots in self.learner.review_batches():
-                self.stepper.review_step(slots)
+            for _ in self.stepper.review_steps():
                 stop_here()
                 yield
         point, known = self.stream.evaluation_point_after(number), None
