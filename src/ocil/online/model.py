@@ -42,7 +42,7 @@ from ocil.online.labels import ClassLabel, encoded, plain_label
 from ocil.online.recipe import Recipe as Recipe
 from ocil.precision import numerics, widest
 from ocil.runs.batch_stepper import batch_stepper_for
-from ocil.runs.defaults import REVIEW_EVERY
+from ocil.runs.defaults import REVIEW_EVERY, lower_lr
 from ocil.runs.environment import pick_device
 from ocil.threads import default_threads, using
 
@@ -183,7 +183,7 @@ class Model:
     def check_loss(self) -> None:
         """Raise if a loss was not finite. Reads from the device: not after every batch."""
         if int(self.learner.failed_at) >= 0:
-            lower = min(0.1, self.config.lr / 10)
+            lower = lower_lr(self.config.lr)
             raise OcilError(f"the loss is not finite any more: begin again with a lower learning rate, lr = {lower:g}.")
 
     def probabilities(self, x: NDArray[Any]) -> NDArray[np.float64]:

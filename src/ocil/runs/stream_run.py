@@ -32,7 +32,7 @@ from ocil.runs.build import build, check, named_dataset, refuse_missing_operator
 from ocil.runs.captured import CapturedStepper, can_be_captured
 from ocil.runs.config import RunConfig, code_of, origins, refuse_unresolved
 from ocil.runs.cost import cost_of
-from ocil.runs.defaults import reviews_every
+from ocil.runs.defaults import lower_lr, reviews_every
 from ocil.runs.environment import digest, environment, peak_memory, pick_device
 from ocil.runs.features import Encoder, inputs_of
 from ocil.runs.fit import how_many_fit
@@ -392,7 +392,7 @@ class ActiveStreamRun:
     def check_loss(self) -> None:
         failed = int(self.learner.failed_at)
         if failed >= 0:
-            lower = min(0.1, self.config.learner.lr / 10)
+            lower = lower_lr(self.config.learner.lr)
             advice = f"Lower the learning rate (--set lr={lower:g})."
             if failed == 0:
                 advice = (
