@@ -241,14 +241,22 @@ class ActiveStreamRun:
         self.prequential = Prequential(self.stream)
         self.code = digests_of_code(config)  # now: a file may be changed while the code that was read from it runs
         self.learner = build(config, dataset, self.device)
-        folder.refuse_other_begun(config)
         self.stepper = stepper(self.learner, self.stream)
         self.cursor = 0
         self.saved_cursor = -1  # of the checkpoint on the disk
         self.evaluations: list[Evaluation] = []
         self.seconds = 0.0
-        folder.resume(self.device, self.fingerprint, self.load, own_batches=arrivals is not None)
-        folder.save_config(config)  # now that nothing is refused: an earlier version may have to go on with the run
+        self._go_on_in_folder(own_batches=arrivals is not None)
+
+    def _go_on_in_folder(self, own_batches: bool) -> None:
+        """Go on from the checkpoint in the folder, if there is one, and write down the configuration.
+
+        What is refused is refused before anything is written: the version of ocil that began the run may have to go on
+        with it, and needs the configuration as it wrote it.
+        """
+        self.folder.refuse_other_begun(self.config)
+        self.folder.resume(self.device, self.fingerprint, self.load, own_batches)
+        self.folder.save_config(self.config)
 
     def load(self, tensors: State, progress: Mapping[str, Any]) -> None:
         self._refuse_other_order(progress)
@@ -404,33 +412,28 @@ class ActiveStreamRun:
                 f"(stream batch {self.cursor} of {len(self.stream)}). {advice}"
             )
 
-    def _other_code(self) -> dict[str, Any]:
-        """What a result records about code that is not ours: packages with versions, files and classes with digests."""
-        found = [origin.to_json() for origin in origins(self.config.method, self.config.learner)]
-        return ({"plugins": found} if found else {}) | self.code
-
     def finish(self) -> Result:
         self.save()
-        batches, stream = range(len(self.stream)), self.stream
-        reviews = [number + 1 for number in batches if self.reviews_after(number)]
-        tasks = [number + 1 for number in batches if stream.evaluation_point_after(number) is not None]
-        announced = tasks if stream.announces_tasks else []
+        result = self._result()
+        self.folder.save_result(result)
+        return result
+
+    def _result(self) -> Result:
+        """All that a finished run has measured, with what it was computed on. Waits for the device."""
+        stream = self.stream
+        reviews = self._batches_where(self.reviews_after)
+        tasks = self._batches_where(lambda number: stream.evaluation_point_after(number) is not None)
+        announced = self._batches_where(self.ends_task)
         evaluations = [row.to_json() for row in self.evaluations]
         confusion, calibration = evaluations[-1].pop("confusion", []), evaluations[-1].pop("calibration", {})
-        result = Result(
+        return Result(
             config=self.config,
             matrix=[row.accuracy for row in self.evaluations],
             evaluations=evaluations,
             wall_seconds=round(self.seconds, 3),
             peak_memory=peak_memory(self.device),
             digest=digest(self.learner),
-            environment={
-                **environment(self.device),
-                "images": self.fingerprint,
-                "order": stream.arrivals.digest,
-                **self._other_code(),
-                **self.surroundings,
-            },
+            environment=self._environment(),
             anytime=self.anytime.record(reviews, tasks),
             **self.evaluator.facts(),
             confusion=confusion,
@@ -439,5 +442,22 @@ class ActiveStreamRun:
             probe=probe(self.learner, stream) if stream.config.probe else {},
             cost=cost_of(self.learner, self.config, stream, reviews, announced),
         )
-        self.folder.save_result(result)
-        return result
+
+    def _batches_where(self, follows: Callable[[int], bool]) -> list[int]:
+        """After how many batches something happened that follows some of them."""
+        return [number + 1 for number in range(len(self.stream)) if follows(number)]
+
+    def _environment(self) -> dict[str, Any]:
+        """What the result was computed on and from: device and libraries, images, order of arrival, code."""
+        return {
+            **environment(self.device),
+            "images": self.fingerprint,
+            "order": self.stream.arrivals.digest,
+            **self._other_code(),
+            **self.surroundings,
+        }
+
+    def _other_code(self) -> dict[str, Any]:
+        """What a result records about code that is not ours: packages with versions, files and classes with digests."""
+        found = [origin.to_json() for origin in origins(self.config.method, self.config.learner)]
+        return ({"plugins": found} if found else {}) | self.code
