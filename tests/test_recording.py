@@ -463,7 +463,7 @@ def test_evaluations_are_queued_without_waiting_for_the_device(tiny: Dataset, se
         started.append(evaluator.start(learner, 1))
         anytime.start(learner, 6, known=started[0].correct)
     assert len(watch.trace) > 100
-    assert started[0]().correct == anytime.record([], [])["points"][1]["correct"]
+    assert started[0].result().correct == anytime.record([], [])["points"][1]["correct"]
 
 
 def test_batch_statistics_do_not_move_in_evaluations(tiny: Dataset) -> None:

@@ -361,7 +361,7 @@ class ActiveStreamRun:
             evaluation = self.evaluator.start(self.learner, point, stop_here)
             yield
             self.check_loss()  # first: its message has the step
-            self.evaluations.append(evaluation())
+            self.evaluations.append(evaluation.result())
             known = evaluation.correct
         if self.anytime.is_due(number + 1):
             self.anytime.start(self.learner, number + 1, stop_here, known)
