@@ -146,7 +146,7 @@ def watch_everything(clock: Clock, on_gpu: bool) -> None:
     lanes.time = SimpleNamespace(sleep=clock.timed("waiting", time.sleep))  # type: ignore[assignment]
     clock.watch("evaluations", Evaluator, "start")
     clock.watch("evaluations", StartedEvaluation, "result")  # waits for it
-    clock.watch("evaluations", AnytimeEvaluator, "start")
+    clock.watch("evaluations", AnytimeEvaluator, "count")
     if on_gpu:
         from triton.runtime.jit import JITFunction
 

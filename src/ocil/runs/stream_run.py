@@ -364,7 +364,7 @@ class ActiveStreamRun:
             self.evaluations.append(evaluation.result())
             known = evaluation.correct
         if self.anytime.is_due(number + 1):
-            self.anytime.start(self.learner, number + 1, stop_here, known)
+            self.anytime.count(self.learner, number + 1, stop_here, known)
             yield
 
     def is_long(self, number: int) -> bool:
