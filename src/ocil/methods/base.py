@@ -293,7 +293,7 @@ class Learner(GrowsByClass, Capturable):
         left = sorted(slots)
         while left:
             slot = left.pop()  # from the last: the sample that may move to its slot is none of these
-            source, empty = self.memory.take_out(slot, left)
+            source, empty = self.memory.count_out(slot, left)
             for rows in self._slot_tensors():
                 rows[slot] = rows[source]
                 if empty is not None:
