@@ -145,8 +145,8 @@ def watch_everything(clock: Clock, on_gpu: bool) -> None:
     clock.watch("write", stream_run, "digest")
     lanes.time = SimpleNamespace(sleep=clock.timed("waiting", time.sleep))  # type: ignore[assignment]
     clock.watch("evaluations", Evaluator, "start")
-    clock.watch("evaluations", StartedEvaluation, "__call__")  # waits for it
-    clock.watch("evaluations", AnytimeEvaluator, "start")
+    clock.watch("evaluations", StartedEvaluation, "result")  # waits for it
+    clock.watch("evaluations", AnytimeEvaluator, "count")
     if on_gpu:
         from triton.runtime.jit import JITFunction
 

@@ -108,12 +108,12 @@ def offer(memory: Memory, *values: int) -> None:
 def test_while_all_are_stored_the_next_sample_finds_the_free_slot() -> None:
     memory = small(4)
     offer(memory, 1, 2, 3, 4)
-    source, empty = memory.take_out(1)
+    source, empty = memory.count_out(1)
     assert (source, empty, len(memory), int(memory.seen)) == (3, 3, 3, 3)
 
 
 def test_a_full_memory_stays_a_fair_draw() -> None:
-    """A reservoir of 2 of the samples 1..5; 1 is taken out if it is there; then 6 comes.
+    """A reservoir of 2 of the samples 1..5; 1 is counted out if it is there; then 6 comes.
 
     Each of 2..5 must be as likely as another to be stored. 6 is stored with 2 / 5 where 1 was counted out, which is in
     2 / 5 of all cases, and else with 2 / 6: it has 0.18 of the slots.
@@ -126,7 +126,7 @@ def test_a_full_memory_stays_a_fair_draw() -> None:
         offer(memory, 1)
         offer(memory, 2, 3, 4, 5)
         for slot in (memory.labels[:2] == 1).nonzero().flatten().tolist():
-            source, empty = memory.take_out(slot)
+            source, empty = memory.count_out(slot)
             assert empty is None
             memory.labels[slot] = memory.labels[source]
         offer(memory, 6)
@@ -137,11 +137,11 @@ def test_a_full_memory_stays_a_fair_draw() -> None:
     assert abs(found[6] / (2 * runs) - 0.18) < 0.03
 
 
-def test_the_last_samples_can_be_taken_out() -> None:
+def test_the_last_samples_can_be_counted_out() -> None:
     memory = small(2)
     offer(memory, 1, 1, 1)
-    assert memory.take_out(1, [0]) == (1, 1)
-    assert memory.take_out(0) == (0, 0)
+    assert memory.count_out(1, [0]) == (1, 1)
+    assert memory.count_out(0) == (0, 0)
     assert memory.draw(1) is None
     offer(memory, 7)
     assert memory.labels[: len(memory)].tolist() == [7]

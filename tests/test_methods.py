@@ -118,6 +118,9 @@ def test_a_verb_that_runs_take_apart_is_not_overridden(verb: str, instead: str) 
         ("review_slots", "review_batches"),
         ("steady", "shapes_are_static"),
         ("form", "step_variant"),
+        ("needs_images", "why_not_vectors"),
+        ("needs_vectors", "why_not_images"),
+        ("needs_task_ends", "why_task_ends"),
     ],
 )
 def test_an_override_by_its_former_name_is_refused_not_ignored(former: str, name: str) -> None:

@@ -55,7 +55,7 @@ every_model_of_timm = pytest.mark.parametrize("name", OF_TIMM)
 # Two entries may share a class: its behaviour is tested once.
 STAGES = ("mose",)  # methods that need a network with stages
 ALL_METHODS = list({info.target: name for name, info in reversed(list(METHODS.items()))}.values())[::-1]
-TRAINED = [name for name in ALL_METHODS if METHODS[name].load().needs_vectors(METHODS[name].load().Config()) is None]
+TRAINED = [name for name in ALL_METHODS if METHODS[name].load().why_not_images(METHODS[name].load().Config()) is None]
 DISTINCT = [name for name in TRAINED if name not in STAGES]
 every_method = pytest.mark.parametrize("name", DISTINCT)
 BEFORE_BATCH_NORM = {"body.stem.0.bias", "body.mix.0.bias"}  # in TINY: the gradient of such a bias is 0

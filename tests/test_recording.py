@@ -181,6 +181,15 @@ def test_points_on_a_part_are_a_slow_versions(tiny: Dataset, measured: Result) -
                 assert point["correct"][label] == (known and guess == label)
 
 
+def test_nothing_is_counted_unless_it_is_asked_for(tiny: Dataset) -> None:
+    stream = Stream(tiny, configured().stream)
+    anytime, prequential = AnytimeEvaluator(stream), Prequential(stream)
+    assert not any(anytime.is_due(batches) for batches in range(len(stream) + 1))
+    assert anytime.counts.numel() == 0
+    assert anytime.state() == prequential.state() == {}
+    assert anytime.record([], []) == prequential.record() == {}
+
+
 @pytest.mark.parametrize("domains", [False, True])
 def test_points_at_task_ends_take_over_what_is_known(domains: bool) -> None:
     data = with_domains(patterned(per_class=10)) if domains else patterned(per_class=10)
@@ -190,8 +199,8 @@ def test_points_at_task_ends_take_over_what_is_known(domains: bool) -> None:
     learner.learn(*stream.fetch(0))
     computed, taken_over = AnytimeEvaluator(stream), AnytimeEvaluator(stream)
     for batches in (4, 8):
-        computed.start(learner, batches)
-        taken_over.start(learner, batches, known=Evaluator(stream).start(learner, 0).correct)
+        computed.count(learner, batches)
+        taken_over.count(learner, batches, known=Evaluator(stream).start(learner, 0).correct)
     first, second = (evaluator.record([], [])["points"] for evaluator in (computed, taken_over))
     assert first == second
     assert sum(first[0]["correct"]) > 0
@@ -459,11 +468,11 @@ def test_evaluations_are_queued_without_waiting_for_the_device(tiny: Dataset, se
     with HostWatch() as watch:
         prequential.begin(1)
         prequential.count(learner, x, y)
-        anytime.start(learner, 3)
+        anytime.count(learner, 3)
         started.append(evaluator.start(learner, 1))
-        anytime.start(learner, 6, known=started[0].correct)
+        anytime.count(learner, 6, known=started[0].correct)
     assert len(watch.trace) > 100
-    assert started[0]().correct == anytime.record([], [])["points"][1]["correct"]
+    assert started[0].result().correct == anytime.record([], [])["points"][1]["correct"]
 
 
 def test_batch_statistics_do_not_move_in_evaluations(tiny: Dataset) -> None:
@@ -473,7 +482,7 @@ def test_batch_statistics_do_not_move_in_evaluations(tiny: Dataset) -> None:
     before = {name: value.clone() for name, value in learner.state().items()}
     prequential, anytime = Prequential(stream), AnytimeEvaluator(stream)
     prequential.count(learner, *stream.fetch(1))
-    anytime.start(learner, 3)
+    anytime.count(learner, 3)
     Evaluator(stream)(learner, 1)
     assert learner.network.training
     assert all(torch.equal(before[name], value) for name, value in learner.state().items())

@@ -350,9 +350,9 @@ def test_impossible_settings_are_refused() -> None:
     for settings in ({"views": 0}, {"adjustment": -1}, {"frequency_decay": 1.0}, {"images": 0}, {"epsilon": 1}):
         with pytest.raises(OcilError):
             StrideConfig(**settings)
-    assert Stride.needs_images(StrideConfig()) == "views = 2 makes random views of images"
-    assert Stride.needs_images(StrideConfig(views=0, raw=True)) is None
-    assert Stride.needs_images(StrideConfig(views=0, raw=True, review_views=True)) is not None
+    assert Stride.why_not_vectors(StrideConfig()) == "views = 2 makes random views of images"
+    assert Stride.why_not_vectors(StrideConfig(views=0, raw=True)) is None
+    assert Stride.why_not_vectors(StrideConfig(views=0, raw=True, review_views=True)) is not None
 
 
 def test_a_growing_learner_takes_more_steps_as_classes_come() -> None:

@@ -2,7 +2,7 @@
 
 data = ocil.load_dataset()                  a dataset by name
 stream = ocil.Stream(data, seed=0)          the order in which its images arrive
-learner = ocil.make_learner("afs", data)    a method by name: learn(x, y), scores(x), review(), task_ended()
+learner = ocil.make_learner("afs", data)    a method by name: learn(x, y), scores(x), review(), end_task()
 evaluate = ocil.Evaluator(stream)           rows of the accuracy matrix
 ocil.metrics, ocil.losses                   measures and losses as pure functions
 ocil.METHODS                                all methods by name

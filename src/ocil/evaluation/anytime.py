@@ -31,16 +31,13 @@ class AnytimeEvaluator:
 
     def __init__(self, stream: Stream) -> None:
         self.stream, self.every = stream, stream.config.evaluate_every
-        self.counts: Tensor | None = None
-        """``[points, kinds]``: correct images by class, or by domain and class."""
-        if not self.every:
-            return
         data = stream.data
-        images = chosen_images(data, stream.config.evaluate_on)
+        images = chosen_images(data, stream.config.evaluate_on) if self.every else np.empty(0, dtype=np.int64)
         self.subset = len(images) if len(images) < len(data.test_y) else 0
         self.domains, kinds, labels = data.num_domains, kinds_of(data)[images], data.test_y[images]
         self.tested = np.bincount(kinds, minlength=max(1, self.domains) * data.num_classes)
         self.arrived = first_batches(stream, stream.given_labels, data.num_classes)
+        self.domains_arrived = np.empty(0, dtype=np.int64)
         since = self.arrived[labels]
         if data.train_domain is not None and data.test_domain is not None:
             self.domains_arrived = first_batches(stream, data.train_domain, self.domains)
@@ -48,7 +45,9 @@ class AnytimeEvaluator:
         order = np.argsort(since, kind="stable")  # images of what came first, first
         self.sizes: list[int] = np.cumsum(np.bincount(since, minlength=len(stream) + 1)).tolist()
         """By number of batches: test images of what has arrived."""
-        self.due = [number for number in range(self.every, len(stream) + 1, self.every) if self.sizes[number]]
+        planned = range(self.every, len(stream) + 1, self.every) if self.every else range(0)
+        self.due = [number for number in planned if self.sizes[number]]
+        """After how many batches it evaluates: where no image can be tested yet it does not."""
         self.rows = {number: row for row, number in enumerate(self.due)}
         if len(self.due) * len(self.tested) > MOST_COUNTS:
             least = self.every * len(self.due) * len(self.tested) // MOST_COUNTS + 1
@@ -62,24 +61,24 @@ class AnytimeEvaluator:
         by_kind = self.arrived if not self.domains else np.maximum(self.arrived, self.domains_arrived[:, None])
         self.since = torch.from_numpy(by_kind.reshape(-1)).to(stream.device)
         self.counts = torch.zeros(len(self.due), len(self.tested), dtype=torch.int64, device=stream.device)
+        """``[points, kinds]``: correct images by class, or by domain and class."""
 
     def is_due(self, batches: int) -> bool:
         """Whether the learner is evaluated after so many batches."""
-        return bool(self.every) and batches in self.rows
+        return batches in self.rows
 
-    def start(
+    def count(
         self,
         learner: Learner,
         batches: int,
         after_batch: Callable[[], None] = lambda: None,
         known: Tensor | None = None,
     ) -> None:
-        """Queue an evaluation on the device. ``after_batch`` is called after each batch of images and may raise.
+        """Evaluate the learner after so many batches, at which it must be due: count what it classifies correctly, on
+        the device. ``after_batch`` is called after each batch of images and may raise.
 
         ``known``: the counts of an evaluation of the same learner on all test images, which is then not repeated.
         """
-        if self.counts is None:
-            return
         row = self.counts[self.rows[batches]]
         if known is not None and not self.subset:
             torch.mul(known, self.since <= batches, out=row)
@@ -93,16 +92,16 @@ class AnytimeEvaluator:
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint must hold."""
-        return {} if self.counts is None else {"anytime": self.counts}
+        return {"anytime": self.counts} if self.every else {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        if self.counts is not None:
+        if self.every:
             self.counts.copy_(state["anytime"])
 
     def record(self, reviews: list[int], tasks: list[int]) -> AnytimeRecord:
         """What a result holds. ``reviews`` and ``tasks``: the numbers of batches after which
         reviews took place and tasks ended. Waits for the device."""
-        if self.counts is None:
+        if not self.every:
             return {}
         classes = self.stream.data.num_classes
         found: AnytimeRecord = {"every": self.every}

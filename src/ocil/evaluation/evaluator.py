@@ -107,13 +107,14 @@ class Evaluator:
 
     def __call__(self, learner: Learner, evaluation_point: int) -> Evaluation:
         with default_if_free(learner.network.multiply_adds):
-            return self.start(learner, evaluation_point)()
+            return self.start(learner, evaluation_point).result()
 
     def start(
         self, learner: Learner, evaluation_point: int, after_batch: Callable[[], None] = lambda: None
     ) -> "StartedEvaluation":
-        """Start an evaluation on the device. Calling what is returned waits for it and gives the result, so that many
-        learners can share a device. ``after_batch`` is called after each batch of images and may raise to stop.
+        """Start an evaluation on the device. What is returned waits for it only when it is asked for its ``result``, so
+        that many learners can share a device. ``after_batch`` is called after each batch of images and may raise to
+        stop.
         """
         data, classes = self.stream.data, self.stream.data.num_classes
         scorer = scorer_of(learner, classes)
@@ -175,7 +176,7 @@ class Evaluator:
 
 @dataclass(frozen=True, eq=False)
 class StartedEvaluation:
-    """An evaluation that is queued on the device. Calling it waits for it."""
+    """An evaluation that is queued on the device."""
 
     evaluator: Evaluator
     method: str
@@ -190,7 +191,8 @@ class StartedEvaluation:
     calibration: tuple[Tensor, Tensor] | None
     bias: dict[str, Tensor | None]
 
-    def __call__(self) -> Evaluation:
+    def result(self) -> Evaluation:
+        """The evaluation. Waits for the device. ``OcilError`` if a score is NaN."""
         if self.has_nan:
             raise OcilError(
                 f"{self.method} has scores that are NaN at evaluation point {self.evaluation_point}: "

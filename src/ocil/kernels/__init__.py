@@ -2,11 +2,11 @@
 
 ``features`` computes what ``ReducedResNet18.features`` computes in bfloat16, and the same gradients;
 ``features_of_both`` that of two batches in the launches of one; ``views`` what ``RandomViews.apply`` computes; ``loss``
-and ``focus`` what ``ocil.learning.losses`` computes; ``label_offset`` what ``Stride.see`` does; ``reservoir_slots`` and
-``put`` what ``Memory.add`` does; ``record_loss`` what ``Learner.record_loss`` does. They need Triton, which comes with
-the CUDA builds of PyTorch; ``usable`` and ``present`` answer whether they can be used. Methods know next to nothing of
-them: the network, the views, the losses and the memory call them where they apply. ``docs/kernels.md`` explains how
-they work.
+and ``focus`` what ``ocil.learning.losses`` computes; ``label_offset`` what ``Stride.count_labels`` does;
+``reservoir_slots`` and ``put`` what ``Memory.add`` does; ``record_loss`` what ``Learner.record_loss`` does. They need
+Triton, which comes with the CUDA builds of PyTorch; ``usable`` and ``present`` answer whether they can be used. Methods
+know next to nothing of them: the network, the views, the losses and the memory call them where they apply.
+``docs/kernels.md`` explains how they work.
 
 | module | what it has |
 |---|---|
@@ -168,7 +168,7 @@ def label_offset(
     adjustment: float,
     least: float,
 ) -> Tensor | None:
-    """What ``Stride.see`` does with the labels of one or two batches; None if there are too many classes."""
+    """What ``Stride.count_labels`` does with one or two batches; None if there are too many classes."""
     from ocil.kernels import focus_kernel
 
     if len(frequency) > focus_kernel.ELEMENTS:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -80,15 +80,15 @@ class Memory(nn.Module):
         """Give the sample in a filled slot another label. Not for use inside a step."""
         self.labels[slot] = label
 
-    def take_out(self, slot: int, also: Sequence[int] = ()) -> tuple[int, int | None]:
+    def count_out(self, slot: int, also: Sequence[int] = ()) -> "RowsToMove":
         """Count the sample of a filled slot out. Not for use inside a step.
 
-        Returns the slot whose sample belongs there from now on, and the slot that is empty then, or None.
+        No row is moved: the caller does with each tensor of ``slot_rows``, here and elsewhere, what is returned.
 
         While every sample seen is stored, the last one moves to the free slot, and the next sample of the stream finds
         a slot. Later the slot gets a copy of another sample, drawn at random: a free slot would be given to the next
         sample for certain, however many were seen, and the memory would no longer be a fair draw from all of them.
-        ``also``: slots that are about to be taken out too, which are not copied.
+        ``also``: slots that are about to be counted out too, which are not copied.
         """
         if int(self.seen) > self.size:
             others = torch.ones(self.size, dtype=torch.bool, device=self.labels.device)
@@ -96,11 +96,11 @@ class Memory(nn.Module):
             if bool(others.any()):
                 self.seen -= 1
                 key = torch.rand(self.size, generator=self.generator, device=self.labels.device)
-                return int(key.masked_fill(~others, 2.0).argmin()), None
+                return RowsToMove(int(key.masked_fill(~others, 2.0).argmin()), None)
             self.seen.fill_(self.size)
         self.seen -= 1
         self.recount()
-        return len(self), len(self)
+        return RowsToMove(len(self), len(self))
 
     def retrieve(self, count: int) -> tuple[Tensor, Tensor] | None:
         """``count`` distinct random samples; all samples, in slot order, while there are no more; None if empty."""
@@ -150,6 +150,15 @@ class Memory(nn.Module):
     def epoch(self) -> Tensor:
         """All filled slots in random order."""
         return torch.randperm(len(self), generator=self.generator, device=self.labels.device)
+
+
+class RowsToMove(NamedTuple):
+    """What becomes of the rows of a memory when the sample of a slot was counted out, see ``Memory.count_out``."""
+
+    source: int
+    """The slot whose row is copied to the slot that was counted out."""
+    empty: int | None
+    """The slot whose row is 0 from then on; None if all stay filled."""
 
 
 class SlotNumbers:

@@ -43,7 +43,7 @@ class FrozenLearner(Learner):
         self._kept: tuple[Any, Any] = (None, None)
 
     @classmethod
-    def needs_vectors(cls, config: LearnerConfig) -> str | None:
+    def why_not_images(cls, config: LearnerConfig) -> str | None:
         if not networks.has_random_weights(config.network, config.pretrained):
             return None
         return (

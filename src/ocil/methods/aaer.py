@@ -63,7 +63,7 @@ class AAER(Learner):
     no_average = "its class centres and anchors are features of the network that is trained"
 
     @classmethod
-    def needs_images(cls, config: AAERConfig) -> str | None:
+    def why_not_vectors(cls, config: AAERConfig) -> str | None:
         return "augment = true makes random views of images" if config.augment else None
 
     def __init__(self, config: AAERConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:

@@ -95,7 +95,7 @@ class AFS(Learner):
     vector_settings: ClassVar[dict[str, Any]] = {"views": "raw"}
 
     @classmethod
-    def needs_images(cls, config: AFSConfig) -> str | None:
+    def why_not_vectors(cls, config: AFSConfig) -> str | None:
         return None if config.views == "raw" else f"views = {config.views} makes random views of images"
 
     def __init__(self, config: AFSConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:

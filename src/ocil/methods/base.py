@@ -34,7 +34,7 @@ from ocil.rng import Rng, derive
 
 
 class Learner(GrowsByClass, Capturable):
-    """Learns from one batch at a time: ``learn``, ``scores``, ``review``, ``task_ended``, and the state they share.
+    """Learns from one batch at a time: ``learn``, ``scores``, ``review``, ``end_task``, and the state they share.
 
     Images are uint8 ``[B, H, W, C]``, vectors float16 or float32 ``[B, D]``, labels int64 ``[B]``, all on the learner's
     device. A method writes ``learn`` out in full. Where it differs in the others it overrides ``scorer``,
@@ -83,7 +83,7 @@ class Learner(GrowsByClass, Capturable):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         refuse_whole_verbs(cls, Learner)
-        refuse_former_names(cls)
+        refuse_former_names(cls, Learner)
         wrap_verbs(cls)
 
     def __init__(
@@ -121,22 +121,35 @@ class Learner(GrowsByClass, Capturable):
         return cls.dataset_settings.get(dataset, {})
 
     @classmethod
-    def needs_images(cls, config: Any) -> str | None:
-        """Why it cannot learn from vectors with these settings; None if it can."""
+    def why_not_vectors(cls, config: Any) -> str | None:
+        """Why it cannot learn from vectors with these settings, as a clause that ends the message; None if it can."""
         return None
 
     @classmethod
-    def needs_vectors(cls, config: Any) -> str | None:
-        """Why it cannot learn from images with these settings; None if it can."""
+    def why_not_images(cls, config: Any) -> str | None:
+        """Why it cannot learn from images with these settings, as ``why_not_vectors``; None if it can."""
         return None
 
     @classmethod
-    def needs_task_ends(cls, config: Any) -> str | None:
-        """What to set instead if these settings need announced task ends; None if they need none.
+    def why_task_ends(cls, config: Any) -> str | None:
+        """Why these settings need announced task ends, or what to set instead; None if they need none.
 
         A method that always needs them says so by ``MethodInfo.needs_task_ends``.
         """
         return None
+
+    # runs/build.py and runs/config.py ask by these former names. A method that overrides one is refused.
+    @classmethod
+    def needs_images(cls, config: Any) -> str | None:
+        return cls.why_not_vectors(config)
+
+    @classmethod
+    def needs_vectors(cls, config: Any) -> str | None:
+        return cls.why_not_images(config)
+
+    @classmethod
+    def needs_task_ends(cls, config: Any) -> str | None:
+        return cls.why_task_ends(config)
 
     @classmethod
     def check_scoring(cls, config: LearnerConfig, vectors: bool) -> None:
@@ -280,7 +293,7 @@ class Learner(GrowsByClass, Capturable):
         left = sorted(slots)
         while left:
             slot = left.pop()  # from the last: the sample that may move to its slot is none of these
-            source, empty = self.memory.take_out(slot, left)
+            source, empty = self.memory.count_out(slot, left)
             for rows in self._slot_tensors():
                 rows[slot] = rows[source]
                 if empty is not None:

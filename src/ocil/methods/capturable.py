@@ -16,7 +16,11 @@ from ocil.methods.config import LearnerConfig
 
 
 class Capturable:
-    """The defaults are those of a method that replays ``memory_batch`` images and does nothing at a task's end."""
+    """What an engine may ask about a learner's steps. Every learner answers, also one that cannot be captured, which
+    ``MethodInfo.capturable`` says: its steps at a task's end are taken by the same names.
+
+    The defaults are those of a method that replays ``memory_batch`` images and does nothing at a task's end.
+    """
 
     config: LearnerConfig
     memory: Memory

@@ -88,7 +88,7 @@ class CCLDC(Learner):
     no_average = "its predictions are those of two networks, of which one would be averaged"
 
     @classmethod
-    def needs_images(cls, config: CCLDCConfig) -> str | None:
+    def why_not_vectors(cls, config: CCLDCConfig) -> str | None:
         return "augment = true makes views of images" if config.augment else None
 
     def __init__(

@@ -42,7 +42,7 @@ class DERPlusPlus(Learner):
     vector_settings: ClassVar[dict[str, Any]] = {"augment": False}
 
     @classmethod
-    def needs_images(cls, config: DERPlusPlusConfig) -> str | None:
+    def why_not_vectors(cls, config: DERPlusPlusConfig) -> str | None:
         return "augment = true shifts and flips images" if config.augment else None
 
     def __init__(

@@ -60,7 +60,7 @@ class DVC(Learner):
     }
 
     @classmethod
-    def needs_images(cls, config: DVCConfig) -> str | None:
+    def why_not_vectors(cls, config: DVCConfig) -> str | None:
         return "it compares two views of an image"
 
     def __init__(self, config: DVCConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:

@@ -53,7 +53,7 @@ class ERACE(Learner):
     vector_settings: ClassVar[dict[str, Any]] = {"augment": "none", "review_augment": False}
 
     @classmethod
-    def needs_images(cls, config: ERACEConfig) -> str | None:
+    def why_not_vectors(cls, config: ERACEConfig) -> str | None:
         shifted = config.augment != "none" or (config.review and config.review_augment)
         return "augment and review_augment shift and flip images" if shifted else None
 

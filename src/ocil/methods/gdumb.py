@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ocil import networks
 from ocil.learning import losses
-from ocil.learning.memory import Memory
+from ocil.learning.memory import Memory, RowsToMove
 from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.passes import Pass
@@ -135,10 +135,10 @@ class BalancedMemory(Memory):
         self.counts[label] += 1
         super().relabel(slot, label)
 
-    def take_out(self, slot: int, also: Sequence[int] = ()) -> tuple[int, int | None]:
+    def count_out(self, slot: int, also: Sequence[int] = ()) -> RowsToMove:
         """The last sample moves to the free slot: here all counters are of stored samples."""
         self.counts[self.labels[slot]] -= 1
-        return super().take_out(slot, also)
+        return super().count_out(slot, also)
 
     def _add_one(self, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
         """``key`` ranks the slots at random."""

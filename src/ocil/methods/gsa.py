@@ -55,7 +55,7 @@ class GSA(Learner):
     class_rows = (*Learner.class_rows, "task_classes", "seen_classes", "pulled", "pushed")
 
     @classmethod
-    def needs_images(cls, config: GSAConfig) -> str | None:
+    def why_not_vectors(cls, config: GSAConfig) -> str | None:
         return "it mirrors and crops images"
 
     def __init__(self, config: GSAConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:

@@ -59,7 +59,7 @@ class MKD(Learner):
     no_average = "its predictions are those of an average already"
 
     @classmethod
-    def needs_images(cls, config: MKDConfig) -> str | None:
+    def why_not_vectors(cls, config: MKDConfig) -> str | None:
         return "augment = true makes random views of images" if config.augment else None
 
     def __init__(self, config: MKDConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:

@@ -78,7 +78,7 @@ class MOSE(Learner):
     no_average = "its experts are not part of the network that is averaged"
 
     @classmethod
-    def needs_images(cls, config: MOSEConfig) -> str | None:
+    def why_not_vectors(cls, config: MOSEConfig) -> str | None:
         return "it learns from the maps of a network for images"
 
     def __init__(self, config: MOSEConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:

@@ -68,7 +68,7 @@ class OCM(Learner):
     class_rows = (*Learner.class_rows, "seen_classes", "old_classes")
 
     @classmethod
-    def needs_images(cls, config: OCMConfig) -> str | None:
+    def why_not_vectors(cls, config: OCMConfig) -> str | None:
         return "it turns halves of images"
 
     def __init__(self, config: OCMConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:

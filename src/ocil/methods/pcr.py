@@ -73,12 +73,12 @@ class PCR(Learner):
     vector_settings: ClassVar[dict[str, Any]] = {"views": "raw"}
 
     @classmethod
-    def needs_task_ends(cls, config: PCRConfig) -> str | None:
+    def why_task_ends(cls, config: PCRConfig) -> str | None:
         late = config.hybrid and config.distil_from == "second_task"
         return "HPCR distils from the second task on, or with distil_from=start at once" if late else None
 
     @classmethod
-    def needs_images(cls, config: PCRConfig) -> str | None:
+    def why_not_vectors(cls, config: PCRConfig) -> str | None:
         return None if config.views == "raw" else f"views = {config.views} makes random views of images"
 
     def __init__(self, config: PCRConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:

@@ -48,7 +48,7 @@ class RAR(Learner):
     scores_are_logits = False
 
     @classmethod
-    def needs_images(cls, config: RARConfig) -> str | None:
+    def why_not_vectors(cls, config: RARConfig) -> str | None:
         return f"operations = {config.operations} augments images" if config.operations else None
 
     def __init__(self, config: RARConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:

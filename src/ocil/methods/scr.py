@@ -51,7 +51,7 @@ class SCR(Learner):
     scores_are_logits = False
 
     @classmethod
-    def needs_images(cls, config: SCRConfig) -> str | None:
+    def why_not_vectors(cls, config: SCRConfig) -> str | None:
         return "it contrasts random views of images"
 
     def __init__(self, config: SCRConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:

@@ -128,7 +128,7 @@ class Stride(Learner):
     vector_settings: ClassVar[dict[str, Any]] = {"views": 0, "raw": True}
 
     @classmethod
-    def needs_images(cls, config: StrideConfig) -> str | None:
+    def why_not_vectors(cls, config: StrideConfig) -> str | None:
         shown = {"views": config.views, "augment_stream": config.augment_stream, "review_views": config.review_views}
         name = next((name for name, value in shown.items() if value), None)
         return None if name is None else f"{name} = {str(shown[name]).lower()} makes random views of images"

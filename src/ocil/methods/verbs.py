@@ -15,6 +15,7 @@ their parts, never the whole.
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import wraps
+from inspect import getattr_static
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -45,16 +46,20 @@ FORMER_NAMES = {
     "review_slots": "review_batches",
     "steady": "shapes_are_static",
     "form": "step_variant",
+    "needs_images": "why_not_vectors",
+    "needs_vectors": "why_not_images",
+    "needs_task_ends": "why_task_ends",
 }
-"""What methods of ocil 0.1 overrode, and its present name."""
+"""What methods overrode in earlier versions, and its present name."""
 
 
-def refuse_former_names(cls: "type[Learner]") -> None:
-    """Raise an ``OcilError`` if a method overrides what only ocil 0.1 called: it would have no effect."""
+def refuse_former_names(cls: "type[Learner]", base: "type[Learner]") -> None:
+    """Raise an ``OcilError`` if a method overrides what only earlier versions called: it would have no effect."""
     for former, name in FORMER_NAMES.items():
-        if callable(getattr(cls, former, None)):
+        own = getattr_static(cls, former, None) is not getattr_static(base, former, None)
+        if own and callable(getattr(cls, former)):
             raise OcilError(
-                f"{cls.__name__} has a method `{former}`, which has no effect: since ocil 0.2 it is called `{name}`. "
+                f"{cls.__name__} has a method `{former}`, which has no effect any more: it is called `{name}`. "
                 "Rename it."
             )
 

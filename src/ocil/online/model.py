@@ -42,7 +42,7 @@ from ocil.online.labels import ClassLabel, encoded, plain_label
 from ocil.online.recipe import Recipe as Recipe
 from ocil.precision import numerics, widest
 from ocil.runs.batch_stepper import batch_stepper_for
-from ocil.runs.defaults import REVIEW_EVERY
+from ocil.runs.defaults import REVIEW_EVERY, lower_lr
 from ocil.runs.environment import pick_device
 from ocil.threads import default_threads, using
 
@@ -146,17 +146,14 @@ class Model:
 
         ``after_batch`` is called after each batch of it. If it raises, the model is of no more use: load it again.
         """
-        learner, reviews = self.learner, True
+        reviews = True
         with self.computing():
             if method(self.recipe.method).needs_task_ends:
-                learner.task_ended()
-                for slots in learner.task_end_batches():
-                    self.stepper.task_end_step(slots)
+                for _ in self.stepper.task_end_steps():
                     after_batch()
                 reviews = self.config.review and not self.config.review_every
             if reviews:
-                for slots in learner.review_batches():
-                    self.stepper.review_step(slots)
+                for _ in self.stepper.review_steps():
                     after_batch()
 
     def relabel(self, slots: Sequence[int], label: ClassLabel) -> None:
@@ -186,7 +183,7 @@ class Model:
     def check_loss(self) -> None:
         """Raise if a loss was not finite. Reads from the device: not after every batch."""
         if int(self.learner.failed_at) >= 0:
-            lower = min(0.1, self.config.lr / 10)
+            lower = lower_lr(self.config.lr)
             raise OcilError(f"the loss is not finite any more: begin again with a lower learning rate, lr = {lower:g}.")
 
     def probabilities(self, x: NDArray[Any]) -> NDArray[np.float64]:

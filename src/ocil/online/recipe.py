@@ -70,6 +70,6 @@ class Recipe:
                 f"{info.name} begins anew with the pretrained weights at each task end, and a model does not keep "
                 "them: leave out pretrained, or choose another method."
             )
-        if vectors and (reason := info.load().needs_images(config)):
+        if vectors and (reason := info.load().why_not_vectors(config)):
             raise InputError(f"{info.name} cannot learn from vectors: {reason}.")
         return config

@@ -73,6 +73,11 @@ def usual_lr(given: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def lower_lr(lr: float) -> float:
+    """The learning rate to propose where the loss is not finite at ``lr``."""
+    return min(0.1, lr / 10)
+
+
 def reviews_every(batches: int, stream: StreamConfig) -> int:
     """The default of ``review_every`` for a stream of so many batches that announces no tasks."""
     return max(1, min(REVIEW_EVERY, batches // stream.tasks))

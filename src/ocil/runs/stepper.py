@@ -1,5 +1,7 @@
 """How the steps of a run are taken: by calling the learner's methods here, by replaying CUDA graphs in ``captured``."""
 
+from collections.abc import Iterator
+
 from torch import Tensor
 
 from ocil.evaluation.prequential import Prequential
@@ -20,6 +22,20 @@ class MemorySteps:
     def task_end_step(self, slots: Tensor) -> None:
         """One batch of the training that a method does at the end of a task."""
         self.learner.task_end_step(slots)
+
+    def review_steps(self) -> Iterator[None]:
+        """A review, one batch with each iteration. ``Learner.review`` does the same in one piece."""
+        for slots in self.learner.review_batches():
+            self.review_step(slots)
+            yield
+
+    def task_end_steps(self) -> Iterator[None]:
+        """The end of a task without its review: the learner hears of it, then trains, one batch with each iteration.
+        ``Learner.end_task`` does the same in one piece."""
+        self.learner.task_ended()
+        for slots in self.learner.task_end_batches():
+            self.task_end_step(slots)
+            yield
 
 
 class Stepper(MemorySteps):

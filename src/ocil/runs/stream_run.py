@@ -32,7 +32,7 @@ from ocil.runs.build import build, check, named_dataset, refuse_missing_operator
 from ocil.runs.captured import CapturedStepper, can_be_captured
 from ocil.runs.config import RunConfig, code_of, origins, refuse_unresolved
 from ocil.runs.cost import cost_of
-from ocil.runs.defaults import reviews_every
+from ocil.runs.defaults import lower_lr, reviews_every
 from ocil.runs.environment import digest, environment, peak_memory, pick_device
 from ocil.runs.features import Encoder, inputs_of
 from ocil.runs.fit import how_many_fit
@@ -241,14 +241,22 @@ class ActiveStreamRun:
         self.prequential = Prequential(self.stream)
         self.code = digests_of_code(config)  # now: a file may be changed while the code that was read from it runs
         self.learner = build(config, dataset, self.device)
-        folder.refuse_other_begun(config)
         self.stepper = stepper(self.learner, self.stream)
         self.cursor = 0
         self.saved_cursor = -1  # of the checkpoint on the disk
         self.evaluations: list[Evaluation] = []
         self.seconds = 0.0
-        folder.resume(self.device, self.fingerprint, self.load, own_batches=arrivals is not None)
-        folder.save_config(config)  # now that nothing is refused: an earlier version may have to go on with the run
+        self._go_on_in_folder(own_batches=arrivals is not None)
+
+    def _go_on_in_folder(self, own_batches: bool) -> None:
+        """Go on from the checkpoint in the folder, if there is one, and write down the configuration.
+
+        What is refused is refused before anything is written: the version of ocil that began the run may have to go on
+        with it, and needs the configuration as it wrote it.
+        """
+        self.folder.refuse_other_begun(self.config)
+        self.folder.resume(self.device, self.fingerprint, self.load, own_batches)
+        self.folder.save_config(self.config)
 
     def load(self, tensors: State, progress: Mapping[str, Any]) -> None:
         self._refuse_other_order(progress)
@@ -341,14 +349,11 @@ class ActiveStreamRun:
             self.stepper.predict(number, self.prequential)
         self.stepper.learn(number)
         if self.ends_task(number):
-            self.learner.task_ended()
-            for slots in self.learner.task_end_batches():
-                self.stepper.task_end_step(slots)
+            for _ in self.stepper.task_end_steps():
                 stop_here()
                 yield
         if self.reviews_after(number):
-            for slots in self.learner.review_batches():
-                self.stepper.review_step(slots)
+            for _ in self.stepper.review_steps():
                 stop_here()
                 yield
         point, known = self.stream.evaluation_point_after(number), None
@@ -356,10 +361,10 @@ class ActiveStreamRun:
             evaluation = self.evaluator.start(self.learner, point, stop_here)
             yield
             self.check_loss()  # first: its message has the step
-            self.evaluations.append(evaluation())
+            self.evaluations.append(evaluation.result())
             known = evaluation.correct
         if self.anytime.is_due(number + 1):
-            self.anytime.start(self.learner, number + 1, stop_here, known)
+            self.anytime.count(self.learner, number + 1, stop_here, known)
             yield
 
     def is_long(self, number: int) -> bool:
@@ -395,7 +400,7 @@ class ActiveStreamRun:
     def check_loss(self) -> None:
         failed = int(self.learner.failed_at)
         if failed >= 0:
-            lower = min(0.1, self.config.learner.lr / 10)
+            lower = lower_lr(self.config.learner.lr)
             advice = f"Lower the learning rate (--set lr={lower:g})."
             if failed == 0:
                 advice = (
@@ -407,33 +412,28 @@ class ActiveStreamRun:
                 f"(stream batch {self.cursor} of {len(self.stream)}). {advice}"
             )
 
-    def _other_code(self) -> dict[str, Any]:
-        """What a result records about code that is not ours: packages with versions, files and classes with digests."""
-        found = [origin.to_json() for origin in origins(self.config.method, self.config.learner)]
-        return ({"plugins": found} if found else {}) | self.code
-
     def finish(self) -> Result:
         self.save()
-        batches, stream = range(len(self.stream)), self.stream
-        reviews = [number + 1 for number in batches if self.reviews_after(number)]
-        tasks = [number + 1 for number in batches if stream.evaluation_point_after(number) is not None]
-        announced = tasks if stream.announces_tasks else []
+        result = self._result()
+        self.folder.save_result(result)
+        return result
+
+    def _result(self) -> Result:
+        """All that a finished run has measured, with what it was computed on. Waits for the device."""
+        stream = self.stream
+        reviews = self._batches_where(self.reviews_after)
+        tasks = self._batches_where(lambda number: stream.evaluation_point_after(number) is not None)
+        announced = self._batches_where(self.ends_task)
         evaluations = [row.to_json() for row in self.evaluations]
         confusion, calibration = evaluations[-1].pop("confusion", []), evaluations[-1].pop("calibration", {})
-        result = Result(
+        return Result(
             config=self.config,
             matrix=[row.accuracy for row in self.evaluations],
             evaluations=evaluations,
             wall_seconds=round(self.seconds, 3),
             peak_memory=peak_memory(self.device),
             digest=digest(self.learner),
-            environment={
-                **environment(self.device),
-                "images": self.fingerprint,
-                "order": stream.arrivals.digest,
-                **self._other_code(),
-                **self.surroundings,
-            },
+            environment=self._environment(),
             anytime=self.anytime.record(reviews, tasks),
             **self.evaluator.facts(),
             confusion=confusion,
@@ -442,5 +442,22 @@ class ActiveStreamRun:
             probe=probe(self.learner, stream) if stream.config.probe else {},
             cost=cost_of(self.learner, self.config, stream, reviews, announced),
         )
-        self.folder.save_result(result)
-        return result
+
+    def _batches_where(self, follows: Callable[[int], bool]) -> list[int]:
+        """After how many batches something happened that follows some of them."""
+        return [number + 1 for number in range(len(self.stream)) if follows(number)]
+
+    def _environment(self) -> dict[str, Any]:
+        """What the result was computed on and from: device and libraries, images, order of arrival, code."""
+        return {
+            **environment(self.device),
+            "images": self.fingerprint,
+            "order": self.stream.arrivals.digest,
+            **self._other_code(),
+            **self.surroundings,
+        }
+
+    def _other_code(self) -> dict[str, Any]:
+        """What a result records about code that is not ours: packages with versions, files and classes with digests."""
+        found = [origin.to_json() for origin in origins(self.config.method, self.config.learner)]
+        return ({"plugins": found} if found else {}) | self.code

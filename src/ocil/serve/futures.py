@@ -94,17 +94,20 @@ class ServiceThread:
 
 
 class Waiters:
-    """Futures of clients that wait until the samples up to a number are learned. Safe to use from any thread."""
+    """Futures of clients that wait until everything up to a number is done: samples are learned, or changes are made.
+
+    Both are numbered in the order in which they are done. Safe to use from any thread.
+    """
 
     def __init__(self, position: int) -> None:
-        """``position``: the number of the last sample learned."""
+        """``position``: the number of the last sample or change that is done."""
         self._lock = threading.Lock()
         self._position, self._closed = position, False
         self._waiting: list[tuple[int, int, Future[bool]]] = []
         self._tickets = itertools.count()
 
     def wait_for(self, number: int) -> "Future[bool]":
-        """True once the sample of this number is learned; False after ``close``."""
+        """True once this number is done; False after ``close``."""
         waiter: Future[bool] = Future()
         with self._lock:
             if number > self._position and not self._closed:
@@ -114,7 +117,7 @@ class Waiters:
         return waiter
 
     def advance(self, position: int) -> None:
-        """All samples up to ``position`` are learned."""
+        """All up to ``position`` is done."""
         done = []
         with self._lock:
             self._position = position
@@ -124,7 +127,7 @@ class Waiters:
             answer(waiter, True)
 
     def close(self) -> None:
-        """Answer False to all who wait, now and from now on. Learning itself goes on."""
+        """Answer False to all who wait, now and from now on. The work itself goes on."""
         with self._lock:
             self._closed = True
             left, self._waiting = self._waiting, []

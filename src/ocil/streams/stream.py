@@ -1,4 +1,4 @@
-"""The order in which samples arrive."""
+"""A dataset in its order of arrival, batch by batch."""
 
 import hashlib
 from collections.abc import Iterable, Iterator

@@ -207,10 +207,10 @@ def steady_steps_on_the_memory(it: MethodSubject) -> None:
 # Vectors
 
 
-@promise("It learns from vectors too, unless `needs_images` gives the reason why it cannot.")
+@promise("It learns from vectors too, unless `why_not_vectors` gives the reason why it cannot.")
 def vectors(it: MethodSubject) -> None:
     config = it.config(network="linear", test_flip=False, **it.learner.vector_settings)  # a vector has no mirror image
-    if it.learner.needs_images(config):
+    if it.learner.why_not_vectors(config):
         return
     x = torch.randn((IMAGES, 7), generator=torch.Generator().manual_seed(0))
     y = it.data[1]

@@ -61,6 +61,14 @@ def settings_as_json(it: MethodSubject) -> None:
     must(not different, f"{', '.join(different)} changed on the way")
 
 
+@promise("`why_not_vectors`, `why_not_images` and `why_task_ends` return the reason as text, or None.")
+def reasons_as_text(it: MethodSubject) -> None:
+    for name in ("why_not_vectors", "why_not_images", "why_task_ends"):
+        reason = getattr(it.learner, name)(it.config())
+        is_text = isinstance(reason, str) and reason.strip()
+        must(reason is None or is_text, f"`{name}` returned {reason!r}, which a message would end with")
+
+
 # Learning
 
 

@@ -16,6 +16,7 @@ from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.passes import Pass
 from ocil.runs.environment import digest
 from ocil.runs.settings import fill, refuse_unknown
+from ocil.runs.stepper import MemorySteps
 
 IMAGES, CLASSES, SHAPE = 60, 6, (8, 8, 3)
 BATCH, MEMORY, REPLAY = 5, 12, 8
@@ -110,9 +111,8 @@ class MethodSubject:
 
 def end_task(learner: Learner) -> None:
     """The end of a task as a run does it, without a review."""
-    learner.task_ended()
-    for slots in learner.task_end_batches():
-        learner.task_end_step(slots)
+    for _ in MemorySteps(learner).task_end_steps():
+        pass
 
 
 def frozen(learner: Learner) -> State:
