@@ -269,11 +269,11 @@ def test_a_change_that_waits_keeps_its_segment(tmp_path: Path) -> None:
     log = Log(tmp_path / "log", 0)
     log.append([SampleRecord(1, ("a",), np.zeros((1, 2, 2, 1), np.uint8))])
     log.append([Change(1, "forget", sample=1)])
-    log.covered(1, 0)
+    log.delete_covered_segments(1, 0)
     log.append([SampleRecord(2, ("a",), np.zeros((1, 2, 2, 1), np.uint8))])
     found = list(Log(tmp_path / "log", 1).replay())
     assert [type(record) for record in found] == [Change, SampleRecord]
-    log.covered(1, 1)
+    log.delete_covered_segments(1, 1)
     assert len(log.segments()) == 1
     assert [type(record) for record in Log(tmp_path / "log", 1, changes=1).replay()] == [SampleRecord]
 
@@ -299,10 +299,10 @@ def test_changes_that_were_given_up_are_not_asked_for_again(tmp_path: Path) -> N
     log.close()
     with pytest.raises(DamagedError, match="goes on with change 6 where 5 should be"):  # others are not excused
         Log(folder, 0)
-    Log(folder, 0, set_aside=True).covered(0, 4)
+    Log(folder, 0, set_aside=True).delete_covered_segments(0, 4)
     log = Log(folder, 0, changes=4)
     assert [record.number for record in log.replay() if isinstance(record, Change)] == [6]
-    log.covered(0, 6)
+    log.delete_covered_segments(0, 6)
     assert not listed.exists()
 
 

@@ -194,8 +194,11 @@ class Log:
                 except OSError as error:
                     self._break(error)
 
-    def saved(self, position: int, changes: int) -> None:
-        """The model on disk has all samples and changes up to these. If there are no others, no segment is missed."""
+    def forget_newest_if_saved(self, position: int, changes: int) -> None:
+        """Forget that the newest segment must be there, if the log has nothing behind these numbers.
+
+        ``position`` and ``changes``: the last sample and the last change that the model on disk has.
+        """
         with self._lock:
             if self.recovered.newest is not None and self.last <= position and self.last_change <= changes:
                 self._forget_newest()
@@ -204,8 +207,8 @@ class Log:
         write_newest(self.folder, None)
         self.recovered.newest = None
 
-    def covered(self, position: int, changes: int | None = None) -> None:
-        """The model on disk has learned all samples up to ``position``: delete what it needs no more.
+    def delete_covered_segments(self, position: int, changes: int | None = None) -> None:
+        """Delete the segments that the model on disk, which has learned all samples up to ``position``, needs no more.
 
         ``changes``: those that were made to it; None: all. A change that was not came after all of these samples: it
         waits only while a step is under way.
