@@ -213,7 +213,7 @@ def test_a_service_is_not_ready_before_its_log_is_replayed(tmp_path: Path, monke
         for number in range(3):
             service.writer.submit(picture(100, number)[None, :, :, None], ["robin"]).result(SECONDS)
             service.trainer.waiters.wait_for(number + 1).result(SECONDS)
-        service.made(service.review().result(SECONDS).first).result(SECONDS)
+        service.wait_for_change(service.review().result(SECONDS).first).result(SECONDS)
         service.trainer._abandoned = True  # as a crash leaves it: nothing is saved
     go_on, learn = threading.Semaphore(0), Model.learn
 
@@ -233,7 +233,7 @@ def test_a_service_is_not_ready_before_its_log_is_replayed(tmp_path: Path, monke
             assert client.get("/health").json() == {"status": "UP", "reason": reason}
             assert client.get("/health/live").status_code == 200
             go_on.release()
-        service.made(1).result(SECONDS)
+        service.wait_for_change(1).result(SECONDS)
         assert client.get("/health/ready").json() == {"status": "UP", "reason": None}
         service.writer.submit(picture(100, 9)[None, :, :, None], ["robin"]).result(SECONDS)
         assert client.get("/health/ready").status_code == 200  # what came after the start does not count

@@ -165,7 +165,7 @@ async def accepted_change(service: Service, accepted: "Future[Receipt]") -> tupl
     """The receipt of a change, and whether it was made in the time that a request may wait."""
     receipt, made = await result_of(accepted), False
     with suppress(TimeoutError):
-        made = await asyncio.wait_for(result_of(service.made(receipt.first)), service.limits.wait_seconds)
+        made = await asyncio.wait_for(result_of(service.wait_for_change(receipt.first)), service.limits.wait_seconds)
     return receipt, made
 
 
