@@ -247,12 +247,12 @@ class Trainer(ServiceThread):
 
     def _work(self) -> Iterator[list[NumberedSample] | Change]:
         """One batch or change after the other, without an end; an empty batch if nothing waits."""
-        yield from self._replayed()
+        yield from self._replay_log()
         self._replaying = False
         while True:
             yield self._next()
 
-    def _replayed(self) -> Iterator[list[NumberedSample] | Change]:
+    def _replay_log(self) -> Iterator[list[NumberedSample] | Change]:
         """What the log has and the model on disk does not: changes and batches in their order; the rest gets ready."""
         changes: deque[Change] = deque()
         never = self.log.recovered.unlearned  # learning would stop at them again before it came to the change
