@@ -15,7 +15,7 @@ from ocil.learning import optimizers
 from ocil.learning.views import RandomViews, crop_range
 from ocil.limits import MAX_WIDTH
 from ocil.networks import InputShape, is_image
-from ocil.networks.registry import REDUCED, named
+from ocil.networks.registry import REDUCED, spec_of
 from ocil.precision import Precision
 
 MEMORY: Mapping[str, str] = {"concerns": "memory"}
@@ -125,7 +125,7 @@ class LearnerConfig:
     below: ClassVar[dict[str, float]] = {"momentum": 1, "average": 1}
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "network", named(self.network))  # Python users may give the factory itself
+        object.__setattr__(self, "network", spec_of(self.network))  # Python users may give the factory itself
         optimizers.check(self.optimizer, self.momentum, self.weight_decay)
         kind: Any = type(self)
         for check in _checks_of(kind):

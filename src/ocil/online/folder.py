@@ -12,7 +12,7 @@ from ocil.errors import OcilError
 from ocil.learning.memory import refuse_what_cannot_fit
 from ocil.methods import method
 from ocil.networks.pretrained import digest
-from ocil.networks.registry import named
+from ocil.networks.registry import spec_of
 from ocil.online.formats import InputFormat
 from ocil.online.header import format_problem
 from ocil.online.images import ImageFormat
@@ -63,7 +63,7 @@ class ModelRequest:
     def open(self, folder: Path, device: torch.device) -> Model:
         """The folder's model, or a new one. Raises if the model was made with other settings."""
         if has_model(folder):
-            found = Model.load(folder, device, self.trust or named(self.settings.get("network", "")))
+            found = Model.load(folder, device, self.trust or spec_of(self.settings.get("network", "")))
             self._refuse_other(found, folder)
             return found
         try:

@@ -7,7 +7,7 @@ from typing import Any
 from ocil.errors import OcilError
 from ocil.methods import method
 from ocil.methods.config import LearnerConfig
-from ocil.networks.registry import named
+from ocil.networks.registry import spec_of
 from ocil.online.header import refuse_unfit
 from ocil.online.inputs import InputError
 from ocil.rng import check_seed
@@ -49,7 +49,7 @@ class Recipe:
             )
         refuse_unknown(info.name, given, own | OWN)
         if "network" in given:
-            given["network"] = named(given["network"])
+            given["network"] = spec_of(given["network"])
         usual: dict[str, Any] = {"growing": True}
         if self.width != Recipe.width:  # the default is also the default of the one network that has a width
             usual["width"] = self.width
