@@ -134,10 +134,10 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def review(self) -> Self:
-        """One pass over the memory now, at a small learning rate."""
+        """One pass over the memory now, at a small learning rate; a task end if the method needs task ends."""
         check_is_fitted(self)
         model = self._ready_model()
-        model.review()
+        model.review_or_end_task()
         model.check_loss()
         return self
 

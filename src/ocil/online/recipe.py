@@ -27,7 +27,9 @@ class Recipe:
     batch_size: int = 10
     width: int = 20
     review_every: int | None = None
-    """Batches between two reviews; 0: none. None: 500 for methods that review or need task ends, none for others."""
+    """Batches between two reviews or, for a method that needs task ends, two task ends; 0: neither. None: 500 for
+    methods that review or need task ends, 0 for others. A run has ``LearnerConfig.review_every`` instead, whose 0 means
+    at task ends."""
     seed: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
 

@@ -32,10 +32,10 @@ class Corrections:
 
     def make(self, change: Change, waiting: bool, after_batch: Callable[[], None]) -> ChangeOutcome:
         """``waiting``: whether the sample was still to be learned; then it is changed there, and here is nothing to do.
-        ``after_batch``: called after each batch of a review. If it raises, the model is of no more use.
+        ``after_batch``: called after each batch of a review or task end. If it raises, the model is of no more use.
         """
         if change.action == "review":
-            self.model.review(after_batch)
+            self.model.review_or_end_task(after_batch)
             self.model.check_loss()
             return ChangeOutcome()
         if waiting:

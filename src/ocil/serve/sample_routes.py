@@ -130,7 +130,10 @@ class SampleRoutes:
         return await self._answer(request, number, self.service.forget(number, idempotency_key))
 
     async def review(self, request: Request, idempotency_key: Key = None) -> Changed:
-        """Relearn from the memory: one pass over all that it holds, with the labels as they are now."""
+        """Relearn from the memory, with the labels as they are now: one pass over all that it holds.
+
+        With a method that needs task ends it is a task end instead. GDumb then trains a new network.
+        """
         receipt, made = await accepted_change(self.service, self.service.review(idempotency_key))
         asked(request.scope).changed |= {"change": receipt.first, "repeated": receipt.repeated}
         return Changed(change=receipt.first, repeated=receipt.repeated, made=made)

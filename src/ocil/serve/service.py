@@ -188,7 +188,7 @@ class Service:
         return self.writer.change(Change(0, "forget", sample=number, key=key), self._check_known)
 
     def review(self, key: str | None = None) -> "Future[Receipt]":
-        """Relearn from the memory: a pass over all of it, as methods with a review make it."""
+        """Relearn from the memory: a pass over all of it or, with a method that needs task ends, a task end."""
         return self.writer.change(Change(0, "review", key=key))
 
     def save_version(self, name: str, key: str | None = None) -> "Future[Receipt]":
