@@ -107,7 +107,7 @@ def relearned(
         nonlocal model, pinned
         made.append(change)
         if change.action == "review":
-            model.review()
+            model.review_or_end_task()
         elif change.action == "save":
             versions[change.number] = model.copy("cpu"), position, len(made)
             if saved is not None:

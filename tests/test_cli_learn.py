@@ -144,7 +144,7 @@ def test_a_list_ends_with_one_review(table: Path, tmp_path: Path, method: str) -
     while by_hand.position < len(samples):
         by_hand.step()
     by_hand.save(tmp_path / "parts")  # killed before the review
-    by_hand.model.review()
+    by_hand.model.review_or_end_task()
     assert digest(by_hand.model.learner) == digest(feed.model.learner)
     for _ in range(2):  # the second time there is nothing to do
         Feed(Model.load(tmp_path / "parts", "cpu"), LabelledImages(samples)).run(tmp_path / "parts")

@@ -202,7 +202,7 @@ def test_a_webhook_is_on_the_disk_before_it_is_answered(
         store = studio.labelling.open()
         store.want_annotation("9", "/data/image-9.png", "dark")
         (one,) = store.unsettled()
-        studio._given(one)
+        studio._give_to_model(one)
         assert studio.want("9", None, None)
         until(lambda: not studio.waiting)
         assert service.sample(3).forgotten

@@ -26,7 +26,7 @@ from ocil.methods._gradients import gradient_products
 from ocil.methods.base import Learner
 from ocil.networks import NETWORKS, NetworkInfo, WrappedNetwork, build, evaluating, register, to_float
 from ocil.networks.base import stages
-from ocil.networks.registry import named, names_code
+from ocil.networks.registry import names_code, spec_of
 from ocil.networks.spec import Spec
 from ocil.online.images import ImageFormat
 from ocil.online.model import FILE, Model, Recipe
@@ -327,7 +327,7 @@ def test_a_registered_network_and_a_factory_itself() -> None:
         register(NetworkInfo("My Net", Tiny, "mine"))
     learner = ocil.make_learner("er", IMAGES, network=Tiny, memory=20)
     assert learner.config.network == TINY
-    assert named(Tiny.Inner) == f"{MODULE}Tiny.Inner"
+    assert spec_of(Tiny.Inner) == f"{MODULE}Tiny.Inner"
     with pytest.raises(OcilError, match="cannot be found by its name"):
         ocil.make_learner("er", IMAGES, network=lambda shape: Tiny(shape), memory=20)
     with pytest.raises(OcilError, match=r"network = Tiny\(\.\.\.\) is an object, and each run makes its own"):

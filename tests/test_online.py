@@ -331,12 +331,12 @@ def test_a_review_is_a_task_end_to_methods_that_need_one() -> None:
     one = model("gdumb", review_every=0, settings={"rehearsal_epochs": 1})
     one.learn(*batch(0))
     before = digest(one.learner)
-    one.review()
+    one.review_or_end_task()
     assert one.learner.task_number == 1
     assert digest(one.learner) != before
     plain = model("er", review_every=0)
     plain.learn(*batch(0))
-    plain.review()
+    plain.review_or_end_task()
     assert plain.learner.task_number == 0
 
 

@@ -53,7 +53,7 @@ class StoppedInside(Feed):
 
     def run_until(self, folder: Path, review: int) -> bool:
         name = "task_end_step" if self.model.recipe.method == "gdumb" else "review_step"
-        step, end, reviews = getattr(self.model.learner, name), self.model.review, 0
+        step, end, reviews = getattr(self.model.learner, name), self.model.review_or_end_task, 0
 
         def counted(after_batch: Callable[[], None] = lambda: None) -> None:
             nonlocal reviews
@@ -66,7 +66,7 @@ class StoppedInside(Feed):
             self.stopped = self.asked
             step(slots)
 
-        self.model.review = counted
+        self.model.review_or_end_task = counted
         setattr(self.model.learner, name, asking)
         return self.run(folder, should_stop=lambda: self.asked)
 

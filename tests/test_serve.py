@@ -585,9 +585,9 @@ def test_learning_goes_on_without_a_sample_that_stops_it(tmp_path: Path, save_se
         first = service.forget(5, key="once").result(SECONDS)
         assert service.forget(5, key="once").result(SECONDS) == replace(first, repeated=True)
         assert service.sample(5).forgotten
-        assert not service.made(first.first).result(SECONDS)  # the next start makes it
+        assert not service.wait_for_change(first.first).result(SECONDS)  # the next start makes it
     with running(tmp_path, recipe, form, save_seconds=save_seconds) as service:
-        assert service.made(first.first).result(SECONDS)
+        assert service.wait_for_change(first.first).result(SECONDS)
         assert learn(service, good[5:], "ab")
         assert service.failed is None
         assert service.statistics.labels == ("a", "b")  # no class of it alone
@@ -606,7 +606,7 @@ def test_a_restore_that_waits_does_not_learn_what_stopped_learning(tmp_path: Pat
     with running(tmp_path, recipe, form) as service:
         service.writer.submit(good, ["a", "b"]).result(SECONDS)
         settle(service)
-        assert service.made(service.save_version("sound").result(SECONDS).first).result(SECONDS)
+        assert service.wait_for_change(service.save_version("sound").result(SECONDS).first).result(SECONDS)
         gate, learn = threading.Event(), service.model.learn
         service.model.learn = lambda *what: (gate.wait(SECONDS), learn(*what))[1]
         service.writer.submit(np.full((2, 6), 3e38, np.float32), ["a", "b"]).result(SECONDS)
@@ -615,7 +615,7 @@ def test_a_restore_that_waits_does_not_learn_what_stopped_learning(tmp_path: Pat
         wait_for(lambda: service.failed is not None)
         last = [service.forget(number).result(SECONDS).first for number in (3, 4)][-1]
     with running(tmp_path, recipe, form) as service:
-        assert service.made(last).result(SECONDS)
+        assert service.wait_for_change(last).result(SECONDS)
         assert service.failed is None
     assert Model.load(tmp_path, "cpu").samples == 2
 

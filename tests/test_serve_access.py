@@ -79,25 +79,25 @@ def test_a_token_can_be_withdrawn_and_a_broken_file_changes_nothing(
     file = tmp_path / "tokens.toml"
     first, second = add_token(file, "first", "read"), add_token(file, "second", "read")
     access = Access(file=file, clock=lambda: now)
-    assert access.admitted(f"Bearer {first}", False, None).name == "first"
+    assert access.admit(f"Bearer {first}", False, None).name == "first"
     table = file.read_text().index('["second"]')
     file.write_text(file.read_text()[table:])
     now = 2.0
     with pytest.raises(RefusedError, match="send the token"):
-        access.admitted(f"Bearer {first}", False, None)
-    assert access.admitted(f"Bearer {second}", False, None).name == "second"
+        access.admit(f"Bearer {first}", False, None)
+    assert access.admit(f"Bearer {second}", False, None).name == "second"
     file.write_text("nonsense")
     now = 4.0
-    assert access.admitted(f"Bearer {second}", False, None).name == "second"
+    assert access.admit(f"Bearer {second}", False, None).name == "second"
     assert "the tokens stay as they were" in caplog.text
     file.write_text("# none for now\n")
     now = 6.0
     with pytest.raises(RefusedError, match="send the token"):
-        access.admitted(f"Bearer {second}", False, None)
+        access.admit(f"Bearer {second}", False, None)
     third = add_token(file, "third", "read")
     assert file.read_text().startswith("# none for now\n")
     now = 8.0
-    assert access.admitted(f"Bearer {third}", False, None).name == "third"
+    assert access.admit(f"Bearer {third}", False, None).name == "third"
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_rates_are_per_token_and_fill_up_again(tmp_path: Path) -> None:
     access = Access(file=file, per_minute=6000, clock=lambda: now)
 
     def ask(token: str) -> None:
-        access.admitted(f"Bearer {token}", False, None)
+        access.admit(f"Bearer {token}", False, None)
 
     for _ in range(2):  # ten seconds' worth in one go
         ask(slow)
@@ -213,7 +213,7 @@ def test_a_service_is_not_ready_before_its_log_is_replayed(tmp_path: Path, monke
         for number in range(3):
             service.writer.submit(picture(100, number)[None, :, :, None], ["robin"]).result(SECONDS)
             service.trainer.waiters.wait_for(number + 1).result(SECONDS)
-        service.made(service.review().result(SECONDS).first).result(SECONDS)
+        service.wait_for_change(service.review().result(SECONDS).first).result(SECONDS)
         service.trainer._abandoned = True  # as a crash leaves it: nothing is saved
     go_on, learn = threading.Semaphore(0), Model.learn
 
@@ -233,7 +233,7 @@ def test_a_service_is_not_ready_before_its_log_is_replayed(tmp_path: Path, monke
             assert client.get("/health").json() == {"status": "UP", "reason": reason}
             assert client.get("/health/live").status_code == 200
             go_on.release()
-        service.made(1).result(SECONDS)
+        service.wait_for_change(1).result(SECONDS)
         assert client.get("/health/ready").json() == {"status": "UP", "reason": None}
         service.writer.submit(picture(100, 9)[None, :, :, None], ["robin"]).result(SECONDS)
         assert client.get("/health/ready").status_code == 200  # what came after the start does not count

@@ -44,7 +44,7 @@ def send(service: Service, count: int, first: int = 1, key: str | None = None, w
 
 def make(service: Service, receipt: Any) -> Any:
     number = receipt.result(SECONDS).first
-    assert service.made(number).result(SECONDS)
+    assert service.wait_for_change(number).result(SECONDS)
     return service.trainer.outcomes[number]
 
 
@@ -112,7 +112,7 @@ def test_what_waits_is_changed_before_it_is_learned(tmp_path: Path) -> None:
             changes = [service.correct(4, "c"), service.forget(5), service.forget(6)]
             numbers = [change.result(SECONDS).first for change in changes]
         refused(lambda: service.correct(6, "e"), 409, "was forgotten")
-        assert service.made(numbers[-1]).result(SECONDS)
+        assert service.wait_for_change(numbers[-1]).result(SECONDS)
         for number in numbers:
             outcome = service.trainer.outcomes[number]
             assert (outcome.learned, outcome.stored) == (False, False)
@@ -210,7 +210,7 @@ def test_changes_survive_a_crash_at_any_moment(tmp_path: Path, monkeypatch: pyte
         monkeypatch.setattr(service.catalogue, "close", lambda: service.catalogue._base.close())  # nothing committed
     assert Model.load(folder, "cpu").samples == 0
     with running(folder) as service:
-        assert service.made(4).result(SECONDS)
+        assert service.wait_for_change(4).result(SECONDS)
         assert digest(service.model.learner) == bits
         assert service.sample(3).label == "c"
         assert service.sample(2).forgotten
@@ -269,11 +269,11 @@ def test_a_change_that_waits_keeps_its_segment(tmp_path: Path) -> None:
     log = Log(tmp_path / "log", 0)
     log.append([SampleRecord(1, ("a",), np.zeros((1, 2, 2, 1), np.uint8))])
     log.append([Change(1, "forget", sample=1)])
-    log.covered(1, 0)
+    log.delete_covered_segments(1, 0)
     log.append([SampleRecord(2, ("a",), np.zeros((1, 2, 2, 1), np.uint8))])
     found = list(Log(tmp_path / "log", 1).replay())
     assert [type(record) for record in found] == [Change, SampleRecord]
-    log.covered(1, 1)
+    log.delete_covered_segments(1, 1)
     assert len(log.segments()) == 1
     assert [type(record) for record in Log(tmp_path / "log", 1, changes=1).replay()] == [SampleRecord]
 
@@ -299,10 +299,10 @@ def test_changes_that_were_given_up_are_not_asked_for_again(tmp_path: Path) -> N
     log.close()
     with pytest.raises(DamagedError, match="goes on with change 6 where 5 should be"):  # others are not excused
         Log(folder, 0)
-    Log(folder, 0, set_aside=True).covered(0, 4)
+    Log(folder, 0, set_aside=True).delete_covered_segments(0, 4)
     log = Log(folder, 0, changes=4)
     assert [record.number for record in log.replay() if isinstance(record, Change)] == [6]
-    log.covered(0, 6)
+    log.delete_covered_segments(0, 6)
     assert not listed.exists()
 
 
@@ -408,7 +408,7 @@ def test_a_review_is_broken_off_by_a_stop_and_made_later(tmp_path: Path, monkeyp
             monkeypatch.setattr(service.trainer, "stop_if_late", stop)
     assert Model.load(tmp_path, "cpu").note["serve"]["changes"] == 0  # half of a review is not saved
     with running(tmp_path) as service:
-        assert service.made(1).result(SECONDS)
+        assert service.wait_for_change(1).result(SECONDS)
     assert digest(Model.load(tmp_path, "cpu").learner) == digest(relearned(tmp_path, recipe).learner)
 
 
@@ -420,7 +420,7 @@ def test_a_checkpoint_between_a_change_and_its_sample(tmp_path: Path, monkeypatc
             send(service, 3, first=3, wait=False)
             last = [change.result(SECONDS).first for change in (service.forget(4), service.correct(5, "c"))][1]
             monkeypatch.setattr(service.trainer, "_step", lambda batch: None)
-        assert service.made(last).result(SECONDS)
+        assert service.wait_for_change(last).result(SECONDS)
         service.trainer.between_steps(service.trainer.save).result(SECONDS)
         monkeypatch.setattr(service.checkpoints, "save", lambda *_: None)
     assert Model.load(tmp_path, "cpu").note["serve"]["changes"] == 2

@@ -354,9 +354,9 @@ def test_numbers_that_are_given_again_are_not_missing(damaged: Path) -> None:
 
 def test_the_list_of_missing_samples_goes_once_a_checkpoint_covers_them(damaged: Path) -> None:
     log = Log(damaged.parent, 0, set_aside=True)
-    log.covered(2)
+    log.delete_covered_segments(2)
     assert left(damaged.parent) == plain([RECORDS[0], *RECORDS[2:]])
-    log.covered(6)
+    log.delete_covered_segments(6)
     assert [path.name for path in damaged.parent.iterdir()] == [f"{damaged.name}.damaged-1"]
 
 
@@ -595,11 +595,11 @@ def test_a_segment_that_the_saved_model_has_learned_may_be_gone(folder: Path) ->
     log.append([samples(1)])
     log.append([Change(1, "review")])
     for position, changes, gone in ((1, 1, False), (2, 0, False), (2, 1, True)):
-        log.saved(position, changes)
+        log.forget_newest_if_saved(position, changes)
         assert newest_file(folder).exists() != gone
     log.append([samples(3)])  # in the same segment
     assert newest_file(folder).exists()
-    log.saved(4, 1)
+    log.forget_newest_if_saved(4, 1)
     (segment,) = folder.iterdir()
     segment.unlink()
     assert left(folder, 4) == []
@@ -696,12 +696,12 @@ def test_no_crash_makes_a_start_refuse(tmp_path: Path, monkeypatch: pytest.Monke
                     log.append([samples(first)])
                     acknowledged = first + 1
                     log.append([Cut(first)], sync=False)
-                    log.saved(learned := first - (first == 3), 0)
-                    log.covered(learned)
+                    log.forget_newest_if_saved(learned := first - (first == 3), 0)
+                    log.delete_covered_segments(learned)
                 log.append([Cut(8)], sync=False)
-                log.saved(learned := 8, 0)
+                log.forget_newest_if_saved(learned := 8, 0)
                 log.append([Cut(8)], sync=False)
-                log.covered(8)
+                log.delete_covered_segments(8)
                 log.append([samples(9)])
                 acknowledged = 10
                 log.close()
@@ -735,20 +735,20 @@ def test_a_file_of_another_name(folder: Path, name: str) -> None:
 def test_segments_go_once_a_checkpoint_covers_them(folder: Path) -> None:
     log = Log(folder, 0)
     log.append([samples(1)])
-    log.covered(0)  # a checkpoint of a model that has learned nothing yet
+    log.delete_covered_segments(0)  # a checkpoint of a model that has learned nothing yet
     assert len(log.segments()) == 1
     log.append([samples(3)])
     log.append([Cut(2)])
     assert [s.first for s in log.segments()] == [1, 3]
-    log.covered(2)
+    log.delete_covered_segments(2)
     assert [s.first for s in log.segments()] == [3]
     assert left(folder, 2) == plain([samples(3)])
     log.append([Cut(4)], sync=False)
-    log.covered(3)  # in the middle of a record
+    log.delete_covered_segments(3)  # in the middle of a record
     assert left(folder, 3)[-1] == Cut(4)
-    log.covered(4)
+    log.delete_covered_segments(4)
     log.append([samples(5)])
-    log.covered(6)
+    log.delete_covered_segments(6)
     assert log.segments() == []
     assert left(folder, 6) == []
 
@@ -850,7 +850,7 @@ def test_after_a_failed_sync_at_the_end_of_a_segment_nothing_is_written(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fail)
         with pytest.raises(WriteError, match="Restart the service"):
-            log.covered(1) if end == "covered" else log.append([samples(3)])
+            log.delete_covered_segments(1) if end == "covered" else log.append([samples(3)])
     with pytest.raises(WriteError, match="Restart the service"):
         log.append([samples(3)])
     assert len(log.segments()) == 1

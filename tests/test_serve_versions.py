@@ -80,7 +80,7 @@ def test_a_name_that_was_used_twice_is_replayed(tmp_path: Path) -> None:
     found = digest(Model.load(tmp_path, "cpu").learner)
     (tmp_path / FILE).unlink()
     with running(tmp_path) as service:
-        assert service.made(4).result(SECONDS)
+        assert service.wait_for_change(4).result(SECONDS)
         assert [version.number for version in service.versions] == [4]
     assert digest(Model.load(tmp_path, "cpu").learner) == found
 

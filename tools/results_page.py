@@ -19,7 +19,7 @@ from ocil.report.comparison import difference, overlap, published_accuracy
 from ocil.report.cost import images_per_batch
 from ocil.report.entries import Entries, Entry, entries
 from ocil.report.formatting import percent, points, published_percent
-from ocil.report.quantities import named
+from ocil.report.quantities import find_quantity
 from ocil.report.standing_tables import images_text, methods_tables, paired_text, side_by_side
 from ocil.report.standings import Standings
 from ocil.report.table import Column, Row, Table, Value, markdown_table
@@ -274,7 +274,7 @@ def beside(found: Collection) -> str:
     """Stride and others on the same seeds, with paired differences."""
     rows = entries([cell for cell in found.cells if group(cell) == "table"])
     there = [name for name in BESIDE if any(row.name == name for row in rows.rows)]
-    return markdown_table(side_by_side(Standings(rows.only(there), named("accuracy"), "stride")), level=0)
+    return markdown_table(side_by_side(Standings(rows.only(there), find_quantity("accuracy"), "stride")), level=0)
 
 
 def field(found: Collection) -> str:
@@ -315,14 +315,14 @@ def mirrored(found: Collection) -> str:
         for cell in of_group(found, "table")
         if (cell.config.label, cell.config.dataset, cell.config.learner.memory) in columns
     ]
-    standings = Standings(entries([*flipped, *plain]), named("accuracy"), "stride")
+    standings = Standings(entries([*flipped, *plain]), find_quantity("accuracy"), "stride")
     tables = (replace(each, note="") for each in methods_tables(standings))
     return "\n\n".join(markdown_table(each, level=0) for each in tables)
 
 
 def with_images(cells: list[MeasuredCell], note: str) -> str:
     """Methods on one dataset beside stride, with the images that they pass per stream batch."""
-    standings = Standings(entries(cells), named("accuracy"), "stride")
+    standings = Standings(entries(cells), find_quantity("accuracy"), "stride")
     images = {row.name: images_text(standings, row) for row in standings.rows}
     tables = []
     for each in methods_tables(standings):
@@ -339,7 +339,7 @@ def of_group(found: Collection, name: str) -> list[MeasuredCell]:
 def over_time(cells: Iterable[MeasuredCell]) -> str:
     """Runs that were tested every so many batches, a table per dataset and a column per memory size: the accuracy at
     their end, and over all points."""
-    measures = [named(name) for name in AT_ANY_TIME]
+    measures = [find_quantity(name) for name in AT_ANY_TIME]
     tables: dict[str, dict[str, dict[int, str]]] = {}
     for cell in cells:
         words = re.sub(r" evaluate_every=\S+", "", words_of(cell)).removesuffix(" --set")
@@ -358,7 +358,7 @@ def by_memory(rows: dict[str, dict[int, str]]) -> str:
 def streams(cells: list[MeasuredCell]) -> str:
     """A row per stream and memory size, a column per method: the means of three measures."""
     found = by_label(entries(cells))
-    standings = [Standings(found, named(name)) for name in IN_STREAMS]
+    standings = [Standings(found, find_quantity(name)) for name in IN_STREAMS]
     rows = []
     for place in sorted(found.columns, key=lambda place: (place.dataset, place.stream, place.memory)):
         values = [" / ".join(mean_of(each, entry, place) for each in standings) for entry in found.rows]
@@ -378,7 +378,7 @@ def mean_of(standings: Standings, entry: Entry, place: Place) -> str:
 def streams_in_full(cells: list[MeasuredCell]) -> str:
     """A table per measure: a row per stream and memory size, a column per method with its differences to AFS."""
     found = by_label(entries(cells))
-    tables = (side_by_side(Standings(found, named(name), "afs")) for name in IN_STREAMS)
+    tables = (side_by_side(Standings(found, find_quantity(name), "afs")) for name in IN_STREAMS)
     return "\n\n".join(markdown_table(each, level=0) for each in tables)
 
 

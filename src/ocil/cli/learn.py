@@ -44,7 +44,7 @@ def learn(
     column per number and a column label. All but a .csv are read in parts. NaN is refused.
 
     Each sample is predicted before it is learned; the accuracy shown is that of these predictions. At the end of the
-    list comes a review, a pass over the memory, if the method has reviews.
+    list comes a review, a pass over the memory, if the method has reviews, or a task end if it needs these.
 
     Stop it with Ctrl-C, or kill it: the same command goes on where the model was last saved. It also goes on there
     after rows were added to the list. An image that cannot be read is named and left out.

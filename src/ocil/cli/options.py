@@ -189,7 +189,8 @@ class ModelOptions:
     width: MaybeWhole = None
     """Channels of the default network's first stage. Default: 20."""
     review_every: MaybeWhole = None
-    """Batches between two reviews, 0 for none. Default: 500 for methods that have reviews."""
+    """Batches between two reviews, 0 for none. Default: 500 for methods that have reviews or need task ends. For these
+    each review is a task end."""
     size: MaybeWhole = None
     """Images are resized to squares of this side. Default: 32."""
     gray: Annotated[bool, FLAG] = False

@@ -189,7 +189,7 @@ def _show_several(
     everything = entries(found.cells)
     chosen = everything.named(against).name if against else ""
     rows = everything.only([*methods, *([chosen] if chosen and methods else [])])
-    standings = Standings(rows, quantities.named(measure), chosen)
+    standings = Standings(rows, quantities.find_quantity(measure), chosen)
     for warning in found.warnings:
         console.warning(warning)
     if as_json:

@@ -159,7 +159,7 @@ class Dataset:
         """
         from ocil.data.doors import from_arrays
 
-        return from_arrays(train_x, train_y, test_x, test_y, **options).made(store)
+        return from_arrays(train_x, train_y, test_x, test_y, **options).to_dataset(store)
 
     @classmethod
     def from_torch(
@@ -175,7 +175,7 @@ class Dataset:
         """
         from ocil.data.doors import from_torch
 
-        return from_torch(train, test, **options).made(store)
+        return from_torch(train, test, **options).to_dataset(store)
 
     @classmethod
     def from_huggingface(
@@ -197,7 +197,7 @@ class Dataset:
         """
         from ocil.data.doors import from_huggingface
 
-        return from_huggingface(ds, image, label, **options).made(store)
+        return from_huggingface(ds, image, label, **options).to_dataset(store)
 
     def validate(self) -> None:
         """Raise an ``OcilError`` for the first requirement that is not met."""

@@ -75,11 +75,11 @@ def import_dataset(
             raise OcilError("--size and --test-share are for images; what you import has its own. Leave them out.")
         samples = _read(target.name, source, info, test_share, note)
         if random_split is not None:
-            samples = Samples.of(split_again(samples.dataset(), random_split))
+            samples = Samples.of(split_again(samples.to_dataset(), random_split))
         if info is None and _as_folder(form, samples.nbytes):
             samples.write(target, progress)
             return _only_form(target)
-        dataset = samples.dataset()
+        dataset = samples.to_dataset()
     if info is not None and (wrong := differences(dataset, info)):
         raise OcilError(f"{source} is not {info.title}: {'; '.join(wrong)}. Import it under a name of its own.")
     return _save_npz(dataset, target)

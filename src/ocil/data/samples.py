@@ -136,8 +136,11 @@ class Samples:
         one = self.train.source.take(self.train.index[:1])
         return one.nbytes * (len(self.train) + len(self.test))
 
-    def dataset(self) -> Dataset:
-        """A dataset in memory."""
+    def to_dataset(self, store: Path | str | None = None) -> Dataset:
+        """The dataset in memory or, if ``store`` is given, written to that folder and opened there."""
+        if store is not None:
+            self.write(Path(store))
+            return open_store(Path(store), self.name, verify=False)  # its digests have just been computed
         train, test = self.train.array(), self.test.array()
         domains = self.train.domains, self.test.domains, self.domains
         return Dataset(self.name, train, self.train.labels, test, self.test.labels, self.classes, self.unseen, *domains)
@@ -152,13 +155,6 @@ class Samples:
                     writer.add(split, x, y, domains)
                     done += len(y)
                     progress(done, total)
-
-    def made(self, store: Path | str | None) -> Dataset:
-        """The dataset in memory or, if ``store`` is given, in that folder."""
-        if store is None:
-            return self.dataset()
-        self.write(Path(store))
-        return open_store(Path(store), self.name, verify=False)  # its digests have just been computed
 
 
 def _labelled(what: str, source: Source, labels: Indices) -> LabelledSamples:

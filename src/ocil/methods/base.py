@@ -319,7 +319,7 @@ class Learner(GrowsByClass, Capturable):
         self.task_ended()
         for slots in self.task_end_batches():
             self.task_end_step(slots)
-        if self.config.review and not self.config.review_every:
+        if self.config.reviews_at_task_ends:
             self.review()
 
     @torch.no_grad()

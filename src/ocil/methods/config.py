@@ -15,7 +15,7 @@ from ocil.learning import optimizers
 from ocil.learning.views import RandomViews, crop_range
 from ocil.limits import MAX_WIDTH
 from ocil.networks import InputShape, is_image
-from ocil.networks.registry import REDUCED, named
+from ocil.networks.registry import REDUCED, spec_of
 from ocil.precision import Precision
 
 MEMORY: Mapping[str, str] = {"concerns": "memory"}
@@ -97,7 +97,8 @@ class LearnerConfig:
     review: bool = field(default=False, metadata=REVIEW)
     """The review trick: a pass over the memory at a small learning rate."""
     review_every: int = field(default=0, metadata=REVIEW)
-    """Stream batches between two reviews; 0 means at task ends (500 where the stream announces none)."""
+    """Stream batches between two reviews of a run; 0: at task ends (every 500 where the stream announces none). A model
+    of ``ocil learn`` has a setting of its own with this name, whose 0 means none."""
     review_batch: int = field(default=10, metadata=REVIEW)
     """Images in each batch of a review."""
     review_lr_scale: float = field(default=0.1, metadata=REVIEW)
@@ -125,11 +126,16 @@ class LearnerConfig:
     below: ClassVar[dict[str, float]] = {"momentum": 1, "average": 1}
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "network", named(self.network))  # Python users may give the factory itself
+        object.__setattr__(self, "network", spec_of(self.network))  # Python users may give the factory itself
         optimizers.check(self.optimizer, self.momentum, self.weight_decay)
         kind: Any = type(self)
         for check in _checks_of(kind):
             check(getattr(self, check.name))
+
+    @property
+    def reviews_at_task_ends(self) -> bool:
+        """Whether a review follows each task end."""
+        return self.review and not self.review_every
 
     def refuse_less(self, name: str, than: str) -> None:
         """Raise an ``OcilError`` if the setting ``name`` is smaller than the setting ``than``."""

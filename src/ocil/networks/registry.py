@@ -125,7 +125,7 @@ def network(name: str) -> NetworkInfo:
     return info
 
 
-def named(factory: str | Factory) -> str:
+def spec_of(factory: str | Factory) -> str:
     """The setting for a factory: Python users may give the function or class itself, if other code can import it."""
     if isinstance(factory, str):
         return factory
@@ -149,7 +149,7 @@ def named(factory: str | Factory) -> str:
     return f"module:{module}:{name}"
 
 
-def normal(text: str, setting: str = "network") -> str:
+def canonical_spec(text: str, setting: str = "network") -> str:
     """One way to write a network for all that mean the same: options in alphabetical order, without those that have
     their default, as far as defaults are known without a stranger's code (``module:``, ``timm:``).
     """

@@ -22,7 +22,7 @@ with optional("OnlineClassifier needs scikit-learn", "sklearn", "sklearn"):
 from ocil.files import is_locked
 from ocil.limits import check_threads
 from ocil.networks.base import Factory
-from ocil.networks.registry import named
+from ocil.networks.registry import spec_of
 from ocil.online.formats import format_of
 from ocil.online.header import entry, reading_note
 from ocil.online.images import ImageFormat, is_pictures
@@ -135,10 +135,10 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def review(self) -> Self:
-        """One pass over the memory now, at a small learning rate."""
+        """One pass over the memory now, at a small learning rate; a task end if the method needs task ends."""
         check_is_fitted(self)
         model = self._ready_model()
-        model.review()
+        model.review_or_end_task()
         model.check_loss()
         return self
 
@@ -245,7 +245,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 continue
             if name in settings:
                 raise InputError(f"{name} is given twice, as a parameter and among the settings.")
-            settings[name] = named(value) if name == "network" else str(value)
+            settings[name] = spec_of(value) if name == "network" else str(value)
         return settings
 
     def _ready_model(self) -> Model:

@@ -84,7 +84,7 @@ class Feed:
         on_step: "Callable[[Feed], None]" = lambda feed: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Learn to the end of the list, saving from time to time, and end with a review if the method has reviews.
+        """Learn to the end of the list, saving from time to time; then review or end a task, if the model does that.
 
         ``on_step`` is called and ``should_stop`` asked after each batch; ``should_stop`` also inside reviews, which can
         take minutes on a CPU. Returns False if it was asked to stop; then all that the position counts is saved.
@@ -109,7 +109,7 @@ class Feed:
 
         try:
             while self.position < len(self.source) and not stop:
-                if self.model.reviews_next:
+                if self.model.review_or_task_end_next:
                     save_before_review()
                 self.step(stop_inside)
                 on_step(self)
@@ -121,7 +121,7 @@ class Feed:
                 raise OcilError(f"not one of {self.position} images could be read{why}")
             if not stop and not self.reviewed and self.model.review_every:
                 save_before_review()
-                self.model.review(stop_inside)
+                self.model.review_or_end_task(stop_inside)
                 self.reviewed = True
         except _Stopped:
             return False

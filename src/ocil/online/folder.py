@@ -12,7 +12,7 @@ from ocil.errors import OcilError
 from ocil.learning.memory import refuse_what_cannot_fit
 from ocil.methods import method
 from ocil.networks.pretrained import digest
-from ocil.networks.registry import named
+from ocil.networks.registry import spec_of
 from ocil.online.formats import InputFormat
 from ocil.online.header import format_problem
 from ocil.online.images import ImageFormat
@@ -24,6 +24,9 @@ from ocil.runs.protocol import out_of_memory
 DATABASES = {f"{name}.sqlite{end}" for name in ("samples", "labelling") for end in ("", "-wal", "-shm")}
 NOT_A_MODEL = {".lock", "log", "log.newest", "audit.jsonl", "versions", "held-out.safetensors"} | DATABASES
 """What a folder without a model may hold."""
+
+Compared = dict[str, tuple[Any, Any]]
+"""By the name of a setting: what is wanted, and what the model was made with."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class ModelRequest:
     def open(self, folder: Path, device: torch.device) -> Model:
         """The folder's model, or a new one. Raises if the model was made with other settings."""
         if has_model(folder):
-            found = Model.load(folder, device, self.trust or named(self.settings.get("network", "")))
+            found = Model.load(folder, device, self.trust or spec_of(self.settings.get("network", "")))
             self._refuse_other(found, folder)
             return found
         try:
@@ -85,32 +88,46 @@ class ModelRequest:
         return Recipe(**self.recipe, settings=dict(self.settings))
 
     def _refuse_other(self, found: Model, folder: Path) -> None:
-        given = dict(self.recipe)
-        if "method" in given:
-            given["method"] = method(given["method"]).name
-        asked = {name: (value, getattr(found.recipe, name)) for name, value in given.items()}
-        settings = dict(self.settings)
-        if "pretrained" in settings:
-            path = settings.pop("pretrained")
-            asked["pretrained"] = (digest(path) or path, found.weights)
-        if settings:
-            vectors = isinstance(found.input_format, VectorFormat)
-            config = replace(found.recipe, settings=settings).config(vectors)
-            asked |= {name: (getattr(config, name), getattr(found.config, name)) for name in settings}
-        if isinstance(found.input_format, ImageFormat) and self.vectors is None:
-            height, _, channels = found.input_format.shape
-            asked["size"] = (self.size or height, height)
-            asked["gray"] = (self.gray or channels == 1, channels == 1)
-        elif self.vectors is not None and found.input_format.shape != self.vectors.shape:
-            raise OcilError(f"the model in {folder} takes {found.input_format}, and these are {self.vectors}.")
-        elif self.vectors is None and (self.size is not None or self.gray):
-            raise OcilError(f"the model in {folder} takes {found.input_format}: leave out --size and --gray.")
-        for name, (wanted, has) in asked.items():
+        """Raise if a model was made with other settings than these."""
+        compared = self._compare_recipe(found) | self._compare_settings(found)
+        self._refuse_other_inputs(found.input_format, folder)
+        compared |= self._compare_images(found.input_format)
+        for name, (wanted, has) in compared.items():
             if wanted != has:
                 raise OcilError(
                     f"the model in {folder} was made with {name} = {has}, not {wanted}: leave that out, "
                     "or choose another folder with --model."
                 )
+
+    def _compare_recipe(self, found: Model) -> Compared:
+        given = dict(self.recipe)
+        if "method" in given:
+            given["method"] = method(given["method"]).name
+        return {name: (value, getattr(found.recipe, name)) for name, value in given.items()}
+
+    def _compare_settings(self, found: Model) -> Compared:
+        settings, compared = dict(self.settings), Compared()
+        if "pretrained" in settings:
+            path = settings.pop("pretrained")
+            compared["pretrained"] = (digest(path) or path, found.weights)
+        if settings:
+            vectors = isinstance(found.input_format, VectorFormat)
+            config = replace(found.recipe, settings=settings).config(vectors)
+            compared |= {name: (getattr(config, name), getattr(found.config, name)) for name in settings}
+        return compared
+
+    def _compare_images(self, found: InputFormat) -> Compared:
+        if not isinstance(found, ImageFormat) or self.vectors is not None:
+            return {}
+        height, _, channels = found.shape
+        return {"size": (self.size or height, height), "gray": (self.gray or channels == 1, channels == 1)}
+
+    def _refuse_other_inputs(self, found: InputFormat, folder: Path) -> None:
+        """Raise if the model takes other inputs than these vectors, or vectors where images were described."""
+        if self.vectors is not None and found.shape != self.vectors.shape:
+            raise OcilError(f"the model in {folder} takes {found}, and these are {self.vectors}.")
+        if isinstance(found, VectorFormat) and self.vectors is None and (self.size is not None or self.gray):
+            raise OcilError(f"the model in {folder} takes {found}: leave out --size and --gray.")
 
 
 def check_folder(folder: Path, new: bool) -> None:

@@ -111,7 +111,7 @@ class Model:
 
     @property
     def review_every(self) -> int:
-        """Batches between two reviews, 0 for none."""
+        """Batches between two reviews or, for a method that needs task ends, two task ends; 0: neither."""
         if self.recipe.review_every is not None:
             return self.recipe.review_every
         return REVIEW_EVERY if self.config.review or method(self.recipe.method).needs_task_ends else 0
@@ -122,7 +122,7 @@ class Model:
         """Learn from one batch; new labels become new classes.
 
         ``x``: as ``input_format.read`` gives it. ``labels``: N of them. A batch that is refused (``OcilError``) adds no
-        class. ``after_batch``: see ``review``, which may follow.
+        class. ``after_batch``: see ``review_or_end_task``, which may follow.
         """
         labels = [plain_label(label) for label in labels]
         inputs = on_device(x, self.device)
@@ -131,27 +131,28 @@ class Model:
         with self.computing():
             self.learner.meet(numbers)
             self.stepper.learn(inputs, torch.tensor(numbers, device=self.device))
-        if self.reviews_next:
-            self.review(after_batch)
+        if self.review_or_task_end_next:
+            self.review_or_end_task(after_batch)
         self.batches += 1
         self.samples += len(labels)
 
     @property
-    def reviews_next(self) -> bool:
-        """Whether a review follows the next batch."""
+    def review_or_task_end_next(self) -> bool:
+        """Whether a review, or a task end, follows the next batch."""
         return bool(self.review_every) and (self.batches + 1) % self.review_every == 0
 
-    def review(self, after_batch: Callable[[], None] = lambda: None) -> None:
-        """One pass over the memory at a small learning rate; for a method that needs task ends, a task end.
+    def review_or_end_task(self, after_batch: Callable[[], None] = lambda: None) -> None:
+        """Review or, with a method that needs task ends, end a task as ``Learner.end_task`` does.
 
-        ``after_batch`` is called after each batch of it. If it raises, the model is of no more use: load it again.
+        A review is one pass over the memory at a small learning rate. A task end has one if the settings ask for it.
+        ``after_batch`` is called after each batch of both. If it raises, the model is of no more use: load it again.
         """
         reviews = True
         with self.computing():
             if method(self.recipe.method).needs_task_ends:
                 for _ in self.stepper.task_end_steps():
                     after_batch()
-                reviews = self.config.review and not self.config.review_every
+                reviews = self.config.reviews_at_task_ends
             if reviews:
                 for _ in self.stepper.review_steps():
                     after_batch()

@@ -91,14 +91,17 @@ ACCURACY_QUANTITY = _of(MEASURES[ACCURACY])
 KEPT = Quantity("bytes_kept", "kept", bytes_kept, higher_is_better=False, form="bytes")
 
 
-def known() -> dict[str, Quantity]:
+def all_quantities() -> dict[str, Quantity]:
     """Every quantity by name: ours, and those of plugins."""
     return {name: _of(measure) for name, measure in MEASURES.items()} | {KEPT.name: KEPT}
 
 
-def named(name: str) -> Quantity:
-    """The quantity of that name, or with that head in tables: ``accuracy``, ``forgetting``, ``WC-ACC``."""
-    found = known()
+def find_quantity(name: str) -> Quantity:
+    """The quantity of that name, or with that head in tables: ``accuracy``, ``forgetting``, ``WC-ACC``.
+
+    ``OcilError`` if there is none.
+    """
+    found = all_quantities()
     heads = {_spelled(each.title): key for key, each in reversed(found.items())}
     name = name if name in found else heads.get(_spelled(name), name.replace("-", "_"))
     if _spelled(name).endswith("intransigence"):
@@ -118,4 +121,4 @@ def _spelled(head: str) -> str:
 def recorded(cells: Iterable[MeasuredCell]) -> list[Quantity]:
     """The quantities that at least one of the cells has."""
     listed = list(cells)
-    return [each for each in known().values() if each != KEPT and any(each.by_seed(cell) for cell in listed)]
+    return [each for each in all_quantities().values() if each != KEPT and any(each.by_seed(cell) for cell in listed)]

@@ -16,7 +16,7 @@ from ocil.methods import METHODS, MethodInfo, method
 from ocil.methods.config import LearnerConfig
 from ocil.methods.review_label import Label
 from ocil.networks import pretrained
-from ocil.networks.registry import REDUCED, named, normal, origin_of
+from ocil.networks.registry import REDUCED, canonical_spec, origin_of, spec_of
 from ocil.networks.spec import Spec
 from ocil.plugins import OURS, PROGRAM, Origin
 from ocil.precision import Precision
@@ -302,8 +302,8 @@ def _given(info: MethodInfo, settings: Mapping[str, Any]) -> dict[str, Any]:
     refuse_unknown(info.name, settings, of_stream | of_method)
     given = {key: value for key, value in settings.items() if value is not None}
     for key in given.keys() & {"network", "features"}:
-        text = named(given[key])  # Python users may give the factory itself
-        given[key] = normal(text, key) if text else text
+        text = spec_of(given[key])  # Python users may give the factory itself
+        given[key] = canonical_spec(text, key) if text else text
     for key in () if info.memory else ("memory", "review"):
         if str(given.get(key)).lower() not in ("none", "false", "no", "0"):
             raise OcilError(f"{info.name} keeps no memory: leave out {key}.")

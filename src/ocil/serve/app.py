@@ -62,13 +62,13 @@ def create_app(
     add_health(app, [service])
     app.openapi = lambda: described(app, schemas, access.required)
     add_pages(app)
-    guarded(app, metrics=service.metrics, access=access, hosts=hosts, model=service.folder.name, audit=audit)
+    add_guard(app, metrics=service.metrics, access=access, hosts=hosts, model=service.folder.name, audit=audit)
     if studio is not None:
         app.add_middleware(BasicToken)  # what is added last comes first
     return app
 
 
-def guarded(app: FastAPI, **options: Any) -> None:
+def add_guard(app: FastAPI, **options: Any) -> None:
     """Put an app behind a ``Guard`` of these options, and answer all errors in one form."""
     app.add_middleware(Guard, **options)
     app.add_exception_handler(RefusedError, _refused)

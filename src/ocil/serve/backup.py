@@ -44,15 +44,15 @@ def backup(service: "Service") -> Iterator[bytes]:
     """
     held = ExitStack()
     try:
-        members = service.trainer.between_steps(lambda: _opened(service, held)).result()
+        members = service.trainer.between_steps(lambda: _open_files(service, held)).result()
     except BaseException:
         held.close()
         raise
     return _archive(members, held)
 
 
-def _opened(service: "Service", held: ExitStack) -> list[_Member]:
-    """In the learning thread: the model's files as they are now."""
+def _open_files(service: "Service", held: ExitStack) -> list[_Member]:
+    """In the learning thread: save the model unless learning has stopped, and open its files as they are now."""
     trainer, folder = service.trainer, service.folder
     if trainer.sound:  # else the last checkpoint and the log have all that a start would use
         trainer.save()

@@ -131,12 +131,7 @@ class Catalogue:
         return found[0] if found else None
 
     def search(
-        self,
-        label: ClassLabel | None = None,
-        since: float | None = None,
-        until: float | None = None,
-        after: int = 0,
-        limit: int = 100,
+        self, label: ClassLabel | None, since: float | None, until: float | None, after: int, limit: int
     ) -> list[SampleState]:
         """Samples that are not forgotten, by number from ``after`` on: of a class, and of a time (the end left out)."""
         parts: list[tuple[str, Any]] = [("number > ?", after)]

@@ -187,11 +187,11 @@ class Checkpoints:
             self.model.save(self.folder)
             sync_folder(self.folder)
             self.position, self.changes, self._batches = note.position, note.changes, self.model.batches
-            self.log.saved(note.position, note.changes)
+            self.log.forget_newest_if_saved(note.position, note.changes)
             if not self.keep_log:
                 needed = self.versions.needed_from
                 position = note.position if needed is None else min(note.position, max(0, needed - 1))
-                self.log.covered(position, note.changes)
+                self.log.delete_covered_segments(position, note.changes)
             self.trouble = None
         except (WriteError, DamagedError, OSError) as error:
             self.trouble = f"the model could not be saved: {error}"

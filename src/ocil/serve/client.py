@@ -79,7 +79,7 @@ class Client:
         return self.ask("DELETE", f"/samples/{number}", headers=_key())
 
     def review(self) -> Any:
-        """Relearn from the memory."""
+        """Relearn from the memory; with a method that needs task ends, end a task."""
         return self.ask("POST", "/review", headers=_key())
 
     def versions(self) -> Any:

@@ -1,11 +1,15 @@
 """What corrections, removals and reviews of samples do to the model, in the learning thread."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ocil.learning.memory import SlotNumbers
 from ocil.online.model import Model
-from ocil.serve.records import Change
+from ocil.serve.records import Change, NumberedSample
 
 
 @dataclass(frozen=True)
@@ -32,10 +36,10 @@ class Corrections:
 
     def make(self, change: Change, waiting: bool, after_batch: Callable[[], None]) -> ChangeOutcome:
         """``waiting``: whether the sample was still to be learned; then it is changed there, and here is nothing to do.
-        ``after_batch``: called after each batch of a review. If it raises, the model is of no more use.
+        ``after_batch``: called after each batch of a review or task end. If it raises, the model is of no more use.
         """
         if change.action == "review":
-            self.model.review(after_batch)
+            self.model.review_or_end_task(after_batch)
             self.model.check_loss()
             return ChangeOutcome()
         if waiting:
@@ -56,3 +60,14 @@ def numbers_of(model: Model) -> SlotNumbers:
     if memory.numbers is None:
         memory.numbers = SlotNumbers(memory, model.recipe.batch_size)
     return memory.numbers
+
+
+def stacked_inputs(batch: Sequence[NumberedSample]) -> NDArray[Any]:
+    """The inputs of samples, none of which was forgotten."""
+    return np.stack([sample.inputs for sample in batch if sample.inputs is not None])
+
+
+def learn_numbered(model: Model, batch: Sequence[NumberedSample], inputs: NDArray[Any]) -> None:
+    """Have a model learn samples, whose numbers its memory keeps. ``inputs``: their ``stacked_inputs``."""
+    numbers_of(model).announce([sample.number for sample in batch])
+    model.learn(inputs, [sample.label for sample in batch])

@@ -157,7 +157,7 @@ class Guard:
                 if _is_foreign(headers, host) and not _is_link(scope, headers):
                     raise RefusedError(403, "requests from the pages of another site are refused.")
                 given = headers.get(b"authorization", "")
-                now.token = self.access.admitted(given, changes(scope), self.model)
+                now.token = self.access.admit(given, changes(scope), self.model)
         except RefusedError as error:
             return refused(error, now.request_id)
         return None

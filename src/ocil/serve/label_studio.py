@@ -16,7 +16,7 @@ from ocil.online.labels import ClassLabel
 from ocil.serve.futures import ServiceThread
 from ocil.serve.idempotency import digest
 from ocil.serve.label_studio_images import TaskImages
-from ocil.serve.labelling import Labelling, forgotten, margin
+from ocil.serve.labelling import Labelling, forget_if_known, margin
 from ocil.serve.labelling_store import Annotation
 from ocil.serve.labels import checked_label, reading
 from ocil.serve.limits import RefusedError
@@ -172,7 +172,7 @@ class LabelStudio(ServiceThread):
             if self._stopping or one.name in self.failed or time.monotonic() < when:
                 continue
             try:
-                self.labelling.open().settle(self._given(one))
+                self.labelling.open().settle(self._give_to_model(one))
                 self._later.pop(one.name, None)
             except Exception as error:  # one annotation must not keep the others from being learned
                 if not isinstance(error, RefusedError):
@@ -184,14 +184,14 @@ class LabelStudio(ServiceThread):
                     self.failed[one.name] = str(error)
                     logger.warning("annotation %s of Label Studio is not learned: %s", one.name, error)
 
-    def _given(self, one: Annotation) -> Annotation:
+    def _give_to_model(self, one: Annotation) -> Annotation:
         """Have the model learn, correct or forget. The annotation as it then is."""
         service, key = self.service, f"label-studio-{one.name}-{one.turn}"
         known = service.writer.keys.get(key)
         sample = one.sample if one.sample is not None or known is None else known.first  # learned before a crash
         if one.wanted is None:
             if sample is not None:
-                forgotten(service, sample)
+                forget_if_known(service, sample)
             return one._replace(label=None, sample=None, turn=one.turn + 1)
         if sample is not None:
             service.correct(sample, one.wanted).result()

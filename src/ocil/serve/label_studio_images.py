@@ -141,7 +141,7 @@ class TaskImages:
         """Status, where it was redirected to, and content."""
         connection = http.client.HTTPConnection(origin.host, origin.port)
         try:
-            connection.sock = connected = self._connected(origin, end)
+            connection.sock = connected = self._connect(origin, end)
             connection.request(method, path, body, headers)
             answer = connection.getresponse()
             location = answer.getheader("location") if 300 <= answer.status < 400 else None
@@ -151,8 +151,8 @@ class TaskImages:
         finally:
             connection.close()
 
-    def _connected(self, origin: WebOrigin, end: float) -> Any:
-        """A connection to an address that was checked."""
+    def _connect(self, origin: WebOrigin, end: float) -> Any:
+        """Open a connection to an address that was checked."""
         found = _addresses(origin)
         if not all(_is_fit(address, self._internal[origin]) for address in found):
             raise RefusedError(422, "the image of the task is on a host that leads to an internal address.")

@@ -106,11 +106,11 @@ class Labelling:
         """
         self.open()
         with self._lock:
-            found = self._leased(person, count, first)
+            found = self._lease(person, count, first)
         if not found:
             return []
         prediction = self.service.predictor.ask(self._pixels(found)).result()
-        return [_shown(one, prediction, row) for one, row in zip(found, prediction.probabilities, strict=True)]
+        return [_show(one, prediction, row) for one, row in zip(found, prediction.probabilities, strict=True)]
 
     def label(self, number: int, label: ClassLabel, again: bool = False) -> QueuedImage:
         """Give an image a label, which the model learns; or, ``again``, another one, which corrects the sample."""
@@ -181,7 +181,7 @@ class Labelling:
 
     # How it is done.
 
-    def _leased(self, person: str, count: int, first: int | None) -> list[QueuedImage]:
+    def _lease(self, person: str, count: int, first: int | None) -> list[QueuedImage]:
         """The next images for a person, which others are not shown for a while, unless there are no others."""
         now = time.monotonic()
         self._leases = {number: one for number, one in self._leases.items() if one[1] > now}
@@ -254,7 +254,7 @@ class Labelling:
                 self.service.correct(one.sample or 0, change.label).result()
                 sample = one.sample
             else:
-                forgotten(self.service, one.sample or 0)
+                forget_if_known(self.service, one.sample or 0)
                 sample = None
         except Exception:
             with self._lock:
@@ -369,8 +369,8 @@ def margin(probabilities: NDArray[np.float64]) -> float:
     return float(first - second)
 
 
-def forgotten(service: Service, sample: int) -> None:
-    """The sample leaves the memory. One that is not known any more is as good as forgotten."""
+def forget_if_known(service: Service, sample: int) -> None:
+    """Have the model forget a sample. One that is not known any more is as good as forgotten."""
     try:
         service.forget(sample).result()
     except RefusedError as error:
@@ -387,7 +387,7 @@ def _order(one: QueuedImage) -> tuple[int, float, int]:
     return one.skips, NEVER if one.certainty is None else one.certainty, one.number
 
 
-def _shown(one: QueuedImage, found: Prediction, row: NDArray[np.float64]) -> Shown:
+def _show(one: QueuedImage, found: Prediction, row: NDArray[np.float64]) -> Shown:
     likeliest = np.argsort(-row, kind="stable")[:KEYS]
     classes = [(found.labels[n], min(1.0, float(row[n]))) for n in likeliest]
     one.shown = bool(classes)

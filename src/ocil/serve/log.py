@@ -94,14 +94,12 @@ class Log:
             file = self._file
             if file is None or (self._has_requests and self._end >= self.segment_bytes):
                 file = self._begin_segment()
-            last = max([self.last, *(record.last for record in records if isinstance(record, SampleRecord))])
-            changes = [record.number for record in records if isinstance(record, Change)]
-            last_change = max([self.last_change, *changes])
+            newest = self._newest_with(records)
             requests = any(not isinstance(record, Cut) for record in records)
             if requests and self.recovered.newest != self._path:
                 self._name_newest()
             content = b"".join(framed(record.body(), self._salt) for record in records)
-            with self._opened_newest(sync and requests) as newest:
+            with self._opened_newest(sync and requests) as newest_file:
                 try:
                     _write_all(file, content)
                 except OSError as error:
@@ -109,13 +107,19 @@ class Log:
                 try:
                     if sync:
                         os.fsync(file)
-                    if newest is not None:
-                        update_newest(newest, Newest(self._path, last, last_change))
+                    if newest_file is not None:
+                        update_newest(newest_file, newest)
                 except OSError as error:  # also of a full disk: cuts that were not synced yet may be gone
                     self._take_back(file, error, full=False)
             self._end += len(content)
-            self.last, self.last_change = last, last_change
+            self.last, self.last_change = newest.sample, newest.change
             self._has_requests |= requests
+
+    def _newest_with(self, records: Sequence[Record]) -> Newest:
+        """The segment that is written, and the numbers of the last sample and change once these records are in it."""
+        samples = [record.last for record in records if isinstance(record, SampleRecord)]
+        changes = [record.number for record in records if isinstance(record, Change)]
+        return Newest(self._path, max([self.last, *samples]), max([self.last_change, *changes]))
 
     def _name_newest(self) -> None:
         """Requests will follow in the segment that is written: from now on it must be there."""
@@ -194,8 +198,11 @@ class Log:
                 except OSError as error:
                     self._break(error)
 
-    def saved(self, position: int, changes: int) -> None:
-        """The model on disk has all samples and changes up to these. If there are no others, no segment is missed."""
+    def forget_newest_if_saved(self, position: int, changes: int) -> None:
+        """Forget that the newest segment must be there, if the log has nothing behind these numbers.
+
+        ``position`` and ``changes``: the last sample and the last change that the model on disk has.
+        """
         with self._lock:
             if self.recovered.newest is not None and self.last <= position and self.last_change <= changes:
                 self._forget_newest()
@@ -204,8 +211,8 @@ class Log:
         write_newest(self.folder, None)
         self.recovered.newest = None
 
-    def covered(self, position: int, changes: int | None = None) -> None:
-        """The model on disk has learned all samples up to ``position``: delete what it needs no more.
+    def delete_covered_segments(self, position: int, changes: int | None = None) -> None:
+        """Delete the segments that the model on disk, which has learned all samples up to ``position``, needs no more.
 
         ``changes``: those that were made to it; None: all. A change that was not came after all of these samples: it
         waits only while a step is under way.

@@ -16,7 +16,7 @@ from ocil.errors import OcilError
 from ocil.online.model import has_model
 from ocil.precision import is_exact
 from ocil.serve import answers
-from ocil.serve.app import create_app, guarded
+from ocil.serve.app import add_guard, create_app
 from ocil.serve.audit import FILE, Audit
 from ocil.serve.guard import LOOPBACK, asked
 from ocil.serve.health import add_health, not_ready
@@ -159,5 +159,5 @@ def _shared_app(services: Mapping[str, Service], access: Access, hosts: tuple[st
     app.add_api_route("/metrics", metrics, methods=["GET"], responses=TEXT | refusals(*GUARD))
     add_health(app, list(services.values()))
     add_models_page(app)
-    guarded(app, metrics=own, access=access, hosts=hosts)
+    add_guard(app, metrics=own, access=access, hosts=hosts)
     return app

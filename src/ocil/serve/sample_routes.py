@@ -119,7 +119,7 @@ class SampleRoutes:
         """
         sent = await read_small(request, self.limits, Correction)
         label = checked_label(sent.label, self.limits)
-        return await self._changed(request, number, self.service.correct(number, label, idempotency_key))
+        return await self._answer(request, number, self.service.correct(number, label, idempotency_key))
 
     async def forget_sample(self, number: SampleNumber, request: Request, idempotency_key: Key = None) -> ChangedSample:
         """Remove a sample from the memory, or from the queue if it was not learned yet.
@@ -127,15 +127,18 @@ class SampleRoutes:
         The network keeps what it has learned from it; so do versions and backups that were saved before. If learning
         has stopped at the sample, the next start goes on without it.
         """
-        return await self._changed(request, number, self.service.forget(number, idempotency_key))
+        return await self._answer(request, number, self.service.forget(number, idempotency_key))
 
     async def review(self, request: Request, idempotency_key: Key = None) -> Changed:
-        """Relearn from the memory: one pass over all that it holds, with the labels as they are now."""
+        """Relearn from the memory, with the labels as they are now: one pass over all that it holds.
+
+        With a method that needs task ends it is a task end instead. GDumb then trains a new network.
+        """
         receipt, made = await accepted_change(self.service, self.service.review(idempotency_key))
         asked(request.scope).changed |= {"change": receipt.first, "repeated": receipt.repeated}
         return Changed(change=receipt.first, repeated=receipt.repeated, made=made)
 
-    async def _changed(self, request: Request, number: int, accepted: "Future[Receipt]") -> ChangedSample:
+    async def _answer(self, request: Request, number: int, accepted: "Future[Receipt]") -> ChangedSample:
         receipt, made = await accepted_change(self.service, accepted)
         outcome = self.service.trainer.outcomes.get(receipt.first)
         label = encoded(self.service.sample(number).label)
@@ -165,7 +168,7 @@ async def accepted_change(service: Service, accepted: "Future[Receipt]") -> tupl
     """The receipt of a change, and whether it was made in the time that a request may wait."""
     receipt, made = await result_of(accepted), False
     with suppress(TimeoutError):
-        made = await asyncio.wait_for(result_of(service.made(receipt.first)), service.limits.wait_seconds)
+        made = await asyncio.wait_for(result_of(service.wait_for_change(receipt.first)), service.limits.wait_seconds)
     return receipt, made
 
 

@@ -178,7 +178,7 @@ class Service:
     def correct(self, number: int, label: ClassLabel, key: str | None = None) -> "Future[Receipt]":
         """Give a sample another label: in the log, in the list, in the memory, and in the queue if it still waits.
 
-        The receipt has the number of the change, which ``made`` waits for. ``RefusedError``: 404 for a sample that is
+        The receipt has the number of the change, for ``wait_for_change``. ``RefusedError``: 404 for a sample that is
         not known, 409 for one that was forgotten.
         """
         return self.writer.change(Change(0, "correct", sample=number, label=label, key=key), self._check_correctable)
@@ -188,7 +188,7 @@ class Service:
         return self.writer.change(Change(0, "forget", sample=number, key=key), self._check_known)
 
     def review(self, key: str | None = None) -> "Future[Receipt]":
-        """Relearn from the memory: a pass over all of it, as methods with a review make it."""
+        """Relearn from the memory: a pass over all of it or, with a method that needs task ends, a task end."""
         return self.writer.change(Change(0, "review", key=key))
 
     def save_version(self, name: str, key: str | None = None) -> "Future[Receipt]":
@@ -227,7 +227,7 @@ class Service:
         """The version that predictions come from; None: they come from the model that learns."""
         return self.saved_versions.find(self.checkpoints.pinned)
 
-    def made(self, change: int) -> "Future[bool]":
+    def wait_for_change(self, change: int) -> "Future[bool]":
         """True once this change is made; False if the service stops before."""
         return self.trainer.change_waiters.wait_for(change)
 

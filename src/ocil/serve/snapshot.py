@@ -60,7 +60,7 @@ class Snapshots:
         """What predictions read instead of the newest one. It is of another model, which does not learn."""
         self._copies: list[Learner] = []
         self._read: Learner | None = None
-        self.newest = self._taken(self._copied())
+        self.newest = self._snapshot_of(self._make_copy())
 
     def publish(self, probe: NDArray[Any]) -> Snapshot:
         """Make the model as it is now the newest snapshot.
@@ -72,11 +72,11 @@ class Snapshots:
             busy = (self.newest.learner, self._read)
         spare = next((one for one in self._copies if all(one is not other for other in busy)), None)
         if spare is None:
-            spare = self._copied()
-        elif not _written_over(spare, self.model.learner):  # classes grew: tensors have other shapes
+            spare = self._make_copy()
+        elif not _write_over(spare, self.model.learner):  # classes grew: tensors have other shapes
             self._copies = [one for one in self._copies if one is not spare]
-            spare = self._copied()
-        taken = self._taken(spare)
+            spare = self._make_copy()
+        taken = self._snapshot_of(spare)
         taken.probabilities(probe)
         with self._lock:
             self.newest = taken
@@ -98,7 +98,7 @@ class Snapshots:
         """The model has another learner now. The newest snapshot stays until the next is published."""
         self._copies = []
 
-    def _copied(self) -> Learner:
+    def _make_copy(self) -> Learner:
         learner = self.model.learner
         shared = (learner.memory, learner.optimizer, learner.rng, *_frozen(learner).values())
         made: Learner = copy.deepcopy(learner, {id(part): part for part in shared})
@@ -106,7 +106,7 @@ class Snapshots:
         self._copies.append(made)
         return made
 
-    def _taken(self, learner: Learner) -> Snapshot:
+    def _snapshot_of(self, learner: Learner) -> Snapshot:
         found = networks_in(learner)
         weights = [value for each in found for value in each.state_dict().values() if value.is_floating_point()]
         if not all(bool(value.isfinite().all()) for value in weights):
@@ -138,7 +138,7 @@ def _frozen(learner: Learner) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _written_over(copied: Learner, learner: Learner) -> bool:
+def _write_over(copied: Learner, learner: Learner) -> bool:
     """Make a copy equal to the learner again. False, and no change, if their tensors have different shapes."""
     old, new = _tensors(copied), _tensors(learner)
     if old.keys() != new.keys() or any(old[name].shape != new[name].shape for name in new):

@@ -84,8 +84,11 @@ class Access:
             raise OcilError(f"{file} has no token: add one with `ocil token NAME --file {file}`.")
         self._tokens = self._single + listed
 
-    def admitted(self, authorization: str, write: bool, model: str | None) -> Token:
-        """The token of a request. ``RefusedError``: 401 without a token, 403 beyond its scope, 429 too often."""
+    def admit(self, authorization: str, write: bool, model: str | None) -> Token:
+        """Count a request against the allowance of its token, and return the token.
+
+        ``RefusedError``: 401 without a token, 403 beyond its scope, 429 too often.
+        """
         self._reload()
         token = self._known(authorization) if self.required else NOBODY
         if model is not None and not token.is_for(model):

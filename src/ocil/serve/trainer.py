@@ -18,7 +18,7 @@ from ocil.errors import OcilError, WriteError
 from ocil.methods.base import Learner
 from ocil.online.model import Model
 from ocil.serve.checkpoints import Checkpoints, Note
-from ocil.serve.corrections import ChangeOutcome, Corrections, numbers_of
+from ocil.serve.corrections import ChangeOutcome, Corrections, learn_numbered, stacked_inputs
 from ocil.serve.futures import ServiceThread, Waiters, answer, stopping
 from ocil.serve.limits import RefusedError
 from ocil.serve.log import Log
@@ -247,12 +247,12 @@ class Trainer(ServiceThread):
 
     def _work(self) -> Iterator[list[NumberedSample] | Change]:
         """One batch or change after the other, without an end; an empty batch if nothing waits."""
-        yield from self._replayed()
+        yield from self._replay_log()
         self._replaying = False
         while True:
             yield self._next()
 
-    def _replayed(self) -> Iterator[list[NumberedSample] | Change]:
+    def _replay_log(self) -> Iterator[list[NumberedSample] | Change]:
         """What the log has and the model on disk does not: changes and batches in their order; the rest gets ready."""
         changes: deque[Change] = deque()
         never = self.log.recovered.unlearned  # learning would stop at them again before it came to the change
@@ -350,7 +350,7 @@ class Trainer(ServiceThread):
         started = time.monotonic()
         if kept := [sample for sample in batch if sample.inputs is not None]:
             try:
-                self._learn(kept, np.stack([sample.inputs for sample in kept if sample.inputs is not None]))
+                self._learn(kept)
             except OcilError as error:
                 first, last = kept[0].number, kept[-1].number
                 numbers = f"sample {first}" if first == last else f"samples {first} to {last}"
@@ -364,18 +364,25 @@ class Trainer(ServiceThread):
         self.metrics.step_seconds.observe(seconds)
         self.waiters.advance(self.position)
 
-    def _learn(self, batch: list[NumberedSample], inputs: NDArray[Any]) -> None:
-        labels, known = [sample.label for sample in batch], len(self.model.labels)
+    def _learn(self, batch: list[NumberedSample]) -> None:
+        inputs, known = stacked_inputs(batch), len(self.model.labels)
         guesses = self.snapshots.newest.probabilities(inputs).argmax(1).tolist() if known else [UNKNOWN] * len(batch)
-        numbers_of(self.model).announce([sample.number for sample in batch])
-        self.model.learn(inputs, labels)
+        learn_numbered(self.model, batch, inputs)
         self.model.check_loss()
         self._stale = True
+        if self._publishes_now():
+            self._publish(inputs[:PROBE])
+        self._count(batch, guesses, known)
+
+    def _publishes_now(self) -> bool:
+        """Whether a snapshot of the model as it is now is worth its time."""
         first = not self.snapshots.newest.labels  # until there is one, nothing can be predicted
         more = self._replaying or self._ready
-        if first or not self._expensive or not more or self.model.batches % EXPENSIVE_EVERY == 0:
-            self._publish(inputs[:PROBE])
-        truth = [self.model.numbers[label] for label in labels]
+        return bool(first or not self._expensive or not more or self.model.batches % EXPENSIVE_EVERY == 0)
+
+    def _count(self, batch: list[NumberedSample], guesses: list[int], known: int) -> None:
+        """Count how many of these samples were predicted correctly. ``known``: classes that the model then had."""
+        truth = [self.model.numbers[sample.label] for sample in batch]
         self.counts.add(truth, guesses, known)
         right = sum(one == guess for one, guess in zip(truth, guesses, strict=True))
         self.scored = self.scored.plus(len(batch), right)

@@ -3,12 +3,10 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ocil.errors import OcilError, WriteError
 from ocil.online.header import reading_note
 from ocil.serve.checkpoints import NOTE, Note
-from ocil.serve.corrections import ChangeOutcome, numbers_of
+from ocil.serve.corrections import ChangeOutcome, learn_numbered, stacked_inputs
 from ocil.serve.records import Change, NumberedSample, SampleRecord
 from ocil.serve.snapshot import Snapshot, Snapshots
 from ocil.serve.versions import Version, Versions
@@ -125,9 +123,7 @@ class VersionChanges:
         model.check_loss()
 
     def _learn(self, batch: list[NumberedSample]) -> None:
-        model = self.trainer.model
-        numbers_of(model).announce([sample.number for sample in batch])
-        model.learn(np.stack([s.inputs for s in batch if s.inputs is not None]), [s.label for s in batch])
+        learn_numbered(self.trainer.model, batch, stacked_inputs(batch))
         self.trainer.stop_if_late()
 
     def _samples_since(self, version: Version) -> Iterator[NumberedSample]:

@@ -108,21 +108,21 @@ class VersionRoutes:
     async def save_version(self, request: Request, idempotency_key: Key = None) -> Changed:
         """Save the model, as it is before the next batch, under a name."""
         sent = await read_small(request, self.limits, NewVersion)
-        return await self._changed(request, self.service.save_version(sent.name, idempotency_key), sent.name)
+        return await self._answer(request, self.service.save_version(sent.name, idempotency_key), sent.name)
 
     async def restore_version(self, name: VersionName, request: Request, idempotency_key: Key = None) -> Changed:
         """Go back to a version. Samples that came after it stay in the log; with `relearn` they are learned again."""
         sent = await read_small(request, self.limits, Restoration)
-        return await self._changed(request, self.service.restore_version(name, sent.relearn, idempotency_key), name)
+        return await self._answer(request, self.service.restore_version(name, sent.relearn, idempotency_key), name)
 
     async def delete_version(self, name: VersionName, request: Request, idempotency_key: Key = None) -> Changed:
         """Delete a version. The log that only it needed goes with the next save of the model."""
-        return await self._changed(request, self.service.drop_version(name, idempotency_key), name)
+        return await self._answer(request, self.service.drop_version(name, idempotency_key), name)
 
     async def pin_version(self, request: Request, idempotency_key: Key = None) -> Changed:
         """Answer predictions by a version while learning goes on."""
         sent = await read_small(request, self.limits, Pin)
-        return await self._changed(request, self.service.pin_version(sent.name, idempotency_key), sent.name)
+        return await self._answer(request, self.service.pin_version(sent.name, idempotency_key), sent.name)
 
     async def compare_versions(self) -> VersionComparison:
         """The accuracy of each version on the held-out set, and of what was learned since it was saved."""
@@ -145,7 +145,7 @@ class VersionRoutes:
         headers = {"content-disposition": 'attachment; filename="ocil-model.tar"'}
         return StreamingResponse(chunks, media_type="application/x-tar", headers=headers)
 
-    async def _changed(self, request: Request, accepted: "Future[Receipt]", name: str | None) -> Changed:
+    async def _answer(self, request: Request, accepted: "Future[Receipt]", name: str | None) -> Changed:
         receipt, made = await accepted_change(self.service, accepted)
         asked(request.scope).changed |= {"change": receipt.first, "version": name, "repeated": receipt.repeated}
         outcome = self.service.trainer.outcomes.get(receipt.first)

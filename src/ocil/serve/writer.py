@@ -118,7 +118,7 @@ class Writer(ServiceThread):
             request = _QueuedRequest(self._labels.meant(labels), inputs, key, digest)
             self._refuse(request.labels, len(labels))
             self._unwritten += len(labels)
-            return self._queued(request)
+            return self._enqueue(request)
 
     def change(self, change: Change, check: Callable[[Change], None] = lambda change: None) -> "Future[Receipt]":
         """Accept a change, whose number does not count. A label means the class that it means for ``submit``.
@@ -139,14 +139,14 @@ class Writer(ServiceThread):
                 raise RefusedError(429, f"{self.limits.queue} changes wait to be made, which is the most.", 1)
             check(change)
             self._unwritten_changes += 1
-            return self._queued(_QueuedRequest(labels, None, change.key, change.digest, change))
+            return self._enqueue(_QueuedRequest(labels, None, change.key, change.digest, change))
 
     def meant(self, label: ClassLabel) -> ClassLabel:
         """The label of the known class that this label means."""
         with self._changed:
             return self._labels.meant([label])[0]
 
-    def _queued(self, request: _QueuedRequest) -> "Future[Receipt]":
+    def _enqueue(self, request: _QueuedRequest) -> "Future[Receipt]":
         self._labels.update(request.labels)
         self._queue.append(request)
         if request.key is not None:
@@ -207,9 +207,9 @@ class Writer(ServiceThread):
                 self.log.append(records)
                 self.metrics.log_write_seconds.observe(time.monotonic() - started)
             except Exception as error:
-                self._not_written(group, error)
+                self._refuse_unwritten(group, error)
             else:
-                self._written(group, records)
+                self._acknowledge(group, records)
 
     def _take_group(self) -> list[_QueuedRequest]:
         group, size = [self._queue.popleft()], 0
@@ -218,7 +218,8 @@ class Writer(ServiceThread):
             group.append(self._queue.popleft())
         return group
 
-    def _written(self, group: list[_QueuedRequest], records: list[SampleRecord | Change]) -> None:
+    def _acknowledge(self, group: list[_QueuedRequest], records: list[SampleRecord | Change]) -> None:
+        """Answer these requests, whose records are synced to the disk, and pass them on to the trainer."""
         self._failing = False
         self.catalogue.add(records)
         receipts = []
@@ -240,7 +241,7 @@ class Writer(ServiceThread):
             answer(one.receipt, receipt)
         self.metrics.acknowledged.inc(sum(len(one.labels) for one in group if one.change is None))
 
-    def _not_written(self, group: list[_QueuedRequest], error: Exception) -> None:
+    def _refuse_unwritten(self, group: list[_QueuedRequest], error: Exception) -> None:
         """Refuse these requests. Their labels name no class, and their keys may be used again."""
         if not isinstance(error, WriteError):
             logger.exception("the log could not be written")

@@ -88,7 +88,7 @@ def record(
         else LabelledSamples(source, np.flatnonzero(held), labels[held])
     )
     train = LabelledSamples(source, np.flatnonzero(~held), labels[~held])
-    data = Samples(name, names, train, tested).dataset()
+    data = Samples(name, names, train, tested).to_dataset()
     return RecordedBatches(data, _order(came, labels, held, tasks))
 
 

@@ -133,7 +133,7 @@ def task_end_in_one_call(it: MethodSubject) -> None:
     one, other = it.warm(4), it.warm(4)
     one.end_task()
     end_task(other)
-    if other.config.review and not other.config.review_every:
+    if other.config.reviews_at_task_ends:
         other.review()
     must(same(one, other), "the two ways differ")
     must(one.task_number == 1, "`task_ended` must call super().task_ended()")
