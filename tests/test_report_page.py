@@ -376,8 +376,8 @@ def birds_rows(root: Path) -> dict[str, list[bool]]:
     """The names of the rows, and whether each column was measured."""
     standings = Standings(entries(collect([root]).cells))
     return {
-        row.name: [place in standings.numbers[row.name] for place in standings.entries.columns]
-        for row in standings.entries.ranked
+        entry.name: [place in standings.numbers[entry.name] for place in standings.entries.columns]
+        for entry in standings.entries.ranked
     }
 
 

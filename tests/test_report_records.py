@@ -474,7 +474,7 @@ def test_measures_of_one_table(root: Path) -> None:
 def test_a_measure_of_a_summary_is_not_computed_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables and ranks take it from there; the runs of a cell are asked only where some of them have no value."""
     standings = Standings(entries(collect([root]).cells))
-    cells = [cell for row in standings.rows for cell in row.cells.values()]
+    cells = [cell for entry in standings.ordered for cell in entry.cells.values()]
     asked: list[str] = []
     compute = Measure.of
     monkeypatch.setattr(

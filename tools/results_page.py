@@ -272,9 +272,9 @@ def every_cell(everything: Collection) -> str:
 
 def beside(found: Collection) -> str:
     """Stride and others on the same seeds, with paired differences."""
-    rows = entries([cell for cell in found.cells if group(cell) == "table"])
-    there = [name for name in BESIDE if any(row.name == name for row in rows.rows)]
-    return markdown_table(side_by_side(Standings(rows.only(there), named("accuracy"), "stride")), level=0)
+    of_table = entries([cell for cell in found.cells if group(cell) == "table"])
+    there = [name for name in BESIDE if any(entry.name == name for entry in of_table.all)]
+    return markdown_table(side_by_side(Standings(of_table.only(there), named("accuracy"), "stride")), level=0)
 
 
 def field(found: Collection) -> str:
@@ -323,7 +323,7 @@ def mirrored(found: Collection) -> str:
 def with_images(cells: list[MeasuredCell], note: str) -> str:
     """Methods on one dataset beside stride, with the images that they pass per stream batch."""
     standings = Standings(entries(cells), named("accuracy"), "stride")
-    images = {row.name: images_text(standings, row) for row in standings.rows}
+    images = {entry.name: images_text(standings, entry) for entry in standings.ordered}
     tables = []
     for each in methods_tables(standings):
         rows = (replace(row, values=(*row.values, Value(images[row.values[0].text]))) for row in each.rows)
@@ -361,9 +361,9 @@ def streams(cells: list[MeasuredCell]) -> str:
     standings = [Standings(found, named(name)) for name in IN_STREAMS]
     rows = []
     for place in sorted(found.columns, key=lambda place: (place.dataset, place.stream, place.memory)):
-        values = [" / ".join(mean_of(each, entry, place) for each in standings) for entry in found.rows]
+        values = [" / ".join(mean_of(each, entry, place) for each in standings) for entry in found.all]
         rows.append(Row.of(stream_name(place), place.memory, *values))
-    return table(("stream", "memory", *(entry.name for entry in found.rows)), rows)
+    return table(("stream", "memory", *(entry.name for entry in found.all)), rows)
 
 
 def stream_name(place: Place) -> str:
@@ -384,13 +384,13 @@ def streams_in_full(cells: list[MeasuredCell]) -> str:
 
 def by_label(found: Entries) -> Entries:
     """One row per method. A method may have other settings in other columns."""
-    rows: dict[str, Entry] = {}
-    for row in found.rows:
-        there = rows[row.label].cells if row.label in rows else {}
-        if twice := there.keys() & row.cells.keys():
-            raise SystemExit(f"{row.label} has two settings in {min(place.title for place in twice)}")
-        rows[row.label] = replace(row, name=row.label, cells={**there, **row.cells})
-    return Entries(tuple(rows.values()), found.columns)
+    merged: dict[str, Entry] = {}
+    for entry in found.all:
+        there = merged[entry.label].cells if entry.label in merged else {}
+        if twice := there.keys() & entry.cells.keys():
+            raise SystemExit(f"{entry.label} has two settings in {min(place.title for place in twice)}")
+        merged[entry.label] = replace(entry, name=entry.label, cells={**there, **entry.cells})
+    return Entries(tuple(merged.values()), found.columns)
 
 
 def parts(found: Collection) -> str:
@@ -400,7 +400,7 @@ def parts(found: Collection) -> str:
     if not places:
         return ""
     standings = Standings(entries([cell for cell in stride if cell.place in places]), chosen="stride")
-    there = {entry.name: entry for entry in standings.entries.rows}
+    there = {entry.name: entry for entry in standings.entries.all}
     columns = standings.entries.columns
     rows = [
         Row.of(words, *(with_difference(standings, there[name], place) for place in columns))

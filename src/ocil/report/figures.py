@@ -46,7 +46,7 @@ def draw_all(collection: Collection, standings: Standings, paper: Paper, workers
     places = [(place, cells) for place in standings.entries.columns if (cells := standings.entries.at(place))]
     largest = sorted((place for place, _ in places), key=lambda place: -len(standings.entries.at(place)))[:MOST_PLACES]
     places = [(place, cells) for place, cells in places if place in largest]
-    bounds = {row.name for row in standings.entries.rows if row.bound}
+    bounds = {entry.name for entry in standings.entries.all if entry.bound}
     of_places: list[Sketch] = []
     for place, cells in places:
         few = uncrowded(cells)

@@ -26,14 +26,16 @@ def measures_document(standings: Standings) -> Document | None:
     tables: list[Table] = []
     records: list[dict[str, Any]] = []
     for place in standings.entries.columns:
-        cells = {row.name: row.cells[place] for row in standings.rows if place in row.cells}
+        cells = {entry.name: entry.cells[place] for entry in standings.ordered if place in entry.cells}
         quantities = recorded(cells.values())
         if {quantity.name for quantity in quantities} - EVERY_RUN:
-            tables.append(_table(place, cells, quantities, {row.name for row in standings.entries.rows if row.bound}))
+            tables.append(
+                _table(place, cells, quantities, {entry.name for entry in standings.entries.all if entry.bound})
+            )
             records += _records(place, cells, quantities)
     if not tables:
         return None
-    shown = (cell.summary.average_accuracy for row in standings.rows for cell in row.cells.values())
+    shown = (cell.summary.average_accuracy for entry in standings.ordered for cell in entry.cells.values())
     caption = CAPTION.format(ranges=range_note(shown))
     return Document("measures", "All measures", tuple(tables), record_table(RECORD, records), caption)
 

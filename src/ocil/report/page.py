@@ -63,7 +63,7 @@ def page(
     return environment.from_string(template).render(
         title="Online class-incremental learning, measured",
         lead=lead(collection),
-        standings=_standings(standings) if standings.entries.rows else None,
+        standings=_standings(standings) if standings.entries.all else None,
         own=[_own(document) for document in own],
         agreement=agreement(collection.cells, paper),
         citation=paper.citation if paper.tables or collection.longtail else "",
@@ -76,7 +76,7 @@ def page(
         choices=choices(collection, standings) if collection.cells else None,
         numbers=numbers(standings),
         pair=first_pair(standings),
-        rows=[row.name for row in standings.rows],
+        rows=[entry.name for entry in standings.ordered],
         longtail=_longtail(collection.longtail, paper) if collection.longtail else None,
         count=len(collection.cells),
         cells=html(_listed(collection.cells, paper), "Every cell", "sortable list wide", "scroll whole"),

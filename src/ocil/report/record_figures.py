@@ -34,7 +34,7 @@ def sketches_of_records(place: Place, standings: Standings) -> Iterator[Sketch]:
 
 def _best_first(place: Place, standings: Standings) -> dict[str, MeasuredCell]:
     """Ranked methods by accuracy; the reference of the standings, if it was chosen, comes first. No bounds."""
-    found = {row.name: row.cells[place] for row in standings.entries.ranked if place in row.cells}
+    found = {entry.name: entry.cells[place] for entry in standings.entries.ranked if place in entry.cells}
     first = standings.entries.named(standings.chosen).name if standings.chosen else ""
     order = sorted(found, key=lambda name: (name != first, -found[name].summary.average_accuracy.mean))
     return {name: found[name] for name in order}
@@ -127,14 +127,16 @@ def _reliability(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Sk
 def _paired(place: Place, standings: Standings) -> Iterator[Sketch]:
     reference = standings.reference(place)
     found = {
-        row.name: difference
-        for row in standings.rows
-        if not row.bound and (number := standings.numbers[row.name].get(place)) and (difference := number.difference)
+        entry.name: difference
+        for entry in standings.ordered
+        if not entry.bound
+        and (number := standings.numbers[entry.name].get(place))
+        and (difference := number.difference)
     }
     if reference is None or standings.quantity.form != "percent" or not found:
         return
-    rows = uncrowded({name: row.cells[place] for row in standings.rows if (name := row.name) in found})
-    found = {name: found[name] for name in rows}
+    cells = uncrowded({name: entry.cells[place] for entry in standings.ordered if (name := entry.name) in found})
+    found = {name: found[name] for name in cells}
     ordered = sorted(found, key=lambda name: -found[name].mean)
     left_out = f" The {MOST_POINTS} nearest of {len(found)}." if len(found) > MOST_POINTS else ""
     near = sorted(found, key=lambda name: abs(found[name].mean))[:MOST_POINTS]

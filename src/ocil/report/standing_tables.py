@@ -90,13 +90,13 @@ def _stream_table(standings: Standings, places: Sequence[Place]) -> Table:
     heads = (Column(_memory(place), "paired", lower, About(memory=str(place.memory))) for place in places)
     usual = _usual_seeds(standings, places)
     rows = []
-    for row in standings.rows:
-        found = standings.numbers[row.name]
+    for entry in standings.ordered:
+        found = standings.numbers[entry.name]
         if any(place in found for place in places):
-            values = [_value(standings, row, place, usual) for place in places]
-            if row.bound and len(places) > 1 and not any(memory_of(cell.config) for cell in row.cells.values()):
+            values = [_value(standings, entry, place, usual) for place in places]
+            if entry.bound and len(places) > 1 and not any(memory_of(cell.config) for cell in entry.cells.values()):
                 values = [replace(values[0], paired="")]  # one number for all sizes, which each have their reference
-            rows.append(Row.of(row.name, *values, bound=row.bound, about=About(method=row.name)))
+            rows.append(Row.of(entry.name, *values, bound=entry.bound, about=About(method=entry.name)))
     note = f"{count(usual, 'seed')} unless noted otherwise."
     if any(value.paired == NO_SHARED_SEED for row in rows for value in row.values):
         rows = [replace(row, values=tuple(map(_without_shared_seed, row.values))) for row in rows]
@@ -121,26 +121,26 @@ def _usual_seeds(standings: Standings, places: Iterable[Place]) -> int:
     return max(set(counts), key=lambda each: (counts.count(each), each), default=0)
 
 
-def _value(standings: Standings, row: Entry, place: Place, usual: int = 0) -> Value:
-    number = standings.numbers[row.name].get(place)
+def _value(standings: Standings, entry: Entry, place: Place, usual: int = 0) -> Value:
+    number = standings.numbers[entry.name].get(place)
     if number is None:
         return Value("-", "")
-    notes: list[str] = [] if row.cells[place].usual_precision else [row.cells[place].config.learner.precision]
+    notes: list[str] = [] if entry.cells[place].usual_precision else [entry.cells[place].config.learner.precision]
     notes += [f"{len(number.seeds)} seeds"] if len(number.seeds) not in (1, usual) and usual else []
     return Value(
         standings.quantity.text(number.value),
         f"{number.value.mean:.6g}",
         number.rank,
         note=", ".join(notes),
-        anchor=anchor(row.cells[place].name),
-        paired=paired_text(standings, row, place),
+        anchor=anchor(entry.cells[place].name),
+        paired=paired_text(standings, entry, place),
     )
 
 
-def paired_text(standings: Standings, row: Entry, place: Place) -> str:
+def paired_text(standings: Standings, entry: Entry, place: Place) -> str:
     """The difference to the reference in words; empty for the reference itself."""
-    reference, number = standings.reference(place), standings.numbers[row.name].get(place)
-    if number is None or reference is None or reference == row:
+    reference, number = standings.reference(place), standings.numbers[entry.name].get(place)
+    if number is None or reference is None or reference == entry:
         return ""
     if number.difference is None:
         return NO_SHARED_SEED
@@ -154,39 +154,39 @@ def standings_table(standings: Standings) -> Table:
     """
     over, quantity = standings.ranking.columns, standings.quantity
     mean, lower = "" if len(over) == 1 else "mean ", not quantity.higher_is_better
-    standing = {row.name: row for row in standings.ranking.rows if 2 * len(row.missing) <= len(over)}
-    shown = [row for row in standings.rows if row.name in standing]
+    known = {each.name: each for each in standings.ranking.standings if 2 * len(each.missing) <= len(over)}
+    shown = [entry for entry in standings.ordered if entry.name in known]
     columns: list[tuple[Column, Callable[[Entry], object]]] = [
-        (Column("method"), lambda row: Value(row.name, anchor=_first_anchor(row))),
-        (LESS_IS_BETTER(f"{mean}rank"), lambda row: _rank(standing[row.name].mean_rank)),
-        (Column(f"{mean}{quantity.title}", "number", lower), lambda row: _mean_value(standings, row)),
+        (Column("method"), lambda entry: Value(entry.name, anchor=_first_anchor(entry))),
+        (LESS_IS_BETTER(f"{mean}rank"), lambda entry: _rank(known[entry.name].mean_rank)),
+        (Column(f"{mean}{quantity.title}", "number", lower), lambda entry: _mean_value(standings, entry)),
         (
             Column(_against(standings), "number", lower),
-            lambda row: _difference_value(quantity, standings.mean_difference(row)),
+            lambda entry: _difference_value(quantity, standings.mean_difference(entry)),
         ),
-        (LESS_IS_BETTER("images / batch"), lambda row: _images(standings, row)),
+        (LESS_IS_BETTER("images / batch"), lambda entry: _images(standings, entry)),
     ]
-    if any(KEPT.by_seed(cell) for row in standings.entries.ranked for cell in row.cells.values()):
-        columns.append((LESS_IS_BETTER("kept"), lambda row: _kept(standings.cells_of(row))))
-    columns.append((LESS_IS_BETTER("time / run"), lambda row: _time(standings.cells_of(row))))
-    if any(row.missing for row in standing.values()):
-        columns.append((Column("not run on"), lambda row: _places(standing[row.name].missing)))
+    if any(KEPT.by_seed(cell) for entry in standings.entries.ranked for cell in entry.cells.values()):
+        columns.append((LESS_IS_BETTER("kept"), lambda entry: _kept(standings.cells_of(entry))))
+    columns.append((LESS_IS_BETTER("time / run"), lambda entry: _time(standings.cells_of(entry))))
+    if any(standing.missing for standing in known.values()):
+        columns.append((Column("not run on"), lambda entry: _places(known[entry.name].missing)))
     rest = len(standings.entries.ranked) - len(shown)
     more = f" {count(rest, 'row')} with less than half of these columns: see all methods." if rest else ""
     return replace(Table.of(shown, *columns), note=ranking_text(standings) + more)
 
 
-def _first_anchor(row: Entry) -> str:
-    return anchor(next(iter(row.cells.values())).name) if row.cells else ""
+def _first_anchor(entry: Entry) -> str:
+    return anchor(next(iter(entry.cells.values())).name) if entry.cells else ""
 
 
 def _rank(mean: float | None) -> Value:
     return Value("-" if mean is None else f"{mean:.3g}", _sort(mean))
 
 
-def _images(standings: Standings, row: Entry) -> Value:
-    images = standings.images(row)
-    return Value(images_text(standings, row), _sort(images and images[1]))
+def _images(standings: Standings, entry: Entry) -> Value:
+    images = standings.images(entry)
+    return Value(images_text(standings, entry), _sort(images and images[1]))
 
 
 def _time(cells: Sequence[MeasuredCell]) -> Value:
@@ -194,9 +194,9 @@ def _time(cells: Sequence[MeasuredCell]) -> Value:
     return Value(duration(seconds), f"{seconds:.3f}")
 
 
-def images_text(standings: Standings, row: Entry) -> str:
+def images_text(standings: Standings, entry: Entry) -> str:
     """Images per stream batch, as a range where columns differ."""
-    images = standings.images(row)
+    images = standings.images(entry)
     return "-" if images is None else _range(*images)
 
 
@@ -212,11 +212,11 @@ def _short_reference(standings: Standings) -> str:
     return standings.leader.name if standings.leader else "the best"
 
 
-def _mean_value(standings: Standings, row: Entry) -> Value:
-    if (mean := standings.mean_value(row)) is None:
+def _mean_value(standings: Standings, entry: Entry) -> Value:
+    if (mean := standings.mean_value(entry)) is None:
         return Value("-", "")
     if len(standings.ranking.columns) == 1:
-        number = standings.numbers[row.name][standings.ranking.columns[0]]
+        number = standings.numbers[entry.name][standings.ranking.columns[0]]
         return Value(standings.quantity.text(number.value), f"{mean:.6g}", number.rank)
     return Value(standings.quantity.text(Estimate(mean, None, ())).removesuffix(" (one seed)"), f"{mean:.6g}")
 
@@ -236,7 +236,7 @@ def _kept(cells: Iterable[MeasuredCell]) -> Value:
 def ranking_text(standings: Standings) -> str:
     """What the ranks are over, and what is left out."""
     over, columns = standings.ranking.columns, standings.entries.columns
-    complete = sum(row.mean_rank is not None for row in standings.ranking.rows)
+    complete = sum(standing.mean_rank is not None for standing in standings.ranking.standings)
     if not over:
         return "No column has two methods, so there are no ranks."
     to = "" if len(_short_reference(standings)) <= LONGEST else f" Differences are to {_short_reference(standings)}."
@@ -248,8 +248,8 @@ def ranking_text(standings: Standings) -> str:
 
 def _numbers_of_seeds(standings: Standings) -> str:
     """A sentence for means over different seeds: their difference is not the paired one beside them."""
-    rows = [standings.numbers[row.name] for row in standings.entries.ranked]
-    found = {row[place].seeds for row in rows for place in standings.ranking.columns if place in row}
+    numbers = [standings.numbers[entry.name] for entry in standings.entries.ranked]
+    found = {each[place].seeds for each in numbers for place in standings.ranking.columns if place in each}
     counts = sorted(map(len, found))
     if len(found) < 2:
         return ""
@@ -290,7 +290,7 @@ def _images_of(cell: MeasuredCell) -> Value:
 
 def shown(standings: Standings) -> list[Table]:
     """For a terminal: a column per method if they are few, else a table per dataset with a row per method."""
-    if len(standings.entries.rows) <= FEW:
+    if len(standings.entries.all) <= FEW:
         return [with_remarks(side_by_side(standings))]
     first, *others = map(with_remarks, methods_tables(standings))
     return [replace(first, note=f"{_caption(standings)} {first.note}"), *others]
@@ -298,9 +298,9 @@ def shown(standings: Standings) -> list[Table]:
 
 def side_by_side(standings: Standings) -> Table:
     """A row per column of the standings and a column per method: its number, and in brackets the difference."""
-    heads = (Column("column"), *(Column(row.name, "paired") for row in standings.entries.rows))
+    heads = (Column("column"), *(Column(entry.name, "paired") for entry in standings.entries.all))
     rows = (
-        Row.of(place.title, *(_value(standings, row, place) for row in standings.entries.rows))
+        Row.of(place.title, *(_value(standings, entry, place) for entry in standings.entries.all))
         for place in standings.entries.columns
     )
     usual, others = _other_seeds(standings)
@@ -310,9 +310,9 @@ def side_by_side(standings: Standings) -> Table:
 def _other_seeds(standings: Standings) -> tuple[str, tuple[str, ...]]:
     """The seeds of most numbers, and a remark for each method with others."""
     found = {
-        (row.name, place): seeds_text(number.seeds)
-        for row in standings.entries.rows
-        for place, number in standings.numbers[row.name].items()
+        (entry.name, place): seeds_text(number.seeds)
+        for entry in standings.entries.all
+        for place, number in standings.numbers[entry.name].items()
     }
     usual = Counter(found.values()).most_common(1)[0][0] if found else ""
     groups: dict[tuple[str, str], list[Place]] = {}
@@ -325,14 +325,18 @@ def _other_seeds(standings: Standings) -> tuple[str, tuple[str, ...]]:
 
 
 def _records(standings: Standings) -> Iterable[dict[str, Any]]:
-    for row in standings.rows:
-        for place, number in standings.numbers[row.name].items():
-            cell, reference, images = row.cells[place], standings.reference(place), images_per_batch(row.cells[place])
+    for entry in standings.ordered:
+        for place, number in standings.numbers[entry.name].items():
+            cell, reference, images = (
+                entry.cells[place],
+                standings.reference(place),
+                images_per_batch(entry.cells[place]),
+            )
             yield {
                 "dataset": place.dataset,
                 "stream": place.stream,
                 "memory": memory_of(cell.config),
-                "method": row.name,
+                "method": entry.name,
                 "seeds": len(number.seeds),
                 "mean": _exact(standings, number.value.mean),
                 "interval": _exact(standings, number.value.interval),
@@ -363,20 +367,20 @@ def _exact(standings: Standings, value: float | None) -> str:
 
 
 def _standings_records(standings: Standings) -> Iterable[dict[str, Any]]:
-    for standing in standings.ranking.rows:
-        row = next(row for row in standings.entries.ranked if row.name == standing.name)
-        difference, images = standings.mean_difference(row), standings.images(row)
+    for standing in standings.ranking.standings:
+        entry = next(entry for entry in standings.entries.ranked if entry.name == standing.name)
+        difference, images = standings.mean_difference(entry), standings.images(entry)
         yield {
-            "method": row.name,
+            "method": entry.name,
             "mean_rank": _sort(standing.mean_rank),
             "columns": len(standings.ranking.columns) - len(standing.missing),
-            "mean": _exact(standings, standings.mean_value(row)),
+            "mean": _exact(standings, standings.mean_value(entry)),
             "against": _short_reference(standings),
             "difference": _exact(standings, difference.mean if difference else None),
             "difference_interval": _exact(standings, difference.interval if difference else None),
             "shared_seeds": len(difference.values) if difference else "",
             "images_per_batch": _sort(images[1] if images else None),
-            "wall_seconds": _time(standings.cells_of(row)).sort,
+            "wall_seconds": _time(standings.cells_of(entry)).sort,
             "not_run_on": _places(standing.missing),
         }
 
