@@ -376,7 +376,7 @@ def birds_rows(root: Path) -> dict[str, list[bool]]:
     """The names of the rows, and whether each column was measured."""
     standings = Standings(entries(collect([root]).cells))
     return {
-        entry.name: [place in standings.numbers[entry.name] for place in standings.entries.columns]
+        entry.name: [column in standings.numbers[entry.name] for column in standings.entries.columns]
         for entry in standings.entries.ranked
     }
 

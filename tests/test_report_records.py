@@ -268,7 +268,7 @@ def test_a_long_list_of_settings_is_cut_and_stays_distinct() -> None:
         counts = (*[10] * 99, last)
         config = resolve("er", DATA, memory=100, settings={"class_counts": counts, "label_noise": 0.25})
         result = made_up(config)
-        found = MeasuredCell((FinishedRun(Path("x"), result),), summarise([result])).place
+        found = MeasuredCell((FinishedRun(Path("x"), result),), summarise([result])).column
         names[found.title] = len(found.stream)
     assert len(names) == 2
     assert max(names.values()) < 130
@@ -349,7 +349,7 @@ def test_a_curve_of_compute_joins_the_settings_that_change_it(monkeypatch: pytes
     by_name = {f"{each.label} {each.learner_settings}": each for each in cells}
     drawn: dict[str, tuple[dict[str, list[tuple[float, Estimate]]], str]] = {}
     monkeypatch.setattr(record_figures, "sketch_of", lambda _, kind, *rest: drawn.update({kind: rest[-2:]}))
-    list(record_figures._costs(cells[0].place, by_name))
+    list(record_figures._costs(cells[0].column, by_name))
     curves, label = drawn["accuracy-against-compute"]
     assert label == "images passed per stream batch"
     assert {name: [images for images, _ in points] for name, points in curves.items()} == {
@@ -359,7 +359,7 @@ def test_a_curve_of_compute_joins_the_settings_that_change_it(monkeypatch: pytes
         "scr {}": [225],
     }
     monkeypatch.setattr(record_figures, "MOST_POINTS", 4)
-    list(record_figures._costs(cells[0].place, by_name))
+    list(record_figures._costs(cells[0].column, by_name))
     assert list(drawn["accuracy-against-compute"][0]) == ["er", "er-ace {}"]
 
 

@@ -154,7 +154,7 @@ def found(root: Path) -> Entries:
 
 
 def test_rows_and_columns_of_any_results(found: Entries) -> None:
-    assert [(place.dataset, place.memory) for place in found.columns] == [(BIRDS, 100), (BIRDS, 200), (FISH, 100)]
+    assert [(column.dataset, column.memory) for column in found.columns] == [(BIRDS, 100), (BIRDS, 200), (FISH, 100)]
     columns = {entry.name: len(entry.cells) for entry in found.all}
     assert columns == {"afs": 3, "er": 3, "mir": 2, "ncm": 2, "iid-offline": 2}  # without a memory: in every size
     assert {entry.name for entry in found.all if entry.bound} == {"iid-offline"}  # NCM competes
@@ -162,7 +162,7 @@ def test_rows_and_columns_of_any_results(found: Entries) -> None:
 
 def test_the_leader_the_missing_and_what_seeds_are_shared(found: Entries) -> None:
     standings = Standings(found)
-    assert [place.dataset for place in standings.ranking.columns] == [BIRDS, BIRDS]  # 4 x 2 numbers, not 2 x 3
+    assert [column.dataset for column in standings.ranking.columns] == [BIRDS, BIRDS]  # 4 x 2 numbers, not 2 x 3
     ranks = {each.name: each.mean_rank for each in standings.ranking.standings}
     assert ranks == {"mir": 1, "afs": 2, "er": 3, "ncm": 4}
     against_afs = Standings(found, chosen="afs")
@@ -324,7 +324,7 @@ def test_streams_are_columns_and_settings_are_rows(tmp_path: Path) -> None:
     for settings in ({}, {"boundary": "blurry"}, {"lr": 0.2}, {"evaluate_every": 5}):
         store(tmp_path, resolve("er", BIRDS, memory=100, settings=settings), {0: 0.5, 1: 0.5})
     found = entries(collect([tmp_path]).cells)
-    assert [place.title for place in found.columns] == ["birds, memory 100", "birds, boundary=blurry, memory 100"]
+    assert [column.title for column in found.columns] == ["birds, memory 100", "birds, boundary=blurry, memory 100"]
     assert {entry.name: len(entry.cells) for entry in found.all} == {
         "er": 2,
         "er lr=0.2": 1,
@@ -390,7 +390,7 @@ def test_a_run_of_python_and_one_of_a_command_are_in_one_column(tmp_path: Path) 
     for config in of_command:
         store(tmp_path, config, {1: 0.4}, images="abc")
     found = entries(collect([tmp_path]).cells)
-    assert [place.dataset for place in found.columns] == [BIRDS]
+    assert [column.dataset for column in found.columns] == [BIRDS]
     assert {cell.name: len(cell.runs) for cell in collect([tmp_path]).cells} == {
         config.cell: runs for config, runs in zip(of_command, (2, 1), strict=True)
     }

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ocil.methods import METHODS
 from ocil.report import longtail, papers
-from ocil.report.cells import Collection, MeasuredCell, Place, title_of
+from ocil.report.cells import Collection, MeasuredCell, MeasuredColumn, title_of
 from ocil.report.collect import find
 from ocil.report.comparison import difference, overlap, published_accuracy
 from ocil.report.cost import images_per_batch
@@ -360,18 +360,18 @@ def streams(cells: list[MeasuredCell]) -> str:
     found = by_label(entries(cells))
     standings = [Standings(found, named(name)) for name in IN_STREAMS]
     rows = []
-    for place in sorted(found.columns, key=lambda place: (place.dataset, place.stream, place.memory)):
-        values = [" / ".join(mean_of(each, entry, place) for each in standings) for entry in found.all]
-        rows.append(Row.of(stream_name(place), place.memory, *values))
+    for column in sorted(found.columns, key=lambda column: (column.dataset, column.stream, column.memory)):
+        values = [" / ".join(mean_of(each, entry, column) for each in standings) for entry in found.all]
+        rows.append(Row.of(stream_name(column), column.memory, *values))
     return table(("stream", "memory", *(entry.name for entry in found.all)), rows)
 
 
-def stream_name(place: Place) -> str:
-    return next((title for kind, title in STREAMS.items() if f"boundary={kind}" in place.stream), "noise")
+def stream_name(column: MeasuredColumn) -> str:
+    return next((title for kind, title in STREAMS.items() if f"boundary={kind}" in column.stream), "noise")
 
 
-def mean_of(standings: Standings, entry: Entry, place: Place) -> str:
-    number = standings.numbers[entry.name].get(place)
+def mean_of(standings: Standings, entry: Entry, column: MeasuredColumn) -> str:
+    number = standings.numbers[entry.name].get(column)
     return "-" if number is None else f"{100 * number.value.mean:.1f}"
 
 
@@ -388,7 +388,7 @@ def by_label(found: Entries) -> Entries:
     for entry in found.all:
         there = merged[entry.label].cells if entry.label in merged else {}
         if twice := there.keys() & entry.cells.keys():
-            raise SystemExit(f"{entry.label} has two settings in {min(place.title for place in twice)}")
+            raise SystemExit(f"{entry.label} has two settings in {min(column.title for column in twice)}")
         merged[entry.label] = replace(entry, name=entry.label, cells={**there, **entry.cells})
     return Entries(tuple(merged.values()), found.columns)
 
@@ -396,22 +396,22 @@ def by_label(found: Entries) -> Entries:
 def parts(found: Collection) -> str:
     """Stride with each of its parts removed, and the difference to it; nothing if that is not measured."""
     stride = [cell for cell in found.cells if cell.config.method == "stride" and changed(cell) <= PART_SETTINGS]
-    places = {cell.place for cell in stride if changed(cell)}
-    if not places:
+    measured = {cell.column for cell in stride if changed(cell)}
+    if not measured:
         return ""
-    standings = Standings(entries([cell for cell in stride if cell.place in places]), chosen="stride")
+    standings = Standings(entries([cell for cell in stride if cell.column in measured]), chosen="stride")
     there = {entry.name: entry for entry in standings.entries.all}
     columns = standings.entries.columns
     rows = [
-        Row.of(words, *(with_difference(standings, there[name], place) for place in columns))
+        Row.of(words, *(with_difference(standings, there[name], column) for column in columns))
         for name, words in PARTS.items()
         if name in there
     ]
-    return table(("stride with", *(place.title for place in columns)), rows)
+    return table(("stride with", *(column.title for column in columns)), rows)
 
 
-def with_difference(standings: Standings, entry: Entry, place: Place) -> str:
-    number, paired = standings.numbers[entry.name].get(place), paired_text(standings, entry, place)
+def with_difference(standings: Standings, entry: Entry, column: MeasuredColumn) -> str:
+    number, paired = standings.numbers[entry.name].get(column), paired_text(standings, entry, column)
     if number is None:
         return "-"
     return standings.quantity.text(number.value) + (f" ({paired})" if paired else "")

@@ -73,8 +73,8 @@ class MeasuredCell:
         return self.config.label
 
     @cached_property
-    def place(self) -> "Place":
-        return Place(self.config.dataset, memory_of(self.config), self.stream)
+    def column(self) -> "MeasuredColumn":
+        return MeasuredColumn(self.config.dataset, memory_of(self.config), self.stream)
 
     @cached_property
     def stream(self) -> str:
@@ -144,8 +144,9 @@ class MeasuredCell:
 
 
 @dataclass(frozen=True)
-class Place:
-    """A dataset, a memory size and a stream. The size is 0 for methods without a memory, or for all sizes."""
+class MeasuredColumn:
+    """A dataset, a memory size and a stream: a column of tables, and what a figure is about. The size is 0 for methods
+    without a memory, or for all sizes."""
 
     dataset: str
     memory: int
@@ -175,19 +176,19 @@ class Collection:
     longtail: tuple[LongTailCell, ...] = ()
     """Cells of long-tailed runs, which have a table of their own."""
 
-    def at(self, place: Place) -> list[MeasuredCell]:
+    def at(self, column: MeasuredColumn) -> list[MeasuredCell]:
         """The cells of a dataset, stream and memory size, and those of methods that keep no memory."""
         return [
             cell
             for cell in self.cells
-            if (cell.config.dataset, cell.stream) == (place.dataset, place.stream)
-            and cell.place.memory in (place.memory, 0)
+            if (cell.config.dataset, cell.stream) == (column.dataset, column.stream)
+            and cell.column.memory in (column.memory, 0)
         ]
 
     @property
-    def places(self) -> list[Place]:
+    def columns(self) -> list[MeasuredColumn]:
         """Every dataset, stream and memory size with runs, in the order of tables."""
-        return list(dict.fromkeys(cell.place for cell in self.cells if cell.place.memory))
+        return list(dict.fromkeys(cell.column for cell in self.cells if cell.column.memory))
 
 
 def _shortened(value: Any) -> Any:
@@ -240,8 +241,8 @@ def _settings_of(config: RunConfig) -> dict[str, Any]:
 
 
 def pick(cells: Iterable[MeasuredCell]) -> MeasuredCell | None:
-    """The cell to show where several fit one place: the one with most seeds, then the one in the precision that most of
-    the table has, then the one with most evaluations.
+    """The cell to show where several fit one column: the one with most seeds, then the one in the precision that most
+    of the table has, then the one with most evaluations.
     """
 
     def order(cell: MeasuredCell) -> tuple[Any, ...]:

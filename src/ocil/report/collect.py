@@ -360,7 +360,7 @@ def _reviewed_as_often(cells: Sequence[MeasuredCell]) -> set[tuple[str, str]]:
         config = cell.config
         if config.learner.review and not config.stream.announces_tasks and base_of(config.dataset) not in CATALOG:
             periods.setdefault((config.dataset, cell.stream), set()).add(config.learner.review_every)
-    return {place for place, found in periods.items() if len(found) == 1}
+    return {stream for stream, found in periods.items() if len(found) == 1}
 
 
 def _order(cell: MeasuredCell) -> tuple[Any, ...]:
@@ -370,6 +370,6 @@ def _order(cell: MeasuredCell) -> tuple[Any, ...]:
     size = (-known.classes, *(-length for length in known.image_shape)) if known else (0,)
     values = [(0, v, "") if isinstance(v, int | float) else (1, 0, str(v)) for v in cell.changed.values()]
     return (
-        *(size, title_of(config.dataset), config.dataset, cell.place.memory, list(METHODS).index(config.method)),
+        *(size, title_of(config.dataset), config.dataset, cell.column.memory, list(METHODS).index(config.method)),
         *(config.learner.review, len(cell.changed), tuple(cell.changed), values, cell.name),
     )

@@ -128,7 +128,7 @@ def _point(standings: Standings, entry: Entry, costs: Sequence[float]) -> Method
     mean = standings.mean_value(entry)
     if mean is None or not costs or not all(math.isfinite(value) and value > 0 for value in costs):
         return None
-    per_column = [standings.by_seed[entry.name][place] for place in standings.ranking.columns]
+    per_column = [standings.by_seed[entry.name][column] for column in standings.ranking.columns]
     shared = set.intersection(*(set(values) for values in per_column))
     over_seeds = [sum(values[seed] for values in per_column) / len(per_column) for seed in sorted(shared)]
     factor = 100.0 if standings.quantity.form == "percent" else 1.0

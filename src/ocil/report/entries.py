@@ -8,7 +8,7 @@ from typing import Any
 
 from ocil.errors import OcilError, suggest
 from ocil.methods import method
-from ocil.report.cells import MeasuredCell, Place, pick, settings_text
+from ocil.report.cells import MeasuredCell, MeasuredColumn, pick, settings_text
 from ocil.text import escaped
 
 
@@ -19,7 +19,7 @@ class Entry:
     name: str
     """The label, and in what the settings differ from those of other entries."""
     label: str
-    cells: Mapping[Place, MeasuredCell]
+    cells: Mapping[MeasuredColumn, MeasuredCell]
     """What was measured, by column. A method that keeps no memory is in the columns of every memory size."""
     plain: bool
     """Whether the method has its own settings."""
@@ -36,7 +36,7 @@ class Entries:
     """All entries and columns, in the order of tables."""
 
     all: tuple[Entry, ...]
-    columns: tuple[Place, ...]
+    columns: tuple[MeasuredColumn, ...]
     shared: str = ""
     """Changed settings that no name has, as text, because all entries agree on them: ``network=tiny``."""
 
@@ -44,10 +44,10 @@ class Entries:
     def ranked(self) -> tuple[Entry, ...]:
         return tuple(entry for entry in self.all if not entry.bound)
 
-    def at(self, place: Place) -> dict[str, MeasuredCell]:
+    def at(self, column: MeasuredColumn) -> dict[str, MeasuredCell]:
         """What was measured in a column, by the names of the entries; bounds first."""
-        found = {entry.name: entry.cells[place] for entry in self.all if place in entry.cells}
-        bounds = [entry.name for entry in self.all if entry.bound and place in entry.cells]
+        found = {entry.name: entry.cells[column] for entry in self.all if column in entry.cells}
+        bounds = [entry.name for entry in self.all if entry.bound and column in entry.cells]
         return {name: found[name] for name in dict.fromkeys([*bounds, *found])}
 
     def named(self, text: str) -> Entry:
@@ -70,12 +70,12 @@ class Entries:
             return self
         in_order = tuple(dict.fromkeys(self.named(name).name for name in names))
         chosen = tuple(entry for name in in_order for entry in self.all if entry.name == name)
-        columns = tuple(place for place in self.columns if any(place in entry.cells for entry in chosen))
+        columns = tuple(column for column in self.columns if any(column in entry.cells for entry in chosen))
         return replace(self, all=chosen, columns=columns)
 
 
 def entries(cells: Iterable[MeasuredCell]) -> Entries:
-    """The entries and columns of measured cells. Where two cells fit one place, the one with more seeds is taken."""
+    """The entries and columns of measured cells. Where two cells fit one column, the one with more seeds is taken."""
     groups: dict[tuple[str, str], list[MeasuredCell]] = {}
     for cell in cells:
         groups.setdefault((cell.label, settings_text(cell.learner_settings)), []).append(cell)
@@ -83,7 +83,7 @@ def entries(cells: Iterable[MeasuredCell]) -> Entries:
     found = []
     for (label, settings), group in groups.items():
         info = method(group[0].config.method)
-        cells_by_column = {place: picked for place in columns if (picked := pick(_fitting(place, group)))}
+        cells_by_column = {column: picked for column in columns if (picked := pick(_fitting(column, group)))}
         bound = info.offline or info.name == "fine-tune"
         found.append((settings, Entry(label, label, cells_by_column, not settings, bound)))
     first = [(entry.bound, group[0]) for (_, entry), group in zip(found, groups.values(), strict=True)]
@@ -96,21 +96,21 @@ def entries(cells: Iterable[MeasuredCell]) -> Entries:
     return Entries(tuple(named), columns, _shared([cell for bound, cell in first if not bound]))
 
 
-def _columns(cells: Iterable[MeasuredCell]) -> tuple[Place, ...]:
+def _columns(cells: Iterable[MeasuredCell]) -> tuple[MeasuredColumn, ...]:
     """The memory sizes of each dataset and stream; a column without memory only where no method keeps one."""
     sizes: dict[tuple[str, str], set[int]] = {}
     for cell in cells:
-        sizes.setdefault((cell.config.dataset, cell.stream), set()).add(cell.place.memory)
+        sizes.setdefault((cell.config.dataset, cell.stream), set()).add(cell.column.memory)
     return tuple(
-        Place(dataset, size, stream)
+        MeasuredColumn(dataset, size, stream)
         for (dataset, stream), found in sizes.items()
         for size in sorted(found - {0}) or [0]
     )
 
 
-def _fitting(place: Place, cells: Iterable[MeasuredCell]) -> list[MeasuredCell]:
-    here = [cell for cell in cells if (cell.config.dataset, cell.stream) == (place.dataset, place.stream)]
-    return [cell for cell in here if cell.place.memory in (place.memory, 0)]
+def _fitting(column: MeasuredColumn, cells: Iterable[MeasuredCell]) -> list[MeasuredCell]:
+    here = [cell for cell in cells if (cell.config.dataset, cell.stream) == (column.dataset, column.stream)]
+    return [cell for cell in here if cell.column.memory in (column.memory, 0)]
 
 
 def _name(cell: MeasuredCell, others: Sequence[MeasuredCell]) -> str:

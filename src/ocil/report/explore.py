@@ -13,7 +13,7 @@ def choices(collection: Collection, standings: Standings) -> dict[str, Any]:
     """What a reader may filter by: datasets with their titles, memory sizes, labels of methods."""
     return {
         "datasets": {cell.config.dataset: title_of(cell.config.dataset) for cell in collection.cells},
-        "sizes": sorted({cell.place.memory for cell in collection.cells} - {0}),
+        "sizes": sorted({cell.column.memory for cell in collection.cells} - {0}),
         "labels": list(dict.fromkeys(entry.label for entry in standings.ordered)),
     }
 
@@ -30,12 +30,12 @@ def numbers(standings: Standings) -> str:
     for entry in standings.ordered:
         found = standings.by_seed[entry.name].items()
         means = standings.numbers[entry.name].items()
-        texts = {columns.index(place): standings.quantity.text(number.value) for place, number in means}
+        texts = {columns.index(column): standings.quantity.text(number.value) for column, number in means}
         rows.append(
             {
                 "name": entry.name,
-                "values": {columns.index(place): by_seed for place, by_seed in found},
-                "texts": {place: text.replace("-", MINUS) for place, text in texts.items()},
+                "values": {columns.index(column): by_seed for column, by_seed in found},
+                "texts": {number: text.replace("-", MINUS) for number, text in texts.items()},
             }
         )
     most = max((len(found) for each in standings.by_seed.values() for found in each.values()), default=1)
@@ -46,7 +46,7 @@ def numbers(standings: Standings) -> str:
             "higher": standings.quantity.higher_is_better,
             "t": [round(t_quantile(degrees), 6) for degrees in range(1, most)],
             "columns": [
-                {"title": place.title, "dataset": place.dataset, "memory": str(place.memory)} for place in columns
+                {"title": column.title, "dataset": column.dataset, "memory": str(column.memory)} for column in columns
             ],
             "rows": rows,
         },
@@ -60,8 +60,8 @@ def first_pair(standings: Standings) -> tuple[str, str] | None:
     if standings.leader and standings.rival:
         return standings.leader.name, standings.rival.name
     bounds_last = sorted(standings.ordered, key=lambda entry: entry.bound)
-    for place, one in enumerate(bounds_last):
-        for other in bounds_last[place + 1 :]:
+    for number, one in enumerate(bounds_last):
+        for other in bounds_last[number + 1 :]:
             if standings.by_seed[one.name].keys() & standings.by_seed[other.name].keys():
                 return one.name, other.name
     return None

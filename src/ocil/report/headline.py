@@ -108,7 +108,7 @@ def _elsewhere(standings: Standings, leader: Entry) -> str:
     wins: dict[str, int] = {}
     for lead in leads:
         wins[lead.best.name] = wins.get(lead.best.name, 0) + 1
-    mine, ran = wins.pop(leader.name, 0), sum(lead.place in standings.by_seed[leader.name] for lead in leads)
+    mine, ran = wins.pop(leader.name, 0), sum(lead.column in standings.by_seed[leader.name] for lead in leads)
     ordered = sorted(wins.items(), key=lambda each: -each[1])
     named = [f"{name} in {number}" for name, number in ordered[:NAMED]]
     others = sum(number for _, number in ordered[NAMED:])
