@@ -287,6 +287,6 @@ def check(config: LongTailConfig, images: int) -> None:
     """Raise if there are too few training images for one batch."""
     if images < config.batch_size:
         raise OcilError(
-            f"{config.place} has {images} training images, fewer than batch_size = {config.batch_size}: "
+            f"{config.dataset_label} has {images} training images, fewer than batch_size = {config.batch_size}: "
             "use a smaller one (--set batch_size=N), or a smaller imbalance."
         )
