@@ -329,7 +329,7 @@ def test_folders_and_files_are_read_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(parsed) == 3
 
 
-def test_more_seeds_then_the_usual_precision_fill_a_place(tmp_path: Path) -> None:
+def test_more_seeds_then_the_common_precision_fill_a_column(tmp_path: Path) -> None:
     save(tmp_path, resolve("er", "cifar100", settings={"precision": "bf16"}), seeds=3, level=0.3)
     save(tmp_path, resolve("er", "cifar100"), seeds=2, level=0.2)
 

@@ -49,11 +49,11 @@ class MeasuredCell:
 
     runs: tuple[FinishedRun, ...]
     summary: Summary
-    usual_precision: bool = False
+    common_precision: bool = False
     """Whether most cells of its dataset have its precision."""
-    usual_tasks: bool = False
+    common_tasks: bool = False
     """Whether all cells of its dataset have its number of tasks, though the catalog knows none."""
-    usual_reviews: bool = False
+    common_reviews: bool = False
     """Whether all cells of its dataset and stream are reviewed as often, where no task ends are announced and the
     catalog does not know the length of the stream, from which ``review_every`` was chosen."""
     other_images: bool = False
@@ -83,7 +83,7 @@ class MeasuredCell:
         An order of arrival is named by its file and its digest. With ``other_images`` the digest of the cell's images
         is added.
         """
-        ignored = MEASURING | ({"tasks"} if self.usual_tasks else set())
+        ignored = MEASURING | ({"tasks"} if self.common_tasks else set())
         found = {name: value for name, value in self.changed.items() if name in INPUT - ignored}
         if digest := found.pop("order_digest", ""):
             found["order"] = f"{Path(str(found.get('order', ''))).stem}@{str(digest)[:8]}"
@@ -96,11 +96,11 @@ class MeasuredCell:
     def learner_settings(self) -> dict[str, Any]:
         """The changed settings that are not the stream's.
 
-        A precision counts if it is not the usual one of the dataset. The period of reviews counts if the memory is
+        A precision counts if it is not the common one of its dataset. The period of reviews counts if the memory is
         reviewed, and not as often as in all other cells of the stream.
         """
-        ignored = INPUT | MEASURING | ({"precision"} if self.usual_precision else set())
-        if self.usual_reviews or not self.config.learner.review:
+        ignored = INPUT | MEASURING | ({"precision"} if self.common_precision else set())
+        if self.common_reviews or not self.config.learner.review:
             ignored |= {"review_every"}
         return {name: value for name, value in self.changed.items() if name not in ignored}
 
@@ -247,6 +247,6 @@ def pick(cells: Iterable[MeasuredCell]) -> MeasuredCell | None:
 
     def order(cell: MeasuredCell) -> tuple[Any, ...]:
         points = len(cell.runs[0].result.anytime.get("points", ()))
-        return -len(cell.runs), not cell.usual_precision, "precision" in cell.changed, -points, cell.name
+        return -len(cell.runs), not cell.common_precision, "precision" in cell.changed, -points, cell.name
 
     return min(cells, key=order, default=None)

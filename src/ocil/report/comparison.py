@@ -81,7 +81,7 @@ class Grid:
         return sum(self._seeds.values())
 
     @property
-    def usual_seeds(self) -> int:
+    def common_seeds(self) -> int:
         """How many seeds most of its numbers have; the larger count, where two are as frequent."""
         return max(self._seeds, key=lambda count: (self._seeds[count], count), default=0)
 

@@ -124,7 +124,7 @@ def _shared(cells: Sequence[MeasuredCell]) -> str:
 
     So do the numbers of tasks of a dataset outside the catalog, if that is the only one.
     """
-    tasks = {cell.changed.get("tasks") if cell.usual_tasks else None for cell in cells}
+    tasks = {cell.changed.get("tasks") if cell.common_tasks else None for cell in cells}
     one = {"tasks": tasks.pop()} if len(tasks) == 1 and None not in tasks else {}
     changed = {name: value for cell in cells for name, value in cell.learner_settings.items()}
     left_out = {name: value for name, value in changed.items() if not _differs(name, value, cells)}

@@ -199,7 +199,7 @@ def _compared(compared: ComparedTable, document: Document) -> dict[str, Any]:
                 "html": html(shown, name, "numbers sortable"),
                 "rest": html(rest, f"{name}, not measured", "numbers") if rest.rows and not table.empty else "",
                 "left": count(len(rest.rows), "row"),
-                "seeds": f"{count(grid.usual_seeds, 'seed')} unless noted otherwise.",
+                "seeds": f"{count(grid.common_seeds, 'seed')} unless noted otherwise.",
             }
         )
     return {"name": spec.name, "title": spec.title, "caption": spec.caption, "parts": parts}

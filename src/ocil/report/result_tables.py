@@ -132,7 +132,7 @@ def _grid_table(grid: Grid, heading: str) -> Table:
         tuple(
             Row.of(
                 row.name,
-                *(_value(number, grid.usual_seeds) for number in row.numbers),
+                *(_value(number, grid.common_seeds) for number in row.numbers),
                 bound=bound,
                 about=About(method=row.name if row.name.startswith(row.method) else row.method),
             )
@@ -144,12 +144,12 @@ def _grid_table(grid: Grid, heading: str) -> Table:
     )
 
 
-def _value(number: ComparedNumber, usual_seeds: int) -> Value:
+def _value(number: ComparedNumber, common_seeds: int) -> Value:
     published = published_percent(number.published) if number.published else ""
     if number.value is None or number.cell is None:
         return Value("", "", published=published)
     notes = [str(number.cell.changed["precision"])] if "precision" in number.cell.changed else []
-    if number.seeds not in (1, usual_seeds):  # one seed is named with the number itself
+    if number.seeds not in (1, common_seeds):  # one seed is named with the number itself
         notes.append(f"{number.seeds} seeds")
     return Value(
         percent(number.value),
@@ -185,9 +185,9 @@ def _seeds(grid: Grid) -> str:
         for seeds, headings in by_seeds.items():
             name = row.name if len(by_seeds) == 1 else f"{row.name} ({', '.join(headings)})"
             others.setdefault(seeds, []).append(name)
-    others.pop(grid.usual_seeds, None)
+    others.pop(grid.common_seeds, None)
     words = [f"{count(seeds, 'seed')}: {', '.join(others[seeds])}" for seeds in sorted(others, reverse=True)]
-    return "; ".join([count(grid.usual_seeds, "seed"), *words]) + "."
+    return "; ".join([count(grid.common_seeds, "seed"), *words]) + "."
 
 
 def cells_document(cells: Sequence[MeasuredCell], paper: Paper) -> Document:

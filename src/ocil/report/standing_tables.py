@@ -88,16 +88,16 @@ def _stream_table(standings: Standings, columns: Sequence[MeasuredColumn]) -> Ta
     """The methods on one dataset and stream, a column per memory size."""
     lower = not standings.quantity.higher_is_better
     heads = (Column(_memory(column), "paired", lower, About(memory=str(column.memory))) for column in columns)
-    usual = _usual_seeds(standings, columns)
+    common = _common_seeds(standings, columns)
     rows = []
     for entry in standings.ordered:
         found = standings.numbers[entry.name]
         if any(column in found for column in columns):
-            values = [_value(standings, entry, column, usual) for column in columns]
+            values = [_value(standings, entry, column, common) for column in columns]
             if entry.bound and len(columns) > 1 and not any(memory_of(cell.config) for cell in entry.cells.values()):
                 values = [replace(values[0], paired="")]  # one number for all sizes, which each have their reference
             rows.append(Row.of(entry.name, *values, bound=entry.bound, about=About(method=entry.name)))
-    note = f"{count(usual, 'seed')} unless noted otherwise."
+    note = f"{count(common, 'seed')} unless noted otherwise."
     if any(value.paired == NO_SHARED_SEED for row in rows for value in row.values):
         rows = [replace(row, values=tuple(map(_without_shared_seed, row.values))) for row in rows]
         note += " A number without a difference shares no seed with the one that it would be compared with."
@@ -114,19 +114,19 @@ def _memory(column: MeasuredColumn) -> str:
     return f"memory {column.memory}" if column.memory else "no memory"
 
 
-def _usual_seeds(standings: Standings, columns: Iterable[MeasuredColumn]) -> int:
+def _common_seeds(standings: Standings, columns: Iterable[MeasuredColumn]) -> int:
     counts = [
         len(number.seeds) for column in columns for found in standings.numbers.values() if (number := found.get(column))
     ]
     return max(set(counts), key=lambda each: (counts.count(each), each), default=0)
 
 
-def _value(standings: Standings, entry: Entry, column: MeasuredColumn, usual: int = 0) -> Value:
+def _value(standings: Standings, entry: Entry, column: MeasuredColumn, common: int = 0) -> Value:
     number = standings.numbers[entry.name].get(column)
     if number is None:
         return Value("-", "")
-    notes: list[str] = [] if entry.cells[column].usual_precision else [entry.cells[column].config.learner.precision]
-    notes += [f"{len(number.seeds)} seeds"] if len(number.seeds) not in (1, usual) and usual else []
+    notes: list[str] = [] if entry.cells[column].common_precision else [entry.cells[column].config.learner.precision]
+    notes += [f"{len(number.seeds)} seeds"] if len(number.seeds) not in (1, common) and common else []
     return Value(
         standings.quantity.text(number.value),
         f"{number.value.mean:.6g}",
@@ -303,8 +303,8 @@ def side_by_side(standings: Standings) -> Table:
         Row.of(column.title, *(_value(standings, entry, column) for entry in standings.entries.all))
         for column in standings.entries.columns
     )
-    usual, others = _other_seeds(standings)
-    return Table("", heads, tuple(rows), f"{_caption(standings)} Seeds {usual}.", others)
+    common, others = _other_seeds(standings)
+    return Table("", heads, tuple(rows), f"{_caption(standings)} Seeds {common}.", others)
 
 
 def _other_seeds(standings: Standings) -> tuple[str, tuple[str, ...]]:
@@ -314,14 +314,14 @@ def _other_seeds(standings: Standings) -> tuple[str, tuple[str, ...]]:
         for entry in standings.entries.all
         for column, number in standings.numbers[entry.name].items()
     }
-    usual = Counter(found.values()).most_common(1)[0][0] if found else ""
+    common = Counter(found.values()).most_common(1)[0][0] if found else ""
     groups: dict[tuple[str, str], list[MeasuredColumn]] = {}
     for (name, column), seeds in found.items():
-        if seeds != usual:
+        if seeds != common:
             groups.setdefault((name, seeds), []).append(column)
     others = [f"{name}, seeds {seeds}: {_columns_text(columns)}" for (name, seeds), columns in groups.items()]
     more = [f"and {len(others) - MOST_REMARKS} more"] if len(others) > MOST_REMARKS else []
-    return usual, (*others[:MOST_REMARKS], *more)
+    return common, (*others[:MOST_REMARKS], *more)
 
 
 def _records(standings: Standings) -> Iterable[dict[str, Any]]:
