@@ -364,6 +364,21 @@ def test_a_curve_of_compute_joins_the_settings_that_change_it(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
+    ("name", "images"),
+    [
+        ("gdumb", 496 * 30 * 5 / 300),  # 30 passes at each task end over 500 stored images in batches of 16
+        ("aaer", 10 + 20 + 10 / 3 + (500 + 2 * 10) / 3 * 5 / 300),  # the memory and the anchors twice, forward alone
+    ],
+)
+def test_costs_that_are_stated_have_the_steps_at_task_ends(name: str, images: float) -> None:
+    """300 batches of fashion-mini in five tasks, of a run from before costs were recorded."""
+    config = resolve(name, "fashion-mini", memory=500)
+    found = MeasuredCell((FinishedRun(Path("x"), result := made_up(config)),), summarise([result]))
+    assert not result.cost
+    assert images_per_batch(found) == pytest.approx(images)
+
+
+@pytest.mark.parametrize(
     ("settings", "images"),
     [({}, 30.0), ({"class_counts": (40,) * 10}, 225.0), ({"imbalance_factor": 9.0}, 20.0)],
     ids=["whole", "counts", "long tail"],
