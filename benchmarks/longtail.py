@@ -71,7 +71,7 @@ def main() -> None:
     print(f"{spent():6.1f} s  {len(configs)} runs on {device}", flush=True)
 
     def on_event(run: Run, event: Event) -> None:
-        name = f"{run.config.place} {run.name}"
+        name = f"{run.config.dataset_label} {run.name}"
         if isinstance(event, LongTailResult):
             results.append(event)
             shown = {key: round(100 * value, 1) for key, value in event.measures.items() if value is not None}

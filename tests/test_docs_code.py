@@ -55,12 +55,12 @@ def few_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def few(few_images: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The code as it is, in less time and in a folder of its own: the embedded dataset is smaller."""
-    place_of = lookup.place_of
+    dataset_path = lookup.dataset_path
 
     def place(name: str | Path, *rest: Any) -> Any:
-        return contextlib.nullcontext(few_images) if name == DEFAULT else place_of(name, *rest)
+        return contextlib.nullcontext(few_images) if name == DEFAULT else dataset_path(name, *rest)
 
-    monkeypatch.setattr(lookup, "place_of", place)
+    monkeypatch.setattr(lookup, "dataset_path", place)
     monkeypatch.chdir(tmp_path)
 
 

@@ -23,7 +23,7 @@ from ocil.engines.job import Job, Observer, Outcome, in_order
 from ocil.errors import InUseError, OcilError
 from ocil.longtail import data, runs
 from ocil.longtail.config import ONE_STAGE, VARIANTS, LongTailConfig, resolve
-from ocil.longtail.data import Resident
+from ocil.longtail.data import LongTailDeviceData
 from ocil.longtail.metrics import LATER, MEASURES
 from ocil.longtail.results import LongTailResult, cells, read_result
 from ocil.longtail.runs import LongTailRun, RecordedSteps, run
@@ -80,8 +80,8 @@ def config(made: Path, variant: str = "oltr-rfld", seed: int = 0, **settings: An
     return resolve(variant, str(made), seed=seed, settings=SETTINGS | settings)
 
 
-def resident(config: LongTailConfig, whole: Dataset) -> Resident:
-    return Resident(data.load(config, dataset=whole), CPU)
+def device_data(config: LongTailConfig, whole: Dataset) -> LongTailDeviceData:
+    return LongTailDeviceData(data.load(config, dataset=whole), CPU)
 
 
 def carry_out(plan: list[LongTailConfig], job: Job, observer: Observer | None = None) -> list[Outcome]:
@@ -113,7 +113,7 @@ def stage1_weights(root: Path, config: LongTailConfig) -> tuple[dict[str, torch.
 
 
 def stage_two(config: LongTailConfig, whole: Dataset) -> StageTwo:
-    held = resident(config, whole)
+    held = device_data(config, whole)
     return StageTwo(config, held, plain_network(config, held))
 
 
@@ -155,7 +155,7 @@ def test_a_step_leaves_the_host_alone(made: Path, whole: Dataset, variant: str) 
 
 @pytest.mark.parametrize("kind", [StageOne, BalancedStage])
 def test_a_step_of_stage_1_leaves_the_host_alone(made: Path, whole: Dataset, kind: type[StageOne]) -> None:
-    stage = kind(config(made), resident(config(made), whole))
+    stage = kind(config(made), device_data(config(made), whole))
     stage.step()
     with HostWatch():
         stage.step()
@@ -164,7 +164,7 @@ def test_a_step_of_stage_1_leaves_the_host_alone(made: Path, whole: Dataset, kin
 @pytest.mark.parametrize("strength", [1.0, 0.5])
 def test_balanced_softmax_by_hand(made: Path, whole: Dataset, strength: float) -> None:
     """Loss and gradient by the logits: p_j n_j^s / Σ p n^s minus 1 for the label, over the batch."""
-    stage = BalancedStage(config(made, "bs", adjustment=strength), resident(config(made), whole))
+    stage = BalancedStage(config(made, "bs", adjustment=strength), device_data(config(made), whole))
     logits = torch.tensor([[0.3, -1.0, 2.0, 0.1], [1.5, 0.2, 0.0, -0.7]], requires_grad=True)
     labels, counts = [3, 0], [n**strength for n in stage.data.split.counts.tolist()]
     stage.network.forward = lambda x: logits
@@ -179,7 +179,7 @@ def test_balanced_softmax_by_hand(made: Path, whole: Dataset, strength: float) -
 
 
 def test_balanced_softmax_begins_as_stage_1_and_learns_to_name_rare_classes(made: Path, whole: Dataset) -> None:
-    held = resident(config(made), whole)
+    held = device_data(config(made), whole)
     plain, balanced, none = (
         kind(config(made, "bs", adjustment=strength), held)
         for kind, strength in ((StageOne, 1), (BalancedStage, 1), (BalancedStage, 0))
@@ -228,7 +228,7 @@ def test_centroids_start_as_class_means(made: Path, whole: Dataset) -> None:
 
 
 def test_images_are_standardised_by_the_training_images(made: Path, whole: Dataset) -> None:
-    stage = StageOne(config(made), resident(config(made), whole))
+    stage = StageOne(config(made), device_data(config(made), whole))
     pixels = stage.data.split.train_x.astype(float) / 255
     backbone = stage.network.backbone
     np.testing.assert_allclose(backbone.mean.flatten().numpy(), pixels.mean((0, 1, 2)), rtol=1e-5)
@@ -318,7 +318,7 @@ def test_stage_1_is_trained_once_and_is_what_plain_ce_is(
         assert result.stage1["digest"] == stage1_weights(root, result.config)[1]["digest"]
     ce = results[0]
     assert (ce.config.variant, ce.digest) == ("ce", ce.stage1["digest"])
-    held = resident(ce.config, whole)
+    held = device_data(ce.config, whole)
     network = plain_network(ce.config, held)
     network.load_state_dict(stage1_weights(root, ce.config)[0])
     predicted, _ = predict(network, held.test_x)

@@ -22,7 +22,7 @@ from ocil.longtail.config import STAGE1, LongTailConfig
 from ocil.longtail.config import resolve as resolve_longtail
 from ocil.longtail.runs import LongTailRun
 from ocil.methods import METHODS
-from ocil.report.cells import Place
+from ocil.report.cells import MeasuredColumn
 from ocil.report.collect import collect
 from ocil.runs import naming
 from ocil.runs.config import RunConfig, resolve
@@ -219,7 +219,7 @@ def test_a_report_has_one_table_for_the_same_images(config: RunConfig, tmp_path:
     found = collect([tmp_path])
     assert not found.warnings
     assert [len(cell.runs) for cell in found.cells if cell.config.method == "er"] == [3, 2]
-    assert found.places == [Place("/elsewhere/birds.npz", 20)]
+    assert found.columns == [MeasuredColumn("/elsewhere/birds.npz", 20)]
     assert found.cells[1].summary.average_intransigence is not None
 
 

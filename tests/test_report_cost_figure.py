@@ -46,13 +46,13 @@ def test_points_hold_the_numbers_of_the_table(root: Path) -> None:
     assert figure is not None
     found = titles(figure.wide)
     assert set(found) == set(titles(figure.narrow)) == {"er", "mir", "afs", "agem"}
-    for row in standings.rows:
-        value = standings.mean_value(row)
-        low, high = standings.images(row) or (0, 0)
+    for entry in standings.ordered:
+        value = standings.mean_value(entry)
+        low, high = standings.images(entry) or (0, 0)
         assert value is not None
-        assert found[row.name].startswith(f"{100 * value:.1f} ± ")
+        assert found[entry.name].startswith(f"{100 * value:.1f} ± ")
         costs = f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
-        assert found[row.name].endswith(f"; {costs}")
+        assert found[entry.name].endswith(f"; {costs}")
     assert parsed(figure.wide).get("role") == "img"
     spoken = parsed(figure.wide).get("aria-label") or ""
     assert all(name in spoken for name in found)
@@ -73,13 +73,13 @@ def test_images_through_different_networks_are_not_one_cost(root: Path) -> None:
 
 def test_the_interval_is_over_seeds_of_the_mean_of_columns(root: Path) -> None:
     standings = standings_of(root)
-    (row,) = (row for row in standings.rows if row.name == "afs")
+    (entry,) = (entry for entry in standings.ordered if entry.name == "afs")
     per_seed = np.array([[100 * values[seed] for seed in range(3)] for values in standings.by_seed["afs"].values()])
     means = per_seed.mean(axis=0)
     half = 4.302653 * means.std(ddof=1) / np.sqrt(3)
     figure = cost_figure(standings)
     assert figure is not None
-    assert f"± {half:.1f};" in titles(figure.wide)[row.name]
+    assert f"± {half:.1f};" in titles(figure.wide)[entry.name]
 
 
 def test_the_bar_of_two_seeds_is_their_range_also_where_a_column_has_more(

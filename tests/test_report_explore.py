@@ -121,14 +121,14 @@ def test_two_rows_compared_as_by_hand(visit: Any, collection: Collection) -> Non
     assert page.locator("#pair select[name=first]").input_value() == "afs"
     page.get_by_role("button", name="Swap").press("Enter")
     lines = page.locator("#explore table.paired tbody tr")
-    columns = [place for place in standings.entries.columns if place in standings.by_seed["afs"]]
+    columns = [column for column in standings.entries.columns if column in standings.by_seed["afs"]]
     assert lines.count() == len(columns) == 4
-    for number, place in enumerate(columns):
+    for number, column in enumerate(columns):
         title, difference, mine, other, seeds = lines.nth(number).locator("th, td").all_inner_texts()
-        values = [standings.by_seed[name][place] for name in ("er", "afs")]
-        assert title == place.title
+        values = [standings.by_seed[name][column] for name in ("er", "afs")]
+        assert title == column.title
         assert [mine, other] == [
-            standings.quantity.text(standings.numbers[name][place].value) for name in ("er", "afs")
+            standings.quantity.text(standings.numbers[name][column].value) for name in ("er", "afs")
         ]
         paired = standings.quantity.difference(paired_difference(*values))
         assert difference == paired.replace("-", "−")
@@ -155,14 +155,14 @@ def test_a_mean_between_two_digits_is_rounded_as_in_the_tables(browser: Any, tmp
         patch.setattr(writing, "draw_all", lambda *_: [])
         page = browser.new_page()
         page.goto(write(found, tmp_path / "report").page.as_uri())
-    (place,) = standings.entries.columns
+    (column,) = standings.entries.columns
     for first, second in permutations(pairs, 2):
         page.locator("#pair select[name=first]").select_option(first)
         page.locator("#pair select[name=second]").select_option(second)
         shown = page.locator("#explore table.paired tbody td").all_inner_texts()
-        values = [standings.by_seed[name][place] for name in (first, second)]
+        values = [standings.by_seed[name][column] for name in (first, second)]
         expected = [standings.quantity.difference(paired_difference(*values))]
-        expected += [standings.quantity.text(standings.numbers[name][place].value) for name in (first, second)]
+        expected += [standings.quantity.text(standings.numbers[name][column].value) for name in (first, second)]
         assert shown == [*(text.replace("-", "−") for text in expected), "2"]
     page.close()
 

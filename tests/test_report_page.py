@@ -329,7 +329,7 @@ def test_folders_and_files_are_read_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(parsed) == 3
 
 
-def test_more_seeds_then_the_usual_precision_fill_a_place(tmp_path: Path) -> None:
+def test_more_seeds_then_the_common_precision_fill_a_column(tmp_path: Path) -> None:
     save(tmp_path, resolve("er", "cifar100", settings={"precision": "bf16"}), seeds=3, level=0.3)
     save(tmp_path, resolve("er", "cifar100"), seeds=2, level=0.2)
 
@@ -376,8 +376,8 @@ def birds_rows(root: Path) -> dict[str, list[bool]]:
     """The names of the rows, and whether each column was measured."""
     standings = Standings(entries(collect([root]).cells))
     return {
-        row.name: [place in standings.numbers[row.name] for place in standings.entries.columns]
-        for row in standings.entries.ranked
+        entry.name: [column in standings.numbers[entry.name] for column in standings.entries.columns]
+        for entry in standings.entries.ranked
     }
 
 

@@ -268,7 +268,7 @@ def test_a_long_list_of_settings_is_cut_and_stays_distinct() -> None:
         counts = (*[10] * 99, last)
         config = resolve("er", DATA, memory=100, settings={"class_counts": counts, "label_noise": 0.25})
         result = made_up(config)
-        found = MeasuredCell((FinishedRun(Path("x"), result),), summarise([result])).place
+        found = MeasuredCell((FinishedRun(Path("x"), result),), summarise([result])).column
         names[found.title] = len(found.stream)
     assert len(names) == 2
     assert max(names.values()) < 130
@@ -349,7 +349,7 @@ def test_a_curve_of_compute_joins_the_settings_that_change_it(monkeypatch: pytes
     by_name = {f"{each.label} {each.learner_settings}": each for each in cells}
     drawn: dict[str, tuple[dict[str, list[tuple[float, Estimate]]], str]] = {}
     monkeypatch.setattr(record_figures, "sketch_of", lambda _, kind, *rest: drawn.update({kind: rest[-2:]}))
-    list(record_figures._costs(cells[0].place, by_name))
+    list(record_figures._costs(cells[0].column, by_name))
     curves, label = drawn["accuracy-against-compute"]
     assert label == "images passed per stream batch"
     assert {name: [images for images, _ in points] for name, points in curves.items()} == {
@@ -359,8 +359,23 @@ def test_a_curve_of_compute_joins_the_settings_that_change_it(monkeypatch: pytes
         "scr {}": [225],
     }
     monkeypatch.setattr(record_figures, "MOST_POINTS", 4)
-    list(record_figures._costs(cells[0].place, by_name))
+    list(record_figures._costs(cells[0].column, by_name))
     assert list(drawn["accuracy-against-compute"][0]) == ["er", "er-ace {}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "images"),
+    [
+        ("gdumb", 496 * 30 * 5 / 300),  # 30 passes at each task end over 500 stored images in batches of 16
+        ("aaer", 10 + 20 + 10 / 3 + (500 + 2 * 10) / 3 * 5 / 300),  # the memory and the anchors twice, forward alone
+    ],
+)
+def test_costs_that_are_stated_have_the_steps_at_task_ends(name: str, images: float) -> None:
+    """300 batches of fashion-mini in five tasks, of a run from before costs were recorded."""
+    config = resolve(name, "fashion-mini", memory=500)
+    found = MeasuredCell((FinishedRun(Path("x"), result := made_up(config)),), summarise([result]))
+    assert not result.cost
+    assert images_per_batch(found) == pytest.approx(images)
 
 
 @pytest.mark.parametrize(
@@ -474,7 +489,7 @@ def test_measures_of_one_table(root: Path) -> None:
 def test_a_measure_of_a_summary_is_not_computed_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables and ranks take it from there; the runs of a cell are asked only where some of them have no value."""
     standings = Standings(entries(collect([root]).cells))
-    cells = [cell for row in standings.rows for cell in row.cells.values()]
+    cells = [cell for entry in standings.ordered for cell in entry.cells.values()]
     asked: list[str] = []
     compute = Measure.of
     monkeypatch.setattr(

@@ -50,30 +50,30 @@ def test_ranks_by_hand() -> None:
     }
     found = ranking(values, [1, 2, 3])
     assert found.columns == (1, 2, 3)  # 3 rows x 3 columns hold more numbers than 4 x 2
-    ranks = {row.name: (row.mean_rank, dict(row.ranks), row.missing) for row in found.rows}
+    ranks = {each.name: (each.mean_rank, dict(each.ranks), each.missing) for each in found.standings}
     assert ranks == {
         "b": ((2 + 1.5 + 1) / 3, {1: 2, 2: 1.5, 3: 1}, ()),
         "a": ((1 + 3 + 2) / 3, {1: 1, 2: 3, 3: 2}, ()),
         "c": ((3 + 1.5 + 3) / 3, {1: 3, 2: 1.5, 3: 3}, ()),
         "d": (None, {}, (3,)),
     }
-    assert [row.name for row in found.rows] == ["b", "a", "c", "d"]
+    assert [each.name for each in found.standings] == ["b", "a", "c", "d"]
     lower = ranking(values, [1, 2, 3], higher=False)
-    assert [row.name for row in lower.rows] == ["c", "a", "b", "d"]
+    assert [each.name for each in lower.standings] == ["c", "a", "b", "d"]
 
 
 def test_columns_of_a_ranking_are_those_that_most_rows_share() -> None:
     many = {name: {1: 0.1, 2: 0.2} for name in "abcdef"}
     found = ranking(many | {"g": {1: 0.5, 2: 0.5, 3: 0.5}, "h": {3: 0.9}}, [1, 2, 3])
     assert found.columns == (1, 2)
-    assert {row.name: row.missing for row in found.rows}["h"] == (1, 2)
+    assert {each.name: each.missing for each in found.standings}["h"] == (1, 2)
     two = ranking({"a": {1: 0.1, 2: 0.2}, "b": {2: 0.3, 3: 0.4}}, [1, 2, 3])  # only what both have in common
     assert two.columns == (2,)
-    assert [row.mean_rank for row in two.rows] == [1, 2]
+    assert [each.mean_rank for each in two.standings] == [1, 2]
     alone = ranking({"a": {1: 0.1}, "b": {2: 0.3}}, [1, 2])
     assert alone.columns == ()
-    assert [row.mean_rank for row in alone.rows] == [None, None]
-    assert ranking({}, []).rows == ()
+    assert [each.mean_rank for each in alone.standings] == [None, None]
+    assert ranking({}, []).standings == ()
 
 
 def test_equal_values_share_a_rank() -> None:
@@ -154,16 +154,16 @@ def found(root: Path) -> Entries:
 
 
 def test_rows_and_columns_of_any_results(found: Entries) -> None:
-    assert [(place.dataset, place.memory) for place in found.columns] == [(BIRDS, 100), (BIRDS, 200), (FISH, 100)]
-    columns = {row.name: len(row.cells) for row in found.rows}
+    assert [(column.dataset, column.memory) for column in found.columns] == [(BIRDS, 100), (BIRDS, 200), (FISH, 100)]
+    columns = {entry.name: len(entry.cells) for entry in found.all}
     assert columns == {"afs": 3, "er": 3, "mir": 2, "ncm": 2, "iid-offline": 2}  # without a memory: in every size
-    assert {row.name for row in found.rows if row.bound} == {"iid-offline"}  # NCM competes
+    assert {entry.name for entry in found.all if entry.bound} == {"iid-offline"}  # NCM competes
 
 
 def test_the_leader_the_missing_and_what_seeds_are_shared(found: Entries) -> None:
     standings = Standings(found)
-    assert [place.dataset for place in standings.ranking.columns] == [BIRDS, BIRDS]  # 4 x 2 numbers, not 2 x 3
-    ranks = {row.name: row.mean_rank for row in standings.ranking.rows}
+    assert [column.dataset for column in standings.ranking.columns] == [BIRDS, BIRDS]  # 4 x 2 numbers, not 2 x 3
+    ranks = {each.name: each.mean_rank for each in standings.ranking.standings}
     assert ranks == {"mir": 1, "afs": 2, "er": 3, "ncm": 4}
     against_afs = Standings(found, chosen="afs")
     small, large, fish = found.columns
@@ -324,8 +324,11 @@ def test_streams_are_columns_and_settings_are_rows(tmp_path: Path) -> None:
     for settings in ({}, {"boundary": "blurry"}, {"lr": 0.2}, {"evaluate_every": 5}):
         store(tmp_path, resolve("er", BIRDS, memory=100, settings=settings), {0: 0.5, 1: 0.5})
     found = entries(collect([tmp_path]).cells)
-    assert [place.title for place in found.columns] == ["birds, memory 100", "birds, boundary=blurry, memory 100"]
-    assert {row.name: len(row.cells) for row in found.rows} == {"er": 2, "er lr=0.2": 1}  # evaluating changes nothing
+    assert [column.title for column in found.columns] == ["birds, memory 100", "birds, boundary=blurry, memory 100"]
+    assert {entry.name: len(entry.cells) for entry in found.all} == {
+        "er": 2,
+        "er lr=0.2": 1,
+    }  # evaluating changes nothing
 
 
 def test_reviews_that_ocil_has_timed_make_no_rows(tmp_path: Path) -> None:
@@ -337,7 +340,7 @@ def test_reviews_that_ocil_has_timed_make_no_rows(tmp_path: Path) -> None:
             if settings and name == "afs":
                 given = {"boundary": boundary, **settings}
                 store(tmp_path, resolve(name, BIRDS, memory=100, train=400, settings=given), {0: 0.6, 1: 0.6})
-    rows = {row.name: len(row.cells) for row in entries(collect([tmp_path]).cells).rows}
+    rows = {entry.name: len(entry.cells) for entry in entries(collect([tmp_path]).cells).all}
     assert rows == {"er": 4, "afs": 3, "afs review_every=8": 1, "afs review_every=3": 1}  # where it was varied
 
 
@@ -349,7 +352,7 @@ def test_what_all_rows_share_is_said_once(tmp_path: Path) -> None:
     fine_tuned = resolve("fine-tune", BIRDS, settings={"tasks": 4, "lr": 0.7})
     store(tmp_path, fine_tuned, {0: 0.5})  # a bound is not asked
     found = entries(collect([tmp_path]).cells)
-    assert {row.name for row in found.rows} == {"fine-tune", "er", "afs", "afs lr=0.2"}
+    assert {entry.name for entry in found.all} == {"fine-tune", "er", "afs", "afs lr=0.2"}
     assert found.shared == found.only(["er"]).shared == "tasks=4 memory_batch=10 network=resnet18"
     text = " For all methods: tasks=4 memory_batch=10 network=resnet18."
     standings = Standings(found)
@@ -387,7 +390,7 @@ def test_a_run_of_python_and_one_of_a_command_are_in_one_column(tmp_path: Path) 
     for config in of_command:
         store(tmp_path, config, {1: 0.4}, images="abc")
     found = entries(collect([tmp_path]).cells)
-    assert [place.dataset for place in found.columns] == [BIRDS]
+    assert [column.dataset for column in found.columns] == [BIRDS]
     assert {cell.name: len(cell.runs) for cell in collect([tmp_path]).cells} == {
         config.cell: runs for config, runs in zip(of_command, (2, 1), strict=True)
     }

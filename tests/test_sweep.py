@@ -568,6 +568,9 @@ def test_the_cost_of_a_run_counts_images() -> None:
     er = resolve("er", "fashion-mini", memory=500, review=True)
     filled = 200 + 400 + 500 + 500 + 500
     assert cost_of_run(er, size) == pytest.approx((2 * 100 + filled / 10, 20 * 100 + filled + looks))
+    short = resolve("er", "fashion-mini", memory=500, review=True, settings={"class_counts": (20,) * 10})
+    filled = 40 + 80 + 120 + 160 + 200  # by the samples of the stream, not by those of the dataset
+    assert cost_of_run(short, size) == pytest.approx((2 * 20 + filled / 10, 20 * 20 + filled + looks))
     offline = resolve("iid-offline", "fashion-mini")
     assert cost_of_run(offline, size).images == pytest.approx(50 * 1000, rel=0.05)
     gdumb = resolve("gdumb", "fashion-mini", memory=500)

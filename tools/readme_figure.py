@@ -29,7 +29,7 @@ def cells_of(results: FoundResults, seeds: range) -> dict[tuple[str, str], Measu
     """The cells of CIFAR-100 with the largest memory, by name and precision."""
     # Of cells that differ in how often they were tested, the largest.
     found = sorted(results.collection(seeds).cells, key=lambda cell: len(cell.runs))
-    return {(name_of(c), c.config.learner.precision): c for c in found if c.place.memory in (0, 5000)}
+    return {(name_of(c), c.config.learner.precision): c for c in found if c.column.memory in (0, 5000)}
 
 
 def main() -> None:

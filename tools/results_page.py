@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ocil.methods import METHODS
 from ocil.report import longtail, papers
-from ocil.report.cells import Collection, MeasuredCell, Place, title_of
+from ocil.report.cells import Collection, MeasuredCell, MeasuredColumn, title_of
 from ocil.report.collect import find
 from ocil.report.comparison import difference, overlap, published_accuracy
 from ocil.report.cost import images_per_batch
@@ -272,9 +272,9 @@ def every_cell(everything: Collection) -> str:
 
 def beside(found: Collection) -> str:
     """Stride and others on the same seeds, with paired differences."""
-    rows = entries([cell for cell in found.cells if group(cell) == "table"])
-    there = [name for name in BESIDE if any(row.name == name for row in rows.rows)]
-    return markdown_table(side_by_side(Standings(rows.only(there), find_quantity("accuracy"), "stride")), level=0)
+    of_table = entries([cell for cell in found.cells if group(cell) == "table"])
+    there = [name for name in BESIDE if any(entry.name == name for entry in of_table.all)]
+    return markdown_table(side_by_side(Standings(of_table.only(there), find_quantity("accuracy"), "stride")), level=0)
 
 
 def field(found: Collection) -> str:
@@ -323,7 +323,7 @@ def mirrored(found: Collection) -> str:
 def with_images(cells: list[MeasuredCell], note: str) -> str:
     """Methods on one dataset beside stride, with the images that they pass per stream batch."""
     standings = Standings(entries(cells), find_quantity("accuracy"), "stride")
-    images = {row.name: images_text(standings, row) for row in standings.rows}
+    images = {entry.name: images_text(standings, entry) for entry in standings.ordered}
     tables = []
     for each in methods_tables(standings):
         rows = (replace(row, values=(*row.values, Value(images[row.values[0].text]))) for row in each.rows)
@@ -360,18 +360,18 @@ def streams(cells: list[MeasuredCell]) -> str:
     found = by_label(entries(cells))
     standings = [Standings(found, find_quantity(name)) for name in IN_STREAMS]
     rows = []
-    for place in sorted(found.columns, key=lambda place: (place.dataset, place.stream, place.memory)):
-        values = [" / ".join(mean_of(each, entry, place) for each in standings) for entry in found.rows]
-        rows.append(Row.of(stream_name(place), place.memory, *values))
-    return table(("stream", "memory", *(entry.name for entry in found.rows)), rows)
+    for column in sorted(found.columns, key=lambda column: (column.dataset, column.stream, column.memory)):
+        values = [" / ".join(mean_of(each, entry, column) for each in standings) for entry in found.all]
+        rows.append(Row.of(stream_name(column), column.memory, *values))
+    return table(("stream", "memory", *(entry.name for entry in found.all)), rows)
 
 
-def stream_name(place: Place) -> str:
-    return next((title for kind, title in STREAMS.items() if f"boundary={kind}" in place.stream), "noise")
+def stream_name(column: MeasuredColumn) -> str:
+    return next((title for kind, title in STREAMS.items() if f"boundary={kind}" in column.stream), "noise")
 
 
-def mean_of(standings: Standings, entry: Entry, place: Place) -> str:
-    number = standings.numbers[entry.name].get(place)
+def mean_of(standings: Standings, entry: Entry, column: MeasuredColumn) -> str:
+    number = standings.numbers[entry.name].get(column)
     return "-" if number is None else f"{100 * number.value.mean:.1f}"
 
 
@@ -384,34 +384,34 @@ def streams_in_full(cells: list[MeasuredCell]) -> str:
 
 def by_label(found: Entries) -> Entries:
     """One row per method. A method may have other settings in other columns."""
-    rows: dict[str, Entry] = {}
-    for row in found.rows:
-        there = rows[row.label].cells if row.label in rows else {}
-        if twice := there.keys() & row.cells.keys():
-            raise SystemExit(f"{row.label} has two settings in {min(place.title for place in twice)}")
-        rows[row.label] = replace(row, name=row.label, cells={**there, **row.cells})
-    return Entries(tuple(rows.values()), found.columns)
+    merged: dict[str, Entry] = {}
+    for entry in found.all:
+        there = merged[entry.label].cells if entry.label in merged else {}
+        if twice := there.keys() & entry.cells.keys():
+            raise SystemExit(f"{entry.label} has two settings in {min(column.title for column in twice)}")
+        merged[entry.label] = replace(entry, name=entry.label, cells={**there, **entry.cells})
+    return Entries(tuple(merged.values()), found.columns)
 
 
 def parts(found: Collection) -> str:
     """Stride with each of its parts removed, and the difference to it; nothing if that is not measured."""
     stride = [cell for cell in found.cells if cell.config.method == "stride" and changed(cell) <= PART_SETTINGS]
-    places = {cell.place for cell in stride if changed(cell)}
-    if not places:
+    measured = {cell.column for cell in stride if changed(cell)}
+    if not measured:
         return ""
-    standings = Standings(entries([cell for cell in stride if cell.place in places]), chosen="stride")
-    there = {entry.name: entry for entry in standings.entries.rows}
+    standings = Standings(entries([cell for cell in stride if cell.column in measured]), chosen="stride")
+    there = {entry.name: entry for entry in standings.entries.all}
     columns = standings.entries.columns
     rows = [
-        Row.of(words, *(with_difference(standings, there[name], place) for place in columns))
+        Row.of(words, *(with_difference(standings, there[name], column) for column in columns))
         for name, words in PARTS.items()
         if name in there
     ]
-    return table(("stride with", *(place.title for place in columns)), rows)
+    return table(("stride with", *(column.title for column in columns)), rows)
 
 
-def with_difference(standings: Standings, entry: Entry, place: Place) -> str:
-    number, paired = standings.numbers[entry.name].get(place), paired_text(standings, entry, place)
+def with_difference(standings: Standings, entry: Entry, column: MeasuredColumn) -> str:
+    number, paired = standings.numbers[entry.name].get(column), paired_text(standings, entry, column)
     if number is None:
         return "-"
     return standings.quantity.text(number.value) + (f" ({paired})" if paired else "")

@@ -123,10 +123,10 @@ def run_many(
         raise OcilError("run_many takes a list of configurations. For one of them there is ocil.run.")
     configs = list(configs)  # an iterator is read once
     runs = [StreamRun(_checked(config, data_dir)) for config in configs]
-    place = device if engine == "ray" else str(pick_device(device))
-    if engine == "ray" or place == "cpu":
+    chosen_device = device if engine == "ray" else str(pick_device(device))
+    if engine == "ray" or chosen_device == "cpu":
         workers = _workers_that_know(configs, workers)
-    job = Job(Path(root), place, data_dir, workers, threads)
+    job = Job(Path(root), chosen_device, data_dir, workers, threads)
 
     def on_event(run: "Run", event: "Event") -> None:
         if isinstance(event, Result) and run.key in wanted:
@@ -479,9 +479,9 @@ def tune(
         out=None if root is None else Path(root),
         data_dir=data_dir,
     )
-    place = str(pick_device(device))
-    workers = _workers_that_know(search.configs, workers) if place == "cpu" else workers
-    job = Job(search.out, place, data_dir, workers, threads)
+    chosen_device = str(pick_device(device))
+    workers = _workers_that_know(search.configs, workers) if chosen_device == "cpu" else workers
+    job = Job(search.out, chosen_device, data_dir, workers, threads)
     outcomes = engines.execute(search.plan().runs, job)
     choice = search.choose(search.scores(outcomes))
     if choice is None:

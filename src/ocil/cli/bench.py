@@ -60,8 +60,8 @@ def bench(
     from ocil.threads import using
 
     seeds = None if seeds is None else seed_count(seeds)
-    place = pick_device(device)
-    gpu = place.type == "cuda"
+    chosen_device = pick_device(device)
+    gpu = chosen_device.type == "cuda"
     info, count = (CATALOG["cifar100"], seeds or 10) if gpu else (CATALOG[DEFAULT], 1)
     settings = settings_by_method(methods or tuple(METHODS), read_settings(set))
     shape = _input_shape(read_settings(set).get("network"), info.image_shape)
@@ -76,7 +76,7 @@ def bench(
         with using(threads):
             for configs in cells:
                 try:
-                    timings.append(measure(configs, data, place, seconds=seconds))
+                    timings.append(measure(configs, data, chosen_device, seconds=seconds))
                 except Exception as error:  # the timings of the others are kept
                     failed.append(f"{configs[0].label}: {StreamRun(configs[0]).failed(error)}")
     finally:

@@ -84,11 +84,11 @@ def learn(
     samples = open_source(source, Names(x, y, labels), shuffle)
     request = request.of(samples)
     request.check(model)
-    place = pick_device(device)
+    chosen_device = pick_device(device)
     if new:  # a mistake is reported before the folder of a new model is made
-        samples.check(request.open(model, place).input_format)
+        samples.check(request.open(model, chosen_device).input_format)
     with locked(model):
-        found = request.open(model, place)
+        found = request.open(model, chosen_device)
         found.threads = threads
         if not new:
             samples.check(found.input_format, new=False)

@@ -140,7 +140,7 @@ class CellTable(Display):
     ) -> None:
         super().__init__()
         self.seconds = {run.key: each for run, each in zip(runs, seconds, strict=True)}
-        self.rows = [_CellRow(cell.label, _place(cell.config), len(cell.configs)) for cell in cells]
+        self.rows = [_CellRow(cell.label, _data_label(cell.config), len(cell.configs)) for cell in cells]
         keys = [[StreamRun(config).key for config in cell.configs] for cell in cells]
         self.row_of = {key: row for of_cell, row in zip(keys, self.rows, strict=True) for key in of_cell}
         self.references = _CellRow("references", "", sum(run.key not in self.row_of for run in runs))
@@ -200,7 +200,7 @@ class CellTable(Display):
             self.parts.pop(key, None)
             self.stopped = self.stopped or isinstance(event, Interrupted)
         if not self.console.is_terminal:
-            name = f"{row.label} {row.place} seed {run.seed}".replace("  ", " ")
+            name = f"{row.label} {row.data} seed {run.seed}".replace("  ", " ")
             self.say(f"{name}   {_outcome(event)}   {self.time_left()}")
 
     @property
@@ -249,8 +249,8 @@ class CellTable(Display):
 
 
 class _CellRow:
-    def __init__(self, label: str, place: str, runs: int) -> None:
-        self.label, self.place, self.runs = label, place, runs
+    def __init__(self, label: str, data: str, runs: int) -> None:
+        self.label, self.data, self.runs = label, data, runs
         self.running: set[RunKey] = set()
         self.failed = 0
         self.accuracies: list[float] = []
@@ -269,10 +269,10 @@ class _CellRow:
         """What the table shows of it, by column."""
         mean = f"{100 * sum(self.accuracies) / self.done:.1f}" if self.done else ""
         counts = (f"{self.done}/{self.runs}", str(len(self.running) or ""), str(self.failed or ""))
-        return literal(self.label), literal(self.place), *counts, mean
+        return literal(self.label), literal(self.data), *counts, mean
 
 
-def _place(config: RunConfig) -> str:
+def _data_label(config: RunConfig) -> str:
     """``cifar100 m5000``"""
     memory = f" m{config.learner.memory}" if config.learner.memory else ""
     return f"{short_name(config.dataset)}{memory}"

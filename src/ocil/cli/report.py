@@ -188,8 +188,8 @@ def _show_several(
 
     everything = entries(found.cells)
     chosen = everything.named(against).name if against else ""
-    rows = everything.only([*methods, *([chosen] if chosen and methods else [])])
-    standings = Standings(rows, quantities.find_quantity(measure), chosen)
+    shown = everything.only([*methods, *([chosen] if chosen and methods else [])])
+    standings = Standings(shown, quantities.find_quantity(measure), chosen)
     for warning in found.warnings:
         console.warning(warning)
     if as_json:

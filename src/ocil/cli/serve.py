@@ -271,10 +271,10 @@ def _opened(
     from ocil.runs.environment import pick_device
     from ocil.serve.service import Service
 
-    place = pick_device(device)
+    chosen_device = pick_device(device)
     with locked(folder):
         kept = (keeping.save_seconds, keeping.keep_log, threads, keeping.set_aside_damage)
-        yield Service(options.request.open(folder, place), folder, limits, *kept)
+        yield Service(options.request.open(folder, chosen_device), folder, limits, *kept)
 
 
 def _open_all(

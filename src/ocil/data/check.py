@@ -8,7 +8,7 @@ from ocil.data import catalog
 from ocil.data.archive import check_sums
 from ocil.data.catalog import SOURCES, DatasetInfo
 from ocil.data.dataset import AGAIN, Dataset, pieces, shape_text
-from ocil.data.lookup import load, place_of
+from ocil.data.lookup import dataset_path, load
 from ocil.data.mapped import is_mapped
 from ocil.data.raw import damage, is_store
 
@@ -46,7 +46,7 @@ def check(name: str, data_dir: Path | None = None) -> Report:
 
 def _damage(name: str, data_dir: Path | None) -> tuple[str, ...]:
     """The damage to the files of a mapped dataset that is not noticed when it is opened."""
-    with place_of(name, data_dir) as path:
+    with dataset_path(name, data_dir) as path:
         if is_store(path):
             return tuple(damage(path))
         check_sums(path, AGAIN)

@@ -282,7 +282,7 @@ class Dataset:
         raise OcilError(f"dataset '{self.name}': {what}.")
 
 
-def refuse_other(given: Any) -> None:
+def require_dataset(given: Any) -> None:
     """Raise an ``OcilError`` if this is not a dataset but, for example, the name of one."""
     if not isinstance(given, Dataset):
         how = (

@@ -64,7 +64,7 @@ def load(name: str | Path = DEFAULT, data_dir: Path | str | None = None, verify:
         return _made(source)
     if derived.is_derived(str(name)):
         return derived.make(str(name), lambda base: load(base, data_dir, verify))
-    with place_of(name, data_dir) as path:
+    with dataset_path(name, data_dir) as path:
         return _open(path, verify)
 
 
@@ -74,7 +74,7 @@ def load_once(name: str | Path = DEFAULT, data_dir: Path | None = None) -> Datas
         return _make_once(source)
     if derived.is_derived(str(name)):
         return _derive_state(str(name), data_dir, tuple(_state(base, data_dir) for base in derived.bases_of(str(name))))
-    with place_of(name, data_dir) as path:
+    with dataset_path(name, data_dir) as path:
         state = _state_of(path)
         return _open(path) if state is None else _load_state(*state)  # the former raises the right error
 
@@ -99,7 +99,7 @@ def _state_of(path: Path) -> FileState | None:
 def _state(name: str, data_dir: Path | None) -> FileState | None:
     if SOURCES.find(name) is not None:
         return None
-    with place_of(name, data_dir) as path:
+    with dataset_path(name, data_dir) as path:
         return _state_of(path)
 
 
@@ -141,7 +141,7 @@ def _open(path: Path, verify: bool = True) -> Dataset:
     return open_store(path, path.name, verify) if is_store(path) else load_npz(path, path.stem)
 
 
-def place_of(name: str | Path, data_dir: Path | None = None) -> AbstractContextManager[Path]:
+def dataset_path(name: str | Path, data_dir: Path | None = None) -> AbstractContextManager[Path]:
     """The file or folder of a dataset, for as long as the block lasts."""
     if _is_path(name):
         path = _real_path(name)

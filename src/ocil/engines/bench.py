@@ -110,11 +110,11 @@ def measure(
         seeds = [_TimedSeed(c, data, device_data, captured) for c in (configs if gpu else configs[:1])]
         passes = seeds[0].learner.passes(config.learner, config.stream.batch_size, data.num_classes)
         step_ms, spread = _time([seed.step for seed in seeds], device, repeats, seconds)
-        review_ms = rehearsal_ms = None
+        review_ms = task_end_ms = None
         if config.learner.review:
             review_ms, _ = _time([seed.review for seed in seeds], device, repeats, seconds / 4)
         if seeds[0].learner.has_task_end_steps:
-            rehearsal_ms, _ = _time([seed.rehearse for seed in seeds], device, repeats, seconds / 4)
+            task_end_ms, _ = _time([seed.task_end for seed in seeds], device, repeats, seconds / 4)
         peak = torch.cuda.max_memory_allocated(device) if gpu else None  # before the floor takes memory of its own
         floor = _floor_gpu(config, data, passes, device) if gpu else _floor_cpu(seeds[0], passes, repeats, seconds / 2)
     images, count, network = sum(each.images for each in passes), len(seeds), seeds[0].learner.network
@@ -126,7 +126,7 @@ def measure(
         ms_per_step=step_ms / count,
         spread=spread,
         ms_per_review_step=None if review_ms is None else review_ms / count,
-        ms_per_rehearsal_step=None if rehearsal_ms is None else rehearsal_ms / count,
+        ms_per_rehearsal_step=None if task_end_ms is None else task_end_ms / count,
         steps_per_second=1000 * count / step_ms,
         images_per_second=1000 * count * images / step_ms,
         images_per_step=images,
@@ -161,20 +161,20 @@ class _TimedSeed:
             self._settle()
             self.learner.task_ended()  # methods that need task ends take their usual step only after the first
             self._settle()
-            self.rehearsed = next(self.learner.task_end_batches(), None)
+            self.task_end_batch = next(self.learner.task_end_batches(), None)
             for _ in range(2):
                 self.step()
                 self.review()
-                self.rehearse()
+                self.task_end()
 
     def _settle(self) -> None:
         while not self.learner.shapes_are_static():
             self.step()
 
-    def rehearse(self) -> None:
+    def task_end(self) -> None:
         with torch.cuda.stream(self.cuda):
-            if self.rehearsed is not None:
-                self.stepper.task_end_step(self.rehearsed)
+            if self.task_end_batch is not None:
+                self.stepper.task_end_step(self.task_end_batch)
 
     def step(self) -> None:
         with torch.cuda.stream(self.cuda):

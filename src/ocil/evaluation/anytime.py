@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ocil.errors import OcilError
-from ocil.evaluation.evaluator import batch_for, places, scorer_of, scores_of_parts
+from ocil.evaluation.evaluator import batch_for, pixel_count, scorer_of, scores_of_parts
 from ocil.evaluation.record_types import AnytimePoint, AnytimeRecord
 from ocil.evaluation.subset import chosen_images, kinds_of
 from ocil.methods.base import Learner
@@ -84,7 +84,7 @@ class AnytimeEvaluator:
             torch.mul(known, self.since <= batches, out=row)
             return
         stream, count = self.stream, self.sizes[batches]
-        size = batch_for(stream.device.type, places(stream.data.input_shape))
+        size = batch_for(stream.device.type, pixel_count(stream.data.input_shape))
         parts = stream.device_data.parts("test", size, self.index[:count])
         scores = scores_of_parts(scorer_of(learner, stream.data.num_classes), parts, after_batch)
         hits = (scores.argmax(1) == self.labels[:count]).long()

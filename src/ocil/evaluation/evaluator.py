@@ -120,7 +120,7 @@ class Evaluator:
         scorer = scorer_of(learner, classes)
 
         def scores_of_split(split: Literal["train", "test"], index: Tensor | None = None) -> Tensor:
-            size = batch_for(self.stream.device.type, places(data.input_shape))
+            size = batch_for(self.stream.device.type, pixel_count(data.input_shape))
             return scores_of_parts(scorer, self.stream.device_data.parts(split, size, index), after_batch)
 
         scores = scores_of_split("test")
@@ -228,7 +228,7 @@ class _Point(NamedTuple):
 
 def scores_of(scorer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """The scores of inputs that are on the device."""
-    return scores_of_parts(scorer, x.split(batch_for(x.device.type, places(tuple(x.shape[1:])))))
+    return scores_of_parts(scorer, x.split(batch_for(x.device.type, pixel_count(tuple(x.shape[1:])))))
 
 
 def scores_of_parts(
@@ -242,7 +242,7 @@ def scores_of_parts(
     return torch.cat(found).float()
 
 
-def places(input_shape: tuple[int, ...]) -> int:
+def pixel_count(input_shape: tuple[int, ...]) -> int:
     """The number of pixels of an image; 1 for a vector."""
     return input_shape[0] * input_shape[1] if len(input_shape) == 3 else 1
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ocil.evaluation.evaluator import batch_for, places
+from ocil.evaluation.evaluator import batch_for, pixel_count
 from ocil.evaluation.record_types import ProbeRecord
 from ocil.methods.base import Learner
 from ocil.networks import evaluating
@@ -27,12 +27,12 @@ def probe(learner: Learner, stream: Stream) -> ProbeRecord:
     the averaged one with ``average``.
     """
     data, device_data, classes = stream.data, stream.device_data, stream.data.num_classes
-    size = batch_for(stream.device.type, places(data.input_shape))
+    size = batch_for(stream.device.type, pixel_count(data.input_shape))
     index = torch.from_numpy(stream.arrivals.arriving)
-    place = index.to(device_data.index_device)
+    samples = index.to(device_data.index_device)
     labels = device_data.train_y[index.to(stream.device)]
     encode = encoder_of(learner)
-    features = (encode(x) for x in device_data.parts("train", size, place))
+    features = (encode(x) for x in device_data.parts("train", size, samples))
     weights, mean, scale = fit(features, labels.split(size), classes)
     correct = torch.zeros(classes, dtype=torch.int64, device=stream.device)
     for x, y in zip(device_data.parts("test", size), device_data.test_y.split(size), strict=True):

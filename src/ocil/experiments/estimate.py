@@ -22,6 +22,7 @@ from ocil.runs.build import network_of
 from ocil.runs.config import RunConfig
 from ocil.runs.features import Encoder
 from ocil.runs.results import UNREADABLE, read_json
+from ocil.runs.schedule import Schedule
 from ocil.streams import StreamConfig
 from ocil.threads import cores
 
@@ -92,15 +93,11 @@ def cost_of_step(config: RunConfig, size: Size) -> Cost:
 def cost_of_run(config: RunConfig, size: Size, factor: float = 1.0) -> Cost:
     """The cost of a run: stream, reviews, task ends, evaluations. ``factor`` multiplies the steps on the stream."""
     kind, stream, learner = method(config.method).load(), config.stream, config.learner
-    batches = stream.epochs * _samples(stream, size) // stream.batch_size
+    schedule = Schedule.expected(config, _expected_samples(stream, size))
+    batches = schedule.batches
     total = cost_of_step(config, size).times(batches * factor)
-    tasks = 1 if stream.boundary == "iid" else stream.tasks
-    if learner.review:
-        reviews = batches // learner.review_every if learner.review_every else tasks
-        reviewed = sum(_stored(config, size, reviews)) / learner.review_batch
-        total = total.plus(Cost.of(kind.review_passes(learner, size.classes)).times(reviewed))
-    for stored in _stored(config, size, tasks):
-        total = total.plus(Cost.of(kind.task_end_passes(learner, size.classes, stored)))
+    for passes, times in schedule.passes_on_memory(kind, learner, size.classes):
+        total = total.plus(Cost.of(passes).times(times))
     if stream.evaluate_every:  # on the classes that have arrived: on average half of the test images
         tested = min(stream.evaluate_on or size.test, size.test)
         total = total.plus(Cost.of_tested(batches // stream.evaluate_every * tested / 2))
@@ -108,21 +105,18 @@ def cost_of_run(config: RunConfig, size: Size, factor: float = 1.0) -> Cost:
         total = total.plus(Cost.of([Pass(stream.batch_size, trains=False)]).times(batches))
     if stream.probe:
         total = total.plus(Cost.of_tested(size.train + size.test))
+    tasks = 1 if stream.boundary == "iid" else stream.tasks
     return total.plus(Cost.of_tested(tasks * (size.test + size.train / stream.tasks)))
 
 
-def _samples(stream: StreamConfig, size: Size) -> int:
-    """Training samples that take part: with an imbalance r, sizes fall to 1/r, whose mean is (1 - 1/r) / ln r."""
+def _expected_samples(stream: StreamConfig, size: Size) -> int:
+    """How many training samples take part, or about how many: with an imbalance r, sizes fall to 1/r, whose mean is
+    (1 - 1/r) / ln r."""
     if stream.class_counts:
         return min(size.train, sum(stream.class_counts) * size.classes // len(stream.class_counts))
     if stream.imbalance_factor == 1:
         return size.train
     return int(size.train * (1 - 1 / stream.imbalance_factor) / math.log(stream.imbalance_factor))
-
-
-def _stored(config: RunConfig, size: Size, count: int) -> list[int]:
-    """Images in the memory at ``count`` moments at equal distances, the last one at the end of the stream."""
-    return [min(config.learner.memory, size.train * (number + 1) // count) for number in range(count)]
 
 
 @dataclass(frozen=True)

@@ -219,4 +219,4 @@ def check_images(configs: Sequence[RunConfig], root: Path, dataset: Dataset, wit
         except OcilError:  # reported when the result is used
             continue
         if result is not None:
-            result.refuse_other(dataset, folder.path)
+            result.require_same_images(dataset, folder.path)

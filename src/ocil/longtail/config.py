@@ -173,7 +173,7 @@ class LongTailConfig:
         return self.variant not in ONE_STAGE
 
     @property
-    def place(self) -> str:
+    def dataset_label(self) -> str:
         """The dataset and its imbalance: ``cifar100-lt100``."""
         return f"{Path(self.dataset).stem}{self._cut}"
 
@@ -214,7 +214,7 @@ class LongTailConfig:
     def former_cell(self) -> str:
         """The name that ``cell`` had when its digest covered every setting and the path of the images."""
         content = {name: value for name, value in as_formerly(self).items() if name in self._depends_on}
-        return f"{self.place}-{self._words}-{short_digest(content | {'seed': None})}"
+        return f"{self.dataset_label}-{self._words}-{short_digest(content | {'seed': None})}"
 
     @property
     def _cut(self) -> str:

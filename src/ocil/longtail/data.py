@@ -91,7 +91,7 @@ class LongTailed:
         }
 
 
-class Resident:
+class LongTailDeviceData:
     """The images of a long-tailed dataset on a device, as uint8. The runs of a seed share them."""
 
     def __init__(self, split: LongTailed, device: torch.device) -> None:

@@ -160,7 +160,7 @@ def cells(results: Sequence[LongTailResult]) -> tuple[LongTailCell, ...]:
         groups.setdefault(result.config.cell, {}).setdefault(result.config.seed, result)
     found = [LongTailCell(tuple(runs[seed] for seed in sorted(runs))) for runs in groups.values()]
     names = list(VARIANTS)
-    return tuple(sorted(found, key=lambda c: (c.config.place, names.index(c.config.variant), c.config.cell)))
+    return tuple(sorted(found, key=lambda c: (c.config.dataset_label, names.index(c.config.variant), c.config.cell)))
 
 
 def _check_config(config: LongTailConfig) -> None:

@@ -16,7 +16,7 @@ from ocil import tensorfile
 from ocil.errors import OcilError
 from ocil.longtail import metrics
 from ocil.longtail.config import LongTailConfig, Stage1Config
-from ocil.longtail.data import LongTailed, Resident, load
+from ocil.longtail.data import LongTailDeviceData, LongTailed, load
 from ocil.longtail.network import PlainNetwork
 from ocil.longtail.results import LongTailResult, Stage1Result, read_result
 from ocil.longtail.training import BalancedStage, Stage, StageOne, StageTwo, check, plain_network, predict
@@ -46,12 +46,12 @@ class TailRun(Run):
     def fingerprint(self, data_dir: Path | None) -> str:
         return load(self.config, data_dir).fingerprint
 
-    def resident(self, workspace: Workspace) -> Resident:
+    def device_data(self, workspace: Workspace) -> LongTailDeviceData:
         """The images on the device, cut and uploaded once for all runs of a workspace that share them."""
         config = self.config
         cut = (config.imbalance, config.open_share, config.validation, config.seed) if config.imbalance else ()
         key = (config.dataset, *cut)
-        found = workspace.share(key, lambda: Resident(load(config, workspace.data_dir), workspace.device))
+        found = workspace.share(key, lambda: LongTailDeviceData(load(config, workspace.data_dir), workspace.device))
         check(config, len(found.train_y))
         return found
 
@@ -59,10 +59,10 @@ class TailRun(Run):
         held.enter_context(self.folder(workspace.root).lock())
         if (finished := self.result(workspace.root)) is not None:
             return Finished(finished)
-        return self.begin(workspace, self.resident(workspace))
+        return self.begin(workspace, self.device_data(workspace))
 
     @abstractmethod
-    def begin(self, workspace: Workspace, resident: Resident) -> ActiveRun:
+    def begin(self, workspace: Workspace, device_data: LongTailDeviceData) -> ActiveRun:
         """Resume in the folder, of which this process has the lock."""
 
 
@@ -85,12 +85,12 @@ class Stage1Run(TailRun):
             folder.refuse_other_settings(folder.begun_with(self.config))
         return found
 
-    def begin(self, workspace: Workspace, resident: Resident) -> ActiveRun:
+    def begin(self, workspace: Workspace, device_data: LongTailDeviceData) -> ActiveRun:
         folder = self.folder(workspace.root)
         folder.refuse_other_begun(self.config)
         folder.save_config(self.config)
-        _save_split(folder.path / "split.safetensors", resident.split)
-        return ActiveStage1(StageTraining(StageOne(self.config, resident), folder, workspace))
+        _save_split(folder.path / "split.safetensors", device_data.split)
+        return ActiveStage1(StageTraining(StageOne(self.config, device_data), folder, workspace))
 
 
 @dataclass(frozen=True)
@@ -117,10 +117,10 @@ class LongTailRun(TailRun):
         folder.refuse_other_settings(found.config)
         return replace(found, config=self.config)  # the same run; its images may have been moved since
 
-    def begin(self, workspace: Workspace, resident: Resident) -> ActiveRun:
+    def begin(self, workspace: Workspace, device_data: LongTailDeviceData) -> ActiveRun:
         if not self.requires():  # else the folder of stage 1 has it
-            _save_split(self.folder(workspace.root).path / "split.safetensors", resident.split)
-        return ActiveVariant(self, resident, workspace)
+            _save_split(self.folder(workspace.root).path / "split.safetensors", device_data.split)
+        return ActiveVariant(self, device_data, workspace)
 
 
 def run(
@@ -280,17 +280,17 @@ class ActiveStage1:
 class ActiveVariant:
     """A variant in progress."""
 
-    def __init__(self, run: LongTailRun, resident: Resident, workspace: Workspace) -> None:
-        self.config, self.resident, self.folder = run.config, resident, run.folder(workspace.root)
+    def __init__(self, run: LongTailRun, device_data: LongTailDeviceData, workspace: Workspace) -> None:
+        self.config, self.device_data, self.folder = run.config, device_data, run.folder(workspace.root)
         self.stage1: dict[str, Any] = {}
         self.training: StageTraining | None = None
         stage: Stage | None = None
         if self.config.variant == "bs":
-            stage = BalancedStage(self.config, resident)
+            stage = BalancedStage(self.config, device_data)
         else:
             self.plain = self.after_stage1(run.stage1, workspace)
             if self.config.has_stage2:
-                stage = StageTwo(self.config, resident, self.plain)
+                stage = StageTwo(self.config, device_data, self.plain)
         self.folder.refuse_other_begun(self.config)
         self.folder.save_config(self.config)
         if stage is not None:
@@ -303,9 +303,9 @@ class ActiveVariant:
         if found is None:
             raise OcilError(f"{weights_path(folder)} has gone: give the same command again.")
         weights, self.stage1 = found
-        if self.stage1.get("images", self.resident.split.fingerprint) != self.resident.split.fingerprint:
+        if self.stage1.get("images", self.device_data.split.fingerprint) != self.device_data.split.fingerprint:
             raise OcilError(other_images(folder.path))
-        plain = plain_network(self.config, self.resident)
+        plain = plain_network(self.config, self.device_data)
         try:
             plain.load_state_dict(weights)
         except RuntimeError as error:
@@ -319,7 +319,7 @@ class ActiveVariant:
         return iter(())
 
     def finish(self) -> LongTailResult:
-        config, split, found, mu = self.config, self.resident.split, self.stage1, None
+        config, split, found, mu = self.config, self.device_data.split, self.stage1, None
         if self.training is None:
             network: torch.nn.Module = self.plain
         else:
@@ -329,7 +329,7 @@ class ActiveVariant:
             network = stage.network
             if "mu" in stage.best:
                 mu = stage.best["mu"].tolist()
-        parts = [predict(network, images) for images in (self.resident.test_x, self.resident.open_x)]
+        parts = [predict(network, images) for images in (self.device_data.test_x, self.device_data.open_x)]
         (predicted, sure), (open_predicted, open_sure) = [(a.cpu().numpy(), b.cpu().numpy()) for a, b in parts]
         each = metrics.class_accuracies(predicted, split.test_y, len(split.classes))
         measures = metrics.measure(
@@ -347,7 +347,7 @@ class ActiveVariant:
             found["seconds"],
             {name: self.stage1[name] for name in STAGE1_FACTS if name in self.stage1},
             found["digest"],
-            environment(self.resident.device) | {"images": split.fingerprint},
+            environment(self.device_data.device) | {"images": split.fingerprint},
         )
         write_json(self.folder.path / "result.json", result.to_json())
         self.folder.checkpoint.unlink(missing_ok=True)  # not earlier: a kill during the test would lose all of stage 2

@@ -14,7 +14,7 @@ from ocil.learning.views import RandomViews
 from ocil.longtail import sampler
 from ocil.longtail.centroids import disc_centroids
 from ocil.longtail.config import LongTailConfig
-from ocil.longtail.data import Resident
+from ocil.longtail.data import LongTailDeviceData
 from ocil.longtail.dynamic import DynamicMu
 from ocil.longtail.network import OpenNetwork, PlainNetwork, he_normal
 from ocil.networks import evaluating, seeded, to_float
@@ -36,7 +36,7 @@ class Stage:
     def __init__(
         self,
         config: LongTailConfig,
-        data: Resident,
+        data: LongTailDeviceData,
         network: nn.Module,
         groups: Sequence[tuple[Sequence[nn.Parameter], float]],
         order: sampler.ImageOrder,
@@ -155,7 +155,7 @@ class StageOne(Stage):
 
     network: PlainNetwork
 
-    def __init__(self, config: LongTailConfig, data: Resident) -> None:
+    def __init__(self, config: LongTailConfig, data: LongTailDeviceData) -> None:
         network = plain_network(config, data)
         standardise(network.backbone, data)
         order = sampler.shuffled(len(data.train_y), config.batch_size, config.epochs1, config.seed)
@@ -173,7 +173,7 @@ class BalancedStage(StageOne):
     for balanced classes, and the test adds nothing. All but the loss is as in stage 1, also the random numbers.
     """
 
-    def __init__(self, config: LongTailConfig, data: Resident) -> None:
+    def __init__(self, config: LongTailConfig, data: LongTailDeviceData) -> None:
         super().__init__(config, data)
         counts = torch.from_numpy(data.split.counts).to(torch.float32)
         self.offset = (config.adjustment * torch.log(counts / counts.sum())).to(data.device)
@@ -187,7 +187,7 @@ class StageTwo(Stage):
 
     network: OpenNetwork
 
-    def __init__(self, config: LongTailConfig, data: Resident, plain: PlainNetwork) -> None:
+    def __init__(self, config: LongTailConfig, data: LongTailDeviceData, plain: PlainNetwork) -> None:
         network = open_network(config, data)
         network.start_from(plain)
         network.centroids.data.copy_(class_means(network, data))
@@ -225,13 +225,13 @@ class StageTwo(Stage):
         return losses.cross_entropy(logits, y)
 
 
-def plain_network(config: LongTailConfig, data: Resident) -> PlainNetwork:
+def plain_network(config: LongTailConfig, data: LongTailDeviceData) -> PlainNetwork:
     split = data.split
     size = (split.image_shape, len(split.classes), config.width, precision.on(data.device, config.precision))
     return _initial(lambda: PlainNetwork(*size), derive(config.seed, "longtail-plain"), data.device)
 
 
-def open_network(config: LongTailConfig, data: Resident) -> OpenNetwork:
+def open_network(config: LongTailConfig, data: LongTailDeviceData) -> OpenNetwork:
     split = data.split
     size = (split.image_shape, len(split.classes), config.width, precision.on(data.device, config.precision))
     seed = derive(config.seed, "longtail-open")
@@ -245,7 +245,7 @@ def _initial(make: Callable[[], N], seed: int, device: torch.device) -> N:
 
 
 @torch.no_grad()
-def standardise(backbone: nn.Module, data: Resident) -> None:
+def standardise(backbone: nn.Module, data: LongTailDeviceData) -> None:
     """Set mean and deviation of each channel to those of the training images, computed on the host."""
     pixels = data.split.train_x
     total, squares, count = 0, 0, 0
@@ -260,7 +260,7 @@ def standardise(backbone: nn.Module, data: Resident) -> None:
 
 
 @torch.no_grad()
-def class_means(network: OpenNetwork, data: Resident) -> Tensor:
+def class_means(network: OpenNetwork, data: LongTailDeviceData) -> Tensor:
     """The initial centroids: the mean feature of each class's training images, which are not augmented."""
     classes = torch.arange(len(data.split.classes), device=data.device)
     total = torch.zeros_like(network.centroids)
@@ -287,6 +287,6 @@ def check(config: LongTailConfig, images: int) -> None:
     """Raise if there are too few training images for one batch."""
     if images < config.batch_size:
         raise OcilError(
-            f"{config.place} has {images} training images, fewer than batch_size = {config.batch_size}: "
+            f"{config.dataset_label} has {images} training images, fewer than batch_size = {config.batch_size}: "
             "use a smaller one (--set batch_size=N), or a smaller imbalance."
         )

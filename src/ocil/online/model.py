@@ -243,7 +243,7 @@ class Model:
             is_run = (Path(folder) / "config.json").is_file()
             hint = f" It is the folder of a run: in Python, ocil.load_learner({str(folder)!r}) loads its learner."
             raise OcilError(f"there is no model in {folder}: it has no file {FILE}.{hint if is_run else ''}")
-        place = pick_device(device) if isinstance(device, str) else device
+        chosen_device = pick_device(device) if isinstance(device, str) else device
         try:
             tensors, texts = tensorfile.read(path)
         except (tensorfile.DamagedFileError, OSError) as error:
@@ -254,7 +254,7 @@ class Model:
         try:
             header = parsed(texts[ENTRY])
             check_tensors(header, tensors, trust is True or trust == header.config.network)
-            model = cls._from_parts(header, tensors, place)
+            model = cls._from_parts(header, tensors, chosen_device)
             model.check_weights()
             return model
         except UntrustedError as error:
@@ -294,10 +294,10 @@ class Model:
         return text
 
     @classmethod
-    def _from_parts(cls, header: Header, tensors: dict[str, Tensor], place: torch.device) -> "Model":
-        model = cls(Recipe(**header.recipe), header.input_format, place, header.config)
+    def _from_parts(cls, header: Header, tensors: dict[str, Tensor], device: torch.device) -> "Model":
+        model = cls(Recipe(**header.recipe), header.input_format, device, header.config)
         model.weights = header.weights
-        model.learner.load_state(tensors, generators=header.device == place.type)
+        model.learner.load_state(tensors, generators=header.device == device.type)
         model.labels = header.labels
         model.numbers = {label: number for number, label in enumerate(model.labels)}
         model.batches, model.samples, model.note = header.batches, header.samples, header.note

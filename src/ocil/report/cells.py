@@ -49,11 +49,11 @@ class MeasuredCell:
 
     runs: tuple[FinishedRun, ...]
     summary: Summary
-    usual_precision: bool = False
+    common_precision: bool = False
     """Whether most cells of its dataset have its precision."""
-    usual_tasks: bool = False
+    common_tasks: bool = False
     """Whether all cells of its dataset have its number of tasks, though the catalog knows none."""
-    usual_reviews: bool = False
+    common_reviews: bool = False
     """Whether all cells of its dataset and stream are reviewed as often, where no task ends are announced and the
     catalog does not know the length of the stream, from which ``review_every`` was chosen."""
     other_images: bool = False
@@ -73,8 +73,8 @@ class MeasuredCell:
         return self.config.label
 
     @cached_property
-    def place(self) -> "Place":
-        return Place(self.config.dataset, memory_of(self.config), self.stream)
+    def column(self) -> "MeasuredColumn":
+        return MeasuredColumn(self.config.dataset, memory_of(self.config), self.stream)
 
     @cached_property
     def stream(self) -> str:
@@ -83,7 +83,7 @@ class MeasuredCell:
         An order of arrival is named by its file and its digest. With ``other_images`` the digest of the cell's images
         is added.
         """
-        ignored = MEASURING | ({"tasks"} if self.usual_tasks else set())
+        ignored = MEASURING | ({"tasks"} if self.common_tasks else set())
         found = {name: value for name, value in self.changed.items() if name in INPUT - ignored}
         if digest := found.pop("order_digest", ""):
             found["order"] = f"{Path(str(found.get('order', ''))).stem}@{str(digest)[:8]}"
@@ -96,11 +96,11 @@ class MeasuredCell:
     def learner_settings(self) -> dict[str, Any]:
         """The changed settings that are not the stream's.
 
-        A precision counts if it is not the usual one of the dataset. The period of reviews counts if the memory is
+        A precision counts if it is not the common one of its dataset. The period of reviews counts if the memory is
         reviewed, and not as often as in all other cells of the stream.
         """
-        ignored = INPUT | MEASURING | ({"precision"} if self.usual_precision else set())
-        if self.usual_reviews or not self.config.learner.review:
+        ignored = INPUT | MEASURING | ({"precision"} if self.common_precision else set())
+        if self.common_reviews or not self.config.learner.review:
             ignored |= {"review_every"}
         return {name: value for name, value in self.changed.items() if name not in ignored}
 
@@ -144,8 +144,9 @@ class MeasuredCell:
 
 
 @dataclass(frozen=True)
-class Place:
-    """A dataset, a memory size and a stream. The size is 0 for methods without a memory, or for all sizes."""
+class MeasuredColumn:
+    """A dataset, a memory size and a stream: a column of tables, and what a figure is about. The size is 0 for methods
+    without a memory, or for all sizes."""
 
     dataset: str
     memory: int
@@ -175,19 +176,19 @@ class Collection:
     longtail: tuple[LongTailCell, ...] = ()
     """Cells of long-tailed runs, which have a table of their own."""
 
-    def at(self, place: Place) -> list[MeasuredCell]:
+    def at(self, column: MeasuredColumn) -> list[MeasuredCell]:
         """The cells of a dataset, stream and memory size, and those of methods that keep no memory."""
         return [
             cell
             for cell in self.cells
-            if (cell.config.dataset, cell.stream) == (place.dataset, place.stream)
-            and cell.place.memory in (place.memory, 0)
+            if (cell.config.dataset, cell.stream) == (column.dataset, column.stream)
+            and cell.column.memory in (column.memory, 0)
         ]
 
     @property
-    def places(self) -> list[Place]:
+    def columns(self) -> list[MeasuredColumn]:
         """Every dataset, stream and memory size with runs, in the order of tables."""
-        return list(dict.fromkeys(cell.place for cell in self.cells if cell.place.memory))
+        return list(dict.fromkeys(cell.column for cell in self.cells if cell.column.memory))
 
 
 def _shortened(value: Any) -> Any:
@@ -240,12 +241,12 @@ def _settings_of(config: RunConfig) -> dict[str, Any]:
 
 
 def pick(cells: Iterable[MeasuredCell]) -> MeasuredCell | None:
-    """The cell to show where several fit one place: the one with most seeds, then the one in the precision that most of
-    the table has, then the one with most evaluations.
+    """The cell to show where several fit one column: the one with most seeds, then the one in the precision that most
+    of the table has, then the one with most evaluations.
     """
 
     def order(cell: MeasuredCell) -> tuple[Any, ...]:
         points = len(cell.runs[0].result.anytime.get("points", ()))
-        return -len(cell.runs), not cell.usual_precision, "precision" in cell.changed, -points, cell.name
+        return -len(cell.runs), not cell.common_precision, "precision" in cell.changed, -points, cell.name
 
     return min(cells, key=order, default=None)

@@ -59,7 +59,7 @@ class FoundResults:
         _warn_of_other_orders(found, warnings)
         cells = _by_cell_and_seed(found, warnings)
         references = References(run.result for by_seed in cells.values() for run in by_seed.values())
-        measured = _with_what_is_usual([_cell(runs, references) for runs in cells.values()])
+        measured = _with_what_is_common([_cell(runs, references) for runs in cells.values()])
         _warn_of_other_code(measured, warnings)
         tailed = longtail_cells([result for _, result in found if isinstance(result, LongTailResult)])
         texts = (warning.encode(errors="backslashreplace").decode() for warning in warnings)  # a path need not be text
@@ -221,9 +221,9 @@ def _without_other_images(found: Sequence[Found], warnings: list[str]) -> list[F
     kept: list[Found] = []
     for runs in cells.values():
         counts = Counter(result.images for _, result in runs if result.images)
-        usual = counts.most_common(1)[0][0] if counts else ""
+        common = counts.most_common(1)[0][0] if counts else ""
         for path, result in runs:
-            if result.images in (usual, ""):
+            if result.images in (common, ""):
                 kept.append((path, result))
             else:
                 warnings.append(f"{path} is left out: it had other images than the other runs of its cell.")
@@ -323,9 +323,9 @@ def _same_images(one: Result, other: Result) -> bool:
     return one.images == other.images or not (one.images and other.images)
 
 
-def _with_what_is_usual(cells: Sequence[MeasuredCell]) -> list[MeasuredCell]:
-    """Mark what is usual, which names in tables leave out: the precision that most cells of a dataset have. Where the
-    catalog does not know them, the number of tasks and the period of reviews are usual if all cells share them.
+def _with_what_is_common(cells: Sequence[MeasuredCell]) -> list[MeasuredCell]:
+    """Mark what is common, which names in tables leave out: the precision that most cells of a dataset have. Where the
+    catalog does not know them, the number of tasks and the period of reviews are common if all cells share them.
 
     Cells are also marked if the name of their dataset stands for several sets of images, which do not belong into one
     column.
@@ -342,15 +342,15 @@ def _with_what_is_usual(cells: Sequence[MeasuredCell]) -> list[MeasuredCell]:
     marked = [
         replace(
             cell,
-            usual_precision=cell.config.learner.precision == most[cell.config.dataset],
-            usual_tasks=cell.config.dataset in same,
+            common_precision=cell.config.learner.precision == most[cell.config.dataset],
+            common_tasks=cell.config.dataset in same,
             other_images=len(images[cell.config.dataset]) > 1,
         )
         for cell in cells
     ]
     if not (as_often := _reviewed_as_often(marked)):
         return marked
-    return [replace(cell, usual_reviews=(cell.config.dataset, cell.stream) in as_often) for cell in marked]
+    return [replace(cell, common_reviews=(cell.config.dataset, cell.stream) in as_often) for cell in marked]
 
 
 def _reviewed_as_often(cells: Sequence[MeasuredCell]) -> set[tuple[str, str]]:
@@ -360,7 +360,7 @@ def _reviewed_as_often(cells: Sequence[MeasuredCell]) -> set[tuple[str, str]]:
         config = cell.config
         if config.learner.review and not config.stream.announces_tasks and base_of(config.dataset) not in CATALOG:
             periods.setdefault((config.dataset, cell.stream), set()).add(config.learner.review_every)
-    return {place for place, found in periods.items() if len(found) == 1}
+    return {stream for stream, found in periods.items() if len(found) == 1}
 
 
 def _order(cell: MeasuredCell) -> tuple[Any, ...]:
@@ -370,6 +370,6 @@ def _order(cell: MeasuredCell) -> tuple[Any, ...]:
     size = (-known.classes, *(-length for length in known.image_shape)) if known else (0,)
     values = [(0, v, "") if isinstance(v, int | float) else (1, 0, str(v)) for v in cell.changed.values()]
     return (
-        *(size, title_of(config.dataset), config.dataset, cell.place.memory, list(METHODS).index(config.method)),
+        *(size, title_of(config.dataset), config.dataset, cell.column.memory, list(METHODS).index(config.method)),
         *(config.learner.review, len(cell.changed), tuple(cell.changed), values, cell.name),
     )

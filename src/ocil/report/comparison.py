@@ -81,7 +81,7 @@ class Grid:
         return sum(self._seeds.values())
 
     @property
-    def usual_seeds(self) -> int:
+    def common_seeds(self) -> int:
         """How many seeds most of its numbers have; the larger count, where two are as frequent."""
         return max(self._seeds, key=lambda count: (self._seeds[count], count), default=0)
 
@@ -112,15 +112,15 @@ def overlap(value: Estimate | None, published: Published | None) -> bool | None:
 
 def published_accuracy(cell: MeasuredCell, paper: Paper) -> Published | None:
     """The average accuracy that the paper has for the settings of a cell."""
-    return paper.published(cell.label, cell.row_settings, ColumnKey(cell.config.dataset, cell.place.memory))
+    return paper.published(cell.label, cell.row_settings, ColumnKey(cell.config.dataset, cell.column.memory))
 
 
-def one_per_place(cells: Iterable[MeasuredCell]) -> list[MeasuredCell]:
+def one_per_column(cells: Iterable[MeasuredCell]) -> list[MeasuredCell]:
     """The cells that tables show: one of those that differ by their precision alone."""
-    places: dict[tuple[Any, ...], list[MeasuredCell]] = {}
+    groups: dict[tuple[Any, ...], list[MeasuredCell]] = {}
     for cell in cells:
-        places.setdefault((cell.label, cell.place, settings_text(cell.row_settings)), []).append(cell)
-    return [picked for alike in places.values() if (picked := pick(alike))]
+        groups.setdefault((cell.label, cell.column, settings_text(cell.row_settings)), []).append(cell)
+    return [picked for alike in groups.values() if (picked := pick(alike))]
 
 
 def concerned(paper: Paper, collection: Collection) -> Paper:
@@ -128,7 +128,7 @@ def concerned(paper: Paper, collection: Collection) -> Paper:
     count), and its long-tailed table if there are long-tailed runs.
     """
     used = any(
-        paper.has_row(cell.label, cell.row_settings, cell.config.dataset, cell.place.memory)
+        paper.has_row(cell.label, cell.row_settings, cell.config.dataset, cell.column.memory)
         for cell in collection.cells
     )
     if used:
@@ -177,7 +177,7 @@ def _with_measured_values(collection: Collection, table: PaperTable) -> tuple[Pa
     usual = getattr(method(Label.parse(table.label).method).load().Config(), setting, None)
     rows = {row.settings.get(setting, usual): row for row in table.rows}
     for cell in collection.cells:
-        here = cell.label == table.label and cell.place.memory in table.memory.get(cell.config.dataset, ())
+        here = cell.label == table.label and cell.column.memory in table.memory.get(cell.config.dataset, ())
         if here and set(cell.row_settings) == {setting}:
             value = cell.row_settings[setting]
             rows.setdefault(value, PaperRow(as_argument(value), table.label, cell.row_settings))
@@ -195,7 +195,7 @@ def _row(
     of, review = Label.parse(label)
     if review is None:  # a paper may have a method that is not known here
         review = of in METHODS and method(of).load().Config().review
-    fitting = (pick(cell for cell in cells if cell.place.memory in (column.memory, 0)) for column in columns)
+    fitting = (pick(cell for cell in cells if cell.column.memory in (column.memory, 0)) for column in columns)
     pairs = zip(columns, fitting, strict=True)
     return ComparedRow(name, of, review, tuple(ComparedNumber(c, cell, published.get(c)) for c, cell in pairs))
 
@@ -208,11 +208,11 @@ def _paper_dataset(dataset: str, cells: Iterable[MeasuredCell], table: PaperTabl
 
     def rows(bound: bool, columns: Sequence[ColumnKey]) -> list[ComparedRow]:
         labels = [row.label for row in table.rows if row.bound == bound]
-        labels += [cell.label for cell in plain if bool(cell.place.memory) != bound]
+        labels += [cell.label for cell in plain if bool(cell.column.memory) != bound]
         alike = {label: [cell for cell in plain if cell.label == label] for label in labels}
         return [_row(label, label, columns, alike[label], published.get(label, {})) for label in alike]
 
-    sizes = {*table.memory[dataset], *(cell.place.memory for cell in plain)} - {0}
+    sizes = {*table.memory[dataset], *(cell.column.memory for cell in plain)} - {0}
     columns = tuple(ColumnKey(dataset, size) for size in sorted(sizes))
     bounds = tuple(rows(True, [ColumnKey(dataset, 0)]))
     return Grid(title_of(dataset), columns, _ranked(rows(False, columns)), bounds)

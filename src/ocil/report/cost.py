@@ -7,14 +7,15 @@ from ocil.methods import method
 from ocil.methods.passes import FORWARD_WEIGHT, weighted_images
 from ocil.report.cells import FinishedRun, MeasuredCell
 from ocil.runs.config import RunConfig
+from ocil.runs.schedule import Schedule, expected_batches
 
 
 def images_per_batch(cell: MeasuredCell) -> float | None:
     """Images that pass forward and backward per stream batch. An image that only passes forward counts
     ``FORWARD_WEIGHT``.
 
-    The number is the recorded one, else it follows from the passes that the method states for a step. Reviews are
-    included where their share is known.
+    The number is the recorded one, else it follows from the passes that the method states for a step. Reviews and task
+    ends are included where their share is known.
     """
     recorded = [_recorded_per_batch(run) for run in cell.runs]
     known = [value for value in recorded if value is not None]
@@ -42,11 +43,11 @@ def stream_batches(run: FinishedRun) -> int | None:
 
 
 def _batches(config: RunConfig) -> int | None:
-    samples, stream = _samples(config), config.stream
-    return None if samples is None else max(1, samples * stream.epochs // stream.batch_size)
+    samples = _known_samples(config)
+    return None if samples is None else max(1, expected_batches(config.stream, samples))
 
 
-def _samples(config: RunConfig) -> int | None:
+def _known_samples(config: RunConfig) -> int | None:
     """How many samples take part in the stream, by its settings or by the catalog; None if that is not known.
 
     With a long tail or an order file it is not, nor with shuffled counts: a class may have fewer samples than its
@@ -68,12 +69,10 @@ def _stated(config: RunConfig) -> float | None:
     classes = known.classes if known else config.stream.tasks
     try:
         images = weighted_images(kind.passes(learner, config.stream.batch_size, classes))
-        samples, batches = _samples(config), _batches(config)
-        if samples and batches and learner.review:
-            tasks = 1 if config.stream.boundary == "iid" else config.stream.tasks
-            reviews = batches // learner.review_every if learner.review_every else tasks
-            stored = sum(min(learner.memory, samples * (number + 1) // reviews) for number in range(reviews))
-            images += weighted_images(kind.review_passes(learner, classes)) * stored / learner.review_batch / batches
+        if (samples := _known_samples(config)) and (batches := _batches(config)):
+            on_memory = Schedule.expected(config, samples).passes_on_memory(kind, learner, classes)
+            if more := sum(weighted_images(passes) * times for passes, times in on_memory):
+                images += more / batches
     except Exception:  # a method from outside may state anything; no cost is shown for it
         return None
     return images if math.isfinite(images) and images > 0 else None

@@ -56,11 +56,13 @@ class CostFigure:
 
 def cost_figure(standings: Standings) -> CostFigure | None:
     """The figure; None where fewer than two methods have both a score and a cost."""
-    ranked = [row.name for row in standings.ranking.rows if row.mean_rank is not None]
-    rows = sorted((row for row in standings.rows if row.name in ranked), key=lambda row: ranked.index(row.name))
-    by_images = sum(bool(_images(standings, row)) for row in rows) > 1
+    ranked = [standing.name for standing in standings.ranking.standings if standing.mean_rank is not None]
+    entries = sorted(
+        (entry for entry in standings.ordered if entry.name in ranked), key=lambda entry: ranked.index(entry.name)
+    )
+    by_images = sum(bool(_images(standings, entry)) for entry in entries) > 1
     costs = _images if by_images else _seconds
-    found = [point for row in rows if (point := _point(standings, row, costs(standings, row)))]
+    found = [point for entry in entries if (point := _point(standings, entry, costs(standings, entry)))]
     if len(found) < 2:
         return None
     shown, higher = found[:MOST_POINTS], standings.quantity.higher_is_better
@@ -73,11 +75,11 @@ def cost_figure(standings: Standings) -> CostFigure | None:
     heading = f"{'mean ' if len(standings.ranking.columns) > 1 else ''}{standings.quantity.title}"
     sizes = (Canvas(660, 400, 13), Canvas(358, 320, 12))
     wide, narrow = (_svg(shown, higher, canvas, heading, cost, write, label) for canvas in sizes)
-    return CostFigure(title, _caption(standings, rows, found, by_images), wide, narrow)
+    return CostFigure(title, _caption(standings, entries, found, by_images), wide, narrow)
 
 
-def _caption(standings: Standings, rows: Sequence[Entry], found: Sequence[MethodPoint], by_images: bool) -> str:
-    """How the figure is to be read, and what it leaves out. ``found``: the points of those rows that have one."""
+def _caption(standings: Standings, entries: Sequence[Entry], found: Sequence[MethodPoint], by_images: bool) -> str:
+    """How the figure is to be read, and what it leaves out. ``found``: the points of those entries that have one."""
     columns, shown = standings.ranking.columns, found[:MOST_POINTS]
     over = f"{'The mean over' if len(columns) > 1 else 'Over'} {count(len(columns), 'column')}"
     better = "more accurate" if standings.quantity.title.removesuffix(" %") == "accuracy" else "better"
@@ -87,10 +89,10 @@ def _caption(standings: Standings, rows: Sequence[Entry], found: Sequence[Method
     ]
     if by_images:
         words.append("An image that only passes forward counts a third.")
-    if by_images and len(_networks(standings, rows)) > 1:
+    if by_images and len(_networks(standings, entries)) > 1:
         words.append(OF_ONE_NETWORK)
-    if len(rows) > len(found):
-        words.append(f"Without a known cost: {count(len(rows) - len(found), 'method')}.")
+    if len(entries) > len(found):
+        words.append(f"Without a known cost: {count(len(entries) - len(found), 'method')}.")
     if len(found) > len(shown):
         words.append(f"The first {len(shown)} of {len(found)} are drawn.")
     return " ".join(words)
@@ -107,31 +109,31 @@ def frontier(points: Sequence[MethodPoint], higher: bool = True) -> list[MethodP
     return found
 
 
-def _images(standings: Standings, row: Entry) -> list[float]:
-    found = [images_per_batch(cell) for cell in standings.cells_of(row)]
+def _images(standings: Standings, entry: Entry) -> list[float]:
+    found = [images_per_batch(cell) for cell in standings.cells_of(entry)]
     return [value for value in found if value is not None] if None not in found else []
 
 
-def _networks(standings: Standings, rows: Sequence[Entry]) -> set[tuple[str, int, str]]:
+def _networks(standings: Standings, entries: Sequence[Entry]) -> set[tuple[str, int, str]]:
     """The networks that images pass through, told apart by name, width and features."""
-    learners = [cell.config.learner for row in rows for cell in standings.cells_of(row)]
+    learners = [cell.config.learner for entry in entries for cell in standings.cells_of(entry)]
     return {(learner.network, learner.width, learner.features) for learner in learners}
 
 
-def _seconds(standings: Standings, row: Entry) -> list[float]:
-    return [cell.summary.wall_seconds.mean for cell in standings.cells_of(row)]
+def _seconds(standings: Standings, entry: Entry) -> list[float]:
+    return [cell.summary.wall_seconds.mean for cell in standings.cells_of(entry)]
 
 
-def _point(standings: Standings, row: Entry, costs: Sequence[float]) -> MethodPoint | None:
-    mean = standings.mean_value(row)
+def _point(standings: Standings, entry: Entry, costs: Sequence[float]) -> MethodPoint | None:
+    mean = standings.mean_value(entry)
     if mean is None or not costs or not all(math.isfinite(value) and value > 0 for value in costs):
         return None
-    per_column = [standings.by_seed[row.name][place] for place in standings.ranking.columns]
+    per_column = [standings.by_seed[entry.name][column] for column in standings.ranking.columns]
     shared = set.intersection(*(set(values) for values in per_column))
     over_seeds = [sum(values[seed] for values in per_column) / len(per_column) for seed in sorted(shared)]
     factor = 100.0 if standings.quantity.form == "percent" else 1.0
     spread = estimate([factor * value for value in over_seeds]) if over_seeds else Estimate(factor * mean, None, ())
-    return MethodPoint(row.name, factor * mean, spread, (min(costs), sum(costs) / len(costs), max(costs)))
+    return MethodPoint(entry.name, factor * mean, spread, (min(costs), sum(costs) / len(costs), max(costs)))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ocil.report.cells import MeasuredCell, Place
+from ocil.report.cells import MeasuredCell, MeasuredColumn
 from ocil.report.formatting import range_note
 from ocil.report.rendering import render_all
 
@@ -22,7 +22,7 @@ class Drawing:
     svg: str
     paint: Callable[..., Any]
     args: tuple[Any, ...] = ()
-    place: Place | None = None
+    column: MeasuredColumn | None = None
     """The dataset and memory it is about; None where it is about none in particular."""
     photos: bool = False
     """Whether it holds images, whose colours a page must not change."""
@@ -39,22 +39,22 @@ class Sketch:
     """The function that makes the figure."""
     args: tuple[Any, ...]
     """Its arguments: numbers and names. They may be sent to another process, which knows no plugins."""
-    place: Place
+    column: MeasuredColumn
 
 
 def sketch_of(
-    place: Place, name: str, title: str, caption: str, paint: Callable[..., Any], *args: Any, device: str = ""
+    column: MeasuredColumn, name: str, title: str, caption: str, paint: Callable[..., Any], *args: Any, device: str = ""
 ) -> Sketch:
-    """A figure about a place, which its name and title end with, and about a device if one is given."""
-    name, title = f"{name}-{place.slug}-{device}", ", ".join(filter(None, (title, place.title, device)))
-    return Sketch(file_name(name), title, caption, paint, args, place)
+    """A figure about a column of tables, which its name and title end with, and about a device if one is given."""
+    name, title = f"{name}-{column.slug}-{device}", ", ".join(filter(None, (title, column.title, device)))
+    return Sketch(file_name(name), title, caption, paint, args, column)
 
 
 def draw(sketches: Sequence[Sketch], workers: int = 1) -> list[Drawing]:
     """Render figures, many of them in up to so many processes."""
     svgs = render_all([(sketch.paint, sketch.args) for sketch in sketches], workers)
     return [
-        Drawing(sketch.name, sketch.title, sketch.caption, svg, sketch.paint, sketch.args, sketch.place)
+        Drawing(sketch.name, sketch.title, sketch.caption, svg, sketch.paint, sketch.args, sketch.column)
         for sketch, svg in zip(sketches, svgs, strict=True)
     ]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ocil.errors import OcilError, suggest
 from ocil.methods import method
-from ocil.report.cells import MeasuredCell, Place, pick, settings_text
+from ocil.report.cells import MeasuredCell, MeasuredColumn, pick, settings_text
 from ocil.text import escaped
 
 
@@ -19,7 +19,7 @@ class Entry:
     name: str
     """The label, and in what the settings differ from those of other entries."""
     label: str
-    cells: Mapping[Place, MeasuredCell]
+    cells: Mapping[MeasuredColumn, MeasuredCell]
     """What was measured, by column. A method that keeps no memory is in the columns of every memory size."""
     plain: bool
     """Whether the method has its own settings."""
@@ -35,94 +35,96 @@ class Entry:
 class Entries:
     """All entries and columns, in the order of tables."""
 
-    rows: tuple[Entry, ...]
-    columns: tuple[Place, ...]
+    all: tuple[Entry, ...]
+    columns: tuple[MeasuredColumn, ...]
     shared: str = ""
-    """Changed settings that no name has, as text, because all rows agree on them: ``network=tiny``."""
+    """Changed settings that no name has, as text, because all entries agree on them: ``network=tiny``."""
 
     @cached_property
     def ranked(self) -> tuple[Entry, ...]:
-        return tuple(row for row in self.rows if not row.bound)
+        return tuple(entry for entry in self.all if not entry.bound)
 
-    def at(self, place: Place) -> dict[str, MeasuredCell]:
-        """What was measured in a column, by the names of the rows; bounds first."""
-        found = {row.name: row.cells[place] for row in self.rows if place in row.cells}
-        bounds = [row.name for row in self.rows if row.bound and place in row.cells]
+    def at(self, column: MeasuredColumn) -> dict[str, MeasuredCell]:
+        """What was measured in a column, by the names of the entries; bounds first."""
+        found = {entry.name: entry.cells[column] for entry in self.all if column in entry.cells}
+        bounds = [entry.name for entry in self.all if entry.bound and column in entry.cells]
         return {name: found[name] for name in dict.fromkeys([*bounds, *found])}
 
     def named(self, text: str) -> Entry:
         """The entry of that name, or of that method if it has one entry alone. Else an ``OcilError`` that helps."""
-        exact = [row for row in self.rows if text in (row.name, row.label) and (row.plain or text == row.name)]
-        found = exact or [row for row in self.rows if row.label == text]
+        exact = [
+            entry for entry in self.all if text in (entry.name, entry.label) and (entry.plain or text == entry.name)
+        ]
+        found = exact or [entry for entry in self.all if entry.label == text]
         if len(found) == 1:
             return found[0]
         if found:
-            several = ", ".join(f"'{escaped(row.name)}'" for row in found[:5])
+            several = ", ".join(f"'{escaped(entry.name)}'" for entry in found[:5])
             raise OcilError(f"'{escaped(text)}' is {len(found)} rows: name one of {several}.")
-        labels = list(dict.fromkeys(row.label for row in self.rows))
+        labels = list(dict.fromkeys(entry.label for entry in self.all))
         raise OcilError(f"no run of '{escaped(text)}' is among the results.{suggest(text, labels)}")
 
     def only(self, names: Sequence[str]) -> "Entries":
-        """The rows of these names or methods, in this order, and the columns that they have. All, if none is named."""
+        """The entries of these names or methods, in this order, and the columns that they have. All without names."""
         if not names:
             return self
-        rows = tuple(dict.fromkeys(self.named(name).name for name in names))
-        chosen = tuple(row for name in rows for row in self.rows if row.name == name)
-        columns = tuple(place for place in self.columns if any(place in row.cells for row in chosen))
-        return replace(self, rows=chosen, columns=columns)
+        in_order = tuple(dict.fromkeys(self.named(name).name for name in names))
+        chosen = tuple(entry for name in in_order for entry in self.all if entry.name == name)
+        columns = tuple(column for column in self.columns if any(column in entry.cells for entry in chosen))
+        return replace(self, all=chosen, columns=columns)
 
 
 def entries(cells: Iterable[MeasuredCell]) -> Entries:
-    """The rows and columns of measured cells. Where two cells fit one place, the one with more seeds is taken."""
+    """The entries and columns of measured cells. Where two cells fit one column, the one with more seeds is taken."""
     groups: dict[tuple[str, str], list[MeasuredCell]] = {}
     for cell in cells:
         groups.setdefault((cell.label, settings_text(cell.learner_settings)), []).append(cell)
     columns = _columns(cell for group in groups.values() for cell in group)
-    rows = []
+    found = []
     for (label, settings), group in groups.items():
         info = method(group[0].config.method)
-        found = {place: picked for place in columns if (picked := pick(_fitting(place, group)))}
+        cells_by_column = {column: picked for column in columns if (picked := pick(_fitting(column, group)))}
         bound = info.offline or info.name == "fine-tune"
-        rows.append((settings, Entry(label, label, found, not settings, bound)))
-    first = [(row.bound, group[0]) for (_, row), group in zip(rows, groups.values(), strict=True)]
+        found.append((settings, Entry(label, label, cells_by_column, not settings, bound)))
+    first = [(entry.bound, group[0]) for (_, entry), group in zip(found, groups.values(), strict=True)]
     names = [_name(cell, [other for kind, other in first if kind == bound]) for bound, cell in first]
-    full = [escaped(f"{row.label} {settings}".strip()) for settings, row in rows]
+    full = [escaped(f"{entry.label} {settings}".strip()) for settings, entry in found]
     named = (
-        replace(row, name=name if names.count(name) == 1 else whole)
-        for (_, row), name, whole in zip(rows, names, full, strict=True)
+        replace(entry, name=name if names.count(name) == 1 else whole)
+        for (_, entry), name, whole in zip(found, names, full, strict=True)
     )
     return Entries(tuple(named), columns, _shared([cell for bound, cell in first if not bound]))
 
 
-def _columns(cells: Iterable[MeasuredCell]) -> tuple[Place, ...]:
+def _columns(cells: Iterable[MeasuredCell]) -> tuple[MeasuredColumn, ...]:
     """The memory sizes of each dataset and stream; a column without memory only where no method keeps one."""
     sizes: dict[tuple[str, str], set[int]] = {}
     for cell in cells:
-        sizes.setdefault((cell.config.dataset, cell.stream), set()).add(cell.place.memory)
+        sizes.setdefault((cell.config.dataset, cell.stream), set()).add(cell.column.memory)
     return tuple(
-        Place(dataset, size, stream)
+        MeasuredColumn(dataset, size, stream)
         for (dataset, stream), found in sizes.items()
         for size in sorted(found - {0}) or [0]
     )
 
 
-def _fitting(place: Place, cells: Iterable[MeasuredCell]) -> list[MeasuredCell]:
-    here = [cell for cell in cells if (cell.config.dataset, cell.stream) == (place.dataset, place.stream)]
-    return [cell for cell in here if cell.place.memory in (place.memory, 0)]
+def _fitting(column: MeasuredColumn, cells: Iterable[MeasuredCell]) -> list[MeasuredCell]:
+    here = [cell for cell in cells if (cell.config.dataset, cell.stream) == (column.dataset, column.stream)]
+    return [cell for cell in here if cell.column.memory in (column.memory, 0)]
 
 
 def _name(cell: MeasuredCell, others: Sequence[MeasuredCell]) -> str:
-    """The label and the settings whose value differs in another row."""
+    """The label and the settings whose value differs in another entry."""
     settings = {name: value for name, value in cell.learner_settings.items() if _differs(name, value, others)}
     return escaped(f"{cell.label} {settings_text(settings)}".strip())
 
 
 def _shared(cells: Sequence[MeasuredCell]) -> str:
-    """The settings that names leave out, because they have one value in all rows. A method may have it by itself.
+    """The settings that names leave out, because they have one value in all entries. A method may have it by itself.
 
     So do the numbers of tasks of a dataset outside the catalog, if that is the only one.
     """
-    tasks = {cell.changed.get("tasks") if cell.usual_tasks else None for cell in cells}
+    tasks = {cell.changed.get("tasks") if cell.common_tasks else None for cell in cells}
     one = {"tasks": tasks.pop()} if len(tasks) == 1 and None not in tasks else {}
     changed = {name: value for cell in cells for name, value in cell.learner_settings.items()}
     left_out = {name: value for name, value in changed.items() if not _differs(name, value, cells)}

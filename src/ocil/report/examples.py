@@ -17,7 +17,7 @@ from ocil.evaluation.record_types import EASY, HARD
 from ocil.methods import method
 from ocil.networks.registry import names_code
 from ocil.precision import numerics
-from ocil.report.cells import Place, memory_of
+from ocil.report.cells import MeasuredColumn, memory_of
 from ocil.report.collect import read
 from ocil.report.drawings import Drawing, file_name
 from ocil.report.plots import Example, examples
@@ -99,7 +99,7 @@ def _drawing(runs: Sequence[FolderAndResult], dataset: Dataset, data_dir: Path |
             for i in few
         ]
     last = configs[-1]
-    where = Place(last.dataset, memory_of(last)).title
+    where = MeasuredColumn(last.dataset, memory_of(last)).title
     return Drawing(
         file_name(f"examples-{last.cell}-{last.seed}"),
         f"Hard, ambiguous and easy samples: {' and '.join(names)}, {where}, seed {last.seed}",

@@ -10,7 +10,7 @@ import numpy as np
 from ocil.evaluation.measures import Estimate
 from ocil.methods.review_label import Label
 from ocil.report import formulas, plots
-from ocil.report.cells import INPUT, UNNAMED, Collection, MeasuredCell, Place, settings_text
+from ocil.report.cells import INPUT, UNNAMED, Collection, MeasuredCell, MeasuredColumn, settings_text
 from ocil.report.comparison import difference, published_accuracy
 from ocil.report.drawings import (
     CROWD,
@@ -31,7 +31,7 @@ from ocil.report.style import render
 from ocil.text import escaped
 
 MOST_CURVES = 12
-MOST_PLACES = 24  # columns with figures of their own, those with most methods
+MOST_COLUMNS = 24  # columns with figures of their own, those with most methods
 MOST_ACCURATE = 3  # methods in figures of old and new classes, where no paper chooses them
 
 
@@ -43,18 +43,20 @@ def _rendered_once(paint: Callable[[], Any]) -> str:
 
 def draw_all(collection: Collection, standings: Standings, paper: Paper, workers: int = 1) -> list[Drawing]:
     """Every figure there are numbers for. Many are drawn in up to ``workers`` processes."""
-    places = [(place, cells) for place in standings.entries.columns if (cells := standings.entries.at(place))]
-    largest = sorted((place for place, _ in places), key=lambda place: -len(standings.entries.at(place)))[:MOST_PLACES]
-    places = [(place, cells) for place, cells in places if place in largest]
-    bounds = {row.name for row in standings.entries.rows if row.bound}
-    of_places: list[Sketch] = []
-    for place, cells in places:
+    columns = [(column, cells) for column in standings.entries.columns if (cells := standings.entries.at(column))]
+    largest = sorted((column for column, _ in columns), key=lambda column: -len(standings.entries.at(column)))[
+        :MOST_COLUMNS
+    ]
+    columns = [(column, cells) for column, cells in columns if column in largest]
+    bounds = {entry.name for entry in standings.entries.all if entry.bound}
+    of_columns: list[Sketch] = []
+    for column, cells in columns:
         few = uncrowded(cells)
-        of_places += [*_accuracy(place, few), *sketches_of_records(place, standings), *_balance(place, few)]
-        of_places += _bias(place, few, paper, bounds)
+        of_columns += [*_accuracy(column, few), *sketches_of_records(column, standings), *_balance(column, few)]
+        of_columns += _bias(column, few, paper, bounds)
     others = [*_times(collection), *_memory_batch(collection), *_differences(collection, paper)]
-    found = draw([*of_places, *others], workers)
-    found[len(of_places) : len(of_places)] = [_formula(name) for name in paper.formulas]
+    found = draw([*of_columns, *others], workers)
+    found[len(of_columns) : len(of_columns)] = [_formula(name) for name in paper.formulas]
     taken: set[str] = set()
     for number, drawing in enumerate(found):
         names = (drawing.name, *(f"{drawing.name}-{again}" for again in range(2, number + 3)))
@@ -68,7 +70,9 @@ def _formula(name: str) -> Drawing:
     return Drawing(file_name(name), title, caption, _rendered_once(paint), paint)
 
 
-def _bias(place: Place, cells: Mapping[str, MeasuredCell], paper: Paper, bounds: Set[str]) -> Iterator[Sketch]:
+def _bias(
+    column: MeasuredColumn, cells: Mapping[str, MeasuredCell], paper: Paper, bounds: Set[str]
+) -> Iterator[Sketch]:
     rows = _rows_of_labels(cells, paper.recency_bias)
     rows = rows or _most_accurate({name: cell for name, cell in cells.items() if name not in bounds})
 
@@ -82,7 +86,7 @@ def _bias(place: Place, cells: Mapping[str, MeasuredCell], paper: Paper, bounds:
         quantity = what.replace(" ", "_")
         if known := having(f"{quantity}_new"):
             yield sketch_of(
-                place,
+                column,
                 f"{what}s",
                 f"{what.capitalize()}s of old and new classes",
                 f"The {what} {where} of the classes just learned (solid) and of all before them (dashed). "
@@ -96,7 +100,7 @@ def _bias(place: Place, cells: Mapping[str, MeasuredCell], paper: Paper, bounds:
             )
     if known := having("hard"):
         yield sketch_of(
-            place,
+            column,
             "sample-types",
             "Hard, ambiguous and easy samples",
             "How many training samples of the newest classes have a true-class score in each range, after each task. "
@@ -136,7 +140,7 @@ FORMULA_FIGURES: dict[str, tuple[str, str, Callable[[], Any]]] = {
 }
 
 
-def _accuracy(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Sketch]:
+def _accuracy(column: MeasuredColumn, cells: Mapping[str, MeasuredCell]) -> Iterator[Sketch]:
     rows = {name: cell for name, cell in cells.items() if len(cell.summary.accuracy_curve) > 1}
     left_out = ""
     if len(rows) > CROWD:
@@ -149,7 +153,7 @@ def _accuracy(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Sketc
         rows = {name: cell for name, cell in rows.items() if name in best}
     if rows:
         yield sketch_of(
-            place,
+            column,
             "accuracy",
             "Accuracy after each task" if has_tasks(rows.values()) else "Accuracy at equal distances",
             f"Mean accuracy over the tasks so far; the band is the 95 % interval. {left_out}{seeds_of(rows.values())}",
@@ -160,7 +164,7 @@ def _accuracy(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Sketc
         )
 
 
-def _balance(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Sketch]:
+def _balance(column: MeasuredColumn, cells: Mapping[str, MeasuredCell]) -> Iterator[Sketch]:
     points: dict[str, tuple[Estimate, Estimate]] = {}
     for name, cell in cells.items():
         x, y = cell.summary.average_intransigence, cell.summary.average_forgetting
@@ -168,7 +172,7 @@ def _balance(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Sketch
             points[name] = (x, y)
     if len(points) > 1:
         yield sketch_of(
-            place,
+            column,
             "intransigence-forgetting",
             "Intransigence against forgetting",
             "The nearer to the lower left, the better old and new are balanced. Lines are 95 % intervals. "
@@ -184,17 +188,17 @@ def _times(collection: Collection) -> Iterator[Sketch]:
     Neither do times of runs that shared a device with runs of other cells. Where a cell had the device for itself, the
     time for all its seeds is known.
     """
-    groups: dict[tuple[Place, str], list[MeasuredCell]] = {}
-    for place in collection.places:
-        for cell in collection.at(place):
+    groups: dict[tuple[MeasuredColumn, str], list[MeasuredCell]] = {}
+    for column in collection.columns:
+        for cell in collection.at(column):
             surroundings = [run.result.environment for run in cell.runs]
             if all("seconds_for_all" in known or "side_by_side" not in known for known in surroundings):
-                groups.setdefault((place, cell.devices), []).append(cell)
-    for (place, device), cells in groups.items():
+                groups.setdefault((column, cell.devices), []).append(cell)
+    for (column, device), cells in groups.items():
         times = {_name(cell): cell.summary.wall_seconds for cell in cells}
-        if len(times) > 1 and any(cell.place.memory for cell in cells):  # not of the bounds alone
+        if len(times) > 1 and any(cell.column.memory for cell in cells):  # not of the bounds alone
             yield sketch_of(
-                place,
+                column,
                 "running-time",
                 "Running time",
                 "Training and evaluation of one run. The seeds of a cell may have shared the device, so these may be "
@@ -206,16 +210,16 @@ def _times(collection: Collection) -> Iterator[Sketch]:
 
 
 def _memory_batch(collection: Collection) -> Iterator[Sketch]:
-    for place in collection.places:
+    for column in collection.columns:
         curves: dict[str, dict[int, Estimate]] = {}
-        for cell in collection.at(place):
-            if cell.place.memory and not set(cell.changed) - UNNAMED - INPUT - {"memory_batch"}:
+        for cell in collection.at(column):
+            if cell.column.memory and not set(cell.changed) - UNNAMED - INPUT - {"memory_batch"}:
                 name = _name(cell, without={"memory_batch"})
                 curves.setdefault(name, {})[cell.config.learner.memory_batch] = cell.summary.average_accuracy
         curves = {name: curve for name, curve in curves.items() if len(curve) > 1}
         if curves:
             yield sketch_of(
-                place,
+                column,
                 "memory-batch",
                 "Retrieved batch size",
                 "Average accuracy at the end by how many images are drawn from the memory for each stream batch.",
@@ -233,11 +237,11 @@ def _differences(collection: Collection, paper: Paper) -> Iterator[Sketch]:
             continue
         known = value.shown_interval is not None and published.interval is not None
         reach = 100 * (value.shown_interval or 0) + (published.interval or 0) if known else None
-        memory = f", {cell.place.memory}" if cell.place.memory else ""
+        memory = f", {cell.column.memory}" if cell.column.memory else ""
         groups.setdefault(cell.config.dataset, {})[_name(cell) + memory] = (points, reach)
     for dataset, rows in groups.items():
         yield sketch_of(
-            Place(dataset, 0),
+            MeasuredColumn(dataset, 0),
             "difference",
             "Measured less published",
             "A bar is the sum of the two 95 % intervals, so it reaches zero where they overlap; a diamond marks those "

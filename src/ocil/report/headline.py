@@ -48,7 +48,7 @@ def headline(standings: Standings) -> Headline | None:
 def _who(standings: Standings, leader: Entry) -> Answer:
     over, quantity = standings.ranking.columns, standings.quantity
     title = quantity.title.removesuffix(" %")
-    ranked = [row for row in standings.ranking.rows if row.mean_rank is not None]
+    ranked = [standing for standing in standings.ranking.standings if standing.mean_rank is not None]
     if len(over) == 1:
         number = standings.numbers[leader.name][over[0]]
         unit = " %" if quantity.form == "percent" else ""
@@ -64,7 +64,7 @@ def _who(standings: Standings, leader: Entry) -> Answer:
 def _by(standings: Standings, leader: Entry, rival: Entry) -> Answer:
     quantity, question = standings.quantity, "By how much"
     behind = standings.behind_leader(rival)
-    second = standings.ranking.rows[1].name == rival.name
+    second = standings.ranking.standings[1].name == rival.name
     if behind is None:
         place = "is second" if second else "is the next method"
         return Answer(question, "Not known", f"{rival.name} {place}, and the two share no seed.")
@@ -94,7 +94,7 @@ def _seeds(number: int) -> str:
 
 
 def _cost(standings: Standings, leader: Entry, rival: Entry | None) -> Answer | None:
-    mine, other = (images_text(standings, row) if row else "-" for row in (leader, rival))
+    mine, other = (images_text(standings, entry) if entry else "-" for entry in (leader, rival))
     if mine == "-":
         return None
     words = "Passed per stream batch" + (f"; {rival.name} passes {other}." if rival and other != "-" else ".")
@@ -108,7 +108,7 @@ def _elsewhere(standings: Standings, leader: Entry) -> str:
     wins: dict[str, int] = {}
     for lead in leads:
         wins[lead.best.name] = wins.get(lead.best.name, 0) + 1
-    mine, ran = wins.pop(leader.name, 0), sum(lead.place in standings.by_seed[leader.name] for lead in leads)
+    mine, ran = wins.pop(leader.name, 0), sum(lead.column in standings.by_seed[leader.name] for lead in leads)
     ordered = sorted(wins.items(), key=lambda each: -each[1])
     named = [f"{name} in {number}" for name, number in ordered[:NAMED]]
     others = sum(number for _, number in ordered[NAMED:])

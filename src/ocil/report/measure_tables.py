@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ocil.evaluation.measures import Estimate
-from ocil.report.cells import MeasuredCell, Place
+from ocil.report.cells import MeasuredCell, MeasuredColumn
 from ocil.report.formatting import range_note
 from ocil.report.quantities import Quantity, recorded
 from ocil.report.ranking import top_two
@@ -25,21 +25,23 @@ def measures_document(standings: Standings) -> Document | None:
     """A table per column of the standings; None if nothing was recorded but what every result has."""
     tables: list[Table] = []
     records: list[dict[str, Any]] = []
-    for place in standings.entries.columns:
-        cells = {row.name: row.cells[place] for row in standings.rows if place in row.cells}
+    for column in standings.entries.columns:
+        cells = {entry.name: entry.cells[column] for entry in standings.ordered if column in entry.cells}
         quantities = recorded(cells.values())
         if {quantity.name for quantity in quantities} - EVERY_RUN:
-            tables.append(_table(place, cells, quantities, {row.name for row in standings.entries.rows if row.bound}))
-            records += _records(place, cells, quantities)
+            tables.append(
+                _table(column, cells, quantities, {entry.name for entry in standings.entries.all if entry.bound})
+            )
+            records += _records(column, cells, quantities)
     if not tables:
         return None
-    shown = (cell.summary.average_accuracy for row in standings.rows for cell in row.cells.values())
+    shown = (cell.summary.average_accuracy for entry in standings.ordered for cell in entry.cells.values())
     caption = CAPTION.format(ranges=range_note(shown))
     return Document("measures", "All measures", tuple(tables), record_table(RECORD, records), caption)
 
 
 def _table(
-    place: Place, cells: Mapping[str, MeasuredCell], quantities: Sequence[Quantity], bounds: Iterable[str]
+    column: MeasuredColumn, cells: Mapping[str, MeasuredCell], quantities: Sequence[Quantity], bounds: Iterable[str]
 ) -> Table:
     values = {each.name: {name: each.estimate(cell) for name, cell in cells.items()} for each in quantities}
     ranks = {
@@ -56,8 +58,8 @@ def _table(
         )
         for name, cell in cells.items()
     )
-    about = About(place.dataset, str(place.memory))
-    return Table(place.title, (Column("method"), *heads), tuple(rows), about=about)
+    about = About(column.dataset, str(column.memory))
+    return Table(column.title, (Column("method"), *heads), tuple(rows), about=about)
 
 
 def _value(quantity: Quantity, value: Estimate | None, rank: int) -> Value:
@@ -71,15 +73,15 @@ def _ranks(values: Mapping[str, Estimate | None], quantity: Quantity) -> dict[st
 
 
 def _records(
-    place: Place, cells: Mapping[str, MeasuredCell], quantities: Sequence[Quantity]
+    column: MeasuredColumn, cells: Mapping[str, MeasuredCell], quantities: Sequence[Quantity]
 ) -> Iterable[dict[str, Any]]:
     for name, cell in cells.items():
         for quantity in quantities:
             if (value := quantity.estimate(cell)) is not None:
                 yield {
-                    "dataset": place.dataset,
-                    "stream": place.stream,
-                    "memory": place.memory,
+                    "dataset": column.dataset,
+                    "stream": column.stream,
+                    "memory": column.memory,
                     "method": name,
                     "measure": quantity.name,
                     "seeds": len(value.values),

@@ -14,7 +14,7 @@ from ocil.longtail.config import changed as longtail_changed
 from ocil.longtail.results import LongTailCell, LongTailResult
 from ocil.report import longtail
 from ocil.report.cells import Collection, FinishedRun, MeasuredCell, settings_text, title_of
-from ocil.report.comparison import ComparedTable, one_per_place, overlap, published_accuracy
+from ocil.report.comparison import ComparedTable, one_per_column, overlap, published_accuracy
 from ocil.report.cost_figure import cost_figure
 from ocil.report.drawings import Drawing
 from ocil.report.explore import choices, first_pair, numbers
@@ -63,7 +63,7 @@ def page(
     return environment.from_string(template).render(
         title="Online class-incremental learning, measured",
         lead=lead(collection),
-        standings=_standings(standings) if standings.entries.rows else None,
+        standings=_standings(standings) if standings.entries.all else None,
         own=[_own(document) for document in own],
         agreement=agreement(collection.cells, paper),
         citation=paper.citation if paper.tables or collection.longtail else "",
@@ -72,11 +72,11 @@ def page(
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         tables=[_compared(table, document) for table, document in compared],
         drawings=[(drawing, data_address(drawing.svg), _size(drawing.svg)) for drawing in drawings],
-        places=_places(collection, drawings),
+        figure_columns=_figure_columns(collection, drawings),
         choices=choices(collection, standings) if collection.cells else None,
         numbers=numbers(standings),
         pair=first_pair(standings),
-        rows=[row.name for row in standings.rows],
+        rows=[entry.name for entry in standings.ordered],
         longtail=_longtail(collection.longtail, paper) if collection.longtail else None,
         count=len(collection.cells),
         cells=html(_listed(collection.cells, paper), "Every cell", "sortable list wide", "scroll whole"),
@@ -113,24 +113,24 @@ def lead(collection: Collection) -> str:
     )
 
 
-def _places(collection: Collection, drawings: Sequence[Drawing]) -> list[dict[str, Any]]:
-    """The places by which a reader chooses figures. The one with most cells is chosen at first. Empty if there is only
-    one place.
+def _figure_columns(collection: Collection, drawings: Sequence[Drawing]) -> list[dict[str, Any]]:
+    """The columns by which a reader chooses figures. The one with most cells is chosen at first. Empty if there is only
+    one.
     """
-    about = dict.fromkeys(drawing.place for drawing in drawings if drawing.place)
-    sized = {(place.dataset, place.stream) for place in about if place.memory}
-    places = [place for place in about if place.memory or (place.dataset, place.stream) not in sized]
-    if len(places) < 2:
+    about = dict.fromkeys(drawing.column for drawing in drawings if drawing.column)
+    sized = {(column.dataset, column.stream) for column in about if column.memory}
+    found = [column for column in about if column.memory or (column.dataset, column.stream) not in sized]
+    if len(found) < 2:
         return []
-    largest = max(places, key=lambda place: len(collection.at(place)))
-    return [{"place": place, "first": place == largest} for place in places]
+    largest = max(found, key=lambda column: len(collection.at(column)))
+    return [{"column": column, "first": column == largest} for column in found]
 
 
 def agreement(cells: Sequence[MeasuredCell], paper: Paper) -> str:
     """A sentence about how many published accuracies agree with those measured. Each counts once, in however many
     precisions it was measured.
     """
-    pairs = ((cell.summary.average_accuracy, published_accuracy(cell, paper)) for cell in one_per_place(cells))
+    pairs = ((cell.summary.average_accuracy, published_accuracy(cell, paper)) for cell in one_per_column(cells))
     known = [verdict for value, published in pairs if (verdict := overlap(value, published)) is not None]
     if not known:
         return ""
@@ -199,7 +199,7 @@ def _compared(compared: ComparedTable, document: Document) -> dict[str, Any]:
                 "html": html(shown, name, "numbers sortable"),
                 "rest": html(rest, f"{name}, not measured", "numbers") if rest.rows and not table.empty else "",
                 "left": count(len(rest.rows), "row"),
-                "seeds": f"{count(grid.usual_seeds, 'seed')} unless noted otherwise.",
+                "seeds": f"{count(grid.common_seeds, 'seed')} unless noted otherwise.",
             }
         )
     return {"name": spec.name, "title": spec.title, "caption": spec.caption, "parts": parts}
@@ -239,7 +239,7 @@ def _detail(cell: MeasuredCell, paper: Paper) -> dict[str, Any]:
     named = f" ({settings_text(cell.changed)})" if cell.changed else ""
     review = {} if config.label == config.method else {"review": config.learner.review}
     return _described(
-        f"{config.label}{named} on {cell.place.title}",
+        f"{config.label}{named} on {cell.column.title}",
         cell.name,
         "; ".join(words),
         cell.command,

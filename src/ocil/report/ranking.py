@@ -31,7 +31,7 @@ class Ranking(Generic[Column]):
 
     columns: tuple[Column, ...]
     """The columns that ranks are over."""
-    rows: tuple[Standing[Column], ...]
+    standings: tuple[Standing[Column], ...]
     """Best first; those without a rank last, in the order given."""
 
 
@@ -51,12 +51,12 @@ def ranking(
         for name, rank in average_ranks(found, higher).items():
             ranks[name][column] = rank
     means = {name: sum(ranks[name].values()) / len(chosen) for name in complete}
-    rows = [
+    standings = [
         Standing(name, means.get(name), ranks.get(name, {}), tuple(c for c in chosen if c not in row))
         for name, row in values.items()
     ]
-    rows.sort(key=lambda row: (row.mean_rank is None, row.mean_rank or 0.0))
-    return Ranking(chosen, tuple(rows))
+    standings.sort(key=lambda standing: (standing.mean_rank is None, standing.mean_rank or 0.0))
+    return Ranking(chosen, tuple(standings))
 
 
 def top_two(printed: Mapping[str, Hashable]) -> dict[str, int]:

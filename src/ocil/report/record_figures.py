@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import TypeVar
 
 from ocil.report import record_plots, records
-from ocil.report.cells import MeasuredCell, Place
+from ocil.report.cells import MeasuredCell, MeasuredColumn
 from ocil.report.cost import bytes_kept, images_per_batch, run_images
 from ocil.report.drawings import CROWD, Sketch, has_tasks, seeds_of, sketch_of, uncrowded, units_of
 from ocil.report.formatting import range_note
@@ -20,21 +20,21 @@ SAME_COST = 0.02  # relative: settings that differ by less in their cost are one
 Recorded = TypeVar("Recorded")
 
 
-def sketches_of_records(place: Place, standings: Standings) -> Iterator[Sketch]:
+def sketches_of_records(column: MeasuredColumn, standings: Standings) -> Iterator[Sketch]:
     """The figures of one column, for the methods that stand best in it."""
-    everything = _best_first(place, standings)
+    everything = _best_first(column, standings)
     cells = uncrowded(everything)
-    yield from _over_time(place, cells)
-    yield from _heat_maps(place, cells)
-    yield from _confusions(place, cells)
-    yield from _reliability(place, cells)
-    yield from _paired(place, standings)
-    yield from _costs(place, everything)
+    yield from _over_time(column, cells)
+    yield from _heat_maps(column, cells)
+    yield from _confusions(column, cells)
+    yield from _reliability(column, cells)
+    yield from _paired(column, standings)
+    yield from _costs(column, everything)
 
 
-def _best_first(place: Place, standings: Standings) -> dict[str, MeasuredCell]:
+def _best_first(column: MeasuredColumn, standings: Standings) -> dict[str, MeasuredCell]:
     """Ranked methods by accuracy; the reference of the standings, if it was chosen, comes first. No bounds."""
-    found = {row.name: row.cells[place] for row in standings.entries.ranked if place in row.cells}
+    found = {entry.name: entry.cells[column] for entry in standings.entries.ranked if column in entry.cells}
     first = standings.entries.named(standings.chosen).name if standings.chosen else ""
     order = sorted(found, key=lambda name: (name != first, -found[name].summary.average_accuracy.mean))
     return {name: found[name] for name in order}
@@ -45,7 +45,7 @@ def _first(found: Mapping[str, Recorded | None], most: int) -> dict[str, Recorde
     return {name: known[name] for name in list(known)[:most]}
 
 
-def _over_time(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Sketch]:
+def _over_time(column: MeasuredColumn, cells: Mapping[str, MeasuredCell]) -> Iterator[Sketch]:
     curves = _first({name: records.over_time(cell) for name, cell in cells.items()}, MOST_CURVES)
     if not curves:
         return
@@ -58,7 +58,7 @@ def _over_time(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Sket
     subset = max(curve.subset for curve in curves.values())
     tested = f" On {subset:,} test images that were drawn once." if subset else ""
     yield sketch_of(
-        place,
+        column,
         "over-time",
         "Accuracy over time",
         f"Mean accuracy on the {units} that have arrived; the band is the 95 % interval.{marks}{tested} "
@@ -69,7 +69,7 @@ def _over_time(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Sket
     )
 
 
-def _heat_maps(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Sketch]:
+def _heat_maps(column: MeasuredColumn, cells: Mapping[str, MeasuredCell]) -> Iterator[Sketch]:
     few = dict(list(cells.items())[:MOST_PANELS])
     found = _first({name: records.heat_map(cell) for name, cell in few.items()}, MOST_PANELS)
     if not found:
@@ -82,7 +82,7 @@ def _heat_maps(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Sket
         "tasks": ("task", "group of classes that came with one task"),
     }[kind]
     yield sketch_of(
-        place,
+        column,
         f"accuracy-per-{what}",
         f"Accuracy per {what} over time",
         f"A row per {row}, the first to arrive on top; grey before it has arrived. "
@@ -96,11 +96,11 @@ def _which(found: Mapping[str, object], cells: Mapping[str, MeasuredCell]) -> st
     return f"The {len(found)} best of {len(cells)} methods. " if 1 < len(found) < len(cells) else ""
 
 
-def _confusions(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Sketch]:
+def _confusions(column: MeasuredColumn, cells: Mapping[str, MeasuredCell]) -> Iterator[Sketch]:
     found = _first({name: records.confusion(cell) for name, cell in cells.items()}, MOST_PANELS)
     if found:
         yield sketch_of(
-            place,
+            column,
             "confusion",
             "Confusion at the end",
             "Where the test images of each class (a row) end up. Bright columns on the right mean that old classes are "
@@ -110,11 +110,11 @@ def _confusions(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Ske
         )
 
 
-def _reliability(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Sketch]:
+def _reliability(column: MeasuredColumn, cells: Mapping[str, MeasuredCell]) -> Iterator[Sketch]:
     found = _first({name: records.calibration(cell) for name, cell in cells.items()}, MOST_CURVES)
     if found:
         yield sketch_of(
-            place,
+            column,
             "calibration",
             "Calibration at the end",
             "How often predictions of a confidence are right. Below the dotted line a method trusts itself too much. "
@@ -124,22 +124,24 @@ def _reliability(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Sk
         )
 
 
-def _paired(place: Place, standings: Standings) -> Iterator[Sketch]:
-    reference = standings.reference(place)
+def _paired(column: MeasuredColumn, standings: Standings) -> Iterator[Sketch]:
+    reference = standings.reference(column)
     found = {
-        row.name: difference
-        for row in standings.rows
-        if not row.bound and (number := standings.numbers[row.name].get(place)) and (difference := number.difference)
+        entry.name: difference
+        for entry in standings.ordered
+        if not entry.bound
+        and (number := standings.numbers[entry.name].get(column))
+        and (difference := number.difference)
     }
     if reference is None or standings.quantity.form != "percent" or not found:
         return
-    rows = uncrowded({name: row.cells[place] for row in standings.rows if (name := row.name) in found})
-    found = {name: found[name] for name in rows}
+    cells = uncrowded({name: entry.cells[column] for entry in standings.ordered if (name := entry.name) in found})
+    found = {name: found[name] for name in cells}
     ordered = sorted(found, key=lambda name: -found[name].mean)
     left_out = f" The {MOST_POINTS} nearest of {len(found)}." if len(found) > MOST_POINTS else ""
     near = sorted(found, key=lambda name: abs(found[name].mean))[:MOST_POINTS]
     yield sketch_of(
-        place,
+        column,
         "paired-differences",
         f"Difference to {reference.name}",
         "Over the seeds that both have, with the 95 % interval. A diamond marks an interval that leaves out zero."
@@ -151,22 +153,22 @@ def _paired(place: Place, standings: Standings) -> Iterator[Sketch]:
     )
 
 
-def _costs(place: Place, cells: Mapping[str, MeasuredCell]) -> Iterator[Sketch]:
+def _costs(column: MeasuredColumn, cells: Mapping[str, MeasuredCell]) -> Iterator[Sketch]:
     passed = {name: _mean([run_images(run) for run in cell.runs]) for name, cell in cells.items()}
     per_batch = {name: images_per_batch(cell) for name, cell in cells.items()}
     caption = "Images that pass forward and backward; forward alone counts a third."
     if _known(passed) > _known(per_batch):  # not where older runs, which have no record of it, would be left out
-        yield from _against_cost(place, cells, "compute", passed, "images passed", f"{caption} As recorded.")
+        yield from _against_cost(column, cells, "compute", passed, "images passed", f"{caption} As recorded.")
     else:
         caption += " As the methods state it, with the share of reviews where it is known."
-        yield from _against_cost(place, cells, "compute", per_batch, "images passed per stream batch", caption)
+        yield from _against_cost(column, cells, "compute", per_batch, "images passed per stream batch", caption)
     kept = {name: _mean([bytes_kept(run) for run in cell.runs]) for name, cell in cells.items()}
     caption = "Stored samples, weights, optimiser and whatever else a learner keeps, as recorded."
-    yield from _against_cost(place, cells, "bytes", kept, "bytes kept", caption)
+    yield from _against_cost(column, cells, "bytes", kept, "bytes kept", caption)
 
 
 def _against_cost(
-    place: Place,
+    column: MeasuredColumn,
     cells: Mapping[str, MeasuredCell],
     kind: str,
     costs: Mapping[str, float | None],
@@ -184,7 +186,7 @@ def _against_cost(
         for title, names in _curves(shown, varied).items()
     }
     yield sketch_of(
-        place,
+        column,
         f"accuracy-against-{kind}",
         f"Accuracy against {kind}",
         f"{caption} The upper left is best. Bars are 95 % intervals; a line joins settings of one method. "

@@ -132,7 +132,7 @@ def _grid_table(grid: Grid, heading: str) -> Table:
         tuple(
             Row.of(
                 row.name,
-                *(_value(number, grid.usual_seeds) for number in row.numbers),
+                *(_value(number, grid.common_seeds) for number in row.numbers),
                 bound=bound,
                 about=About(method=row.name if row.name.startswith(row.method) else row.method),
             )
@@ -144,12 +144,12 @@ def _grid_table(grid: Grid, heading: str) -> Table:
     )
 
 
-def _value(number: ComparedNumber, usual_seeds: int) -> Value:
+def _value(number: ComparedNumber, common_seeds: int) -> Value:
     published = published_percent(number.published) if number.published else ""
     if number.value is None or number.cell is None:
         return Value("", "", published=published)
     notes = [str(number.cell.changed["precision"])] if "precision" in number.cell.changed else []
-    if number.seeds not in (1, usual_seeds):  # one seed is named with the number itself
+    if number.seeds not in (1, common_seeds):  # one seed is named with the number itself
         notes.append(f"{number.seeds} seeds")
     return Value(
         percent(number.value),
@@ -178,16 +178,16 @@ def _seeds(grid: Grid) -> str:
     """One sentence on how many seeds the numbers are over: that of most, then the others by name."""
     others: dict[int, list[str]] = {}
     for row in grid.all_rows:
-        places: dict[int, list[str]] = {}
+        by_seeds: dict[int, list[str]] = {}
         for heading, number in zip(grid.headings, row.numbers, strict=False):
-            places.setdefault(number.seeds, []).append(heading)
-        places.pop(0, None)
-        for seeds, headings in places.items():
-            name = row.name if len(places) == 1 else f"{row.name} ({', '.join(headings)})"
+            by_seeds.setdefault(number.seeds, []).append(heading)
+        by_seeds.pop(0, None)
+        for seeds, headings in by_seeds.items():
+            name = row.name if len(by_seeds) == 1 else f"{row.name} ({', '.join(headings)})"
             others.setdefault(seeds, []).append(name)
-    others.pop(grid.usual_seeds, None)
+    others.pop(grid.common_seeds, None)
     words = [f"{count(seeds, 'seed')}: {', '.join(others[seeds])}" for seeds in sorted(others, reverse=True)]
-    return "; ".join([count(grid.usual_seeds, "seed"), *words]) + "."
+    return "; ".join([count(grid.common_seeds, "seed"), *words]) + "."
 
 
 def cells_document(cells: Sequence[MeasuredCell], paper: Paper) -> Document:
@@ -219,7 +219,7 @@ def cells_table(cells: Iterable[MeasuredCell], paper: Paper) -> Table:
 def _cell_row(cell: MeasuredCell, paper: Paper, measured_values: Sequence[Value]) -> Row:
     summary, published = cell.summary, published_accuracy(cell, paper)
     change, meets = difference(summary.average_accuracy, published), overlap(summary.average_accuracy, published)
-    settings, memory, seconds = settings_text(cell.changed), cell.place.memory, summary.wall_seconds.mean
+    settings, memory, seconds = settings_text(cell.changed), cell.column.memory, summary.wall_seconds.mean
     return Row.of(
         title_of(cell.config.dataset),
         Value(str(memory or "-"), str(memory)),
@@ -261,7 +261,7 @@ def _all_methods_record(row: ComparedRow) -> dict[str, str]:
 
 def _cell_record(cell: MeasuredCell, paper: Paper) -> dict[str, Any]:
     config = cell.config
-    column = ColumnKey(config.dataset, cell.place.memory)
+    column = ColumnKey(config.dataset, cell.column.memory)
     found = _numbers(ComparedNumber(column, cell, published_accuracy(cell, paper)))
     for name in ("forgetting", "intransigence"):
         value: Estimate | None = getattr(cell.summary, f"average_{name}")

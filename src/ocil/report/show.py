@@ -39,7 +39,7 @@ def summary_json(cell: MeasuredCell, paper: Paper) -> dict[str, Any]:
         "cell": cell.name,
         "method": config.label,
         "dataset": config.dataset,
-        "memory": cell.place.memory,
+        "memory": cell.column.memory,
         "command": cell.command,
         "changed": cell.changed,
         "config": {name: value for name, value in config.to_json().items() if name != "seed"},
@@ -64,7 +64,7 @@ def renderables(cell: MeasuredCell, paper: Paper) -> list["RenderableType"]:
     seeds = [run.result.config.seed for run in cell.runs]
     which = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds"
     parts: list[RenderableType] = [
-        Text(escaped(f"{cell.label} on {cell.place.title}, {which}"), style="bold"),
+        Text(escaped(f"{cell.label} on {cell.column.title}, {which}"), style="bold"),
         _facts(cell, paper),
         Text(),
         Text("accuracy % by task (columns) after each task (rows), and the mean so far", style="bold"),

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from ocil.evaluation.measures import Estimate
-from ocil.report.cells import MeasuredCell, Place, memory_of
+from ocil.report.cells import MeasuredCell, MeasuredColumn, memory_of
 from ocil.report.cost import images_per_batch
 from ocil.report.entries import Entry
 from ocil.report.formatting import count, duration, range_note, sizes
@@ -73,36 +73,36 @@ def reference_text(standings: Standings) -> str:
         return standings.entries.named(standings.chosen).name
     if standings.leader is None:
         return "the best of the column"
-    everywhere = all(standings.reference(place) == standings.leader for place in standings.entries.columns)
+    everywhere = all(standings.reference(column) == standings.leader for column in standings.entries.columns)
     return standings.leader.name + ("" if everywhere else ", or to the best of a column without it")
 
 
 def methods_tables(standings: Standings) -> list[Table]:
-    by_stream: dict[tuple[str, str], list[Place]] = {}
-    for place in standings.entries.columns:
-        by_stream.setdefault((place.dataset, place.stream), []).append(place)
-    return [_stream_table(standings, places) for places in by_stream.values()]
+    by_stream: dict[tuple[str, str], list[MeasuredColumn]] = {}
+    for column in standings.entries.columns:
+        by_stream.setdefault((column.dataset, column.stream), []).append(column)
+    return [_stream_table(standings, columns) for columns in by_stream.values()]
 
 
-def _stream_table(standings: Standings, places: Sequence[Place]) -> Table:
+def _stream_table(standings: Standings, columns: Sequence[MeasuredColumn]) -> Table:
     """The methods on one dataset and stream, a column per memory size."""
     lower = not standings.quantity.higher_is_better
-    heads = (Column(_memory(place), "paired", lower, About(memory=str(place.memory))) for place in places)
-    usual = _usual_seeds(standings, places)
+    heads = (Column(_memory(column), "paired", lower, About(memory=str(column.memory))) for column in columns)
+    common = _common_seeds(standings, columns)
     rows = []
-    for row in standings.rows:
-        found = standings.numbers[row.name]
-        if any(place in found for place in places):
-            values = [_value(standings, row, place, usual) for place in places]
-            if row.bound and len(places) > 1 and not any(memory_of(cell.config) for cell in row.cells.values()):
+    for entry in standings.ordered:
+        found = standings.numbers[entry.name]
+        if any(column in found for column in columns):
+            values = [_value(standings, entry, column, common) for column in columns]
+            if entry.bound and len(columns) > 1 and not any(memory_of(cell.config) for cell in entry.cells.values()):
                 values = [replace(values[0], paired="")]  # one number for all sizes, which each have their reference
-            rows.append(Row.of(row.name, *values, bound=row.bound, about=About(method=row.name)))
-    note = f"{count(usual, 'seed')} unless noted otherwise."
+            rows.append(Row.of(entry.name, *values, bound=entry.bound, about=About(method=entry.name)))
+    note = f"{count(common, 'seed')} unless noted otherwise."
     if any(value.paired == NO_SHARED_SEED for row in rows for value in row.values):
         rows = [replace(row, values=tuple(map(_without_shared_seed, row.values))) for row in rows]
         note += " A number without a difference shares no seed with the one that it would be compared with."
-    title = places[0].title_without_memory
-    return Table(title, (Column("method"), *heads), tuple(rows), note, about=About(places[0].dataset))
+    title = columns[0].title_without_memory
+    return Table(title, (Column("method"), *heads), tuple(rows), note, about=About(columns[0].dataset))
 
 
 def _without_shared_seed(value: Value) -> Value:
@@ -110,37 +110,37 @@ def _without_shared_seed(value: Value) -> Value:
     return replace(value, paired="") if value.paired == NO_SHARED_SEED else value
 
 
-def _memory(place: Place) -> str:
-    return f"memory {place.memory}" if place.memory else "no memory"
+def _memory(column: MeasuredColumn) -> str:
+    return f"memory {column.memory}" if column.memory else "no memory"
 
 
-def _usual_seeds(standings: Standings, places: Iterable[Place]) -> int:
+def _common_seeds(standings: Standings, columns: Iterable[MeasuredColumn]) -> int:
     counts = [
-        len(number.seeds) for place in places for found in standings.numbers.values() if (number := found.get(place))
+        len(number.seeds) for column in columns for found in standings.numbers.values() if (number := found.get(column))
     ]
     return max(set(counts), key=lambda each: (counts.count(each), each), default=0)
 
 
-def _value(standings: Standings, row: Entry, place: Place, usual: int = 0) -> Value:
-    number = standings.numbers[row.name].get(place)
+def _value(standings: Standings, entry: Entry, column: MeasuredColumn, common: int = 0) -> Value:
+    number = standings.numbers[entry.name].get(column)
     if number is None:
         return Value("-", "")
-    notes: list[str] = [] if row.cells[place].usual_precision else [row.cells[place].config.learner.precision]
-    notes += [f"{len(number.seeds)} seeds"] if len(number.seeds) not in (1, usual) and usual else []
+    notes: list[str] = [] if entry.cells[column].common_precision else [entry.cells[column].config.learner.precision]
+    notes += [f"{len(number.seeds)} seeds"] if len(number.seeds) not in (1, common) and common else []
     return Value(
         standings.quantity.text(number.value),
         f"{number.value.mean:.6g}",
         number.rank,
         note=", ".join(notes),
-        anchor=anchor(row.cells[place].name),
-        paired=paired_text(standings, row, place),
+        anchor=anchor(entry.cells[column].name),
+        paired=paired_text(standings, entry, column),
     )
 
 
-def paired_text(standings: Standings, row: Entry, place: Place) -> str:
+def paired_text(standings: Standings, entry: Entry, column: MeasuredColumn) -> str:
     """The difference to the reference in words; empty for the reference itself."""
-    reference, number = standings.reference(place), standings.numbers[row.name].get(place)
-    if number is None or reference is None or reference == row:
+    reference, number = standings.reference(column), standings.numbers[entry.name].get(column)
+    if number is None or reference is None or reference == entry:
         return ""
     if number.difference is None:
         return NO_SHARED_SEED
@@ -154,39 +154,39 @@ def standings_table(standings: Standings) -> Table:
     """
     over, quantity = standings.ranking.columns, standings.quantity
     mean, lower = "" if len(over) == 1 else "mean ", not quantity.higher_is_better
-    standing = {row.name: row for row in standings.ranking.rows if 2 * len(row.missing) <= len(over)}
-    shown = [row for row in standings.rows if row.name in standing]
+    known = {each.name: each for each in standings.ranking.standings if 2 * len(each.missing) <= len(over)}
+    shown = [entry for entry in standings.ordered if entry.name in known]
     columns: list[tuple[Column, Callable[[Entry], object]]] = [
-        (Column("method"), lambda row: Value(row.name, anchor=_first_anchor(row))),
-        (LESS_IS_BETTER(f"{mean}rank"), lambda row: _rank(standing[row.name].mean_rank)),
-        (Column(f"{mean}{quantity.title}", "number", lower), lambda row: _mean_value(standings, row)),
+        (Column("method"), lambda entry: Value(entry.name, anchor=_first_anchor(entry))),
+        (LESS_IS_BETTER(f"{mean}rank"), lambda entry: _rank(known[entry.name].mean_rank)),
+        (Column(f"{mean}{quantity.title}", "number", lower), lambda entry: _mean_value(standings, entry)),
         (
             Column(_against(standings), "number", lower),
-            lambda row: _difference_value(quantity, standings.mean_difference(row)),
+            lambda entry: _difference_value(quantity, standings.mean_difference(entry)),
         ),
-        (LESS_IS_BETTER("images / batch"), lambda row: _images(standings, row)),
+        (LESS_IS_BETTER("images / batch"), lambda entry: _images(standings, entry)),
     ]
-    if any(KEPT.by_seed(cell) for row in standings.entries.ranked for cell in row.cells.values()):
-        columns.append((LESS_IS_BETTER("kept"), lambda row: _kept(standings.cells_of(row))))
-    columns.append((LESS_IS_BETTER("time / run"), lambda row: _time(standings.cells_of(row))))
-    if any(row.missing for row in standing.values()):
-        columns.append((Column("not run on"), lambda row: _places(standing[row.name].missing)))
+    if any(KEPT.by_seed(cell) for entry in standings.entries.ranked for cell in entry.cells.values()):
+        columns.append((LESS_IS_BETTER("kept"), lambda entry: _kept(standings.cells_of(entry))))
+    columns.append((LESS_IS_BETTER("time / run"), lambda entry: _time(standings.cells_of(entry))))
+    if any(standing.missing for standing in known.values()):
+        columns.append((Column("not run on"), lambda entry: _columns_text(known[entry.name].missing)))
     rest = len(standings.entries.ranked) - len(shown)
     more = f" {count(rest, 'row')} with less than half of these columns: see all methods." if rest else ""
     return replace(Table.of(shown, *columns), note=ranking_text(standings) + more)
 
 
-def _first_anchor(row: Entry) -> str:
-    return anchor(next(iter(row.cells.values())).name) if row.cells else ""
+def _first_anchor(entry: Entry) -> str:
+    return anchor(next(iter(entry.cells.values())).name) if entry.cells else ""
 
 
 def _rank(mean: float | None) -> Value:
     return Value("-" if mean is None else f"{mean:.3g}", _sort(mean))
 
 
-def _images(standings: Standings, row: Entry) -> Value:
-    images = standings.images(row)
-    return Value(images_text(standings, row), _sort(images and images[1]))
+def _images(standings: Standings, entry: Entry) -> Value:
+    images = standings.images(entry)
+    return Value(images_text(standings, entry), _sort(images and images[1]))
 
 
 def _time(cells: Sequence[MeasuredCell]) -> Value:
@@ -194,9 +194,9 @@ def _time(cells: Sequence[MeasuredCell]) -> Value:
     return Value(duration(seconds), f"{seconds:.3f}")
 
 
-def images_text(standings: Standings, row: Entry) -> str:
+def images_text(standings: Standings, entry: Entry) -> str:
     """Images per stream batch, as a range where columns differ."""
-    images = standings.images(row)
+    images = standings.images(entry)
     return "-" if images is None else _range(*images)
 
 
@@ -212,11 +212,11 @@ def _short_reference(standings: Standings) -> str:
     return standings.leader.name if standings.leader else "the best"
 
 
-def _mean_value(standings: Standings, row: Entry) -> Value:
-    if (mean := standings.mean_value(row)) is None:
+def _mean_value(standings: Standings, entry: Entry) -> Value:
+    if (mean := standings.mean_value(entry)) is None:
         return Value("-", "")
     if len(standings.ranking.columns) == 1:
-        number = standings.numbers[row.name][standings.ranking.columns[0]]
+        number = standings.numbers[entry.name][standings.ranking.columns[0]]
         return Value(standings.quantity.text(number.value), f"{mean:.6g}", number.rank)
     return Value(standings.quantity.text(Estimate(mean, None, ())).removesuffix(" (one seed)"), f"{mean:.6g}")
 
@@ -236,11 +236,11 @@ def _kept(cells: Iterable[MeasuredCell]) -> Value:
 def ranking_text(standings: Standings) -> str:
     """What the ranks are over, and what is left out."""
     over, columns = standings.ranking.columns, standings.entries.columns
-    complete = sum(row.mean_rank is not None for row in standings.ranking.rows)
+    complete = sum(standing.mean_rank is not None for standing in standings.ranking.standings)
     if not over:
         return "No column has two methods, so there are no ranks."
     to = "" if len(_short_reference(standings)) <= LONGEST else f" Differences are to {_short_reference(standings)}."
-    text = f"Ranks are among the {complete} methods that were run on all of: {_places(over)}."
+    text = f"Ranks are among the {complete} methods that were run on all of: {_columns_text(over)}."
     if rest := len(columns) - len(over):
         text += f" {count(rest, 'column')} with fewer of them {'is' if rest == 1 else 'are'} left out."
     return text + _numbers_of_seeds(standings) + to
@@ -248,8 +248,8 @@ def ranking_text(standings: Standings) -> str:
 
 def _numbers_of_seeds(standings: Standings) -> str:
     """A sentence for means over different seeds: their difference is not the paired one beside them."""
-    rows = [standings.numbers[row.name] for row in standings.entries.ranked]
-    found = {row[place].seeds for row in rows for place in standings.ranking.columns if place in row}
+    numbers = [standings.numbers[entry.name] for entry in standings.entries.ranked]
+    found = {each[column].seeds for each in numbers for column in standings.ranking.columns if column in each}
     counts = sorted(map(len, found))
     if len(found) < 2:
         return ""
@@ -262,18 +262,18 @@ def leads_table(standings: Standings) -> Table:
     quantity = standings.quantity
     return Table.of(
         standings.leads,
-        (Column("column"), lambda lead: lead.place.title),
-        (Column("best"), lambda lead: Value(lead.best.name, anchor=anchor(lead.best.cells[lead.place].name))),
+        (Column("column"), lambda lead: lead.column.title),
+        (Column("best"), lambda lead: Value(lead.best.name, anchor=anchor(lead.best.cells[lead.column].name))),
         (Column(quantity.title, "number", not quantity.higher_is_better), lambda lead: _lead_number(standings, lead)),
         (Column("second"), lambda lead: lead.second.name if lead.second else "-"),
         (Column("ahead by", "number"), lambda lead: _ahead_by(quantity, lead)),
-        (LESS_IS_BETTER("images / batch"), lambda lead: _images_of(lead.best.cells[lead.place])),
+        (LESS_IS_BETTER("images / batch"), lambda lead: _images_of(lead.best.cells[lead.column])),
         title="Best of each column",
     )
 
 
 def _lead_number(standings: Standings, lead: Lead) -> Value:
-    value = standings.numbers[lead.best.name][lead.place].value
+    value = standings.numbers[lead.best.name][lead.column].value
     return Value(standings.quantity.text(value), f"{value.mean:.6g}")
 
 
@@ -290,7 +290,7 @@ def _images_of(cell: MeasuredCell) -> Value:
 
 def shown(standings: Standings) -> list[Table]:
     """For a terminal: a column per method if they are few, else a table per dataset with a row per method."""
-    if len(standings.entries.rows) <= FEW:
+    if len(standings.entries.all) <= FEW:
         return [with_remarks(side_by_side(standings))]
     first, *others = map(with_remarks, methods_tables(standings))
     return [replace(first, note=f"{_caption(standings)} {first.note}"), *others]
@@ -298,41 +298,45 @@ def shown(standings: Standings) -> list[Table]:
 
 def side_by_side(standings: Standings) -> Table:
     """A row per column of the standings and a column per method: its number, and in brackets the difference."""
-    heads = (Column("column"), *(Column(row.name, "paired") for row in standings.entries.rows))
+    heads = (Column("column"), *(Column(entry.name, "paired") for entry in standings.entries.all))
     rows = (
-        Row.of(place.title, *(_value(standings, row, place) for row in standings.entries.rows))
-        for place in standings.entries.columns
+        Row.of(column.title, *(_value(standings, entry, column) for entry in standings.entries.all))
+        for column in standings.entries.columns
     )
-    usual, others = _other_seeds(standings)
-    return Table("", heads, tuple(rows), f"{_caption(standings)} Seeds {usual}.", others)
+    common, others = _other_seeds(standings)
+    return Table("", heads, tuple(rows), f"{_caption(standings)} Seeds {common}.", others)
 
 
 def _other_seeds(standings: Standings) -> tuple[str, tuple[str, ...]]:
     """The seeds of most numbers, and a remark for each method with others."""
     found = {
-        (row.name, place): seeds_text(number.seeds)
-        for row in standings.entries.rows
-        for place, number in standings.numbers[row.name].items()
+        (entry.name, column): seeds_text(number.seeds)
+        for entry in standings.entries.all
+        for column, number in standings.numbers[entry.name].items()
     }
-    usual = Counter(found.values()).most_common(1)[0][0] if found else ""
-    groups: dict[tuple[str, str], list[Place]] = {}
-    for (name, place), seeds in found.items():
-        if seeds != usual:
-            groups.setdefault((name, seeds), []).append(place)
-    others = [f"{name}, seeds {seeds}: {_places(places)}" for (name, seeds), places in groups.items()]
+    common = Counter(found.values()).most_common(1)[0][0] if found else ""
+    groups: dict[tuple[str, str], list[MeasuredColumn]] = {}
+    for (name, column), seeds in found.items():
+        if seeds != common:
+            groups.setdefault((name, seeds), []).append(column)
+    others = [f"{name}, seeds {seeds}: {_columns_text(columns)}" for (name, seeds), columns in groups.items()]
     more = [f"and {len(others) - MOST_REMARKS} more"] if len(others) > MOST_REMARKS else []
-    return usual, (*others[:MOST_REMARKS], *more)
+    return common, (*others[:MOST_REMARKS], *more)
 
 
 def _records(standings: Standings) -> Iterable[dict[str, Any]]:
-    for row in standings.rows:
-        for place, number in standings.numbers[row.name].items():
-            cell, reference, images = row.cells[place], standings.reference(place), images_per_batch(row.cells[place])
+    for entry in standings.ordered:
+        for column, number in standings.numbers[entry.name].items():
+            cell, reference, images = (
+                entry.cells[column],
+                standings.reference(column),
+                images_per_batch(entry.cells[column]),
+            )
             yield {
-                "dataset": place.dataset,
-                "stream": place.stream,
+                "dataset": column.dataset,
+                "stream": column.stream,
                 "memory": memory_of(cell.config),
-                "method": row.name,
+                "method": entry.name,
                 "seeds": len(number.seeds),
                 "mean": _exact(standings, number.value.mean),
                 "interval": _exact(standings, number.value.interval),
@@ -363,29 +367,29 @@ def _exact(standings: Standings, value: float | None) -> str:
 
 
 def _standings_records(standings: Standings) -> Iterable[dict[str, Any]]:
-    for standing in standings.ranking.rows:
-        row = next(row for row in standings.entries.ranked if row.name == standing.name)
-        difference, images = standings.mean_difference(row), standings.images(row)
+    for standing in standings.ranking.standings:
+        entry = next(entry for entry in standings.entries.ranked if entry.name == standing.name)
+        difference, images = standings.mean_difference(entry), standings.images(entry)
         yield {
-            "method": row.name,
+            "method": entry.name,
             "mean_rank": _sort(standing.mean_rank),
             "columns": len(standings.ranking.columns) - len(standing.missing),
-            "mean": _exact(standings, standings.mean_value(row)),
+            "mean": _exact(standings, standings.mean_value(entry)),
             "against": _short_reference(standings),
             "difference": _exact(standings, difference.mean if difference else None),
             "difference_interval": _exact(standings, difference.interval if difference else None),
             "shared_seeds": len(difference.values) if difference else "",
             "images_per_batch": _sort(images[1] if images else None),
-            "wall_seconds": _time(standings.cells_of(row)).sort,
-            "not_run_on": _places(standing.missing),
+            "wall_seconds": _time(standings.cells_of(entry)).sort,
+            "not_run_on": _columns_text(standing.missing),
         }
 
 
-def _places(places: Sequence[Place]) -> str:
+def _columns_text(columns: Sequence[MeasuredColumn]) -> str:
     """``CIFAR-100, memory 1000, 5000; CIFAR-10, memory 200``: the sizes of a dataset and stream together."""
     sizes: dict[str, list[str]] = {}
-    for place in places:
-        sizes.setdefault(place.title_without_memory, []).extend([str(place.memory)] if place.memory else [])
+    for column in columns:
+        sizes.setdefault(column.title_without_memory, []).extend([str(column.memory)] if column.memory else [])
     return "; ".join(f"{name}, memory {', '.join(found)}" if found else name for name, found in sizes.items())
 
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from ocil.evaluation.measures import Estimate, estimate, estimate_json
-from ocil.report.cells import MeasuredCell, Place
+from ocil.report.cells import MeasuredCell, MeasuredColumn
 from ocil.report.cost import images_per_batch
 from ocil.report.entries import Entries, Entry
 from ocil.report.quantities import ACCURACY_QUANTITY, Quantity
@@ -29,7 +29,7 @@ class Number:
 class Lead:
     """The best of a column, and its paired difference to the second."""
 
-    place: Place
+    column: MeasuredColumn
     best: Entry
     second: Entry | None
     by: Estimate | None
@@ -49,38 +49,40 @@ class Standings:
     """The name of the entry that the others are compared with; empty: the leader."""
 
     @cached_property
-    def by_seed(self) -> dict[str, dict[Place, dict[int, float]]]:
+    def by_seed(self) -> dict[str, dict[MeasuredColumn, dict[int, float]]]:
         """The values of each entry, by column and seed."""
         return {
-            row.name: {place: found for place, cell in row.cells.items() if (found := self.quantity.by_seed(cell))}
-            for row in self.entries.rows
+            entry.name: {
+                column: found for column, cell in entry.cells.items() if (found := self.quantity.by_seed(cell))
+            }
+            for entry in self.entries.all
         }
 
     @cached_property
-    def ranking(self) -> Ranking[Place]:
+    def ranking(self) -> Ranking[MeasuredColumn]:
         """Of all entries but the bounds."""
         means = {
-            row.name: {place: _mean(values.values()) for place, values in self.by_seed[row.name].items()}
-            for row in self.entries.ranked
+            entry.name: {column: _mean(values.values()) for column, values in self.by_seed[entry.name].items()}
+            for entry in self.entries.ranked
         }
         return ranking(means, self.entries.columns, self.quantity.higher_is_better)
 
     @cached_property
     def leader(self) -> Entry | None:
         """The entry of the best mean rank; None where nothing can be ranked."""
-        best = next((row.name for row in self.ranking.rows if row.mean_rank is not None), None)
-        return next((row for row in self.entries.ranked if row.name == best), None)
+        best = next((standing.name for standing in self.ranking.standings if standing.mean_rank is not None), None)
+        return next((entry for entry in self.entries.ranked if entry.name == best), None)
 
     @cached_property
     def rival(self) -> Entry | None:
         """What the leader is measured against: the first of its rivals with whose runs its own can be paired, else the
         first one."""
-        shared = (row for row in self.rivals if self.behind_leader(row) is not None)
+        shared = (entry for entry in self.rivals if self.behind_leader(entry) is not None)
         return next(shared, next(iter(self.rivals), None))
 
-    def behind_leader(self, row: Entry) -> Estimate | None:
+    def behind_leader(self, entry: Entry) -> Estimate | None:
         """The mean difference of an entry to the leader; None where there is none, or no seed that both have."""
-        return self._to_leader.mean_difference(row) if self._to_leader else None
+        return self._to_leader.mean_difference(entry) if self._to_leader else None
 
     @cached_property
     def _to_leader(self) -> "Standings | None":
@@ -90,132 +92,138 @@ class Standings:
     @cached_property
     def rivals(self) -> tuple[Entry, ...]:
         """Ranked entries but the leader, best first: those of other methods, then its own variants."""
-        ranked = {row.name for row in self.ranking.rows if row.mean_rank is not None}
-        others = [row for row in self.rows if row.name in ranked and row != self.leader]
-        return tuple(sorted(others, key=lambda row: self.leader is not None and row.method == self.leader.method))
+        ranked = {standing.name for standing in self.ranking.standings if standing.mean_rank is not None}
+        others = [entry for entry in self.ordered if entry.name in ranked and entry != self.leader]
+        return tuple(sorted(others, key=lambda entry: self.leader is not None and entry.method == self.leader.method))
 
     @cached_property
-    def rows(self) -> tuple[Entry, ...]:
+    def ordered(self) -> tuple[Entry, ...]:
         """Bounds first, then the others by their rank."""
-        order = {standing.name: place for place, standing in enumerate(self.ranking.rows)}
-        bounds = [row for row in self.entries.rows if row.bound]
-        return (*bounds, *sorted(self.entries.ranked, key=lambda row: order[row.name]))
+        order = {standing.name: number for number, standing in enumerate(self.ranking.standings)}
+        bounds = [entry for entry in self.entries.all if entry.bound]
+        return (*bounds, *sorted(self.entries.ranked, key=lambda entry: order[entry.name]))
 
-    def reference(self, place: Place) -> Entry | None:
+    def reference(self, column: MeasuredColumn) -> Entry | None:
         """What the entries of a column are compared with: the chosen one; else the leader, or the best without it."""
         if self.chosen:
             chosen = self.entries.named(self.chosen)  # raises if there is none
-            return chosen if place in self.by_seed[chosen.name] else None
-        if self.leader and place in self.by_seed[self.leader.name]:
+            return chosen if column in self.by_seed[chosen.name] else None
+        if self.leader and column in self.by_seed[self.leader.name]:
             return self.leader
-        best = self._orders[place]
+        best = self._orders[column]
         return best[0] if len(best) > 1 else None
 
     @cached_property
-    def _orders(self) -> dict[Place, list[Entry]]:
-        return {place: self._order(place) for place in self.entries.columns}
+    def _orders(self) -> dict[MeasuredColumn, list[Entry]]:
+        return {column: self._order(column) for column in self.entries.columns}
 
-    def _order(self, place: Place) -> list[Entry]:
+    def _order(self, column: MeasuredColumn) -> list[Entry]:
         """The ranked entries of a column, best first."""
-        here = [row for row in self.entries.ranked if place in self.by_seed[row.name]]
+        here = [entry for entry in self.entries.ranked if column in self.by_seed[entry.name]]
         sign = -1 if self.quantity.higher_is_better else 1
-        return sorted(here, key=lambda row: sign * _mean(self.by_seed[row.name][place].values()))
+        return sorted(here, key=lambda entry: sign * _mean(self.by_seed[entry.name][column].values()))
 
     @cached_property
-    def numbers(self) -> dict[str, dict[Place, Number]]:
+    def numbers(self) -> dict[str, dict[MeasuredColumn, Number]]:
         """Every number, by entry and column."""
-        found: dict[str, dict[Place, Number]] = {row.name: {} for row in self.entries.rows}
-        for place in self.entries.columns:
-            reference, ranks = self.reference(place), self._top_two(place)
-            for row in self.entries.rows:
-                if values := self.by_seed[row.name].get(place):
-                    other = self.by_seed[reference.name][place] if reference and reference != row else {}
-                    found[row.name][place] = Number(
+        found: dict[str, dict[MeasuredColumn, Number]] = {entry.name: {} for entry in self.entries.all}
+        for column in self.entries.columns:
+            reference, ranks = self.reference(column), self._top_two(column)
+            for entry in self.entries.all:
+                if values := self.by_seed[entry.name].get(column):
+                    other = self.by_seed[reference.name][column] if reference and reference != entry else {}
+                    found[entry.name][column] = Number(
                         estimate(list(values.values())),
                         tuple(sorted(values)),
-                        ranks.get(row.name, 0),
+                        ranks.get(entry.name, 0),
                         paired_difference(values, other),
                     )
         return found
 
-    def _top_two(self, place: Place) -> dict[str, int]:
+    def _top_two(self, column: MeasuredColumn) -> dict[str, int]:
         digits = 3 if self.quantity.form == "percent" else 6
-        means = ((row.name, _mean(self.by_seed[row.name][place].values())) for row in self._orders[place])
+        means = ((entry.name, _mean(self.by_seed[entry.name][column].values())) for entry in self._orders[column])
         return top_two({name: round(mean, digits) for name, mean in means})
 
     @cached_property
     def leads(self) -> list[Lead]:
         """The best of each column."""
         found = []
-        for place in self.entries.columns:
-            if ordered := self._orders[place]:
+        for column in self.entries.columns:
+            if ordered := self._orders[column]:
                 best, second = ordered[0], ordered[1] if len(ordered) > 1 else None
-                mine = self.by_seed[best.name][place]
-                by = paired_difference(mine, self.by_seed[second.name][place]) if second else None
-                found.append(Lead(place, best, second, by))
+                mine = self.by_seed[best.name][column]
+                by = paired_difference(mine, self.by_seed[second.name][column]) if second else None
+                found.append(Lead(column, best, second, by))
         return found
 
-    def mean_difference(self, row: Entry) -> Estimate | None:
+    def mean_difference(self, entry: Entry) -> Estimate | None:
         """The difference to the reference, averaged over the columns of the ranking: a value per seed that all have."""
         per_seed: list[Mapping[int, float]] = []
-        for place in self.ranking.columns:
-            reference = self.reference(place)
-            mine = self.by_seed[row.name].get(place)
-            if reference is None or reference == row or mine is None:
+        for column in self.ranking.columns:
+            reference = self.reference(column)
+            mine = self.by_seed[entry.name].get(column)
+            if reference is None or reference == entry or mine is None:
                 return None
-            other = self.by_seed[reference.name][place]
+            other = self.by_seed[reference.name][column]
             per_seed.append({seed: mine[seed] - other[seed] for seed in mine.keys() & other.keys()})
         shared = sorted(set.intersection(*(set(found) for found in per_seed))) if per_seed else []
         return estimate([_mean(found[seed] for found in per_seed) for seed in shared]) if shared else None
 
-    def mean_value(self, row: Entry) -> float | None:
+    def mean_value(self, entry: Entry) -> float | None:
         """The mean over the columns of the ranking."""
-        found = self.numbers[row.name]
-        if not self.ranking.columns or any(place not in found for place in self.ranking.columns):
+        found = self.numbers[entry.name]
+        if not self.ranking.columns or any(column not in found for column in self.ranking.columns):
             return None
-        return _mean(found[place].value.mean for place in self.ranking.columns)
+        return _mean(found[column].value.mean for column in self.ranking.columns)
 
-    def cells_of(self, row: Entry) -> list[MeasuredCell]:
+    def cells_of(self, entry: Entry) -> list[MeasuredCell]:
         """Its cells in the columns of the ranking; in all columns, if it has none of those."""
-        found = [cell for place, cell in row.cells.items() if place in self.ranking.columns]
-        return found or list(row.cells.values())
+        found = [cell for column, cell in entry.cells.items() if column in self.ranking.columns]
+        return found or list(entry.cells.values())
 
-    def images(self, row: Entry) -> tuple[float, float] | None:
+    def images(self, entry: Entry) -> tuple[float, float] | None:
         """The fewest and the most images per stream batch of these cells."""
-        found = [value for cell in self.cells_of(row) if (value := images_per_batch(cell)) is not None]
+        found = [value for cell in self.cells_of(entry) if (value := images_per_batch(cell)) is not None]
         return (min(found), max(found)) if found else None
 
     def to_json(self) -> dict[str, Any]:
         """All numbers, as commands print them with ``--json``."""
-        standing = {row.name: row for row in self.ranking.rows}
+        standings = {standing.name: standing for standing in self.ranking.standings}
         return {
             "measure": self.quantity.name,
             "against": self.chosen or (self.leader.name if self.leader else None),
-            "columns": [_column(place) for place in self.entries.columns],
-            "ranked_columns": [_column(place) for place in self.ranking.columns],
+            "columns": [_column_json(column) for column in self.entries.columns],
+            "ranked_columns": [_column_json(column) for column in self.ranking.columns],
             "rows": [
                 {
-                    "name": row.name,
-                    "method": row.label,
-                    "bound": row.bound,
-                    "mean_rank": None if row.bound else standing[row.name].mean_rank,
-                    "missing": [] if row.bound else [_column(place) for place in standing[row.name].missing],
-                    "mean_difference": estimate_json(self.mean_difference(row)),
+                    "name": entry.name,
+                    "method": entry.label,
+                    "bound": entry.bound,
+                    "mean_rank": None if entry.bound else standings[entry.name].mean_rank,
+                    "missing": []
+                    if entry.bound
+                    else [_column_json(column) for column in standings[entry.name].missing],
+                    "mean_difference": estimate_json(self.mean_difference(entry)),
                     "numbers": [
-                        _column(place)
-                        | {"seeds": number.seeds, "cell": row.cells[place].name, **(estimate_json(number.value) or {})}
+                        _column_json(column)
+                        | {
+                            "seeds": number.seeds,
+                            "cell": entry.cells[column].name,
+                            **(estimate_json(number.value) or {}),
+                        }
                         | {"difference": estimate_json(number.difference)}
-                        | {"images_per_batch": images_per_batch(row.cells[place])}
-                        for place, number in self.numbers[row.name].items()
+                        | {"images_per_batch": images_per_batch(entry.cells[column])}
+                        for column, number in self.numbers[entry.name].items()
                     ],
                 }
-                for row in self.rows
+                for entry in self.ordered
             ],
         }
 
 
-def _column(place: Place) -> dict[str, Any]:
-    return {"dataset": place.dataset, "stream": place.stream, "memory": place.memory}
+def _column_json(column: MeasuredColumn) -> dict[str, Any]:
+    return {"dataset": column.dataset, "stream": column.stream, "memory": column.memory}
 
 
 def _mean(values: Iterable[float]) -> float:

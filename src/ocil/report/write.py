@@ -54,9 +54,9 @@ def write(
     standings = Standings(found, chosen=found.named(against).name if against else "")
     compared = [(table, compared_document(table)) for table in compared_tables(collection, paper)]
     drawings = [*draw_all(collection, standings, paper, workers), *more]
-    own = [methods_document(standings)] if found.rows else []
+    own = [methods_document(standings)] if found.all else []
     own += [measured] if (measured := measures_document(standings)) else []
-    documents = [standings_document(standings)] if found.rows else []
+    documents = [standings_document(standings)] if found.all else []
     documents += [*own, *(document for _, document in compared), cells_document(collection.cells, paper)]
     documents += [longtail.document(collection.longtail, paper)] if collection.longtail else []
     texts = {name: text for document in documents for name, text in document.files().items()}

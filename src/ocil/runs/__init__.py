@@ -11,6 +11,7 @@
 ``trained``      the learner that a run has trained
 ``results``      what a finished run leaves, and means over seeds; ``result_checks``: of files from anywhere
 ``environment``  device, versions, digests; ``program_code``: of what scripts and packages register
+``schedule``     how often a run learns from its stream and its memory
 ``fit``          how much GPU memory a run takes; ``cost``: what it has computed and kept
 ``trackers``     curves for TensorBoard, Weights & Biases, MLflow and Trackio
 """

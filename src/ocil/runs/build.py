@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ocil.data import CATALOG, Dataset, load_once
-from ocil.data.dataset import refuse_other
+from ocil.data.dataset import require_dataset
 from ocil.errors import OcilError
 from ocil.evaluation.anytime import AnytimeEvaluator
 from ocil.evaluation.evaluator import tested_per_group
@@ -129,7 +129,7 @@ def make_learner(
         >>> tuple(learner.scores(batch.x).shape)
         (10, 10)
     """
-    refuse_other(dataset)
+    require_dataset(dataset)
     refuse_unknown(name, settings, {field.name for field in fields(method(name).load().Config)} | {"batch_size"})
     config = resolve(name, dataset.name, memory=memory, seed=seed, settings=settings, **facts_of(dataset))
     refuse_wrong_inputs(config, dataset)

@@ -1,6 +1,7 @@
 """What a run costs: images passed through the network, and bytes that are kept between two batches."""
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from torch import Tensor
@@ -9,6 +10,7 @@ from ocil.learning.memory import Memory
 from ocil.methods.base import Learner
 from ocil.methods.passes import Pass
 from ocil.runs.config import RunConfig
+from ocil.runs.schedule import Schedule
 from ocil.streams import Stream
 
 
@@ -41,14 +43,10 @@ def images_passed(
     sizes = [last - first for first, last in stream.bounds]
     for size in set(sizes):
         total = total.plus(learner.passes(settings, size, classes), sizes.count(size))
-    seen = 0
-    stored_after = [min(settings.memory, seen := seen + size) for size in sizes]
-    for batch in reviews:
-        stored, each = stored_after[batch - 1], settings.review_batch
-        kept = stored if settings.review_keep_last else stored - stored % each
-        total = total.plus(learner.review_passes(settings, classes), kept / each)
-    for batch in ends:
-        total = total.plus(learner.task_end_passes(settings, classes, stored_after[batch - 1]))
+    stored_after = [min(settings.memory, seen) for seen in accumulate(sizes)]
+    at_reviews, at_ends = ([stored_after[batch - 1] for batch in after] for after in (reviews, ends))
+    for passes, times in Schedule(len(sizes), at_reviews, at_ends).passes_on_memory(learner, settings, classes):
+        total = total.plus(passes, times)
     return total
 
 

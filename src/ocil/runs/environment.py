@@ -37,10 +37,10 @@ def pick_device(name: str = "auto") -> torch.device:
 def computes_correctly(device: str) -> bool:
     """Whether a small convolution and its gradient are the same there as on the CPU. It is tried once."""
 
-    def gradients(place: str) -> list[Tensor]:
+    def gradients(on: str) -> list[Tensor]:
         generator = torch.Generator().manual_seed(0)
         shapes = ((4, 3, 9, 9), (5, 3, 3, 3))
-        x, weight = (torch.randn(shape, generator=generator).to(place).requires_grad_() for shape in shapes)
+        x, weight = (torch.randn(shape, generator=generator).to(on).requires_grad_() for shape in shapes)
         loss = F.conv2d(x, weight, stride=2, padding=1).relu().square().mean()
         return [value.cpu() for value in (loss.detach(), *torch.autograd.grad(loss, [x, weight]))]
 

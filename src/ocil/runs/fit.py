@@ -8,7 +8,7 @@ import torch
 
 from ocil.data import Dataset
 from ocil.errors import OcilError
-from ocil.evaluation.evaluator import batch_for, places
+from ocil.evaluation.evaluator import batch_for, pixel_count
 from ocil.learning import optimizers
 from ocil.methods import method
 from ocil.methods.passes import images_held
@@ -43,7 +43,7 @@ def run_bytes(config: RunConfig, dataset: Dataset) -> int:
     need = _network_needs(config, dataset)
     order = 8 * len(dataset.train_y) * (stream.epochs + bool(stream.label_noise))  # wrong labels are the run's own
     step = COPIES * 4 * batch * (need.written + size)
-    scored = min(batch_for("cuda", places(dataset.input_shape)), max(len(dataset.train_y), len(dataset.test_y)))
+    scored = min(batch_for("cuda", pixel_count(dataset.input_shape)), max(len(dataset.train_y), len(dataset.test_y)))
     evaluation = 4 * (scored * size + min(scored, need.together) * need.largest)
     stored = (learner.memory + 1) * (size * dataset.train_x.itemsize + 8)
     forward = 4 * batch * (size + need.largest)  # more than the step's own, if most of the network is frozen
@@ -76,7 +76,7 @@ def _network_needs(config: RunConfig, dataset: Dataset) -> _Needs:
         weights += network.feature_size * dataset.num_classes
         largest = MAPS * max(network.numbers_written.values(), default=0)
         return _Needs(weights, network.trained_numbers_written, largest, network.largest_batch)
-    pixels, written, weights = places(dataset.input_shape), 0, network.width * 8 * 4 * dataset.num_classes
+    pixels, written, weights = pixel_count(dataset.input_shape), 0, network.width * 8 * 4 * dataset.num_classes
     for factor in (1, 2, 4, 8):
         written += 5 * factor * network.width * max(1, pixels // factor**2)
         weights += 4 * 9 * (factor * network.width) ** 2

@@ -233,7 +233,9 @@ class Run(Protocol):
     def failed(self, error: Exception | SystemExit) -> Exception:
         """The error as one line for a person. An ``OcilError`` is returned unchanged."""
         if isinstance(error, SystemExit):
-            return OcilError(f"{self.name}: its code ends the program ({place_of(error)}): raise an error instead.")
+            return OcilError(
+                f"{self.name}: its code ends the program ({code_location(error)}): raise an error instead."
+            )
         if isinstance(error, OcilError | Interrupted):
             return error
         if out_of_memory(error):
@@ -241,7 +243,7 @@ class Run(Protocol):
         said = str(error).strip()
         if said.startswith("CUDA error"):
             said = said.partition("\n")[0]  # the other lines say how to debug a kernel
-        return OcilError(f"{self.name}: {type(error).__name__}: {' '.join(said.split())} ({place_of(error)})")
+        return OcilError(f"{self.name}: {type(error).__name__}: {' '.join(said.split())} ({code_location(error)})")
 
 
 def perform(
@@ -261,14 +263,14 @@ def perform(
         return active.finish()
 
 
-def place_of(error: BaseException) -> str:
+def code_location(error: BaseException) -> str:
     """The file and the line where a mistake is to be looked for: the last that is neither ours nor PyTorch's, as in a
     plugin; else where the error was raised."""
     libraries = [Path(module.__file__ or "").parent for module in (ocil, torch)]
-    places = [place for place in traceback.extract_tb(error.__traceback__) if not place.filename.startswith("<frozen")]
-    own = [place for place in places if not any(Path(place.filename).is_relative_to(folder) for folder in libraries)]
-    place = (own or places)[-1]
-    return f"{Path(place.filename).name}, line {place.lineno}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
+    own = [frame for frame in frames if not any(Path(frame.filename).is_relative_to(folder) for folder in libraries)]
+    frame = (own or frames)[-1]
+    return f"{Path(frame.filename).name}, line {frame.lineno}"
 
 
 def out_of_memory(error: Exception) -> bool:

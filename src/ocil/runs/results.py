@@ -134,7 +134,7 @@ class Result:
         for point in self.anytime.get("points", ()):
             yield ANYTIME, point["batch"], point["accuracy"]
 
-    def refuse_other(self, dataset: Dataset, path: Path, own_batches: bool = False) -> "Result":
+    def require_same_images(self, dataset: Dataset, path: Path, own_batches: bool = False) -> "Result":
         """Returns the result itself. Raises if it was measured on other images of that name; ``own_batches``: see
         ``other_images``."""
         if not self.same_images(dataset):

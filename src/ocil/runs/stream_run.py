@@ -97,7 +97,7 @@ class StreamRun(Run):
         dataset, folder = self._dataset(workspace), self.folder(workspace.root)
         held.enter_context(folder.lock())
         if (finished := folder.result()) is not None:
-            return Finished(finished.refuse_other(dataset, folder.path, workspace.arrivals is not None))
+            return Finished(finished.require_same_images(dataset, folder.path, workspace.arrivals is not None))
         device, seconds, inputs = workspace.device, workspace.checkpoint_seconds, self._inputs(workspace)
         refuse_missing_operators(self.config, inputs, device)
         key = ("inputs", self.dataset, Encoder.of(self.config.learner))
@@ -176,7 +176,7 @@ def run(
         if dataset is None and config.dataset not in data.CATALOG:
             with suppress(OcilError):  # a result can be read without its images
                 dataset = named_dataset(config, data_dir)
-        return finished if dataset is None else finished.refuse_other(dataset, folder.path, stream is not None)
+        return finished if dataset is None else finished.require_same_images(dataset, folder.path, stream is not None)
     device = pick_device(device) if isinstance(device, str) else device
     dataset = dataset or named_dataset(config, data_dir)
     arrivals = stream.arrivals if stream is not None else None

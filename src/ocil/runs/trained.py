@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ocil.data import Dataset
-from ocil.data.dataset import refuse_other
+from ocil.data.dataset import require_dataset
 from ocil.errors import LaterVersionError, OcilError
 from ocil.methods import METHODS, method
 from ocil.methods.base import Learner
@@ -57,7 +57,7 @@ def load_learner(
         network = config.learner.network if names_code(config.learner.network) else config.learner.features
         raise OcilError(f"{folder.path} has Python code for a network, {network}. If you trust it, give trust=True.")
     if dataset is not None:
-        refuse_other(dataset)
+        require_dataset(dataset)
         return trained(folder, config, dataset, device)
     dataset = named_dataset(config, data_dir)
     tensors, progress = _checkpoint_of(folder)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ocil.data import Dataset
-from ocil.data.dataset import refuse_other
+from ocil.data.dataset import require_dataset
 from ocil.errors import OcilError
 from ocil.seeds import check_seed
 from ocil.streams.choices import TaskEnds
@@ -81,7 +81,7 @@ class Stream:
         resident: DeviceData | None = None,
         arrivals: Order | None = None,
     ) -> None:
-        refuse_other(data)
+        require_dataset(data)
         check_seed(seed)
         if config is None:
             config = arrivals.config if arrivals else usual_stream(data)
@@ -181,7 +181,7 @@ class Stream:
         """
         from ocil.streams.indices import order_of
 
-        refuse_other(data)
+        require_dataset(data)
         return cls(data, device=device, arrivals=order_of(data, tasks, batch_size, task_ends))
 
     def save_order(self, path: Path | str) -> None:
