@@ -246,6 +246,8 @@ def test_numbers_that_are_other_classes_in_the_test_samples() -> None:
 class Shifted(Pairs):
     """Its labels are transformed, as torchvision's datasets do it."""
 
+    target_transform: Any
+
     def __init__(self, names: list[str], shift: int) -> None:
         super().__init__(lambda number: PIXELS[number], classes=names, target_transform=lambda label: label + shift)
 

@@ -9,7 +9,6 @@ Everywhere else this is ``nn.Conv2d``, unchanged. ``subsample_first`` does the s
 """
 
 import platform
-from functools import cache
 from typing import Any
 
 import torch
@@ -41,7 +40,8 @@ class SubsampledConv2d(nn.Conv2d):
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if x.device.type == "cpu" and torch.is_grad_enabled():
             return _subsampled(self, x, weight, bias)
-        return super()._conv_forward(x, weight, bias)
+        y: Tensor = super()._conv_forward(x, weight, bias)
+        return y
 
 
 def subsample_first(network: nn.Module) -> None:
@@ -57,7 +57,6 @@ def subsample_first(network: nn.Module) -> None:
                 layer.__class__ = _subsampled_kind(type(layer))
 
 
-@cache
 def _subsampled_kind(kind: type[nn.Conv2d]) -> type[nn.Conv2d]:
     return SubsampledConv2d if kind is nn.Conv2d else type(kind.__name__, (SubsampledConv2d, kind), {})
 
