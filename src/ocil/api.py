@@ -176,14 +176,13 @@ def _registered_here(config: "RunConfig") -> str:
 
 def _checked(config: "RunConfig", data_dir: Path | None) -> "RunConfig":
     """The configuration as ``ocil run`` completes it: a dataset outside the catalog is identified by its images."""
-    from ocil import data
     from ocil.runs.build import check, named_dataset
     from ocil.runs.config import refuse_unresolved
 
     refuse_unresolved(config)
     dataset = named_dataset(config, data_dir)
     check(config, dataset)
-    return config if config.dataset in data.CATALOG else replace(config, fingerprint=dataset.fingerprint)
+    return config.identified(dataset)
 
 
 @dataclass(frozen=True)

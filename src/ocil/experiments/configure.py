@@ -60,11 +60,9 @@ def configure(
 
     dataset = names.get("dataset", DEFAULT) if dataset is None else dataset
     loaded = load(dataset, data_dir)  # raises before anything runs if it is missing or damaged
-    config = resolve(info.name, dataset_name(dataset, loaded), settings=chosen, **facts_of(loaded))
-    if config.dataset not in CATALOG:
-        config = replace(config, fingerprint=loaded.fingerprint)
-        if info.memory and "memory" not in chosen:
-            note(_memory_note(config, loaded))
+    config = resolve(info.name, dataset_name(dataset, loaded), settings=chosen, **facts_of(loaded)).identified(loaded)
+    if config.dataset not in CATALOG and info.memory and "memory" not in chosen:
+        note(_memory_note(config, loaded))
     configs = tuple(replace(config, seed=number) for number in range(first, first + count))
     Checks(loaded).check(configs)
     if root is not None:

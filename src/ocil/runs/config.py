@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from ocil.data import DEFAULT, Dataset, load_once
+from ocil.data import CATALOG, DEFAULT, Dataset, load_once
 from ocil.data.catalog import SOURCES, find
 from ocil.data.derived import base_of
 from ocil.errors import OcilError
@@ -154,6 +154,15 @@ class RunConfig:
             content.get("weights", ""),
             content.get("code", ""),
         )
+
+    def identified(self, dataset: Dataset) -> "RunConfig":
+        """The same run, known by the images of its dataset, unless the catalog has that dataset."""
+        return self if self.dataset in CATALOG else replace(self, fingerprint=dataset.fingerprint)
+
+    @property
+    def by_name(self) -> "RunConfig":
+        """The same run, known by the name of its dataset, as ``ocil.run`` wrote it before it looked at the images."""
+        return replace(self, fingerprint="")
 
     @property
     def unmeasured(self) -> "RunConfig":

@@ -12,10 +12,11 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
+from glob import escape
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -91,6 +92,16 @@ class RunFolder:
         """Whether there is something of the run that would be lost."""
         return any(os.path.exists(file) for file in (self.checkpoint, self.path / "result.json"))  # noqa: PTH110
 
+    def images(self) -> "RecordedImages | None":
+        """The images that the run had so far, as its files say; None if it is not begun."""
+        try:
+            if (result := self.result()) is not None:
+                return RecordedImages(result.images, result.order)
+            found = self.load_checkpoint()
+        except OcilError:  # whoever uses these files says what is wrong with them
+            return RecordedImages()
+        return None if found is None else RecordedImages(*(str(found[1].get(key, "")) for key in ("images", "order")))
+
     def result(self) -> Result | None:
         """The result of a class-incremental run, if it is finished."""
         path = self.path / "result.json"
@@ -103,9 +114,12 @@ class RunFolder:
     def refuse_other_settings(self, begun: RunSettings) -> None:
         """Raise if the folder's run has other settings than the expected one: its name does not show whether a default
         has changed since."""
-        if self.config is None or begun.identity == self.config.identity:
+        expected = self.config
+        if isinstance(expected, RunConfig) and not begun.fingerprint:
+            expected = expected.by_name
+        if expected is None or begun.identity == expected.identity:
             return
-        one, other = _flat(begun.identity), _flat(self.config.identity)
+        one, other = _flat(begun.identity), _flat(expected.identity)
         names = ", ".join(sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name)))
         raise OcilError(
             f"{self.path} holds a run with other settings ({names}): their defaults may have changed since. "
@@ -182,10 +196,19 @@ class RunFolder:
         return locked(self.path, "Choose another folder of runs (--out).", taken)
 
 
+class RecordedImages(NamedTuple):
+    """What a run has learned from. Both are empty in files from before they were kept."""
+
+    fingerprint: str = ""
+    order: str = ""
+    """Digest of the order of arrival."""
+
+
 def find_run(root: Path, config: RunSettings) -> Path:
     """Where a run is, else where other seeds of its cell are, else where it will be: ROOT/CELL/seed-N.
 
-    The file of a dataset outside the catalog may have been renamed since; then the digest alone identifies the cell.
+    The file of a dataset outside the catalog may have been renamed since; then the digest alone identifies the cell. A
+    run of ``ocil.run`` may have a name from before it looked at the images: then these must be the same.
     """
     cell = config.cell
     present, digest = root / cell / seed_folder(config.seed), cell.rsplit("-", 1)[1]
@@ -194,7 +217,31 @@ def find_run(root: Path, config: RunSettings) -> Path:
     renamed = sorted(root.glob(f"*-{digest}")) if config.fingerprint and is_folder(root) else []
     cells = [path for path in (root / cell, *renamed, root / config.former_cell) if is_folder(path)]
     runs = [path / present.name for path in cells]
-    return next((path for path in runs if is_folder(path)), (*runs, present)[0])
+    begun = [path for path in runs if is_folder(path)] or _begun_by_name(root, config)
+    return (*begun, *runs, present)[0]
+
+
+def _begun_by_name(root: Path, config: RunSettings) -> list[Path]:
+    """The folders of this run from before ``ocil.run`` looked at the images."""
+    if not isinstance(config, RunConfig) or not config.fingerprint:
+        return []
+    places = [root / cell / seed_folder(config.seed) for cell in (config.by_name.cell, config.by_name.former_cell)]
+    begun = ((path, RunFolder(path).images()) for path in places if is_folder(path))
+    return [path for path, images in begun if images is not None and images.fingerprint in (config.fingerprint, "")]
+
+
+def begun_of_name(root: Path, config: RunConfig) -> dict[Path, RecordedImages]:
+    """The images of the runs that are this one but for their images, by folder: of all datasets of this name."""
+    words = config.cell.rsplit("-", 1)[0]
+    cells = [*(sorted(root.glob(f"{escape(words)}-*")) if is_folder(root) else ()), root / config.by_name.former_cell]
+    found: dict[Path, RecordedImages] = {}
+    for folder in (RunFolder(cell / seed_folder(config.seed)) for cell in cells):
+        with suppress(OcilError):  # a run of something that is not known here is not this one
+            result = folder.result()
+            begun = folder.begun_with(config) if result is None else result.config
+            if begun.by_name.identity == config.by_name.identity and (images := folder.images()) is not None:
+                found[folder.path] = images
+    return found
 
 
 def refuse_begun_elsewhere(configs: Iterable[RunSettings], root: Path) -> None:
