@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from glob import escape
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from ocil.files import is_link, locked
 from ocil.precision import Precision
 from ocil.runs.config import RunConfig
 from ocil.runs.naming import seed_folder
-from ocil.runs.results import Result, if_there, other_images, read_json, unreadable, write_json
+from ocil.runs.results import Result, if_there, other_images, read_json, read_result, unreadable, write_json
 from ocil.tensorfile import DamagedFileError
 
 
@@ -66,7 +66,17 @@ class RunSettings(Protocol):
     def from_json(cls, content: Mapping[str, Any]) -> Self: ...
 
 
+class StoredResult(Protocol):
+    """The result of any kind of run, as far as its folder is concerned: a dataclass that has the configuration."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def config(self) -> RunSettings: ...
+
+
 S = TypeVar("S", bound=RunSettings)
+R = TypeVar("R", bound=StoredResult)
 COUNTS = "evaluation."  # before the names of tensors in a checkpoint that are not the learner's
 State = dict[str, Tensor]
 
@@ -104,22 +114,25 @@ class RunFolder:
 
     def result(self) -> Result | None:
         """The result of a class-incremental run, if it is finished."""
-        path = self.path / "result.json"
-        result = if_there(path, lambda: Result.from_json(read_json(path)))
-        if result is None or not isinstance(self.config, RunConfig):
+        return self.read_result(read_result)
+
+    def read_result(self, read: Callable[[Path], R | None]) -> R | None:
+        """The result of any kind of run, if it is finished. ``read``: what reads the file, None if there is none."""
+        result = read(self.path / "result.json")
+        if result is None or self.config is None:
             return result
-        self.refuse_other_settings(result.config)
+        self.check_settings(result.config)
         return replace(result, config=self.config)  # the same run; its images may have been moved since
 
-    def refuse_other_settings(self, begun: RunSettings) -> None:
-        """Raise if the folder's run has other settings than the expected one: its name does not show whether a default
-        has changed since."""
+    def check_settings(self, stored: RunSettings) -> None:
+        """Raise if the run that is stored here has other settings than the expected one: its name does not show whether
+        a default has changed since."""
         expected = self.config
-        if isinstance(expected, RunConfig) and not begun.fingerprint:
+        if isinstance(expected, RunConfig) and not stored.fingerprint:
             expected = expected.by_name
-        if expected is None or begun.identity == expected.identity:
+        if expected is None or stored.identity == expected.identity:
             return
-        one, other = _flat(begun.identity), _flat(expected.identity)
+        one, other = _flat(stored.identity), _flat(expected.identity)
         names = ", ".join(sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name)))
         raise OcilError(
             f"{self.path} holds a run with other settings ({names}): their defaults may have changed since. "
@@ -129,20 +142,20 @@ class RunFolder:
     def save_result(self, result: Result) -> None:
         write_json(self.path / "result.json", result.to_json())
 
-    def refuse_other_begun(self, config: RunSettings) -> None:
-        """Raise if there is a checkpoint of other settings."""
-        if self.checkpoint.exists():
-            replace(self, config=config).refuse_other_settings(self.begun_with(config))
+    def check_checkpoint_settings(self) -> None:
+        """Raise if there is a checkpoint of other settings than the expected ones."""
+        if self.config is not None and self.checkpoint.exists():
+            self.check_settings(self.stored_config(self.config))
 
     def save_config(self, config: RunSettings) -> None:
-        """Write the configuration. First call ``refuse_other_begun``: a checkpoint must be of the same settings."""
+        """Write the configuration. Call ``check_checkpoint_settings`` first: a checkpoint must be of the same."""
         write_json(self.path / "config.json", config.to_json())
 
-    def begun_with(self, otherwise: S) -> S:
-        """The configuration that the run was begun with; ``otherwise`` if there is no file of it."""
+    def stored_config(self, default: S) -> S:
+        """The configuration that the run was begun with; ``default``, of the same kind, if there is no file of it."""
         path = self.path / "config.json"
-        found = if_there(path, lambda: otherwise.from_json(read_json(path)))
-        return otherwise if found is None else found
+        found = if_there(path, lambda: default.from_json(read_json(path)))
+        return default if found is None else found
 
     def save_checkpoint(self, tensors: State, progress: dict[str, Any]) -> None:
         """Write tensors and the JSON that goes with them into one file, so that they cannot disagree."""
@@ -238,7 +251,7 @@ def begun_of_name(root: Path, config: RunConfig) -> dict[Path, RecordedImages]:
     for folder in (RunFolder(cell / seed_folder(config.seed)) for cell in cells):
         with suppress(OcilError):  # a run of something that is not known here is not this one
             result = folder.result()
-            begun = folder.begun_with(config) if result is None else result.config
+            begun = folder.stored_config(config) if result is None else result.config
             if begun.by_name.identity == config.by_name.identity and (images := folder.images()) is not None:
                 found[folder.path] = images
     return found

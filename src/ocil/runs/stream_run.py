@@ -267,7 +267,7 @@ class ActiveStreamRun:
         self.prequential = Prequential(self.stream)
         self.code = digests_of_code(config)  # now: a file may be changed while the code that was read from it runs
         self.learner = build(config, dataset, self.device)
-        folder.refuse_other_begun(config)
+        folder.check_checkpoint_settings()
         self.stepper = stepper(self.learner, self.stream)
         self.cursor = 0
         self.saved_cursor = -1  # of the checkpoint on the disk
