@@ -456,6 +456,7 @@ def tune(
     from ocil.engines.job import Job
     from ocil.engines.pool import end_if_starting
     from ocil.experiments.search import Search
+    from ocil.experiments.search_record import record_of, save_record
     from ocil.runs.environment import pick_device
     from ocil.runs.settings import as_argument
 
@@ -465,7 +466,7 @@ def tune(
     for name, values in (space or {}).items():
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise OcilError(f"{name} = {values!r} is not a list of values to try: give [{values!r}].")
-    search = Search(
+    search = Search.prepare(
         method,
         None if dataset is None else str(dataset),
         {name: [as_argument(value) for value in values] for name, values in (space or {}).items()},
@@ -481,11 +482,13 @@ def tune(
     place = str(pick_device(device))
     workers = _workers_that_know(search.configs, workers) if place == "cpu" else workers
     job = Job(search.out, place, data_dir, workers, threads)
-    outcomes = engines.execute(search.plan().runs, job)
+    plan = search.plan()
+    search.write_data()
+    outcomes = engines.execute(plan.runs, job)
     choice = search.choose(search.scores(outcomes))
     if choice is None:
         raise next(error for error in outcomes.values() if isinstance(error, Exception))
-    search.save(search.record(outcomes, choice))
+    save_record(search, record_of(search, outcomes, choice))
     return choice
 
 
