@@ -13,7 +13,6 @@ import torch
 from ocil.data import Dataset, DatasetInfo
 from ocil.engines.job import Job
 from ocil.errors import OcilError
-from ocil.methods import method
 from ocil.methods.passes import FORWARD_WEIGHT, Pass
 from ocil.networks import InputShape, ReducedResNet18
 from ocil.networks.reduced_resnet18 import PRODUCTS
@@ -86,21 +85,21 @@ class Cost(NamedTuple):
 
 def cost_of_step(config: RunConfig, size: Size) -> Cost:
     """The cost of one stream batch."""
-    return Cost.of(method(config.method).load().passes(config.learner, config.stream.batch_size, size.classes))
+    return Cost.of(config.learner_class.passes(config.learner, config.stream.batch_size, size.classes))
 
 
 def cost_of_run(config: RunConfig, size: Size, factor: float = 1.0) -> Cost:
     """The cost of a run: stream, reviews, task ends, evaluations. ``factor`` multiplies the steps on the stream."""
-    kind, stream, learner = method(config.method).load(), config.stream, config.learner
+    learner_class, stream, learner = config.learner_class, config.stream, config.learner
     batches = stream.epochs * _samples(stream, size) // stream.batch_size
     total = cost_of_step(config, size).times(batches * factor)
     tasks = 1 if stream.boundary == "iid" else stream.tasks
     if learner.review:
         reviews = batches // learner.review_every if learner.review_every else tasks
         reviewed = sum(_stored(config, size, reviews)) / learner.review_batch
-        total = total.plus(Cost.of(kind.review_passes(learner, size.classes)).times(reviewed))
+        total = total.plus(Cost.of(learner_class.review_passes(learner, size.classes)).times(reviewed))
     for stored in _stored(config, size, tasks):
-        total = total.plus(Cost.of(kind.task_end_passes(learner, size.classes, stored)))
+        total = total.plus(Cost.of(learner_class.task_end_passes(learner, size.classes, stored)))
     if stream.evaluate_every:  # on the classes that have arrived: on average half of the test images
         tested = min(stream.evaluate_on or size.test, size.test)
         total = total.plus(Cost.of_tested(batches // stream.evaluate_every * tested / 2))
@@ -159,7 +158,7 @@ class Estimator:
         kind = f"cuda {config.learner.precision}" if on_gpu else "cpu"
         a_pass, an_image = MILLISECONDS[kind]
         scale = _scale(config, size, on_gpu)
-        factor = method(config.method).load().kernel_factor if kind == "cuda bf16" else 1.0
+        factor = config.learner_class.kernel_factor if kind == "cuda bf16" else 1.0
         need = cost_of_run(config, size, factor)
         return (need.passes * a_pass + need.images * an_image * scale) / 1000 * (MEASURED_SIDE_BY_SIDE if on_gpu else 1)
 

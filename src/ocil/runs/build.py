@@ -53,7 +53,7 @@ def build(config: RunConfig, dataset: Dataset, device: torch.device | str = "cpu
     features are computed from."""
     classes = capacity_for(0) if config.learner.growing else dataset.num_classes + dataset.unseen
     problem = problem_of(dataset, classes, config.learner)
-    learner = method(config.method).load()(config.learner, problem, config.seed, device)
+    learner = config.learner_class(config.learner, problem, config.seed, device)
     optimizer: Any = learner.optimizer  # of a method of someone's own it may be anything
     if isinstance(optimizer, torch.optim.Optimizer):
         raise OcilError(
@@ -84,7 +84,7 @@ def refuse_missing_operators(config: RunConfig, dataset: Dataset, device: torch.
 
 def _try_steps(name: str, config: LearnerConfig, problem: Problem, device: torch.device) -> None:
     try:
-        learner = method(name).load()(config, problem, device=device)
+        learner = method(name).learner_class(config, problem, device=device)
         x = torch.zeros((4, *problem.input_shape), dtype=problem.dtype, device=device)
         y = torch.arange(4, device=device) % 2
         learner.meet(range(2))
@@ -130,7 +130,7 @@ def make_learner(
         (10, 10)
     """
     refuse_other(dataset)
-    refuse_unknown(name, settings, {field.name for field in fields(method(name).load().Config)} | {"batch_size"})
+    refuse_unknown(name, settings, {field.name for field in fields(method(name).learner_class.Config)} | {"batch_size"})
     config = resolve(name, dataset.name, memory=memory, seed=seed, settings=settings, **facts_of(dataset))
     refuse_wrong_inputs(config, dataset)
     return build(config, dataset, device)
@@ -194,7 +194,7 @@ def _check_evaluations(stream: Stream) -> None:
 
 
 def _check_learner(config: RunConfig, dataset: Dataset, length: StreamLength) -> None:
-    learner, kind = config.learner, method(config.method).load()
+    learner = config.learner
     _check_step(config, dataset)
     refuse_wrong_inputs(config, dataset)
     problem = problem_of(dataset, dataset.num_classes, learner)
@@ -202,13 +202,13 @@ def _check_learner(config: RunConfig, dataset: Dataset, length: StreamLength) ->
     refuse_what_cannot_fit(learner.memory, problem.input_shape, [torch.device("cpu"), *gpus], problem.dtype)
     _check_reviews(learner, length.batches)
     _refuse_weights(learner, dataset.input_shape, config.weights)
-    if kind.trains_network:
+    if config.learner_class.trains_network:
         _check_network(config, dataset.name, problem.input_shape, length.smallest)
 
 
 def _check_step(config: RunConfig, dataset: Dataset) -> None:
     """Raise what the method says against a step with these settings when it is asked for the passes of one."""
-    method(config.method).load().passes(config.learner, config.stream.batch_size, dataset.num_classes)
+    config.learner_class.passes(config.learner, config.stream.batch_size, dataset.num_classes)
 
 
 def _check_reviews(config: LearnerConfig, batches: int) -> None:
@@ -246,14 +246,14 @@ def refuse_wrong_inputs(config: RunConfig, dataset: Dataset) -> None:
     """Raise an ``OcilError`` if a method cannot learn from what the dataset holds, if its features cannot be computed,
     or if it cannot be tested as the settings ask.
     """
-    learner, kind = config.learner, method(config.method).load()
+    learner, learner_class = config.learner, config.learner_class
     vectors = bool(learner.features) or not dataset.is_images
-    kind.check_scoring(learner, vectors)
+    learner_class.check_scoring(learner, vectors)
     if learner.features and not dataset.is_images:
         raise OcilError(f"{dataset.name} holds vectors already: leave out features = {learner.features}.")
-    if vectors and (reason := kind.needs_images(learner)):
+    if vectors and (reason := learner_class.needs_images(learner)):
         raise OcilError(f"{config.method} cannot learn from vectors: {reason}.")
-    if not vectors and (reason := kind.needs_vectors(learner)):
+    if not vectors and (reason := learner_class.needs_vectors(learner)):
         raise OcilError(f"{config.method} cannot learn from images: {reason}.")
     if (encoder := Encoder.of(learner)) is not None:
         encoder.check()
