@@ -250,11 +250,20 @@ def begun_of_name(root: Path, config: RunConfig) -> dict[Path, RecordedImages]:
     found: dict[Path, RecordedImages] = {}
     for folder in (RunFolder(cell / seed_folder(config.seed)) for cell in cells):
         with suppress(OcilError):  # a run of something that is not known here is not this one
-            result = folder.result()
-            begun = folder.stored_config(config) if result is None else result.config
-            if begun.by_name.identity == config.by_name.identity and (images := folder.images()) is not None:
+            begun = _begun_config(folder, config)
+            if begun is None or begun.by_name.identity != config.by_name.identity:
+                continue
+            if (images := folder.images()) is not None:
                 found[folder.path] = images
     return found
+
+
+def _begun_config(folder: RunFolder, like: RunConfig) -> RunConfig | None:
+    """The configuration of whatever run a folder holds. Its own file is read sooner than a result."""
+    if (folder.path / "config.json").exists():
+        return folder.stored_config(like)
+    result = folder.result()
+    return None if result is None else result.config
 
 
 def refuse_begun_elsewhere(configs: Iterable[RunSettings], root: Path) -> None:
