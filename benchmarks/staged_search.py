@@ -98,7 +98,7 @@ def main() -> None:
     for words in options.stage or STAGES[options.method]:
         space = space_of(words)
         before = {name: value for name, value in settings.items() if name not in space}
-        search = Search(
+        search = Search.prepare(
             options.method,
             options.dataset,
             space,
@@ -111,7 +111,9 @@ def main() -> None:
             data_dir=options.data_dir,
         )
         start = next((n for n, config in enumerate(search.configs) if config.learner == learner), None)
-        outcomes = execute(search.plan().runs, Job(folder, str(device), options.data_dir, options.workers))
+        plan = search.plan()
+        search.write_data()
+        outcomes = execute(plan.runs, Job(folder, str(device), options.data_dir, options.workers))
         found = accuracies(search, outcomes)
         chosen = better(found, start, options.seeds)
         if chosen is None:

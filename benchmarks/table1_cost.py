@@ -37,7 +37,7 @@ def seconds(row: str, dataset: str, memory: int | None = None) -> float:
     config = resolve(label.method, dataset, memory=memory, review=label.review)
     learner, stream = config.learner, config.stream
     spent = stream.epochs * info.train // stream.batch_size * step_ms(config)
-    kind = method(label.method).load()
+    kind = method(label.method).learner_class
     at_task_end = learner.memory if learner.review else 0  # images, of which each costs as much as in a review
     at_task_end += sum(
         each.images for each in kind.task_end_passes(learner, info.classes, learner.memory) if each.trains

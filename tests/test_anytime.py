@@ -80,7 +80,7 @@ def test_learning_does_not_change_and_old_results_stay_as_they_are(tiny: Dataset
     assert plain.digest == more.digest
     assert plain.matrix == more.matrix
     assert "anytime" not in plain.to_json()
-    assert plain.config.cell == configured(evaluate_every=0).cell != more.config.cell
+    assert plain.config.cell == configured(evaluate_every=0).identified(tiny).cell != more.config.cell
     assert plain.config.reference() == more.config.reference()
 
 

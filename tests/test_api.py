@@ -183,8 +183,8 @@ def test_the_learner_of_a_run_needs_no_file_of_pretrained_weights(
     found = {}
     for name in ("er", "gdumb"):
         config = ocil.resolve(name, tiny_npz, memory=20, settings={"width": 1, "tasks": 2, "pretrained": str(weights)})
-        ocil.run(config, tmp_path, device="cpu")
-        found[name] = tmp_path / config.cell / "seed-0"
+        result = ocil.run(config, tmp_path, device="cpu")
+        found[name] = tmp_path / result.config.cell / "seed-0"
     x = torch.from_numpy(tiny.test_x)
     before = ocil.load_learner(found["er"]).scores(x)
     weights.unlink()
@@ -205,6 +205,27 @@ def test_a_dataset_in_memory_that_a_run_does_not_find(tiny: ocil.Dataset, tmp_pa
         with pytest.raises(ocil.OcilError, match=r"no dataset 'tiny' .* give dataset= to ocil\.run, or register"):
             call(tmp_path, data_dir=tmp_path)
     assert ocil.run(config, tmp_path, dataset=tiny, device="cpu").config.dataset == "tiny"
+
+
+@pytest.mark.parametrize("first", ["run", "run_many"])
+@pytest.mark.parametrize("by", ["dataset", "name", "path"])
+def test_one_run_and_many_share_a_folder(tiny: ocil.Dataset, tmp_path: Path, first: str, by: str) -> None:
+    """Whichever is called first: a finished run is not repeated."""
+    data_dir = tmp_path / "data"
+    file = data_dir / "tiny.npz"
+    tiny.save(file)
+    named: Any = {"dataset": tiny, "name": "tiny", "path": file}[by]
+    config = ocil.resolve("er", named, memory=20, settings=SMALL, data_dir=data_dir)
+    given: dict[str, Any] = {"dataset": tiny} if by == "dataset" else {}
+    calls = [
+        lambda: ocil.run(config, tmp_path / "runs", device="cpu", data_dir=data_dir, **given),
+        lambda: ocil.run_many([config], tmp_path / "runs", workers=1, device="cpu", data_dir=data_dir)[0],
+    ]
+    one, again = [call() for call in (calls if first == "run" else calls[::-1])]
+    assert one == again  # the time that it took included
+    assert one.config.fingerprint == tiny.fingerprint
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [one.config.cell]
+    assert ocil.load_learner(tmp_path / "runs" / one.config.cell / "seed-0", tiny).network is not None
 
 
 def test_a_changed_dataset_is_not_taken_for_the_one_of_its_name(tiny: ocil.Dataset, tmp_path: Path) -> None:

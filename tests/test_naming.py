@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ocil import tensorfile
+from ocil import run_many, tensorfile
 from ocil.data import Dataset
 from ocil.errors import OcilError
 from ocil.experiments import search
@@ -230,6 +230,82 @@ def test_show_finds_references_that_knew_the_images_by_another_name(
     save(tmp_path, replace(config, dataset="/elsewhere/birds.npz").reference(), 2, finished="2026-02-01")
     said = ocil_command("show", tmp_path / config.cell, "--json")
     assert json.loads(said.out)["average_intransigence"] is not None
+
+
+# Runs of ocil.run from before it looked at the images: their dataset is known by its name
+
+
+def as_before(config: RunConfig, root: Path, cell: str) -> None:
+    """Give a run the folder and the files that ``ocil.run`` made once."""
+    (root / config.cell).rename(root / cell)
+    folder = RunFolder(root / cell / "seed-0")
+    folder.save_config(config.by_name)
+    if (result := folder.result()) is not None:
+        folder.save_result(replace(result, config=config.by_name))
+
+
+@pytest.fixture(params=["cell", "former_cell"])
+def cell_before(request: pytest.FixtureRequest, config: RunConfig) -> str:
+    cell: str = getattr(config.by_name, request.param)
+    assert cell not in (config.cell, config.former_cell)
+    return cell
+
+
+def test_a_finished_run_that_knew_its_dataset_by_name_is_found(
+    config: RunConfig, cell_before: str, tmp_path: Path
+) -> None:
+    first = run(config.by_name, tmp_path, device="cpu")
+    assert first.config == config
+    as_before(config, tmp_path, cell_before)
+    before = tree_with_times(tmp_path)
+    assert run(config.by_name, tmp_path, device="cpu") == first
+    assert run_many([config.by_name], tmp_path, workers=1, device="cpu") == [first]
+    assert run(config, tmp_path, device="cpu") == first
+    assert tree_with_times(tmp_path) == before
+    (found,) = collect([tmp_path]).cells
+    assert found.runs[0].result.digest == first.digest
+
+
+@pytest.mark.parametrize("call", ["run", "run_many"])
+def test_a_begun_run_that_knew_its_dataset_by_name_goes_on(
+    config: RunConfig, cell_before: str, tmp_path: Path, call: str
+) -> None:
+    root = tmp_path / "runs"
+    stop_at_the_third_batch(config, root)
+    as_before(config, root, cell_before)
+    saved = RunFolder(root / cell_before / "seed-0").load_checkpoint()
+    assert saved is not None
+    if call == "run":
+        result = run(config.by_name, root, device="cpu")
+    else:
+        (result,) = run_many([config.by_name], root, workers=1, device="cpu")
+    assert {path.name for path in root.iterdir()} == {cell_before}
+    assert result.config == config
+    assert result.wall_seconds > saved[1]["seconds"] > 0
+    assert result.digest == run(config, tmp_path / "whole", device="cpu").digest
+
+
+def test_a_run_of_other_images_that_knew_its_dataset_by_name_is_left_alone(
+    config: RunConfig, tiny: Dataset, tmp_path: Path
+) -> None:
+    file, root = tmp_path / "tiny.npz", tmp_path / "runs"
+    mine = replace(config.by_name, dataset=str(file))
+    replace(tiny, train_x=255 - tiny.train_x).save(file)
+    other = run(mine, root, device="cpu")
+    as_before(other.config, root, mine.cell)
+    before = tree_with_times(root)
+    tiny.save(file)
+    with pytest.raises(OcilError, match="was begun with other images of that name"):
+        run(mine, root, device="cpu")
+    assert tree_with_times(root) == before
+    (result,) = run_many([mine], root, workers=1, device="cpu")
+    assert result.images == tiny.fingerprint != other.images
+    assert tree_with_times(root).items() >= before.items()
+    assert run(mine, root, device="cpu") == result  # now that there is one of these images
+
+
+def tree_with_times(root: Path) -> dict[str, int]:
+    return {name: (root / name).stat().st_mtime_ns for name in tree(root)}
 
 
 # Other settings under the same name

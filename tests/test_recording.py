@@ -447,7 +447,7 @@ def test_a_checkpoint_without_the_counts_is_refused(tiny: Dataset, tmp_path: Pat
     config = configured(prequential=2)
     with pytest.raises(Interrupted):
         run(config, tmp_path, dataset=tiny, device="cpu", should_stop=stop_at(3))
-    folder = RunFolder.of(tmp_path, config)
+    folder = RunFolder.of(tmp_path, config.identified(tiny))
     found = folder.load_checkpoint()
     assert found is not None
     tensors, progress = found

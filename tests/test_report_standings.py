@@ -384,7 +384,7 @@ def test_two_files_of_one_name_have_tables_of_their_own(tmp_path: Path) -> None:
 
 
 def test_a_run_of_python_and_one_of_a_command_are_in_one_column(tmp_path: Path) -> None:
-    """``ocil.run`` keeps the path as it was given and no fingerprint; a command has both."""
+    """``ocil.run`` once kept the path as it was given and no fingerprint; a command has both."""
     store(tmp_path, resolve("er", "birds.npz", memory=100), {0: 0.2}, images="abc")
     of_command = [replace(resolve(name, BIRDS, memory=100), fingerprint="abc") for name in ("er", "mir")]
     for config in of_command:

@@ -196,7 +196,7 @@ def test_the_folder_of_all_runs_may_be_a_link_and_no_other(tiny: Dataset, tmp_pa
     (tmp_path / "disk").mkdir()
     (tmp_path / "runs").symlink_to(tmp_path / "disk")
     assert run(CONFIG, tmp_path / "runs", dataset=tiny, device="cpu").digest == result.digest
-    cell = RunFolder.of(tmp_path / "others", CONFIG).path.parent
+    cell = RunFolder.of(tmp_path / "others", CONFIG.identified(tiny)).path.parent
     cell.parent.mkdir()
     (tmp_path / "precious").mkdir()
     for link in (cell, cell / "seed-0"):
@@ -216,6 +216,7 @@ def test_runs_of_a_benchmark_are_taken_with_their_checksum(
     tool = str(Path(__file__).parents[1] / "tools" / "take_runs.py")
     if not Path(tool).exists():
         pytest.skip("the tools are in the repository only")
+    result = replace(result, config=CONFIG)  # as of a dataset in the catalog, which has no fingerprint
     source.write_text(json.dumps({"runs": [result.to_json() | {"wall_seconds": 0.5}]}))
     with pytest.raises(DamagedFileError, match="does not match its checksum"):
         runpy.run_path(tool, run_name="__main__")
@@ -242,17 +243,17 @@ def third_batch(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path
     asked = iter([False, False, True])
     with pytest.raises(Interrupted):
         run(CONFIG, root, dataset=tiny, device="cpu", should_stop=lambda: next(asked))
-    return RunFolder.of(root, CONFIG).path
+    return RunFolder.of(root, CONFIG.identified(tiny)).path
 
 
 @pytest.fixture
-def stopped(third_batch: Path, tmp_path: Path) -> RunFolder:
-    folder = RunFolder.of(tmp_path, CONFIG)
+def stopped(tiny: Dataset, third_batch: Path, tmp_path: Path) -> RunFolder:
+    folder = RunFolder.of(tmp_path, CONFIG.identified(tiny))
     shutil.copytree(third_batch, folder.path)
     return folder
 
 
-def test_checkpoint_holds_tensors_and_progress_in_one_file(stopped: RunFolder) -> None:
+def test_checkpoint_holds_tensors_and_progress_in_one_file(tiny: Dataset, stopped: RunFolder) -> None:
     folder = stopped
     found = folder.load_checkpoint()
     assert found is not None
@@ -264,7 +265,7 @@ def test_checkpoint_holds_tensors_and_progress_in_one_file(stopped: RunFolder) -
     names = {path.name for path in folder.path.iterdir()}
     assert names == {".lock", "config.json", "checkpoint.safetensors"}
     written = json.loads((folder.path / "config.json").read_text())
-    assert written == json.loads(json.dumps(CONFIG.to_json()))
+    assert written == json.loads(json.dumps(CONFIG.identified(tiny).to_json()))
 
 
 def rewritten(path: Path, metadata: dict[str, str] | None = None, drop: str | None = None) -> None:

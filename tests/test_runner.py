@@ -89,7 +89,7 @@ def test_a_run_that_another_process_ended_meanwhile(
     tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
     """Whoever comes second to the lock finds the result, and leaves it as it is."""
-    config = tiny_config("fine-tune")
+    config = tiny_config("fine-tune").identified(tiny)
     lock, written = RunFolder.lock, []
     path = RunFolder.of(tmp_path, config).path / "result.json"
 
@@ -151,7 +151,7 @@ def test_a_stop_inside_a_review_waits_for_no_further_batch(
     with pytest.raises(Interrupted):
         run(config, tmp_path, dataset=tiny, device="cpu", should_stop=lambda: bool(reviewed))
     assert len(reviewed) == 1
-    found = RunFolder.of(tmp_path, config).load_checkpoint()
+    found = RunFolder.of(tmp_path, config.identified(tiny)).load_checkpoint()
     assert found is not None
     assert found[1]["cursor"] == BATCHES // 2 - 1  # the batch before the review is taken again, and no other
 
@@ -176,7 +176,7 @@ def test_the_time_spent_adds_up(tiny: Dataset, tmp_path: Path) -> None:
     config = tiny_config("fine-tune")
     with pytest.raises(Interrupted):
         run(config, tmp_path, dataset=tiny, device="cpu", should_stop=stop_at(6))
-    found = RunFolder.of(tmp_path, config).load_checkpoint()
+    found = RunFolder.of(tmp_path, config.identified(tiny)).load_checkpoint()
     assert found is not None
     assert run(config, tmp_path, dataset=tiny, device="cpu").wall_seconds > found[1]["seconds"] > 0
 
@@ -215,7 +215,7 @@ def test_a_loss_that_is_not_finite(
     with pytest.raises(OcilError, match=r"not finite at training step 2 .*\(--set lr=0\.01\)") as e:
         run(config, tmp_path, dataset=tiny, device="cpu", checkpoint_seconds=checkpoint_seconds)
     assert "fine-tune seed 1" in str(e.value)
-    folder = RunFolder.of(tmp_path, config)
+    folder = RunFolder.of(tmp_path, config.identified(tiny))
     assert folder.result() is None
     found = folder.load_checkpoint()
     assert (found is not None) == (checkpoint_seconds == 0)
@@ -400,7 +400,7 @@ def test_a_checkpoint_from_before_it_kept_the_order(
     config = tiny_config("er", **settings)
     with pytest.raises(Interrupted):
         run(config, tmp_path, dataset=tiny, device="cpu", should_stop=lambda: True)
-    folder = RunFolder.of(tmp_path, config)
+    folder = RunFolder.of(tmp_path, config.identified(tiny))
     found = folder.load_checkpoint()
     assert found is not None
     tensors, progress = found

@@ -16,6 +16,7 @@ from ocil.engines.job import Job
 from ocil.errors import OcilError
 from ocil.evaluation.measures import estimate
 from ocil.experiments import search
+from ocil.experiments.search_record import record_of, save_record
 from ocil.experiments.search_split import search_split, write_data
 from ocil.methods.er import ER
 from ocil.runs.build import build
@@ -399,16 +400,19 @@ def test_mistakes(tune: Tune, tmp_path: Path, words: tuple[object, ...], says: s
 def test_a_search_from_python(six: Dataset, tmp_path: Path) -> None:
     six.save(tmp_path / "six.npz")
     settings = {"width": "2", "tasks": str(TASKS)}
-    found = search.Search(
+    found = search.Search.prepare(
         "fine-tune", str(tmp_path / "six.npz"), {"lr": ["0.1", "0.01"]}, settings=settings, seeds=2, out=tmp_path / "s"
     )
-    outcomes = execute(found.plan().runs, Job(found.out, "cpu", workers=1))
+    plan = found.plan()
+    assert not found.out.exists()
+    found.write_data()
+    outcomes = execute(plan.runs, Job(found.out, "cpu", workers=1))
     scores = found.scores(outcomes)
     choice = found.choose(scores)
     assert choice is not None
     assert [score.mean for score in scores if score][choice.number] == max(score.mean for score in scores if score)
     assert (choice.config.learner.lr, choice.config.stream.tasks) == (float(choice.point["lr"]), TASKS)
-    record = json.loads(found.save(found.record(outcomes, choice)).read_text())
+    record = json.loads(save_record(found, record_of(found, outcomes, choice)).read_text())
     assert (record["chosen"], record["grid"]) == (choice.point, {"lr": ["0.1", "0.01"]})
 
 
@@ -416,7 +420,7 @@ def searched_stream(dataset: Dataset, folder: Path, **settings: str) -> Stream:
     """The stream that the runs of a search on the first two tasks learn from."""
     dataset.save(folder / "data.npz")
     space, path = {"lr": ["0.1"]}, str(folder / "data.npz")
-    found = search.Search("er", path, space, memory=20, settings=settings, out=folder / "s")
+    found = search.Search.prepare("er", path, space, memory=20, settings=settings, out=folder / "s")
     (config,) = (cell.config for cell in found.plan().cells)
     return Stream(found.split.data, config.stream, config.seed)
 
@@ -425,7 +429,7 @@ def test_a_search_on_vectors_has_a_network_for_vectors(tmp_path: Path) -> None:
     labels = np.repeat(np.arange(CLASSES), 20)
     vectors = np.eye(CLASSES, dtype=np.float32)[labels]
     Dataset("rows", vectors, labels, vectors, labels, tuple("abcdef")).save(tmp_path / "rows.npz")
-    found = search.Search("er", str(tmp_path / "rows.npz"), {"lr": ["0.1"]}, memory=20, out=tmp_path / "s")
+    found = search.Search.prepare("er", str(tmp_path / "rows.npz"), {"lr": ["0.1"]}, memory=20, out=tmp_path / "s")
     assert found.plan().cells[0].config.learner.network == "linear"
 
 
@@ -445,7 +449,9 @@ def test_a_search_on_vectors_has_their_network(six: Dataset, tmp_path: Path) -> 
     train, test = (x.reshape(to).astype(np.float32) for x, to in zip((six.train_x, six.test_x), shape, strict=True))
     replace(six, train_x=train, test_x=test).save(tmp_path / "vectors.npz")
     settings = {"tasks": str(TASKS), "memory_batch": "5"}
-    found = search.Search("afs", str(tmp_path / "vectors.npz"), memory=20, settings=settings, out=tmp_path / "s")
+    found = search.Search.prepare(
+        "afs", str(tmp_path / "vectors.npz"), memory=20, settings=settings, out=tmp_path / "s"
+    )
     found.plan()
     learner: Any = found.configs[0].learner
     assert (learner.network, learner.views) == ("linear", "raw")
@@ -454,7 +460,9 @@ def test_a_search_on_vectors_has_their_network(six: Dataset, tmp_path: Path) -> 
 def test_a_search_takes_the_sizes_of_the_first_tasks(six: Dataset, tmp_path: Path) -> None:
     six.save(tmp_path / "six.npz")
     settings = {"width": "2", "task_sizes": "1,3,2"}
-    found = search.Search("fine-tune", str(tmp_path / "six.npz"), {"lr": ["0.1"]}, settings=settings, out=tmp_path)
+    found = search.Search.prepare(
+        "fine-tune", str(tmp_path / "six.npz"), {"lr": ["0.1"]}, settings=settings, out=tmp_path
+    )
     found.plan()
     assert [len(classes) for classes in found.split.tasks] == [1, 3]
     assert found.cells[0].config.stream.task_sizes == (1, 3)
@@ -469,7 +477,7 @@ def test_classes_are_as_large_in_a_search_as_in_the_whole_stream(six: Dataset, t
     settings = LONG_TAIL | {"arrival_order": "f,e,d,c,b,a", "imbalance_factor": "20", "imbalance_order": order}
     six.save(tmp_path / "six.npz")
     path, out = str(tmp_path / "six.npz"), tmp_path / "s"
-    found = search.Search("fine-tune", path, {"lr": ["0.1", "0.2"]}, settings=settings, seeds=4, out=out)
+    found = search.Search.prepare("fine-tune", path, {"lr": ["0.1", "0.2"]}, settings=settings, seeds=4, out=out)
     for cell in found.cells:
         for seed, config in enumerate(cell.configs):
             whole = Stream(six, found.configs[0].stream, seed)

@@ -176,14 +176,13 @@ def _registered_here(config: "RunConfig") -> str:
 
 def _checked(config: "RunConfig", data_dir: Path | None) -> "RunConfig":
     """The configuration as ``ocil run`` completes it: a dataset outside the catalog is identified by its images."""
-    from ocil import data
     from ocil.runs.build import check, named_dataset
     from ocil.runs.config import refuse_unresolved
 
     refuse_unresolved(config)
     dataset = named_dataset(config, data_dir)
     check(config, dataset)
-    return config if config.dataset in data.CATALOG else replace(config, fingerprint=dataset.fingerprint)
+    return config.identified(dataset)
 
 
 @dataclass(frozen=True)
@@ -457,6 +456,7 @@ def tune(
     from ocil.engines.job import Job
     from ocil.engines.pool import end_if_starting
     from ocil.experiments.search import Search
+    from ocil.experiments.search_record import record_of, save_record
     from ocil.runs.environment import pick_device
     from ocil.runs.settings import as_argument
 
@@ -466,7 +466,7 @@ def tune(
     for name, values in (space or {}).items():
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise OcilError(f"{name} = {values!r} is not a list of values to try: give [{values!r}].")
-    search = Search(
+    search = Search.prepare(
         method,
         None if dataset is None else str(dataset),
         {name: [as_argument(value) for value in values] for name, values in (space or {}).items()},
@@ -482,11 +482,13 @@ def tune(
     chosen_device = str(pick_device(device))
     workers = _workers_that_know(search.configs, workers) if chosen_device == "cpu" else workers
     job = Job(search.out, chosen_device, data_dir, workers, threads)
-    outcomes = engines.execute(search.plan().runs, job)
+    plan = search.plan()
+    search.write_data()
+    outcomes = engines.execute(plan.runs, job)
     choice = search.choose(search.scores(outcomes))
     if choice is None:
         raise next(error for error in outcomes.values() if isinstance(error, Exception))
-    search.save(search.record(outcomes, choice))
+    save_record(search, record_of(search, outcomes, choice))
     return choice
 
 

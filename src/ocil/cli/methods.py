@@ -91,7 +91,7 @@ def _settings_of(name: str) -> list[dict[str, Any]]:
     runs = {dataset: resolve(name, dataset) for dataset in CATALOG}
     shared = {f.name for f in fields(LearnerConfig)}
     found: list[dict[str, Any]] = []
-    for part, config in (("learner", method(name).load().Config), ("stream", StreamConfig)):
+    for part, config in (("learner", method(name).learner_class.Config), ("stream", StreamConfig)):
         texts, hints = meanings(config), get_type_hints(config)
         for f in fields(config):
             values = {dataset: getattr(getattr(run, part), f.name) for dataset, run in runs.items()}

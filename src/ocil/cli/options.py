@@ -226,7 +226,7 @@ def _settings_of(method: str) -> set[str]:
     """The names of a method's settings. One from elsewhere may have a setting with the name of an option."""
     from ocil import methods
 
-    return {setting.name for setting in fields(methods.method(method).load().Config)}
+    return {setting.name for setting in fields(methods.method(method).learner_class.Config)}
 
 
 def refuse_settings(names: Sequence[str]) -> None:

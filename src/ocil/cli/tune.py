@@ -72,11 +72,12 @@ def tune(
     from ocil.cli.progress import CellTable
     from ocil.experiments.estimate import Estimator, Forecast, Size
     from ocil.experiments.search import Search
+    from ocil.experiments.search_record import record_of, repeat_command, save_record
 
-    search = Search(
+    search = Search.prepare(
         method,
         dataset,
-        read_grid(grid),
+        read_space(grid),
         memory=memory,
         review=review,
         settings=read_settings(set, memory=memory, review=review),
@@ -88,6 +89,7 @@ def tune(
         features=lambda loaded, encoder: features_of(loaded, encoder, data_dir, execution.job(Path(), data_dir).device),
     )
     job, plan = execution.job(search.out, data_dir), search.plan()
+    search.write_data()
     sizes = {str(search.data_path): Size.of(search.split.data)}
     display = CellTable.of(Forecast(plan, Estimator.of(job, sizes), sizes))
     outcomes, failed = execute(plan.runs, job, display, execution, search.describe)
@@ -99,8 +101,8 @@ def tune(
             console.print_json({"chosen": None, "failed": failed})
         return 2
     options = {"device": execution.device, "threads": execution.threads, "data-dir": data_dir, "out": out}
-    record = search.record(outcomes, choice, failed, search.command(options))
-    path = search.save(record)
+    record = record_of(search, outcomes, choice, failed, repeat_command(search, options))
+    path = save_record(search, record)
     if as_json:
         console.print_json(record | {"record": str(path)})
     else:
@@ -110,7 +112,7 @@ def tune(
     return 1 if failed else 0
 
 
-def read_grid(words: tuple[str, ...]) -> dict[str, list[str]]:
+def read_space(words: tuple[str, ...]) -> dict[str, list[str]]:
     """The search space of words such as ``lr=0.1,0.2``."""
     space: dict[str, list[str]] = {}
     for word in words:
@@ -132,7 +134,7 @@ def _print_scores(search: "Search", scores: "list[Estimate | None]", choice: "Ch
         for number, (point, score) in enumerate(zip(search.points, scores, strict=True))
     ]
     title = f"{choice.config.label} on the first {search.tasks} tasks of {Path(search.dataset).stem}"
-    console.print_table((*search.space, "accuracy on held-out images %", ""), rows, title)
+    console.print_table((*search.space.values, "accuracy on held-out images %", ""), rows, title)
     data, least, most = search.split.data, min(search.samples), max(search.samples)
     learned = str(least) if least == most else f"{least} to {most}"
     print(

@@ -20,7 +20,8 @@
 ``plan``       the runs of some cells; ``part``: of one machine among several
 ``datasets``   the datasets of runs
 ``estimate``   how long runs will take
-``search``     chooses settings on the first tasks; ``search_split``: their data
+``search``     chooses settings on the first tasks; ``search_space``: what is tried; ``search_split``: their data;
+``search_record``  writes down what came out
 ``streams``    the stream of settings without a method
 """
 

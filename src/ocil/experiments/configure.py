@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ocil import data
 from ocil.data import CATALOG, DEFAULT, Dataset
@@ -13,6 +13,7 @@ from ocil.experiments.files import SEEDS, Cell, meant_for, seed_count, settings_
 from ocil.experiments.plan import check_images, check_names
 from ocil.files import read_toml
 from ocil.limits import whole
+from ocil.methods import MethodInfo
 from ocil.methods import method as method_info
 from ocil.runs.build import Checks
 from ocil.runs.config import RunConfig, facts_of, resolve
@@ -47,6 +48,38 @@ def configure(
     those that do not concern this one (a memory where it keeps none) are left out. ``load`` reads the dataset. ``note``
     is called with what the user should know about a default.
     """
+    chosen = _chosen(method, dataset, seeds, seed, settings or {}, file, shared)
+    loaded = load(chosen.dataset, data_dir)  # raises before anything runs if it is missing or damaged
+    config = _resolved(chosen, loaded, note)
+    configs = tuple(replace(config, seed=number) for number in chosen.seeds)
+    Checks(loaded).check(configs)
+    if root is not None:
+        check_names(configs, root)
+        if "precision" not in chosen.settings:
+            refuse_begun_elsewhere(configs, root)
+        check_images(configs, root, loaded, with_references)
+    return Cell(config.label, configs)
+
+
+class _Chosen(NamedTuple):
+    """What a user and a TOML file ask for."""
+
+    method: MethodInfo
+    dataset: str
+    seeds: range
+    settings: dict[str, Any]
+
+
+def _chosen(
+    method: str | None,
+    dataset: str | None,
+    seeds: int | None,
+    seed: int | None,
+    settings: Mapping[str, Any],
+    file: Path | None,
+    shared: bool,
+) -> _Chosen:
+    """What is given directly, else what the file has. See ``configure``."""
     names, in_file = _read(file) if file else ({}, {})
     method = method or names.get("method")
     if method is None:
@@ -55,24 +88,18 @@ def configure(
     first = whole("seed", names.get("seed", 0) if seed is None else seed, least=0)
     info = method_info(method)
     in_file = {key: value for key, value in in_file.items() if meant_for(info, key, own=True)}
-    given = {key: value for key, value in (settings or {}).items() if not shared or meant_for(info, key)}
-    chosen = in_file | given
-
+    given = {key: value for key, value in settings.items() if not shared or meant_for(info, key)}
     dataset = names.get("dataset", DEFAULT) if dataset is None else dataset
-    loaded = load(dataset, data_dir)  # raises before anything runs if it is missing or damaged
-    config = resolve(info.name, dataset_name(dataset, loaded), settings=chosen, **facts_of(loaded))
-    if config.dataset not in CATALOG:
-        config = replace(config, fingerprint=loaded.fingerprint)
-        if info.memory and "memory" not in chosen:
-            note(_memory_note(config, loaded))
-    configs = tuple(replace(config, seed=number) for number in range(first, first + count))
-    Checks(loaded).check(configs)
-    if root is not None:
-        check_names(configs, root)
-        if "precision" not in chosen:
-            refuse_begun_elsewhere(configs, root)
-        check_images(configs, root, loaded, with_references)
-    return Cell(config.label, configs)
+    return _Chosen(info, dataset, range(first, first + count), in_file | given)
+
+
+def _resolved(chosen: _Chosen, dataset: Dataset, note: Callable[[str], None]) -> RunConfig:
+    """The configuration, of seed 0, with every setting filled in. ``note``: see ``configure``."""
+    info, name = chosen.method, dataset_name(chosen.dataset, dataset)
+    config = resolve(info.name, name, settings=chosen.settings, **facts_of(dataset)).identified(dataset)
+    if config.dataset not in CATALOG and info.memory and "memory" not in chosen.settings:
+        note(_memory_note(config, dataset))
+    return config
 
 
 def settings_by_method(names: Sequence[str], given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

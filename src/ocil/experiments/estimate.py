@@ -13,7 +13,6 @@ import torch
 from ocil.data import Dataset, DatasetInfo
 from ocil.engines.job import Job
 from ocil.errors import OcilError
-from ocil.methods import method
 from ocil.methods.passes import FORWARD_WEIGHT, Pass
 from ocil.networks import InputShape, ReducedResNet18
 from ocil.networks.reduced_resnet18 import PRODUCTS
@@ -87,16 +86,16 @@ class Cost(NamedTuple):
 
 def cost_of_step(config: RunConfig, size: Size) -> Cost:
     """The cost of one stream batch."""
-    return Cost.of(method(config.method).load().passes(config.learner, config.stream.batch_size, size.classes))
+    return Cost.of(config.learner_class.passes(config.learner, config.stream.batch_size, size.classes))
 
 
 def cost_of_run(config: RunConfig, size: Size, factor: float = 1.0) -> Cost:
     """The cost of a run: stream, reviews, task ends, evaluations. ``factor`` multiplies the steps on the stream."""
-    kind, stream, learner = method(config.method).load(), config.stream, config.learner
+    learner_class, stream, learner = config.learner_class, config.stream, config.learner
     schedule = Schedule.expected(config, _expected_samples(stream, size))
     batches = schedule.batches
     total = cost_of_step(config, size).times(batches * factor)
-    for passes, times in schedule.passes_on_memory(kind, learner, size.classes):
+    for passes, times in schedule.passes_on_memory(learner_class, learner, size.classes):
         total = total.plus(Cost.of(passes).times(times))
     if stream.evaluate_every:  # on the classes that have arrived: on average half of the test images
         tested = min(stream.evaluate_on or size.test, size.test)
@@ -153,7 +152,7 @@ class Estimator:
         kind = f"cuda {config.learner.precision}" if on_gpu else "cpu"
         a_pass, an_image = MILLISECONDS[kind]
         scale = _scale(config, size, on_gpu)
-        factor = method(config.method).load().kernel_factor if kind == "cuda bf16" else 1.0
+        factor = config.learner_class.kernel_factor if kind == "cuda bf16" else 1.0
         need = cost_of_run(config, size, factor)
         return (need.passes * a_pass + need.images * an_image * scale) / 1000 * (MEASURED_SIDE_BY_SIDE if on_gpu else 1)
 

@@ -257,7 +257,7 @@ class _Expansion:
 
 def settings_of(info: MethodInfo) -> set[str]:
     """The names of all settings of a method's runs: the method's own and the stream's."""
-    return {f.name for f in (*fields(StreamConfig), *fields(info.load().Config))}
+    return {f.name for f in (*fields(StreamConfig), *fields(info.learner_class.Config))}
 
 
 def meant_for(info: MethodInfo, key: str, own: bool = False) -> bool:

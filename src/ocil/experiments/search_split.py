@@ -85,6 +85,16 @@ def stream_of_split(split: SearchSplit, whole: Dataset, config: RunConfig, share
     return replace(stream, class_counts=counts, imbalance_factor=1.0)
 
 
+def config_of_split(split: SearchSplit, whole: Dataset, config: RunConfig, share: float, path: Path) -> RunConfig:
+    """The configuration of a run of the search: all settings of the real run, on the search's own data, which lies at
+    ``path``. ``whole`` and ``share``: see ``stream_of_split``."""
+    stream = stream_of_split(split, whole, config, share)
+    config = replace(config, dataset=str(path), fingerprint=split.data.fingerprint, stream=stream)
+    if not config.learner.features:
+        return config
+    return replace(config, learner=replace(config.learner, features="", pretrained=""), weights="")
+
+
 def _of_first_tasks(stream: StreamConfig, tasks: int) -> StreamConfig:
     """The settings of a stream for the classes of its first tasks, whose labels are in the order of their arrival."""
     first_task = stream.first_task if tasks > 1 else 0

@@ -5,7 +5,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -82,12 +82,12 @@ class Stage1Run(TailRun):
         folder = self.folder(root)
         found = read_tensors(weights_path(folder), "found")
         if found is not None:
-            folder.refuse_other_settings(folder.begun_with(self.config))
+            folder.check_settings(folder.stored_config(self.config))
         return found
 
     def begin(self, workspace: Workspace, device_data: LongTailDeviceData) -> ActiveRun:
         folder = self.folder(workspace.root)
-        folder.refuse_other_begun(self.config)
+        folder.check_checkpoint_settings()
         folder.save_config(self.config)
         _save_split(folder.path / "split.safetensors", device_data.split)
         return ActiveStage1(StageTraining(StageOne(self.config, device_data), folder, workspace))
@@ -110,12 +110,7 @@ class LongTailRun(TailRun):
         return () if self.config.variant == "bs" else (self.stage1,)
 
     def result(self, root: Path) -> LongTailResult | None:
-        folder = self.folder(root)
-        found = read_result(folder.path / "result.json")
-        if found is None:
-            return None
-        folder.refuse_other_settings(found.config)
-        return replace(found, config=self.config)  # the same run; its images may have been moved since
+        return self.folder(root).read_result(read_result)
 
     def begin(self, workspace: Workspace, device_data: LongTailDeviceData) -> ActiveRun:
         if not self.requires():  # else the folder of stage 1 has it
@@ -291,7 +286,7 @@ class ActiveVariant:
             self.plain = self.after_stage1(run.stage1, workspace)
             if self.config.has_stage2:
                 stage = StageTwo(self.config, device_data, self.plain)
-        self.folder.refuse_other_begun(self.config)
+        self.folder.check_checkpoint_settings()
         self.folder.save_config(self.config)
         if stage is not None:
             before = self.config.epochs1 if self.config.has_stage2 else 0

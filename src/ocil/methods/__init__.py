@@ -65,6 +65,11 @@ class MethodInfo:
         learner: type[Learner] = getattr(import_module(f"ocil.methods.{module}"), name)
         return learner
 
+    @property
+    def learner_class(self) -> "type[Learner]":
+        """What ``load`` returns."""
+        return self.load()
+
 
 _BUILT_IN = (
     MethodInfo(

@@ -83,7 +83,7 @@ class Learner(GrowsByClass, Capturable):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         refuse_whole_verbs(cls, Learner)
-        refuse_former_names(cls, Learner)
+        refuse_former_names(cls)
         wrap_verbs(cls)
 
     def __init__(
@@ -137,19 +137,6 @@ class Learner(GrowsByClass, Capturable):
         A method that always needs them says so by ``MethodInfo.needs_task_ends``.
         """
         return None
-
-    # runs/build.py and runs/config.py ask by these former names. A method that overrides one is refused.
-    @classmethod
-    def needs_images(cls, config: Any) -> str | None:
-        return cls.why_not_vectors(config)
-
-    @classmethod
-    def needs_vectors(cls, config: Any) -> str | None:
-        return cls.why_not_images(config)
-
-    @classmethod
-    def needs_task_ends(cls, config: Any) -> str | None:
-        return cls.why_task_ends(config)
 
     @classmethod
     def check_scoring(cls, config: LearnerConfig, vectors: bool) -> None:

@@ -15,7 +15,6 @@ their parts, never the whole.
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import wraps
-from inspect import getattr_static
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -53,11 +52,10 @@ FORMER_NAMES = {
 """What methods overrode in earlier versions, and its present name."""
 
 
-def refuse_former_names(cls: "type[Learner]", base: "type[Learner]") -> None:
+def refuse_former_names(cls: "type[Learner]") -> None:
     """Raise an ``OcilError`` if a method overrides what only earlier versions called: it would have no effect."""
     for former, name in FORMER_NAMES.items():
-        own = getattr_static(cls, former, None) is not getattr_static(base, former, None)
-        if own and callable(getattr(cls, former)):
+        if callable(getattr(cls, former, None)):
             raise OcilError(
                 f"{cls.__name__} has a method `{former}`, which has no effect any more: it is called `{name}`. "
                 "Rename it."

@@ -162,7 +162,7 @@ def check_tensors(header: Header, tensors: Mapping[str, Tensor], trusted: bool) 
         raise HeaderError(f"it has {len(header.labels)} labels, but has met {int(met.sum())} classes")
     info = method(header.recipe["method"])
     own_state = not isinstance(info.target, str) and (
-        info.load().state is not Learner.state or info.load().load_state is not Learner.load_state
+        info.learner_class.state is not Learner.state or info.learner_class.load_state is not Learner.load_state
     )
     if not trusted and names_code(header.config.network):
         raise UntrustedError(f"has Python code for a network, {header.config.network}")
@@ -194,7 +194,7 @@ def _recipe(given: dict[str, Any]) -> dict[str, Any]:
 
 def _settings(of: MethodInfo, given: dict[str, Any]) -> dict[str, Any]:
     """The settings as they were given, each checked against its field. JSON has no tuples: the field's type decides."""
-    kind = of.load().Config
+    kind = of.learner_class.Config
     _only_known_settings(of, given)
     read = values(kind, {name: value for name, value in given.items() if value is not None})
     return {name: read[name] if isinstance(value, list) else value for name, value in given.items()}
@@ -203,7 +203,7 @@ def _settings(of: MethodInfo, given: dict[str, Any]) -> dict[str, Any]:
 def _config(recipe: Mapping[str, Any], given: dict[str, Any]) -> LearnerConfig:
     info = method(recipe["method"])
     _only_known_settings(info, given)
-    config = fill(info.load().Config, given)
+    config = fill(info.learner_class.Config, given)
     if config.memory != (recipe["memory"] if info.memory else 0):
         raise HeaderError(f"its entries disagree on the memory: {config.memory} and {recipe['memory']} images")
     if not config.growing:
@@ -239,7 +239,7 @@ def _labels(given: list[Any]) -> list[ClassLabel]:
 
 def _only_known_settings(of: MethodInfo, given: Iterable[str]) -> None:
     """Raise an ``OtherSettingsError`` for a setting that the method does not have in this version."""
-    known = {field.name for field in fields(of.load().Config)}
+    known = {field.name for field in fields(of.learner_class.Config)}
     if unknown := set(given) - known:
         reason = "a later version of ocil wrote it. Update ocil"
         if not of.is_ours:
@@ -317,12 +317,12 @@ def _expected(header: Header, capacity: int, trusted: bool) -> Learner | None:
             raise HeaderError(f"its settings make no model: {error}") from error
         if network is None and not trusted:
             raise UntrustedError(f"has a network that cannot be checked before it is built: {error}") from error
-    return info.load()(header.config, problem)
+    return info.learner_class(header.config, problem)
 
 
 def _without_numbers(name: str, config: LearnerConfig, problem: Problem) -> Learner:
     with torch.device("meta"), _WithoutNumbers():
-        return method(name).load()(config, problem)
+        return method(name).learner_class(config, problem)
 
 
 _kept = lru_cache(maxsize=2)(_without_numbers)

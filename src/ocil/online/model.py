@@ -75,7 +75,7 @@ class Model:
         self.recipe = replace(recipe, method=method(recipe.method).name, settings=settings)
         self.input_format = input_format
         check((self.recipe.review_every or 0) >= 0, "review_every", self.recipe.review_every, "at least 0")
-        self.learner = method(recipe.method).load()(
+        self.learner = method(recipe.method).learner_class(
             config, format_problem(input_format, capacity_for(0)), recipe.seed, device
         )
         self.stepper = batch_stepper_for(self.learner, recipe.batch_size, method(recipe.method).capturable)

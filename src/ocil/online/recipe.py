@@ -58,7 +58,7 @@ class Recipe:
             found["width"] = self.width
         if info.memory:
             # A memory that is smaller than the method's usual draw from it, or a review's, is drawn from in full.
-            default = info.load().Config()
+            default = info.learner_class.Config()
             for name in ("memory_batch", "review_batch"):
                 if value := getattr(default, name):  # 0: the method finds its own
                     found[name] = max(1, min(value, self.memory))
@@ -70,7 +70,7 @@ def _refuse_misplaced(info: MethodInfo, given: Mapping[str, Any]) -> None:
     if taken := given.keys() & OWN:
         option = min(taken).replace("_", "-")
         raise OcilError(f"give {min(taken)} by its own name, not among the settings (--{option} N).")
-    own = {one.name for one in fields(info.load().Config)}
+    own = {one.name for one in fields(info.learner_class.Config)}
     of_streams = {one.name for one in fields(StreamConfig)} - own
     if idle := given.keys() & of_streams:
         raise OcilError(
@@ -82,11 +82,11 @@ def _refuse_misplaced(info: MethodInfo, given: Mapping[str, Any]) -> None:
 def _refuse_unusable(info: MethodInfo, config: LearnerConfig, vectors: bool) -> None:
     """Raise if a model cannot learn with these settings, though a run may."""
     refuse_unfit(config)
-    info.load().check_scoring(config, vectors)
-    if config.pretrained and info.load().restarts:
+    info.learner_class.check_scoring(config, vectors)
+    if config.pretrained and info.learner_class.restarts:
         raise OcilError(
             f"{info.name} begins anew with the pretrained weights at each task end, and a model does not keep "
             "them: leave out pretrained, or choose another method."
         )
-    if vectors and (reason := info.load().why_not_vectors(config)):
+    if vectors and (reason := info.learner_class.why_not_vectors(config)):
         raise InputError(f"{info.name} cannot learn from vectors: {reason}.")

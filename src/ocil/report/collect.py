@@ -197,7 +197,7 @@ def _with_one_name(found: Sequence[Found]) -> list[Found]:
 
 
 def _with_fingerprint(result: Result | LongTailResult, known: Container[str]) -> Result | LongTailResult:
-    """A result of ``ocil.run``, whose configuration has no fingerprint, as a command writes it, if runs of commands had
+    """A result of ``ocil.run`` from when its configuration had no fingerprint, as it is written now, if other runs had
     the same images: settings that are the same are then one cell."""
     config, images = result.config, str(result.environment.get("images", ""))
     if not isinstance(result, Result) or config.fingerprint or config.dataset in CATALOG or images not in known:

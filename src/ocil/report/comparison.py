@@ -174,7 +174,7 @@ def _with_measured_values(collection: Collection, table: PaperTable) -> tuple[Pa
     setting = table.all_values
     if not setting:
         return table.rows
-    usual = getattr(method(Label.parse(table.label).method).load().Config(), setting, None)
+    usual = getattr(method(Label.parse(table.label).method).learner_class.Config(), setting, None)
     rows = {row.settings.get(setting, usual): row for row in table.rows}
     for cell in collection.cells:
         here = cell.label == table.label and cell.column.memory in table.memory.get(cell.config.dataset, ())
@@ -194,7 +194,7 @@ def _row(
     """Each column gets one of the cells with its memory size. A cell without a memory fits every column."""
     of, review = Label.parse(label)
     if review is None:  # a paper may have a method that is not known here
-        review = of in METHODS and method(of).load().Config().review
+        review = of in METHODS and method(of).learner_class.Config().review
     fitting = (pick(cell for cell in cells if cell.column.memory in (column.memory, 0)) for column in columns)
     pairs = zip(columns, fitting, strict=True)
     return ComparedRow(name, of, review, tuple(ComparedNumber(c, cell, published.get(c)) for c, cell in pairs))

@@ -3,7 +3,6 @@
 import math
 
 from ocil.data import CATALOG
-from ocil.methods import method
 from ocil.methods.passes import FORWARD_WEIGHT, weighted_images
 from ocil.report.cells import FinishedRun, MeasuredCell
 from ocil.runs.config import RunConfig
@@ -65,7 +64,7 @@ def _recorded_per_batch(run: FinishedRun) -> float | None:
 
 
 def _stated(config: RunConfig) -> float | None:
-    kind, learner, known = method(config.method).load(), config.learner, CATALOG.get(config.dataset)
+    kind, learner, known = config.learner_class, config.learner, CATALOG.get(config.dataset)
     classes = known.classes if known else config.stream.tasks
     try:
         images = weighted_images(kind.passes(learner, config.stream.batch_size, classes))

@@ -14,7 +14,6 @@ from ocil.data import Dataset
 from ocil.errors import OcilError
 from ocil.evaluation.evaluator import scores_of
 from ocil.evaluation.record_types import EASY, HARD
-from ocil.methods import method
 from ocil.networks.registry import names_code
 from ocil.precision import numerics
 from ocil.report.cells import MeasuredColumn, memory_of
@@ -51,7 +50,7 @@ def example_images(paths: Sequence[Path], data_dir: Path | None) -> tuple[list[D
             warnings.append(f"{folder.path} has no checkpoint.safetensors: no example images of it.")
         elif names_code(config.learner.network) or names_code(config.learner.features):
             warnings.append(f"{folder.path} names Python code for its network, which a report does not run.")
-        elif not method(config.method).load().scores_are_logits:
+        elif not config.learner_class.scores_are_logits:
             warnings.append(
                 f"{folder.path}: {config.method} distinguishes classes by distance, so no sample is hard or easy."
             )

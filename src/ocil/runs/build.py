@@ -53,7 +53,7 @@ def build(config: RunConfig, dataset: Dataset, device: torch.device | str = "cpu
     features are computed from."""
     classes = capacity_for(0) if config.learner.growing else dataset.num_classes + dataset.unseen
     problem = problem_of(dataset, classes, config.learner)
-    learner = method(config.method).load()(config.learner, problem, config.seed, device)
+    learner = config.learner_class(config.learner, problem, config.seed, device)
     optimizer: Any = learner.optimizer  # of a method of someone's own it may be anything
     if isinstance(optimizer, torch.optim.Optimizer):
         raise OcilError(
@@ -84,7 +84,7 @@ def refuse_missing_operators(config: RunConfig, dataset: Dataset, device: torch.
 
 def _try_steps(name: str, config: LearnerConfig, problem: Problem, device: torch.device) -> None:
     try:
-        learner = method(name).load()(config, problem, device=device)
+        learner = method(name).learner_class(config, problem, device=device)
         x = torch.zeros((4, *problem.input_shape), dtype=problem.dtype, device=device)
         y = torch.arange(4, device=device) % 2
         learner.meet(range(2))
@@ -130,7 +130,7 @@ def make_learner(
         (10, 10)
     """
     require_dataset(dataset)
-    refuse_unknown(name, settings, {field.name for field in fields(method(name).load().Config)} | {"batch_size"})
+    refuse_unknown(name, settings, {field.name for field in fields(method(name).learner_class.Config)} | {"batch_size"})
     config = resolve(name, dataset.name, memory=memory, seed=seed, settings=settings, **facts_of(dataset))
     refuse_wrong_inputs(config, dataset)
     return build(config, dataset, device)
@@ -182,40 +182,62 @@ class Checks:
 def _length_of(config: RunConfig, dataset: Dataset, arrivals: Order | None = None) -> StreamLength:
     """The length of a run's stream. Raises if it cannot be drawn, or if what it should record cannot be."""
     stream = Stream(dataset, config.stream, config.seed, arrivals=arrivals)
-    tested_per_group(stream)
-    for measured in (AnytimeEvaluator, Prequential):  # more counts than a result holds, too few test images
-        measured(stream)
+    _check_evaluations(stream)
     return StreamLength(len(stream), min(last - first for first, last in stream.bounds))
+
+
+def _check_evaluations(stream: Stream) -> None:
+    """Raise if a group has no test images, if there are too few of them, or if a result cannot hold all counts."""
+    tested_per_group(stream)
+    for evaluator in (AnytimeEvaluator, Prequential):
+        evaluator(stream)  # raises
 
 
 def _check_learner(config: RunConfig, dataset: Dataset, length: StreamLength) -> None:
     learner = config.learner
-    method(config.method).load().passes(learner, config.stream.batch_size, dataset.num_classes)
-    gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+    _check_step(config, dataset)
     refuse_wrong_inputs(config, dataset)
     problem = problem_of(dataset, dataset.num_classes, learner)
+    gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
     refuse_what_cannot_fit(learner.memory, problem.input_shape, [torch.device("cpu"), *gpus], problem.dtype)
-    if learner.review and learner.review_every > length.batches:
+    _check_reviews(learner, length.batches)
+    _refuse_weights(learner, dataset.input_shape, config.weights)
+    if config.learner_class.trains_network:
+        _check_network(config, dataset.name, problem.input_shape, length.smallest)
+
+
+def _check_step(config: RunConfig, dataset: Dataset) -> None:
+    """Raise what the method says against a step with these settings when it is asked for the passes of one."""
+    config.learner_class.passes(config.learner, config.stream.batch_size, dataset.num_classes)
+
+
+def _check_reviews(config: LearnerConfig, batches: int) -> None:
+    """Raise if there should be reviews, and none would come or have a whole batch."""
+    if config.review and config.review_every > batches:
         raise OcilError(
-            f"review_every = {learner.review_every} is more than the {length.batches} batches of the stream: "
+            f"review_every = {config.review_every} is more than the {batches} batches of the stream: "
             "no review would come. Give a smaller one (--set review_every=N), or no review (--no-review)."
         )
-    if learner.review and not learner.review_keep_last and learner.review_batch > learner.memory:
+    if config.review and not config.review_keep_last and config.review_batch > config.memory:
         raise OcilError(
-            f"review_batch = {learner.review_batch} is more than memory = {learner.memory}: no review would have a "
-            f"whole batch. Give a smaller one (--set review_batch={learner.memory}), or no review (--no-review)."
+            f"review_batch = {config.review_batch} is more than memory = {config.memory}: no review would have a "
+            f"whole batch. Give a smaller one (--set review_batch={config.memory}), or no review (--no-review)."
         )
-    _refuse_weights(learner, dataset.input_shape, config.weights)
-    smallest = length.smallest
+
+
+def _check_network(config: RunConfig, dataset: str, input_shape: InputShape, smallest: int) -> None:
+    """Raise if the network draws random numbers of its own, or cannot learn from the smallest batch of the run.
+
+    ``smallest``: samples of the smallest batch of the stream.
+    """
+    learner = config.learner
     if method(config.method).memory and learner.memory_batch:  # 0: the method finds its own
         smallest = min(smallest, learner.memory_batch)
-    if not method(config.method).load().trains_network:
-        return
-    network = network_of(learner, problem.input_shape)
-    refuse_random_numbers(network, learner.network, problem.input_shape)
+    network = network_of(learner, input_shape)
+    refuse_random_numbers(network, learner.network, input_shape)
     if smallest < network.smallest_batch:
         raise OcilError(
-            f"a batch of one image of {dataset.name} has no batch statistics: its images are too small. "
+            f"a batch of one image of {dataset} has no batch statistics: its images are too small. "
             "Use another batch_size or memory_batch, or drop_last = true."
         )
 
@@ -224,14 +246,14 @@ def refuse_wrong_inputs(config: RunConfig, dataset: Dataset) -> None:
     """Raise an ``OcilError`` if a method cannot learn from what the dataset holds, if its features cannot be computed,
     or if it cannot be tested as the settings ask.
     """
-    learner, kind = config.learner, method(config.method).load()
+    learner, learner_class = config.learner, config.learner_class
     vectors = bool(learner.features) or not dataset.is_images
-    kind.check_scoring(learner, vectors)
+    learner_class.check_scoring(learner, vectors)
     if learner.features and not dataset.is_images:
         raise OcilError(f"{dataset.name} holds vectors already: leave out features = {learner.features}.")
-    if vectors and (reason := kind.needs_images(learner)):
+    if vectors and (reason := learner_class.why_not_vectors(learner)):
         raise OcilError(f"{config.method} cannot learn from vectors: {reason}.")
-    if not vectors and (reason := kind.needs_vectors(learner)):
+    if not vectors and (reason := learner_class.why_not_images(learner)):
         raise OcilError(f"{config.method} cannot learn from images: {reason}.")
     if (encoder := Encoder.of(learner)) is not None:
         encoder.check()

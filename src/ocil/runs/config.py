@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from ocil.data import DEFAULT, Dataset, load_once
+from ocil.data import CATALOG, DEFAULT, Dataset, load_once
 from ocil.data.catalog import SOURCES, find
 from ocil.data.derived import base_of
 from ocil.errors import OcilError
@@ -26,6 +26,9 @@ from ocil.runs.naming import NameCache, as_formerly, cell_name, distinct, readab
 from ocil.runs.settings import as_argument, fill, read_as, refuse_later, refuse_unknown, restored, values
 from ocil.streams import StreamConfig, usual_tasks
 from ocil.streams.config import usual_task_sizes
+
+if TYPE_CHECKING:
+    from ocil.methods.base import Learner
 
 _names = NameCache(10_000)  # see RunConfig._named
 
@@ -79,10 +82,15 @@ class RunConfig:
         )
 
     @property
+    def learner_class(self) -> "type[Learner]":
+        """The class of the method."""
+        return method(self.method).learner_class
+
+    @property
     def label(self) -> str:
         """How tables name it: ``er-rv`` is ER with the review trick. AFS has it by definition."""
         review = self.learner.review
-        defined = method(self.method).load().Config.review  # the default of the field
+        defined = self.learner_class.Config.review  # the default of the field
         return str(Label(self.method, None if review == defined else review))
 
     @property
@@ -149,11 +157,20 @@ class RunConfig:
             content["dataset"],
             content["seed"],
             restored(StreamConfig, content["stream"]),
-            restored(info.load().Config, content["learner"]),
+            restored(info.learner_class.Config, content["learner"]),
             content.get("fingerprint", ""),
             content.get("weights", ""),
             content.get("code", ""),
         )
+
+    def identified(self, dataset: Dataset) -> "RunConfig":
+        """The same run, known by the images of its dataset, unless the catalog has that dataset."""
+        return self if self.dataset in CATALOG else replace(self, fingerprint=dataset.fingerprint)
+
+    @property
+    def by_name(self) -> "RunConfig":
+        """The same run, known by the name of its dataset, as ``ocil.run`` wrote it before it looked at the images."""
+        return replace(self, fingerprint="")
 
     @property
     def unmeasured(self) -> "RunConfig":
@@ -176,7 +193,7 @@ class RunConfig:
         optimised = ("lr", "momentum", "weight_decay", "optimizer")
         names = (*optimised, "network", "pretrained", "freeze", "features", "width", "precision")
         keep = {name: getattr(self.learner, name) for name in names}
-        learner = method("fine-tune").load().Config(**keep)
+        learner = method("fine-tune").learner_class.Config(**keep)
         code = code_of("fine-tune", learner)
         return replace(self, method="fine-tune", stream=self.stream.unmeasured, learner=learner, code=code)
 
@@ -282,7 +299,7 @@ def resolve_named(
     chosen = usual_precision(info, given) | usual | usual_lr(given) | given
     stream = resolve_stream(dataset, chosen, classes, domains, task_sizes)
     refuse_beside_order(stream, given)
-    learner = _with_one_width(fill(info.load().Config, chosen), given)
+    learner = _with_one_width(fill(info.learner_class.Config, chosen), given)
     _refuse_without_effect(learner, given, usual)
     if not learner.review_every:
         entry = entry or find(base_of(dataset))  # cifar100:noise has the length of cifar100
@@ -296,7 +313,7 @@ def _given(info: MethodInfo, settings: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises if there is no such setting, or if it needs a memory and the method keeps none.
     """
-    of_stream, of_method = ({f.name for f in fields(kind)} for kind in (StreamConfig, info.load().Config))
+    of_stream, of_method = ({f.name for f in fields(kind)} for kind in (StreamConfig, info.learner_class.Config))
     for shared in sorted(of_stream & of_method):
         raise OcilError(f"{info.name} has a setting '{shared}', as streams have: give it another name.")
     refuse_unknown(info.name, settings, of_stream | of_method)
@@ -385,7 +402,7 @@ def refuse_without_task_ends(info: MethodInfo, learner: LearnerConfig, stream: S
     """
     if stream.announces_tasks:
         return
-    advice = info.load().needs_task_ends(learner)
+    advice = info.learner_class.why_task_ends(learner)
     if info.needs_task_ends:
         advice = "task_ends=announced gives them"
         if stream.boundary == "none":
@@ -428,7 +445,7 @@ def changed_settings(config: RunConfig) -> dict[str, Any]:
     chosen = {"tasks": usual_tasks(config.dataset)} | usual | given
     if (entry := find(base_of(config.dataset))) and not chosen.get("review_every"):
         chosen["review_every"] = usual_reviews(info, config.stream, entry.train)
-    usual_stream, usual_learner = fill(StreamConfig, chosen), fill(info.load().Config, chosen)
+    usual_stream, usual_learner = fill(StreamConfig, chosen), fill(info.learner_class.Config, chosen)
     return {
         f.name: getattr(mine, f.name)
         for mine, theirs in ((config.stream, usual_stream), (config.learner, usual_learner))
@@ -456,4 +473,4 @@ def concerns(config: type, *topics: str) -> set[str]:
 
 def memory_settings() -> set[str]:
     """The settings, of any method, that have no meaning for a method without a memory."""
-    return set().union(*(concerns(info.load().Config, "memory", "review") for info in METHODS.values()))
+    return set().union(*(concerns(info.learner_class.Config, "memory", "review") for info in METHODS.values()))

@@ -29,7 +29,7 @@ def usual_settings(
 
     ``classes``, ``train`` and ``vectors``: see ``resolve``.
     """
-    dataset, learner = base_of(dataset), info.load()
+    dataset, learner_class = base_of(dataset), info.learner_class
     entry = CATALOG.get(dataset)
     defaults: dict[str, Any] = {"memory": _usual_memory(info, dataset, given, classes, train)}
     if entry and entry.width:
@@ -38,9 +38,9 @@ def usual_settings(
         defaults |= OFFLINE
     if info.memory:
         memory = read_as("memory", given.get("memory", defaults["memory"]), int)
-        defaults |= learner.settings_for(dataset, memory, entry.classes if entry else classes)
+        defaults |= learner_class.settings_for(dataset, memory, entry.classes if entry else classes)
     if vectors or given.get("features"):
-        defaults |= {"network": FOR_VECTORS} | learner.vector_settings
+        defaults |= {"network": FOR_VECTORS} | learner_class.vector_settings
     return defaults
 
 
@@ -53,7 +53,7 @@ def _usual_memory(
         return entry.memory
     if train is None:
         return DEFAULT_MEMORY
-    usual = {"batch_size": StreamConfig().batch_size, "memory_batch": info.load().Config().memory_batch}
+    usual = {"batch_size": StreamConfig().batch_size, "memory_batch": info.learner_class.Config().memory_batch}
     least: int = max(read_as(name, given.get(name, value), int) for name, value in usual.items())
     # A tenth of the training images, at least one per class, and no more than the catalog's datasets have.
     return max(least, classes or 1, min(DEFAULT_MEMORY, train // 10))
@@ -62,7 +62,7 @@ def _usual_memory(
 def usual_precision(info: MethodInfo, given: Mapping[str, Any]) -> dict[str, Any]:
     """The default that depends on the machine, except for a method whose own settings have another one. Where it is
     given, the GPU is not asked, which would take it into use."""
-    depends = "precision" not in given and info.load().Config().precision == precision.DEFAULT
+    depends = "precision" not in given and info.learner_class.Config().precision == precision.DEFAULT
     return {"precision": precision.usual()} if depends else {}
 
 

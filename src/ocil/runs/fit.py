@@ -10,7 +10,6 @@ from ocil.data import Dataset
 from ocil.errors import OcilError
 from ocil.evaluation.evaluator import batch_for, pixel_count
 from ocil.learning import optimizers
-from ocil.methods import method
 from ocil.methods.passes import images_held
 from ocil.networks import ReducedResNet18, WrappedNetwork
 from ocil.runs.build import network_of, problem_of
@@ -48,7 +47,7 @@ def run_bytes(config: RunConfig, dataset: Dataset) -> int:
     stored = (learner.memory + 1) * (size * dataset.train_x.itemsize + 8)
     forward = 4 * batch * (size + need.largest)  # more than the step's own, if most of the network is frozen
     problem = problem_of(dataset, dataset.num_classes + dataset.unseen, learner)
-    extra = method(config.method).load().extra_state(learner, problem, network_of(learner, problem.input_shape))
+    extra = config.learner_class.extra_state(learner, problem, network_of(learner, problem.input_shape))
     # Of each weight: itself, its gradient, the optimiser's numbers, its average and the move of it.
     copies = 2 + optimizers.numbers_kept(learner.optimizer) + (2 if learner.average else 0)
     computing = max(step, forward, evaluation + extra.scoring)
@@ -85,7 +84,7 @@ def _network_needs(config: RunConfig, dataset: Dataset) -> _Needs:
 
 def _images_held(config: RunConfig, classes: int) -> int:
     """Images whose activations a step holds at a time, on the stream, in a review or at a task's end."""
-    kind, learner = method(config.method).load(), config.learner
+    kind, learner = config.learner_class, config.learner
     at_task_end = [each.images for each in kind.task_end_passes(learner, classes, learner.memory) if each.trains]
     return max(
         images_held(kind.passes(learner, config.stream.batch_size, classes)),

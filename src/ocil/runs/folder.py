@@ -12,10 +12,11 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
+from glob import escape
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from ocil.files import is_link, locked
 from ocil.precision import Precision
 from ocil.runs.config import RunConfig
 from ocil.runs.naming import seed_folder
-from ocil.runs.results import Result, if_there, other_images, read_json, unreadable, write_json
+from ocil.runs.results import Result, if_there, other_images, read_json, read_result, unreadable, write_json
 from ocil.tensorfile import DamagedFileError
 
 
@@ -65,7 +66,17 @@ class RunSettings(Protocol):
     def from_json(cls, content: Mapping[str, Any]) -> Self: ...
 
 
+class StoredResult(Protocol):
+    """The result of any kind of run, as far as its folder is concerned: a dataclass that has the configuration."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def config(self) -> RunSettings: ...
+
+
 S = TypeVar("S", bound=RunSettings)
+R = TypeVar("R", bound=StoredResult)
 COUNTS = "evaluation."  # before the names of tensors in a checkpoint that are not the learner's
 State = dict[str, Tensor]
 
@@ -91,21 +102,37 @@ class RunFolder:
         """Whether there is something of the run that would be lost."""
         return any(os.path.exists(file) for file in (self.checkpoint, self.path / "result.json"))  # noqa: PTH110
 
+    def images(self) -> "RecordedImages | None":
+        """The images that the run had so far, as its files say; None if it is not begun."""
+        try:
+            if (result := self.result()) is not None:
+                return RecordedImages(result.images, result.order)
+            found = self.load_checkpoint()
+        except OcilError:  # whoever uses these files says what is wrong with them
+            return RecordedImages()
+        return None if found is None else RecordedImages(*(str(found[1].get(key, "")) for key in ("images", "order")))
+
     def result(self) -> Result | None:
         """The result of a class-incremental run, if it is finished."""
-        path = self.path / "result.json"
-        result = if_there(path, lambda: Result.from_json(read_json(path)))
-        if result is None or not isinstance(self.config, RunConfig):
+        return self.read_result(read_result)
+
+    def read_result(self, read: Callable[[Path], R | None]) -> R | None:
+        """The result of any kind of run, if it is finished. ``read``: what reads the file, None if there is none."""
+        result = read(self.path / "result.json")
+        if result is None or self.config is None:
             return result
-        self.refuse_other_settings(result.config)
+        self.check_settings(result.config)
         return replace(result, config=self.config)  # the same run; its images may have been moved since
 
-    def refuse_other_settings(self, begun: RunSettings) -> None:
-        """Raise if the folder's run has other settings than the expected one: its name does not show whether a default
-        has changed since."""
-        if self.config is None or begun.identity == self.config.identity:
+    def check_settings(self, stored: RunSettings) -> None:
+        """Raise if the run that is stored here has other settings than the expected one: its name does not show whether
+        a default has changed since."""
+        expected = self.config
+        if isinstance(expected, RunConfig) and not stored.fingerprint:
+            expected = expected.by_name
+        if expected is None or stored.identity == expected.identity:
             return
-        one, other = _flat(begun.identity), _flat(self.config.identity)
+        one, other = _flat(stored.identity), _flat(expected.identity)
         names = ", ".join(sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name)))
         raise OcilError(
             f"{self.path} holds a run with other settings ({names}): their defaults may have changed since. "
@@ -115,20 +142,20 @@ class RunFolder:
     def save_result(self, result: Result) -> None:
         write_json(self.path / "result.json", result.to_json())
 
-    def refuse_other_begun(self, config: RunSettings) -> None:
-        """Raise if there is a checkpoint of other settings."""
-        if self.checkpoint.exists():
-            replace(self, config=config).refuse_other_settings(self.begun_with(config))
+    def check_checkpoint_settings(self) -> None:
+        """Raise if there is a checkpoint of other settings than the expected ones."""
+        if self.config is not None and self.checkpoint.exists():
+            self.check_settings(self.stored_config(self.config))
 
     def save_config(self, config: RunSettings) -> None:
-        """Write the configuration. First call ``refuse_other_begun``: a checkpoint must be of the same settings."""
+        """Write the configuration. Call ``check_checkpoint_settings`` first: a checkpoint must be of the same."""
         write_json(self.path / "config.json", config.to_json())
 
-    def begun_with(self, otherwise: S) -> S:
-        """The configuration that the run was begun with; ``otherwise`` if there is no file of it."""
+    def stored_config(self, default: S) -> S:
+        """The configuration that the run was begun with; ``default``, of the same kind, if there is no file of it."""
         path = self.path / "config.json"
-        found = if_there(path, lambda: otherwise.from_json(read_json(path)))
-        return otherwise if found is None else found
+        found = if_there(path, lambda: default.from_json(read_json(path)))
+        return default if found is None else found
 
     def save_checkpoint(self, tensors: State, progress: dict[str, Any]) -> None:
         """Write tensors and the JSON that goes with them into one file, so that they cannot disagree."""
@@ -182,10 +209,19 @@ class RunFolder:
         return locked(self.path, "Choose another folder of runs (--out).", taken)
 
 
+class RecordedImages(NamedTuple):
+    """What a run has learned from. Both are empty in files from before they were kept."""
+
+    fingerprint: str = ""
+    order: str = ""
+    """Digest of the order of arrival."""
+
+
 def find_run(root: Path, config: RunSettings) -> Path:
     """Where a run is, else where other seeds of its cell are, else where it will be: ROOT/CELL/seed-N.
 
-    The file of a dataset outside the catalog may have been renamed since; then the digest alone identifies the cell.
+    The file of a dataset outside the catalog may have been renamed since; then the digest alone identifies the cell. A
+    run of ``ocil.run`` may have a name from before it looked at the images: then these must be the same.
     """
     cell = config.cell
     present, digest = root / cell / seed_folder(config.seed), cell.rsplit("-", 1)[1]
@@ -194,7 +230,40 @@ def find_run(root: Path, config: RunSettings) -> Path:
     renamed = sorted(root.glob(f"*-{digest}")) if config.fingerprint and is_folder(root) else []
     cells = [path for path in (root / cell, *renamed, root / config.former_cell) if is_folder(path)]
     runs = [path / present.name for path in cells]
-    return next((path for path in runs if is_folder(path)), (*runs, present)[0])
+    begun = [path for path in runs if is_folder(path)] or _begun_by_name(root, config)
+    return (*begun, *runs, present)[0]
+
+
+def _begun_by_name(root: Path, config: RunSettings) -> list[Path]:
+    """The folders of this run from before ``ocil.run`` looked at the images."""
+    if not isinstance(config, RunConfig) or not config.fingerprint:
+        return []
+    places = [root / cell / seed_folder(config.seed) for cell in (config.by_name.cell, config.by_name.former_cell)]
+    begun = ((path, RunFolder(path).images()) for path in places if is_folder(path))
+    return [path for path, images in begun if images is not None and images.fingerprint in (config.fingerprint, "")]
+
+
+def begun_of_name(root: Path, config: RunConfig) -> dict[Path, RecordedImages]:
+    """The images of the runs that are this one but for their images, by folder: of all datasets of this name."""
+    words = config.cell.rsplit("-", 1)[0]
+    cells = [*(sorted(root.glob(f"{escape(words)}-*")) if is_folder(root) else ()), root / config.by_name.former_cell]
+    found: dict[Path, RecordedImages] = {}
+    for folder in (RunFolder(cell / seed_folder(config.seed)) for cell in cells):
+        with suppress(OcilError):  # a run of something that is not known here is not this one
+            begun = _begun_config(folder, config)
+            if begun is None or begun.by_name.identity != config.by_name.identity:
+                continue
+            if (images := folder.images()) is not None:
+                found[folder.path] = images
+    return found
+
+
+def _begun_config(folder: RunFolder, like: RunConfig) -> RunConfig | None:
+    """The configuration of whatever run a folder holds. Its own file is read sooner than a result."""
+    if (folder.path / "config.json").exists():
+        return folder.stored_config(like)
+    result = folder.result()
+    return None if result is None else result.config
 
 
 def refuse_begun_elsewhere(configs: Iterable[RunSettings], root: Path) -> None:

@@ -74,7 +74,7 @@ def warn_if_changed(result: "Result") -> None:
 
 def _method_code(name: str) -> str:
     """A digest of the code of a method; empty if it is ours or of a plugin file."""
-    return _code_of(METHODS[name].load(), METHODS.origin(name))
+    return _code_of(METHODS[name].learner_class, METHODS.origin(name))
 
 
 def _network_code(spec: str) -> str:

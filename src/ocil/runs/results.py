@@ -272,6 +272,11 @@ def if_there(path: Path, read: Callable[[], T], says: Callable[[Path, Exception]
         raise OcilError(says(path, error)) from error
 
 
+def read_result(path: Path) -> Result | None:
+    """The result in a file; None if there is no file. Raises ``OcilError`` if it cannot be read."""
+    return if_there(path, lambda: Result.from_json(read_json(path)))
+
+
 def reason_of(error: Exception) -> str:
     """Why a file could not be read, in one line of at most 200 characters."""
     if isinstance(error, OSError):

@@ -36,7 +36,7 @@ from ocil.runs.defaults import lower_lr, reviews_every
 from ocil.runs.environment import digest, environment, peak_memory, pick_device
 from ocil.runs.features import Encoder, inputs_of
 from ocil.runs.fit import how_many_fit
-from ocil.runs.folder import COUNTS, RunFolder, State
+from ocil.runs.folder import COUNTS, RunFolder, State, begun_of_name, is_folder
 from ocil.runs.program_code import changed_since, digests_of_code, warn_if_changed
 from ocil.runs.protocol import (
     ActiveRun,
@@ -49,9 +49,10 @@ from ocil.runs.protocol import (
     out_of_memory,
     perform,
 )
-from ocil.runs.results import Result, order_has_changed
+from ocil.runs.results import Result, order_has_changed, other_images
 from ocil.runs.stepper import Stepper
 from ocil.streams import DeviceData, Order, Stream
+from ocil.streams.stream import fingerprint_with
 
 FIRST_SAVE, FIRST_SAVE_ON_GPU = 3.0, 30.0  # seconds; on a GPU many runs wait while one is saved
 REPORT_EVERY = 50  # stream batches between two reports of progress: each one waits for the device
@@ -167,6 +168,8 @@ def run(
         if dataset is not None:
             raise OcilError("give a dataset or a stream, not both.")
         config, dataset = _in_order_of(stream, config)
+    elif config.dataset not in data.CATALOG and not config.fingerprint:
+        config, dataset = _identified(config, dataset, Path(root), data_dir)
     elif dataset is None and config.made_for:
         dataset = named_dataset(config, data_dir)
     this = StreamRun(config)
@@ -188,6 +191,29 @@ def run(
         if not out_of_memory(error):
             raise
         raise this.does_not_fit() from None
+
+
+def _identified(
+    config: RunConfig, dataset: Dataset | None, root: Path, data_dir: Path | None
+) -> tuple[RunConfig, Dataset | None]:
+    """The configuration of a run on its dataset's images, and the dataset. If the dataset is not found, but one run of
+    its name, the images are those of that run: its result can be read without them.
+
+    Raises if the run was begun with other images of that name.
+    """
+    try:
+        dataset = dataset or named_dataset(config, data_dir)
+    except OcilError:
+        begun = list(begun_of_name(root, config).values())
+        if config.made_for or len(begun) != 1:
+            raise
+        return replace(config, fingerprint=begun[0].fingerprint), None
+    config = config.identified(dataset)
+    if not is_folder(RunFolder.of(root, config).path):
+        for path, images in begun_of_name(root, config).items():
+            if images.fingerprint != fingerprint_with(dataset, images.order):  # those of a stream are another run
+                raise OcilError(other_images(path))
+    return config, dataset
 
 
 def _in_order_of(stream: Stream, config: RunConfig) -> tuple[RunConfig, Dataset]:
@@ -254,7 +280,7 @@ class ActiveStreamRun:
         What is refused is refused before anything is written: the version of ocil that began the run may have to go on
         with it, and needs the configuration as it wrote it.
         """
-        self.folder.refuse_other_begun(self.config)
+        self.folder.check_checkpoint_settings()
         self.folder.resume(self.device, self.fingerprint, self.load, own_batches)
         self.folder.save_config(self.config)
 

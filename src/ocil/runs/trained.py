@@ -10,7 +10,7 @@ import torch
 from ocil.data import Dataset
 from ocil.data.dataset import require_dataset
 from ocil.errors import LaterVersionError, OcilError
-from ocil.methods import METHODS, method
+from ocil.methods import METHODS
 from ocil.methods.base import Learner
 from ocil.networks.registry import names_code
 from ocil.runs.build import build, named_dataset
@@ -82,7 +82,7 @@ def _restored(
     folder: RunFolder, state: State, config: RunConfig, dataset: Dataset, device: torch.device | str
 ) -> Learner:
     """A learner in the state that a run has saved."""
-    if not method(config.method).load().restarts:  # the checkpoint has all weights; the file may have been moved since
+    if not config.learner_class.restarts:  # the checkpoint has all weights; the file may have been moved since
         config = replace(config, learner=replace(config.learner, pretrained=""))
     learner = build(config, dataset, device)
     tensors = {name: tensor for name, tensor in state.items() if not name.startswith(COUNTS)}

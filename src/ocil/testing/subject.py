@@ -31,7 +31,7 @@ class MethodSubject:
 
     def __init__(self, info: MethodInfo, settings: dict[str, Any]) -> None:
         self.info, self.settings = info, settings
-        self.learner = info.load()
+        self.learner = info.learner_class
         refuse_unknown(info.name, settings, {field.name for field in fields(self.learner.Config)})
         self._warm: dict[Any, Learner] = {}
 

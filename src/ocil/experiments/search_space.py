@@ -1,0 +1,80 @@
+"""The points of a search: every combination of the values to try. Nothing is read or written here."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import product
+
+from ocil.data import Dataset
+from ocil.errors import OcilError
+from ocil.methods import method as method_info
+from ocil.runs.config import RunConfig, facts_of, resolve
+from ocil.streams.config import EVALUATION, StreamConfig
+
+SEARCHED_OF_STREAM = {"batch_size", "epochs", "drop_last"}
+NOT_SEARCHED = {
+    each.name for each in fields(StreamConfig) if each.metadata != EVALUATION and each.name not in SEARCHED_OF_STREAM
+}
+"""Settings that decide what is to be learned: the point with the easiest stream would win."""
+DEFAULTS: dict[str, dict[str, list[str]]] = {
+    "afs": {"beta": ["0.01", "0.05", "0.1", "0.15", "0.2", "0.25", "0.3", "0.4", "0.5"]}  # the paper's
+}
+"""The search spaces of methods for which no values are given."""
+
+Point = dict[str, str]
+"""A point of a search space: the value of each searched setting, as it was written."""
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """The values to try of each setting, and what all points share.
+
+    Several settings make a cross product. Without ``values`` they are those of ``DEFAULTS``. Raises if a setting cannot
+    be searched, or is given twice.
+    """
+
+    method: str
+    values: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    memory: int | None = None
+    review: bool | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "method", method_info(self.method).name)
+        object.__setattr__(self, "values", self._checked())
+
+    def _checked(self) -> dict[str, list[str]]:
+        own = {"memory": self.memory, "review": self.review}
+        fixed = {*self.settings, *(name for name, value in own.items() if value is not None)}
+        for name, values in self.values.items():
+            if name in fixed:
+                raise OcilError(
+                    f"{name} is given twice, to search ({','.join(values)}) and as a setting: leave one out."
+                )
+            if name in NOT_SEARCHED:
+                raise OcilError(f"{name}={','.join(values)}: {name} changes the problem; it cannot be searched.")
+        chosen = {name: list(values) for name, values in self.values.items()} or DEFAULTS.get(self.method)
+        if not chosen:
+            raise OcilError(
+                f"{self.method} has no search space of its own: name the settings to search, for example lr at 0.03, "
+                "0.1 and 0.3 (--grid lr=0.03,0.1,0.3)."
+            )
+        if twice := fixed & chosen.keys():
+            raise OcilError(f"{min(twice)} is what would be searched: leave it out, or name others to search (--grid).")
+        return chosen
+
+    def resolve(self, name: str, dataset: Dataset) -> dict[RunConfig, Point]:
+        """The points by their configurations on the whole dataset, which has this name. Points that resolve to the same
+        settings are there once."""
+        found: dict[RunConfig, Point] = {}
+        for values in product(*self.values.values()):
+            point = dict(zip(self.values, values, strict=True))
+            chosen = {**self.settings, **point}
+            config = resolve(
+                self.method, name, memory=self.memory, review=self.review, settings=chosen, **facts_of(dataset)
+            )
+            found.setdefault(config, point)
+        return found
+
+
+def text_of(point: Point) -> str:
+    return " ".join(f"{name}={value}" for name, value in point.items())
