@@ -9,6 +9,7 @@ Everywhere else this is ``nn.Conv2d``, unchanged. ``subsample_first`` does the s
 """
 
 import platform
+from types import MethodType
 from typing import Any
 
 import torch
@@ -34,31 +35,25 @@ class Conv2d(nn.Conv2d):
         return super().forward(x)
 
 
-class SubsampledConv2d(nn.Conv2d):
-    """What ``subsample_first`` makes of a layer."""
-
-    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if x.device.type == "cpu" and torch.is_grad_enabled():
-            return _subsampled(self, x, weight, bias)
-        y: Tensor = super()._conv_forward(x, weight, bias)
-        return y
-
-
 def subsample_first(network: nn.Module) -> None:
     """Leave pixels out before the 1x1 convolutions of any network whose weight gradient overwrites foreign memory.
 
     Those have 2 to 15 input channels and large maps: 48 pixels per side did it, 40 and any map of 16 channels did not.
-    A layer stays as it is if it computes in a way of its own.
+    A layer keeps its class, and one that computes in a way of its own stays as it is.
     """
     for layer in network.modules():
         if isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1) and layer.stride != (1, 1):
             own = isinstance(layer, Conv2d) or type(layer)._conv_forward is not nn.Conv2d._conv_forward
             if layer.padding in ((0, 0), "valid") and layer.in_channels < 16 and not own:
-                layer.__class__ = _subsampled_kind(type(layer))
+                layer._conv_forward = MethodType(_conv_forward, layer)  # type: ignore[method-assign]
 
 
-def _subsampled_kind(kind: type[nn.Conv2d]) -> type[nn.Conv2d]:
-    return SubsampledConv2d if kind is nn.Conv2d else type(kind.__name__, (SubsampledConv2d, kind), {})
+def _conv_forward(layer: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """What ``subsample_first`` puts in the place of the method of that name."""
+    if x.device.type == "cpu" and torch.is_grad_enabled():
+        return _subsampled(layer, x, weight, bias)
+    y: Tensor = nn.Conv2d._conv_forward(layer, x, weight, bias)
+    return y
 
 
 def _subsampled(layer: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

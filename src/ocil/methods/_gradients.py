@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from ocil.kernels.convolution import Conv2d, SubsampledConv2d, patches
+from ocil.kernels.convolution import Conv2d, patches
 from ocil.learning import losses
 from ocil.networks import GrowingHead
 
@@ -52,8 +52,7 @@ def _has_rule(layer: nn.Module) -> bool:
     """Whether ``_gradients`` knows this kind of layer, all of whose parameters are trained."""
     if not all(parameter.requires_grad for parameter in layer.parameters(recurse=False)):
         return False
-    plainly = type(layer) in (nn.Conv2d, Conv2d, SubsampledConv2d)  # another subclass may pad or scale in its own way
-    if isinstance(layer, nn.Conv2d) and plainly:
+    if isinstance(layer, nn.Conv2d) and type(layer) in (nn.Conv2d, Conv2d):  # a subclass may pad or scale otherwise
         size, padding = layer.kernel_size[0], (layer.kernel_size[0] // 2,) * 2
         square = layer.kernel_size == (size, size) and layer.stride == layer.stride[:1] * 2 and layer.padding == padding
         plain = layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
