@@ -36,11 +36,12 @@ class AnytimeEvaluator:
         self.subset = len(images) if len(images) < len(data.test_y) else 0
         self.domains, kinds, labels = data.num_domains, kinds_of(data)[images], data.test_y[images]
         self.tested = np.bincount(kinds, minlength=max(1, self.domains) * data.num_classes)
-        self.arrived = first_batches(stream, stream.given_labels, data.num_classes)
+        batches = range(len(stream)) if self.every else range(0)  # a long stream is not looked through for nothing
+        self.arrived = first_batches(stream, stream.given_labels, data.num_classes, batches)
         self.domains_arrived = np.empty(0, dtype=np.int64)
         since = self.arrived[labels]
         if data.train_domain is not None and data.test_domain is not None:
-            self.domains_arrived = first_batches(stream, data.train_domain, self.domains)
+            self.domains_arrived = first_batches(stream, data.train_domain, self.domains, batches)
             since = np.maximum(since, self.domains_arrived[data.test_domain[images]])
         order = np.argsort(since, kind="stable")  # images of what came first, first
         self.sizes: list[int] = np.cumsum(np.bincount(since, minlength=len(stream) + 1)).tolist()
@@ -133,13 +134,14 @@ class AnytimeEvaluator:
         return point
 
 
-def first_batches(stream: Stream, labels: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+def first_batches(stream: Stream, labels: NDArray[np.int64], count: int, batches: range) -> NDArray[np.int64]:
     """By label: after how many batches its first sample has arrived; one more than there are batches if none does.
 
-    ``labels`` are those of the training samples, ``count`` is how many there may be.
+    ``labels`` are those of the training samples, ``count`` is how many there may be, ``batches`` the numbers of the
+    batches to look at.
     """
     found = np.full(count, len(stream) + 1, dtype=np.int64)
-    arriving = labels[stream.arrivals.samples]
-    for number, (first, last) in reversed(list(enumerate(stream.bounds))):
-        found[arriving[first:last]] = number + 1
+    for number in reversed(batches):
+        first, last = stream.bounds[number]
+        found[labels[stream.arrivals.samples[first:last]]] = number + 1
     return found
