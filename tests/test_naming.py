@@ -266,6 +266,20 @@ def test_a_finished_run_that_knew_its_dataset_by_name_is_found(
     assert found.runs[0].result.digest == first.digest
 
 
+def test_a_result_in_two_folders_is_read_without_its_images(config: RunConfig, tiny: Dataset, tmp_path: Path) -> None:
+    """As ``ocil.run`` and ``run_many`` wrote it, each into a folder of its own, before both looked at the images."""
+    file, root = tmp_path / "tiny.npz", tmp_path / "runs"
+    tiny.save(file)
+    mine = replace(config.by_name, dataset=str(file))
+    first = run(mine, root, device="cpu")
+    as_before(first.config, root, mine.cell)
+    run_many([mine], tmp_path / "others", workers=1, device="cpu")
+    (there,) = (tmp_path / "others").iterdir()
+    there.rename(root / there.name)
+    file.unlink()
+    assert run(mine, root, device="cpu").digest == first.digest
+
+
 @pytest.mark.parametrize("call", ["run", "run_many"])
 def test_a_begun_run_that_knew_its_dataset_by_name_goes_on(
     config: RunConfig, cell_before: str, tmp_path: Path, call: str
@@ -295,13 +309,10 @@ def test_a_run_of_other_images_that_knew_its_dataset_by_name_is_left_alone(
     as_before(other.config, root, mine.cell)
     before = tree_with_times(root)
     tiny.save(file)
-    with pytest.raises(OcilError, match="was begun with other images of that name"):
-        run(mine, root, device="cpu")
-    assert tree_with_times(root) == before
-    (result,) = run_many([mine], root, workers=1, device="cpu")
+    result = run(mine, root, device="cpu")
     assert result.images == tiny.fingerprint != other.images
     assert tree_with_times(root).items() >= before.items()
-    assert run(mine, root, device="cpu") == result  # now that there is one of these images
+    assert run_many([mine], root, workers=1, device="cpu") == [result]
 
 
 def tree_with_times(root: Path) -> dict[str, int]:

@@ -348,19 +348,19 @@ def test_a_run_begun_with_other_threads_is_not_mixed(tiny: Dataset, tmp_path: Pa
     assert run(config, tmp_path, dataset=tiny, device="cpu").matrix
 
 
-def test_a_run_begun_with_other_images_is_not_mixed(tiny: Dataset, tmp_path: Path) -> None:
+def test_runs_of_other_images_of_one_name_are_not_mixed(tiny: Dataset, tmp_path: Path) -> None:
     config = tiny_config("er")
     with pytest.raises(Interrupted):
         run(config, tmp_path, dataset=tiny, device="cpu", should_stop=lambda: True)
     train_x = tiny.train_x.copy()
     train_x[0, 0, 0, 0] ^= 1
     other = replace(tiny, train_x=train_x)
-    with pytest.raises(OcilError, match="was begun with other images of that name: import those again, use another"):
-        run(config, tmp_path, dataset=other, device="cpu")
-    result = run(config, tmp_path, dataset=tiny, device="cpu")
-    assert result.environment["images"] == tiny.fingerprint != other.fingerprint
-    with pytest.raises(OcilError, match="was begun with other images of that name"):  # finished, but not of these
-        run(config, tmp_path, dataset=other, device="cpu")
+    results = [run(config, tmp_path, dataset=data, device="cpu") for data in (other, tiny, other)]
+    assert [result.images for result in results] == [other.fingerprint, tiny.fingerprint, other.fingerprint]
+    assert results[0] == results[2]
+    assert len({result.config.cell for result in results}) == len(list(tmp_path.iterdir())) == 2
+    with pytest.raises(OcilError, match=r"an ocil\.Dataset is needed, not a str"):
+        run(config, tmp_path, dataset="tiny", device="cpu")  # type: ignore[arg-type]
 
 
 def test_a_result_of_a_file_that_has_changed_is_not_taken_for_one_of_it(tiny: Dataset, tmp_path: Path) -> None:
@@ -370,11 +370,15 @@ def test_a_result_of_a_file_that_has_changed_is_not_taken_for_one_of_it(tiny: Da
     config = resolve("er", file, settings={"width": 1, "memory_batch": 5})
     first = run(config, tmp_path, device="cpu")
     assert run(config, tmp_path, device="cpu") == first
-    replace(tiny, train_x=255 - tiny.train_x).save(file)
-    with pytest.raises(OcilError, match="was begun with other images of that name"):
-        run(config, tmp_path, device="cpu")
+    other = replace(tiny, train_x=255 - tiny.train_x)
     file.unlink()
-    assert run(config, tmp_path, device="cpu") == first
+    assert run(config, tmp_path, device="cpu") == first  # there are no others of this name
+    other.save(file)
+    second = run(config, tmp_path, device="cpu")
+    assert second.images == other.fingerprint != first.images
+    file.unlink()
+    with pytest.raises(OcilError, match="there is no such file"):
+        run(config, tmp_path, device="cpu")
 
 
 def test_a_run_begun_in_another_order_of_arrival_is_not_mixed(

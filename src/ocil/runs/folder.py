@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from glob import escape
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -102,15 +102,18 @@ class RunFolder:
         """Whether there is something of the run that would be lost."""
         return any(os.path.exists(file) for file in (self.checkpoint, self.path / "result.json"))  # noqa: PTH110
 
-    def images(self) -> "RecordedImages | None":
-        """The images that the run had so far, as its files say; None if it is not begun."""
+    def images(self) -> str | None:
+        """The fingerprint of the images that the run had so far, as its files say; None if it is not begun.
+
+        "" if they do not say it: files from before it was kept, and damaged ones.
+        """
         try:
             if (result := self.result()) is not None:
-                return RecordedImages(result.images, result.order)
+                return result.images
             found = self.load_checkpoint()
         except OcilError:  # whoever uses these files says what is wrong with them
-            return RecordedImages()
-        return None if found is None else RecordedImages(*(str(found[1].get(key, "")) for key in ("images", "order")))
+            return ""
+        return None if found is None else str(found[1].get("images", ""))
 
     def result(self) -> Result | None:
         """The result of a class-incremental run, if it is finished."""
@@ -209,14 +212,6 @@ class RunFolder:
         return locked(self.path, "Choose another folder of runs (--out).", taken)
 
 
-class RecordedImages(NamedTuple):
-    """What a run has learned from. Both are empty in files from before they were kept."""
-
-    fingerprint: str = ""
-    order: str = ""
-    """Digest of the order of arrival."""
-
-
 def find_run(root: Path, config: RunSettings) -> Path:
     """Where a run is, else where other seeds of its cell are, else where it will be: ROOT/CELL/seed-N.
 
@@ -240,22 +235,24 @@ def _begun_by_name(root: Path, config: RunSettings) -> list[Path]:
         return []
     places = [root / cell / seed_folder(config.seed) for cell in (config.by_name.cell, config.by_name.former_cell)]
     begun = ((path, RunFolder(path).images()) for path in places if is_folder(path))
-    return [path for path, images in begun if images is not None and images.fingerprint in (config.fingerprint, "")]
+    return [path for path, images in begun if images in (config.fingerprint, "")]
 
 
-def begun_of_name(root: Path, config: RunConfig) -> dict[Path, RecordedImages]:
-    """The images of the runs that are this one but for their images, by folder: of all datasets of this name."""
+def images_of_name(root: Path, config: RunConfig) -> set[str]:
+    """The fingerprints of the images, of all datasets of this name, on which there is such a run. "" stands for those
+    that a file from before they were kept does not have, and is left out if there are others.
+    """
     words = config.cell.rsplit("-", 1)[0]
     cells = [*(sorted(root.glob(f"{escape(words)}-*")) if is_folder(root) else ()), root / config.by_name.former_cell]
-    found: dict[Path, RecordedImages] = {}
+    found: set[str] = set()
     for folder in (RunFolder(cell / seed_folder(config.seed)) for cell in cells):
         with suppress(OcilError):  # a run of something that is not known here is not this one
             begun = _begun_config(folder, config)
             if begun is None or begun.by_name.identity != config.by_name.identity:
                 continue
             if (images := folder.images()) is not None:
-                found[folder.path] = images
-    return found
+                found.add(images)
+    return found - {""} or found
 
 
 def _begun_config(folder: RunFolder, like: RunConfig) -> RunConfig | None:

@@ -17,7 +17,7 @@ import torch
 
 from ocil import data
 from ocil.data import Dataset
-from ocil.data.dataset import known_fingerprint
+from ocil.data.dataset import known_fingerprint, require_dataset
 from ocil.errors import OcilError
 from ocil.evaluation.anytime import AnytimeEvaluator
 from ocil.evaluation.evaluator import Evaluation, Evaluator
@@ -36,7 +36,7 @@ from ocil.runs.defaults import lower_lr, reviews_every
 from ocil.runs.environment import digest, environment, peak_memory, pick_device
 from ocil.runs.features import Encoder, inputs_of
 from ocil.runs.fit import how_many_fit
-from ocil.runs.folder import COUNTS, RunFolder, State, begun_of_name, is_folder
+from ocil.runs.folder import COUNTS, RunFolder, State, images_of_name
 from ocil.runs.program_code import changed_since, digests_of_code, warn_if_changed
 from ocil.runs.protocol import (
     ActiveRun,
@@ -49,10 +49,9 @@ from ocil.runs.protocol import (
     out_of_memory,
     perform,
 )
-from ocil.runs.results import Result, order_has_changed, other_images
+from ocil.runs.results import Result, order_has_changed
 from ocil.runs.stepper import Stepper
 from ocil.streams import DeviceData, Order, Stream
-from ocil.streams.stream import fingerprint_with
 
 FIRST_SAVE, FIRST_SAVE_ON_GPU = 3.0, 30.0  # seconds; on a GPU many runs wait while one is saved
 REPORT_EVERY = 50  # stream batches between two reports of progress: each one waits for the device
@@ -164,6 +163,8 @@ def run(
     refuse_unresolved(config)
     check_threads(threads)
     data_dir = path_or_none(data_dir)
+    if dataset is not None:
+        require_dataset(dataset)
     if stream is not None:
         if dataset is not None:
             raise OcilError("give a dataset or a stream, not both.")
@@ -196,24 +197,17 @@ def run(
 def _identified(
     config: RunConfig, dataset: Dataset | None, root: Path, data_dir: Path | None
 ) -> tuple[RunConfig, Dataset | None]:
-    """The configuration of a run on its dataset's images, and the dataset. If the dataset is not found, but one run of
-    its name, the images are those of that run: its result can be read without them.
-
-    Raises if the run was begun with other images of that name.
+    """The configuration of a run on its dataset's images, and the dataset. If the dataset is not found, but runs of its
+    name and of the same images, these are meant: their result can be read without them.
     """
     try:
         dataset = dataset or named_dataset(config, data_dir)
     except OcilError:
-        begun = list(begun_of_name(root, config).values())
-        if config.made_for or len(begun) != 1:
+        known = images_of_name(root, config)
+        if config.made_for or len(known) != 1:
             raise
-        return replace(config, fingerprint=begun[0].fingerprint), None
-    config = config.identified(dataset)
-    if not is_folder(RunFolder.of(root, config).path):
-        for path, images in begun_of_name(root, config).items():
-            if images.fingerprint != fingerprint_with(dataset, images.order):  # those of a stream are another run
-                raise OcilError(other_images(path))
-    return config, dataset
+        return replace(config, fingerprint=known.pop()), None
+    return config.identified(dataset), dataset
 
 
 def _in_order_of(stream: Stream, config: RunConfig) -> tuple[RunConfig, Dataset]:
