@@ -115,6 +115,13 @@ def test_scores_of_another_shape_are_one_line(wrong: Callable[[Tensor], Any], gi
         Evaluator(stream)(learner, 0)
 
 
+def test_a_started_evaluation_is_called_with_a_warning() -> None:
+    learner, stream = trained("er", patterned())
+    started = Evaluator(stream).start(learner, TASKS - 1)
+    with pytest.warns(DeprecationWarning, match=r"call \.result\(\) .* goes away in 0\.5\.0"):
+        assert started() == started.result()
+
+
 def test_scores_that_are_nan_count_as_no_class() -> None:
     class Mine(FineTune):
         def scorer(self) -> Any:

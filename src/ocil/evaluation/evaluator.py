@@ -1,6 +1,7 @@
 """Evaluates a learner: accuracy per class group, and how much it favours new classes."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
@@ -211,6 +212,15 @@ class StartedEvaluation:
             (count, right), confidence = (each.tolist() for each in self.calibration)
             counts["calibration"] = {"count": count, "correct": right, "confidence": confidence}
         return Evaluation(accuracy, **bias, **counts)
+
+    def __call__(self) -> Evaluation:
+        """``result``, by the name that it had up to version 0.1.0."""
+        warnings.warn(
+            "call .result() of what Evaluator.start returns: calling it goes away in 0.5.0",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.result()
 
 
 class _Point(NamedTuple):
