@@ -90,7 +90,7 @@ def test_a_dataset_itself_has_its_facts() -> None:
     rows, labels = np.zeros((12, 5), np.float32), np.arange(12) % 3
     data = Dataset("rows", rows, labels, rows, labels, ("a", "b", "c"))
     config = resolve("er", data, memory=10)
-    assert config == resolve("er", "rows", memory=10, classes=3, train=12, vectors=True)
+    assert config.by_name == resolve("er", "rows", memory=10, classes=3, train=12, vectors=True)
     assert (config.dataset, config.stream.tasks, config.learner.network) == ("rows", 3, "linear")
 
 
@@ -479,8 +479,8 @@ def test_fields_of_several_types_and_of_several_items(name: str, given_value: An
         ("temp", True, "temp = True is not a number or none."),
         ("count", "many", "count = 'many' is not a whole number or a number."),
         ("sizes", "3,x", "sizes = 'x' is not a whole number."),
-        ("sizes", 3, "sizes = 3 is not tuple[int, ...]."),
-        ("pair", [3], "pair = [3] is not tuple[int, str] or none."),
+        ("sizes", 3, "sizes = 3 is not a list (as text: '4,3,3')."),
+        ("pair", [3], "pair = [3] is not a list (as text: '4,3,3') or none."),
     ],
 )
 def test_what_fits_none_of_several_types(name: str, given_value: Any, words: str, own: str) -> None:

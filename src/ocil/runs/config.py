@@ -267,10 +267,12 @@ def resolve(
         (10, 0.2)
     """
     own = {"memory": memory, "review": review}
+    if not isinstance(settings, Mapping | None):
+        raise OcilError(f"settings = {settings!r} must be a dictionary, such as {{'lr': 0.05}}.")
     given = {**(settings or {}), **{key: value for key, value in own.items() if value is not None}}
     if isinstance(dataset, Dataset):
         config = resolve_named(name, dataset.name, seed, given, **facts_of(dataset))
-        return replace(config, made_for=dataset.fingerprint)
+        return replace(config, made_for=dataset.fingerprint).identified(dataset)
     facts = DatasetFacts(classes=classes, train=train, vectors=vectors, domains=domains, task_sizes=tuple(task_sizes))
     if not any(facts.values()) and find(str(dataset)) is None:
         with suppress(OcilError):  # a run says why it is not found, or finds it elsewhere
