@@ -113,13 +113,13 @@ def test_folders_without_a_learner(tiny: ocil.Dataset, tiny_npz: Path, tmp_path:
     folder = tmp_path / config.cell / "seed-0"
     with pytest.raises(ocil.OcilError, match=rf"{config.cell} is not the folder of a run.* for example .*/seed-0\."):
         ocil.load_learner(folder.parent)
-    with pytest.raises(ocil.OcilError, match=r"absent is not the folder of a run: it has no config\.json"):
+    with pytest.raises(ocil.OcilError, match=r"there is no folder .*absent: result\.config\.cell and the seed name it"):
         ocil.load_learner(tmp_path / "absent")
     with pytest.raises(ocil.OcilError, match=r"It is the folder of a run: in Python, ocil\.load_learner"):
         Model.load(folder)
     content = json.loads((folder / "config.json").read_text())
     for change, words in (
-        ({"dataset": "absent"}, "there is no dataset 'absent'.* give dataset="),
+        ({"dataset": "absent"}, "there is no dataset 'absent'.* give it to ocil.load_learner too"),
         ({"dataset": 5}, r"cannot read .*config\.json: dataset = 5 is not a name\.$"),
         ({"method": "mine"}, r"there is no method 'mine' here; if it is one of your own, register it first .*\)\.$"),
         (
@@ -233,7 +233,7 @@ def test_a_changed_dataset_is_not_taken_for_the_one_of_its_name(tiny: ocil.Datas
     tiny.save(tmp_path / "data" / "tiny.npz")
     part = replace(tiny, train_x=tiny.train_x[::2], train_y=tiny.train_y[::2])
     whole, config = (ocil.resolve("er", data, memory=20, settings=SMALL) for data in (tiny, part))
-    assert whole == config
+    assert whole.cell != config.cell
     assert "made_for" not in whole.to_json()
     for call in (partial(ocil.run, whole), partial(ocil.run_many, [whole], workers=1)):
         call(tmp_path / "runs", data_dir=tmp_path / "data", device="cpu")
@@ -291,6 +291,20 @@ OF_ANOTHER_KIND: dict[str, Callable[[Any], object]] = {
     "summarise takes a list of results: ocil.load_results reads those in a folder.": lambda _: ocil.summarise("runs"),  # type: ignore[arg-type]
     "lr = 0.1 is not a list of values to try: give [0.1].": lambda _: ocil.tune("er", {"lr": 0.1}),  # type: ignore[dict-item]
     "lr = '0.1' is not a list of values to try: give ['0.1'].": lambda _: ocil.tune("er", {"lr": "0.1"}),
+    "engine = 'Ray' is not a choice. Did you mean 'ray'? Known: local, ray.": lambda _: ocil.run_many([], engine="Ray"),  # type: ignore[arg-type]
+    "workers = '2' must be a whole number from 0 to 1,024.": lambda _: ocil.run_many([], workers="2"),  # type: ignore[arg-type]
+    "workers = -1 must be a whole number from 0 to 1,024.": lambda _: ocil.tune("er", {"lr": [0.1]}, workers=-1),
+    "a method is given by its name, such as 'er', not by a Dataset.": lambda given: ocil.resolve(given, "er"),
+    "a dataset is loaded by its name or path, not by a Dataset.": lambda given: ocil.load_dataset(given),
+    "settings = 'width=2' must be a dictionary, such as {'lr': 0.05}.": lambda given: ocil.resolve(
+        "er",
+        given,
+        settings="width=2",  # type: ignore[arg-type]
+    ),
+    "a Dataset is not the folder of a run: give OUT/CELL/seed-N.": lambda given: ocil.load_learner(given),
+    "task_sizes = 3 is not a list (as text: '4,3,3').": lambda given: ocil.resolve(
+        "er", given, settings={"task_sizes": 3}
+    ),
 }
 
 

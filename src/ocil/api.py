@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ocil.errors import OcilError
 from ocil.files import path_or_none
+from ocil.limits import MAX_THREADS, whole
 from ocil.plugins import PROGRAM
 
 if TYPE_CHECKING:
@@ -110,15 +111,19 @@ def run_many(
     """
     from ocil import engines
     from ocil.engines.job import Job, Observer
+    from ocil.engines.names import Engine
     from ocil.engines.pool import end_if_starting
     from ocil.runs.config import RunConfig
     from ocil.runs.environment import pick_device
     from ocil.runs.program_code import warn_if_changed
     from ocil.runs.results import Result
+    from ocil.runs.settings import read_as
     from ocil.runs.stream_run import StreamRun
 
     end_if_starting()
     data_dir = path_or_none(data_dir)
+    read_as("engine", engine, Engine)
+    _check_numbers(workers, threads)
     if isinstance(configs, RunConfig):
         raise OcilError("run_many takes a list of configurations. For one of them there is ocil.run.")
     configs = list(configs)  # an iterator is read once
@@ -142,6 +147,11 @@ def run_many(
     for result in results:
         warn_if_changed(result)
     return results
+
+
+def _check_numbers(workers: int, threads: int) -> None:
+    whole("workers", workers, 0, MAX_THREADS)
+    whole("threads", threads, 1, MAX_THREADS)
 
 
 def _workers_that_know(configs: "Sequence[RunConfig]", workers: int) -> int:
@@ -462,6 +472,7 @@ def tune(
 
     end_if_starting()
     data_dir = path_or_none(data_dir)
+    _check_numbers(workers, threads)
     _refuse_unnamed(dataset)
     for name, values in (space or {}).items():
         if isinstance(values, str) or not isinstance(values, Iterable):

@@ -60,6 +60,8 @@ def load(name: str | Path = DEFAULT, data_dir: Path | str | None = None, verify:
         ('fashion-mini', (14, 14, 1), 10)
     """
     data_dir = path_or_none(data_dir)
+    if not isinstance(name, str | Path):
+        raise OcilError(f"a dataset is loaded by its name or path, not by a {type(name).__name__}.")
     if (source := SOURCES.find(str(name))) is not None:
         return _made(source)
     if derived.is_derived(str(name)):

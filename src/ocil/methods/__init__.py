@@ -253,6 +253,8 @@ def check_name(info: MethodInfo) -> None:
 
 def method(name: str) -> MethodInfo:
     """The entry of a method. The name may be written with ``_`` or capitals."""
+    if not isinstance(name, str):
+        raise OcilError(f"a method is given by its name, such as 'er', not by a {type(name).__name__}.")
     if (info := METHODS.find(name)) is None:
         label = Label.parse(name)
         if label.review is not None and METHODS.find(label.method) is not None:

@@ -30,12 +30,14 @@ from ocil.runs.settings import refuse_unknown
 from ocil.streams import Order, Stream, StreamConfig
 from ocil.streams.kinds import sizes_vary
 
+IN_MEMORY = "give dataset= to ocil.run, or register an ocil.DatasetSource, which run_many and tune find by its name"
+"""What to do with a dataset in memory."""
 
-def named_dataset(config: RunConfig, data_dir: Path | str | None = None) -> Dataset:
+
+def named_dataset(config: RunConfig, data_dir: Path | str | None = None, how: str = IN_MEMORY) -> Dataset:
     """The dataset that a configuration names. If there is none, or another one than the configuration was made for, the
-    error says what to do with a dataset in memory."""
+    error says what to do with a dataset in memory: ``how``."""
     name = config.dataset
-    how = "give dataset= to ocil.run, or register an ocil.DatasetSource, which run_many and tune find by its name"
     try:
         found = load_once(name, path_or_none(data_dir))
     except OcilError as error:

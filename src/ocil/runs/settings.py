@@ -123,6 +123,8 @@ def _parse_items(name: str, value: Any, kind: Any) -> Any:
 def _in_words(kind: Any) -> str:
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(map(_in_words, get_args(kind)))
+    if get_origin(kind) in (list, tuple):
+        return "a list (as text: '4,3,3')"
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "text", NoneType: "none"}
     return words.get(kind, str(kind))
 

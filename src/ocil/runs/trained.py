@@ -50,6 +50,8 @@ def load_learner(
         >>> tuple(learner.scores(batch.x).shape)
         (10, 10)
     """
+    if not isinstance(run, str | Path):
+        raise OcilError(f"a {type(run).__name__} is not the folder of a run: give OUT/CELL/seed-N.")
     folder = RunFolder(Path(run))
     config = _config_of(folder)
     device = pick_device(device) if isinstance(device, str) else device
@@ -59,7 +61,7 @@ def load_learner(
     if dataset is not None:
         require_dataset(dataset)
         return trained(folder, config, dataset, device)
-    dataset = named_dataset(config, data_dir)
+    dataset = named_dataset(config, data_dir, "give it to ocil.load_learner too (dataset=...)")
     tensors, progress = _checkpoint_of(folder)
     _refuse_other_images(folder, progress, dataset)
     return _restored(folder, tensors, config, dataset, device)
@@ -110,7 +112,10 @@ def _config_of(folder: RunFolder) -> RunConfig:
     path = folder.path / "config.json"
     config = if_there(path, lambda: _read_config(path), _unreadable)
     if config is None:
-        inside = min(folder.path.glob("**/config.json"), default=None) if is_folder(folder.path) else None
+        if not is_folder(folder.path):
+            name = "result.config.cell and the seed name it, such as er-m200-0123abcd/seed-0"
+            raise OcilError(f"there is no folder {folder.path}: {name}.")
+        inside = min(folder.path.glob("**/config.json"), default=None)
         hint = "" if inside is None else f" Give one of its runs, for example {inside.parent}."
         raise OcilError(f"{folder.path} is not the folder of a run: it has no config.json.{hint}")
     return config
