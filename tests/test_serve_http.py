@@ -21,7 +21,7 @@ from ocil.online.images import ImageFormat
 from ocil.online.model import FILE, Model
 from ocil.runs.environment import digest
 from ocil.serve import pictures
-from ocil.serve.limits import Limits
+from ocil.serve.limits import Limits, RefusedError
 from ocil.serve.service import Service
 from tests.serving import as_json, picture, png, relearned, running
 
@@ -34,6 +34,7 @@ from ocil.serve.app import create_app
 from ocil.serve.guard import LOOPBACK, PATHS, PUBLIC
 from ocil.serve.label_studio import LabelStudio
 from ocil.serve.label_studio_images import TaskImages
+from ocil.serve.routes import DECODED_TOGETHER
 from ocil.serve.tokens import Access, digest_of
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
@@ -117,6 +118,79 @@ def test_a_jpeg_of_very_many_scans_is_refused(client: Any) -> None:
     assert client.post("/predict", files={"image": with_film}).status_code == 200
     with_preview = whole[:2] + b"\xff\xe5" + (2 + 40 * len(scan)).to_bytes(2, "big") + 40 * scan + whole[2:]
     assert client.post("/predict", files={"image": with_preview}).status_code == 200
+
+
+def png_chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def encoded_as(kind: str, pixels: Any, **options: Any) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, kind, **options)
+    return file.getvalue()
+
+
+def many_parts(kind: str) -> bytes:
+    """A file of a few kilobytes per thousand parts. Of 15 MB, some would take minutes, or all memory."""
+    whole = encoded_as(kind, picture(7))
+    if kind == "JPEG":
+        return whole[:2] + 600 * b"\xff\xfe\x00\x03a" + whole[2:]
+    if kind == "GIF":
+        at = whole.index(b",", 13)
+        return whole[:at] + b"!\xfe" + 20_000 * b"\x01a" + b"\0" + whole[at:]
+    return whole[:33] + 20_000 * png_chunk(b"abCd", b"") + whole[33:]
+
+
+def decode(content: bytes) -> Any:
+    return pictures.decode(content, ImageFormat((12, 12, 1)), Limits(), "it")
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "GIF", "PNG"])
+def test_a_file_of_very_many_parts_is_refused(kind: str) -> None:
+    with pytest.raises(RefusedError, match=r"^it has far more parts than an image needs"):
+        decode(many_parts(kind))
+
+
+def test_exif_data_that_would_fill_the_memory_are_refused() -> None:
+    """Its entries are copies, each of which may be as long as all of it."""
+    jpeg, plain = encoded_as("JPEG", picture(7)), png(picture(7))
+    with pytest.raises(RefusedError, match=r"^it has far more parts than an image needs"):
+        decode(jpeg[:2] + 3 * b"\xff\xe1\x00\x0cExif\0\0abcd" + jpeg[2:])
+    with pytest.raises(RefusedError, match=r"^it has more than 128 KiB of EXIF data"):
+        decode(plain[:33] + png_chunk(b"eXIf", b"II*\0\x08\0\0\0".ljust(2**17 + 1)) + plain[33:])
+    turned = Image.Exif()
+    turned[274] = 6
+    photo = encoded_as("JPEG", picture(7), exif=turned, icc_profile=bytes(2**18))
+    assert decode(photo).shape == (12, 12, 1)
+
+
+def test_a_tiff_with_a_jpeg_of_very_many_scans_is_refused() -> None:
+    whole = encoded_as("TIFF", np.zeros((64, 64, 3), np.uint8), compression="jpeg")
+    assert decode(whole).shape == (12, 12, 1)
+    with pytest.raises(RefusedError, match=r"^it has more than 32 scans"):
+        decode(whole + 40 * b"\xff\xda")
+
+
+def test_a_png_with_two_headers_is_not_taken_for_a_small_one() -> None:
+    """It would be decoded while all other clients wait."""
+    small = png(picture(7))
+    both = small[:33] + encoded_as("PNG", np.zeros((1500, 1500), np.uint8))[8:]
+    assert len(both) < pictures.QUICK_BYTES
+    assert pictures.is_quick(small)
+    assert not pictures.is_quick(both)
+
+
+def test_large_images_of_one_request_are_decoded_in_turns(tmp_path: Path) -> None:
+    """So that the images of other requests come between them: the result is the same."""
+    noise = [np.random.default_rng(n).integers(0, 256, (120, 120, 3), dtype=np.uint8) for n in range(3)]
+    files = [("image", encoded_as("PNG", pixels)) for pixels in noise]
+    assert sum(len(content) for _, content in files) > DECODED_TOGETHER
+    with running(tmp_path) as service, TestClient(create_app(service), base_url=HERE) as client:
+        client.post("/learn?wait=true", **form((0, "a"), (200, "b")))
+        together = client.post("/predict", files=files).json()["predictions"]
+        assert together == [client.post("/predict", files=[one]).json()["predictions"][0] for one in files]
+        broken = [files[0], ("image", b"not an image"), files[2]]
+        refused(client.post("/predict", files=broken), 422, "^image 2 is not a readable image")
 
 
 def test_all_classes_probabilities_are_those_of_the_model(client: Any, service: Service) -> None:
@@ -320,13 +394,9 @@ def test_too_many_classes(tmp_path: Path) -> None:
 
 def huge_png(width: int, height: int) -> bytes:
     """A few bytes that claim to be a huge image, whole in every other way."""
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
     rows = zlib.compress(b"\0" * 1000)
     head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", head) + png_chunk(b"IDAT", rows) + png_chunk(b"IEND", b"")
 
 
 @pytest.mark.parametrize("side", [101, 5000, 40_000, 2**31 - 1])

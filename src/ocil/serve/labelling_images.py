@@ -5,11 +5,11 @@ import io
 
 from PIL import Image
 
-from ocil.data.images import FORMATS, upright
+from ocil.data.images import upright
 from ocil.online.images import ImageFormat
 from ocil.serve.labelling_store import Content
 from ocil.serve.limits import Limits
-from ocil.serve.pictures import decode
+from ocil.serve.pictures import decode, opened
 from ocil.text import escaped
 
 PREVIEW, THUMBNAIL = 1024, 160  # pixels of the longer side
@@ -24,7 +24,7 @@ def prepare(name: str, file: bytes, form: ImageFormat, limits: Limits) -> Conten
     """
     shown = escaped(name.replace("\\", "/"))[-NAME:] or "image"
     pixels = decode(file, form, limits, shown)
-    with Image.open(io.BytesIO(file), formats=FORMATS) as image:
+    with opened(file, limits, shown) as image:
         image.draft("RGB", (PREVIEW, PREVIEW))  # a large JPEG need not be decoded in full
         preview = upright(image, image.mode in ("1", "L"))
     preview.thumbnail((PREVIEW, PREVIEW), Image.Resampling.LANCZOS)

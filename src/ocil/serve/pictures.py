@@ -5,11 +5,13 @@ import binascii
 import io
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from PIL.TiffImagePlugin import TiffImageFile
 
 from ocil.data.images import FORMATS
 from ocil.online.images import ImageFormat
@@ -20,22 +22,35 @@ QUICK_BYTES, QUICK_PIXELS = 2**13, 64 * 64
 MOST_SCANS = 32  # of a JPEG; programs write up to 20, and each may take some bytes and pass over all pixels
 MARKER = re.compile(rb"\xff([\xc0-\xcf\xd9-\xfe])")  # of those that decoders skip by their length, and the end
 SCAN, END = b"\xda", b"\xd9"
+MOST_READS, MOST_READS_OF_JPEG = 2**15, 2**11  # of parts of a file: each takes microseconds, and a JPEG has few
+TIMES_READ = 4  # the bytes of a file, all reads together
+EXIF, MOST_EXIF, MOST_EXIF_BYTES = b"Exif\0\0", 2, 2**17  # its entries may each be a copy of all of it
+STRIPS, TILES = 273, 324  # tags of a TIFF: where its parts are
 
 
 def decode(content: bytes, form: ImageFormat, limits: Limits, name: str) -> NDArray[np.uint8]:
     """One image file as an array [H, W, C] in the model's format. ``name`` stands for it in the message of an error."""
+    with opened(content, limits, name) as image:
+        form.decode_small(image)
+        image.load()
+        pixels: NDArray[np.uint8] = form.read([image])[0]
+        return pixels
+
+
+@contextmanager
+def opened(content: bytes, limits: Limits, name: str) -> Iterator[Image.Image]:
+    """An image file, to be decoded inside the block. Whatever fails there is a ``RefusedError``."""
     if not content:
         raise RefusedError(422, f"{name} is empty.")
     try:
-        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+        with Image.open(_BoundedFile(content, name), formats=FORMATS) as image:
             if image.width * image.height > limits.pixels:  # known from the header, nothing is decoded yet
                 raise _too_large(name, limits)
-            if image.format in ("JPEG", "MPO") and _has_too_many_scans(content):
+            if _has_too_many_scans(image, content):
                 raise RefusedError(422, f"{name} has more than {MOST_SCANS} scans, which is the limit for a JPEG here.")
-            form.decode_small(image)
-            image.load()
-            pixels: NDArray[np.uint8] = form.read([image])[0]
-            return pixels
+            if len(image.info.get("exif", b"")) > MOST_EXIF_BYTES:
+                raise RefusedError(422, f"{name} has more than {MOST_EXIF_BYTES >> 10} KiB of EXIF data.")
+            yield image
     except RefusedError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -44,29 +59,67 @@ def decode(content: bytes, form: ImageFormat, limits: Limits, name: str) -> NDAr
         raise RefusedError(422, f"{name} is not a readable image ({', '.join(FORMATS)}).") from error
 
 
-def _has_too_many_scans(jpeg: bytes) -> bool:
-    """Whether a progressive JPEG would be decoded for minutes. What follows its end does not count."""
+class _BoundedFile(io.BytesIO):
+    """A file in memory that is read a limited number of times: Pillow reads each part of a header by itself, and some
+    take a time or a memory that grows with the square of their number."""
+
+    def __init__(self, content: bytes, name: str) -> None:
+        super().__init__(content)
+        self._name = name
+        self._reads = MOST_READS_OF_JPEG if content[:2] == b"\xff\xd8" else MOST_READS
+        self._bytes = TIMES_READ * len(content) + 2**20
+        self._exif = MOST_EXIF
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        part = super().read(size)
+        self._reads -= 1
+        self._bytes -= len(part)
+        self._exif -= part[: len(EXIF)] == EXIF
+        if min(self._reads, self._bytes, self._exif) < 0:
+            raise RefusedError(422, f"{self._name} has far more parts than an image needs.")
+        return part
+
+
+def _has_too_many_scans(image: Image.Image, content: bytes) -> bool:
+    """Whether a progressive JPEG, or one inside a TIFF, would be decoded for minutes."""
+    if image.format in ("JPEG", "MPO"):
+        return _scans_of(content) > MOST_SCANS
+    if isinstance(image, TiffImageFile):
+        parts = image.tag_v2.get(TILES) or image.tag_v2.get(STRIPS) or (0,)  # of equal size
+        return image.info.get("compression") == "jpeg" and content.count(b"\xff" + SCAN) > MOST_SCANS * len(parts)
+    return False
+
+
+def _scans_of(jpeg: bytes) -> int:
+    """How many scans a JPEG has, up to one more than there may be. What follows its end does not count."""
     at = scans = 0
     while (marker := MARKER.search(jpeg, at)) and marker[1] != END and scans <= MOST_SCANS:
         scans += marker[1] == SCAN
         at = marker.end() + int.from_bytes(jpeg[marker.end() : marker.end() + 2], "big")
-    return scans > MOST_SCANS
+    return scans
 
 
 def is_quick(content: bytes) -> bool:
-    """Whether an image is decoded in less time than another thread takes to begin: a small PNG, by its header."""
-    if len(content) > QUICK_BYTES or content[:8] != PNG or content[12:16] != b"IHDR":
+    """Whether an image is decoded in less time than another thread takes to begin: a small PNG, by its header.
+
+    Of several headers Pillow takes the last one.
+    """
+    if len(content) > QUICK_BYTES or content[:8] != PNG or content[12:16] != b"IHDR" or content.count(b"IHDR") > 1:
         return False
     width, height = struct.unpack(">II", content[16:24].rjust(8, b"\xff"))
     return bool(width * height <= QUICK_PIXELS)
 
 
 def decode_pictures(contents: Sequence[bytes], form: ImageFormat, limits: Limits) -> NDArray[np.uint8]:
+    check_count(contents, limits)
+    return np.stack([decode(one, form, limits, f"image {number}") for number, one in enumerate(contents, 1)])
+
+
+def check_count(contents: Sequence[bytes], limits: Limits) -> None:
     if not contents:
         raise RefusedError(422, "there is no image.")
     if len(contents) > limits.batch:
         raise RefusedError(422, f"there are {len(contents)} images, the most in one request is {limits.batch}.")
-    return np.stack([decode(one, form, limits, f"image {number}") for number, one in enumerate(contents, 1)])
 
 
 def from_base64(text: str, number: int) -> bytes:

@@ -35,6 +35,7 @@ SEND_BYTES = 2**16  # of a long answer that are written at once
 ANSWER_BYTES = 2**16  # that an answer about the memory takes in addition to its images
 COPIES = 4  # of these images while the answer is made: pixels, PNG in base64, and JSON twice
 SHORT = 100  # classes that a prediction may name and be written at once
+DECODED_TOGETHER = 2**16  # bytes of images, whose decoding takes no longer than a moment
 CLASS_BYTES = 2**10  # that a class of a prediction takes, while the answer is made
 
 Wait = Annotated[Literal["true", "false"], Query(description="Answer only once the samples are learned.")]
@@ -176,9 +177,20 @@ class Routes:
 
     async def _decoded(self, sent: Sent) -> NDArray[Any]:
         form = self.service.model.input_format
-        if len(sent.inputs) == 1 and isinstance(form, ImageFormat) and pictures.is_quick(sent.inputs[0]):
-            return sent.decoded(form, self.limits)
+        if isinstance(form, ImageFormat):
+            if len(sent.inputs) == 1 and pictures.is_quick(sent.inputs[0]):
+                return sent.decoded(form, self.limits)
+            if sum(map(len, sent.inputs)) > DECODED_TOGETHER:
+                return await self._decoded_in_turns(sent, form)
         return await in_pool(self.pool, sent.decoded, form, self.limits)
+
+    async def _decoded_in_turns(self, sent: Sent, form: ImageFormat) -> NDArray[Any]:
+        """One image after the other, so that those of other requests come between them."""
+        pictures.check_count(sent.inputs, self.limits)
+        found = []
+        for number, content in enumerate(sent.inputs, 1):
+            found.append(await in_pool(self.pool, pictures.decode, content, form, self.limits, f"image {number}"))
+        return np.stack(found)
 
 
 def _predictions(found: Prediction, top: int) -> bytes:
