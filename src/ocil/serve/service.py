@@ -235,7 +235,8 @@ class Service:
         """What is known of a sample. ``RefusedError`` with 404 if that is nothing."""
         found = self.catalogue.sample(number) if 0 < number < MOST_SAMPLES else None
         if found is None:
-            why = "came before the service kept a list" if 0 < number <= self.writer.acknowledged else "never came"
+            before = "came before the service kept a list, or was lost with a part of the log"
+            why = before if 0 < number <= self.writer.acknowledged else "never came"
             raise RefusedError(404, f"there is no sample {number} here: it {why}.")
         return found
 

@@ -87,7 +87,7 @@ async function show(state) {
     addresses.delete(first.number);
     if (now === turn) {
       at("image").removeAttribute("src");
-      notify(error.message, true);
+      notify(inWords(error), true);
     }
   }
   if (now !== turn) return;
@@ -150,7 +150,7 @@ async function step(work) {
     await show(await work());
   } catch (error) {  // the image may have a label by now, from another person
     await request(asMe(number ? `label/queue?first=${number}` : "label/queue")).then(show).catch(() => {});
-    notify(error.message, true);
+    notify(inWords(error), true);
   }
   busy = false;
 }
@@ -270,7 +270,7 @@ async function send(all) {
     if (total.refused.length) parts.push(`${total.refused.length} refused: ${total.refused[0].detail}`);
     notify(`${parts.join(", ")}.`.replace(/\.+$/, "."), total.refused.length > 0, "sent");
   } catch (error) {
-    notify(`${total.added} added, then: ${error.message}`, true, "sent");
+    notify(`${total.added} added, then: ${inWords(error)}`, true, "sent");
   }
   at("upload").hidden = true;
   if (!shown) await step(() => request(asMe("label/queue")));
@@ -317,7 +317,7 @@ async function openClass(name, first = 0) {
   at("panel").hidden = false;
   at("panel-title").textContent = `${name}: ${found.total} ${found.total === 1 ? "image" : "images"}`;
   at("more").hidden = first + PAGE >= found.total;
-  at("more").onclick = () => openClass(name, first + PAGE).catch((error) => notify(error.message, true));
+  at("more").onclick = () => openClass(name, first + PAGE).catch((error) => notify(inWords(error), true));
   const items = found.images.map((one) => classItem(one, name));
   if (first) at("grid").append(...items);
   else at("grid").replaceChildren(...items);
@@ -372,8 +372,8 @@ async function changed(event, work) {
     await step(() => request(asMe(shown ? `label/queue?first=${shown.number}` : "label/queue")));
     if (opened !== null) await openClass(opened);
   } catch (error) {
-    if (there()) at("change-said").textContent = error.message;
-    else notify(error.message, true);
+    if (there()) at("change-said").textContent = inWords(error);
+    else notify(inWords(error), true);
   }
 }
 
@@ -427,9 +427,9 @@ at("remove").addEventListener("click", remove);
 at("change-form").addEventListener("submit", correct);
 at("back").addEventListener("click", back);
 at("cancel").addEventListener("click", () => at("change").close());
-at("again").addEventListener("click", () => openClass(opened).catch((error) => notify(error.message, true)));
+at("again").addEventListener("click", () => openClass(opened).catch((error) => notify(inWords(error), true)));
 at("shut").addEventListener("click", shutClass);
-at("csv").addEventListener("click", () => saveLabels().catch((error) => notify(error.message, true)));
+at("csv").addEventListener("click", () => saveLabels().catch((error) => notify(inWords(error), true)));
 for (const name of ["files", "folder"]) {
   at(name).addEventListener("change", (event) => {
     send([...event.target.files].map((file) => ({ file, name: file.webkitRelativePath || file.name })));
@@ -440,7 +440,7 @@ for (const name of ["dragenter", "dragover"]) {
   document.addEventListener(name, (event) => { event.preventDefault(); at("drop").classList.add("over"); });
 }
 for (const name of ["dragleave", "drop"]) document.addEventListener(name, () => at("drop").classList.remove("over"));
-document.addEventListener("drop", (event) => { event.preventDefault(); dropped(event.dataTransfer).catch((error) => notify(error.message, true, "sent")); });
+document.addEventListener("drop", (event) => { event.preventDefault(); dropped(event.dataTransfer).catch((error) => notify(inWords(error), true, "sent")); });
 
 async function refresh() {
   const idle = () => !visible && !busy;

@@ -41,7 +41,7 @@ async function predict() {
     if (turn === asking) showPrediction(found);
   } catch (error) {
     if (turn !== asking) return;
-    at("verdict").textContent = error.message;
+    at("verdict").textContent = inWords(error);
     at("teach").hidden = true;
   }
 }
@@ -121,7 +121,7 @@ async function learn(event) {
     notify(answer.applied ? `Learned as ${text}: sample ${answer.first}.` : `Kept as ${text}: sample ${answer.first} waits its turn.`);
     await Promise.all([refresh(), input === (vector || image) ? predict() : null]);
   } catch (error) {
-    notify(error.message, true);
+    notify(inWords(error), true);
   }
   at("learn").disabled = false;
 }
@@ -240,5 +240,5 @@ at("file").addEventListener("change", (event) => choose(event.target.files[0]));
 document.addEventListener("paste", (event) => { if (size === null) choose(event.clipboardData.files[0]); });
 at("ask-vector").addEventListener("click", chooseVector);
 at("teach").addEventListener("submit", learn);
-at("refresh").addEventListener("click", () => refreshMemory().catch((error) => notify(error.message, true)));
+at("refresh").addEventListener("click", () => refreshMemory().catch((error) => notify(inWords(error), true)));
 poll(refresh, POLL);

@@ -33,10 +33,11 @@ async function fetched(path, options = {}) {
 
 // fetch raises a TypeError if nothing answers, and what is not JSON is not from the service. Else it says what is wrong.
 const isSilence = (error) => error instanceof TypeError || error instanceof SyntaxError;
+const inWords = (error) => (isSilence(error) ? `The service does not answer: ${error.message}` : error.message);
 
 function showProblem(error) {
   at("problem").hidden = false;
-  at("problem").textContent = `The service ${isSilence(error) ? "does not answer" : "refuses"}: ${error.message}`;
+  at("problem").textContent = isSilence(error) ? inWords(error) : `The service refuses: ${error.message}`;
 }
 
 // Refresh the page now and again while somebody sees it, and show why where that fails.
