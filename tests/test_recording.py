@@ -23,7 +23,7 @@ from ocil.evaluation.subset import chosen_images
 from ocil.experiments.estimate import Size, cost_of_run
 from ocil.report.collect import collect
 from ocil.report.papers import load
-from ocil.report.result_tables import summary_table
+from ocil.report.result_tables import legend, summary_table
 from ocil.report.show import renderables, summary_json
 from ocil.runs.build import build, check
 from ocil.runs.config import RunConfig, resolve
@@ -404,7 +404,11 @@ def test_it_is_shown(tiny: Dataset, measured: Result, tmp_path: Path) -> None:
         "prequential %",
         "linear probe %",
     ]
+    explained = {line.partition(":")[0] for line in legend([cell.summary])}
+    shown_heads = {head.removesuffix(" %") for head in heads if head.endswith("%")}
+    assert shown_heads - explained == {"intransigence"}  # it has no value here
     plain = summarise([replace(measured, anytime={}, prequential={}, probe={})])
+    assert not [line for line in legend([plain]) if line.startswith("A_AUC")]
     assert not [c for c in summary_table([plain]).columns if c.title == "A_AUC %"]
 
 

@@ -45,6 +45,11 @@ CELL_RECORD = (
 )
 IN_RECORD = ("average_accuracy", "average_forgetting", "wall_seconds")  # measures that ``CELL_RECORD`` has already
 ANYTIME = "A_AUC and WC-ACC"  # columns that evaluate_on concerns
+MEANINGS = {
+    "area_under_accuracy": "the mean accuracy over the whole stream, on the classes that have arrived",
+    "worst_case_accuracy": "the accuracy on the last task, and the lowest on each earlier one since it was learned",
+}
+"""Of measures in columns, where their formula is no plain sentence."""
 LEGEND = "Best in bold, second underlined."
 PUBLISHED_LEGEND = " In brackets: published, difference, whether the intervals overlap."
 
@@ -83,6 +88,10 @@ def legend(summaries: Sequence[Summary]) -> list[str]:
             "intransigence: how much less accurate a task is right after it was learned than with plain fine-tuning; "
             "lower is better."
         )
+    for each in measures.shown([summary.measures for summary in summaries]):
+        if meaning := MEANINGS.get(each.name, each.formula):
+            better = "higher" if each.higher_is_better else "lower"
+            lines.append(f"{each.heading or each.name}: {meaning}; {better} is better.")
     if seeds > 2:
         few = f" It is wide because {seeds} seeds are few: --seeds 10 is usual." if seeds < 5 else ""
         lines.append(f"±: the mean of many more seeds would lie in this range with 95 % confidence.{few}")
