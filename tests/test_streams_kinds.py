@@ -408,6 +408,10 @@ def test_who_announces_task_ends(boundary: Any) -> None:
         ),
         ({"boundary": "iid", "batch_size": 500, "drop_last": True}, "makes 0 batches of the 400 samples"),
         ({"batch_size": 81, "drop_last": True}, "holds, 80 samples: give smaller batches or fewer tasks, or drop_last"),
+        (
+            {"imbalance_factor": 10.0, "batch_size": 50, "drop_last": True},
+            "holds, .* fewer tasks or less than imbalance_factor = 10, or drop_last",
+        ),
         ({"label_noise": float("nan")}, "from 0 to 1"),
         ({"disjoint_share": 1.5}, "from 0 to 1"),
         ({"return_share": -0.1}, "from 0 to 1"),

@@ -112,6 +112,8 @@ def _too_few(config: StreamConfig, name: str, batches: int, rows: int, samples: 
     """The error for a task without a batch, or for fewer batches than evaluations. ``samples``: what the smallest task
     holds, or a stream that has none."""
     given, remedy = f"batch_size = {config.batch_size}", "give smaller batches or fewer tasks"
+    if config.imbalance_factor != 1:
+        remedy = f"give smaller batches, fewer tasks or less than imbalance_factor = {config.imbalance_factor:g}"
     if config.boundary in ("none", "iid"):
         found = f"makes {batches} batches of the {samples} samples of {name}"
         return OcilError(f"{given} {found}, which are too few to evaluate {rows} times: {remedy}.")
