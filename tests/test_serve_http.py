@@ -156,8 +156,11 @@ def test_exif_data_that_would_fill_the_memory_are_refused() -> None:
     jpeg, plain = encoded_as("JPEG", picture(7)), png(picture(7))
     with pytest.raises(RefusedError, match=r"^it has far more parts than an image needs"):
         decode(jpeg[:2] + 3 * b"\xff\xe1\x00\x0cExif\0\0abcd" + jpeg[2:])
-    with pytest.raises(RefusedError, match=r"^it has more than 128 KiB of EXIF data"):
-        decode(plain[:33] + png_chunk(b"eXIf", b"II*\0\x08\0\0\0".ljust(2**17 + 1)) + plain[33:])
+    as_text = b"Raw profile type exif\0" + b"\nexif\n 9\n".ljust(2**18 + 1, b"4")
+    for chunk in (png_chunk(b"eXIf", b"II*\0\x08\0\0\0".ljust(2**17 + 1)), png_chunk(b"tEXt", as_text)):
+        for at in (33, -12):  # in front of the pixels, and behind them
+            with pytest.raises(RefusedError, match=r"^it has more than 128 KiB of EXIF data"):
+                decode(plain[:at] + chunk + plain[at:])
     turned = Image.Exif()
     turned[274] = 6
     photo = encoded_as("JPEG", picture(7), exif=turned, icc_profile=bytes(2**18))

@@ -25,6 +25,7 @@ SCAN, END = b"\xda", b"\xd9"
 MOST_READS, MOST_READS_OF_JPEG = 2**15, 2**11  # of parts of a file: each takes microseconds, and a JPEG has few
 TIMES_READ = 4  # the bytes of a file, all reads together
 EXIF, MOST_EXIF, MOST_EXIF_BYTES = b"Exif\0\0", 2, 2**17  # its entries may each be a copy of all of it
+EXIF_KEYS = {"exif": MOST_EXIF_BYTES, "Raw profile type exif": 2 * MOST_EXIF_BYTES}  # the latter is text of a PNG
 STRIPS, TILES = 273, 324  # tags of a TIFF: where its parts are
 
 
@@ -33,6 +34,7 @@ def decode(content: bytes, form: ImageFormat, limits: Limits, name: str) -> NDAr
     with opened(content, limits, name) as image:
         form.decode_small(image)
         image.load()
+        _refuse_long_exif(image, name)  # a PNG may have it behind its pixels
         pixels: NDArray[np.uint8] = form.read([image])[0]
         return pixels
 
@@ -48,8 +50,7 @@ def opened(content: bytes, limits: Limits, name: str) -> Iterator[Image.Image]:
                 raise _too_large(name, limits)
             if _has_too_many_scans(image, content):
                 raise RefusedError(422, f"{name} has more than {MOST_SCANS} scans, which is the limit for a JPEG here.")
-            if len(image.info.get("exif", b"")) > MOST_EXIF_BYTES:
-                raise RefusedError(422, f"{name} has more than {MOST_EXIF_BYTES >> 10} KiB of EXIF data.")
+            _refuse_long_exif(image, name)
             yield image
     except RefusedError:
         raise
@@ -57,6 +58,11 @@ def opened(content: bytes, limits: Limits, name: str) -> Iterator[Image.Image]:
         raise _too_large(name, limits) from error
     except Exception as error:  # a broken image can fail in any way
         raise RefusedError(422, f"{name} is not a readable image ({', '.join(FORMATS)}).") from error
+
+
+def _refuse_long_exif(image: Image.Image, name: str) -> None:
+    if any(len(image.info.get(key, b"")) > longest for key, longest in EXIF_KEYS.items()):
+        raise RefusedError(422, f"{name} has more than {MOST_EXIF_BYTES >> 10} KiB of EXIF data.")
 
 
 class _BoundedFile(io.BytesIO):
